@@ -151,6 +151,9 @@ HISTORY_SECONDS = FRAMES * STEP_SECONDS
 MOMENT_SECONDS = 5.0
 """Between two stored samples of its GPUs."""
 
+FRAME_DELAY_SECONDS = STEP_SECONDS / 2
+"""How late a frame may be. Then findings are recomputed without it, once per step."""
+
 ENOUGH_LOOKED_UP = 5_000
 """Prompt tokens looked up in the prefix cache before an earlier generation's hit rate is meaningful."""
 
@@ -216,7 +219,8 @@ class Judge:
         newest = frames[-1].end if frames else None
         hung = silent is not None and silent >= HUNG_AFTER_SECONDS
         idle = self._idle_seconds >= IDLE_SECONDS
-        key = (generation, record.state, newest, hung, idle, int(now // STEP_SECONDS))
+        missing = max(0.0, now - newest - FRAME_DELAY_SECONDS) // STEP_SECONDS if newest is not None else None
+        key = (generation, record.state, newest, hung, idle, missing)
         if self._found is None or self._found[0] != key:
             evidence = self._evidence(record, details, context, frames, now)
             found = findings(replace(evidence, unasked=unasked))

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -119,11 +120,12 @@ def decode_row(base: Base, at: float, data: bytes) -> Sample:
     """Decode the result of `encode_row`; raises `EncodingError`."""
     try:
         row = msgspec.msgpack.decode(_unpacked(data), type=Numbers)
-        numbers = iter(
-            [None if step is None else step + (known or 0) for step, known in zip(row, base.numbers, strict=True)]
-        )
-        engines = {engine.label: _engine(engine, numbers) for engine in base.shape.engines}
-    except (zlib.error, msgspec.DecodeError, StopIteration, ValueError, TypeError) as error:
+        numbers = [None if step is None else step + (known or 0) for step, known in zip(row, base.numbers, strict=True)]
+        engines: dict[str, EngineSample] = {}
+        place = 0
+        for engine in base.shape.engines:
+            engines[engine.label], place = _engine(engine, numbers, place)
+    except (zlib.error, msgspec.DecodeError, IndexError, ValueError, TypeError) as error:
         raise EncodingError("unreadable row") from error
     return base.shape.sample(at, engines)
 
@@ -157,18 +159,21 @@ def _unpacked(data: bytes) -> bytes:
     return zlib.decompressobj().decompress(data, _LIMIT)
 
 
-def _engine(shape: EngineShape, numbers: Iterator[int | None]) -> EngineSample:
-    scalars = _scalars([next(numbers) for _ in _SCALARS])
+def _engine(shape: EngineShape, numbers: Sequence[int | None], place: int) -> tuple[EngineSample, int]:
+    """The engine whose numbers begin at ``place``, and where the next one's do. Raises IndexError."""
+    scalars = _scalars(numbers[place : place + len(_SCALARS)])
+    place += len(_SCALARS)
     histograms: dict[str, Histogram] = {}
     for histogram in shape.histograms:
-        total = (next(numbers) or 0) / _MILLION
-        counts: list[float] = []
-        count = 0.0
-        for _ in range(len(histogram.bounds) + 1):
-            count += next(numbers) or 0
-            counts.append(count)
-        histograms[histogram.key] = Histogram(_all_bounds(histogram.bounds), tuple(counts), total)
-    return EngineSample(**scalars, histograms=histograms)
+        bounds = _all_bounds(histogram.bounds)
+        total = (numbers[place] or 0) / _MILLION
+        end = place + 1 + len(bounds)
+        counts = tuple(accumulate([float(number or 0) for number in numbers[place + 1 : end]]))
+        if end > len(numbers):
+            raise IndexError("fewer numbers than the shape has places")
+        histograms[histogram.key] = Histogram(bounds, counts, total)
+        place = end
+    return EngineSample(**scalars, histograms=histograms), place
 
 
 @functools.lru_cache(maxsize=256)

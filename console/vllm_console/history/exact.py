@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -59,8 +59,12 @@ def exact_value(value: float) -> Quantile:
 
 def exact_quantiles(values: Sequence[float]) -> Quantiles | None:
     """Count, mean and exact quantiles of values; None without any."""
-    weighted = [(value, 1) for value in values]
-    return quantiles_between(weighted, weighted)
+    count = len(values)
+    if not count:
+        return None
+    ordered = sorted(values)
+    p50, p90, p99 = (exact_value(ordered[math.ceil(share * count) - 1]) for _, share in PARTS)
+    return Quantiles(float(count), math.fsum(ordered) / count, p50, p90, p99, exact=True)
 
 
 def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quantiles | None:
@@ -77,7 +81,8 @@ def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quan
         if other > one * SAME:
             return None
         found.append(exact_value(other))
-    total, most = (math.fsum(value * times for value, times in side) for side in (low, high))
+    total = math.fsum([value * times for value, times in low])
+    most = total if high is low else math.fsum([value * times for value, times in high])
     p50, p90, p99 = found
     return Quantiles(float(count), total / count if most <= total * SAME else None, p50, p90, p99, exact=True)
 
@@ -137,16 +142,16 @@ def exact_latencies(
     found: dict[str, Quantiles | None] = {}
     if "ttft" in keys:
         first = _Span(records.first_tokens, lambda one: one.at, start, end)
-        if first.holds(counted["ttft"], lambda _: 1):
+        if first.holds(counted["ttft"], len):
             found["ttft"] = exact_quantiles([one.seconds for one in first.inside])
     if "itl" in keys:
         steps = _Span(records.steps, lambda one: one.at, start, end)
-        if steps.holds(counted["itl"], lambda one: one.intervals):
+        if steps.holds(counted["itl"], _intervals):
             found["itl"] = quantiles_between(*interval_ends(steps.inside, records.intervals))
     ended = _Span(records.requests, lambda one: one.finished_at, start, end)
     for key in keys.intersection(_OF_REQUESTS):
-        if ended.holds(counted[key], lambda _: 1):
-            values = (getattr(one, f"{key}_seconds") for one in ended.inside)
+        if ended.holds(counted[key], len):
+            values = map(attrgetter(f"{key}_seconds"), ended.inside)
             found[key] = exact_quantiles([value for value in values if value is not None])
     return {key: one for key in wanted if (one := found.get(key)) is not None}
 
@@ -163,10 +168,14 @@ class _Span(Generic[_Row]):
         self.inside = rows[first:third]
         self._early, self._late = rows[first : min(second, third)], rows[third:fourth]
 
-    def holds(self, counted: float, times: Callable[[_Row], int]) -> bool:
+    def holds(self, counted: float, number: Callable[[Sequence[_Row]], int]) -> bool:
         """Whether so many as were counted are recorded, whatever happened at the ends of the span."""
-        total = sum(map(times, self.inside))
-        return total - sum(map(times, self._early)) <= counted <= total + sum(map(times, self._late))
+        total = number(self.inside)
+        return total - number(self._early) <= counted <= total + number(self._late)
+
+
+def _intervals(steps: Sequence[Step]) -> int:
+    return sum([step.intervals for step in steps])
 
 
 def _lost(records: Records, start: float, end: float) -> bool:

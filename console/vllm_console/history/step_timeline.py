@@ -43,6 +43,8 @@ _STEPS = Tier("steps", 0.0, 0, 0)
 
 _Point = tuple[float | None, ...]
 
+_NOTHING: _Point = (None,) * len(SERIES)
+
 
 class ProbeRows:
     """The records in a folder as `vllm_console.fleet.chart_history` reads rows."""
@@ -183,8 +185,8 @@ class StepTimeline:
         """The points up to ``end`` (Unix seconds), oldest first, `points` of them."""
         last = math.ceil(end / self.step) - 1
         known = {**self._points, **{index: sums.point() for index, sums in self._open.items()}}
-        rows = [known.get(index) for index in range(last - self.points + 1, last + 1)]
-        values = {name: tuple(None if row is None else row[place] for row in rows) for place, name in enumerate(SERIES)}
+        rows = [known.get(index, _NOTHING) for index in range(last - self.points + 1, last + 1)]
+        values = dict(zip(SERIES, zip(*rows, strict=True), strict=True))
         return Series(end=(last + 1) * self.step, step=self.step, values=values)
 
 
@@ -216,4 +218,6 @@ def _first(one: float | None, other: float | None) -> float | None:
 def _aligned(column: Sequence[float | None], later: int, count: int) -> list[float | None]:
     """The ``count`` points of a column that end ``later`` points before its end; unknown ones are None."""
     end = len(column) - later
-    return [column[at] if 0 <= at < len(column) else None for at in range(end - count, end)]
+    known = column[max(0, end - count) : max(0, end)]
+    after = min(count, max(0, end - len(column)))
+    return [*[None] * (count - after - len(known)), *known, *[None] * after]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -40,6 +41,10 @@ IDLE_SECONDS = 30.0
 """Traffic has ended if nothing ran, waited or was counted for this long: rates are then zero."""
 
 _CHARTED = ("ttft", "itl", ACCEPTED)
+
+MOST_UNCHARTED = 90
+"""So many samples wait at most until they are put into points: more than a window has, so that a command, which draws
+no charts, computes none."""
 _Point = tuple[float | None, ...]
 _NOTHING: _Point = (None,) * len(SERIES)
 
@@ -116,6 +121,15 @@ class _Step(msgspec.Struct):
         )
 
 
+class _Growth(NamedTuple):
+    """A sample, its engines as one, and what was counted since a moment (that of the sample before), if it is known."""
+
+    after: Sample
+    total: EngineSample
+    since: float
+    grown: EngineSample | None = None
+
+
 class Timeline:
     """The last ``points`` steps of ``step`` seconds, and the samples of the last ``window_seconds``.
 
@@ -136,6 +150,7 @@ class Timeline:
         self.gap = gap if gap is not None else max(2.5 * step, 15.0)
         self._recent: deque[Sample] = deque()
         self._waits = Waits()
+        self._uncharted: list[_Growth] = []
         self._busy_at = -math.inf
         self.generation: int | None = None
         """The start of the server that the newest sample belongs to."""
@@ -177,12 +192,17 @@ class Timeline:
         self._recent.append(sample)
         while len(self._recent) > 2 and self._recent[1].at <= sample.at - self._window_seconds:
             self._recent.popleft()
-        self._chart(before, sample)
+        growth = self._growth(before, sample)
+        self._waits.append(sample, growth.total, growth.grown)
+        self._uncharted.append(growth)
+        if len(self._uncharted) > MOST_UNCHARTED:
+            self._chart()
 
     def clear(self) -> None:
         """Clear everything."""
         self._recent.clear()
         self._waits.clear()
+        self._uncharted.clear()
         self._busy_at = -math.inf
         self._steps.clear()
         for column in self._columns:
@@ -208,6 +228,7 @@ class Timeline:
 
     def series(self, end: float | None = None) -> Series:
         """The points up to ``end`` (Unix seconds; default: the newest sample), oldest first, `points` of them."""
+        self._chart()
         last = self._last
         if end is not None:
             last = self._index(end) if last is None else max(self._index(end), last)
@@ -225,17 +246,25 @@ class Timeline:
         """The step that a moment belongs to; a step includes its end, not its beginning."""
         return math.ceil((at - self._phase) / self.step) - 1
 
-    def _chart(self, before: Sample | None, after: Sample) -> None:
+    def _growth(self, before: Sample | None, after: Sample) -> _Growth:
+        """What was counted up to a sample since the one before."""
+        total = combine(after.engines.values())
+        if before is None or after.at - before.at > self.gap:
+            return _Growth(after, total, after.at)
+        return _Growth(after, total, before.at, combine(growths(before, after, _CHARTED)))
+
+    def _chart(self) -> None:
+        """Put what came since the last time into points."""
+        for growth in self._uncharted:
+            self._chart_growth(growth.since, growth.after, growth.grown)
+        self._uncharted.clear()
+
+    def _chart_growth(self, since: float, after: Sample, grown: EngineSample | None) -> None:
         """Give each step its share, by time, of the counts between two samples, and the gauges of the later one."""
         last = first = self._index(after.at)
-        duration = 0.0
-        grown: EngineSample | None = None
-        if before is not None and after.at - before.at <= self.gap:
-            duration = after.at - before.at
-            grown = combine(growths(before, after, _CHARTED))
-        self._waits.append(after, combine(after.engines.values()), grown)
-        if before is not None and duration > self.step:
-            first = self._index(before.at)  # otherwise as if instantaneous: the later sample's step gets all of it
+        duration = after.at - since
+        if duration > self.step:
+            first = self._index(since)  # otherwise as if instantaneous: the later sample's step gets all of it
         touched = range(max(first, last - self.points + 1), last + 1)
         for index in touched:
             step = self._steps.setdefault(index, _Step())

@@ -37,7 +37,7 @@ from vllm_console.ui.screens.operations import OperationsScreen
 from vllm_console.ui.terminal.choice import driver_class
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.theme import BAD, CONSOLE_THEME, OK, TERMINAL_THEME, THEMES, WARN, ThemeFilter, wants_ascii
-from vllm_console.ui.threads import favor_the_screen, in_thread
+from vllm_console.ui.threads import favor_the_screen, in_thread, woken
 
 if TYPE_CHECKING:
     from vllm_console.alerts.notifier import Notifier
@@ -151,6 +151,8 @@ class ConsoleApp(App[None]):
         self._polled_at = 0.0
         self._resized_at = float("-inf")
         self._wake = asyncio.Event()
+        self._late: asyncio.TimerHandle | None = None
+        """What happens when the poll in progress is late."""
         self._poll_once = False
         self._polled_for: str | None = None
         self.recent = RecentCommands(state)
@@ -288,10 +290,7 @@ class ConsoleApp(App[None]):
                 await self._poll()
             waits = self.polling.paused and not self._charts_missing()
             rest = None if waits else max(0.02, self.polling.refresh - (loop.time() - started))
-            try:
-                await asyncio.wait_for(self._wake.wait(), rest)
-            except TimeoutError:
-                continue
+            await woken(self._wake, rest)
 
     def _charts_missing(self) -> bool:
         """Whether the newest snapshot is without the selected server's history: a pause must not keep it that way."""
@@ -305,19 +304,29 @@ class ConsoleApp(App[None]):
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
         self._polled_for = self.operations.selected_name or ""
-        poll = asyncio.ensure_future(in_thread(self._snapshot_call(), "poll"))
-        while not (await asyncio.wait({poll}, timeout=max(LATE_SECONDS, self.polling.refresh)))[0]:
-            self._set_polling(hanging=loop.time() - self._polled_at)
+        self._await_late_poll(loop)
         try:
-            self.snapshot = poll.result()
+            self.snapshot = await in_thread(self._snapshot_call(), "poll")
         except Exception as error:  # noqa: BLE001 - the poll's boundary: shown, and tried again
             self.say(f"Could not read the servers: {sentence(error)}", BAD)
             return
+        finally:
+            if self._late is not None:
+                self._late.cancel()
         self._polled_at = loop.time()
         self._report_trouble()
         self.polling = _with(self.polling, hanging=None)
         if self.screen_stack:
             self.operations.show_snapshot()
+
+    def _await_late_poll(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Show how old the snapshot is when the next one is late, again and again until it is there."""
+
+        def is_late() -> None:
+            self._set_polling(hanging=loop.time() - self._polled_at)
+            self._await_late_poll(loop)
+
+        self._late = loop.call_later(max(LATE_SECONDS, self.polling.refresh), is_late)
 
     def _snapshot_call(self) -> Callable[[], FleetSnapshot]:
         return partial(self._take_snapshot, self.operations.selected_name, self.operations.wanted_time)

@@ -56,8 +56,8 @@ class _Worker:
             self.idle.append(self)
 
 
-async def in_thread(call: Callable[[], T], name: str) -> T:
-    """Run ``call`` in a daemon thread and await its result.
+def in_thread(call: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Run ``call`` in a daemon thread; its result is to be awaited.
 
     Unlike `asyncio.to_thread`, a call that hangs for ever (a driver after a fault) doesn't keep the program from
     ending. What ``call`` raises is raised here.
@@ -85,7 +85,17 @@ async def in_thread(call: Callable[[], T], name: str) -> T:
             return  # the loop is closed: nobody waits any more
 
     _Worker.call(name, work)
-    return await future
+    return future
+
+
+async def woken(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait until ``event`` is set. After ``seconds`` it is set here; `asyncio.wait_for` would make a task for that."""
+    timer = asyncio.get_running_loop().call_later(seconds, event.set) if seconds is not None else None
+    try:
+        await event.wait()
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 async def answer_for(asker: DOMNode, call: Callable[[], T], name: str) -> T:

@@ -144,14 +144,11 @@ MODULE = ("-m", "vllm.entrypoints.cli.main")
 """How vLLM is run from a Python without its command."""
 
 _HEAD_BYTES = 8192
-_IMPORTS_VLLM = re.compile(
-    r"^\s*(?:from|import)\s+vllm\b|vllm\.entrypoints|load_entry_point\(\s*['\"]vllm|/vllm['\"]", re.MULTILINE
-)
-_RUNS_VLLM = re.compile(r"(?:^|[\s/\"'=])vllm(?:[\s\"']|$)|vllm\.entrypoints", re.MULTILINE)
-_SHIM = re.compile(r"\b(?:pyenv|asdf|mise|rtx)\b")
-_DOCKER = re.compile(
-    r"\bdocker-compose\b|\b(?:docker|nerdctl)[\"'}]*[ \t][^\n;|&]*\b(?:run|exec|compose|start)\b", re.IGNORECASE
-)
+# Patterns as text are compiled when they are first used: most commands look at no engine.
+_IMPORTS_VLLM = r"(?m)^\s*(?:from|import)\s+vllm\b|vllm\.entrypoints|load_entry_point\(\s*['\"]vllm|/vllm['\"]"
+_RUNS_VLLM = r"(?m)(?:^|[\s/\"'=])vllm(?:[\s\"']|$)|vllm\.entrypoints"
+_SHIM = r"\b(?:pyenv|asdf|mise|rtx)\b"
+_DOCKER = r"(?i)\bdocker-compose\b|\b(?:docker|nerdctl)[\"'}]*[ \t][^\n;|&]*\b(?:run|exec|compose|start)\b"
 """Clients of a daemon that owns the containers' processes; those of Apptainer and Podman belong to their caller."""
 
 
@@ -256,7 +253,7 @@ def _from_file(path: Path, environ: Mapping[str, str]) -> Engine:
     interpreter = script_interpreter(path, text, environ)
     if interpreter is None:
         return _from_wrapper(path, text)
-    if not _IMPORTS_VLLM.search(text):
+    if not re.search(_IMPORTS_VLLM, text):
         raise EngineError(f"{path}: is not vLLM; it is a Python script that does not import it")
     if not interpreter.exists():
         raise EngineError(f"{path}: its Python {interpreter} is gone; the environment was moved or removed")
@@ -266,13 +263,13 @@ def _from_file(path: Path, environ: Mapping[str, str]) -> Engine:
 def _from_wrapper(path: Path, text: str) -> Engine:
     """Another kind of script that eventually runs vLLM as a child: Apptainer, a module system, a shim."""
     code = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(?:#|echo\b|printf\b)", line))
-    if "vllm" in code and _DOCKER.search(code.replace("\\\n", " ")):
+    if "vllm" in code and re.search(_DOCKER, code.replace("\\\n", " ")):
         raise EngineError(
             f"{path}: runs vLLM in Docker, whose containers are not its own processes, so it would never be seen ready "
             "and stopping it would leave the container on the GPU; install vLLM in an environment, or run the "
             "container yourself: its server is then shown among those of others"
         )
-    if not _RUNS_VLLM.search(code) and not (path.name == "vllm" and _SHIM.search(code)):
+    if not re.search(_RUNS_VLLM, code) and not (path.name == "vllm" and re.search(_SHIM, code)):
         raise EngineError(f"{path}: is not vLLM; it is a script that does not run it")
     note = "its command is a script around vLLM, so its version is known only once it runs"
     return Engine(EngineKind.VLLM, (str(path),), None, None, str(path), note)

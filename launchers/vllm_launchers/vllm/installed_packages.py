@@ -8,12 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-_DISTRIBUTION = re.compile(r"vllm(?:_(?P<kind>cpu|rocm|xpu|tpu))?-(?P<version>[^-]+)\.(?:dist|egg)-info", re.IGNORECASE)
-_POLYGLOT = re.compile(r"^'''exec'\s+(?P<python>\"[^\n]+?\"|'[^\n]+?'|\S+)\s+\"\$0\"", re.MULTILINE)
-_RELATIVE = re.compile(
-    r"^'''exec'\s+\"\$\(dirname[^\n]*?/'?\"?/?'?(?P<name>python[0-9.]*)'?\"?\s+\"\$0\"", re.MULTILINE
-)
-_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*t?")
+# Patterns as text are compiled when they are first used: most commands look at no installation.
+_DISTRIBUTION = r"(?i)vllm(?:_(?P<kind>cpu|rocm|xpu|tpu))?-(?P<version>[^-]+)\.(?:dist|egg)-info"
+_POLYGLOT = r"(?m)^'''exec'\s+(?P<python>\"[^\n]+?\"|'[^\n]+?'|\S+)\s+\"\$0\""
+_RELATIVE = r"(?m)^'''exec'\s+\"\$\(dirname[^\n]*?/'?\"?/?'?(?P<name>python[0-9.]*)'?\"?\s+\"\$0\""
+_PYTHON = r"(?:python|pypy)[0-9.]*t?"
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -30,7 +29,7 @@ def installed_vllm(interpreter: Path) -> Distribution | None:
     found: dict[str | None, tuple[str, Path]] = {}
     for folder in site_packages(interpreter):
         for path in sorted(folder.glob("vllm*-info")):
-            if match := _DISTRIBUTION.fullmatch(path.name):
+            if match := re.fullmatch(_DISTRIBUTION, path.name):
                 found.setdefault(match["kind"] and match["kind"].lower(), (match["version"], path))
         if found:
             break
@@ -95,15 +94,15 @@ def script_interpreter(script: Path, text: str, environ: Mapping[str, str]) -> P
     name = Path(words[0]).name
     if name == "env":
         rest = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-        if rest and _PYTHON.fullmatch(Path(rest[0]).name):
+        if rest and re.fullmatch(_PYTHON, Path(rest[0]).name):
             return which(rest[0], environ)
         return None
     if name in ("sh", "dash", "bash"):
-        if match := _RELATIVE.search(text):
+        if match := re.search(_RELATIVE, text):
             return script.resolve().parent / match["name"]
-        match = _POLYGLOT.search(text)
+        match = re.search(_POLYGLOT, text)
         return Path(match["python"].strip("\"'")) if match else None
-    return Path(words[0]) if _PYTHON.fullmatch(name) else None
+    return Path(words[0]) if re.fullmatch(_PYTHON, name) else None
 
 
 def which(command: str, environ: Mapping[str, str]) -> Path | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import repeat
 
@@ -10,7 +10,6 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
-from textual.dom import NoScreen
 from textual.geometry import Region, Size
 from textual.selection import Selection
 from textual.strip import Strip
@@ -52,20 +51,22 @@ def action_of(style: Style | None) -> str:
     return str(style.meta.get(_ACTION, "")) if style is not None else ""
 
 
+@lru_cache(maxsize=512)
 def line(*parts: str | tuple[str, Style | None]) -> Strip:
     """A strip from plain and styled pieces of text; empty ones are left out.
 
-    The last gate before the screen: what a terminal would obey does not pass, wherever it came from.
+    The last gate before the screen: what a terminal would obey does not pass, wherever it came from. A line that is
+    drawn again is the same object, so that nothing about it is computed or compared anew.
     """
     pairs = ((part, None) if isinstance(part, str) else part for part in parts)
     segments = [Segment(text if text.isprintable() else plain(text), style) for text, style in pairs]
     return Strip([segment for segment in segments if segment.text])
 
 
-def cells_of(strip: Strip) -> list[Cell]:
+def cells_of(segments: Iterable[Segment]) -> list[Cell]:
     """What stands in each cell. A wide character stands in its first cell; its second holds an empty text."""
     cells: list[Cell] = []
-    for text, style, control in strip:
+    for text, style, control in segments:
         if control:
             continue
         if text.isascii() or len(text) == cell_len(text):
@@ -83,11 +84,14 @@ def cells_of(strip: Strip) -> list[Cell]:
 
 def changed_spans(before: Strip, after: Strip) -> Iterator[tuple[int, int]]:
     """The spans of cells (first, one past last) in which two strips differ; near ones are joined."""
-    if before is after or before._segments == after._segments:
+    if before is after:
         return
-    old, new = cells_of(before), cells_of(after)
-    if old == new:
+    was, now = before._segments, after._segments
+    same = _same_segments(was, now)
+    if same == len(was) == len(now):
         return
+    offset = sum(cell_len(text) for text, _, _ in now[:same])
+    old, new = cells_of(was[same:]), cells_of(now[same:])
     length = max(len(old), len(new))
     blank: Cell = (" ", None)
     old.extend([blank] * (length - len(old)))
@@ -98,10 +102,28 @@ def changed_spans(before: Strip, after: Strip) -> Iterator[tuple[int, int]]:
     start = end = changed[0]
     for index in changed:
         if index - end > JOIN_GAP:
-            yield _whole(start, end, old, new)
+            first, last = _whole(start, end, old, new)
+            yield offset + first, offset + last
             start = index
         end = index + 1
-    yield _whole(start, end, old, new)
+    first, last = _whole(start, end, old, new)
+    yield offset + first, offset + last
+
+
+def _same_segments(before: Sequence[Segment], after: Sequence[Segment]) -> int:
+    """How many segments two lines have in common from the left; what follows does not begin inside a character."""
+    same = 0
+    for old, new in zip(before, after, strict=False):
+        if old != new:
+            break
+        same += 1
+    while same and any(side[same:] and not _begins_a_cell(side[same].text) for side in (before, after)):
+        same -= 1
+    return same
+
+
+def _begins_a_cell(text: str) -> bool:
+    return text[:1].isascii() or cell_len(text[:1]) > 0
 
 
 def _whole(start: int, end: int, old: list[Cell], new: list[Cell]) -> tuple[int, int]:
@@ -125,10 +147,13 @@ class LineView(Widget):
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._lines: list[Strip] = []
-        self._painted: list[Strip] = []
+        self._painted: dict[int, Strip] = {}
+        """The rows that were painted whole since they changed, each as wide as `_painted_width`."""
         self._painted_width = -1
         self._hovered: tuple[int, str] | None = None
         """Row and action of what the mouse is over."""
+        self._selection: Selection | None = None
+        """What the mouse has selected."""
 
     @property
     def lines(self) -> Sequence[Strip]:
@@ -147,16 +172,17 @@ class LineView(Widget):
             return
         width, height = self.outer_size
         if not width:
+            self._painted.clear()
             return
         regions = []
-        for y in range(min(max(len(before), len(self._lines)), height)):
+        for y in range(max(len(before), len(self._lines))):
             old = before[y] if y < len(before) else BLANK
             new = self._lines[y] if y < len(self._lines) else BLANK
-            spans = [Region(x, y, min(end, width) - x, 1) for x, end in changed_spans(old, new) if x < width]
-            if spans:
-                regions.extend(spans)
-                if y < len(self._painted):
-                    self._painted[y] = self._paint(y)
+            if old is new:
+                continue
+            self._painted.pop(y, None)
+            if y < height:
+                regions += [Region(x, y, min(end, width) - x, 1) for x, end in changed_spans(old, new) if x < width]
         if regions:
             self.refresh(*regions)
 
@@ -172,30 +198,59 @@ class LineView(Widget):
         """How many lines there are, for a view whose height is ``auto``."""
         return max(1, len(self._lines))
 
-    def _paint(self, y: int) -> Strip:
+    def _finished(self, y: int) -> Strip:
+        """What stands in a row, however long, with what the mouse does to it and in the colors of the theme."""
         strip = self._lines[y] if y < len(self._lines) else BLANK
         if self._hovered is not None and self._hovered[0] == y:
             strip = _underlined(strip, self._hovered[1])
+        filters = self.get_line_filters()
+        if self._selection is None and not filters:
+            return strip
         strip = strip.adjust_cell_length(self.outer_size.width)
         if (span := self._selected_span(y)) is not None:
             strip = _reversed(strip, *span)
-        for line_filter in self.get_line_filters():
+        for line_filter in filters:
             strip = strip.apply_filter(line_filter, self.background_colors[1])
         return strip
 
+    def segments_between(self, y: int, first: int, end: int) -> list[Segment]:
+        """What stands in a row from one cell to before another; what no line fills is blank."""
+        segments: list[Segment] = []
+        at = 0
+        for segment in self._finished(y):
+            text, style, _ = segment
+            cells = cell_len(text)
+            begin, stop = max(first - at, 0), min(end - at, cells)
+            if begin < stop:
+                if (begin, stop) == (0, cells):
+                    segments.append(segment)
+                elif len(text) == cells:
+                    segments.append(Segment(text[begin:stop], style))
+                else:
+                    segments.append(segment.split_cells(stop)[0].split_cells(begin)[1])
+            at += cells
+            if at >= end:
+                return segments
+        return [*segments, Segment(" " * (end - max(at, first)))]
+
     def render_line(self, y: int) -> Strip:
         """The strip for one row of the widget, with the offsets by which Textual finds what the mouse selects."""
-        return self._paint(y).apply_offsets(0, y)
+        return self._finished(y).adjust_cell_length(self.outer_size.width).apply_offsets(0, y)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """The finished strips of a region. Textual asks for all of them at each update: they are kept."""
         width, height = self.outer_size  # `size` works out borders, which this widget has none of
-        if self._painted_width != width or len(self._painted) != height:
-            self._painted = [self._paint(y) for y in range(height)]
+        if self._painted_width != width:
             self._painted_width = width
+            self._painted.clear()
         left, right = crop.column_span
-        strips = [self._painted[y] if y < height else Strip.blank(width) for y in crop.line_range]
+        strips = [self._painted_row(y, width) if y < height else Strip.blank(width) for y in crop.line_range]
         return strips if (left, right) == (0, width) else [strip.crop(left, right) for strip in strips]
+
+    def _painted_row(self, y: int, width: int) -> Strip:
+        if (painted := self._painted.get(y)) is None:
+            painted = self._painted[y] = self._finished(y).adjust_cell_length(width)
+        return painted
 
     # -- the mouse -------------------------------------------------------------------------------------------------
 
@@ -234,17 +289,12 @@ class LineView(Widget):
         width, height = self.outer_size
         for y in {one[0] for one in (before, place) if one is not None}:
             if y < height:
-                if y < len(self._painted):
-                    self._painted[y] = self._paint(y)
+                self._painted.pop(y, None)
                 self.refresh(Region(0, y, width, 1))
 
     def _selected_span(self, y: int) -> tuple[int, int] | None:
         """The cells of a row (first, one past last) that the mouse has selected."""
-        try:
-            selection = self.text_selection
-        except NoScreen:  # it is being taken down
-            return None
-        span = selection.get_span(y) if selection is not None else None
+        span = self._selection.get_span(y) if self._selection is not None else None
         if span is None:
             return None
         text = self._lines[y].text if y < len(self._lines) else ""
@@ -260,8 +310,9 @@ class LineView(Widget):
                 rows.append((strip.text[first:] if end < 0 else strip.text[first:end]).rstrip())
         return "\n".join(rows), "\n"
 
-    def selection_updated(self, _selection: Selection | None) -> None:
+    def selection_updated(self, selection: Selection | None) -> None:
         """Draw what is selected, and no longer what was."""
+        self._selection = selection
         self._painted_width = -1
         self.refresh()
 

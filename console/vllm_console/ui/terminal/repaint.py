@@ -6,18 +6,25 @@ This leans on Textual's compositor, which is no public API: the version is pinne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from rich.color import ColorSystem
 from rich.console import Console, ConsoleOptions
 from rich.control import Control
 from rich.segment import Segment
 from textual._compositor import Compositor, CompositorUpdate
+from textual.geometry import Region
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
-Piece = tuple[int, int, Strip]
+from vllm_console.ui.terminal.lines import LineView
+
+Piece = tuple[int, int, Sequence[Segment]]
 """Column, row and what is to stand from there on."""
+
+Layer = tuple[int, int, Widget, Region, Region]
+"""The first column of a widget in a row and the one past its last, the widget, its region, and what is seen of that."""
 
 
 class PartialUpdate(CompositorUpdate):
@@ -28,53 +35,85 @@ class PartialUpdate(CompositorUpdate):
 
     def __rich_console__(self, _console: Console, _options: ConsoleOptions) -> Iterator[Segment]:
         """The same for a Rich console."""
-        for x, y, strip in self.pieces:
+        for x, y, segments in self.pieces:
             yield Control.move_to(x, y).segment
-            yield from strip
+            yield from segments
 
     def render_segments(self, console: Console) -> str:
         """The bytes for the terminal: a jump to each piece and its text."""
-        return "".join(f"\x1b[{y + 1};{x + 1}H{strip.render(console)}" for x, y, strip in self.pieces)
+        colors = console._color_system or ColorSystem.TRUECOLOR
+        parts: list[str] = []
+        for x, y, segments in self.pieces:
+            parts.append(f"\x1b[{y + 1};{x + 1}H")
+            parts += [
+                text if style is None else Strip.render_style(style, text, color_system=colors)
+                for text, style, _ in segments
+            ]
+        return "".join(parts)
 
 
 class PartialCompositor(Compositor):
     """A compositor whose partial updates are `PartialUpdate`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows_of: Mapping[Widget, tuple[Region, Region]] | None = None
+        self._rows: Sequence[Sequence[Layer]] = ()
+        """By row, what is in sight there, the foremost first; of the arrangement `_rows_of`."""
 
     def render_partial_update(self) -> PartialUpdate | None:  # type: ignore[override]
         """Render the regions that were marked as changed, and nothing else."""
         screen = self.size.region
         regions = [region.intersection(screen) for region in self._dirty_regions]
         self._dirty_regions.clear()
+        layers = self._layers_by_row()
         rendered: dict[Widget, list[Strip]] = {}
-        pieces = [piece for span in self._regions_to_spans(regions) for piece in self._pieces(*span, rendered)]
+        pieces = [
+            piece
+            for y, left, right in self._regions_to_spans(regions)
+            for piece in _pieces(y, left, right, layers[y], rendered)
+        ]
         return PartialUpdate(pieces) if pieces else None
 
-    def _pieces(self, y: int, left: int, right: int, rendered: dict[Widget, list[Strip]]) -> Iterator[Piece]:
-        """What stands in a row from ``left`` to ``right``, of each widget in sight there, the foremost first.
-
-        ``rendered`` keeps each widget's lines over the rows of one update.
-        """
-        uncovered = [(left, right)]
-        for widget, (region, clip) in self.visible_widgets.items():
-            if not (region.y <= y < region.bottom and clip.y <= y < clip.bottom):
-                continue
-            first, last = max(region.x, clip.x), min(region.right, clip.right)
-            rest = []
-            for start, end in uncovered:
-                begin, stop = max(start, first), min(end, last)
-                if begin >= stop:
-                    rest.append((start, end))
-                    continue
+    def _layers_by_row(self) -> Sequence[Sequence[Layer]]:
+        """What is in sight in each row, found once per arrangement."""
+        visible = self.visible_widgets
+        if visible is not self._rows_of:
+            rows: list[list[Layer]] = [[] for _ in range(self.size.height)]
+            for widget, (region, clip) in visible.items():
                 seen = region.intersection(clip)
+                for y in range(max(0, seen.y), min(self.size.height, seen.bottom)):
+                    rows[y].append((*seen.column_span, widget, region, seen))
+            self._rows_of, self._rows = visible, rows
+        return self._rows
+
+
+def _pieces(
+    y: int, left: int, right: int, layers: Iterable[Layer], rendered: dict[Widget, list[Strip]]
+) -> Iterator[Piece]:
+    """What stands in a row from ``left`` to ``right``, of each widget in sight there, the foremost first.
+
+    ``rendered`` keeps the lines of widgets that are no views of lines over the rows of one update.
+    """
+    uncovered = [(left, right)]
+    for first, last, widget, region, seen in layers:
+        rest = []
+        for start, end in uncovered:
+            begin, stop = max(start, first), min(end, last)
+            if begin >= stop:
+                rest.append((start, end))
+                continue
+            if isinstance(widget, LineView):
+                yield begin, y, widget.segments_between(y - region.y, begin - region.x, stop - region.x)
+            else:
                 if widget not in rendered:
                     rendered[widget] = widget.render_lines(seen.translate(-region.offset))
                 strip = rendered[widget][y - seen.y]
-                whole = (begin, stop) == seen.column_span
-                yield begin, y, strip if whole else strip.crop(begin - seen.x, stop - seen.x)
-                rest += [(a, b) for a, b in ((start, begin), (stop, end)) if a < b]
-            if not rest:
-                return
-            uncovered = rest
+                yield begin, y, list(strip.crop(begin - seen.x, stop - seen.x))
+            rest += [(a, b) for a, b in ((start, begin), (stop, end)) if a < b]
+        if not rest:
+            return
+        uncovered = rest
 
 
 class PartialRepaintScreen(Screen[None]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 
@@ -118,7 +118,6 @@ class Scale(msgspec.Struct, frozen=True):
         return self.rows - 1 - self.level(value) // 4
 
 
-@lru_cache(maxsize=128)
 def resample(
     values: tuple[float | None, ...], columns: int, first: int, how: Callable[[Sequence[float]], float] = max
 ) -> tuple[float | None, ...]:
@@ -131,14 +130,32 @@ def resample(
     if columns <= 0 or not count:
         return (None,) * max(0, columns)
     newest = _newest_column(count, columns, first)
-    result: list[float | None] = []
-    for column in range(newest - columns + 1, newest + 1):
-        start, end = -(-column * count // columns), -(-(column + 1) * count // columns)
-        if start == end:  # fewer points than columns: the one that covers this column
-            start, end = column * count // columns, column * count // columns + 1
-        found = [value for value in values[max(0, start - first) : max(0, end - first)] if value is not None]
-        result.append(how(found) if found else None)
-    return tuple(result)
+    start, end = _points_of(newest, count, columns, first)
+    earlier = values[: _points_of(newest - 1, count, columns, first)[1]]
+    return *_earlier_columns(earlier, columns, count, first, how), _join(values[start:end], how)
+
+
+@lru_cache(maxsize=64)
+def _earlier_columns(
+    values: tuple[float | None, ...], columns: int, count: int, first: int, how: Callable[[Sequence[float]], float]
+) -> tuple[float | None, ...]:
+    """All columns but the newest, which alone changes until it is full. ``values`` are their points of ``count``."""
+    newest = _newest_column(count, columns, first)
+    spans = (_points_of(column, count, columns, first) for column in range(newest - columns + 1, newest))
+    return tuple(_join(values[start:end], how) for start, end in spans)
+
+
+def _points_of(column: int, count: int, columns: int, first: int) -> tuple[int, int]:
+    """The points of a column (first, one past the last)."""
+    start, end = -(-column * count // columns), -(-(column + 1) * count // columns)
+    if start == end:  # fewer points than columns: the one that covers this column
+        start, end = column * count // columns, column * count // columns + 1
+    return max(0, start - first), max(0, end - first)
+
+
+def _join(values: Sequence[float | None], how: Callable[[Sequence[float]], float]) -> float | None:
+    found = [value for value in values if value is not None]
+    return how(found) if found else None
 
 
 def _newest_column(count: int, columns: int, first: int) -> int:
@@ -178,13 +195,32 @@ def nice_ceiling(value: float) -> float:
     )
 
 
-def braille(values: Sequence[float | None], scale: Scale, *, area: bool) -> list[list[int]]:
+def braille(values: Sequence[float | None], scale: Scale, *, area: bool) -> list[tuple[int, ...]]:
     """The dots of each cell, by row from the top, of a line or of the area below it; two values to a cell.
 
     None, which is 'not reported', leaves its column blank; any reported value shows at least one dot.
     """
+    newest = (
+        max(0, len(values) - 1) // 2 * 2
+    )  # the first value of the newest cell, which alone changes until it is full
+    before = values[newest - 1] if newest else None
+    last = _braille(tuple(values[newest:]), None if before is None else scale.level(before), scale, area)
+    return [(*row, *end) for row, end in zip(_earlier_cells(tuple(values[:newest]), scale, area), last, strict=True)]
+
+
+def _newest_cell(values: Sequence[float | None]) -> int:
+    """The first value of the newest cell, which alone changes until it is full."""
+    return max(0, len(values) - 1) // 2 * 2
+
+
+@lru_cache(maxsize=64)
+def _earlier_cells(values: tuple[float | None, ...], scale: Scale, area: bool) -> list[list[int]]:
+    return _braille(values, None, scale, area)
+
+
+def _braille(values: Sequence[float | None], before: int | None, scale: Scale, area: bool) -> list[list[int]]:
+    """The dots of some cells; ``before`` is the level of the value before them, None if there is none."""
     cells = [[0] * ((len(values) + 1) // 2) for _ in range(scale.rows)]
-    before: int | None = None
     for x, value in enumerate(values):
         if value is None:
             before = None
@@ -246,8 +282,8 @@ def chart_of(
     cursor = _cell_of(series, count, columns, view.cursor)
     marks = _marks(series, count, columns, markers)
     plot = _plot(
-        tuple(known), tuple(curve.style for curve in curves), scale, objective, label,
-        tuple(curve.name for curve in curves) if names else (), tuple((cell, kind) for cell, _, kind in marks), cursor,
+        known, [curve.style for curve in curves], scale, objective, label,
+        [curve.name for curve in curves] if names else [], tuple((cell, kind) for cell, _, kind in marks), cursor,
         area, whole,
     )  # fmt: skip
     axis = _time_axis(
@@ -298,81 +334,115 @@ def _marks(series: Series, count: int, columns: int, markers: Sequence[Marker]) 
 
 Cells = list[tuple[str, Style | None]]
 
+_PLAIN, _OVER, _BELOW = range(3)
+"""How a cell of a curve looks: in the curve's style, red above the objective, dim below an area's edge."""
 
-@lru_cache(maxsize=64)
+RowOfCurve = tuple[tuple[int, ...], Style, bytes]
+"""A curve's dots in one row, its style, and how each cell looks."""
+
+
 def _plot(
-    known: tuple[tuple[float | None, ...], ...],
-    styles: tuple[Style, ...],
+    known: Sequence[Sequence[float | None]],
+    styles: Sequence[Style],
     scale: Scale,
     objective: float | None,
     label: Callable[[float], str],
-    names: tuple[str, ...],
+    names: Sequence[str],
     marks: tuple[tuple[int, MarkerKind], ...],
     cursor: int | None,
     area: bool,
     whole: bool,
-) -> tuple[Strip, ...]:
+) -> list[Strip]:
     columns = len(known[0]) // 2
     objective_row = scale.row(objective)
     ticks = _ticks(scale, objective_row, objective, label, whole=whole)
     named = _name_rows(known, names, scale)
     dots = [braille(values, scale, area=area) for values in known]
+    edges = [_edges(values, scale, objective) for values in known]
     strips = []
     for row in range(scale.rows):
-        cells: Cells = [("┄", None) if row == objective_row else ("┈", DIM) if row in ticks else (" ", None)] * columns
-        for cell, kind in reversed(marks):
-            cells[cell] = ("┊", _MARKER_STYLES[kind])
-        for curve, style, values in zip(dots, styles, known, strict=True):
-            style_of = _area_styles if area else _line_styles
-            _draw(cells, curve[row], style_of(row, scale, objective, values, style))
-        if cursor is not None:
-            cells[cursor] = (cells[cursor][0], (cells[cursor][1] or Style()) + CURSOR)
-        left = fit(ticks.get(row, ""), AXIS - 1, ">") + "┤"
-        strips.append(strip_line((left, DIM), *_joined(cells), named.get(row, ("", None))))
-    return tuple(strips)
+        ground = ("┄", None) if row == objective_row else ("┈", DIM) if row in ticks else (" ", None)
+        curves = tuple(
+            (curve[row], style, _area_looks(row, tops) if area else _line_looks(row, objective_row, tops))
+            for curve, style, tops in zip(dots, styles, edges, strict=True)
+        )
+        strips.append(_plot_row(columns, ground, marks, curves, cursor, ticks.get(row, ""), named.get(row, ("", None))))
+    return strips
 
 
-def _line_styles(
-    row: int, scale: Scale, objective: float | None, values: Sequence[float | None], style: Style
-) -> Sequence[Style]:
-    """The style of each cell of a line in one row; ``values`` are two to a cell."""
-    cells, objective_row = len(values) // 2, scale.row(objective)
-    if objective_row is None or objective is None or row > objective_row:
-        return [style] * cells
-    if row < objective_row:
-        return [BAD] * cells
-    over = [value is not None and value > objective for value in values]
-    return [BAD if over[2 * cell] or over[2 * cell + 1] else style for cell in range(cells)]
+@lru_cache(maxsize=256)
+def _plot_row(
+    columns: int,
+    ground: tuple[str, Style | None],
+    marks: tuple[tuple[int, MarkerKind], ...],
+    curves: tuple[RowOfCurve, ...],
+    cursor: int | None,
+    tick: str,
+    name: tuple[str, Style | None],
+) -> Strip:
+    """One row of a plot: kept, since between two points most rows stay what they are."""
+    cells: Cells = [ground] * columns
+    for cell, kind in reversed(marks):
+        cells[cell] = ("┊", _MARKER_STYLES[kind])
+    for dots, style, looks in curves:
+        _draw(cells, dots, (style, BAD, style + DIM), looks)
+    if cursor is not None:
+        cells[cursor] = (cells[cursor][0], (cells[cursor][1] or Style()) + CURSOR)
+    return strip_line((fit(tick, AXIS - 1, ">") + "┤", DIM), *_joined(cells), name)
 
 
-def _area_styles(
-    row: int, scale: Scale, objective: float | None, values: Sequence[float | None], style: Style
-) -> Sequence[Style]:
-    """The style of each cell of an area in one row: dim below its upper edge, which is red above the objective."""
-    styles = []
+Edges = Sequence[tuple[int, bool]]
+"""For each cell the row of its highest value, and whether that is above the objective."""
+
+
+def _edges(values: Sequence[float | None], scale: Scale, objective: float | None) -> Edges:
+    newest = _newest_cell(values)
+    earlier = _earlier_edges(tuple(values[:newest]), scale, objective)
+    return (*earlier, *_edges_of(values[newest:], scale, objective))
+
+
+@lru_cache(maxsize=64)
+def _earlier_edges(values: tuple[float | None, ...], scale: Scale, objective: float | None) -> Edges:
+    return _edges_of(values, scale, objective)
+
+
+def _edges_of(values: Sequence[float | None], scale: Scale, objective: float | None) -> Edges:
+    found = []
     for cell in range(len(values) // 2):
         highest = max((value for value in values[2 * cell : 2 * cell + 2] if value is not None), default=scale.lo)
-        edge = scale.rows - 1 - scale.level(highest) // 4
-        over = objective is not None and highest > objective
-        styles.append(style + DIM if row > edge else BAD if over else style)
-    return styles
+        found.append((scale.rows - 1 - scale.level(highest) // 4, objective is not None and highest > objective))
+    return found
 
 
-def _draw(cells: Cells, dots: Sequence[int], styles: Sequence[Style]) -> None:
+def _line_looks(row: int, objective_row: int | None, edges: Edges) -> bytes:
+    """How the cells of a line look in one row: red above the objective, in the objective's row where a value is."""
+    if objective_row is None or row > objective_row:
+        return bytes(len(edges))
+    return bytes([_OVER if row < objective_row or over else _PLAIN for _, over in edges])
+
+
+def _area_looks(row: int, edges: Edges) -> bytes:
+    """How the cells of an area look in one row: dim below its upper edge, which is red above the objective."""
+    return bytes([_BELOW if row > edge else _OVER if over else _PLAIN for edge, over in edges])
+
+
+def _draw(cells: Cells, dots: Sequence[int], styles: tuple[Style, Style, Style], looks: bytes) -> None:
     """Put a curve's dots over what stands in these cells; two curves share a cell."""
     for index, bits in enumerate(dots):
         if bits:
             before = ord(cells[index][0]) - _BRAILLE
-            cells[index] = (chr(_BRAILLE + (bits | (before if 0 < before < 256 else 0))), styles[index])
+            text = chr(_BRAILLE + (bits | (before if 0 < before < 256 else 0)))
+            cells[index] = (text, styles[looks[index]])
 
 
 def _joined(cells: Cells) -> list[tuple[str, Style | None]]:
     return [("".join(text for text, _ in group), style) for style, group in groupby(cells, key=lambda cell: cell[1])]
 
 
+@lru_cache(maxsize=32)
 def _ticks(
     scale: Scale, objective_row: int | None, objective: float | None, label: Callable[[float], str], *, whole: bool
-) -> dict[int, str]:
+) -> Mapping[int, str]:
     """The labels of the value axis, by row: the top, the objective, and round values between them."""
     ticks = {0: label(scale.hi)}
     if objective_row is not None and objective is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
@@ -99,6 +100,11 @@ two actions with a ``|`` between."""
 
 def keys_line(pairs: Sequence[KeyHint], width: int, tail: Sequence[KeyHint] = ()) -> Strip:
     """Keys and what they do in one line; ``tail`` is always there, of the others as many as fit."""
+    return _keys_line(tuple(pairs), width, tuple(tail))
+
+
+@lru_cache(maxsize=32)
+def _keys_line(pairs: tuple[KeyHint, ...], width: int, tail: tuple[KeyHint, ...]) -> Strip:
     end = [segment for pair in tail for segment in _key(pair)]
     room = width - sum(cell_len(segment.text) for segment in end)
     parts: list[Segment] = []

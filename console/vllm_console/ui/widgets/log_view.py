@@ -21,7 +21,7 @@ from vllm_console.logs.vllm_lines import parse_line
 from vllm_console.text import UNKNOWN
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import CURSOR, DIM, WARN
-from vllm_console.ui.threads import begin_worker, in_thread
+from vllm_console.ui.threads import begin_worker, in_thread, woken
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.log_pager import Filter, LogPager, Page
 
@@ -107,7 +107,7 @@ class LogView(LineView):
     DEFAULT_CSS = "LogView { height: 1fr; width: 1fr; }"
 
     class Moved(Message):
-        """What the view shows or does has changed."""
+        """What the view shows or does has changed; never sent by a compact one."""
 
         def __init__(self, view: LogView) -> None:
             super().__init__()
@@ -296,10 +296,7 @@ class LogView(LineView):
                     continue
                 pause = IDLE_SECONDS if self.page == before else TICK_SECONDS
                 pause = PANE_SECONDS if self._compact else pause
-                try:
-                    await asyncio.wait_for(self._wake.wait(), pause)
-                except TimeoutError:
-                    continue
+                await woken(self._wake, pause)
         finally:
             pager = self._pager
             if pager is not None:
@@ -337,7 +334,8 @@ class LogView(LineView):
         self.page = page
         if changed:
             self._draw()
-            self.post_message(self.Moved(self))
+            if not self._compact:
+                self.post_message(self.Moved(self))
 
     def _draw(self) -> None:
         width, height = self.size
@@ -396,6 +394,7 @@ def _redact() -> Callable[[str], str]:
     return redact
 
 
+@lru_cache(maxsize=256)
 def styled(line: Line, wanted: str, current: bool) -> Strip:
     """One line, as wide as it is. ``wanted`` is marked wherever it stands; ``current`` marks the whole line."""
     text = line.text

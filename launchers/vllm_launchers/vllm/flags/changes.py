@@ -42,7 +42,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 Number = int | float
 
-_SUFFIXED = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT])")
+_SUFFIXED = r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT])"
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """The meaning of a letter after a number: ``4k`` is 4,000 and ``4K`` 4,096."""
 
@@ -51,7 +51,7 @@ def human_int(text: str) -> int | None:
     """A whole number that may be written 4k (4,000), 4K (4,096) or 1.5k; there is no 1.5K. None if invalid."""
     text = text.strip()
     try:
-        if match := _SUFFIXED.fullmatch(text):
+        if match := re.fullmatch(_SUFFIXED, text):
             number, unit = match.groups()
             return int(float(number) * UNITS[unit]) if unit.islower() else int(number) * UNITS[unit]
         return int(text)

@@ -73,8 +73,8 @@ async def test_partial_updates_add_up_to_the_full_screen():
             step()
             await pilot.pause()
             for update in updates:
-                for x, y, strip in update.pieces:
-                    for at, (text, _) in enumerate(cells_of(strip), start=x):
+                for x, y, segments in update.pieces:
+                    for at, (text, _) in enumerate(cells_of(segments), start=x):
                         grid[y][at] = text
             assert updates
             updates.clear()
@@ -92,4 +92,6 @@ async def test_an_update_holds_only_what_changed():
         updates = record(screen)
         view.show([line("13 requests")])
         await pilot.pause()
-        assert [(x, y, strip.text) for update in updates for x, y, strip in update.pieces] == [(1, 0, "3")]
+        assert [
+            (x, y, "".join(one.text for one in segments)) for update in updates for x, y, segments in update.pieces
+        ] == [(1, 0, "3")]
