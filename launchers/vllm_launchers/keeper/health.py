@@ -191,14 +191,17 @@ class WarmUpRun(threading.Thread):
         *,
         begun: bool = False,
         golden: bool = False,
+        ray: bool = False,
     ) -> None:
         """``begun``: an earlier keeper has sent requests, which the server's counters may include.
 
-        ``golden``: record its answers to the golden prompts, too.
+        ``golden``: record its answers to the golden prompts, too. ``ray``: Ray runs its workers. Then ``/health`` may
+        answer although no request can be computed, and no response in time is a failure.
         """
         super().__init__(name="warm-up", daemon=True)
         self._epoch, self._warm_up, self._post = target.epoch, warm_up, post
         self._begun, self._golden = begun, golden
+        self._unanswered = WarmUpOutcome.FAILED if ray else WarmUpOutcome.REFUSED
         self._client = ServerClient(target.owner, target.host, target.port, key, tls=target.tls)
 
     def cancel(self) -> None:
@@ -239,7 +242,7 @@ class WarmUpRun(threading.Thread):
                 if error.taken:
                     return WarmUpOutcome.FAILED, str(error)
                 if outcome is not WarmUpOutcome.FAILED:  # otherwise an earlier attempt has proved something
-                    detail = str(error)
+                    outcome, detail = self._unanswered, str(error)
                 continue
             except OSError as error:
                 outcome, detail = WarmUpOutcome.FAILED, (error.strerror or str(error)).lower() or "connection cut"

@@ -4,7 +4,7 @@ There is no record yet, so nothing of a server exists: only its future keeper, w
 a prepared restart. Console and keeper share a socket, one JSON object per line:
 
 - from the console, at first what is to be prepared: ``folder``, ``spec``, ``argv``, ``secrets``, ``tuning``
-- from the keeper ``{"pid": …}``, and each line that the process writes (`prepared_process`)
+- from the keeper ``{"pid": …}``, and each line that the process writes (`preparation`)
 - from the console ``{"do": "launch" | "restart", …}`` as `client` sends it to any new keeper, with the descriptor of
   the folder's lock. The keeper answers with its first record, and is the server's keeper from then on
 

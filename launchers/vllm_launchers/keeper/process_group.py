@@ -33,7 +33,7 @@ from vllm_launchers.keeper import folders, processes
 from vllm_launchers.keeper.files import OLD_PIPE, OUTPUT
 from vllm_launchers.keeper.processes import Table
 from vllm_launchers.keeper.records import ProcessIdentity
-from vllm_launchers.procfs import PROC, SHARED_MEMORY, ProcessStat, access_mode, descriptors, mapped_files
+from vllm_launchers.procfs import PROC, SHARED_MEMORY, MappedFile, ProcessStat, access_mode, descriptors, mapped_files
 from vllm_launchers.values import NOTHING, Value
 
 FILE = "members.json"
@@ -191,11 +191,25 @@ class ProcessGroup:
     def _by_queue(self, table: Table, found: set[int]) -> set[int]:
         """Workers that Ray runs for the server; ``found`` are the processes known by other criteria."""
         parents = {one.parent for one in table.values()}
-        below = processes.descendants(table, [pid for pid in parents if processes.title(pid) == RAYLET])
+        raylets = [pid for pid in parents if processes.title(pid) == RAYLET]
+        below = processes.descendants(table, raylets)
         known = {member.pid for member in self.known if self._is(table, member)}
         new = [pid for pid in below - found - known if processes.owner(pid) == os.getuid()]
-        own = {inode for pid in found - below for inode in _queues(pid)} if new else set()
+        holders = self._with_own_queues(table, found, raylets) if new else ()
+        own = {inode for pid in holders for inode in _queues(pid)}
         return {pid for pid in new if not own.isdisjoint(_queues(pid))}
+
+    def _with_own_queues(self, table: Table, found: set[int], raylets: Sequence[int]) -> set[int]:
+        """Those of ``found`` that have only queues of the server: none that a raylet runs, nor what such a one started.
+
+        If the program was started by a job of Ray, the server itself descends from a raylet. Then only what descends
+        from the server counts.
+        """
+        root = self.server.pid if self.keeper_pid is None else self.keeper_pid
+        below = {raylet: processes.descendants(table, [raylet]) for raylet in raylets}
+        if any(root in pids for pids in below.values()):
+            found = found & ({root} | processes.descendants(table, [root]))
+        return found.difference(*(pids for pids in below.values() if root not in pids))
 
     def _in_session(self, process: ProcessStat) -> bool:
         return process.session == self.server.pid and processes.owner(process.pid) == os.getuid()
@@ -223,8 +237,11 @@ def _others(table: Table, apart: Sequence[int]) -> set[int]:
 
 
 def shared_memory(pid: int) -> dict[str, int]:
-    """The shared memory files that a process has mapped and that still exist: name to inode."""
-    inodes = {file.inode for file in mapped_files(pid) or () if file.path.startswith(f"{SHARED_MEMORY}/")}
+    """The shared memory files that a process has mapped and that still exist: name to inode.
+
+    Only files of this process's own ``/dev/shm``: a container may have another, with the same inode numbers.
+    """
+    inodes = {file.inode for file in _mapped_shared_memory(pid)}
     if not inodes:
         return {}
     # By inode: a semaphore is mapped under the temporary name that it had first.
@@ -235,7 +252,17 @@ def shared_memory(pid: int) -> dict[str, int]:
 
 def _queues(pid: int) -> list[int]:
     """The inodes of the message queues that a process has mapped."""
-    return [inode for name, inode in shared_memory(pid).items() if name.startswith(QUEUE)]
+    return [file.inode for file in _mapped_shared_memory(pid) if file.path.startswith(f"{SHARED_MEMORY}/{QUEUE}")]
+
+
+def _mapped_shared_memory(pid: int) -> list[MappedFile]:
+    """The mapped files of this process's own ``/dev/shm``, which also include removed ones."""
+    try:
+        device = os.stat(SHARED_MEMORY).st_dev  # noqa: PTH116 - as below
+    except OSError:
+        return []
+    mapped = mapped_files(pid) or ()
+    return [file for file in mapped if file.device == device and file.path.startswith(f"{SHARED_MEMORY}/")]
 
 
 def recorded(folder: Path) -> RecordedGroup:

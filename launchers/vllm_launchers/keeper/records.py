@@ -91,7 +91,7 @@ class WarmUpOutcome(StrEnum):
     """The server had completed requests already."""
     REFUSED = "refused"
     """It did not reach the engine (a 4xx response, no endpoint, no response from the API in time): whether the server
-    can serve is unknown."""
+    can serve is unknown. No response in time is a failure if Ray runs its workers."""
     FAILED = "failed"
     """The server accepted it and could not serve it."""
 
@@ -181,7 +181,7 @@ class LaunchSpec(Value):
     reuse_port: bool = False
     """Whether it binds its port with SO_REUSEPORT, as vLLM up to 0.24 does."""
     prepared_argv: tuple[str, ...] = ()
-    """Starts the same server as ``argv`` in two steps (`prepared_process`); empty if it can't, or shall not, be
+    """Starts the same server as ``argv`` in two steps (`preparation`); empty if it can't, or shall not, be
     prepared."""
     rollback: bool = False
     """Whether a restart goes back to the earlier flags if this generation fails before it is ready."""

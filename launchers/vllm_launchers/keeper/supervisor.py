@@ -448,7 +448,7 @@ class Supervisor:
         generation = replace(record.current, warm_up=WarmUpReport(time.time()))
         self.record_writer.change(reason=WARMING_UP, generations=(*record.generations[:-1], generation))
         begun, golden = record.current.warm_up is not None, spec.sleep_mode
-        self._warm_up = WarmUpRun(target, warm_up, key, self._post, begun=begun, golden=golden)
+        self._warm_up = WarmUpRun(target, warm_up, key, self._post, begun=begun, golden=golden, ray=spec.ray)
         self._warm_up.start()
 
     def _to_own(self, record: ServerRecord, server: ProcessIdentity) -> tuple[ProbeTarget, str]:
@@ -470,13 +470,10 @@ class Supervisor:
             return  # of a process that has ended or is stopping
         self._warm_up = None
         report = event.report
-        generation = replace(self.record.current, warm_up=report, golden=event.golden)
-        spread = self._nodes is not None or self.record.current.spec.ray
-        if (
-            spread and report.outcome is WarmUpOutcome.REFUSED
-        ):  # over several nodes /health answers although no request can be computed
+        # Over several nodes /health answers although no request can be computed: only a completed one counts.
+        if self._nodes is not None and report.outcome is WarmUpOutcome.REFUSED:
             report = replace(report, outcome=WarmUpOutcome.FAILED)
-            generation = replace(generation, warm_up=report)
+        generation = replace(self.record.current, warm_up=report, golden=event.golden)
         if report.outcome is not WarmUpOutcome.FAILED:
             if report.detail:
                 self.note(f"warm-up {report.outcome}: {report.detail}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,7 @@ class RayCluster(msgspec.Struct, frozen=True):
 
     ``missing`` says why Ray can't be imported, ``problem`` why the cluster can't be asked; both are empty otherwise.
     ``address`` is empty if no cluster was named and none runs on this machine: then vLLM starts Ray here, alone.
+    ``local``: ``RAY_ADDRESS`` asks for that, whatever runs here.
     ``versions`` are the cluster's, by ``ray_version`` and ``python_version``.
     """
 
@@ -48,6 +50,7 @@ class RayCluster(msgspec.Struct, frozen=True):
     versions: Mapping[str, str | None] = msgspec.field(default_factory=dict)
     missing: str = ""
     problem: str = ""
+    local: bool = False
 
     @property
     def gpus(self) -> int:
@@ -62,18 +65,22 @@ class RayCluster(msgspec.Struct, frozen=True):
 
 
 class RayClusters:
-    """Asks clusters, and keeps answers for some seconds."""
+    """Asks clusters, and keeps answers for some seconds. Any thread may call it; a cluster is asked once at a time."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[float, RayCluster]] = {}
+        """Answers, each with the time when it arrived."""
+        self._locks: dict[tuple[str, str], threading.Lock] = {}
 
     def read(self, python: str, environ: Mapping[str, str]) -> RayCluster:
         """The cluster that a vLLM in this Python would use; takes some seconds."""
-        key, now = (python, environ.get(ADDRESS, "")), time.monotonic()
-        known = self._known.get(key)
-        if known is None or now - known[0] > KEPT_SECONDS:
-            known = self._known[key] = (now, _asked(python, environ))
-        return known[1]
+        key = (python, environ.get(ADDRESS, ""))
+        with self._locks.setdefault(key, threading.Lock()):
+            known = self._known.get(key)
+            if known is None or time.monotonic() - known[0] > KEPT_SECONDS:
+                answer = _asked(python, environ)
+                known = self._known[key] = (time.monotonic(), answer)
+            return known[1]
 
 
 def _asked(python: str, environ: Mapping[str, str]) -> RayCluster:

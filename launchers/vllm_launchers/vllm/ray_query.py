@@ -6,12 +6,15 @@ It asks the cluster's control store (GCS) and does not join the cluster: for a d
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from typing import Any
 
 SECONDS = 5.0
 """How long the control store may take to accept a connection."""
+LOCAL = "local"
+"""The address that means: no cluster, start Ray on this machine."""
 
 
 def main() -> None:
@@ -23,11 +26,16 @@ def main() -> None:
         print(json.dumps({"missing": str(error)}))
         return
     found: dict[str, Any] = {"ray": ray.__version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    if os.environ.get("RAY_ADDRESS") == LOCAL:
+        print(json.dumps(found | {"local": True}))
+        return
     try:
         address = services.canonicalize_bootstrap_address(None)  # RAY_ADDRESS, else the cluster of this machine
         if address is not None:
             found["address"] = address
             host, _, port = address.rpartition(":")
+            if not port.isdecimal():
+                raise ValueError(f"{address!r} is not an address of the form HOST:PORT")
             socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
             found |= _cluster(address)
     except Exception as error:  # noqa: BLE001 - the process's boundary: reported
@@ -55,7 +63,7 @@ def _cluster(address: str) -> dict[str, Any]:
                 {
                     "address": node["NodeManagerAddress"],
                     "gpus": resources.get("GPU", 0.0),
-                    "free": free.get(node["NodeID"], {}).get("GPU", 0.0),
+                    "free": free[node["NodeID"]].get("GPU", 0.0) if node["NodeID"] in free else None,
                     "kinds": kinds,
                     "here": _here(node["NodeManagerAddress"]),
                 }

@@ -117,6 +117,22 @@ def test_a_refusal_is_no_failure(bench: Bench, asked: Path) -> None:
     assert len(tokens["prompt"]) == 32, "without a tokenizer ids are taken"
 
 
+@pytest.mark.parametrize(
+    ("answers", "detail"),
+    [
+        ({f"POST {path}": [404, {}] for path in ("/v1/completions", *health._POOLING)}, "no endpoint for a text"),
+        ({"GET /v1/models": [401, {"error": "Unauthorized"}]}, "401 Unauthorized"),
+    ],
+    ids=["a transcription model", "another key"],
+)
+def test_a_refusal_is_no_failure_on_ray_either(bench: Bench, asked: Path, answers: dict[str, Any], detail: str) -> None:
+    launch(bench, asked, answers, ray=True)
+    record = bench.wait(State.READY)
+    assert outcome(record) is WarmUpOutcome.REFUSED
+    assert record.current.warm_up is not None
+    assert detail in record.current.warm_up.detail
+
+
 def test_an_embedding_model_gets_what_it_offers(bench: Bench, asked: Path) -> None:
     answers = {
         "POST /v1/completions": [404, {"detail": "Not Found"}],
@@ -339,6 +355,12 @@ def test_an_api_that_answers_late_proves_nothing(
     assert report.outcome is WarmUpOutcome.REFUSED
     assert report.detail.startswith(f"{slow}: no response within ")
     assert server.asked.count((slow, None)) == health.ATTEMPTS
+
+
+def test_an_api_that_answers_late_has_failed_on_ray(api: Callable[..., Api]) -> None:
+    report = api(lambda path, rank: None).warm_up(ray=True)
+    assert report.outcome is WarmUpOutcome.FAILED
+    assert report.detail.startswith("/metrics: no response within ")
 
 
 def test_an_api_that_was_late_once_is_asked_again(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:

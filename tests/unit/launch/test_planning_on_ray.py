@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +29,7 @@ from vllm_launchers.plan.flags import VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind
 from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm import ray_cluster
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.known import known_facts
 from vllm_launchers.vllm.ray_cluster import RayCluster, RayClusters, RayNode
@@ -66,6 +71,7 @@ def finding(found: LaunchPlan) -> Finding:
             "no Ray cluster answers at 10.0.0.1:6379: Connection refused",
         ),
         (RayCluster("2.60.0", "3.11.7"), "ray_not_running", Level.WARNING, "RAY_ADDRESS is not set"),
+        (RayCluster("2.60.0", "3.11.7", local=True), "ray_not_running", Level.WARNING, "RAY_ADDRESS is 'local': vLLM"),
         (
             replace(CLUSTER, versions={**SAME, "python_version": "3.12.1"}), "ray_version_differs", Level.ERROR,
             "runs Ray 2.60.0 on Python 3.12.1, this vLLM has Ray 2.60.0 on Python 3.11.7",
@@ -161,6 +167,79 @@ def test_the_cluster_is_asked_once_for_a_while(tmp_path: Path) -> None:
     assert (tmp_path / "asked").read_text() == "asked\n"
     clusters.read(python, {"PATH": "/usr/bin:/bin", "RAY_ADDRESS": "10.0.0.9:6379"})
     assert (tmp_path / "asked").read_text() == "asked\nasked\n"
+
+
+def test_threads_that_ask_at_once_get_one_answer_which_is_kept_from_its_arrival(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked, both = [0.0], list[str](), threading.Barrier(2, timeout=60)
+
+    def slow(python: str, environ: Mapping[str, str]) -> RayCluster:
+        asked.append(python)
+        clock[0] += ray_cluster.SECONDS
+        return RayCluster(problem=f"answer {len(asked)}")
+
+    def read(_: int) -> RayCluster:
+        both.wait()
+        return clusters.read("python", {})
+
+    monkeypatch.setattr(ray_cluster, "_asked", slow)
+    monkeypatch.setattr(ray_cluster, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    clusters = RayClusters()
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(read, range(2)))
+    assert found[0] is found[1]
+    clock[0] += ray_cluster.KEPT_SECONDS
+    assert clusters.read("python", {}) is found[0]
+    clock[0] += 1
+    clusters.read("python", {})
+    assert asked == ["python", "python"]
+
+
+FAKE_RAY = {
+    "ray/__init__.py": "__version__ = '2.60.0'",
+    "ray/_private/__init__.py": "",
+    "ray/_private/services.py": "import os\ndef canonicalize_bootstrap_address(_):\n"
+    "    return os.environ.get('RAY_ADDRESS')\n",
+    "ray/_private/state.py": "class GlobalState:\n"
+    "    def _initialize_global_state(self, options): pass\n"
+    "    def available_resources_per_node(self): return {'a': {'GPU': 3.0}, 'c': {'CPU': 1.0}}\n"
+    "    def node_table(self):\n"
+    "        return [{'NodeID': one, 'NodeManagerAddress': '127.0.0.1', 'Alive': True, 'Resources': {'GPU': 4.0}}\n"
+    "                for one in 'abc']\n",
+    "ray/_raylet.py": "class GcsClient:\n"
+    "    def __init__(self, address): pass\n"
+    "    def internal_kv_get(self, key, namespace): return b'{}'\n"
+    "class GcsClientOptions:\n"
+    "    @staticmethod\n"
+    "    def create(*_, **__): return None\n",
+}
+"""A package with what `ray_query` uses of Ray. Of node b, it reports no free resources; node c has no free GPU."""
+
+
+@pytest.fixture
+def fake_ray(tmp_path: Path) -> Callable[[str], RayCluster]:
+    """Asks the fake Ray at an address."""
+    for name, text in FAKE_RAY.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return lambda address: RayClusters().read(sys.executable, {"PYTHONPATH": str(tmp_path), "RAY_ADDRESS": address})
+
+
+def test_free_gpus_that_ray_does_not_report_are_unknown(fake_ray: Callable[[str], RayCluster]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as control_store:
+        found = fake_ray(f"127.0.0.1:{control_store.getsockname()[1]}")
+    assert found.problem == ""
+    assert [node.free for node in found.nodes] == [3.0, None, 0.0]
+    assert found.free is None
+
+
+def test_an_address_without_a_port_is_a_sentence_and_local_is_no_address(
+    fake_ray: Callable[[str], RayCluster],
+) -> None:
+    assert fake_ray("head-node").problem == "'head-node' is not an address of the form HOST:PORT"
+    found = fake_ray("local")
+    assert (found.local, found.address, found.problem) == (True, "", "")
 
 
 def test_a_python_without_ray_or_without_an_answer_is_said_to_be_so(tmp_path: Path) -> None:

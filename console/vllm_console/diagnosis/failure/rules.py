@@ -273,7 +273,7 @@ RULES: tuple[FailureRule, ...] = (
     ),
     _rule(
         r"Raylet is terminated\. Termination is unexpected|\bNodeDiedError\b|raylet (?:has )?died\b"
-        r"|The node .* died|node has been marked dead because the detector",
+        r"|The node .* died while running|node .*\bhas been marked dead because the detector",
         Cause.ENGINE_DIED,
         "Ray's own process on a node (the raylet) ended, and with it every worker there.",
         0.9,

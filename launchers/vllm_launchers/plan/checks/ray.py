@@ -36,10 +36,10 @@ def ray_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
         text = f"no Ray cluster answers{_at(cluster)}: {cluster.problem}; start it, or set {ADDRESS}"
         yield Finding("ray_unreachable", Level.ERROR, text, surely=False)
     elif not cluster.address:
-        text = (
-            f"no Ray cluster runs on this machine, and {ADDRESS} is not set: vLLM would start Ray on this machine "
-            "alone; without Ray, workers start faster"
-        )
+        why = f"no Ray cluster runs on this machine, and {ADDRESS} is not set"
+        if cluster.local:
+            why = f"{ADDRESS} is 'local'"
+        text = f"{why}: vLLM would start Ray on this machine alone; without Ray, workers start faster"
         yield Finding("ray_not_running", Level.WARNING, text, Changes(unset=(BACKEND,)))
     else:
         yield from _versions(cluster)

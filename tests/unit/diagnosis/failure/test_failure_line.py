@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.diagnosis.failure.failure_line import FailureLine, failure_in
+from vllm_console.diagnosis.failure.rules import Topic
 from vllm_console.diagnosis.finding import Cause
 from vllm_console.logs.vllm_lines import parse_lines
 
@@ -140,6 +141,22 @@ def test_known_causes_are_named_and_explained(end: str, cause: Cause) -> None:
     line = found(traceback(end))
     assert (line.text, line.cause) == (end, cause)
     assert line.explanation
+
+
+@pytest.mark.parametrize(
+    ("end", "raylet"),
+    [
+        ("RuntimeError: The node 10.0.0.2 died while running the task.", True),
+        (
+            "RuntimeError: The node with node id: a1 and address: 10.0.0.2 and node name: b has been marked dead "
+            "because the detector has missed too many heartbeats from it.",
+            True,
+        ),
+        ("RuntimeError: The node 'lm_head' of the graph died during fusion", False),
+    ],
+)
+def test_only_rays_own_messages_are_about_the_end_of_a_raylet(end: str, raylet: bool) -> None:
+    assert (found(traceback(end)).topic is Topic.RAYLET_GONE) == raylet
 
 
 @pytest.mark.parametrize(
