@@ -135,7 +135,7 @@ def _unknown(now: Estimates, then: Estimates) -> Iterator[str]:
     for keys, of in ((("ttft_seconds", "e2e_seconds"), "requests"), (("itl_seconds",), "inter-token intervals")):
         found = [spread for one in sides for key in keys if (spread := getattr(one, key)).mean.value is not None]
         for part, fewest in FEWEST_FOR.items():
-            if any(getattr(spread, part).high is None for spread in found):
+            if any(one.value is None and one.high is None for one in (getattr(spread, part) for spread in found)):
                 needed.setdefault(part, f"{part} needs {fewest} {of}")
     if needed:
         yield f"{UNKNOWN}: {', '.join(needed.values())}."
@@ -176,6 +176,8 @@ def _sentence(now: Estimates, then: Estimates) -> str:
     pairs.append(("tokens per second", now.tokens_per_second, then.tokens_per_second))
     parts = []
     for title, before, after in pairs:
+        if after.low is None or after.high is None:
+            continue
         if before.value and after.value is not None and not after.low <= before.value <= after.high:
             share = after.value / before.value - 1
             by = f"{abs(share):.0%}" if share < 1 else f"{after.value / before.value:.1f} times"

@@ -344,7 +344,10 @@ def ceiling(tried: Sequence[Tried]) -> Ceiling | None:
         return by_bracket
     middle = math.sqrt(low * high)
     used = [one for one in tried if middle / USED <= one.rate <= middle * USED]
-    lowest = min((_estimated(used, middle, name) for name in _LATENCIES), key=lambda one: one.rate)
+    estimated = [found for name in _LATENCIES if (found := _estimated(used, middle, name)) is not None]
+    if not estimated:
+        return by_bracket
+    lowest = min(estimated, key=lambda one: one.rate)
     # A step that failed for another reason, or by far, bounds the ceiling from above.
     bounds = [one.rate for one in used if not one.ok and one.limited_by not in _LATENCIES]
     bounds += [
@@ -356,13 +359,15 @@ def ceiling(tried: Sequence[Tried]) -> Ceiling | None:
     return replace(lowest, high=min(lowest.high, most))
 
 
-def _estimated(used: Sequence[Tried], middle: float, name: str) -> Ceiling:
-    """The ceiling of one latency by all steps near the middle of the bracket."""
+def _estimated(used: Sequence[Tried], middle: float, name: str) -> Ceiling | None:
+    """The ceiling of one latency by all steps near the middle of the bracket; None if none of them measured it."""
     points = []
     for one in used:
         shares = one.ttft if name == _LATENCIES[0] else one.itl
         if sum(shares) and (one.ok or not _overloaded(shares)):
             points.append((math.log(one.rate / middle), *shares))
+    if not points:
+        return None
     chances = _posterior(points, 1 / OVERDISPERSION[name])
     mean = sum(map(mul, _PLACES, chances))
     error = math.sqrt(sum(chance * (place - mean) ** 2 for place, chance in zip(_PLACES, chances, strict=True)))

@@ -36,7 +36,7 @@ def drift_spread(evidence: Evidence, cost: StepCost, drifts: Sequence[float] = (
     the posterior of a normal distribution's variance with known mean (Gelman et al., Bayesian Data Analysis, 2.6).
     """
     prior = USUAL_FROM_METRICS if evidence.ends else max(USUAL, _variation(evidence, cost))
-    squares = [math.log1p(one) ** 2 for one in drifts]
+    squares = [math.log1p(one) ** 2 for one in drifts if one > -1]
     return math.sqrt((PRIOR_STARTS * prior**2 + sum(squares)) / (PRIOR_STARTS + len(squares)))
 
 
@@ -50,5 +50,9 @@ def _variation(evidence: Evidence, cost: StepCost) -> float:
 
 
 def _ratios(cost: StepCost, evidence: Evidence) -> list[float]:
-    """Each step's duration over what it should take, in the order of time."""
-    return [step.seconds / cost.seconds(step.sequences, step.tokens, step.reads, step.pairs) for step in evidence.steps]
+    """Each step's duration over what it should take, in the order of time; without steps that the clock missed."""
+    return [
+        step.seconds / cost.seconds(step.sequences, step.tokens, step.reads, step.pairs)
+        for step in evidence.steps
+        if step.seconds > 0
+    ]

@@ -33,6 +33,8 @@ from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Re
 
 DRAWS, CUT = 39, 1
 """The next one of exchangeable values lies between the second lowest and the second highest of 39 in 36 of 40 cases."""
+FEWEST_DRAWS = 20
+"""With fewer draws in which a figure is known it has no interval."""
 MODELS = 12
 """Models of the engine, each with its own ratio, that the draws take in turn."""
 SHIFTS = (0.0, 0.05, 0.1, 0.15, 0.2)
@@ -296,10 +298,15 @@ def _estimates(value: Figures, drawn: Sequence[Figures], cut: int = 0) -> Estima
 
 
 def _estimate(value: float | None, drawn: Sequence[float | None], cut: int) -> Estimate:
-    """The range of what was drawn without the ``cut`` lowest and highest, and of the value itself."""
+    """The range of what was drawn without the ``cut`` lowest and highest, and of the value itself.
+
+    With a ``cut``, no range where fewer than `FEWEST_DRAWS` draws have the figure.
+    """
     known = sorted(one for one in drawn if one is not None)
     if value is None and len(known) < max(1, len(drawn)):
         return Estimate()
+    if cut and len(known) < FEWEST_DRAWS:
+        return Estimate(value)
     ends = [*known[cut : len(known) - cut], *([] if value is None else [value])]
     return Estimate(value, min(ends), max(ends))
 

@@ -323,8 +323,8 @@ class ConsoleApp(App[None]):
         """Show how old the snapshot is when the next one is late, again and again until it is there."""
 
         def is_late() -> None:
+            self._await_late_poll(loop)  # first, so that a failure to draw doesn't end it
             self._set_polling(hanging=loop.time() - self._polled_at)
-            self._await_late_poll(loop)
 
         self._late = loop.call_later(max(LATE_SECONDS, self.polling.refresh), is_late)
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from vllm_console.cli.predict import _lines
 from vllm_console.fleet.predictions import PredictedChange
 from vllm_console.prediction.figures import Figures, Spread, each_once
-from vllm_console.prediction.predict import Prediction, _estimates
+from vllm_console.prediction.predict import Estimate, Prediction, _estimates
 from vllm_console.prediction.score import TrackRecord
 
 MANY = Spread.of(each_once([0.1] * 500))
@@ -43,3 +43,16 @@ def test_each_dash_has_its_reason(case, side):
 def test_a_replay_that_serves_nothing_says_so():
     found = PredictedChange((), Prediction(_estimates(ALL, ())), 600, 10.0, "recorded", TrackRecord(0, None, None))
     assert "no recorded request would be served" in list(_lines("chat", found))[-1]
+
+
+def test_a_figure_without_an_interval_is_shown_without_one_and_not_called_a_change():
+    then = _estimates(ALL, ())
+    then = replace(then, ttft_seconds=replace(then.ttft_seconds, p50=Estimate(0.3), p99=Estimate(0.9)))
+    found = PredictedChange(
+        (), Prediction(_estimates(ALL, ()), then), 600, 10.0, "recorded", TrackRecord(0, None, None)
+    )
+    text = "\n".join(_lines("chat", found))
+    assert "300ms" in text
+    assert "900ms" in text
+    assert "p99 needs" not in text
+    assert "TTFT would" not in text

@@ -148,3 +148,13 @@ def test_a_ceiling_among_failures_in_bursts_is_not_called_unlimited():
     assert ceiling(tried).rate == pytest.approx(5.2, rel=0.1)
     far = [Tried(1.0, False, "itl_p99_seconds"), *(Tried(rate, True) for rate in (2.0, 4.0, 8.0))]
     assert bracket(far).high is None, "that was a disturbance"
+
+
+def test_a_latency_that_was_not_measured_is_not_the_limit():
+    """Answers of one token have no gaps between tokens."""
+    held = [Tried(rate, True, ttft=(300, 0)) for rate in (4.0, 6.0, 8.0)]
+    tried = [*held, Tried(8.6, False, "ttft_p99_seconds", ttft=(294, 6))]
+    assert ceiling(tried).limited_by == "ttft_p99_seconds"
+    nothing = [Tried(8.0, True), Tried(8.6, False, "ttft_p99_seconds", ttft=(100, 200))]
+    found = ceiling(nothing)
+    assert (found.rate, found.limited_by, found.error) == (8.0, "ttft_p99_seconds", None)

@@ -9,9 +9,19 @@ import pytest
 from msgspec.structs import replace
 
 from fakes.virtual_records import Recorded, record, traffic
+from vllm_console.prediction.drift import drift, drift_spread
 from vllm_console.prediction.evidence import Evidence, NoEvidenceError, gather
 from vllm_console.prediction.fit import Fit, fit, step_regression
-from vllm_console.prediction.predict import Change, Prediction, _redrawn, predict
+from vllm_console.prediction.predict import (
+    CUT,
+    FEWEST_DRAWS,
+    Change,
+    Estimate,
+    Prediction,
+    _estimate,
+    _redrawn,
+    predict,
+)
 from vllm_console.prediction.score import KeptPrediction, Traffic, settle, track_record
 
 BASE = "--max-num-seqs 48 --max-model-len 4096"
@@ -91,6 +101,22 @@ def test_the_interval_is_wider_where_earlier_starts_changed_the_speed() -> None:
     usual_width, width = (one.itl_seconds.p50.high - one.itl_seconds.p50.low for one in (usual, after))
     assert width > 2 * usual_width
     assert 0.01 < usual_width / usual.itl_seconds.p50.value < 0.2
+
+
+def test_steps_that_the_clock_missed_are_no_evidence_of_the_speed() -> None:
+    _, evidence, cost = fitted()
+    missed = replace(evidence, steps=tuple(replace(one, seconds=0.0) for one in evidence.steps))
+    assert drift(cost.start, missed) is None
+    assert drift_spread(missed, cost.start, (-1.0,)) == drift_spread(missed, cost.start)
+    partly = replace(evidence, steps=(*missed.steps, *evidence.steps))
+    assert drift(cost.start, partly) == drift(cost.start, evidence)
+
+
+def test_a_figure_that_few_draws_have_has_no_interval() -> None:
+    few = [1.0] * (FEWEST_DRAWS - 1) + [None] * 20
+    assert _estimate(1.0, few, CUT) == Estimate(1.0)
+    assert _estimate(1.0, [*few, 2.0, 3.0], CUT) == Estimate(1.0, 1.0, 2.0)
+    assert _estimate(1.0, [], 0) == Estimate(1.0, 1.0, 1.0), "what was measured is exact"
 
 
 def test_what_follows_shared_prefixes_is_drawn_and_they_keep_their_order() -> None:

@@ -13,8 +13,8 @@ from vllm_console.fleet.verbs import FleetError
 from vllm_console.metrics.sample import Series
 from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
 from vllm_console.ui.panes.finding import StagedState, finding_lines
-from vllm_console.ui.screens.findings import TWO_COLUMNS, findings_page
-from vllm_console.ui.theme import to_ascii
+from vllm_console.ui.screens.findings import TWO_COLUMNS, FindingsScreen, findings_page
+from vllm_console.ui.theme import DIM, to_ascii
 from vllm_launchers.plan import findings as plan_findings
 from vllm_launchers.plan.findings import Level
 
@@ -401,6 +401,21 @@ def test_a_fix_has_its_predicted_effect(fakes):
     server = fakes.pressed(fakes.NOW)
     fix = findings_of(server)[0].flag_fixes[0]
     page = findings_page(
-        server, fakes.NOW, 118, 0, stages=True, predicted=lambda one: "predicted: TTFT" if one == fix else ""
+        server, fakes.NOW, 118, 0, stages=True, predicted=lambda one: ("predicted: TTFT", DIM) if one == fix else ""
     )
     assert page_text(page).count("predicted: TTFT") == 1
+    segments = [segment for strip in page.lines for segment in strip if "predicted: TTFT" in segment.text]
+    assert [segment.style for segment in segments] == [DIM]
+
+
+async def test_a_finding_picked_on_a_wide_screen_is_replaced_when_the_screen_becomes_narrow(console, fakes):
+    healthy = replace(fakes.HEALTHY[0], fixes=())
+    async with console(lambda at: replace(fakes.chat(at), findings=(*fakes.PRESSED, healthy)), size=(130, 40)) as c:
+        await c.press("i")
+        await c.until(lambda: isinstance(c.app.screen, FindingsScreen))
+        last = findings_page(c.app.operations.selected, fakes.NOW, 130, 0, stages=True).items[-1]
+        assert last.fix is None
+        await c.press(*["down"] * 4)
+        await c.pilot.resize_terminal(90, 40)
+        await c.press("enter")
+        await c.sees("staged  --max-num-seqs")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.ui.parts.table_height import TableHeight
 from vllm_console.ui.theme import BAD
 from vllm_launchers.host.gpu.document import read_host
 
@@ -58,6 +59,20 @@ async def test_the_table_does_not_shrink_when_servers_go(console, fakes):
         c.fleet.makers = [fakes.chat]
         await c.until(lambda: "coder" not in c.text)
         assert places(c) == before
+        await c.press("L")
+        assert places(c)["servers"].height == before["servers"].height - 2, "another layout moves everything anyway"
+
+
+def test_the_table_shrinks_to_the_most_that_it_needed_in_a_minute():
+    height = TableHeight()
+    assert [height.rows(needed, at) for at, needed in ((0.0, 3), (1.0, 8), (2.0, 4), (30.0, 6), (61.0, 4))] == [
+        3, 8, 8, 8, 8,
+    ]  # fmt: skip
+    assert height.rows(4, 62.0) == 6
+    assert [height.rows(4, at) for at in (63.0, 122.0, 123.0)] == [6, 6, 4]
+    assert [height.rows(needed, 130.0) for needed in (3, 5, 3)] == [4, 5, 5]
+    height.reset()
+    assert height.rows(3, 131.0) == 3
 
 
 async def test_a_server_without_findings_says_what_happened_last(console, fakes):

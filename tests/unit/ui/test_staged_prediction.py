@@ -11,6 +11,7 @@ from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates
 from vllm_console.prediction.score import TrackRecord
 from vllm_console.ui.parts import staged_prediction
 from vllm_console.ui.parts.staged_prediction import prediction_text
+from vllm_console.ui.theme import ACCENT, DIM
 
 
 def estimates(ttft, itl, preemptions=None):
@@ -51,12 +52,13 @@ def predicted(**changes):
         (FOUND, 120, f"{TTFT} · ITL p50 24ms → 22ms (20ms–25ms) · preemptions 18 → 1/min (0–2)"),
         (FOUND, 60, TTFT),
         (predicted(now=estimates(Estimate(), Estimate())), 120, "predicted: "),
-        (predicted(outside="A guess."), 60, "predicted: A guess."),
+        (predicted(outside="Too far."), 60, "predicted: Too far."),
         (replace(FOUND, source="metrics"), 60, TTFT.replace("predicted", "predicted from metrics")),
     ],
 )
 def test_the_line(found, width, text):
-    assert prediction_text(found, width) == text
+    style = DIM if found.prediction.outside else ACCENT
+    assert prediction_text(found, width) == (text, style)
 
 
 async def test_it_belongs_to_what_is_staged_and_is_kept_with_the_restart(console, fleet):
@@ -98,3 +100,16 @@ async def test_nothing_is_asked_of_what_the_plan_refuses(console, fleet):
         await c.sees("can't be planned")
         await c.pilot.pause(0.1)
         assert asked(fleet) == []
+
+
+async def test_an_old_prediction_is_neither_shown_nor_kept(console, fleet, monkeypatch):
+    fleet.predictions[fleet_values(fleet, 2)] = FOUND
+    async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        await c.sees(TTFT)
+        screen = c.app.operations
+        server = screen.live
+        staged = screen.staging.of(server.name)
+        assert screen.predictions.seen(server, staged) == FOUND
+        monkeypatch.setattr(staged_prediction, "AGE_SECONDS", 0.0)
+        assert screen.predictions.seen(server, staged) is None

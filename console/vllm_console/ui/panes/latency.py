@@ -196,7 +196,7 @@ class _Columns(msgspec.Struct, frozen=True):
 
 
 class _Axis(msgspec.Struct, frozen=True):
-    """A logarithmic axis of ``cells`` for quantiles; its ends are powers of e."""
+    """A logarithmic axis of ``cells`` for quantiles; ``low`` and ``high`` are natural logarithms."""
 
     low: float
     high: float
@@ -204,7 +204,7 @@ class _Axis(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, server: ServerView, latencies: tuple[str, ...], cells: int) -> _Axis | None:
-        """From 1, 2 or 5 of a power of ten below all quantiles that are known to one above; None without any."""
+        """From a power of ten below all known quantiles to one above; None without any."""
         values = [value for latency in latencies for value in _values(latencies_of(server.window, latency))]
         if not values:
             return None

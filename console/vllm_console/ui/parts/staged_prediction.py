@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+from rich.style import Style
 from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import ServerView, State
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 DEBOUNCE_SECONDS = 0.5
 """How long staged changes must stand, with a plan's verdict, before their effect is predicted."""
 AGE_SECONDS = 120.0
-"""Traffic goes on: a prediction is made anew after that."""
+"""Age at which a prediction is recomputed, since traffic changes."""
 MOST_KEPT = 20
 PREDICTING = "predicting…"
 
@@ -39,6 +40,12 @@ class _Answer(msgspec.Struct, frozen=True):
     found: PredictedChange | None
     problem: str
     at: float
+    """Seconds of the monotonic clock."""
+
+    @property
+    def recent(self) -> bool:
+        """Whether it still counts."""
+        return time.monotonic() - self.at < AGE_SECONDS
 
 
 class Predictions:
@@ -55,7 +62,7 @@ class Predictions:
         """Predict what is staged for the selected server, if that is new; end what is computed for anything else."""
         key = self._key(server)
         known = self._answers.get(key) if key is not None else None
-        if known is not None and time.monotonic() - known.at < AGE_SECONDS:
+        if known is not None and known.recent:
             key = None
         if key == self._wanted:
             return
@@ -65,9 +72,9 @@ class Predictions:
             self._timer = self._console.set_timer(DEBOUNCE_SECONDS, partial(self._begin, key))
 
     def seen(self, server: ServerView, staged: Staged) -> PredictedChange | None:
-        """The prediction for these changes, if it was made."""
+        """The prediction for these changes, if it was made within `AGE_SECONDS`."""
         known = self._answers.get((server.name, server.generation, staged))
-        return known.found if known is not None else None
+        return known.found if known is not None and known.recent else None
 
     def text(self, server: ServerView | None, width: int) -> Part:
         """What is predicted, or why nothing is; empty where nothing is staged, or it is not known."""
@@ -77,7 +84,7 @@ class Predictions:
             return (PREDICTING, DIM) if self._running and key == self._wanted else ""
         if known.found is None:
             return (f"not predicted: {plain(known.problem)}", DIM) if known.problem else ""
-        return prediction_text(known.found, width), ACCENT if not known.found.prediction.outside else DIM
+        return prediction_text(known.found, width)
 
     def _key(self, server: ServerView | None) -> _Key | None:
         """What is to be predicted; None for what can't be, and for changes that the plan refuses."""
@@ -124,18 +131,18 @@ class Predictions:
         self._changed()
 
 
-def prediction_text(found: PredictedChange, width: int) -> str:
-    """``predicted: TTFT p99 1.9s → 1.1s (890ms–1.4s) · ITL p50 …``, as much as fits; or why little can be said."""
+def prediction_text(found: PredictedChange, width: int) -> tuple[str, Style]:
+    """``predicted: TTFT p99 1.9s → 1.1s (890ms–1.4s) · ITL p50 …``, as much as fits; dim, why it says little."""
     from vllm_console.fleet.predictions import METRICS  # most consoles predict nothing
 
     prediction = found.prediction
     text = "predicted from metrics: " if found.source == METRICS else "predicted: "
     if prediction.outside:
-        return text + plain(prediction.outside)
+        return text + plain(prediction.outside), DIM
     parts = list(_figures(prediction))
     while len(parts) > 1 and len(text + " · ".join(parts)) > width - 2:
         parts.pop()
-    return text + " · ".join(parts)
+    return text + " · ".join(parts), ACCENT
 
 
 def _figures(prediction: Prediction) -> Iterator[str]:

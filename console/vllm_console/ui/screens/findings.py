@@ -29,7 +29,7 @@ from vllm_console.ui.panes.pane_bar import FINDING_PANES, KV_CACHE, LATENCY, PRE
 from vllm_console.ui.panes.preemptions import preemption_lines
 from vllm_console.ui.panes.throughput import throughput_lines
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.theme import ACCENT, CURSOR, DIM, OK, STRONG
+from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG
 from vllm_console.ui.widgets.chart import ChartView
 from vllm_console.ui.widgets.draw import KeyHint, Part, beside, fit
 from vllm_console.ui.widgets.reader import Reader, scroll_hint
@@ -54,12 +54,16 @@ SIDE_BY_SIDE = 76
 
 
 class Item(msgspec.Struct, frozen=True):
-    """What can be picked: a finding, with one of its fixes if any can be staged. Its rows: first, one past last."""
+    """A `Choice` on a page, with its rows: first, one past last."""
 
     finding: int
     fix: Fix | None
     first: int
     end: int
+
+
+Choice = tuple[int, Fix | None]
+"""What can be picked: the place of a finding, with one of its fixes if any can be staged."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -84,11 +88,12 @@ class FindingsScreen(Screen[None]):
         server: ServerView,
         now: float,
         stage: Callable[[Fix], None] | None,
-        predicted: Callable[[Fix], str] = lambda _fix: "",
+        predicted: Callable[[Fix], Part] = lambda _fix: "",
     ) -> None:
         super().__init__()
         self._server, self._now, self._stage, self._predicted = server, now, stage, predicted
-        self._picked = 0
+        self._picked: Choice = (0, None)
+        """By what it is, not by its place: which findings can be picked depends on the width."""
         self._reader = Reader(
             lambda: f"Findings · {server.marked_name}", lambda width: self._page(width).lines, self._hints
         )
@@ -99,8 +104,18 @@ class FindingsScreen(Screen[None]):
 
     def _page(self, width: int) -> Page:
         return findings_page(
-            self._server, self._now, width, self._picked, stages=self._stage is not None, predicted=self._predicted
+            self._server, self._now, width, self._at(width), stages=self._stage is not None, predicted=self._predicted
         )
+
+    def _choices(self, width: int) -> list[Choice]:
+        return choices(findings_of(self._server), width, stages=self._stage is not None)
+
+    def _at(self, width: int) -> int:
+        """The place of what is picked: if it can't be picked at this width, that of the next one, or the last one."""
+        found = self._choices(width)
+        if self._picked in found:
+            return found.index(self._picked)
+        return next((at for at, (finding, _) in enumerate(found) if finding >= self._picked[0]), max(0, len(found) - 1))
 
     def _hints(self) -> Sequence[KeyHint]:
         items = self._page(self._reader.width).items
@@ -116,14 +131,14 @@ class FindingsScreen(Screen[None]):
     def action_pick(self, by: int) -> None:
         """The next or previous fix or finding; after the last one, scroll on."""
         items = self._page(self._reader.width).items
-        at = self._picked + by
+        at = self._at(self._reader.width) + by
         if not items or not 0 <= at < len(items):
             self._reader.action_scroll(by)
             return
         self._pick(at)
 
     def _pick(self, at: int) -> None:
-        self._picked = at
+        self._picked = self._choices(self._reader.width)[at]
         self._reader.redraw()
         picked = self._page(self._reader.width).items[at]
         self._reader.scroll_to_rows(picked.first, picked.end)
@@ -146,7 +161,7 @@ class FindingsScreen(Screen[None]):
     def action_stage(self) -> None:
         """Stage the chosen fix and go back."""
         items = self._page(self._reader.width).items
-        if self._stage is None or not items or (fix := items[self._picked].fix) is None:
+        if self._stage is None or not items or (fix := items[self._at(self._reader.width)].fix) is None:
             return
         self.dismiss(None)
         self._stage(fix)
@@ -159,7 +174,7 @@ def findings_page(
     picked: int,
     *,
     stages: bool = False,
-    predicted: Callable[[Fix], str] = lambda _fix: "",
+    predicted: Callable[[Fix], Part] = lambda _fix: "",
 ) -> Page:
     """Every finding, the worst first: on a wide screen as a list beside the one that is picked, else below each other.
 
@@ -171,10 +186,7 @@ def findings_page(
         return Page(tuple(lines), ())
     if width < TWO_COLUMNS:
         return _stacked(server, found, now, width, picked if stages else None, predicted)
-    items: list[Item] = []
-    for at, one in enumerate(found):
-        fixes = one.flag_fixes if stages else ()
-        items += [Item(at, fix, 0, 0) for fix in fixes] or [Item(at, None, 0, 0)]
+    items = [Item(at, fix, 0, 0) for at, fix in choices(found, width, stages=stages)]
     here = items[min(picked, len(items) - 1)].finding
     before = next(at for at, item in enumerate(items) if item.finding == here)
     room = width - LIST - 2
@@ -190,13 +202,22 @@ def findings_page(
     return Page(tuple(joined), tuple(items))
 
 
+def choices(found: Sequence[ServerFinding], width: int, *, stages: bool) -> list[Choice]:
+    """What can be picked at this width: each fix, and where findings are listed also those without one."""
+    chosen: list[Choice] = []
+    for at, one in enumerate(found):
+        fixes: list[Choice] = [(at, fix) for fix in one.flag_fixes] if stages else []
+        chosen += fixes or ([(at, None)] if width >= TWO_COLUMNS else [])
+    return chosen
+
+
 def _stacked(
     server: ServerView,
     found: Sequence[ServerFinding],
     now: float,
     width: int,
     picked: int | None,
-    predicted: Callable[[Fix], str],
+    predicted: Callable[[Fix], Part],
 ) -> Page:
     """All findings below each other; what can be picked are fixes."""
     lines: list[Strip] = []
@@ -237,7 +258,7 @@ def _detail(
     now: float,
     width: int,
     picked: int | None,
-    predicted: Callable[[Fix], str],
+    predicted: Callable[[Fix], Part],
     evidence: Sequence[Strip] = (),
 ) -> tuple[list[Strip], list[tuple[int, int]]]:
     """One finding with its chart, and the rows (first, one past last) of each fix that changes flags.
@@ -321,7 +342,7 @@ def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:
     return lines
 
 
-def _fix(server: ServerView, fix: Fix, width: int, here: bool, effect: str) -> list[Strip]:
+def _fix(server: ServerView, fix: Fix, width: int, here: bool, effect: Part) -> list[Strip]:
     """A fix: the change, what it is predicted to do, and its reason beside its trade-off where there is room."""
     mark: Part = (" ▸ ", ACCENT) if here else "   "
     if fix.changes.empty:
@@ -331,7 +352,8 @@ def _fix(server: ServerView, fix: Fix, width: int, here: bool, effect: str) -> l
     else:
         change = fit(change_text(server.flags, fix.changes), width - INDENT).rstrip()
         lines = [line(mark, (change, STRONG + CURSOR if here else ACCENT))]
-        lines += [line("     ", (row, OK)) for row in _wrapped(effect, width - 2)]
+        text, style = (effect, None) if isinstance(effect, str) else effect
+        lines += [line("     ", (row, style)) for row in _wrapped(text, width - 2)]
         texts = [fix.why]
         if fix.tradeoff and width >= SIDE_BY_SIDE:
             column = (width - 7) // 2

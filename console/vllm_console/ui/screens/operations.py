@@ -63,6 +63,7 @@ from vllm_console.ui.parts.server_events import Seen, events_between, seen_of
 from vllm_console.ui.parts.server_verbs import ServerVerbs, no_server
 from vllm_console.ui.parts.staged_prediction import Predictions, prediction_text
 from vllm_console.ui.parts.staging import Staged, Staging, Step
+from vllm_console.ui.parts.table_height import TableHeight
 from vllm_console.ui.parts.time_cursor import TimeCursor
 from vllm_console.ui.parts.traffic import MeasuredTraffic, measured_traffic
 from vllm_console.ui.parts.tuning_bar import TuningBar
@@ -74,6 +75,7 @@ from vllm_console.ui.terminal.lines import LineView, clickable, line
 from vllm_console.ui.terminal.repaint import PartialRepaintScreen
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.chart import ChartView
+from vllm_console.ui.widgets.draw import Part
 from vllm_console.ui.widgets.framed import frames_fit
 from vllm_console.ui.widgets.placed_area import PlacedArea, set_display, set_height
 from vllm_launchers.units import counted
@@ -140,7 +142,7 @@ class OperationsScreen(PartialRepaintScreen):
         self._order = Order()
         self._marked: frozenset[str] = frozenset()
         self._seen: dict[str, Seen] = {}
-        self._table_rows = 0
+        self._table_height = TableHeight()
         self._sized_for: Size | None = None
         self._identities: dict[str, tuple[str, str, int]] = {}
         """By name, the preset, model and generation in the newest snapshot."""
@@ -346,7 +348,8 @@ class OperationsScreen(PartialRepaintScreen):
     def on_resize(self, event: events.Resize) -> None:
         """Draw for the new size; the table starts anew with as few rows as it needs."""
         if event.size != self._sized_for:
-            self._sized_for, self._table_rows = event.size, 0
+            self._sized_for = event.size
+            self._table_height.reset()
         self.call_after_refresh(self.redraw)
 
     def redraw(self) -> None:
@@ -516,7 +519,7 @@ class OperationsScreen(PartialRepaintScreen):
     def _arrange(self, server: ServerView | None) -> None:
         """Give everything its place. Sets only what differs: it costs a layout.
 
-        Heights depend on the size of the screen, never on their content; the table only ever grows. Where rows are
+        Heights depend on the size of the screen, never on their content; the table shrinks late. Where rows are
         scarce, a pane that was made large takes those of the table, too.
         """
         screen, snapshot = self.app.size, self.console.snapshot
@@ -524,10 +527,11 @@ class OperationsScreen(PartialRepaintScreen):
         every = len(snapshot.servers) + (self.time.replay is not None) if snapshot is not None else 0
         most = max(3, screen.height // 4) if screen.height < SHORT else max(4, screen.height // 3)
         framed = frames_fit(screen)
-        self._table_rows = min(most, max(self._table_rows, max(1, every) + 2 + framed))
+        needed = min(most, max(1, every) + 2 + framed)
+        table_rows = self._table_height.rows(needed, snapshot.at if snapshot is not None else 0.0)
         measured = server is not None and (server.state in MEASURED or server.moment is not None or server.replayed)
         alone = bool(self.panes.zoomed) and measured and screen.height < SHORT
-        table = 0 if alone else self._table_rows
+        table = 0 if alone else table_rows
         set_height(self._table, table)
         set_display(self._table, not alone)
         set_height(self._finding, finding)
@@ -567,6 +571,7 @@ class OperationsScreen(PartialRepaintScreen):
     def action_next_layout(self) -> None:
         """The next layout of the panes."""
         zoomed, before = bool(self.panes.zoomed), self._arrangement
+        self._table_height.reset()
         for _ in PaneLayout:
             self.panes.next_layout()
             self.redraw()
@@ -578,6 +583,7 @@ class OperationsScreen(PartialRepaintScreen):
     def choose_layout(self, layout: PaneLayout) -> None:
         """Lay the panes out like this."""
         self.panes.layout, self.panes.zoomed = layout, ""
+        self._table_height.reset()
         self.redraw()
 
     def show_pane(self, pane: str) -> None:
@@ -592,6 +598,7 @@ class OperationsScreen(PartialRepaintScreen):
 
     def _panes_changed(self) -> None:
         """Draw; requests are read only while they are in sight."""
+        self._table_height.reset()
         self.redraw()
         server = self.selected
         if self.wanted_time.requests and server is not None and (server.probe is None or not server.probe.requests):
@@ -1014,8 +1021,8 @@ class OperationsScreen(PartialRepaintScreen):
         stage = partial(self._stage_fix_of, server.name) if may_stage else None
         self.app.push_screen(FindingsScreen(server, snapshot.at, stage, partial(self._predicted, server)))
 
-    def _predicted(self, server: ServerView, fix: Fix) -> str:
-        """What a fix is predicted to do, if that was worked out; empty else."""
+    def _predicted(self, server: ServerView, fix: Fix) -> Part:
+        """The predicted effect of a fix; empty if there is no recent prediction."""
         found = self.predictions.seen(server, steps_of(server.flags, fix))
         return prediction_text(found, PREDICTION_WIDTH) if found is not None else ""
 

@@ -200,9 +200,7 @@ def braille(values: Sequence[float | None], scale: Scale, *, area: bool) -> list
 
     None, which is 'not reported', leaves its column blank; any reported value shows at least one dot.
     """
-    newest = (
-        max(0, len(values) - 1) // 2 * 2
-    )  # the first value of the newest cell, which alone changes until it is full
+    newest = _newest_cell(values)
     before = values[newest - 1] if newest else None
     last = _braille(tuple(values[newest:]), None if before is None else scale.level(before), scale, area)
     return [(*row, *end) for row, end in zip(_earlier_cells(tuple(values[:newest]), scale, area), last, strict=True)]
