@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,9 @@ STALE_SECONDS = 30.0
 RECENT_SECONDS = 65.0
 """How far back every single sample is read: a one-minute window, and the sample before it."""
 
+EARLIER_RUNS_SECONDS = 300.0
+"""Earlier runs are read again after this long: a run's findings are stored a while after it ended."""
+
 MENTIONED_SECONDS = 600.0
 """How long a restart that did not happen is mentioned."""
 
@@ -95,8 +99,8 @@ class WatchedServer:
         self._past_of = 0
         self._restart: LastRestart | None = None
         self._probe: ServerProbe | None = None
-        self._earlier: tuple[int, Sequence[PastRun]] = (0, ())
-        """The runs before a generation."""
+        self._earlier: tuple[int, float, Sequence[PastRun]] | None = None
+        """The runs before a generation, and when they were read."""
         self._window: Window | None = None
         """The last minute, as of the newest snapshot."""
 
@@ -387,18 +391,19 @@ class WatchedServer:
         return self._judge.findings(record, details, context, now, wait=not self._interactive)
 
     def _earlier_runs(self, record: ServerRecord) -> Sequence[PastRun]:
-        """This server's runs before the current one, newest first, read once per generation."""
+        """This server's runs before the current one, newest first; read again after `EARLIER_RUNS_SECONDS`."""
         from vllm_console.runs.store import FILE_NAME, RunStore, RunStoreError
 
         number = record.current.number
-        if self._earlier[0] != number:
+        now = time.monotonic()
+        if self._earlier is None or self._earlier[0] != number or now - self._earlier[1] >= EARLIER_RUNS_SECONDS:
             try:
                 runs = RunStore(self._folder.parents[1] / FILE_NAME, read_only=True).past(record.name)
             except RunStoreError:
-                runs = []  # the fleet reports the problem when it enters a run
+                return ()  # the fleet reports the problem when it enters a run
             before = [run for run in runs if run.generation < number and run.started_at >= record.created_at]
-            self._earlier = (number, before)
-        return self._earlier[1]
+            self._earlier = (number, now, before)
+        return self._earlier[2]
 
     def _reason(self, record: ServerRecord, details: Details) -> str:
         """The keeper's sentence; for a failed server with the log line that shows the cause."""

@@ -238,8 +238,8 @@ class SlowTokens:
         running /= evidence.engines
         if not self._slower_with_load(frames, self.goal(evidence)):
             cause = (
-                "Most steps are fast enough, a few are far slower. Neither their sequences nor prompts nor preemptions "
-                f"explain that: another process may take time from this {evidence.hardware}."
+                "Most steps are fast, a few take far longer, and the number of sequences doesn't explain it. Check "
+                f"what else uses this {evidence.hardware}."
             )
             return cause, ()
         sequences = "1 sequence" if round(running) == 1 else f"{running:.0f} sequences"

@@ -49,7 +49,7 @@ def _experience(changes: Changes, flags: Flags, earlier: Sequence[PastRun], code
             held[code] += until - since
     longest = sorted(((length, code) for code, length in held.items() if length >= LEAST_SECONDS), reverse=True)
     found = " and ".join(f"{title_of_code(code)} for {round_duration(length)}" for length, code in longest[:2])
-    return f"Run {run.generation} had these flags: {found}." if found else ""
+    return f"Run {run.generation} used these flags and had: {found}." if found else ""
 
 
 def _same(one: Flags, other: Flags) -> bool:

@@ -26,7 +26,7 @@ def test_what_an_earlier_run_with_these_flags_had_is_in_the_tradeoff_and_the_fix
     first, last = fixes(run(1, ("slow_first_token", 0.0, 400.0), ("slow_first_token", 500.0, 820.0)))
     assert first == SHORTER
     assert last.changes == FEWER.changes
-    assert last.tradeoff == "TTFT can rise. Run 1 had these flags: TTFT above objective for 12m."
+    assert last.tradeoff == "TTFT can rise. Run 1 used these flags and had: TTFT above objective for 12m."
 
 
 def test_the_newest_of_such_runs_counts() -> None:
