@@ -109,8 +109,10 @@ def _encodable(value: Any) -> Any:
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
         return {_encodable(key): _encodable(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_encodable(each) for each in value]
+    if isinstance(value, tuple):  # a skip's place and reason stay one
+        return tuple(_encodable(each) for each in value)
     return value
 
 
