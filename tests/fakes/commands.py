@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 from fakes.forked import Forks
 from fakes.ports import free_port
 
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG")
-"""Python and the dynamic linker read variables with these beginnings once, when a process starts. PYTHONPATH is not
-meant: tests set it for the servers that a command starts.
+"""Python and the dynamic linker read variables with these beginnings once, when a process starts. PYTHONPATH counts
+only if it changes Python itself: other tests set it for the servers that a command starts.
 """
 
 
@@ -80,7 +81,13 @@ def _started_forks() -> Forks:
 
 
 def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(READ_AT_START) and name != "PYTHONPATH"}
+    folders = [Path(folder) for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    customized = any((folder / "sitecustomize.py").exists() for folder in folders)
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(READ_AT_START) and (customized or name != "PYTHONPATH")
+    }
 
 
 def _pipe(kind: str) -> tuple[int, int]:

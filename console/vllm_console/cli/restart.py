@@ -18,7 +18,7 @@ from vllm_console.cli.options import (
 )
 from vllm_console.cli.output import Document, ask, complain, print_json, warn_of_plan
 from vllm_console.cli.servers import server_document
-from vllm_console.cli.waiting import did_not_happen, report_server, settled, wait_for_restart, wait_until
+from vllm_console.cli.waiting import did_not_happen, not_ready, report_server, settled, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import plain
@@ -188,7 +188,7 @@ def run_rolling(fleet: LocalFleet, args: argparse.Namespace, changes: Changes, o
         old = fleet.snapshot().server(args.name)
         print_json(_document(old, new, compared, stopped=stopped))
     if new.state is not State.READY:
-        complain(f"{new.name} is {new.state}: {new.reason}; {args.name} was not changed")
+        complain(f"{not_ready(new)}: {new.reason}; {args.name} keeps serving")
     return 0 if compared is not None else 1
 
 

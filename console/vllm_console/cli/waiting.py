@@ -100,6 +100,11 @@ def settled(server: ServerView) -> bool:
     return server.state in (State.READY, State.STOPPED)
 
 
+def not_ready(server: ServerView) -> str:
+    """``chat failed``, or ``chat is starting``."""
+    return f"{server.name} failed" if server.state is State.FAILED else f"{server.name} is {server.state}"
+
+
 def report_server(args: argparse.Namespace, server: ServerView, *, wanted: State | None) -> int:
     """Print a server; exit code 1, with the reason on stderr, if it is not in the ``wanted`` state."""
     if args.json:
@@ -111,7 +116,7 @@ def report_server(args: argparse.Namespace, server: ServerView, *, wanted: State
         if server.notice:
             print(f"  note: {plain(server.notice)}")
     if server.state is State.FAILED or (wanted is not None and server.state is not wanted):
-        complain(f"{server.name} is {server.state}: {server.reason}")
+        complain(f"{not_ready(server)}: {server.reason}")
         return 1
     return 0
 
