@@ -63,10 +63,10 @@ class Judged(msgspec.Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """For people: the objective, its limit, and the limit's source."""
-        return f"{self._told}; {self.note}" if self.note else self._told
+        return f"{self._sentence}; {self.note}" if self.note else self._sentence
 
     @property
-    def _told(self) -> str:
+    def _sentence(self) -> str:
         title = NAMES[self.name]
         limit = f"{self._shown(self.limit)} ({self.source})"
         if self.ok is None and self.bucket is not None:

@@ -255,7 +255,7 @@ class RestartPreparation:
         if self.waits:
             self.record(PreparationStep.ACCEPTED)
 
-    def can_not_go_on(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         """The server can't be stopped for it."""
         if self.waits:
             self.discard(PreparationStep.FAILED, reason)

@@ -80,7 +80,7 @@ class PreparedLaunch:
         """Its process, once it runs."""
         self.version = ""
         """The version of its vLLM, once it is known."""
-        self._said: dict[str, Mapping[str, Any]] = {}
+        self._reports: dict[str, Mapping[str, Any]] = {}
         """What the process has reported, by step."""
         self._answer: Mapping[str, Any] | None = None
         self._ended = self._launched = False
@@ -106,8 +106,8 @@ class PreparedLaunch:
     def wait(self, seconds: float, *steps: str) -> Mapping[str, Any]:
         """Its process's report of one of these steps; empty if it has ended or is launched before, or takes longer."""
         with self._changed:
-            self._changed.wait_for(lambda: self.over or not self._said.keys().isdisjoint(steps), seconds)
-            return next((self._said[step] for step in steps if step in self._said), {})
+            self._changed.wait_for(lambda: self.over or not self._reports.keys().isdisjoint(steps), seconds)
+            return next((self._reports[step] for step in steps if step in self._reports), {})
 
     @property
     def over(self) -> bool:
@@ -118,7 +118,7 @@ class PreparedLaunch:
     def usable(self) -> bool:
         """Whether its process can still become the server."""
         with self._changed:
-            return not self.over and self._said.keys().isdisjoint({"refused", "unprepared"})
+            return not self.over and self._reports.keys().isdisjoint({"refused", "unprepared"})
 
     def launch(self, lock: int, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Let it be the keeper of its folder, whose lock this is; returns its answer, None if it has ended.
@@ -167,7 +167,7 @@ class PreparedLaunch:
                     if "pid" in message:
                         self.pid = message["pid"]
                     elif "step" in message:
-                        self._said[message["step"]] = message
+                        self._reports[message["step"]] = message
                         self.version = str(message.get("vllm") or self.version)
                     else:
                         self._answer = message

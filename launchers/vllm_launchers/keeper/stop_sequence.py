@@ -122,8 +122,8 @@ class Stop:
         self.requested = requested
         self.next_spec = next_spec
         self.retry = retry
-        self.anew = ""
-        """Why the present generation has to be started once more, if it has."""
+        self.restart_reason = ""
+        """Why the present generation is started once more; empty if it is not, or if that is a pending start."""
         self.stuck: tuple[int, ...] = ()
         """Pids that survived SIGKILL."""
         self._note = note

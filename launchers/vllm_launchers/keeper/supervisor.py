@@ -705,7 +705,7 @@ class Supervisor:
         if stop.next_spec is not None:
             self.start_next(stop.next_spec, start_pending=True)
         elif self.record.start_pending:
-            self._start_process(stop.anew or START_PENDING, attempt=self.record.attempt)
+            self._start_process(stop.restart_reason or START_PENDING, attempt=self.record.attempt)
         elif stop.requested:
             self._reservation.release()
             self.record_writer.move(Transition.GONE, reason, server=None, keeper=None, next_spec=None)
@@ -824,19 +824,19 @@ class Supervisor:
             self._sleeper.begin(order, *self._to_own(record, record.server))
 
     def slept(self, event: SleepProgress) -> None:
-        """A step of going to sleep or waking up; a server that can't continue after that is started anew."""
+        """A step of going to sleep or waking up; a server that can't continue after that is restarted."""
         if event.epoch != self._epoch or self._ended or self._stop is not None or not self._sleeper.busy:
             return
         if why := self._sleeper.progress(event):
-            self.note(f"started anew: {why}")
-            self._start_anew()
+            self.note(f"restarted: {why}")
+            self._restart_after_sleep()
 
-    def _start_anew(self) -> None:
+    def _restart_after_sleep(self) -> None:
         """Restart a server that can't be used after its sleep; if that can't be done now, `tick` tries again."""
         try:
             self.stop(self.record.current.spec)
         except KeeperError as error:
-            reason = f"can't be started anew: {error}"
+            reason = f"can't be restarted: {error}"
             if self.record.reason != reason:
                 self.note(reason)
                 self.record_writer.change(reason=reason)
@@ -848,7 +848,7 @@ class Supervisor:
         try:
             self.stop(spec)
         except KeeperError as error:
-            self._preparation.can_not_go_on(str(error))
+            self._preparation.fail(str(error))
         else:
             self._preparation.server_stops()
 
@@ -864,7 +864,7 @@ class Supervisor:
         if waits:
             stop.next_spec = spec
             return {"next_spec": spec}
-        stop.anew = f"started anew, since what was prepared could not be used: {why}"
+        stop.restart_reason = f"restarted without preparation, because the prepared process could not be used: {why}"
         return {"start_pending": True}
 
     # -- what time brings ------------------------------------------------------------------------------------------
@@ -886,7 +886,7 @@ class Supervisor:
                     self._retry()
         elif record.state is State.ASLEEP and record.sleep is not None and record.sleep.step in UNUSABLE:
             if not self.record_writer.trouble:
-                self._start_anew()
+                self._restart_after_sleep()
         elif record.attempt and record.state is State.READY and now - self._health.since >= self._context.tuning.steady:
             self.record_writer.change(attempt=0)
         elif self._group is not None and not self._ended:
@@ -917,7 +917,7 @@ def _me() -> dict[str, Any]:
 
 
 def _of_this_start(record: ServerRecord) -> Sleep | None:
-    """What a new generation keeps of the sleep of the one before: why it had to be started anew."""
+    """What a new generation keeps of the sleep of the one before: why it had to be restarted."""
     sleep = record.sleep
     if sleep is None or sleep.step not in (SleepStep.FAILED, SleepStep.MISMATCH):
         return None

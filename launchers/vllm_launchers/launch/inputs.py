@@ -19,8 +19,8 @@ from vllm_launchers.host.hub_folders import cache_folder as hub_cache
 from vllm_launchers.launch.errors import UsageError
 from vllm_launchers.launch.placement import AUTO
 from vllm_launchers.plan.budget.memory_flags import draft_model
-from vllm_launchers.plan.build import overlay
 from vllm_launchers.plan.checks.request import on_ray
+from vllm_launchers.plan.choices.inputs import overlay
 from vllm_launchers.plan.findings import PlanError
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Engine, EngineKind, Flags

@@ -228,7 +228,7 @@ class Launcher:
                 return self._launch(name, launch)
 
     def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerRecord:
-        """Launch the same server with changed flags next to a ready one, which goes on serving: the first half of a
+        """Launch the same server with changed flags next to a ready one, which keeps serving: the first half of a
         rolling update. It has another port and a name of its own: ``NAME-2``, or ``NAME`` again if that has ended.
 
         Raises:
@@ -237,7 +237,7 @@ class Launcher:
             UsageError: the options ask for what only a restart does.
         """
         if options.prepare or options.rollback:
-            raise UsageError("--rolling needs neither --prepare nor --rollback: the old server goes on serving")
+            raise UsageError("--rolling needs neither --prepare nor --rollback: the old server keeps serving")
         with self._one_at_a_time():
             record = client.read(self._state, name)
             refuse_node(record)

@@ -38,7 +38,9 @@ def check_nodes(nodes: NodesRequest, engine: Engine, preset: Preset, changes: Ch
         raise PlanError(f"{name} can't run on several nodes without Ray: it has no --{NODES}{since}")
     backend = changes.set.get(BACKEND, preset.flags[BACKEND].value if BACKEND in preset.flags else None)
     if backend == "ray":
-        raise PlanError(f"--nodes starts vLLM on each machine itself; on a Ray cluster --{BACKEND} ray does without it")
+        raise PlanError(
+            f"--nodes starts vLLM on each machine itself; on a Ray cluster, use --{BACKEND} ray instead of --nodes"
+        )
     given = {*preset.flags, *changes.set} - set(changes.unset)
     if both := sorted(given.intersection(NODE_FLAGS)):
         raise PlanError(f"--{both[0]} follows from --nodes: leave it out")

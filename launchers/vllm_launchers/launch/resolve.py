@@ -24,13 +24,13 @@ from vllm_launchers.plan.attention import BACKEND_VARIABLE
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.engine_report import as_reported, budget_figures
 from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.build import make_plan, overlay
+from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.checks.check import check
 from vllm_launchers.plan.checks.model import HERE
 from vllm_launchers.plan.checks.request import gpus_of, on_ray
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.choose import choose, suggest
-from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInputs, SeenRoom
+from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInputs, SeenRoom, overlay
 from vllm_launchers.plan.choices.layout import all_layouts, fixed_layout, held_at_p95, sizes
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, node_choices
 from vllm_launchers.plan.choices.pool import pool_of

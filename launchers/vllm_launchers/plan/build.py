@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from vllm_launchers.plan.checks.sleep import DEVELOPERS
-from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.plan.choices.inputs import Choice, Source, overlay
 from vllm_launchers.plan.findings import Finding, Level, PlanError
-from vllm_launchers.plan.flags import SLEEP_MODE, flag_words, normalise_setting, spellings
+from vllm_launchers.plan.flags import SLEEP_MODE, flag_words, spellings
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.presets.model import FlagSetting, Preset
+from vllm_launchers.presets.model import Preset
 from vllm_launchers.secrets import holds_secret
 from vllm_launchers.vllm.engines import Engine, EngineKind
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
 
 QUIET_ENDPOINTS = "/health,/metrics"
 CPU_KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
@@ -22,31 +22,6 @@ CPU_KV_GIB = 2
 """GiB of RAM for the KV cache on a CPU build if not configured."""
 
 _QUIET_SINCE = (0, 16, 0)
-
-YOU_SET_IT = "set by you"
-
-
-def overlay(
-    preset_flags: Mapping[str, FlagSetting], changes: Changes, sources: Mapping[str, str] | None = None
-) -> dict[str, Choice]:
-    """A preset's flags with a user's changes, and nothing derived from traffic, model or machine.
-
-    ``sources`` gives the source of a flag that is not the preset's own (for a restart).
-
-    Raises:
-        FlagError: a change names an invalid flag, a secret, or a setting chosen elsewhere.
-    """
-    sources = sources or {}
-    unset = {spelling for name in changes.unset for spelling in spellings(name)}
-    found = {
-        name: Choice(name, setting.value, setting.why, Source(sources.get(name, Source.PRESET)))
-        for name, setting in preset_flags.items()
-        if name not in unset
-    }
-    for name, value in dict(normalise_setting(name, value) for name, value in changes.set.items()).items():
-        if name not in found or not same_value(found[name].value, value):
-            found[name] = Choice(name, value, YOU_SET_IT, Source.YOU)
-    return found
 
 
 class _Draft:

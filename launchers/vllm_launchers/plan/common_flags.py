@@ -82,7 +82,7 @@ COMMON_FLAGS: tuple[CommonFlag, ...] = (
     _f("scheduling-policy", _T, "fcfs", "Who is served next: first come, or by the request's priority",
        "fcfs priority"),
     _f("async-scheduling", _B, "by model", "Prepare the next step while the GPU computes this one"),
-    _f("stream-interval", _I, "1", "Send streamed answers every so many tokens", low=1),
+    _f("stream-interval", _I, "1", "Send streamed output every N tokens", low=1),
     _f("performance-mode", _T, "balanced", "Tune defaults towards latency or throughput",
        "balanced interactivity throughput"),
     # Model and weights
@@ -106,10 +106,10 @@ COMMON_FLAGS: tuple[CommonFlag, ...] = (
        "auto none embed classify"),
     _f("seed", _I, "0", "Seed of the random numbers"),
     # Several GPUs
-    _f("tensor-parallel-size", _I, "1", "Split each layer over so many GPUs; NVLink is recommended", low=1),
-    _f("pipeline-parallel-size", _I, "1", "Put the layers one after the other on so many groups of GPUs", low=1),
-    _f("data-parallel-size", _I, "1", "Run so many copies of the model behind one port", low=1),
-    _f("decode-context-parallel-size", _I, "1", "Split the KV cache of long contexts over so many GPUs", low=1),
+    _f("tensor-parallel-size", _I, "1", "GPUs to split each layer over; NVLink is recommended", low=1),
+    _f("pipeline-parallel-size", _I, "1", "Pipeline stages: groups of layers on different GPUs", low=1),
+    _f("data-parallel-size", _I, "1", "Replicas of the model behind one port", low=1),
+    _f("decode-context-parallel-size", _I, "1", "GPUs to split the KV cache of long contexts over", low=1),
     _f("enable-expert-parallel", _B, "off", "Spread the experts of a mixture model over the GPUs, each one whole"),
     _f("distributed-executor-backend", _T, "by size", "How worker processes are run", "mp ray uni external_launcher …"),
     _f("disable-custom-all-reduce", _B, "off", "Use NCCL alone; fixes hangs on GPUs without peer access"),

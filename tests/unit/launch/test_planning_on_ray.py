@@ -140,7 +140,7 @@ def test_named_gpus_are_refused_since_ray_chooses(place: str, gpus: tuple[int, .
 
 
 def test_nodes_of_vllm_and_ray_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match="on a Ray cluster --distributed-executor-backend ray does without it"):
+    with pytest.raises(UsageError, match="on a Ray cluster, use --distributed-executor-backend ray instead of --nodes"):
         launch(nodes=NodesRequest(2, master_addr="10.0.0.1"))
 
 

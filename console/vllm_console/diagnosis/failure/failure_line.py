@@ -438,7 +438,7 @@ def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) 
     above = traceback_above(parsed, index)
     if is_ignored(parsed, above):
         return None
-    if _PYDANTIC.search(exception["text"] or "") and (refused_at := told_by_pydantic(parsed, index)) is not None:
+    if _PYDANTIC.search(exception["text"] or "") and (refused_at := pydantic_error_line(parsed, index)) is not None:
         return _Candidate(refused_at, _Rank.NAMED, _refused(parsed, refused_at))
     if rule := _named(line):
         return _behind_nccl(parsed, index, rule, _Rank.NAMED)
@@ -653,7 +653,7 @@ def is_wrapped(parsed: Sequence[LogLine], index: int) -> bool:
     return False
 
 
-def told_by_pydantic(parsed: Sequence[LogLine], index: int) -> int | None:
+def pydantic_error_line(parsed: Sequence[LogLine], index: int) -> int | None:
     """The line below a ValidationError that says what is wrong."""
     for below in range(index + 1, min(index + 8, len(parsed))):
         message = parsed[below].message.lstrip()

@@ -242,7 +242,7 @@ RULES: tuple[FailureRule, ...] = (
     _rule(
         r"Failed to import Ray: |Using Ray backend requires installation of ray|Ray is not installed",
         Cause.OTHER,
-        "vLLM was to run its workers with Ray, which is not installed in its environment.",
+        "vLLM is configured to use Ray, which is not installed in its environment.",
         topic=Topic.RAY_MISSING,
     ),
     _rule(
@@ -268,7 +268,7 @@ RULES: tuple[FailureRule, ...] = (
     _rule(
         r"Cannot provide a placement group ",
         Cause.OTHER,
-        "The Ray cluster had not as many free GPUs as the server has workers, and vLLM stopped waiting for them.",
+        "The Ray cluster had too few free GPUs for the workers; vLLM timed out waiting.",
         topic=Topic.RAY_GPUS,
     ),
     _rule(

@@ -30,7 +30,8 @@ def ray_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     if cluster is None:
         return
     if cluster.missing:
-        text = f"Ray is not installed beside this vLLM ({plan.engine.path}): {cluster.missing}; pip install ray there"
+        where = f"this vLLM's environment ({plan.engine.path})"
+        text = f"Ray is not installed in {where}: {cluster.missing}; pip install ray there"
         yield Finding("ray_missing", Level.ERROR, text)
     elif cluster.problem:
         text = f"no Ray cluster answers{_at(cluster)}: {cluster.problem}; start it, or set {ADDRESS}"
@@ -78,7 +79,7 @@ def _nodes(plan: Plan, inputs: PlanInputs, cluster: RayCluster) -> Iterator[Find
         yield Finding("ray_gpus_too_few", Level.ERROR, text, fix, surely=False)
         return
     if free is not None and free < needed:
-        text = f"{found}, of which {free} are free and {needed} are needed: {WAITS} unless others end"
+        text = f"{found}, of which {free} are free and {needed} are needed: {WAITS} unless other jobs end"
         yield Finding("ray_gpus_busy", Level.WARNING, text)
     else:
         known = "" if free is None else f", {free} free"

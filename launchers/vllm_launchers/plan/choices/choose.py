@@ -8,8 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.build import overlay
-from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, WORKLOAD_FLAGS, BudgetFor, Choice, ChoiceInputs, Source
+from vllm_launchers.plan.choices.inputs import (
+    PARALLEL_FLAGS,
+    WORKLOAD_FLAGS,
+    BudgetFor,
+    Choice,
+    ChoiceInputs,
+    Source,
+    overlay,
+)
 from vllm_launchers.plan.choices.layout import (
     Fit,
     budget_for,

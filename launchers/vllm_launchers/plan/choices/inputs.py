@@ -23,9 +23,11 @@ from vllm_launchers.plan.flags import (
     PREFIX,
     SEQUENCES,
     TENSOR,
+    normalise_setting,
+    spellings,
 )
-from vllm_launchers.presets.model import Workload
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+from vllm_launchers.presets.model import FlagSetting, Workload
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.release_defaults import Release
 
@@ -53,6 +55,32 @@ class Choice(msgspec.Struct, frozen=True):
     reason: str
     source: Source
     tradeoff: str = ""
+
+
+YOU_SET_IT = "set by you"
+
+
+def overlay(
+    preset_flags: Mapping[str, FlagSetting], changes: Changes, sources: Mapping[str, str] | None = None
+) -> dict[str, Choice]:
+    """A preset's flags with a user's changes, and nothing derived from traffic, model or machine.
+
+    ``sources`` gives the source of a flag that is not the preset's own (for a restart).
+
+    Raises:
+        FlagError: a change names an invalid flag, a secret, or a setting chosen elsewhere.
+    """
+    sources = sources or {}
+    unset = {spelling for name in changes.unset for spelling in spellings(name)}
+    found = {
+        name: Choice(name, setting.value, setting.why, Source(sources.get(name, Source.PRESET)))
+        for name, setting in preset_flags.items()
+        if name not in unset
+    }
+    for name, value in dict(normalise_setting(name, value) for name, value in changes.set.items()).items():
+        if name not in found or not same_value(found[name].value, value):
+            found[name] = Choice(name, value, YOU_SET_IT, Source.YOU)
+    return found
 
 
 WORKLOAD_FLAGS = (LENGTH, SEQUENCES, BATCHED, PREFIX, CHUNKED)

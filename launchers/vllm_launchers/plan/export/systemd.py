@@ -59,7 +59,7 @@ def _comments(plan: Plan, unit: str, *, user: bool) -> str:
     place = f"~/.config/systemd/user/{unit}.service" if user else f"/etc/systemd/system/{unit}.service"
     lines = [f"Put this into {place}, then: {control} daemon-reload && {control} enable --now {unit}"]
     if _program(plan) != plan.engine.command[0]:
-        lines.append(f"Put the program's own path where {_program(plan)} stands, and its folder into PATH.")
+        lines.append(f"Replace {_program(plan)} with the program's path and add its folder to PATH.")
     if user:
         lines.append('To have it run while you are logged out: loginctl enable-linger "$USER"')
     else:

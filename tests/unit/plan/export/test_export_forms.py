@@ -342,5 +342,5 @@ def test_systemd_needs_a_whole_path(make: Make) -> None:
 def test_a_vllm_that_is_not_here_gets_a_place_to_fill_in(make: Make) -> None:
     unit = systemd_unit(make(command=("vllm",)), user=True)
     assert "ExecStart=/usr/local/bin/vllm serve " in unit
-    assert "# Put the program's own path where /usr/local/bin/vllm stands" in unit
-    assert "Put the program's own path" not in systemd_unit(make(), user=True)
+    assert "# Replace /usr/local/bin/vllm with the program's path" in unit
+    assert "with the program's path" not in systemd_unit(make(), user=True)
