@@ -54,7 +54,7 @@ def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[i
     """The engine never answers; returns the pids of its process and of that one's child, once they run."""
     pipe = tmp_path / "pids"
     os.mkfifo(pipe)
-    monkeypatch.setattr(engine_verdict, "prepared_argv", lambda _plan: (sys.executable, "-c", HANGS, str(pipe)))
+    monkeypatch.setattr(engine_verdict, "prepared_command", lambda *_: (sys.executable, "-c", HANGS, str(pipe)))
     return lambda: [int(word) for word in pipe.read_text().split()]
 
 
@@ -126,7 +126,7 @@ def test_it_is_launched_only_if_nothing_has_changed(plan: Plan, folder: Path) ->
 def test_a_process_that_dies_says_nothing_about_flags(
     plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_verdict, "prepared_argv", lambda _plan: (sys.executable, "-c", "raise SystemExit(9)"))
+    monkeypatch.setattr(engine_verdict, "prepared_command", lambda *_: (sys.executable, "-c", "raise SystemExit(9)"))
     assert EngineVerdicts().ask(plan(), folder) == Verdict(Answer.UNKNOWN, "its process ended before it answered")
 
 

@@ -251,5 +251,5 @@ def test_labels(name: str, written: str) -> None:
 def test_bytes_that_are_no_text_are_refused_by_name(form: Callable[[Plan], str], make: Callable[..., Plan]) -> None:
     plan = make({"chat-template": "whole"})  # which a plan refuses itself, when asked for it
     argv = tuple("a\udcffb" if word == "whole" else word for word in plan.argv)
-    with pytest.raises(ExportError, match="no UTF-8"):
+    with pytest.raises(ExportError, match="not UTF-8"):
         form(msgspec.structs.replace(plan, argv=argv, flags={**plan.flags, "chat-template": "a\udcffb"}))
