@@ -1,6 +1,6 @@
-"""Settings: what an administrator sets for everybody, then a person's own ``config.toml``; checked key by key.
+"""Settings: what an administrator sets for everybody, then the user's own ``config.toml``; checked key by key.
 
-What the administrator's file sets binds: a person's own file, ``--config`` and the environment add to it and loosen
+What the administrator's file sets binds: the user's own file, ``--config`` and the environment add to it and loosen
 nothing of it. Its path is fixed, since ``XDG_CONFIG_DIRS`` is each person's own to set. It is a guard-rail, no wall:
 whoever may run programs can run vLLM without this one.
 """
@@ -152,7 +152,7 @@ class Settings(Config, frozen=True):
     """What holds: the person's ``shares`` and ``reserve``, and all else as both files together say.
 
     ``binding`` is the administrator's own file, whose shares and reserves hold besides; ``sources`` has for each key
-    that is set the file that it comes from; ``notices`` what a person should know of these files, one sentence each.
+    that is set the file that it comes from; ``notices`` what the user should know of these files, one sentence each.
     """
 
     binding: Config = Config()

@@ -177,7 +177,7 @@ def test_what_gpus_did_is_had_as_a_table_and_as_json(program: Callable[..., Any]
     none = program("host", "--history", "1h")
     assert none.returncode == 1
     assert "no GPU was recorded yet" in none.stderr
-    assert "there is no such range; give one of 5m" in program("host", "--history", "1y").stderr
+    assert "unknown range; use one of 5m" in program("host", "--history", "1y").stderr
     host = read_host(Path("4xa6000"))
     state = tmp_path / "state" / "vllm-console"
     state.mkdir(parents=True, mode=0o700)

@@ -28,7 +28,7 @@ def ask_prometheus(url: str) -> Monitoring:
         why = "nothing answers" if isinstance(error, httpx.ConnectError) else redact(plain(str(error), 200))
         return Monitoring(shown, problem=f"no Prometheus at {shown}: {why}")
     except ValueError:
-        return Monitoring(shown, problem=f"no Prometheus at {shown}: its answer is none of Prometheus's")
+        return Monitoring(shown, problem=f"no Prometheus at {shown}: the response is not from Prometheus")
     return Monitoring(shown, tuple(_targets(targets)), tuple(_alerts(rules)))
 
 

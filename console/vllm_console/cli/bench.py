@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shape(parser)
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     parser.add_argument(
-        "--yes", action="store_true", help="also if other clients use the server: their requests will wait"
+        "--yes", action="store_true", help="proceed even if other clients use the server: their requests will wait"
     )
     add_json(parser)
     parser.add_argument("more", nargs="*", metavar="-- WORD", help="options passed to 'vllm bench serve'")

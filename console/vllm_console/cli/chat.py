@@ -158,7 +158,7 @@ def _prompt(in_terminal: bool) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise UsageError("the prompt on standard input is no UTF-8 text") from error
+        raise UsageError("the prompt on standard input is not UTF-8") from error
     text = text.removesuffix("\n")
     if not text.strip():
         raise UsageError("no prompt on standard input: echo 'Hello' | vllm-console chat NAME")

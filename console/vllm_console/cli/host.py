@@ -131,7 +131,7 @@ def range_named(name: str) -> ChartRange:
         if one.name == wanted:
             return one
     known = ", ".join(one.name for one in CHART_RANGES)
-    raise UsageError(f"--history {name}: there is no such range; give one of {known}")
+    raise UsageError(f"--history {name}: unknown range; use one of {known}")
 
 
 def read_charts(args: argparse.Namespace, span: ChartRange, recorded: Host | None) -> list[GpuChart]:

@@ -145,7 +145,7 @@ def add_request(parser: argparse.ArgumentParser, *, gpus: str) -> None:
 
 
 def add_engine(parser: argparse.ArgumentParser, note: str = "") -> None:
-    """With which engine; ``note`` begins the helps."""
+    """Options that choose the engine; ``note`` is prepended to the help texts."""
     parser.add_argument(
         "--engine", choices=["auto", "vllm", "simulated"], default="auto",
         help=f"{note}engine (default: auto, the first vLLM found)",

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_changes(parser)
     add_probe(parser)
     parser.add_argument(
-        "--ask-vllm", action="store_true", help="let the installed vLLM validate the flags, which takes some 10 s"
+        "--ask-vllm", action="store_true", help="let the installed vLLM validate the flags, which takes about 10 s"
     )
     parser.add_argument("--hub", action="store_true", help="fetch model facts from the Hugging Face hub if not cached")
     parser.add_argument("--export", choices=FORMS, metavar="FORM", help=f"print it as {', '.join(FORMS)}")

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes",
         action="store_true",
-        help="also if other clients use the server, or it is not yours: their requests will wait",
+        help="proceed even if other clients use the server, or it is not yours: their requests will wait",
     )
     parser.add_argument("--remote", action="store_true", help="allow an attached endpoint, or another machine")
     add_json(parser)

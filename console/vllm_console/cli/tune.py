@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shape(parser)
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     parser.add_argument(
-        "--yes", action="store_true", help="also if other clients use the server: its restarts interrupt them"
+        "--yes", action="store_true", help="proceed even if other clients use the server: its restarts interrupt them"
     )
     add_json(parser)
 

@@ -134,7 +134,7 @@ def _value(
     *,
     at_least: bool = False,
 ) -> tuple[float | None, str]:
-    """The objective's value with an engine, None if there is none, and why that is a guess."""
+    """The objective's value with an engine, None if there is none, and why that is uncertain."""
     if goal.objective == GOODPUT:
         value = held_rate(traffic, engine, goal.limits, near, at_least=at_least)
         rate = value

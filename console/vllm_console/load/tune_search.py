@@ -53,7 +53,7 @@ Set = Mapping[str, FlagValue]
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """Flags to set, and the objective's value that is predicted with them. ``outside`` is why that is a guess."""
+    """Flags to set, and the objective's value that is predicted with them. ``outside`` is why that is uncertain."""
 
     set: Set
     predicted: float

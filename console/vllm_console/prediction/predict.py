@@ -49,9 +49,7 @@ FAR = 2.0
 """Batches and prefills beyond this multiple of what was observed are none that the server has shown."""
 _BLOCK_OF_REQUESTS = 10
 _MOST_RESIDUAL = 2.0
-_PREEMPTING = (
-    "Requests would be preempted, or nearly so: there, a traffic reconstructed from metrics is too far from what comes."
-)
+_PREEMPTING = "Requests would be preempted, or nearly so; traffic reconstructed from metrics is too inaccurate there."
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -369,7 +367,7 @@ def unusable(evidence: Evidence, change: Change) -> str:
         known = "The records don't hold" if not evidence.ends else "The metrics don't tell"
         return f"{known} the whole traffic: {evidence.flaw}."
     if change.after.prefix_caching and not change.now.prefix_caching:
-        return "Turning prefix caching on can't be predicted: the records don't say which prompts begin alike."
+        return "Turning prefix caching on can't be predicted: the records don't show which prompts share a prefix."
     about = "About " if evidence.ends else ""
     longest = change.after.scheduler.max_model_len
     refused = sum(one.prompt_tokens + one.output_tokens > longest for one in evidence.arrivals)
@@ -406,7 +404,7 @@ def _missed(evidence: Evidence, modeled: Figures, baseline: Replayed) -> str:
             )
     cached = sum(one.cached_tokens for one in baseline.requests[evidence.first : evidence.end] if one is not None)
     if abs(cached - evidence.cached_tokens) > MOST_MISSED * max(evidence.cached_tokens, 1) + 0.02 * _prompts(evidence):
-        return "The records don't say well enough which prompts begin alike, and its prefix cache matters."
+        return "The records don't show which prompts share a prefix, which matters for this server."
     return ""
 
 
@@ -427,19 +425,19 @@ def _outside(evidence: Evidence, found: Replayed, baseline: Replayed, load: floa
     """Why a prediction says less than its figures; empty if it doesn't."""
     if load > MOST_LOAD:
         return (
-            f"This traffic would take about {load:.0%} of what the server can serve: above {MOST_LOAD:.0%} only the "
-            "direction and the order of magnitude can be told."
+            f"This traffic would take about {load:.0%} of what the server can serve: above {MOST_LOAD:.0%} only "
+            "direction and order of magnitude are reliable."
         )
     batch = _typical_most(found.batches)
     if batch > FAR * max(evidence.most_running, 1):
         return (
             f"Up to {batch} requests would run at once, and this server has shown at most {evidence.most_running}: "
-            "how long such steps take is a guess."
+            "step times there are extrapolated."
         )
     if found.prefill_tokens > FAR * max(baseline.prefill_tokens, 1):
         return (
             f"Steps would compute up to {found.prefill_tokens:,} prompt tokens, and this server has shown at most "
-            f"{baseline.prefill_tokens:,}: how long such steps take is a guess."
+            f"{baseline.prefill_tokens:,}: step times there are extrapolated."
         )
     return ""
 

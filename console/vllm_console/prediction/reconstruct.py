@@ -206,7 +206,7 @@ def _flaw(intervals: Sequence[_Interval]) -> str:
             "real one"
         )
     if counted("prefix_cache_hits_total") > MOST_HITS * max(1.0, total["prompt_tokens"].sum):
-        return "its prefix cache matters, and metrics don't tell which prompts begin alike"
+        return "metrics don't show which prompts share a prefix, which matters for this server"
     came = sum(one.came for one in intervals)
     allowed = _FEW + _MANY * came
     began = total["ttft"].count + intervals[-1].after.waiting - intervals[0].before.waiting

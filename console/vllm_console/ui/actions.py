@@ -1,4 +1,4 @@
-"""The one registry of what a person can do: key bindings, commands, help, footer and docs/keys.md come from it."""
+"""The one registry of what the user can do: key bindings, commands, help, footer and docs/keys.md come from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_console.ui.parts.staging import TUNING_KEYS
 
 
 class Action(msgspec.Struct, frozen=True):
-    """Something a person can do with a key.
+    """Something the user can do with a key.
 
     ``id`` is its name in settings; ``keys`` are Textual key names, the first is shown; ``scope`` is ``app``,
     ``operations`` or one of `SCREENS`; ``changes`` marks what changes a server or the shared board: it is absent with
@@ -76,7 +76,7 @@ _ACTIONS: tuple[Action, ...] = (
     _action("edit_flags", "e", "Edit all flags of the selected server", "operations", _STAGE, "flags", changes=True),
     _action("restart", "r", "Restart the selected server, or the marked ones, with the staged flags", "operations",
             _SERVERS, "restart", changes=True),
-    _action("rolling_update", "U", "Start the server again next to itself with the staged flags: a rolling update",
+    _action("rolling_update", "U", "Rolling update: start a second instance with the staged flags",
             "operations", _SERVERS, "update", changes=True),
     _action("stop", "s", "Stop the selected server, or the marked ones", "operations", _SERVERS, "stop", changes=True),
     _action("switch_preset", "w", "Switch the selected server to another preset", "operations", _SERVERS, "switch",
@@ -315,7 +315,7 @@ def scoped(scope: str, read_only: bool = False) -> Iterator[Action]:
 
 
 def bindings(scope: str, priority: Collection[str] = ()) -> list[Binding]:
-    """Textual bindings of a scope; each has the action's id, so that a person's settings can move it.
+    """Textual bindings of a scope; each has the action's id, so that the user's settings can move it.
 
     Those with an id in ``priority`` come before those of the widget that has the focus.
     """

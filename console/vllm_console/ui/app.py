@@ -74,7 +74,7 @@ LATE_SECONDS = 3.0
 class ConsoleApp(App[None]):
     """The console. It starts nothing and stops nothing by itself; servers outlive it.
 
-    ``refresh`` is in seconds; ``keymap`` is a preset of keys, ``keys`` maps an action's id to a person's own; ``theme``
+    ``refresh`` is in seconds; ``keymap`` is a preset of keys, ``keys`` maps an action's id to the user's own; ``theme``
     is a color theme, ``columns`` are those of the table of servers; ``demo`` marks a demonstration; ``notifier``
     receives every snapshot; ``layout`` is how panes are laid out at first; ``at`` (Unix seconds) opens it at an earlier
     moment, ``server`` on that server, ``replay`` on a run that has ended; ``state`` is the folder in which typed
@@ -174,7 +174,7 @@ class ConsoleApp(App[None]):
         return self.operations
 
     def on_mount(self) -> None:
-        """Start polling; end when the terminal goes or a person quits."""
+        """Start polling; end when the terminal goes or the user quits."""
         loop = asyncio.get_running_loop()
         if not self.is_headless:
             favor_the_screen()
@@ -511,7 +511,7 @@ class ConsoleApp(App[None]):
         self._message_timer = self.set_timer(MESSAGE_SECONDS, self._forget_message)
 
     def messages_seen(self) -> None:
-        """A person has read what is shown."""
+        """The user has read what is shown."""
         self.messages.seen()
         self._draw_message()
 

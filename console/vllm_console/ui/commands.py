@@ -314,7 +314,7 @@ SERVER_ACTIONS: Mapping[str, str] = {
 
 _OF_A_SERVER = {
     "restart": "Restart SERVER with what is staged for it", "stop": "Stop SERVER",
-    "update": "Start SERVER again next to itself with what is staged for it: a rolling update",
+    "update": "Rolling update: start a second instance of SERVER with its staged flags",
     "remove": "Remove SERVER: delete its record and log; its runs can be replayed",
     "load": "Send SERVER its preset's workload, or stop it",
     "ramp": "Find the highest request rate at which SERVER meets its objectives",

@@ -86,7 +86,7 @@ class KeysError(ValueError):
 
 
 def chosen_keys(preset: str, own: Mapping[str, str]) -> ChosenKeys:
-    """The keys that differ from the registry's: those of a preset, and a person's own in their place.
+    """The keys that differ from the registry's: those of a preset, and the user's own in their place.
 
     Raises:
         KeysError: an unknown action, or two actions of a screen with one key.
@@ -174,7 +174,7 @@ def _is_key(name: str) -> bool:
 
 
 def _conflicts(keys: ChosenKeys) -> list[str]:
-    """A sentence per key that two actions of a screen have, if a person or a preset chose it for one of them.
+    """A sentence per key that two actions of a screen have, if the user or a preset chose it for one of them.
 
     Textual itself silently lets one binding shadow another. Where the registry has it so, it is meant: on other screens
     than the operations screen ``q`` leads back.

@@ -151,6 +151,6 @@ def test_prometheus_says_what_it_scrapes_and_which_rules_it_has(prometheus):
 def test_what_is_no_prometheus_is_said_in_one_sentence(prometheus, body):
     answers, url = prometheus
     answers["/api/v1/targets"] = answers["/api/v1/rules"] = body
-    assert ask_prometheus(url).problem == f"no Prometheus at {url}: its answer is none of Prometheus's"
+    assert ask_prometheus(url).problem == f"no Prometheus at {url}: the response is not from Prometheus"
     assert "nothing answers" in ask_prometheus("http://127.0.0.1:9").problem
     assert ask_prometheus("nonsense").problem

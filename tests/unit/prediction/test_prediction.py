@@ -138,7 +138,7 @@ def test_a_quantile_that_few_requests_decide_is_not_shown() -> None:
 
 def test_near_capacity_only_the_direction_is_told() -> None:
     prediction, _ = predicted("--max-num-seqs 3 --max-model-len 4096")
-    assert "direction and the order of magnitude" in prediction.outside
+    assert "direction and order of magnitude" in prediction.outside
     assert prediction.predicted.ttft_seconds.p50.value is not None
     assert prediction.load is not None
     assert prediction.load > 0.85
@@ -148,7 +148,7 @@ def test_what_the_records_do_not_say_is_refused() -> None:
     found, evidence, cost = fitted()
     off = replace(found.limits, prefix_caching=False)
     caching = predict(evidence, cost, Change(off, found.limits))
-    assert "prompts begin alike" in caching.outside
+    assert "prompts share a prefix" in caching.outside
     assert caching.predicted.ttft_seconds.p50.value is None
     assert caching.now.ttft_seconds.p50.value is not None
     short = replace(found.limits, scheduler=replace(found.limits.scheduler, max_model_len=600))

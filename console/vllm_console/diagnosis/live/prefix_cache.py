@@ -85,7 +85,7 @@ class PrefixCacheIdle:
         if short is not None:
             measures.append(Measure(f"prompts of at most {count(step)} tokens", f"at least {percent(short)}"))
         if short is not None and short >= MOST_TOO_SHORT:
-            cause = f"{blocks}, and {percent(short)} of the prompts have no more than that: they can't have a hit."
+            cause = f"{blocks}, and {percent(short)} of the prompts have no more than that: they can't hit the cache."
         else:
             cause = f"{blocks}: prompts share hardly any prefix, or one that is shorter."
         fixes = present((finer_prefixes(evidence, step),))

@@ -24,7 +24,7 @@ from vllm_console.ui.widgets.draw import Part, fit, parts_length
 from vllm_launchers.keeper.records import SleepStep
 
 WIDE = 100
-"""From this width on the keys are named in full."""
+"""Minimum width for the keys' full names."""
 
 MOST_LINES = 3
 """On a large screen."""

@@ -48,7 +48,7 @@ _WHO_WIDE, _BESIDE_WHO = 24, 60
 YOURS = " (yours)"
 
 TWO_COLUMNS = 150
-"""From this width on processes are listed beside the GPUs."""
+"""Minimum width for processes beside the GPUs."""
 _ROLES = {"head": STRONG, "lost": BAD, "nvlink": None, "switch": None, "fact": None}
 
 

@@ -16,7 +16,7 @@ from vllm_console.ui.widgets.draw import Part
 USAGE = Curve("kv_cache_usage")
 
 APART = 0.05
-"""From this difference on the median is shown beside the present usage."""
+"""Minimum difference for the median beside the present usage."""
 
 
 def kv_cache_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:

@@ -39,7 +39,7 @@ CHARTS = {
 SMALLEST_CHART = 5
 
 SPREAD = 100
-"""From this width on the table has each latency's quantiles on a common axis."""
+"""Minimum width for each latency's quantiles on a common axis."""
 
 LONGEST_SPREAD = 120
 

@@ -39,8 +39,8 @@ NO_VLLM = (
     "No vLLM was found: this starts the simulated engine (no GPU, no real answers). "
     "For a real one: 'vllm-console engines install', or set vllm in config.toml."
 )
-"""Shown as long as the simulated engine is what would start for want of a real one. It starts at a key nevertheless: it
-needs no GPU and ends without a trace, and newcomers come here first."""
+"""Shown while the simulated engine would start because no vLLM was found. One key starts it nevertheless: it needs no
+GPU and leaves nothing behind, and new users see this screen first."""
 
 
 def outcome_parts(outcome: Outcome) -> list[Part]:
@@ -79,8 +79,8 @@ def plan_lines(
     asking: str = "",
     note: str = "",
 ) -> list[Strip]:
-    """Memory, findings and command line, or why nothing can run. ``asking`` is said of a verdict that is awaited, and
-    of the process that waits after it. ``note`` is what a person should know of the engine.
+    """Memory, findings and command line, or why nothing can run. ``asking`` describes a verdict that is awaited, and
+    the process that waits after it. ``note`` is what the user should know about the engine.
 
     Where there is too little room for all of it the finding that is selected stays whole, the others are cut to a line
     each, and the command line to what is left.
@@ -145,32 +145,32 @@ def strip_lines(
 
 
 def ready_line(plan: Plan, width: int, *, fresh: bool = True, asking: str = "") -> Strip:
-    """That nothing stands against a launch; or that its memory could not be checked, which is no approval."""
+    """That the plan is ready to launch, or that its memory could not be checked, which is no approval."""
     text, style = (" ! memory not checked", WARN) if plan.memory is None else (" ✓ ready to launch", OK)
-    said, of_verdict = _verdict(plan, asking)
-    more = fit(f" · {said}", width - len(text)) if said else ""
+    verdict, of_verdict = _verdict(plan, asking)
+    more = fit(f" · {verdict}", width - len(text)) if verdict else ""
     return line((text, style if fresh else DIM), (more, of_verdict if fresh else DIM))
 
 
 def _conclusion(plan: Plan, width: int, asking: str) -> list[Strip]:
-    """What stands below the findings: the engine's own verdict, unless it is one of them; without any, readiness."""
+    """The lines below the findings: the engine's own verdict, unless it is a finding; without findings, readiness."""
     if not plan.findings:
         return [ready_line(plan, width, asking=asking)]
-    said, style = _verdict(plan, asking)
+    text, style = _verdict(plan, asking)
     mark = "✓ " if style is OK else "  "
-    return [line((fit(f" {mark}{said}", width), style))] if said else []
+    return [line((fit(f" {mark}{text}", width), style))] if text else []
 
 
 def _verdict(plan: Plan, asking: str) -> tuple[str, Style | None]:
     """The engine's verdict in words and what is prepared, or that it is awaited.
 
-    Empty where it was not asked, or is a finding.
+    Empty if it was not asked, or its verdict is a finding.
     """
     verdict = plan.verdict
     if verdict is None or verdict.answer is Answer.REFUSED:
         return plain(asking), DIM
-    said = "; ".join(filter(None, (format_verdict(plan, verdict), asking)))
-    return plain(said), OK if verdict.answer is Answer.ACCEPTED else DIM
+    text = "; ".join(filter(None, (format_verdict(plan, verdict), asking)))
+    return plain(text), OK if verdict.answer is Answer.ACCEPTED else DIM
 
 
 def _where(plan: Plan, width: int, *, noted: bool) -> list[Strip]:

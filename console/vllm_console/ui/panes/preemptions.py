@@ -17,7 +17,7 @@ from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
 from vllm_console.ui.widgets.draw import Part
 
 WIDE = 56
-"""From this width on the rate's window is written in full."""
+"""Minimum width for the rate's window in full."""
 
 NEEDED = 26
 """Cells that the title takes besides the window and the rate."""

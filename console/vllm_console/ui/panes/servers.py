@@ -36,8 +36,8 @@ STATE_STYLE = {
 }
 
 WITH_MODEL = 118
-"""From this width on there is a column of models. On a narrow screen the name stands for model and preset: it is the
-preset's, unless a person chose another."""
+"""Minimum width for a column of models. Below it the name stands for model and preset: it is the preset's unless the
+user chose another."""
 
 _FIGURE = 6
 """Cells of the usage behind the bar of the KV cache."""
@@ -105,7 +105,7 @@ COLUMNS = {
 """Every column's heading, by the name that settings and the command line have."""
 
 DEFAULT_COLUMNS = tuple(COLUMNS)
-"""What is shown, as far as it fits, where a person has not chosen."""
+"""What is shown, as far as it fits, where the user has not chosen."""
 
 TEXTS = ("NAME", "MODEL", "PRESET", "OWNER", "HOST", "STATE", "GPU", "PORT", "ENGINE")
 """Columns that are sorted upwards first."""
@@ -155,7 +155,7 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
         Column("ENGINE", 17, "<", lambda s, _now, _width: (s.engine.label if s.engine else UNKNOWN, DIM),
                lambda s: s.engine.label if s.engine else None, 14, False),
     ]  # fmt: skip
-    if chosen:  # what a person names first is kept longest
+    if chosen:  # what the user names first is kept longest
         by_title = {column.title: column for column in columns}
         kept = dict.fromkeys(("name", *chosen))
         return [replace(by_title[COLUMNS[name]], rank=rank) for rank, name in enumerate(kept)]
@@ -267,7 +267,7 @@ def _status_room(columns: Sequence[Column], width: int) -> dict[int, int]:
 
 
 def _not_then(server: ServerView, selected: bool) -> str:
-    """What stands in place of the figures of a server that is not shown as of the moment."""
+    """Shown in place of the figures of a server that is not shown as of the moment."""
     if not server.recorded:
         return "no history: not your server"
     return "reading this moment" if selected else "select it to see it at this moment"
@@ -462,7 +462,7 @@ class TableState(msgspec.Struct, frozen=True):
     marked: frozenset[str] = frozenset()
     title: str = "Servers"
     columns: tuple[str, ...] = ()
-    """What a person chose, by name; empty for what fits."""
+    """What the user chose, by name; empty for what fits."""
     past: bool = False
     """Whether the screen shows an earlier moment."""
 

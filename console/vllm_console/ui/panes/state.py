@@ -23,7 +23,7 @@ _STYLE = {State.FAILED: BAD, State.UNRESPONSIVE: BAD, State.STOPPING: WARN, Stat
 
 
 def state_lines(server: ServerView, now: float, width: int, height: int) -> list[Strip]:
-    """Title with the state and its age, how far it is, stages, memory, reason, what a person can do."""
+    """Title with the state and its age, how far it is, stages, memory, reason, what the user can do."""
     age = duration(now - server.state_since)
     right: tuple[Part, ...] = ((f"{server.state_text} {age}", _STYLE.get(server.state, STRONG)),)
     what = "Start-up of " if server.state is State.STARTING else ""

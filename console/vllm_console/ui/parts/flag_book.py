@@ -76,7 +76,7 @@ class FlagBook:
         return None if common is None else _of_common(common)
 
     def value(self, name: str, text: str) -> FlagValue:
-        """What a person typed, as a value of the flag's own type.
+        """What the user typed, as a value of the flag's own type.
 
         Raises:
             FlagError: vLLM would refuse it; one sentence says what it takes.
@@ -119,7 +119,7 @@ class FlagBook:
         return f"no flag matches '{plain(name)}'" + (f"; did you mean {near}?" if near else "")
 
     def named(self, text: str) -> str:
-        """The name that a person typed, as the program holds it.
+        """The name that the user typed, as the program holds it.
 
         Raises:
             FlagError: it cannot be a flag's name, is chosen elsewhere, or this vLLM has no such flag.

@@ -1,4 +1,4 @@
-"""Changes to a set of flags while a person makes them: what was, what is staged, what comes next. Pure."""
+"""Changes to a set of flags while the user makes them: what was, what is staged, what comes next. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class FlagEdits(msgspec.Struct):
     base: Flags
     edits: dict[str, FlagValue | None] = msgspec.field(default_factory=dict)
     added: list[str] = msgspec.field(default_factory=list)
-    """Names that a person added, in that order, whether they have a value yet or not."""
+    """Names that the user added, in that order, whether they have a value yet or not."""
 
     @classmethod
     def of(cls, base: Flags, changes: Changes) -> FlagEdits:

@@ -6,7 +6,7 @@ from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
 
 
 class GpuHistoryChoice:
-    """What a person chose. Until one steps to another GPU, it is the first one of the selected server."""
+    """What the user chose. Until one steps to another GPU, it is the first one of the selected server."""
 
     def __init__(self) -> None:
         self.shown = False

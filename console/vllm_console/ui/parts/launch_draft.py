@@ -1,4 +1,4 @@
-"""A launch while a person puts it together: preset, fields, engine, changed flags. Pure."""
+"""A launch while the user puts it together: preset, fields, engine, changed flags. Pure."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class LaunchDraft:
         return self._edits[self.preset.name]
 
     def text(self, name: str) -> str:
-        """What a person put into a field; empty when it is left to the program."""
+        """What the user put into a field; empty when it is left to the program."""
         if name == "model":
             return self._models.get(self.preset.name, self.offered.get(self.preset.name, ""))
         if name == "engine":

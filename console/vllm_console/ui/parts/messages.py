@@ -76,7 +76,7 @@ class Messages:
             self._current = None
 
     def accepted(self, server: str) -> None:
-        """A person's verb on a server was accepted: what went wrong before is out of date, but not another server's."""
+        """The user's verb on a server was accepted: what went wrong before is out of date, but not another server's."""
         if self._unseen is not None and self._unseen.server in ("", server):
             self._unseen = None
 

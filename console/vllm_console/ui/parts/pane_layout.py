@@ -1,6 +1,6 @@
 """Where the panes of the operations screen stand: all in a grid, one large, side by side, or stacked.
 
-Places depend on the size of the screen and on what a person chose, never on what is drawn, so the grid stays put. Pure.
+Places depend on the size of the screen and on what the user chose, never on what is drawn, so the grid stays put. Pure.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ PANES = ("kv-cache", "preemptions", "latency", "throughput", "log", "gpus", "req
 
 METRICS, LOG, GPUS, REQUESTS, STEPS = PANES[:4], *PANES[4:]
 STATE, WELCOME, SPARKS = "state", "welcome", "sparks"
-"""What stands in place of panes: a server that is not measured, no server; and panes that are drawn as one line."""
+"""Shown in place of panes: a server that is not measured, no server; and panes that are drawn as one line."""
 
 COLUMN = 36
 """The least width of a pane beside another."""
 
 GRID_HEIGHT = 32
-"""From this height of the screen on a grid has more than one row."""
+"""Minimum height of the screen for a grid of more than one row."""
 
 TALL_HEIGHT = 40
-"""From this height on a narrow screen shows all panes, too."""
+"""Minimum height for all panes on a narrow screen."""
 
 SMALLEST_PANE = 6
 """Rows below which a pane has nothing to say."""
@@ -34,7 +34,7 @@ LARGE_ROWS, LONG_ROWS = 9, 16
 """Rows that a large pane keeps before others get a line: a chart with its figures; a list."""
 
 GPU_ROWS = 34
-"""From so many rows on the GPUs are part of the overview."""
+"""Minimum rows for GPUs in the overview."""
 
 
 class PaneLayout(StrEnum):
@@ -77,7 +77,7 @@ def best_layout(screen: Size) -> PaneLayout:
 
 
 def arrange(layout: PaneLayout, large: str, area: Size, shown: Shown) -> Arrangement:
-    """The arrangement of an area of panes. ``large`` is the pane that a person zoomed, empty if none."""
+    """The arrangement of an area of panes. ``large`` is the pane that the user zoomed, empty if none."""
     whole = Region(0, 0, area.width, max(0, area.height))
     if large in (LOG, GPUS) and not (shown.measured and shown.server):
         return Arrangement(PaneLayout.FOCUS, {large: whole}, large)
@@ -172,7 +172,7 @@ def _columns(area: Region, count: int) -> list[Region]:
 
 
 class PaneChoice:
-    """What a person chose: a layout, and a pane to see large."""
+    """What the user chose: a layout, and a pane to see large."""
 
     def __init__(self, layout: str = PaneLayout.AUTO) -> None:
         self.layout = PaneLayout(layout)

@@ -1,4 +1,4 @@
-"""The commands that a person has typed, the newest first; remembered in the state folder, at most `MOST_KEPT`."""
+"""The commands that the user has typed, the newest first; remembered in the state folder, at most `MOST_KEPT`."""
 
 from __future__ import annotations
 

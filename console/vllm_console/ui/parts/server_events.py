@@ -14,7 +14,7 @@ from vllm_console.ui.theme import BAD, OK, WARN
 
 
 class ServerEvent(msgspec.Struct, frozen=True):
-    """Something that happened to a server, in a sentence. ``aloud``: it is an answer to what a person did."""
+    """Something that happened to a server, in a sentence. ``aloud``: it is an answer to what the user did."""
 
     server: str
     text: str

@@ -1,4 +1,4 @@
-"""What a person does to a server: restart, stop, remove, switch, load. Asks first, runs it in a thread, reports it."""
+"""What the user does to a server: restart, stop, remove, switch, load. Asks first, runs it in a thread, reports it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class RollingUpdates:
         """By the name of each new server that is starting: its generation, and the name of the old one."""
 
     def update(self, selected: ServerView | None) -> None:
-        """Start it again next to itself with the staged flags, after a yes."""
+        """Start a second instance with the staged flags, after a yes."""
         server = self._verbs.idle(selected)
         if server is None:
             return

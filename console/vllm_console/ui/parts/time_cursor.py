@@ -69,7 +69,7 @@ class TimeCursor:
         self._at = at
         self._end = min(time.time(), at + DEFAULT_RANGE.seconds / 2) if at is not None else None
         self._log: bool | None = None
-        """The scale that a person chose."""
+        """The scale that the user chose."""
         self._marker_message = ""
         """The message about the marker under the cursor."""
         if replay is not None:

@@ -71,7 +71,7 @@ MOST_CHANGES = 5
 """Lines for what was changed."""
 
 WIDE = 100
-"""From this width on the objective stands beside each figure."""
+"""Minimum width for the objective beside each figure."""
 
 NARROW = 69
 """Below this width columns take no more than most figures need: the verdict would be cut."""

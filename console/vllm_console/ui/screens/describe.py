@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.adapters import Adapters
 
 TWO_COLUMNS, GAP = 110, 4
-"""From this width on the command stands beside the facts, so many cells apart."""
+"""Minimum width for the command beside the facts, and the cells between them."""
 
 MOST_VALUE = 32
 """Cells of a flag's value; the command line has it whole."""
@@ -179,7 +179,7 @@ def facts(server: ServerView, now: float) -> Mapping[str, str]:
 
 
 def _facts(server: ServerView, now: float, width: int) -> list[Strip]:
-    """Names and values; why it is down, and what a person should know, last."""
+    """Names and values; why it is down, and what the user should know, last."""
     rows: list[tuple[Value, Value]] = []
     for name, value in facts(server, now).items():
         if value:

@@ -41,16 +41,16 @@ LEAST_MEASURE = 26
 INDENT = 3
 
 TWO_COLUMNS, LIST = 110, 32
-"""From this width on findings are listed in the first column, of so many cells, beside the selected one."""
+"""Minimum width for a list of findings, of ``LIST`` cells, beside the selected one."""
 
 CHART_ROWS = 11
 """Rows of the chart that shows the evidence."""
 
 WRAPPING_TABLE = 80
-"""From this width on the figures stand in a table although their sources may go on in the next line."""
+"""Minimum width for a table of figures whose sources may wrap."""
 
 SIDE_BY_SIDE = 76
-"""From this width on a fix has its trade-off beside its reason."""
+"""Minimum width for a fix's trade-off beside its reason."""
 
 
 class Item(msgspec.Struct, frozen=True):

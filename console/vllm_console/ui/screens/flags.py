@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
 
 WIDE = 110
-"""From this width on meanings stand in the table."""
+"""Minimum width for meanings in the table."""
 
 TALL, ABOUT_ROWS, TALL_ABOUT_ROWS = 36, 4, 8
 """Rows for the description of the flag under the cursor: more of them from a certain height on."""

@@ -623,5 +623,5 @@ class LaunchScreen(Screen[ServerView | None]):
 
 
 def _note_of(draft: LaunchDraft) -> str:
-    """What a person should know of the engine that the plan has."""
+    """What the user should know about the plan's engine."""
     return NO_VLLM if draft.substituted else ""

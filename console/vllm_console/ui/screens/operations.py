@@ -94,7 +94,7 @@ CHART_ROWS = 16
 """Rows that the charts of a GPU want."""
 
 TWO_MESSAGE_ROWS = 50
-"""From this height of the screen on messages have two rows."""
+"""Minimum height of the screen for two rows of messages."""
 
 PREDICTION_WIDTH = 160
 """Cells that a predicted effect may take on the findings screen, where it wraps."""
@@ -131,7 +131,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.time = TimeCursor(console, self._time_changed, at, replay)
         self.panes = PaneChoice(layout)
         self.columns = tuple(columns)
-        """The columns of the table that a person chose, by name; empty for what fits."""
+        """The columns of the table that the user chose, by name; empty for what fits."""
         self.gpu_history = GpuHistoryChoice()
         self.hints = Hints(console.hints is not None, console.hints_ended)
         self._arrangement: Arrangement | None = None
@@ -865,7 +865,7 @@ class OperationsScreen(PartialRepaintScreen):
             self.verbs.restart(self.live)
 
     def action_rolling_update(self) -> None:
-        """Start the server under the cursor again next to itself."""
+        """Rolling update: start a second instance of the server under the cursor with the staged flags."""
         self.verbs.rolling.update(self.live)
 
     def action_stop(self) -> None:

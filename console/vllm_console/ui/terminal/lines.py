@@ -64,7 +64,7 @@ def line(*parts: str | tuple[str, Style | None]) -> Strip:
 
 
 def cells_of(segments: Iterable[Segment]) -> list[Cell]:
-    """What stands in each cell. A wide character stands in its first cell; its second holds an empty text."""
+    """The content of each cell. A wide character is in its first cell; its second one has an empty text."""
     cells: list[Cell] = []
     for text, style, control in segments:
         if control:
@@ -199,7 +199,7 @@ class LineView(Widget):
         return max(1, len(self._lines))
 
     def _finished(self, y: int) -> Strip:
-        """What stands in a row, however long, with what the mouse does to it and in the colors of the theme."""
+        """The content of a row, however long, with its mouse actions and in the colors of the theme."""
         strip = self._lines[y] if y < len(self._lines) else BLANK
         if self._hovered is not None and self._hovered[0] == y:
             strip = _underlined(strip, self._hovered[1])
@@ -214,7 +214,7 @@ class LineView(Widget):
         return strip
 
     def segments_between(self, y: int, first: int, end: int) -> list[Segment]:
-        """What stands in a row from one cell to before another; what no line fills is blank."""
+        """The content of a row from one cell to before another; cells that no line fills are blank."""
         segments: list[Segment] = []
         at = 0
         for segment in self._finished(y):

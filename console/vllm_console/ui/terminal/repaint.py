@@ -91,7 +91,7 @@ class PartialCompositor(Compositor):
 def _pieces(
     y: int, left: int, right: int, layers: Iterable[Layer], rendered: dict[Widget, list[Strip]]
 ) -> Iterator[Piece]:
-    """What stands in a row from ``left`` to ``right``, of each widget in sight there, the foremost first.
+    """The content of a row from ``left`` to ``right``, of each widget in sight there, the foremost first.
 
     ``rendered`` keeps the lines of widgets that are no views of lines over the rows of one update.
     """

@@ -36,16 +36,16 @@ AXIS = 6
 """Cells left of a chart: a label and the axis."""
 
 FULL_ROWS = 3
-"""From so many rows of a plot on, half a row may stay empty above a share of 100%."""
+"""Minimum rows of a plot for half an empty row above a share of 100%."""
 
 LABEL_ROWS = 6
-"""From so many rows of a plot on, the clock times have a row of their own below the axis."""
+"""Minimum rows of a plot for clock times on a row of their own below the axis."""
 
 FRESH_POINTS = 3
 """The newest figure is one of so many last points: the last one may not be over yet."""
 
 NAMES_WIDTH = 24
-"""From so many columns on, lines have their names at their right end."""
+"""Minimum columns for the names of lines at their right end."""
 
 NAMES = 5
 """Cells that names take at least, with a blank before them: charts above each other have the same columns."""
@@ -79,7 +79,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class ChartView(msgspec.Struct, frozen=True):
-    """How a person looks at charts: the scale of latencies, the moment under the cursor (Unix seconds), and the order
+    """How the user looks at charts: the scale of latencies, the moment under the cursor (Unix seconds), and the order
     in which requests are listed. Without a choice of ``log`` each chart of latencies has the scale that suits it.
     """
 

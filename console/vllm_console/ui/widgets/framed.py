@@ -12,7 +12,7 @@ from vllm_console.ui.theme import ACCENT, DIM
 from vllm_console.ui.widgets.draw import frame
 
 LEAST_WIDTH, LEAST_HEIGHT = 120, 32
-"""From this size of the screen on views have frames. On a smaller one the line of the title alone separates them."""
+"""Minimum size of the screen for frames. On a smaller one only the title lines separate the views."""
 
 
 def frames_fit(screen: Size) -> bool:

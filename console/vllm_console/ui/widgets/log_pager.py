@@ -291,7 +291,7 @@ class LogPager:
         return self.page()
 
     def go_to(self, moment: str) -> Page:
-        """Go to the first line at or after the moment that a person typed; the note says where that is."""
+        """Go to the first line at or after the moment that the user typed; the note says where that is."""
         self.log.refresh()
         newest = newest_stamp(self.log)
         if newest is None:

@@ -216,7 +216,7 @@ class LogView(LineView):
         self._do(lambda pager: pager.set_only_matches(only))
 
     def go_to(self, moment: str) -> None:
-        """Go to the first line at or after a moment, as a person types it."""
+        """Go to the first line at or after a moment, as the user types it."""
         self._selected = None
         self._do(lambda pager: pager.go_to(moment))
 

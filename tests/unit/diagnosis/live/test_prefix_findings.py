@@ -61,7 +61,7 @@ def test_prompts_that_are_shorter_than_a_block_of_a_hybrid_are_named_as_the_caus
     assert found is not None
     assert found.cause == (
         "This model's prefixes are cached in blocks of 1,152 tokens, and 100% of the prompts have no more than that: "
-        "they can't have a hit."
+        "they can't hit the cache."
     )
     assert [one.changes for one in found.fixes] == [Changes({"prefix-match-unit": 64})]
     assert "system prompt" in found.fixes[0].tradeoff
