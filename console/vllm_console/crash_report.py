@@ -24,14 +24,14 @@ SHORTEST_SECRET = 8
 """Values of secret variables are redacted everywhere from this length on; shorter ones would redact common words."""
 
 
-def tell(error: BaseException, words: Sequence[str], state: Path | None = None) -> str:
+def tell(error: BaseException, words: Sequence[str], state: Path | None = None, *, demo: bool = False) -> str:
     """Write a report of an unexpected exception; returns the sentence to show.
 
     ``words`` is the command line, ``state`` the state folder if it is not the usual one. Never raises for disk errors:
-    then the sentence contains what the report would.
+    then the sentence contains what the report would. The ``demo`` stops its servers when it ends, however it ends.
     """
     what = plain(_blank(f"{type(error).__name__}: {error}").splitlines()[0])[:300]
-    fault = f"internal error: {what}. Servers keep running"
+    fault = f"internal error: {what}. {'The demo has stopped its servers' if demo else 'Servers keep running'}"
     text = report(error, words)
     try:
         path = _write(text, state)
@@ -85,7 +85,7 @@ def _write(text: str, state: Path | None) -> Path:
     return path
 
 
-def in_threads(words: Sequence[str], state: Path | None, messages: list[str]) -> None:
+def in_threads(words: Sequence[str], state: Path | None, messages: list[str], *, demo: bool = False) -> None:
     """Report exceptions that end a thread from now on, and add their sentence to ``messages``.
 
     Python would print them over the screen. A lost terminal is not reported: there is no screen left to show it.
@@ -94,6 +94,6 @@ def in_threads(words: Sequence[str], state: Path | None, messages: list[str]) ->
     def hook(args: threading.ExceptHookArgs) -> None:
         gone = isinstance(args.exc_value, OSError) and args.exc_value.errno == errno.EIO
         if args.exc_value is not None and not gone and not isinstance(args.exc_value, SystemExit):
-            messages.append(tell(args.exc_value, words, state))
+            messages.append(tell(args.exc_value, words, state, demo=demo))
 
     threading.excepthook = hook

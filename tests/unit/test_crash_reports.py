@@ -63,6 +63,12 @@ def test_where_no_report_can_be_written_it_is_said(tmp_path):
     assert "RuntimeError: lost" in said
 
 
+def test_the_demo_says_that_its_servers_were_stopped(tmp_path):
+    said = crash_report.tell(RuntimeError("lost"), ["demo"], tmp_path, demo=True)
+    assert "The demo has stopped its servers" in said
+    assert "keep running" not in said
+
+
 def test_old_reports_go(tmp_path):
     folder = tmp_path / crash_report.FOLDER
     folder.mkdir()

@@ -147,7 +147,7 @@ def show(
         chat=chat,
     )
     messages: list[str] = []
-    in_threads(sys.argv[1:], args.state, messages)
+    in_threads(sys.argv[1:], args.state, messages, demo=demo)
     try:
         app.run()
     finally:

@@ -289,7 +289,7 @@ def _run(words: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the program's boundary: reported, with where
         from vllm_console.crash_report import tell
 
-        return _say(tell(error, words, args.state), 1)
+        return _say(tell(error, words, args.state, demo=args.command == "demo"), 1)
 
 
 def _say(sentence: str, code: int) -> int:

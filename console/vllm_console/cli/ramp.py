@@ -164,7 +164,7 @@ def _others(target: Target) -> str:
     if target.folder is not None and any(span.ended_at is None for span in read_spans(target.folder, time.time())):
         return f"{_name(target)} is being sent load already"
     why = asyncio.run(traffic_of_others(target.url, target.lookup, target.access))
-    return f"{_name(target)} serves others: {why}" if why else ""
+    return f"{_name(target)} {why}" if why else ""
 
 
 def _name(target: Target) -> str:

@@ -186,7 +186,7 @@ class RampOptions(msgspec.Struct, frozen=True):
 
 
 async def traffic_of_others(url: str, lookup: Lookup | None, access: Access | None = None) -> str:
-    """What a server to which we send nothing works on, in a few words; empty if it is idle, or if that is unknown."""
+    """What a server to which we send nothing does, as ``has 1 request in progress``; empty if it is idle, or unknown."""
     base = check_url(url, allow_remote=True)
     async with open_client(base, access or own_access(), lookup if access else lookup or lookup_of(base)) as client:
         return await _Signals(client).others()
@@ -277,11 +277,11 @@ class _Signals:
         now = combine(after.engines.values())
         busy = int((now.requests_running or 0) + (now.requests_waiting or 0))
         if busy:
-            return f"it works on {busy} {'request' if busy == 1 else 'requests'}"
+            return f"has {busy} {'request' if busy == 1 else 'requests'} in progress"
         moved = sum(
             (one.requests_finished_total or 0) + (one.generation_tokens_total or 0) for one in growths(before, after)
         )
-        return "it has answered requests in the last seconds" if moved else ""
+        return "has answered requests in the last seconds" if moved else ""
 
 
 class _Run:

@@ -81,7 +81,7 @@ _ACTIONS: tuple[Action, ...] = (
     _action("stop", "s", "Stop the selected server, or the marked ones", "operations", _SERVERS, "stop", changes=True),
     _action("switch_preset", "w", "Switch the selected server to another preset", "operations", _SERVERS, "switch",
             changes=True),
-    _action("switch_pair", "W", "Sleep or wake up; of a standby pair the one that serves sleeps, the other wakes up",
+    _action("switch_pair", "W", "Sleep or wake up; in a standby pair, swaps the two",
             "operations", _SERVERS, "sleep/wake", changes=True),
     _action("remove", "x", "Remove a stopped or failed server: delete its record and log; its runs can be replayed",
             "operations", _SERVERS, "remove", changes=True),

@@ -9,6 +9,7 @@ from vllm_console.fleet.background_commands import RampView
 from vllm_console.fleet.snapshot import State
 from vllm_console.load.ramp import RampProgress
 from vllm_console.runs.measurement import RAMP, Measurement
+from vllm_console.ui.closing import close_screen
 
 LIMITS = {"ttft_p99_seconds": 1.0, "itl_p99_seconds": 0.1}
 SENTENCE = "The objectives hold up to 6 req/s; at 8 req/s, TTFT p99 was 2.4s (limit 1s)."
@@ -80,10 +81,10 @@ async def test_leaving_one_that_runs_asks_then_it_shows_what_it_has(console, fle
 
 @pytest.mark.parametrize("key", ["y", "n"])
 async def test_a_server_that_serves_others_is_measured_only_after_a_yes(console, fleet, key):
-    fleet.begins = RampView(running=False, others="chat serves others: it works on 3 requests")
+    fleet.begins = RampView(running=False, others="chat has 3 requests in progress")
     async with console(fleet=fleet) as c:
         await c.press("B")
-        await c.sees("it works on 3 requests. Measure all the same?")
+        await c.sees("chat has 3 requests in progress. Measure anyway?")
         await c.press(key)
         if key == "y":
             await c.sees("Now warming up")
@@ -91,6 +92,45 @@ async def test_a_server_that_serves_others_is_measured_only_after_a_yes(console,
         else:
             await c.until(lambda: c.app.operations.on_top)
             assert fleet.calls == [("start_ramp", "chat")]
+
+
+@pytest.mark.parametrize("key", ["y", "escape"])
+async def test_one_question_at_a_time(console, fleet, key):
+    """That the server serves others is found while the question whether to end the ramp is open."""
+    async with console(fleet=fleet) as c:
+        await c.press("B")
+        await c.sees("Now warming up")
+        ramp = c.app.screen
+        await c.press("escape")
+        await c.sees("End the ramp on chat?")
+        question = c.app.screen
+        fleet.ramps["chat"] = RampView(running=False, others="chat has 3 requests in progress")
+        ramp._follow()
+        await c.pilot.pause()
+        assert c.app.screen is question
+        await c.press(key)
+        if key == "escape":
+            await c.sees("Measure anyway?")
+            await c.press("escape")
+        await c.until(lambda: c.app.operations.on_top)
+        await c.press("escape", "escape")
+        assert fleet.calls == [("start_ramp", "chat")]
+
+
+async def test_a_screen_closes_once_and_with_what_is_above_it(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("B")
+        await c.sees("Now warming up")
+        ramp = c.app.screen
+        await c.press("escape")
+        await c.sees("End the ramp on chat?")
+        question = c.app.screen
+        close_screen(ramp)
+        assert c.app.operations.on_top
+        close_screen(ramp)
+        close_screen(question, True)
+        await c.pilot.pause()
+        assert c.app.operations.on_top
 
 
 @pytest.mark.parametrize(

@@ -237,10 +237,10 @@ async def test_what_a_restart_aborts_is_counted_now_and_not_at_the_moment_shown(
 async def test_the_tuning_bar_closes_when_the_cursor_leaves_its_server(console, fakes):
     async with console(fakes.chat, fakes.coder) as c:
         await c.press("a")
-        await c.sees("nothing staged: as it runs now")
+        await c.sees("nothing staged")
         c.fleet.makers = [fakes.coder]
         await c.until(lambda: c.app.operations.selected_name == "coder")
-        await c.until(lambda: "nothing staged: as it runs now" not in c.text)
+        await c.until(lambda: "nothing staged" not in c.text)
         await c.press("escape")
         assert c.app.operations.staging.of("coder") == ()
 

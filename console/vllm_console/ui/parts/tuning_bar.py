@@ -145,7 +145,7 @@ def tuning_lines(
         keys += [" ", (hint, clickable(f"focused.{ids[0]}", KEY) if len(ids) == 1 else KEY)]
     room = width - parts_length(keys) - 1
     if verdict is None:
-        verdict_part: Part = (fit(f" {note or 'nothing staged: as it runs now'}", room), DIM)
+        verdict_part: Part = (fit(f" {note or 'nothing staged'}", room), DIM)
     else:
         more = f" · {note}" if note else ""
         verdict_part = (fit(f" {verdict.sign} {verdict.message}{more}", room), verdict.style)

@@ -14,6 +14,7 @@ from textual.widgets import Input
 from vllm_console.fleet.adapters import limits_text, request_states
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import count, plain, size
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.screens.dialogs import answer_parts
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import BAD, DIM, KEY, STRONG, WARN
@@ -93,11 +94,11 @@ class AdapterDialog(ModalScreen[str | None]):
         except UsageError as error:
             self._draw(str(error))
         else:
-            self.dismiss(event.value)
+            close_screen(self, event.value)
 
     def action_leave(self) -> None:
         """Close without a change."""
-        self.dismiss(None)
+        close_screen(self)
 
 
 def adapter_text(one: Adapter) -> str:

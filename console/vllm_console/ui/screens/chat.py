@@ -26,6 +26,7 @@ from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.metrics.window import combine
 from vllm_console.text import count, percent, plain, printed
 from vllm_console.ui.actions import bindings, scoped
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.servers import starting_text
 from vllm_console.ui.screens.dialogs import Choose
@@ -233,7 +234,7 @@ class ChatScreen(Screen[None]):
         elif self._chat.running or self._chat.waiting:
             self._stop()
         else:
-            self.dismiss(None)
+            close_screen(self)
 
     def action_chat_stop(self) -> None:
         """Stop the answer."""

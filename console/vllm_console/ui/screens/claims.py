@@ -16,6 +16,7 @@ from textual.widgets import Input
 from vllm_console.fleet.board import parse_gpu_indices, until_from
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.screens.dialogs import answer_parts
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import BAD, DIM, KEY, STRONG
@@ -95,11 +96,11 @@ class ClaimDialog(ModalScreen[str | None]):
         except UsageError as error:
             self._draw(str(error))
         else:
-            self.dismiss(event.value)
+            close_screen(self, event.value)
 
     def action_leave(self) -> None:
         """Close without a change."""
-        self.dismiss(None)
+        close_screen(self)
 
 
 def _parse(text: str, now: float) -> tuple[Sequence[int], float | None, str]:

@@ -47,6 +47,7 @@ from vllm_console.runs.text import (
 )
 from vllm_console.text import clock, plain
 from vllm_console.ui.actions import bindings
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.distributions import distribution_lines
 from vllm_console.ui.screens.dialogs import Choose
@@ -157,7 +158,7 @@ class CompareScreen(Screen[None]):
     def action_compare_revert(self) -> None:
         """Close, and restart with the flags of the run before."""
         if (revert := self._revert) is not None:
-            self.dismiss(None)
+            close_screen(self)
             revert()
 
     def action_compare_before(self) -> None:
@@ -181,7 +182,7 @@ class CompareScreen(Screen[None]):
         except FleetError as error:
             self._warn(error)
             return
-        if not self.is_current:
+        if self.app.screen is not self:
             return
         runs = run_names([run for run in known if run.id != other.id])
         if len(runs) < 2:

@@ -15,6 +15,7 @@ from textual.strip import Strip
 
 from vllm_console.text import plain
 from vllm_console.ui.actions import action_named, bindings
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_label, key_of, keys_of
 from vllm_console.ui.terminal.lines import LineView, clickable, line
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG
@@ -92,7 +93,7 @@ class Confirm(ModalScreen[bool]):
 
     def action_answer(self, answer: bool) -> None:
         """Close with the answer."""
-        self.dismiss(answer and bool(self._yes))
+        close_screen(self, answer and bool(self._yes))
 
     def on_key(self, event: events.Key) -> None:
         """The key of the third answer."""
@@ -103,7 +104,7 @@ class Confirm(ModalScreen[bool]):
     def action_other(self) -> None:
         """Close, and do what the third answer says."""
         if self._other is not None:
-            self.dismiss(False)
+            close_screen(self, False)
             self._other.then()
 
     def action_enter(self) -> None:
@@ -214,11 +215,11 @@ class Choose(ModalScreen[str | None]):
 
     def action_take(self) -> None:
         """Close with what is under the cursor."""
-        self.dismiss(self._choices[self._index][0] if self._choices else None)
+        close_screen(self, self._choices[self._index][0] if self._choices else None)
 
     def action_leave(self) -> None:
         """Close without a choice."""
-        self.dismiss(None)
+        close_screen(self)
 
     def on_resize(self) -> None:
         """Draw for the new size."""

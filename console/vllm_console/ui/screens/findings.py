@@ -19,6 +19,7 @@ from vllm_console.diagnosis.finding import Fix, Measure, Severity
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.findings import SIGNS, ServerFinding, change_text, findings_of, unjudged
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.base import Draw
@@ -163,7 +164,7 @@ class FindingsScreen(Screen[None]):
         items = self._page(self._reader.width).items
         if self._stage is None or not items or (fix := items[self._at(self._reader.width)].fix) is None:
             return
-        self.dismiss(None)
+        close_screen(self)
         self._stage(fix)
 
 

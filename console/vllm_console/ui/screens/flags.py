@@ -19,6 +19,7 @@ from vllm_console.fleet.snapshot import Changes, FlagValue, ServerView
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer, note_lines
 from vllm_console.ui.parts.flag_book import FlagBook
@@ -393,7 +394,7 @@ class FlagsScreen(Screen[Changes | None]):
             self._say(f"First accept the value with enter, or cancel with {key_of('flags_back')}.", WARN)
             self._draw()
             return
-        self.dismiss(self._edits.changes)
+        close_screen(self, self._edits.changes)
 
     def action_flags_back(self) -> None:
         """Close the input; show all flags again; go back, the second time also if changes are lost."""
@@ -412,7 +413,7 @@ class FlagsScreen(Screen[Changes | None]):
             self._say(f"Changes not staged yet: {keep} stages them, {back} again discards them.", WARN)
             self._draw()
         else:
-            self.dismiss(None)
+            close_screen(self)
 
 
 def heading(width: int) -> Strip:

@@ -19,6 +19,7 @@ from vllm_console.fleet.snapshot import LaunchRequest, Preset, ServerView
 from vllm_console.fleet.verbs import FleetError, PresetProblem
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer, note_lines
 from vllm_console.ui.panes.launch_models import model_lines
@@ -468,7 +469,7 @@ class LaunchScreen(Screen[ServerView | None]):
             self._say(f"Not launched yet: {start} launches, {back} again discards your changes.", WARN)
             self.redraw()
         else:
-            self.dismiss(None)
+            close_screen(self)
 
     # -- editing ---------------------------------------------------------------------------------------------------
 
@@ -616,7 +617,7 @@ class LaunchScreen(Screen[ServerView | None]):
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             self._say(f"Not launched: unexpected error: {error}", BAD)
         else:
-            self.dismiss(server)
+            close_screen(self, server)
             return
         self._launching = False
         self.planner.plan_soon()  # the cause may be visible now

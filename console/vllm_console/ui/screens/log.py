@@ -14,6 +14,7 @@ from textual.widgets import Input
 from vllm_console.logs.times import HINT
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.panes.bars import footer
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
@@ -143,7 +144,7 @@ class LogScreen(Screen[None]):
         elif self._view.page.wanted:
             self._view.find("")
         else:
-            self.dismiss(None)
+            close_screen(self)
 
     def action_next_match(self, step: int) -> None:
         """The next match below, or above for -1."""

@@ -444,7 +444,7 @@ class OperationsScreen(PartialRepaintScreen):
             name, leave = plain(self.time.replay.name), key_of("time_live")
             return line((f" {name} is replayed: nothing can be done to it. {leave} leaves", DIM))
         if self.past and not (server is not None and self.staging.of(server.name)):
-            return line((" an earlier moment: keys that change something act on what runs now", DIM))
+            return line((" Viewing the past. Changes still apply to the running servers.", DIM))
         if server is not None and server.ours:
             state = self.staged_state(server)
             fits = state.verdict if self._fit_stands_below(server, state) else None

@@ -18,6 +18,7 @@ from textual.widgets import Input
 from vllm_console.fleet.snapshot import Preset
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.commands import Command, CommandError, Commands, Do
 from vllm_console.ui.parts.flag_book import FlagBook
 from vllm_console.ui.parts.recent_commands import RecentCommands
@@ -166,7 +167,7 @@ class PaletteScreen(ModalScreen[Do | None]):
         if self._at is not None:
             self._run(self._found[self._at])
         elif not self._entry.value.strip():
-            self.dismiss(None)
+            close_screen(self)
 
     def action_choose(self, index: int) -> None:
         """Run the command that was clicked."""
@@ -186,11 +187,11 @@ class PaletteScreen(ModalScreen[Do | None]):
             self._draw()
             return
         self._recent.add(command.text)
-        self.dismiss(do)
+        close_screen(self, do)
 
     def action_leave(self) -> None:
         """Close without a command."""
-        self.dismiss(None)
+        close_screen(self)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """The command above."""

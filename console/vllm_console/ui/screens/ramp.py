@@ -14,6 +14,7 @@ from textual.strip import Strip
 from vllm_console.fleet.background_commands import RampView
 from vllm_console.metrics.quantile import p99_in
 from vllm_console.text import count, duration, percent, plain, rate, seconds
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import BAD, DIM, OK, STRONG, WARN
@@ -66,16 +67,16 @@ class RampScreen(Screen[None]):
     def _follow(self) -> None:
         view = self._view
         self._reader.redraw()
-        if view.others and not view.running and not self._asked and self.is_current:
+        if view.others and not view.running and not self._asked and self._main.screen is self:
             self._asked = True
-            details = ["A measurement makes its other clients wait."]
+            details = ["Other clients will be slower meanwhile."]
             self._main.push_screen(
-                Confirm(f"{view.others}. Measure all the same?", details, "measure", late=True), self._others_asked
+                Confirm(f"{view.others}. Measure anyway?", details, "measure", late=True), self._others_asked
             )
 
     def _others_asked(self, yes: bool | None) -> None:
         if not yes:
-            self.dismiss(None)
+            close_screen(self)
             return
         fleet, name = self._main.fleet, self._server
         self._main.act("", lambda: fleet.start_ramp(name, others_allowed=True), lambda _: "")
@@ -86,14 +87,19 @@ class RampScreen(Screen[None]):
         if not view.running:
             return False
         if not view.canceled:
-            details = ["What it has measured by then is shown and kept with the run."]
+            details = ["Results so far are kept."]
             self._main.push_screen(Confirm(f"End the ramp on {self._server}?", details, "end it"), self._ended)
         return True
 
     def _ended(self, yes: bool | None) -> None:
-        if yes:
-            fleet, name = self._main.fleet, self._server
-            self._main.act("", lambda: fleet.cancel_ramp(name), lambda _: "")
+        if not yes:
+            return
+        self._asked = True  # it shall not be measured
+        if not self._view.running:  # it ended while the question was open
+            close_screen(self)
+            return
+        fleet, name = self._main.fleet, self._server
+        self._main.act("", lambda: fleet.cancel_ramp(name), lambda _: "")
 
 
 def ramp_lines(view: RampView, width: int, height: int) -> list[Strip]:

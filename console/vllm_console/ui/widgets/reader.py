@@ -13,6 +13,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 from vllm_console.ui.actions import bindings
+from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView
 from vllm_console.ui.widgets.draw import KeyHint, keys_line, rule
@@ -93,7 +94,7 @@ class Reader(Vertical, can_focus=True):
     def action_back(self) -> None:
         """End what was begun, such as a search; else close the screen."""
         if not self._step_back():
-            self.screen.dismiss(None)
+            close_screen(self.screen)
 
     def action_scroll(self, by: int) -> None:
         """Scroll by lines."""
