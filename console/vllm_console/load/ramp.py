@@ -186,7 +186,7 @@ class RampOptions(msgspec.Struct, frozen=True):
 
 
 async def traffic_of_others(url: str, lookup: Lookup | None, access: Access | None = None) -> str:
-    """What a server to which we send nothing does, as ``has 1 request in progress``; empty if it is idle, or unknown."""
+    """What a server works on to which we send nothing: ``has 1 request in progress``; empty if idle, or unknown."""
     base = check_url(url, allow_remote=True)
     async with open_client(base, access or own_access(), lookup if access else lookup or lookup_of(base)) as client:
         return await _Signals(client).others()

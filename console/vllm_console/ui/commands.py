@@ -51,7 +51,7 @@ class Kind(IntEnum):
     """It begins at a word."""
     PART = 3
     LETTERS = 4
-    """The letters stand in this order, the first one at a word's beginning, with others between them."""
+    """Its parts begin several words, or its letters are in a command's name with others between them."""
 
 
 class Match(msgspec.Struct, frozen=True, order=True):
@@ -62,10 +62,11 @@ class Match(msgspec.Struct, frozen=True, order=True):
     start: int
 
 
-def match(typed: str, text: str, *, letters: bool = True) -> Match | None:
+def match(typed: str, text: str, *, letters: bool = True, name: int = 0) -> Match | None:
     """How ``text`` matches; None where it does not. Case counts as little as spaces between letters do.
 
-    ``letters``: whether letters may have others between them, which finds too much in a long text.
+    ``letters``: whether parts of what is typed may begin several words: ``la fo`` for ``layout focus``. In the first
+    ``name`` characters any others may be between them.
     """
     wanted, here = " ".join(typed.casefold().split()), text.casefold()
     if not wanted:
@@ -79,24 +80,27 @@ def match(typed: str, text: str, *, letters: bool = True) -> Match | None:
         if (after := here.find(wanted, at + 1)) < 0:
             return Match(Kind.PART, len(wanted), at)
         at = after
-    return _by_letters(wanted.replace(" ", ""), here) if letters else None
+    return _by_letters(wanted.replace(" ", ""), here, name) if letters else None
 
 
-def _by_letters(wanted: str, text: str) -> Match | None:
-    """The shortest stretch of the text that holds the letters in their order, from a word's beginning on."""
-    best: Match | None = None
-    start = text.find(wanted[0])
-    while start >= 0:
-        at = start
-        for letter in wanted[1:]:
-            at = text.find(letter, at + 1)
-            if at < 0:
-                return best
-        if not start or not text[start - 1].isalnum():
-            found = Match(Kind.LETTERS, at + 1 - start, start)
-            best = found if best is None or found < best else best
-        start = text.find(wanted[0], start + 1)
-    return best
+def _by_letters(wanted: str, text: str, name: int) -> Match | None:
+    """The shortest stretch of the text that holds the letters in order, from a word's beginning on.
+
+    A letter comes directly after the one before, or begins a word. In the first ``name`` characters others may
+    be between.
+    """
+    starts = [at for at, letter in enumerate(text) if letter.isalnum() and not (at and text[at - 1].isalnum())]
+    reached = {at: at for at in starts if text[at] == wanted[0]}
+    """By the position of the last letter, that of the first one."""
+    for letter in wanted[1:]:
+        further: dict[int, int] = {}
+        for at, first in reached.items():
+            places = {at + 1, *range(at + 1, name), *(start for start in starts if start > at)}
+            for place in places:
+                if place < len(text) and text[place] == letter:
+                    further[place] = max(first, further.get(place, 0))
+        reached = further
+    return min((Match(Kind.LETTERS, at + 1 - first, first) for at, first in reached.items()), default=None)
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -137,6 +141,14 @@ class Command(msgspec.Struct, frozen=True):
     changes: bool = False
     open: bool = False
     wrong: str = ""
+
+    def preselected(self, typed: str) -> bool:
+        """Whether enter alone runs it when it is the best match; a flag is set only where ``set`` was typed."""
+        verb = self.text.partition(" ")[0]
+        return verb not in _SETTING or typed.split()[:1] == [verb]
+
+
+_SETTING = ("set", "unset")
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -727,7 +739,8 @@ def _ranked(typed: str, commands: Sequence[Command], recent: Sequence[str], skip
     last = {text: at for at, text in enumerate(recent)}
     found: list[tuple[tuple[Kind, int, bool, Match, int], Command]] = []
     for at, command in enumerate(commands):
-        by_text, by_title = match(typed, command.text[skip:]), match(typed, command.title, letters=False)
+        by_text = match(typed, command.text[skip:], name=0 if skip else len(command.text.partition(" ")[0]))
+        by_title = match(typed, command.title, letters=False)
         if by_title is not None:  # a title is a sentence: what stands in it says less
             by_title = Match(Kind.PART if by_title.kind < Kind.PART else Kind.LETTERS, by_title.span, by_title.start)
         best = min((one for one in (by_text, by_title) if one is not None), default=None)

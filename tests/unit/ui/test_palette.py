@@ -185,6 +185,27 @@ async def test_letters_find_a_command_and_what_is_not_whole_is_completed(console
         await c.sees("staged  --max-num-seqs 256 → 32")
 
 
+@pytest.mark.parametrize("typed", ["foo", "quti"])
+async def test_scattered_letters_of_an_argument_are_no_match(console, typed):
+    async with console() as c:
+        await run(c, typed)
+        await c.sees(f"No command matches '{typed}'.")
+        await c.press("enter")
+        assert c.app.operations.staging.by_server == {}
+
+
+async def test_enter_sets_no_flag_that_was_not_chosen(console):
+    async with console() as c:
+        await opened(c, "max-num-seqs")
+        assert listed(c)[0].startswith(("set ", "unset "))
+        await c.press("enter")
+        await c.sees("Choose a command with ↓ first.")
+        assert c.app.screen._entry.value == "max-num-seqs"
+        assert c.app.operations.staging.by_server == {}
+        await c.press("ctrl+u", *"unset", "space", *"max-num-s")
+        await c.sees("▸ unset max-num-seqs")
+
+
 async def test_tab_completes_and_an_arrow_chooses(console):
     async with console() as c:
         await opened(c, "la fo")

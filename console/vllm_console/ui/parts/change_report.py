@@ -70,6 +70,18 @@ class ChangeReport:
         report = self._by_server.get(server.name)
         return report is not None and report.judged_at is not None
 
+    def awaited(self, server: ServerView) -> str:
+        """What to wait for, as ``Wait about 2m20s for a verdict above``; empty if there is a verdict."""
+        report = self._by_server.get(server.name)
+        if self.judged(server) or (report is not None and report.done):
+            return ""
+        about = ""
+        if report is not None and report.found is not None and report.generation == server.generation:
+            from vllm_console.runs.text import missing_text
+
+            about = f" about {missing_text(report.found.after)}" if report.found.after.missing else ""
+        return f"Wait{about} for a verdict above"
+
     def check(self, server: ServerView | None) -> None:
         """Compare the selected server's runs if that is due."""
         snapshot = self._console.snapshot

@@ -28,8 +28,11 @@ STEPS = (
     Step("findings", "{key} shows the findings of {name}: figures, cause, fixes"),
     Step("stage_fix", "{key} stages the best fix; its trade-off is shown"),
     Step("restart", "{key}, then y, restarts {name} with the change"),
-    Step("compare", "{key} compares the runs when a verdict is shown above"),
+    Step("compare", "{key} compares the runs"),
 )
+_STAGE, _RESTART = 1, 2
+"""The steps of which the first is to be taken again where the change was dropped before the second."""
+
 NOTHING_FOUND = "findings appear above the charts; wait for a rush"
 
 
@@ -59,9 +62,11 @@ class Hints:
                 self._ended()
 
     def observe(self, server: ServerView, staged: bool) -> None:
-        """See from a server and its staged changes which steps were taken."""
+        """See from a server and its staged changes which steps were taken; one that was undone is shown again."""
         if staged:
             self.followed("stage_fix")
+        elif self._at == _RESTART:
+            self._at = _STAGE
         if server.generation > self._generations.setdefault(server.name, server.generation):
             self.followed("restart")
 
@@ -71,13 +76,18 @@ class Hints:
             self._at = len(STEPS)
             self._ended()
 
-    def line(self, server: ServerView | None, width: int) -> Strip:
-        """The hint as a line, with the key that hides all."""
+    def line(self, server: ServerView | None, width: int, *, staged: bool = False, awaited: str = "") -> Strip:
+        """The hint as a line, with the key that hides all; while changes are ``staged``, it drops these.
+
+        ``awaited`` is why a comparison has no verdict yet, as ``Wait about 2m20s for a verdict above``.
+        """
         step = STEPS[self._at]
         text = step.text
         if step.action == "findings" and not _troubled(server):
             text = NOTHING_FOUND
+        if step.action == "compare" and awaited:
+            text = f"{awaited}, then press {{key}}."
         text = text.format(key=key_of(step.action), name=plain(server.name) if server else "")
-        head, end = f" hint {self._at + 1}/{len(STEPS)}  ", f"{key_of('clear')} hides hints "
+        head, end = f" hint {self._at + 1}/{len(STEPS)}  ", "" if staged else f"{key_of('clear')} hides hints "
         room = max(1, width - len(head) - len(end) - 1)
         return line((head, ACCENT), fit(text, room), " ", (end, clickable("screen.hide_hints", KEY)))

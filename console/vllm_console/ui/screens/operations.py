@@ -431,7 +431,9 @@ class OperationsScreen(PartialRepaintScreen):
         message = self.console.message or self.predictions.text(server, width) or None
         self._message.show(message_lines(message, server, self.console.snapshot, width, rows))
         if self.hints.shown:
-            self._hint.show([self.hints.line(server, width)])
+            staged = server is not None and bool(self.staging.of(server.name))
+            awaited = self.changes.awaited(server) if server is not None else ""
+            self._hint.show([self.hints.line(server, width, staged=staged, awaited=awaited)])
         if server is not None and self._tuning.display:
             self._tuning.draw(server, self.staged_state(server).verdict, width)
         self._staged_bar.show([self._staged_line(server, width)])
@@ -837,16 +839,17 @@ class OperationsScreen(PartialRepaintScreen):
 
     def _drop_staged(self, server: ServerView, staged: Staged) -> None:
         """Drop what is staged; several changes only after a yes, since the key is pressed out of habit, too."""
-        drop = partial(self.staging.drop, server.name)
+        rows = [flag_change(step.flag, server.flags.get(step.flag), step.value) for step in staged]
         if len(staged) == 1:
-            drop()
+            self.staging.drop(server.name)
+            self.console.say(f"Dropped {rows[0]}.")
             return
 
         def answered(yes: bool | None) -> None:
             if yes:
-                drop()
+                self.staging.drop(server.name)
+                self.console.say(f"Dropped {len(staged)} changes of {server.name}.")
 
-        rows = [flag_change(step.flag, server.flags.get(step.flag), step.value) for step in staged]
         question = f"Drop {len(staged)} staged changes of {server.name}?"
         self.app.push_screen(Confirm(question, rows, "drop all"), answered)
 
@@ -966,8 +969,10 @@ class OperationsScreen(PartialRepaintScreen):
     def action_drop_last(self) -> None:
         """Drop the change staged last."""
         server = self.selected
-        if server is not None:
+        if server is not None and (staged := self.staging.of(server.name)):
             self.staging.drop_last(server.name)
+            last = staged[-1]
+            self.console.say(f"Dropped {flag_change(last.flag, server.flags.get(last.flag), last.value)}.")
 
     def action_edit_flags(self) -> None:
         """Open the flag editor."""

@@ -103,7 +103,7 @@ class PaletteScreen(ModalScreen[Do | None]):
         if before in texts and before is not None:
             self._at = texts.index(before)
         else:
-            self._at = 0 if typed.strip() and self._found else None
+            self._at = 0 if typed.strip() and self._found and self._found[0].preselected(typed) else None
         self._draw()
 
     @on(Input.Changed)
@@ -168,6 +168,9 @@ class PaletteScreen(ModalScreen[Do | None]):
             self._run(self._found[self._at])
         elif not self._entry.value.strip():
             close_screen(self)
+        elif self._found:
+            self._wrong = "Choose a command with ↓ first."
+            self._draw()
 
     def action_choose(self, index: int) -> None:
         """Run the command that was clicked."""

@@ -33,7 +33,7 @@ async def test_a_hint_gives_way_to_the_next_when_it_is_followed(console, fakes, 
         await c.press("f")
         await c.sees("hint 3/4  r, then y, restarts chat")
         generation[0] = 4
-        await c.sees("hint 4/4  c compares")
+        await c.sees("hint 4/4  Wait for a verdict above, then press c.")
         assert not hidden.exists()
         await c.press("c")
         await c.until(lambda: c.app.screen is not c.app.operations)
@@ -68,9 +68,13 @@ async def test_escape_hides_them_for_good_and_they_cover_nothing(console, fakes,
 
 async def test_escape_drops_what_is_staged_first(console, fakes, tmp_path: Path) -> None:
     async with console(fakes.chat, hints=tmp_path / "hidden") as c:
-        await c.press("left_square_bracket", "escape")
-        await c.until(lambda: not c.app.operations.staging.by_server.get("chat"))
+        await c.press("left_square_bracket")
         await c.sees("hint 3/4")
+        assert "hides hints" not in c.text
+        await c.press("escape")
+        await c.sees("Dropped --max-num-seqs 256 → 128.")
+        await c.sees("hint 2/4")
+        assert "esc hides hints" in c.text
 
 
 async def test_an_empty_console_offers_presets_models_and_the_demo(console, fakes) -> None:
