@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     _sweep(root)
     with _servers(root / str(os.getpid()), args.host_file) as fleet:
         if args.picture is not None:
-            return save(fleet, args, demo=True, after=args.after)
+            hints = _hints(root, again=True) if args.hints else None
+            return save(fleet, args, demo=True, hints=hints, after=args.after)
         with _cast(args.record) as cast:
             code = show(fleet, Config(), args, demo=True, cast=cast, hints=_hints(root, again=args.hints))
         print("Stopping the demo's two simulated servers…")

@@ -41,7 +41,13 @@ def check(args: argparse.Namespace) -> None:
 
 
 def save(
-    fleet: LocalFleet, args: argparse.Namespace, *, demo: bool = False, after: float = 0.0, replay: Replay | None = None
+    fleet: LocalFleet,
+    args: argparse.Namespace,
+    *,
+    demo: bool = False,
+    hints: Path | None = None,
+    after: float = 0.0,
+    replay: Replay | None = None,
 ) -> int:
     """Take the picture that the options ask for, and say where it is."""
     from vllm_console.ui.screenshot import Shot, take_picture
@@ -55,6 +61,7 @@ def save(
         after=after,
         keys=[key for key in (args.keys or "").split(",") if key],
         demo=demo,
+        hints=hints,
         replay=replay,
     )
     print(f"{take_picture(fleet, shot)} saved")

@@ -107,9 +107,7 @@ def _png(svg: str) -> bytes:
     try:
         from resvg_py import svg_to_bytes
     except ImportError as error:
-        raise UsageError(
-            "PNG needs the package resvg-py: pip install 'vllm-console[png]'. Or name the file .svg"
-        ) from error
+        raise UsageError("PNG needs the package resvg-py: pip install resvg-py. Or name the file .svg") from error
     drawn, empty = (
         svg_to_bytes(svg_string=_PROBE.format(text), monospace_family=MONOSPACE) for text in (_PROBE_TEXT, "")
     )

@@ -35,7 +35,7 @@ class Shot(msgspec.Struct, frozen=True):
 
     ``size`` is ``COLSxROWS``; ``server`` the one under the cursor, empty for the first; ``at`` an earlier moment (Unix
     seconds); ``after`` how many seconds it is watched first; ``keys`` are pressed on the screen; ``replay`` is the run
-    that is shown in place of a server.
+    that is shown in place of a server; ``hints`` is as `ConsoleApp` says.
     """
 
     path: Path
@@ -46,6 +46,7 @@ class Shot(msgspec.Struct, frozen=True):
     after: float = 0.0
     keys: Sequence[str] = ()
     demo: bool = False
+    hints: Path | None = None
     replay: Replay | None = None
 
 
@@ -61,7 +62,9 @@ def take_picture(fleet: LocalFleet, shot: Shot) -> Path:
     check_picture(shot.path)
 
     async def draw() -> str:
-        app = ConsoleApp(fleet, demo=shot.demo, read_only=fleet.read_only, at=shot.at, replay=shot.replay)
+        app = ConsoleApp(
+            fleet, demo=shot.demo, hints=shot.hints, read_only=fleet.read_only, at=shot.at, replay=shot.replay
+        )
         async with app.run_test(size=(columns, rows)) as pilot:
             await _fill(app, shot)
             await asyncio.sleep(shot.after)

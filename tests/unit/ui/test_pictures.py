@@ -94,8 +94,16 @@ def test_what_can_not_be_is_said_before_anything_is_done(fakes, tmp_path: Path, 
     with pytest.raises(NotFoundError, match="nobody"):
         take_picture(fleet, Shot(tmp_path / "picture.svg", server="nobody"))
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(UsageError, match=r"pip install 'vllm-console\[png\]'"):
+    with pytest.raises(UsageError, match="pip install resvg-py"):
         take_picture(fleet, Shot(tmp_path / "picture.png"))
+
+
+def test_hints_are_in_a_picture_if_they_are_asked_for(fakes, tmp_path: Path) -> None:
+    path, fleet = tmp_path / "picture.svg", without_gpus(fakes, fakes.observed)
+    take_picture(fleet, Shot(path))
+    assert "1/4" not in path.read_text()
+    take_picture(fleet, Shot(path, hints=tmp_path / "hints-hidden"))
+    assert "1/4" in path.read_text()
 
 
 def test_a_screen_that_does_not_open_is_an_error_with_its_reason(fakes, tmp_path: Path) -> None:
