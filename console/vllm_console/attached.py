@@ -80,12 +80,12 @@ def base_of(url: str) -> str:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise AddressError(f"'{shown}' is no URL; give one such as https://gpubox:8000") from error
+        raise AddressError(f"'{shown}' is not a URL; expected one such as https://gpubox:8000") from error
     if parts.username is not None or parts.password is not None:
         # Not shown: it may hold a password.
         raise AddressError("the URL holds a user name: put the endpoint's API key into a variable, --key-env VAR")
     if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
-        raise AddressError(f"'{shown}' is no URL of an endpoint; give one such as https://gpubox:8000")
+        raise AddressError(f"'{shown}' is not an endpoint URL; expected one such as https://gpubox:8000")
     if parts.query or parts.fragment:
         raise AddressError(f"'{shown}' has a query or a fragment: give the endpoint's base URL")
     path = parts.path.rstrip("/")

@@ -276,7 +276,7 @@ def trusted(host: str, port: int) -> Listener | None:
     if not others:
         return None
     who = " and ".join(f"uid {uid}" for uid in sorted(others))
-    raise WrongProcessError(f"port {port} of {host} is answered by a process of another user ({who})")
+    raise WrongProcessError(f"another user's process answers on port {port} of {host} ({who})")
 
 
 def listens(listener: Listener) -> bool:
@@ -319,4 +319,4 @@ def _owner_of(pid: int) -> set[int]:
 
 
 def _wrong_process(port: int) -> WrongProcessError:
-    return WrongProcessError(f"port {port} is answered by a process that is not this server's")
+    return WrongProcessError(f"another process answers on port {port}")

@@ -89,7 +89,7 @@ def test_another_process_under_another_address_of_the_same_name_is_not_asked(its
 def test_a_port_of_another_process_is_not_taken_for_ones_own(foreign: Start) -> None:
     server, _ = foreign("127.0.0.1")
     _, port = foreign("127.0.0.1")
-    with pytest.raises(WrongProcessError, match=f"port {port} is answered by a process that is not this server's"):
+    with pytest.raises(WrongProcessError, match=f"another process answers on port {port}"):
         server.connect(port, 5)
 
 

@@ -39,13 +39,12 @@ def open_on(
     With ``chat`` on a chat with the server ``args.server``.
     """
     config = settings_from(args)
-    if args.picture is None:
-        need_screen("the console needs a terminal; for scripts use a command, see 'vllm-console --help'")
     fleet = open_fleet(args, config, interactive=True, remote=True)
     try:
         replay = wanted(fleet)
         if args.picture is not None:
             return save(fleet, args, replay=replay)
+        need_screen("the console needs a terminal; for scripts use a command, see 'vllm-console --help'")
         server = args.server or ""
         return show(fleet, config, args, to_demo=_open_demo, server=server, replay=replay, chat=chat)
     finally:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MOST_SECONDS = 86_400
 """A load ends after a day."""
 
+MOST_RATE = 10_000
+"""Requests per second."""
+
 WIPE = "\r\x1b[K"
 """Returns to the beginning of the line and clears it."""
 
@@ -29,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("server", help="a server's name, or a URL such as http://127.0.0.1:8000")
     parser.add_argument(
-        "--rate", type=float, metavar="R", help="open loop: requests per second (default 1, unless --concurrency)"
+        "--rate",
+        type=number_type(0, MOST_RATE, f"more than 0, at most {MOST_RATE:,}", above=True),
+        metavar="R",
+        help="open loop: requests per second (default 1, unless --concurrency)",
     )
     parser.add_argument(
         "--concurrency", type=count_from, metavar="N",
@@ -38,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many = parser.add_mutually_exclusive_group()
     many.add_argument(
         "--duration",
-        type=float,
+        type=number_type(0, MOST_SECONDS, f"more than 0 seconds, at most {MOST_SECONDS:,}, such as 60", above=True),
         default=30.0,
         metavar="S",
         help="seconds of arrivals (default 30); not with --requests",
@@ -96,8 +102,6 @@ def _recorded(args: argparse.Namespace, fleet: LocalFleet) -> RecordedTraffic | 
 def run(args: argparse.Namespace) -> int:
     """Send the load and print the report; exit code 1 if nothing was answered, or more failed than allowed."""
     rate = args.rate if args.rate is not None or args.concurrency else 1.0
-    if (rate is not None and not 0 < rate <= 10_000) or not 0 < args.duration <= MOST_SECONDS:
-        raise UsageError("--rate must lie in (0, 10000] requests per second, --duration in (0, 86400] seconds")
     from vllm_console.load.client import LoadError
     from vllm_console.load.run import run_load_sync
     from vllm_console.load.shape import Exact

@@ -37,7 +37,8 @@ def changes_from(args: argparse.Namespace) -> Changes:
     Raises:
         UsageError: an argument is not ``flag=value``, or names a flag that must not be set this way.
     """
-    from vllm_launchers.plan.flags import FlagError, normalise, parse_set
+    from vllm_launchers.plan.common_flags import parse_set
+    from vllm_launchers.plan.flags import FlagError, normalise
 
     try:
         pairs = dict(parse_set(word) for word in args.set)

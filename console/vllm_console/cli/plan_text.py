@@ -235,7 +235,7 @@ def _node_lines(plan: Plan, nodes: NodesPlan | None) -> Iterator[str]:
 def _probe(plan: Plan) -> str:
     """Whether the probe is added, with what else the server gets for that: it is not in the command line below."""
     if not plan.probe.variables:
-        return f"No probe: {plan.probe.why_not}."
+        return f"Probe off: {plan.probe.why_not}."
     variables = " ".join(assignments(plan.probe.variables))
     return f"Probe: each request and engine step is recorded, without any text ({variables})."
 

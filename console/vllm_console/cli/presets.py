@@ -11,6 +11,7 @@ from vllm_console.fleet.snapshot import Preset
 from vllm_console.fleet.verbs import NotFoundError
 from vllm_console.text import plain, seconds
 from vllm_launchers.plan.flags import flag_words
+from vllm_launchers.presets.load import near
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     if args.name:
         chosen = [preset for preset in presets if preset.name == args.name]
         if not chosen:
-            raise NotFoundError(f"no preset is called '{args.name}'; there are {', '.join(p.name for p in presets)}")
+            hint = near(args.name, (preset.name for preset in presets), "there are ")
+            raise NotFoundError(f"no preset is called '{plain(args.name)}'{hint}")
         if args.json:
             print_json(preset_document(chosen[0]))
         else:

@@ -11,12 +11,13 @@ from vllm_console.cli.output import row_line, table_lines
 from vllm_console.diagnosis.finding import title_of_code
 from vllm_console.history.energy import Tariff
 from vllm_console.metrics.quantile import p99_in, text_of
-from vllm_console.runs.compare import Comparison
+from vllm_console.runs.compare import Comparison, Side, Verdict
 from vllm_console.runs.measurement import Measurement, limit_text, newest_ramp, plots
 from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     amount_text,
     change_text,
+    compared_text,
     energy_cost_text,
     factor_sides,
     notes,
@@ -127,13 +128,24 @@ def _how(run: Run) -> str:
 
 def comparison_lines(found: Comparison, tariff: Tariff | None = None) -> list[str]:
     """The outcome and verdict first, then what was changed, the traffic, and every figure."""
-    lines = textwrap.wrap(plain_sentence(found), WIDTH, break_on_hyphens=False)
+    lines = []
+    if found.verdict is not Verdict.TOO_LITTLE:
+        lines += textwrap.wrap(plain_sentence(found), WIDTH, break_on_hyphens=False)
     lines += textwrap.wrap(sentence(found), WIDTH, break_on_hyphens=False)
     for note in filter(None, (times_note(found, time.time()), *notes(found))):
         lines += textwrap.wrap(f"- {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-    lines += ["", f"before  {_side(found, after=False)}", f"after   {_side(found, after=True)}"]
+    lines += ["", f"before  {_side(found.before)}", f"after   {_side(found.after)}"]
     lines += [f"changed {setting_text(change)}" for change in found.differences]
-    lines += ["", f"{f'traffic: {found.traffic}':<22}{'before':>14}{'after':>14}   change"]
+    if not found.empty:
+        lines += _tables(found)
+    if cost := energy_cost_text(found, tariff):
+        lines.append(f"  energy: {cost}")
+    return [plain(line) for line in [*lines, *_ramps(found)]]
+
+
+def _tables(found: Comparison) -> list[str]:
+    """The traffic and the figures of both runs."""
+    lines = ["", f"{f'traffic: {found.traffic}':<22}{'before':>14}{'after':>14}   change"]
     for factor in found.factors:
         before, after = factor_sides(factor)
         change = f"{signed(factor.change):<8}{factor.likeness}"
@@ -143,9 +155,7 @@ def comparison_lines(found: Comparison, tariff: Tariff | None = None) -> list[st
         before, after = (side_text(figure, after=after) for after in (False, True))
         outcome = " ".join(filter(None, (str(figure.verdict or ""), objective_text(figure))))
         lines.append(f"  {figure.name:<20}{before:>14}{after:>14}   {change_text(figure):<28}{outcome}".rstrip())
-    if cost := energy_cost_text(found, tariff):
-        lines.append(f"  energy: {cost}")
-    return [plain(line) for line in [*lines, *_ramps(found)]]
+    return lines
 
 
 def _ramps(found: Comparison) -> list[str]:
@@ -159,7 +169,5 @@ def _ramps(found: Comparison) -> list[str]:
     return [*lines, *plots(known)]
 
 
-def _side(found: Comparison, *, after: bool) -> str:
-    side = found.after if after else found.before
-    windows = f"{side.compared} of {side.windows} windows of {duration(side.seconds)} compared"
-    return f"run {side.run.id}, {side.run.name}: {windows}"
+def _side(side: Side) -> str:
+    return f"{side.run.name}: {compared_text(side)} compared"

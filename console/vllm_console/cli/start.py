@@ -23,7 +23,9 @@ from vllm_console.cli.options import (
 from vllm_console.cli.output import warn_of_plan
 from vllm_console.cli.waiting import report_server, settled, wait_until
 from vllm_console.fleet.snapshot import LaunchRequest, State
+from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
+from vllm_launchers.host.gpu.document import recorded_hosts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Launch it."""
+    if args.host is not None and args.host in recorded_hosts():
+        raise UsageError(
+            f"--host after start is the address to bind. For a recorded host: vllm-console --host {args.host} start …"
+        )
     fleet = open_fleet(args)
     request = LaunchRequest(
         preset=args.preset,

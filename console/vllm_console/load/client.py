@@ -253,7 +253,7 @@ def check_url(url: str, *, allow_remote: bool) -> str:
     except ValueError as error:
         raise LoadError(f"'{plain(url, 200)}' is no URL: {error}") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise LoadError(f"'{plain(url, 200)}' is no URL of a server; give one such as http://127.0.0.1:8000")
+        raise LoadError(f"'{plain(url, 200)}' is not a server URL; expected one such as http://127.0.0.1:8000")
     if not allow_remote and not is_loopback(host):
         raise LoadError(f"{plain(host, 200)} is not this machine; say --remote if load should really be sent there")
     return url.rstrip("/").removesuffix("/v1")

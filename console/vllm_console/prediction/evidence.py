@@ -136,9 +136,8 @@ def gather(
     known = [one for record in requests if (one := _known(record)) is not None]
     known = sorted(_with_step_waits(known, _durations(steps)), key=lambda one: one.at)
     if len(known) < FEWEST_REQUESTS:
-        raise NoEvidenceError(
-            f"only {len(known)} usable requests are recorded; a prediction needs at least {FEWEST_REQUESTS}"
-        )
+        recorded = "usable request is recorded" if len(known) == 1 else "usable requests are recorded"
+        raise NoEvidenceError(f"only {len(known)} {recorded}; a prediction needs at least {FEWEST_REQUESTS}")
     if len({record.engine for record in requests}) > 1:
         raise NoEvidenceError("it has several engines, whose requests can't be told apart well enough yet")
     stretch = _newest_stretch(known)

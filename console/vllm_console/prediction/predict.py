@@ -399,8 +399,8 @@ def _missed(evidence: Evidence, modeled: Figures, baseline: Replayed) -> str:
         least = _LEAST_SECONDS if name.endswith("TTFT") else 0.0
         if abs(one - other) > max(MOST_MISSED * other, least):
             return (
-                f"The model does not reproduce this server as it is: the {name} comes out "
-                f"{abs(one / other - 1):.0%} {'above' if one > other else 'below'} what was measured."
+                f"No prediction: the model is {abs(one / other - 1):.0%} {'above' if one > other else 'below'} "
+                f"this server's measured {name}."
             )
     cached = sum(one.cached_tokens for one in baseline.requests[evidence.first : evidence.end] if one is not None)
     if abs(cached - evidence.cached_tokens) > MOST_MISSED * max(evidence.cached_tokens, 1) + 0.02 * _prompts(evidence):

@@ -89,7 +89,7 @@ _FIGURES = (
     ("prompt_tokens_per_second", "tokens in", "/s"),
     ("preemption_share", "preemptions/req", "per request"),
     ("preemptions_per_minute", "preemptions", "/min"),
-    ("kv_cache_usage", "KV cache", "share"),
+    ("kv_cache_usage", "KV cache mean", "share"),
     ("hit_rate", "prefix hits", "share"),
     *zip(energy.FIGURES, ("J/token out", "J/token", "J/request"), ("J", "J", "J"), strict=True),
 )
@@ -261,6 +261,12 @@ class Comparison(msgspec.Struct, frozen=True):
     kept: bool = False
     again: int | None = None
     skipped: tuple[Run, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known of either run: there is no figure to show."""
+        known = [(one.before, one.after) for one in self.factors] + [(one.before, one.after) for one in self.figures]
+        return all(pair == (None, None) for pair in known)
 
     @property
     def judged(self) -> tuple[Figure, ...]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vllm_console.history.energy import FIGURES as ENERGY
 from vllm_console.history.energy import Tariff, cost_text, joules_text
-from vllm_console.runs.compare import QUANTILES, Comparison, Factor, Figure, Likeness, Side, Verdict
+from vllm_console.runs.compare import FEWEST, QUANTILES, WARM_UP, Comparison, Factor, Figure, Likeness, Side, Verdict
 from vllm_console.runs.measurement import newest_ramp
 from vllm_console.runs.store import FlagChange, Run
 from vllm_console.text import UNKNOWN, clock, count, duration, percent, seconds
@@ -205,8 +205,7 @@ def _too_scattered(found: Comparison) -> str:
     """What moved, and that the minutes vary so much that it may be chance."""
     undecided = _undecided(found)
     most = ", ".join(f"{_name_and_sides(one)} ({_interval(one)})" for one in undecided[:2])
-    minutes = f"{found.before.compared} + {found.after.compared} {window_text(found.after)}"
-    return f"{most}; may be noise: the {minutes} vary too much"
+    return f"{most}; may be noise: the {_compared_of_both(found)} vary too much"
 
 
 def _interval(figure: Figure) -> str:
@@ -222,7 +221,7 @@ def _interval(figure: Figure) -> str:
 def _would_show(found: Comparison) -> str:
     """The smallest detectable change, of the most sensitive figure and of the least sensitive one."""
     reaches = _reaches(found)
-    minutes = f"{found.before.compared} + {found.after.compared} {window_text(found.after)}"
+    minutes = _compared_of_both(found)
     if not reaches:
         return f"no figure changed over {minutes}"
     best, worst = min(reaches), max(reaches)
@@ -244,24 +243,54 @@ def _reaches(found: Comparison) -> list[tuple[float, str]]:
 
 
 def _needed(found: Comparison) -> str:
-    parts = [_short_of(side, when) for side, when in ((found.before, "before"), (found.after, "after")) if side.missing]
-    return "; ".join(parts) if parts else "the two runs report no metric in common"
+    """How much traffic each run needs, and how far the runs that lack some are from it."""
+    short = [side for side in (found.before, found.after) if side.missing]
+    if not short:
+        return "the two runs report no metric in common"
+    needed, warm_up = time_text(WARM_UP + FEWEST, short[-1]), _amount(WARM_UP, short[-1])
+    parts = "; ".join(_short_of(side, side.run.name) for side in short)
+    return f"each run needs {needed} of traffic (the first {warm_up} don't count): {parts}"
 
 
-def _short_of(side: Side, when: str) -> str:
-    enough = side.compared + side.missing
-    needed = f"needs {enough} {window_text(side)} of traffic {when}, run {side.run.name} has {side.compared}"
+def _short_of(side: Side, name: str) -> str:
+    """How far a run is from enough traffic: ``chatbot@1 has 2 and has ended``."""
     if not side.run.served:
-        return f"run {side.run.name} never served a request" + (f" ({side.run.cause})" if side.run.cause else "")
+        return f"{name} never served a request" + (f" ({side.run.cause})" if side.run.cause else "")
     if side.run.ended_at is not None:
-        return f"{needed} and has ended: choose another run"
-    return f"{needed}: about {missing_text(side)} more (the first two after a start don't count)"
+        return f"{name} has {_amount(WARM_UP + FEWEST - side.missing, side)} and has ended"
+    return f"{name} needs {_amount(side.missing, side)} more"
 
 
 def missing_text(side: Side) -> str:
     """How much more traffic a run needs: ``4 min``; with windows of less than a minute ``2m20s``."""
-    minutes = side.minutes_missing
-    return f"{math.ceil(minutes)} min" if window_text(side) == "minutes" else duration(round(60 * minutes))
+    return f"{math.ceil(side.minutes_missing)} min" if _by_minute(side) else _amount(side.missing, side)
+
+
+def _by_minute(side: Side) -> bool:
+    """Whether its windows are minutes."""
+    return 50 <= side.seconds <= 70
+
+
+def _amount(windows: int, side: Side) -> str:
+    """How long these windows are: the number of minutes, else ``2m20s``."""
+    return str(windows) if _by_minute(side) else duration(round(windows * side.seconds))
+
+
+def time_text(windows: int, side: Side) -> str:
+    """How long so many of its windows are: ``7 minutes``; if they are no minutes, ``2m20s``."""
+    amount = _amount(windows, side)
+    return f"{amount} {'minute' if windows == 1 else 'minutes'}" if _by_minute(side) else amount
+
+
+def compared_text(side: Side) -> str:
+    """How much of its traffic is compared: ``5 of 8 minutes``, ``1m40s of 2m40s``."""
+    return f"{_amount(side.compared, side)} of {time_text(side.windows, side)}"
+
+
+def _compared_of_both(found: Comparison) -> str:
+    """How much of both is compared: ``10 + 5 minutes``."""
+    before, after = found.before, found.after
+    return f"{_amount(before.compared, before)} + {time_text(after.compared, after)}"
 
 
 def notes(found: Comparison) -> tuple[str, ...]:
@@ -290,7 +319,7 @@ def times_note(found: Comparison, now: float) -> str:
     before, after = (f"{clock(since or now, now)}–{clock(until or now, now)}" for since, until in ends)
     later = " Later traffic does not change the verdict." if found.kept else ""
     if found.again is not None:
-        later = f" Judged again once {found.again} {window_text(found.after)} after can be compared."
+        later = f" Judged again once {time_text(found.again, found.after)} after can be compared."
     return f"Compared: {before} before, {after} after.{later}"
 
 
@@ -299,11 +328,6 @@ def _skipped_note(runs: Sequence[Run]) -> str:
         return ""
     names = ", ".join(run.name for run in runs[:3]) + (", …" if len(runs) > 3 else "")
     return f"{names} {'was' if len(runs) == 1 else 'were'} skipped: too little traffic to compare with."
-
-
-def window_text(side: Side) -> str:
-    """The name of its windows: minutes, if they are that long."""
-    return "minutes" if 50 <= side.seconds <= 70 else "windows"
 
 
 def _changes_note(found: Comparison) -> str:
@@ -331,20 +355,17 @@ def _objectives_note(found: Comparison) -> str:
         meets = figure.meets
         sure = figure.low is not None and figure.high is not None and (figure.low > 0 or figure.high < 0)
         if meets is not None and meets[0] != meets[1] and sure:
-            (met if meets[1] else broken).append(f"{figure.name} ({value_text(figure.unit, figure.objective)})")
+            (met if meets[1] else broken).append(f"{figure.name} ≤ {value_text(figure.unit, figure.objective)}")
     parts = []
-    if met:
-        parts.append(f"Objectives now met: {', '.join(met)}.")
-    if broken:
-        parts.append(f"Objectives no longer met: {', '.join(broken)}.")
+    for now, names in (("Now within", met), ("No longer within", broken)):
+        if names:
+            parts.append(f"{now} {'its objective' if len(names) == 1 else 'their objectives'}: {', '.join(names)}.")
     return " ".join(parts)
 
 
 def _matched_note(found: Comparison) -> str:
-    used = (
-        f"{side.compared} of {side.windows} {when}" for side, when in ((found.before, "before"), (found.after, "after"))
-    )
-    return f"Only {window_text(found.after)} with similar traffic are compared: {', '.join(used)}."
+    used = f"{compared_text(found.before)} before, {compared_text(found.after)} after"
+    return f"Only times with similar traffic are compared: {used}."
 
 
 def _rough_note(found: Comparison) -> str:

@@ -15,8 +15,8 @@ from enum import StrEnum
 import msgspec
 
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.plan.flags import normalise, parse_value, token_count
-from vllm_launchers.presets.rules import refused_flag
+from vllm_launchers.plan.flags import normalise, normalise_setting, parse_value, quoted, token_count
+from vllm_launchers.presets.rules import FLAG_NAME, refused_flag
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.release_defaults import default_utilization
 
@@ -150,7 +150,7 @@ COMMON_FLAGS: tuple[CommonFlag, ...] = (
     _f("disable-log-stats", _B, "off", "No metrics: this console would see nothing"),
     _f("enable-log-requests", _B, "off", "Write every request to the log, its prompt too at debug level"),
     _f("disable-uvicorn-access-log", _B, "off", "No line in the log for each HTTP request"),
-    _f("disable-access-log-for-endpoints", _T, "none", "Paths that leave no line in the log, such as /health,/metrics"),
+    _f("disable-access-log-for-endpoints", _T, "none", "Paths that are not logged, such as /health,/metrics"),
     _f("uvicorn-log-level", _T, "info", "How much the HTTP server logs", "trace debug info warning error critical"),
     _f("enable-server-load-tracking", _B, "off", "Report the number of running requests at /load"),
     _f("kv-cache-metrics", _B, "off", "Also report how long KV blocks live and lie idle"),
@@ -175,6 +175,40 @@ def flag_name(text: str) -> str:
     if refusal := refused_flag(name):
         raise FlagError(f"{name} cannot be set here: {refusal}")
     return name
+
+
+def parse_set(word: str) -> tuple[str, FlagValue]:
+    """Read ``flag=value`` as given to ``--set``.
+
+    Raises:
+        FlagError: it does not have that form, or the flag cannot be set this way.
+    """
+    name, equals, text = word.partition("=")
+    if not equals or not text.strip():
+        hint = " (to drop a flag of the preset: --unset FLAG)" if equals else ""
+        raise FlagError(f"--set {quoted(word)}: expected FLAG=VALUE, such as {_example(name.strip())}{hint}")
+    return normalise_setting(name, parse_value(text.strip(), name=normalise(name)))
+
+
+_EXAMPLES = {
+    "max-num-seqs": "128",
+    "max-num-batched-tokens": "8192",
+    "max-model-len": "8192",
+    "gpu-memory-utilization": "0.9",
+    "tensor-parallel-size": "2",
+}
+
+
+def _example(name: str) -> str:
+    """``max-num-seqs=128``: how to set a flag of this name; one of another flag if it is not a name."""
+    plain = name.lstrip("-")
+    if not FLAG_NAME.fullmatch(plain):
+        return "max-num-seqs=128"
+    flag = _BY_NAME.get(normalise(plain))
+    if flag is not None and flag.kind is FlagKind.BOOL:
+        return f"{plain}=true"
+    value = _EXAMPLES.get(normalise(plain), flag.choices[0] if flag is not None and flag.choices else "…")
+    return f"{plain}={value}"
 
 
 def name_warning(name: str, others: Iterable[str] = ()) -> str:

@@ -11,7 +11,7 @@ from vllm_launchers.presets.rules import FLAG_NAME, refused_flag, refused_value
 from vllm_launchers.presets.rules import LENGTH as LENGTH_TEXT
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, human_int
 
-__all__ = ["FlagError", "flag_words", "normalise", "normalise_setting", "parse_set", "parse_value", "token_count"]
+__all__ = ["FlagError", "flag_words", "normalise", "normalise_setting", "parse_value", "quoted", "token_count"]
 
 LENGTH = "max-model-len"
 SEQUENCES = "max-num-seqs"
@@ -109,7 +109,7 @@ def _split(name: str) -> tuple[str, bool]:
     plain = head.removeprefix("no-") if negated else head
     plain = SHORT_NAMES.get(plain, plain) + dot + tail
     if not FLAG_NAME.fullmatch(plain) or plain.startswith("no-"):
-        raise FlagError(f"{_quoted(name)} is not a flag name; write it like 'max-num-seqs'")
+        raise FlagError(f"{quoted(name)} is not a flag name; write it like 'max-num-seqs'")
     return plain, negated
 
 
@@ -135,21 +135,6 @@ def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
     if isinstance(value, str) and "\0" in value:
         raise FlagError(f"--{plain}: a value cannot contain a NUL byte")
     return plain, value
-
-
-def parse_set(word: str) -> tuple[str, FlagValue]:
-    """Read ``flag=value`` as given to ``--set``.
-
-    Raises:
-        FlagError: it does not have that form, or the flag cannot be set this way.
-    """
-    name, equals, text = word.partition("=")
-    if not equals or not text.strip():
-        plain = name.strip().lstrip("-")
-        example = f"{plain}={'…' if equals else 'true'}" if FLAG_NAME.fullmatch(plain) else "max-num-seqs=128"
-        hint = " (to drop a flag of the preset: --unset FLAG)" if equals else ""
-        raise FlagError(f"--set {_quoted(word)}: expected FLAG=VALUE, such as {example}{hint}")
-    return normalise_setting(name, parse_value(text.strip(), name=normalise(name)))
 
 
 def parse_value(text: str, *, name: str = "") -> FlagValue:
@@ -194,5 +179,6 @@ def flag_words(flags: Flags) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A word as typed, in quotes for a message: cut, and without unprintable characters."""
     return "'" + "".join(c if c.isprintable() else "?" for c in text[:80]) + "'"

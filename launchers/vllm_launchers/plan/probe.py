@@ -50,4 +50,5 @@ def _impossible(engine: Engine, flags: Flags) -> str:
 def _untested(engine: Engine) -> str:
     if engine.kind is EngineKind.SIMULATED or engine.release in TESTED:
         return ""
-    return f"it was not tested with {engine.label}; --probe adds it anyway"
+    label = "this vLLM (version unknown)" if engine.release is None else engine.label
+    return f"not tested with {label}. --probe turns it on"

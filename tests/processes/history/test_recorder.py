@@ -135,7 +135,7 @@ def test_the_figures_of_another_process_on_the_port_are_not_recorded(server, bod
     server.serve_text(body())
     process = recorder(sleeper(listening=False))
     said = process.stderr.readline()
-    assert "is answered by a process that is not this server's" in said
+    assert "another process answers on port" in said
     process.terminate()
     process.communicate(timeout=20)
     assert entries(tmp_path / "history.sqlite") == []

@@ -210,7 +210,7 @@ def test_what_ran_without_a_preemption_is_the_least_that_may_run() -> None:
     assert room is not None
     assert room.ran == 49
     assert room.fitting == 49, "0.85 of the cache, of which each held 1/49 of 0.76, come to 54: 48 in steps of eight"
-    assert room.reason.startswith("49 ran at once")
+    assert room.reason.startswith("49 fit in 85% of the KV cache")
 
 
 def test_a_count_that_was_preempted_did_not_run_well() -> None:

@@ -255,7 +255,7 @@ async def test_another_machine_is_refused(host: str, workload: Workload) -> None
 
 @pytest.mark.parametrize("url", ["", "chat", "ftp://127.0.0.1", "http://", "http://127.0.0.1:notaport"])
 async def test_what_is_no_url_is_refused(url: str, workload: Workload) -> None:
-    with pytest.raises(LoadError, match="is no URL"):
+    with pytest.raises(LoadError, match="is not a server URL"):
         await run_load(url, None, workload, 25, 0.2)
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_launchers.plan.flags import FlagError, flag_words, normalise, normalise_setting, parse_set, token_count
+from vllm_launchers.plan.common_flags import parse_set
+from vllm_launchers.plan.flags import FlagError, flag_words, normalise, normalise_setting, token_count
 from vllm_launchers.plan.model import FlagValue
 
 
@@ -46,6 +47,9 @@ def test_parse_set(word: str, name: str, value: FlagValue) -> None:
     ("word", "part"),
     [
         ("enforce-eager", "such as enforce-eager=true"),
+        ("max-num-seqs", "such as max-num-seqs=128"),
+        ("kv-cache-dtype", "such as kv-cache-dtype=auto"),
+        ("of-a-plugin", "such as of-a-plugin=…"),
         ("max-num-seqs=", "--unset"),
         ("=3", "is not a flag name"),
         ("a b=3", "is not a flag name"),

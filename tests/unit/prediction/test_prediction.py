@@ -185,13 +185,13 @@ def test_a_server_that_the_model_does_not_explain_is_refused() -> None:
     found, evidence, cost = fitted()
     wrong = replace(cost, costs=tuple(one.scaled(1.5) for one in cost.costs))
     prediction = predict(evidence, wrong, Change(found.limits, found.limits))
-    assert "does not reproduce this server as it is" in prediction.outside
+    assert prediction.outside.startswith("No prediction: the model is ")
     assert prediction.predicted.itl_seconds.p50.value is None
 
 
 def test_too_few_requests_are_no_evidence() -> None:
     found = recorded()
-    with pytest.raises(NoEvidenceError, match="only 12 usable requests"):
+    with pytest.raises(NoEvidenceError, match="only 12 usable requests are recorded"):
         gather(found.requests[:12], found.steps, 16, 2048)
 
 

@@ -312,7 +312,7 @@ def test_some_figures_better_and_others_worse_is_mixed(made):
     assert found.verdict is Verdict.MIXED
     assert "is better" in sentence(found)
     assert "is worse" in sentence(found)
-    assert any("Objectives no longer met: TTFT p99" in note for note in notes(found))
+    assert any("No longer within its objective: TTFT p99 ≤ " in note for note in notes(found))
 
 
 def test_what_whole_requests_take_decides_where_no_objective_objects(made):

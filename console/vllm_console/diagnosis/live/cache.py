@@ -14,12 +14,16 @@ from vllm_console.metrics.window import preemptions_per_request
 from vllm_console.text import UNKNOWN, clock, percent
 from vllm_console.text import count as count_text
 from vllm_launchers.plan.model import Changes
+from vllm_launchers.units import counted
 
 USAGE_MARGIN = 0.05
 """Usage must fall this far below its objective before pressure ends."""
 
 FEWEST_PREEMPTIONS = 2
 """Per minute: a single one may be chance."""
+
+NEWEST_SECONDS = 20.0
+"""A minute that ended less than this ago, two frames, is the last one."""
 
 KEPT_WHEN_PREEMPTING = 0.6
 """Share of the running sequences: admitted sequences grow until they do not fit, so fewer must run."""
@@ -95,10 +99,14 @@ class Preempting:
         count, finished = (totals(frames, key)[-1] for key in ("preemptions_total", "requests_finished_total"))
         running = frames[-1].grown.requests_running
         share = preemptions_per_request(count, finished, running)
-        rate = (count or 0.0) * 60 / _length(frames, len(frames) - 1)
+        length = _length(frames, len(frames) - 1)
+        rate = (count or 0.0) * 60 / length
         goal = evidence.objectives.preemption_rate
-        minute = clock(frames[-1].end, evidence.now, seconds=True)
-        symptom = f"{rate:.0f} preemptions/min in the minute to {minute}{_per_request(share, finished, running)}."
+        if length <= 60 and evidence.now - frames[-1].end < NEWEST_SECONDS:
+            seen = f"{counted(round(count or 0.0), 'preemption')} in the last minute"
+        else:
+            seen = f"{rate:.0f} preemptions/min in the minute to {clock(frames[-1].end, evidence.now, seconds=True)}"
+        symptom = f"{seen}{_per_request(share, finished, running)}."
         shown = UNKNOWN if share is None else f"{share:.2g}"
         measures = [
             Measure("preemptions per request", shown, f"{goal:g}", evidence.objectives_source),
@@ -125,7 +133,7 @@ class Preempting:
 def _per_request(share: float | None, finished: float | None, running: float | None) -> str:
     if share is None:
         return ""
-    return f", {share:.2g} per {'request that ended' if (finished or 0) >= (running or 0) else 'running request'}"
+    return f", {share:.2g} per {'finished' if (finished or 0) >= (running or 0) else 'running'} request"
 
 
 def _length(frames: Sequence[Frame], at: int) -> float:

@@ -241,14 +241,14 @@ def fewer_sequences(evidence: Evidence, factor: float) -> Fix | None:
         fitting, why = float(room.fitting), room.reason
         # Never below what ran well; else never above what runs now, which is already too much.
         if fitting > (kept := max(float(room.ran), fewest * factor, MOST_KEPT * (most or limit))):
-            fitting, why = kept, f"{most or limit:.0f} ran at once while the KV cache was too full."
+            fitting, why = kept, f"the KV cache was too full with {most or limit:.0f}."
     else:
         fitting = fewest * factor
-        why = f"{fewest:.0f} ran at once while the KV cache was too full, and each still grows."
+        why = f"the KV cache was too full with {fewest:.0f}, and each still grows."
     wanted = int(fitting) if room is not None and fitting == room.fitting else max(1, _stepped(fitting))
     if wanted > MOST_KEPT * limit:
         return None
-    why = f"{_sequences(wanted)} at once{evidence.each} instead of {limit} for the KV cache: {why}"
+    why = f"Run at most {_sequences(wanted)}{evidence.each}: {why}"
     return setting("max-num-seqs", wanted, why, WAIT_LONGER)
 
 

@@ -645,12 +645,12 @@ def _downtime(server: ServerView) -> str:
     if server.state is not State.READY:
         return ""
     if server.downtime_seconds is not None:
-        return f"Expected downtime: {took(server.downtime_seconds)}, as at the last restart."
+        return f"Expected downtime: about {took(server.downtime_seconds)} (last restart)."
     if not server.stages or any(stage.seconds is None for stage in server.stages):
         return ""
     first, last = server.stages[0], server.stages[-1]
     started_in = last.started_at + (last.seconds or 0.0) - first.started_at
-    return f"Expected downtime: {took(started_in)} at most, as its last start took."
+    return f"Expected downtime: up to {took(started_in)} (last start)."
 
 
 def _draining() -> list[str]:

@@ -32,6 +32,7 @@ from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     ceiling_text,
     change_text,
+    compared_text,
     energy_cost_text,
     factor_sides,
     notes,
@@ -43,7 +44,6 @@ from vllm_console.runs.text import (
     side_text,
     signed,
     times_note,
-    window_text,
 )
 from vllm_console.text import clock, plain
 from vllm_console.ui.actions import bindings
@@ -321,12 +321,16 @@ def compare_lines(
     """What came of it in a plain sentence, the verdict with notes, what was changed, the figures it is based on with
     their intervals, latencies before and after, what was predicted (``told``), the traffic, and all other figures."""
     style = VERDICT_STYLES.get(found.verdict, STRONG)
-    lines = [line((f" {row}", style)) for row in _wrapped(plain_sentence(found), width)]
-    lines += [line((f" {row}", None)) for row in _wrapped(sentence(found), width)]
+    lines = []
+    if found.verdict is not Verdict.TOO_LITTLE:
+        lines += [line((f" {row}", style)) for row in _wrapped(plain_sentence(found), width)]
+    lines += [line((f" {row}", style if not lines else None)) for row in _wrapped(sentence(found), width)]
     for note in filter(None, (times_note(found, time.time()), *notes(found))):
         rows = _wrapped(note, width - 2)
         lines += [line(" · " if index == 0 else "   ", (row, None)) for index, row in enumerate(rows)]
     lines += _changed(found, width, may_revert)
+    if found.empty:
+        return lines
     columns, settled = _columns(width), found.verdict is not Verdict.TOO_LITTLE
     draw = partial(_figure, columns=columns, reach=_reach(found.judged), settled=settled)
     lines += [_heading(found, columns), *map(draw, found.judged)]
@@ -418,10 +422,7 @@ def _axis(reach: float, room: int) -> str:
 
 def _basis(found: Comparison) -> str:
     """Over what the figures are taken, and how sure they are."""
-    compared = ", ".join(
-        f"{side.compared} of {side.windows} {window_text(side)} {when}"
-        for side, when in ((found.before, "before"), (found.after, "after"))
-    )
+    compared = f"{compared_text(found.before)} before, {compared_text(found.after)} after"
     sure = "" if found.verdict is Verdict.TOO_LITTLE else " The 95% CI covers all judged figures together."
     later = found.kept or found.again is not None
     rest = "warm-up, different traffic or later traffic" if later else "warm-up or different traffic"

@@ -145,7 +145,7 @@ def _now(view: RampView) -> str:
         return "Ending…"
     now = view.progress
     if now is None:
-        return "First it is seen whether the server serves others; then a few requests warm it up…"
+        return "First checks whether other clients use the server, then warms it up…"
     what = "warming up at" if now.warming_up else "measuring"
     at_most = duration(view.budget_seconds)
     return f"Now {what} {rate(now.rate, 'req')}, {now.in_flight:,} under way; {duration(now.elapsed)} of {at_most}"

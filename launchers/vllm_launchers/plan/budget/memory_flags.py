@@ -107,7 +107,7 @@ def read_settings(
     """
     if release is None:
         release = NEWEST
-        assumed.append(f"vLLM release unknown: using defaults of {NEWEST[0]}.{NEWEST[1]}")
+        assumed.append(f"the defaults of vLLM {NEWEST[0]}.{NEWEST[1]}, since your version is unknown")
     seqs, batched = batch_sizes(facts, flags, release, gpu)
     length, fit = _length(facts, flags, assumed)
     pipeline = whole(flags, "pipeline-parallel-size", 1)

@@ -119,11 +119,11 @@ class SeenRoom(msgspec.Struct, frozen=True):
     def reason(self) -> str:
         """The source of that number, as the end of a sentence."""
         if self.fitting == self.ran:
-            return f"{self.ran:,} ran at once within {self.goal:.0%} of it without preemption."
-        held = f"{self.each:.1%} of it"
+            return f"{self.ran:,} fit in {self.goal:.0%} of the KV cache without preemption."
+        held = f"{self.each:.1%} of the KV cache"
         if self.cache_tokens is not None:
-            held = f"{self.each * self.cache_tokens:,.0f} of its {self.cache_tokens:,} tokens"
-        return f"a running request held {held} (p95), so {self.fitting:,} stay within {self.goal:.0%}."
+            held = f"{self.each * self.cache_tokens:,.0f} of the KV cache's {self.cache_tokens:,} tokens"
+        return f"a running request held {held} (p95), so {self.fitting:,} fit in {self.goal:.0%} of it."
 
 
 class ChoiceInputs(msgspec.Struct, frozen=True):

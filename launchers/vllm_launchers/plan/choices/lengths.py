@@ -76,7 +76,7 @@ def sequences(inputs: ChoiceInputs, flags: Flags, budget: MemoryBudget | None) -
     number = counted(int(held), "request")
     reason = f"The KV cache holds about {number} at once if all have p95 length, a worst case."
     if seen is not None:
-        reason = f"From the observed KV cache: {seen.reason}"
+        reason = f"As observed: {seen.reason}"
     return Choice(SEQUENCES, most, reason, Source.MACHINE, tradeoff)
 
 

@@ -350,18 +350,20 @@ FULL = replace(
 @pytest.mark.parametrize(
     ("grown", "told"),
     [
-        (FULL, "12 preemptions/min {}, 2 per request that ended."),
-        (replace(FULL, requests_finished_total=0), "12 preemptions/min {}, 2.4 per running request."),
+        (FULL, "12 {}, 2 per finished request."),
+        (replace(FULL, requests_finished_total=0), "12 {}, 2.4 per running request."),
         (
             replace(FULL, requests_finished_total=8),
-            "12 preemptions/min {}, 0.25 per request that ended.",
+            "12 {}, 0.25 per finished request.",
         ),
     ],
 )
 def test_preemptions_are_told_so_that_a_share_is_never_above_one(grown: EngineSample, told: str) -> None:
     known = evidence(grown=grown)
-    minute = f"in the minute to {clock(known.frames[-1].end, known.now, seconds=True)}"
-    assert find(known, "preempting").symptom == told.format(minute)
+    assert find(known, "preempting").symptom == told.format("preemptions in the last minute")
+    later = replace(known, now=known.frames[-1].end + 25)
+    minute = f"in the minute to {clock(known.frames[-1].end, later.now, seconds=True)}"
+    assert find(later, "preempting").symptom == told.format(f"preemptions/min {minute}")
 
 
 def test_preempting_ends_with_the_first_minute_without_a_preemption() -> None:
@@ -434,7 +436,7 @@ def test_the_reason_of_fewer_sequences_is_what_their_number_comes_from() -> None
     seen = evidence(frames=(*frames[:-2], alone, frames[-1]), flags={"max-num-seqs": 16}, build="cpu")
     offered = fix(seen, "kv_cache_pressure")
     assert offered.changes.set == {"max-num-seqs": 8}, "12, by 85 of the 90 % that they held, in steps of eight"
-    assert "12 ran at once while the KV cache was too full" in offered.why
+    assert "the KV cache was too full with 12" in offered.why
     assert "fit into" not in offered.why
 
 
@@ -442,7 +444,7 @@ def test_one_sequence_is_said_as_one() -> None:
     few = replace(TIGHT, requests_running=2, preemptions_total=2)
     offered = fix(evidence(grown=few, flags={"max-num-seqs": 16}, build="cpu"), "preempting")
     assert offered.changes.set == {"max-num-seqs": 1}
-    assert offered.why.startswith("1 sequence at once instead of 16")
+    assert offered.why.startswith("Run at most 1 sequence: ")
 
 
 def test_fewer_sequences_for_the_sake_of_speed_do_not_speak_of_the_kv_cache() -> None:

@@ -74,7 +74,7 @@ def test_default_share(release: tuple[int, int, int], share: float) -> None:
 def test_an_unknown_release_is_the_newest_and_said() -> None:
     budget = plan(release=None)
     assert budget.kv_gib == plan(release=(0, 33, 0)).kv_gib
-    assert any("release unknown" in sentence for sentence in budget.assumed)
+    assert any("version is unknown" in sentence for sentence in budget.assumed)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_the_cpu_build_takes_what_it_is_told() -> None:
     assert budget.kv_gib == 8
     assert budget.per_gpu == ()
     assert budget.kv_tokens == 8 * GIB // 131072
-    assert budget.assumed == ("vLLM release unknown: using defaults of 0.33",)
+    assert budget.assumed == ("the defaults of vLLM 0.33, since your version is unknown",)
     unsaid = estimate(LLAMA, {}, [], build="cpu", release=(0, 32, 0))
     assert unsaid is not None
     assert any("VLLM_CPU_KVCACHE_SPACE" in sentence for sentence in unsaid.assumed)

@@ -77,10 +77,10 @@ def test_sequences_stay_within_the_cache(chosen: Chosen, held: float, sequences:
 @pytest.mark.parametrize(
     ("ran", "each", "sequences", "told"),
     [
-        (49, 0.0155, 49, "49 ran at once"),
-        (49, 0.014, 56, "so 56 stay"),
-        (0, 0.05, 16, "so 16 stay"),
-        (200, 0.004, 208, "so 208 stay"),
+        (49, 0.0155, 49, "49 fit in 85% of the KV cache"),
+        (49, 0.014, 56, "so 56 fit"),
+        (0, 0.05, 16, "so 16 fit"),
+        (200, 0.004, 208, "so 208 fit"),
     ],
 )
 def test_sequences_of_a_server_with_history_follow_what_was_observed(
