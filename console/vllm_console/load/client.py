@@ -251,7 +251,7 @@ def check_url(url: str, *, allow_remote: bool) -> str:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise LoadError(f"'{plain(url, 200)}' is no URL: {error}") from error
+        raise LoadError(f"'{plain(url, 200)}' is not a server URL: {error}") from error
     if parts.scheme not in ("http", "https") or not host:
         raise LoadError(f"'{plain(url, 200)}' is not a server URL; expected one such as http://127.0.0.1:8000")
     if not allow_remote and not is_loopback(host):
@@ -296,7 +296,7 @@ def open_client(base: str, access: Access, lookup: Lookup | None = None) -> http
             ),
         )
     except httpx.InvalidURL as error:
-        raise LoadError(f"'{plain(base, 200)}' is no URL: {plain(str(error), 200)}") from error
+        raise LoadError(f"'{plain(base, 200)}' is not a server URL: {plain(str(error), 200)}") from error
     except UnicodeEncodeError as error:
         raise LoadError(f"the API key in {access.variable} has characters that no HTTP header can carry") from error
     except OSError as error:

@@ -220,7 +220,7 @@ def test_a_count_that_was_preempted_did_not_run_well() -> None:
     full = seen_workload(hour(crowd=60, usage=0.99), BEFORE, goal=0.85).room
     assert full is not None
     assert (full.ran, full.fitting) == (0, 48)
-    assert "held 660 of its 40,000 tokens (p95)" in full.reason
+    assert "held 660 of the KV cache's 40,000 tokens (p95)" in full.reason
 
 
 def test_without_a_goal_or_figures_no_room_is_told() -> None:
