@@ -533,10 +533,12 @@ class LaunchScreen(Screen[ServerView | None]):
     def action_launch_fix(self) -> None:
         """Apply the fix of the selected finding; if it has none, the first fix of another one."""
         findings, plan, draft = self.planner.outcome.findings, self.planner.outcome.plan, self.planner.draft
-        if draft is None or plan is None or self.editor.typing:
+        if draft is None or self.editor.typing:
             return
         if not self.planner.fresh:
             self._say("Still planning…", WARN)
+        elif plan is None:
+            self._say(f"No fix: {self.planner.outcome.error or 'there is no plan'}", WARN)
         elif not findings:
             self._say("No findings to fix.")
         else:
