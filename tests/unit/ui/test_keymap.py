@@ -6,6 +6,7 @@ import re
 from argparse import Namespace
 
 import pytest
+from msgspec.structs import replace
 
 from vllm_console.cli.console import show
 from vllm_console.fleet.verbs import UsageError
@@ -93,8 +94,10 @@ OWN = {
 }  # fmt: skip
 
 
-async def test_what_is_drawn_names_a_persons_own_keys(console, fakes):
-    async with console(fakes.pressed, fakes.coder, keys=OWN) as c:
+async def test_what_is_drawn_names_a_persons_own_keys(console, fakes, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("INFO ready\n")
+    async with console(lambda at: replace(fakes.pressed(at), log_path=str(log)), fakes.coder, keys=OWN) as c:
         for hint in (
             "f9 stage fix",
             "f8 findings",
