@@ -276,7 +276,7 @@ def trusted(host: str, port: int) -> Listener | None:
     if not others:
         return None
     who = " and ".join(f"uid {uid}" for uid in sorted(others))
-    raise WrongProcessError(f"another user's process answers on port {port} of {host} ({who})")
+    raise WrongProcessError(f"port {port} of {host} is answered by a process of another user ({who})")
 
 
 def listens(listener: Listener) -> bool:
