@@ -85,7 +85,7 @@ def test_its_prediction_holds_and_is_less_certain_than_the_probes():
     ("line", "more", "why"),
     [
         (f"{BASE} --num-gpu-blocks-override 300", {}, "preempted"),
-        (BASE, {"shared": 512}, "prefix cache matters"),
+        (BASE, {"shared": 512}, "which prompts share a prefix"),
     ],
 )
 def test_what_metrics_do_not_tell_is_refused(line, more, why):

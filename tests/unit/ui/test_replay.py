@@ -146,7 +146,8 @@ async def test_a_run_of_a_present_server_has_a_row_of_its_own(console, fakes, fl
     chat = fleet.replays["chat@1"]
     async with console(fleet=fleet, replay=chat) as c:
         await replayed(c, fakes, "chat@1")
-        rows = [row for row in c.text.splitlines() if row[2:].startswith("chat")]
+        table = c.text.partition("NAME")[2].partition("╰")[0]
+        rows = [row for row in table.splitlines() if "chat" in row[:16]]
         assert len(rows) == 2
         assert "removed" not in c.text
 

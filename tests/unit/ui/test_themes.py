@@ -74,12 +74,12 @@ def test_a_selection_stands_on_the_themes_own_background():
 async def test_a_theme_is_chosen_by_key_and_by_command_and_left_again(console, terminal):
     async with console() as c:
         assert not any(name.startswith("#") for name in colors(c))
-        text = [row for row in c.text.splitlines() if "ready" in row]
+        text = [row for row in c.text.splitlines() if "chat " in row and "ready" in row]
         await c.press("T")
         await c.sees('Theme dark. To keep it: theme = "dark" in config.toml.')
         assert THEMES["dark"].background in colors(c)
         assert not {"green", "red", "yellow", "cyan", "default"} & colors(c)
-        assert [row for row in c.text.splitlines() if "ready" in row] == text
+        assert [row for row in c.text.splitlines() if "chat " in row and "ready" in row] == text
         await c.press("colon", *"theme nord", "enter")
         await c.sees("Theme nord.")
         assert THEMES["nord"].background.lower() in colors(c)

@@ -260,7 +260,7 @@ async def test_what_is_not_of_the_moment_has_no_figures_and_says_so(console, fak
         assert "not your server" in row_of(c, "anna-8100")
         await c.until(lambda: "r1 ready" in row_of(c, "chat"), "state and generation of then")
         assert "tok" not in row_of(c, "coder")
-        assert "keys that change something act on what runs now" in c.text
+        assert "Changes still apply to the running servers" in c.text
         assert "r restart" not in c.text
         await c.press("end")
         await c.sees("r restart")

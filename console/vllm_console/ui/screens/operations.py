@@ -93,7 +93,7 @@ MEASURED = (State.READY, State.UNRESPONSIVE)
 CHART_ROWS = 16
 """Rows that the charts of a GPU want."""
 
-TWO_MESSAGE_ROWS = 50
+TWO_MESSAGE_ROWS = 40
 """Minimum height of the screen for two rows of messages."""
 
 PREDICTION_WIDTH = 160
