@@ -23,7 +23,7 @@ from typing import Any
 FAKES = Path(__file__).parent
 FROZEN_SECONDS = 20.0
 """A key is waited for so long; then the screen counts as frozen."""
-MARKED = re.compile(r"[▸>]\W*(s\d\d) ")
+MARKED = re.compile(r"[│|]?[▸>]\W*(s\d\d) ")
 """A row of the table that the cursor is on."""
 HANGING_NVML = """
 #include <fcntl.h>
