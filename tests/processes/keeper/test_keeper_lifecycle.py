@@ -150,7 +150,7 @@ def test_silence_is_seen_and_so_is_its_end(bench, tmp_path):
 def test_another_process_that_answers_on_the_port_is_not_taken_for_ours(bench, port):
     bench.ready(bench.spec(port=port), "first")
     bench.launch(bench.spec("--never-ready", port=port), "second")
-    record = bench.until(lambda record: "not this server's" in record.reason, "second")
+    record = bench.until(lambda record: "another process answers" in record.reason, "second")
     assert record.state is State.STARTING
     bench.stopped("first")
     assert bench.read("second").state is State.STARTING
