@@ -146,9 +146,12 @@ async def test_a_run_of_a_present_server_has_a_row_of_its_own(console, fakes, fl
     chat = fleet.replays["chat@1"]
     async with console(fleet=fleet, replay=chat) as c:
         await replayed(c, fakes, "chat@1")
-        table = c.text.partition("NAME")[2].partition("╰")[0]
-        rows = [row for row in table.splitlines() if "chat" in row[:16]]
-        assert len(rows) == 2
+
+        def rows() -> list[str]:
+            table = c.text.partition("NAME")[2].partition("╰")[0]
+            return [row.split()[0].strip("│▸✗") for row in table.splitlines() if "chat" in row[:16]]
+
+        await c.until(lambda: len(rows()) == 2, "the table has grown by the row of the run")
         assert "removed" not in c.text
 
 
