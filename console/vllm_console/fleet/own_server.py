@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, Stage, State
 from vllm_console.history.store import HISTORY, Entry, HistoryError, HistoryMissingError, Reader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
-from vllm_console.history.timeline import Timeline, newest_points
+from vllm_console.history.timeline import Timeline, ended, newest_points
 from vllm_console.metrics.sample import Series, Window
 from vllm_console.metrics.window import traffic
 from vllm_console.text import plain
@@ -87,13 +88,15 @@ class WatchedServer:
         self._argv: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         """A command line as recorded, and with its secrets redacted."""
         self._history: Reader | None = None
-        self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS)
+        self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS + 1)  # charts leave out the one that still fills
         self._sequence: int | None = None
         self._startup: tuple[tuple[int, int], StartupProgress] | None = None
         self._failure: tuple[tuple[int, int], Diagnosis | None] | None = None
         self._advice: tuple[tuple[int, int], Finding | None] | None = None
         self._judge: Judge | None = None
         self._charts: ChartHistory[Entry, Timeline] | None = None
+        self._charted_as: tuple[object, tuple[Series, ProbeView]] | None = None
+        """What was charted last, and of which moment and range."""
         self._markers: MarkerBook | None = None
         self._past: Moment | None = None
         self._past_of = 0
@@ -186,7 +189,6 @@ class WatchedServer:
             sample=self._timeline.latest if answered else None,
             window=self._window if answered else None,
             no_probe="" if spec.probe else details.no_probe,
-            series=self._series(record, now) if selected else None,
             load=load,
             findings=found,
             judged=judged,
@@ -241,13 +243,40 @@ class WatchedServer:
     def _charted(
         self, charts: ChartHistory[Entry, Timeline], record: ServerRecord, now: float, time: TimeView
     ) -> tuple[Series, ProbeView]:
-        """The range asked for, from what is recorded of it on; and what the probe recorded of it."""
+        """The range asked for, from what is recorded of it on; and what the probe recorded of it.
+
+        Charts change where a point ends, every `CHART_STEP_SECONDS`: between two ends it is the same series, which
+        nobody has to draw again.
+        """
+        until = self._completed_at(now)
+        key = (time, record.current.number, record.state.alive, until)
+        if self._charted_as is None or self._charted_as[0] != key or time.requests or self._charted_as[1][0].loading:
+            self._charted_as = (key, self._chart(charts, record, now, until, time))
+            return self._charted_as[1]
+        series, probe = self._charted_as[1]
+        last = self._records(record).last if time.at is None else None
+        return series, replace(probe, last=last) if probe.last is not last else probe
+
+    def _completed_at(self, now: float) -> float:
+        """When the newest point ended of which every sample and record is there (Unix seconds)."""
+        from vllm_console.history.probe_records import SETTLED_SECONDS
+
+        newest, known = self._timeline.latest, now - CHART_STEP_SECONDS
+        if newest is not None:
+            known = max(known, newest.at - (SETTLED_SECONDS if self._records_anything else 0.0))
+        return (math.ceil(known / CHART_STEP_SECONDS) - 1) * CHART_STEP_SECONDS  # a point includes its end
+
+    def _chart(
+        self, charts: ChartHistory[Entry, Timeline], record: ServerRecord, now: float, until: float, time: TimeView
+    ) -> tuple[Series, ProbeView]:
         last = self._series(record, now)
         end = time.end if time.end is not None else last.as_of
         first = charts.recorded_from(now)
         age = (end if end is not None else now) - first if first is not None else 0.0
         span = range_for(time.range, age)
         found = last if span.step == CHART_STEP_SECONDS and time.end is None else charts.series(span, now, end)
+        if time.end is None and last.as_of is None and span.step == CHART_STEP_SECONDS:
+            found = ended(found, until)
         points = points_shown(time.range, age, span.step)
         shown = replace(newest_points(found, points), recorded_from=first)
         shown = replace(shown, as_of=last.as_of if time.end is None else None)

@@ -25,7 +25,7 @@ from vllm_console.history.probe_records import (
     Step,
 )
 from vllm_console.history.store import HISTORY, HistoryError, HistoryMissingError, Reader
-from vllm_console.history.timeline import newest_points
+from vllm_console.history.timeline import ended, newest_points
 from vllm_console.history.workload import SEEN_SECONDS, SeenWorkload, seen_workload
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Sample, Series, Window
@@ -243,6 +243,11 @@ class ServerProbe:
         self._spec = spec
         return self
 
+    @property
+    def last(self) -> Step | None:
+        """The newest step."""
+        return self._last
+
     def window(self, window: Window, samples: Sequence[Sample], now: float) -> Window:
         """The window of the last minute with exact latencies where the records have them; ``samples`` are its own.
 
@@ -301,7 +306,7 @@ class ServerProbe:
 
         points = max(map(len, series.values.values()), default=0)
         charts = self._step_charts()
-        steps = newest_points(charts.series(span, now, end), points)
+        steps = newest_points(ended(charts.series(span, now, end), series.end), points)
         requests, problem = None, ""
         if time.requests:
             first = charts.recorded_from(now) or self._begin

@@ -300,3 +300,14 @@ def newest_points(series: Series, points: int) -> Series:
     """The newest points of a series."""
     values = {name: column[-points:] for name, column in series.values.items()}
     return replace(series, values=values)
+
+
+def ended(series: Series, until: float) -> Series:
+    """The points that ended until a moment (Unix seconds); all of them where there is nothing before it."""
+    open_points = round((series.end - until) / series.step)
+    if open_points <= 0:
+        return series
+    values = {name: column[:-open_points] for name, column in series.values.items()}
+    if not any(value is not None for column in values.values() for value in column):
+        return series
+    return replace(series, end=until, values=values)

@@ -24,6 +24,7 @@ from vllm_console.fleet.judge import Judge, OneToken, _facts, slowest_link
 from vllm_console.fleet.own_server import JudgeContext, WatchedServer
 from vllm_console.history.gpu_samples import GPU_SAMPLES
 from vllm_console.history.store import HISTORY, Writer
+from vllm_console.history.time_view import LIVE
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_console.settings import Config, ConfigError, gpu_reserves, read_settings
 from vllm_console.ui.screens.describe import describe_lines
@@ -466,12 +467,36 @@ def test_a_server_that_tells_no_more_keeps_its_last_frame(folder: Path, state: S
     """Also one that runs and is not recorded any more, and in a console that was opened only now."""
     watched = WatchedServer(folder, interactive=True)
     later = NOW + 7200
-    series = watched.view(record(state=state), later, selected=True, load="", context=JudgeContext()).series
+    last = record(state=state)
+    view = watched.view(last, later, selected=True, load="", context=JudgeContext())
+    series = watched.in_time(view, last, later, LIVE).series
     watched.close()
     assert series is not None
     assert series.as_of == NOW - 1
     assert series.values["kv_cache_usage"][-1] == 0.9
     assert series.end == pytest.approx(NOW, abs=5)
+
+
+def test_charts_change_where_a_point_ends_and_not_before(tmp_path: Path) -> None:
+    """Figures are of this second; a chart of points of five seconds is the same until the next of them has ended."""
+    writer = Writer(tmp_path / HISTORY)
+    watched = WatchedServer(tmp_path, interactive=True)
+    served, drawn = record(), []
+    for second in range(-30, 11):
+        writer.append(sample(NOW + second, usage=0.9 if second > 0 else 0.3), 1)
+        view = watched.view(served, NOW + second + 0.2, selected=True, load="", context=JudgeContext())
+        assert view.sample is not None
+        assert view.sample.at == NOW + second
+        series = watched.in_time(view, served, NOW + second + 0.2, LIVE).series
+        assert series is not None
+        if series.values["kv_cache_usage"][-1] is not None:
+            drawn.append((second, series))
+    watched.close()
+    writer.close()
+    ends = {second: series.end - NOW for second, series in drawn if second >= -5}
+    assert ends == {second: 5 * ((second - 1) // 5) for second in ends}, "an end belongs to its point"
+    assert len({id(series) for second, series in drawn if 1 <= second <= 5}) == 1
+    assert [series.values["kv_cache_usage"][-1] for second, series in drawn if second in (5, 6)] == [0.3, 0.9]
 
 
 def test_a_new_generation_has_no_metrics_until_it_answers(tmp_path: Path) -> None:
@@ -487,7 +512,7 @@ def test_a_new_generation_has_no_metrics_until_it_answers(tmp_path: Path) -> Non
     watched = WatchedServer(tmp_path, interactive=True)
     seen = watched.view(starting, NOW, selected=True, load="", context=JudgeContext())
     assert (seen.sample, seen.window) == (None, None)
-    assert seen.series is not None, "charts go on over a restart"
+    assert watched.in_time(seen, starting, NOW, LIVE).series is not None, "charts go on over a restart"
     assert status_document(seen)["metrics"] is None
     writer.append(sample(NOW - 1), 2)
     writer.close()

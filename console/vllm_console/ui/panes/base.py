@@ -14,7 +14,7 @@ from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import load_ended
 from vllm_console.text import UNKNOWN, clock, count, duration, plain
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.terminal.lines import clickable_line, line
+from vllm_console.ui.terminal.lines import BLANK, clickable_line, line
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView
 from vllm_console.ui.widgets.draw import Part, rule
@@ -38,6 +38,8 @@ class Pane(FramedView):
         super().__init__(id=id)
         self._draw, self._number = draw, number
         self._shown: tuple[ServerView, float, ChartView] | None = None
+        self._title = (BLANK, BLANK)
+        """The title as it was drawn, and the same with its action."""
 
     def show_server(self, server: ServerView, now: float, view: ChartView = PLAIN) -> None:
         """Show this server as it was at ``now`` (Unix seconds); a hidden pane only remembers it."""
@@ -54,7 +56,9 @@ class Pane(FramedView):
         """Draw it; a click on the title shows the pane large, and once more: the layout."""
         lines = list(self._draw(server, now, width, height, view))
         if lines and self._number:
-            lines[0] = clickable_line(lines[0], f"screen.pane({self._number})")
+            if lines[0] is not self._title[0]:
+                self._title = lines[0], clickable_line(lines[0], f"screen.pane({self._number})")
+            lines[0] = self._title[1]
         self.show_lines(lines)
 
     def on_show(self) -> None:

@@ -11,7 +11,7 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView, clickable, clickable_line, line
 from vllm_console.ui.theme import ACCENT, DIM, KEY
-from vllm_console.ui.widgets.draw import Part, frame, rule
+from vllm_console.ui.widgets.draw import Frame, Part, rule
 from vllm_console.ui.widgets.placed_area import PlacedArea
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ class LogPane(PlacedArea):
         self._title = LineView(id="log-title")
         self._none = LineView(id="log-none")
         self._edges = LineView(id="log-left"), LineView(id="log-right"), LineView(id="log-bottom")
+        self._frame = Frame()
+        self._drawn: object = None
+        """What the title and the edges were drawn for."""
         self._view: LogView | None = None
         self._sized = False
         """Whether the view has its height, and has got what it shows."""
@@ -85,8 +88,13 @@ class LogPane(PlacedArea):
 
     def _draw_frame(self, title: Strip) -> None:
         """The title, and where it is framed the edges."""
+        drawn = (title.text, self.size, self.framed, self.focused_frame)
+        if drawn == self._drawn:
+            return
+        self._drawn = drawn
         width, height = self.size
-        lines = frame([title], width, height, ACCENT if self.focused_frame else DIM) if self.framed else [title]
+        style = ACCENT if self.focused_frame else DIM
+        lines = self._frame.around([title], width, height, style) if self.framed else [title]
         self._title.show([clickable_line(lines[0], "screen.pane(5)")])
         if self.framed:
             left, right, bottom = self._edges

@@ -244,6 +244,19 @@ def axis_above(limit: float, height: int) -> float:
     return limit * (dots - 1) / (dots - 5) if dots >= 8 else limit
 
 
+class _Same:
+    """A series as an argument of a cache: equal to itself alone, so that its points are not compared."""
+
+    def __init__(self, series: Series | None) -> None:
+        self.series = series
+
+    def __hash__(self) -> int:
+        return id(self.series)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.series is other.series
+
+
 def chart_of(
     series: Series | None,
     curves: Sequence[Curve],
@@ -257,12 +270,46 @@ def chart_of(
     whole: bool = False,
     view: ChartView = PLAIN,
     markers: tuple[Marker, ...] = (),
-) -> list[Strip]:
+) -> Sequence[Strip]:
     """Figures of a series with their axes: ``height`` rows of ``width`` cells in all, the time axis below.
 
     Without ``hi`` the axis ends at the next round number above the largest value and the objective. ``whole`` is for
     numbers of things. What lies above the objective is drawn in another color, and the objective's line is labeled.
+
+    The chart of a series that is drawn again is the same lines.
     """
+    return _chart(
+        _Same(series),
+        tuple(curves),
+        width,
+        height,
+        label,
+        hi,
+        objective,
+        area,
+        whole,
+        bool(view.log),
+        view.cursor,
+        markers,
+    )
+
+
+@lru_cache(maxsize=32)
+def _chart(
+    of: _Same,
+    curves: tuple[Curve, ...],
+    width: int,
+    height: int,
+    label: Callable[[float], str],
+    hi: float | None,
+    objective: float | None,
+    area: bool,
+    whole: bool,
+    log: bool,
+    moment: float | None,
+    markers: tuple[Marker, ...],
+) -> Sequence[Strip]:
+    series = of.series
     longest = max((cell_len(curve.name) for curve in curves), default=0)
     names = max(NAMES, longest + 1) if longest and width - AXIS - longest - 1 >= NAMES_WIDTH else 0
     columns = width - AXIS - names
@@ -275,18 +322,16 @@ def chart_of(
         # Nobody has read it yet, or there is nothing to read.
         loading = series is None or series.loading
         return _empty(columns, rows, height, "loading" if loading else "nothing reported yet")
-    scale = _scale(known, rows, hi, objective, log=bool(view.log), whole=whole)
+    scale = _scale(known, rows, hi, objective, log=log, whole=whole)
     scale = replace(scale, full=area and hi is not None and rows >= FULL_ROWS)
-    cursor = _cell_of(series, count, columns, view.cursor)
+    cursor = _cell_of(series, count, columns, moment)
     marks = _marks(series, count, columns, markers)
     plot = _plot(
         known, [curve.style for curve in curves], scale, objective, label,
         [curve.name for curve in curves] if names else [], tuple((cell, kind) for cell, _, kind in marks), cursor,
         area, whole,
     )  # fmt: skip
-    axis = _time_axis(
-        series.end, series.step, count, columns, label(scale.lo), marks, cursor, view.cursor, height - rows
-    )
+    axis = _time_axis(series.end, series.step, count, columns, label(scale.lo), marks, cursor, moment, height - rows)
     return [*plot, *axis]
 
 

@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.ui.terminal.lines import clickable, line
+from vllm_console.ui.terminal.lines import BLANK, clickable, line
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG
 
 Part = str | tuple[str, Style | None]
@@ -46,19 +46,42 @@ def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRO
     return line(("─ ", DIM), (key, KEY), (title, style), (" " + "─" * max(0, room + 2), DIM), *tail)
 
 
-def frame(lines: Sequence[Strip], width: int, height: int, style: Style = DIM) -> list[Strip]:
-    """Lines in a frame of ``width`` by ``height`` cells; the first of them, a `rule`, becomes its top."""
-    if width < 2 or height < 2:
-        return list(lines[:height])
-    title = lines[0] if lines else rule("", width - 2)
+class Frame:
+    """Puts lines into a frame. A line that is the same object as before keeps its row, which nobody draws again."""
+
+    def __init__(self) -> None:
+        self._shape: tuple[int, int, Style] | None = None
+        self._rows: list[tuple[Strip, Strip]] = []
+        """Each line and the row that was made of it."""
+        self._bottom = BLANK
+
+    def around(self, lines: Sequence[Strip], width: int, height: int, style: Style = DIM) -> list[Strip]:
+        """Lines in a frame of ``width`` by ``height`` cells; the first of them, a `rule`, becomes its top."""
+        if width < 2 or height < 2:
+            return list(lines[:height])
+        if self._shape != (width, height, style):
+            self._shape, self._rows = (width, height, style), []
+            self._bottom = Strip([Segment(f"╰{'─' * (width - 2)}╯", style)])
+        rows = []
+        for at in range(height - 1):
+            strip = lines[at] if at < len(lines) else BLANK
+            if at < len(self._rows) and self._rows[at][0] is strip:
+                rows.append(self._rows[at])
+            else:
+                rows.append((strip, _side_row(strip, width, style) if at else _top_row(strip, width, style)))
+        self._rows = rows
+        return [*(row for _, row in rows), self._bottom]
+
+
+def _top_row(title: Strip, width: int, style: Style) -> Strip:
+    title = title if title is not BLANK else rule("", width - 2)
     top = [Segment(text, style) if at == DIM and text.strip(" ─") == "" else Segment(text, at) for text, at, _ in title]
+    return Strip([Segment("╭", style), *Strip(top).adjust_cell_length(width - 2), Segment("╮", style)])
+
+
+def _side_row(strip: Strip, width: int, style: Style) -> Strip:
     side = Segment("│", style)
-    blank = Strip([side, Segment(" " * (width - 2)), side])
-    framed = [Strip([Segment("╭", style), *Strip(top).adjust_cell_length(width - 2), Segment("╮", style)])]
-    for strip in lines[1 : height - 1]:
-        framed.append(Strip([side, *strip.adjust_cell_length(width - 2), side]))
-    framed += [blank] * (height - 1 - len(framed))
-    return [*framed, Strip([Segment(f"╰{'─' * (width - 2)}╯", style)])]
+    return Strip([side, *strip.adjust_cell_length(width - 2), side])
 
 
 def bar(share: float | None, width: int) -> str:

@@ -9,7 +9,7 @@ from textual.strip import Strip
 
 from vllm_console.ui.terminal.lines import LineView
 from vllm_console.ui.theme import ACCENT, DIM
-from vllm_console.ui.widgets.draw import frame
+from vllm_console.ui.widgets.draw import Frame
 
 LEAST_WIDTH, LEAST_HEIGHT = 120, 32
 """Minimum size of the screen for frames. On a smaller one only the title lines separate the views."""
@@ -29,6 +29,10 @@ class FramedView(LineView):
     framed = False
     focused_frame = False
 
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._frame = Frame()
+
     @property
     def room(self) -> Size:
         """The cells that the title and the lines below it may take."""
@@ -38,4 +42,4 @@ class FramedView(LineView):
     def show_lines(self, lines: Sequence[Strip]) -> None:
         """Show the title and the lines below it, in the frame if there is one."""
         style = ACCENT if self.focused_frame else DIM
-        self.show(frame(lines, *self.size, style) if self.framed else lines)
+        self.show(self._frame.around(lines, *self.size, style) if self.framed else lines)
