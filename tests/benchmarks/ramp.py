@@ -55,7 +55,7 @@ from vllm_launchers.simulated.settings import Simulated, resolve
 
 GRID = 1.02
 REACH = 1.2
-"""How far from the median ramp the exhaustive search looks."""
+"""How far from the median ramp the exhaustive search looks, unless told."""
 WATCH = 0.5
 
 
@@ -261,9 +261,9 @@ def ramp(case: Case, seed: int, budget: float) -> Found:
     return Found(found.rate, (found.low, found.high), found.limited_by, spent, len(tried))
 
 
-def exhaustive(case: Case, around: float, seconds: float, seeds: int) -> float:
-    """Where outcomes turn from holding to failing, on a grid of rates up to `REACH` from ``around`` on both sides."""
-    steps = round(math.log(REACH) / math.log(GRID))
+def exhaustive(case: Case, around: float, seconds: float, seeds: int, reach: float) -> float:
+    """Where outcomes turn from holding to failing, on a grid of rates up to ``reach`` from ``around`` on both sides."""
+    steps = round(math.log(reach) / math.log(GRID))
     rates = [around * GRID**step for step in range(-steps, steps + 1)]
     held = []
     for rate in rates:
@@ -286,7 +286,7 @@ def virtual(args: argparse.Namespace) -> None:
         case = CASES[name.strip()]
         found = [ramp(case, seed, args.budget) for seed in range(args.runs)]
         known = [one.ceiling for one in found]
-        truth = exhaustive(case, statistics.median(known), args.seconds, args.seeds)
+        truth = exhaustive(case, statistics.median(known), args.seconds, args.seeds, args.reach)
         apart = sorted(abs(one / truth - 1) if truth else 1.0 for one in known)
         errors += apart
         within = sum(1 for one in apart if one <= 0.05)
@@ -332,6 +332,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=600.0, help="seconds per ramp")
     parser.add_argument("--seconds", type=float, default=600.0, help="of each rate of the exhaustive search")
     parser.add_argument("--seeds", type=int, default=3, help="of each rate of the exhaustive search")
+    parser.add_argument("--reach", type=float, default=REACH, help="how far from the median ramp it looks, as a factor")
     parser.add_argument("--server", default="", help="a server of yours, instead of virtual time")
     parser.add_argument("--input-p95", type=int, help="with --server: as of ramp")
     parser.add_argument("--output-p95", type=int, help="with --server: as of ramp")

@@ -102,6 +102,7 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
     yield f"{plain(name)}: {shown}"
     source = "reconstructed from its metrics" if found.source == METRICS else found.source
     yield f"from {found.requests:,} requests in {found.minutes:.1f} min, {source}"
+    yield f"NOW covers these {found.minutes:.1f} min; 'status' shows the last minute"
     yield ""
     if all(getattr(prediction.predicted, key).mean.value is None for key, _ in _LATENCIES):
         yield prediction.outside or "Not predicted: in the replay no recorded request would be served."

@@ -284,6 +284,7 @@ class Judge:
             reserve_gib=reserve,
             spare_gib={index: gib - reserve.get(index, 0.0) for index, gib in free.items()},
             build=details.engine.build if details.engine else None,
+            simulated=_is_simulated(details),
             compute_capability=facts.compute_capability,
             environment=details.variables,
             mla=facts.mla,
@@ -324,10 +325,13 @@ class _Facts(msgspec.Struct, frozen=True):
     layers: frozenset[LayerKind] = frozenset()
 
 
+def _is_simulated(details: Details) -> bool:
+    return details.engine is not None and details.engine.kind is EngineKind.SIMULATED
+
+
 def _facts(details: Details, gpu: Gpu | None) -> _Facts:
     """What decides which fixes are possible: the GPU as seen, recorded or simulated, and the model."""
-    simulated = details.engine is not None and details.engine.kind is EngineKind.SIMULATED
-    name = (gpu.name if gpu and not simulated else None) or details.gpu_name
+    name = (gpu.name if gpu and not _is_simulated(details) else None) or details.gpu_name
     model = find_model(name) if name else None
     reported = gpu.compute_capability if gpu is not None and gpu.name == name else None
     capability = reported or (model.compute_capability if model else None)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
 from vllm_console.history.probe_records import FinishedRequest, FirstToken, Interval, ProbeReader, Step
-from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles
+from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, Weighted, each_once, weighted_quantiles
 from vllm_console.metrics.sample import LATENCIES
 
 BOUNDARY_SECONDS = 0.5
@@ -27,10 +27,8 @@ BOUNDARY_SECONDS = 0.5
 SAME = 1.001
 """Two bounds of a quantile whose ratio is at most this are the same value."""
 
+_SHARES = tuple(share for _, share in PARTS)
 _OF_REQUESTS = ("queue", "prefill", "decode", "e2e")
-
-Weighted = tuple[float, int]
-"""A value, and how often it was seen."""
 
 
 class Records(msgspec.Struct, frozen=True):
@@ -62,9 +60,8 @@ def exact_quantiles(values: Sequence[float]) -> Quantiles | None:
     count = len(values)
     if not count:
         return None
-    ordered = sorted(values)
-    p50, p90, p99 = (exact_value(ordered[math.ceil(share * count) - 1]) for _, share in PARTS)
-    return Quantiles(float(count), math.fsum(ordered) / count, p50, p90, p99, exact=True)
+    p50, p90, p99 = map(exact_value, weighted_quantiles(each_once(values), _SHARES))
+    return Quantiles(float(count), math.fsum(values) / count, p50, p90, p99, exact=True)
 
 
 def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quantiles | None:
@@ -76,8 +73,8 @@ def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quan
     if not count:
         return None
     found: list[Quantile] = []
-    ranked = _ranked(low, count)
-    for one, other in zip(ranked, ranked if high is low else _ranked(high, count), strict=True):
+    ranked = weighted_quantiles(low, _SHARES)
+    for one, other in zip(ranked, ranked if high is low else weighted_quantiles(high, _SHARES), strict=True):
         if other > one * SAME:
             return None
         found.append(exact_value(other))
@@ -85,20 +82,6 @@ def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quan
     most = total if high is low else math.fsum([value * times for value, times in high])
     p50, p90, p99 = found
     return Quantiles(float(count), total / count if most <= total * SAME else None, p50, p90, p99, exact=True)
-
-
-def _ranked(values: Sequence[Weighted], count: int) -> list[float]:
-    """For each of `PARTS` the smallest value that at least this share of all does not exceed."""
-    found: list[float] = []
-    seen, ordered = 0, iter(sorted(values, key=itemgetter(0)))
-    value = 0.0
-    for _, share in PARTS:
-        rank = math.ceil(share * count)
-        while seen < rank:
-            value, times = next(ordered)
-            seen += times
-        found.append(value)
-    return found
 
 
 def interval_ends(steps: Iterable[Step], intervals: Iterable[Interval]) -> tuple[list[Weighted], list[Weighted]]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 
 import msgspec
-from msgspec.structs import replace
 
 from vllm_console.load.report import quantile
 from vllm_console.metrics.window import preemptions_per_request
@@ -208,9 +207,9 @@ USED = 1.4
 PRECISE = 0.015
 """The standard error of the ceiling, as a share of it, at which the search ends."""
 
-OVERDISPERSION = {"ttft_p99_seconds": 3.0, "itl_p99_seconds": 1.0}
-"""How much more misses scatter than independent ones would: late first tokens come in bursts, whenever a queue builds
-up; a slow engine step is mostly due to one long prompt."""
+OVERDISPERSION = {"ttft_p99_seconds": 3.0, "itl_p99_seconds": 0.5}
+"""How much more misses scatter than independent ones would: late first tokens come in bursts. A slow engine step is
+mostly due to one long prompt, and the lengths of a step's prompts are stratified, so slow gaps scatter less."""
 
 OVERLOADED = 0.1
 """From this share of misses on, a failed step says only that its rate is too high: its queue grew, and with it the
@@ -222,14 +221,26 @@ CLOSE, SURE_STEPS = 1.05, 2
 _LOGIT = math.log((1 - ATTAINED) / ATTAINED)
 _PLACES = tuple(place / 150 for place in range(-50, 51))
 """Where the ceiling may be: the logarithm of its ratio to the bracket's middle. All are equally likely before."""
-_SLOPES = tuple(0.7 * 1.5**step for step in range(11))
-"""How the log-odds of a miss may rise with the logarithm of the rate, from 0.7 to 40: all equally likely before.
+_SLOPES = {
+    "ttft_p99_seconds": tuple(4 * 1.5**step for step in range(7)),
+    "itl_p99_seconds": tuple(1.5**step for step in range(10)),
+}
+"""How the log-odds of a miss may rise with the logarithm of the rate: all equally likely before.
 
-The share of slow gaps between tokens rises about as the rate does, that of late first tokens with its 40th power."""
+The share of slow gaps between tokens rises about as the rate does, that of late first tokens with up to its 40th
+power."""
 
 _TAIL = 0.05
 
-_LATENCIES = ("ttft_p99_seconds", "itl_p99_seconds")
+_QUEUE_SLOPES = (30.0, 60.0, 120.0)
+"""How the logarithm of how often queues build up may rise with that of the rate: all equally likely before."""
+
+LONG_STEP = 600.0
+LAPSE = 0.05
+"""How often a step sees a queue or none for another reason, such as a disturbance of the machine."""
+
+_TTFT, _ITL = _LATENCIES = ("ttft_p99_seconds", "itl_p99_seconds")
+_QUEUE = "queue"
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -333,47 +344,87 @@ def _widened(known: Bracket, start: float, lowest: float, highest: float) -> flo
 
 
 def ceiling(tried: Sequence[Tried]) -> Ceiling | None:
-    """The ceiling by all steps so far; None unless a rate held and another one failed."""
+    """The ceiling by all steps so far; None unless a rate held and another one failed.
+
+    It is the lowest of three: where the share of late first tokens reaches its limit, where that of slow gaps does, and
+    where the server's capacity ends, beyond which a queue grows.
+    """
     known = bracket(tried)
     if known.low is None or known.high is None:
         return None
     low, high = known.low, known.high
     limited_by = next(one.limited_by for one in reversed(tried) if one.rate == high and not one.ok)
     by_bracket = Ceiling(low, low, high, limited_by)
-    if known.ratio > NEAR or limited_by not in _LATENCIES:
+    if known.ratio > NEAR or limited_by not in (*_LATENCIES, _QUEUE):
         return by_bracket
     middle = math.sqrt(low * high)
     used = [one for one in tried if middle / USED <= one.rate <= middle * USED]
-    estimated = [found for name in _LATENCIES if (found := _estimated(used, middle, name)) is not None]
-    if not estimated:
+    gaps, first = _points(used, middle, _ITL), _points(used, middle, _TTFT)
+    if not gaps and not first:
         return by_bracket
-    lowest = min(estimated, key=lambda one: one.rate)
-    # A step that failed for another reason, or by far, bounds the ceiling from above.
-    bounds = [one.rate for one in used if not one.ok and one.limited_by not in _LATENCIES]
-    bounds += [
-        one.rate for one in used if one.rate >= high and not one.ok and any(map(_overloaded, (one.ttft, one.itl)))
-    ]
-    most = min(bounds, default=math.inf)
-    if lowest.rate * CLOSE > most:
-        return by_bracket
-    return replace(lowest, high=min(lowest.high, most))
+    estimated = {_ITL: _posterior(gaps, _ITL)} if gaps else {}
+    queued = [one for one in used if _queued(one)]
+    if queued:
+        estimated[_QUEUE if queued[-1].limited_by == _QUEUE else _TTFT] = _of_queues(used, middle)
+    elif first:
+        estimated[_TTFT] = _posterior(first, _TTFT)
+    return _lowest(estimated, middle)
 
 
-def _estimated(used: Sequence[Tried], middle: float, name: str) -> Ceiling | None:
-    """The ceiling of one latency by all steps near the middle of the bracket; None if none of them measured it."""
-    points = []
-    for one in used:
-        shares = one.ttft if name == _LATENCIES[0] else one.itl
-        if sum(shares) and (one.ok or not _overloaded(shares)):
-            points.append((math.log(one.rate / middle), *shares))
-    if not points:
-        return None
-    chances = _posterior(points, 1 / OVERDISPERSION[name])
+def _lowest(estimated: Mapping[str, list[float]], middle: float) -> Ceiling:
+    """The lowest of several ceilings, each known by how likely it is at each of `_PLACES`."""
+    beyond = [1.0] * len(_PLACES)  # the probability that all of them are higher
+    for chances in estimated.values():
+        beyond = [one * max(0.0, 1 - up_to) for one, up_to in zip(beyond, accumulate(chances), strict=True)]
+    reached = [1 - one for one in beyond]
+    chances = [reached[0], *(later - one for one, later in pairwise(reached))]
     mean = sum(map(mul, _PLACES, chances))
     error = math.sqrt(sum(chance * (place - mean) ** 2 for place, chance in zip(_PLACES, chances, strict=True)))
-    reached = list(accumulate(chances))
     rate, low, high = (middle * math.exp(_quantile(reached, share)) for share in (0.5, _TAIL, 1 - _TAIL))
-    return Ceiling(rate, low, high, name, error)
+    limited_by = min(estimated, key=lambda name: _quantile(list(accumulate(estimated[name])), 0.5))
+    return Ceiling(rate, low, high, limited_by, error)
+
+
+def _points(used: Sequence[Tried], middle: float, name: str) -> list[tuple[float, float, float]]:
+    """For each step that measured a latency: its rate, as the logarithm of its ratio to the middle, and observations
+    within and beyond the limit. Those of an overloaded step say nothing but that."""
+    found = []
+    for one in used:
+        shares = one.ttft if name == _TTFT else one.itl
+        if sum(shares) and (one.ok or not _overloaded(shares)):
+            found.append((math.log(one.rate / middle), *shares))
+    return found
+
+
+def _of_queues(used: Sequence[Tried], middle: float) -> list[float]:
+    """How likely a queue begins to build up at each of `_PLACES`, by whether each step saw one.
+
+    Queues build up now and then, and the more often the higher the rate is; each makes many requests late, so a step
+    counts as one observation. The ceiling is where every other step of `LONG_STEP` seconds would see one.
+    """
+    steps = [(math.log(one.rate / middle), _late(one), sum(one.ttft) / one.rate / LONG_STEP) for one in used]
+
+    def likelihood(place: float, slope: float) -> float:
+        found = 1.0
+        for x, late, share in steps:
+            queues = share * math.log(2) * math.exp(min(30.0, slope * (x - place)))
+            none = (1 - 2 * LAPSE) * math.exp(-queues) + LAPSE
+            found *= 1 - none if late else none
+        return found
+
+    chances = [sum(likelihood(place, slope) for slope in _QUEUE_SLOPES) for place in _PLACES]
+    total = sum(chances)
+    return [chance / total for chance in chances]
+
+
+def _late(one: Tried) -> bool:
+    """Whether a step failed for another reason than a few slow gaps."""
+    return not one.ok and (one.limited_by != _ITL or _overloaded(one.itl))
+
+
+def _queued(one: Tried) -> bool:
+    """Whether a step's queue grew, or it missed a limit by far."""
+    return _late(one) and (one.limited_by not in _LATENCIES or any(map(_overloaded, (one.ttft, one.itl))))
 
 
 def _overloaded(shares: tuple[float, float]) -> bool:
@@ -389,14 +440,15 @@ def _quantile(reached: Sequence[float], share: float) -> float:
     return _PLACES[place - 1] + part * (_PLACES[place] - _PLACES[place - 1])
 
 
-def _posterior(points: Sequence[tuple[float, float, float]], worth: float) -> list[float]:
+def _posterior(points: Sequence[tuple[float, float, float]], name: str) -> list[float]:
     """How likely each of `_PLACES` is where the share of misses reaches its limit.
 
     ``points`` are the logarithm of a rate, and observations within and beyond the limit there. The log-odds of a miss
     are a straight line over the logarithm of the rate (logistic regression), here with the place of the limit as a
-    parameter, and summed over all slopes. Misses come in bursts, so ``worth`` is below 1 for each observation.
+    parameter, and summed over all slopes. Each observation counts by `OVERDISPERSION`.
     """
-    logs = [[worth * _log_likelihood(points, place, slope) for slope in _SLOPES] for place in _PLACES]
+    worth = 1 / OVERDISPERSION[name]
+    logs = [[worth * _log_likelihood(points, place, slope) for slope in _SLOPES[name]] for place in _PLACES]
     most = max(map(max, logs))
     chances = [sum(math.exp(one - most) for one in row) for row in logs]
     total = sum(chances)
@@ -417,5 +469,5 @@ def steps_left(tried: Sequence[Tried]) -> int:
     if known.low is None or known.high is None:
         return 8
     if known.ratio <= NEAR:
-        return 3
+        return 2
     return math.ceil(math.log(math.log(known.ratio) / math.log(NEAR), 2)) + 4

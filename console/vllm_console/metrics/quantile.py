@@ -7,7 +7,10 @@ interpolated in it would be invented, so such a quantile is just "below 0.3 s". 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -89,15 +92,31 @@ class Quantile(msgspec.Struct, frozen=True):
         return ""
 
 
+Weighted = tuple[float, int]
+"""A value, and how many there were of it."""
+
+
+def weighted_quantiles(values: Iterable[Weighted], shares: Sequence[float]) -> list[float]:
+    """For each share the smallest value that at least this share of all does not exceed. Raises IndexError if empty."""
+    ordered = sorted(values, key=itemgetter(0))
+    reached = list(accumulate([count for _, count in ordered]))
+    return [ordered[min(bisect_left(reached, share * reached[-1]), len(ordered) - 1)][0] for share in shares]
+
+
+def each_once(values: Iterable[float]) -> list[Weighted]:
+    """Values that count once each."""
+    return [(value, 1) for value in values]
+
+
 def exact_quantile(values: Sequence[float], q: float) -> float:
-    """A quantile of the values themselves: the smallest of them that at least ``q`` of them do not exceed.
+    """A quantile of values, as `weighted_quantiles`.
 
     Raises:
         ValueError: there are none.
     """
     if not values:
         raise ValueError("no values")
-    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
+    return weighted_quantiles(each_once(values), [q])[0]
 
 
 def quantile(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> Quantile | None:

@@ -15,7 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.history.probe_records import FinishedRequest, Step
-from vllm_console.prediction.figures import Figures, Known, Spread, Weighted, each_once
+from vllm_console.metrics.quantile import Weighted, each_once
+from vllm_console.prediction.figures import Figures, Known, Spread
 from vllm_launchers.engine_model.traffic_replay import Arrival
 
 FEWEST_REQUESTS = 30
@@ -284,7 +285,9 @@ def _intervals(timed: Sequence[tuple[Step, float]]) -> list[tuple[float, int]]:
     return found
 
 
-def _observed(judged: Sequence[_Known], timed: Sequence[tuple[Step, float]], itl: Weighted, seconds: float) -> Figures:
+def _observed(
+    judged: Sequence[_Known], timed: Sequence[tuple[Step, float]], itl: Sequence[Weighted], seconds: float
+) -> Figures:
     waiting = [(step.waiting, took) for step, took in timed if step.waiting is not None]
     usage = [(step.kv_usage, took) for step, took in timed if step.kv_usage is not None]
     tokens = sum(step.generation_tokens or 0 for step, _ in timed)

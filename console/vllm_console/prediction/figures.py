@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
-from operator import itemgetter
+from collections.abc import Sequence
 
 import msgspec
 
-PARTS = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+from vllm_console.metrics.quantile import PARTS, Weighted, weighted_quantiles
+
 FEWEST_FOR = {"p50": 10, "p90": 50, "p99": 500}
 """A quantile from fewer values than these would be decided by one or two of them."""
 LATENCIES = ("ttft_seconds", "itl_seconds", "e2e_seconds")
 RATES = ("tokens_per_second", "requests_waiting", "preemptions_per_minute", "kv_cache_usage")
-
-Weighted = Sequence[tuple[float, int]]
-"""Values, and how many there were of each."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -28,7 +23,7 @@ class Spread(msgspec.Struct, frozen=True):
     mean: float | None = None
 
     @classmethod
-    def of(cls, values: Weighted) -> Spread:
+    def of(cls, values: Sequence[Weighted]) -> Spread:
         """The spread of weighted values."""
         total = sum([count for _, count in values])
         if not total:
@@ -60,7 +55,7 @@ class Known(msgspec.Struct, frozen=True):
     weight: int = 1
 
     @classmethod
-    def of(cls, values: Weighted) -> Known:
+    def of(cls, values: Sequence[Weighted]) -> Known:
         """Some quantiles of weighted values. The medians count most: a prediction is refused where they are missed."""
         if not values:
             return cls()
@@ -68,18 +63,6 @@ class Known(msgspec.Struct, frozen=True):
         return cls(tuple(zip(shares, weighted_quantiles(values, shares), strict=True)), weighted_mean(values))
 
 
-def weighted_quantiles(values: Weighted, shares: Sequence[float]) -> list[float]:
-    """For each share the smallest value that at least this share of all does not exceed. Raises IndexError if empty."""
-    ordered = sorted(values, key=itemgetter(0))
-    reached = list(accumulate([count for _, count in ordered]))
-    return [ordered[min(bisect_left(reached, share * reached[-1]), len(ordered) - 1)][0] for share in shares]
-
-
-def weighted_mean(values: Weighted) -> float:
+def weighted_mean(values: Sequence[Weighted]) -> float:
     """The mean. Raises ZeroDivisionError if empty."""
     return sum([value * count for value, count in values]) / sum([count for _, count in values])
-
-
-def each_once(values: Iterable[float]) -> list[tuple[float, int]]:
-    """Values that count once each."""
-    return [(value, 1) for value in values]

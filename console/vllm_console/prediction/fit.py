@@ -16,8 +16,9 @@ from statistics import mean, median, pstdev
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.metrics.quantile import Weighted, each_once, weighted_quantiles
 from vllm_console.prediction.evidence import Evidence, SeenStep
-from vllm_console.prediction.figures import Weighted, each_once, weighted_mean, weighted_quantiles
+from vllm_console.prediction.figures import weighted_mean
 from vllm_launchers.engine_model.roofline import MAX_GRAPH_BATCH
 from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import EngineLimits, Replayed, replay_traffic
@@ -109,7 +110,7 @@ def step_noise(cost: StepCost, evidence: Evidence) -> StepNoise:
     return StepNoise(decode, prefill, steps[-1].at + steps[-1].seconds)
 
 
-def replayed_latencies(evidence: Evidence, found: Replayed) -> tuple[Weighted, Weighted, Weighted]:
+def replayed_latencies(evidence: Evidence, found: Replayed) -> tuple[Sequence[Weighted], ...]:
     """TTFT, ITL and end-to-end times of the judged requests of a replay, in the engine."""
     judged = [one for one in found.requests[evidence.first : evidence.end] if one is not None]
     return (

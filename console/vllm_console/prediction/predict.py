@@ -24,9 +24,10 @@ from statistics import NormalDist, median
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.metrics.quantile import PARTS, each_once
 from vllm_console.prediction.drift import drift_spread
 from vllm_console.prediction.evidence import Evidence
-from vllm_console.prediction.figures import LATENCIES, PARTS, RATES, Figures, Spread, each_once
+from vllm_console.prediction.figures import LATENCIES, RATES, Figures, Spread
 from vllm_console.prediction.fit import Fit, step_noise
 from vllm_launchers.engine_model.step_cost import StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic

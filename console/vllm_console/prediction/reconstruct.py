@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import msgspec
 
-from vllm_console.metrics.quantile import quantile
+from vllm_console.metrics.quantile import PARTS, quantile
 from vllm_console.metrics.sample import LATENCIES, LENGTHS, EngineSample, Histogram, Sample
 from vllm_console.metrics.window import growth
 from vllm_console.prediction.evidence import (
@@ -27,7 +27,7 @@ from vllm_console.prediction.evidence import (
     NoEvidenceError,
     SeenStep,
 )
-from vllm_console.prediction.figures import FEWEST_FOR, PARTS, Figures, Known, Spread
+from vllm_console.prediction.figures import FEWEST_FOR, Figures, Known, Spread
 from vllm_launchers.engine_model.traffic_replay import Arrival
 
 GAP_SECONDS = 15.0

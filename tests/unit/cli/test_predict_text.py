@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from vllm_console.cli.predict import _lines
 from vllm_console.fleet.predictions import PredictedChange
-from vllm_console.prediction.figures import Figures, Spread, each_once
+from vllm_console.metrics.quantile import each_once
+from vllm_console.prediction.figures import Figures, Spread
 from vllm_console.prediction.predict import Estimate, Prediction, _estimates
 from vllm_console.prediction.score import TrackRecord
 

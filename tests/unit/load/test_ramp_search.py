@@ -134,8 +134,24 @@ def test_a_queue_that_grew_bounds_the_ceiling_and_does_not_pull_it_down():
     held = [Tried(rate, True, ttft=(300, 0), itl=(9000, 0)) for rate in (4.0, 6.0, 8.0)]
     failed = [Tried(rate, False, "ttft_p99_seconds", ttft=(100, 200), itl=(9000, 10)) for rate in (9.6, 8.6)]
     found = ceiling(held + failed)
-    assert 8.0 <= found.rate <= 8.6
-    assert 8.0 <= next_step(held + failed, 4.0, 0.1, 1000.0).rate <= 8.6
+    assert 7.8 <= found.rate <= 8.6
+    assert found.low < 8.0 < found.high < 8.6
+    assert next_step(held + failed, 4.0, 0.1, 1000.0).rate == pytest.approx(found.rate)
+
+
+def test_one_queue_in_a_short_step_does_not_close_the_bracket_for_good():
+    """Many requests came at once in its eleven seconds; minutes at about that rate show that it was chance."""
+    early = [
+        Tried(10.3, True, ttft=(86, 0), itl=(406, 2)),
+        Tried(14.6, False, "itl_p99_seconds", ttft=(115, 0), itl=(287, 4)),
+        Tried(12.3, False, "ttft_p99_seconds", ttft=(83, 13), itl=(249, 3)),
+    ]
+    assert ceiling(early).high > 12.3
+    long = [Tried(rate, True, ttft=(round(120 * rate), 0), itl=(5900, 47)) for rate in (11.3, 11.8, 12.3, 12.5)]
+    later = [*early, *long]
+    assert next_step(later, 2.6, 0.1, 1000.0).rate > 12.2
+    assert ceiling(later).rate > 12.2
+    assert ceiling(later).low < 12.9 < ceiling(later).high
 
 
 def test_a_ceiling_among_failures_in_bursts_is_not_called_unlimited():

@@ -236,12 +236,8 @@ class SlowTokens:
         running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
         measures.append(evidence.running(running))
         running /= evidence.engines
-        if not self._slower_with_load(frames, self.goal(evidence)):
-            cause = (
-                "Most steps are fast, a few take far longer, and the number of sequences doesn't explain it. Check "
-                f"what else uses this {evidence.hardware}."
-            )
-            return cause, ()
+        if not _slower_with_load(frames, self.goal(evidence)):
+            return _rare_gaps(evidence, frames, self.goal(evidence)), ()
         sequences = "1 sequence" if round(running) == 1 else f"{running:.0f} sequences"
         cause = f"Steps with {sequences} take too long on this {evidence.hardware}."
         if queue_delays(evidence):
@@ -250,22 +246,49 @@ class SlowTokens:
         fewer = shorter_steps(evidence) if running >= 8 else None
         return cause, present((quantize(evidence, FOR_SPEED), fewer, elsewhere(evidence)))
 
-    @staticmethod
-    def _slower_with_load(frames: Sequence[Frame], goal: float) -> bool:
-        """Whether steps are slow because of the sequences in them: the usual ones are, or those of busier frames.
 
-        A step with n sequences counts as n gaps, so the median gap is one of a busy step.
-        """
-        usual = p50(merged(frames, "itl"))
-        if usual is None or not usual.within(goal / 2):
-            return True
-        slow: list[float] = []
-        fast: list[float] = []
-        for frame in frames:
-            if (itl := frame.histogram("itl")) is not None and itl.count:
-                over = count_above(itl, goal) > 0.01 * itl.count
-                (slow if over else fast).append(frame.running_max or 0.0)
-        return bool(slow and fast) and sum(slow) / len(slow) > 1.25 * sum(fast) / len(fast)
+def _slower_with_load(frames: Sequence[Frame], goal: float) -> bool:
+    """Whether steps are slow because of the sequences in them: the usual ones are, or those of busier frames.
+
+    A step with n sequences counts as n gaps, so the median gap is one of a busy step.
+    """
+    usual = p50(merged(frames, "itl"))
+    if usual is None or not usual.within(goal / 2):
+        return True
+    slow, fast = _sequences(frames, goal)
+    return bool(slow and fast) and sum(slow) / len(slow) > 1.25 * sum(fast) / len(fast)
+
+
+def _sequences(frames: Sequence[Frame], goal: float) -> tuple[list[float], list[float]]:
+    """How many sequences ran in each frame in which more than 1% of the gaps were too long, and in each other one."""
+    slow: list[float] = []
+    fast: list[float] = []
+    for frame in frames:
+        if (itl := frame.histogram("itl")) is not None and itl.count:
+            over = count_above(itl, goal) > 0.01 * itl.count
+            (slow if over else fast).append(frame.running_max or 0.0)
+    return slow, fast
+
+
+def _rare_gaps(evidence: Evidence, frames: Sequence[Frame], goal: float) -> str:
+    """What is known of a few long gaps among many short ones: how many there are, and beside how many sequences.
+
+    Metrics don't tell what made them long, so other work is a possible cause, and none where step times are simulated.
+    """
+    itl = merged(frames, "itl")
+    if itl is None:
+        return "Nothing was measured in the last minute."
+    share = count_above(itl, goal) / itl.count
+    told = f"{share:.1%} of {itl.count:,.0f} gaps between tokens took longer than {seconds(goal)}; the median is "
+    told += f"{text_of(p50(itl))}."
+    slow, fast = _sequences(frames, goal)
+    if slow and fast:
+        told += (
+            f" Up to {max(slow):.0f} sequences ran in the ten-second windows with such gaps, {max(fast):.0f} in others."
+        )
+    if evidence.simulated:
+        return told
+    return f"{told} Possible causes: other work on this {evidence.hardware}, steps with long prompts."
 
 
 class SlowFirstToken(SlowTokens):

@@ -95,6 +95,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """What it would take if no flag fixed its size; None if unknown."""
     build: str | None = None
     """The engine's build: ``cuda``, ``cpu``, …; a CPU build has no GPU to tune for."""
+    simulated: bool = False
+    """Whether it is our simulated engine, whose step times are computed."""
     compute_capability: tuple[int, int] | None = None
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The server's own variables, and the inherited ones that its record keeps."""
