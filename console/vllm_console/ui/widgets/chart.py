@@ -130,18 +130,7 @@ def resample(
     if columns <= 0 or not count:
         return (None,) * max(0, columns)
     newest = _newest_column(count, columns, first)
-    start, end = _points_of(newest, count, columns, first)
-    earlier = values[: _points_of(newest - 1, count, columns, first)[1]]
-    return *_earlier_columns(earlier, columns, count, first, how), _join(values[start:end], how)
-
-
-@lru_cache(maxsize=64)
-def _earlier_columns(
-    values: tuple[float | None, ...], columns: int, count: int, first: int, how: Callable[[Sequence[float]], float]
-) -> tuple[float | None, ...]:
-    """All columns but the newest, which alone changes until it is full. ``values`` are their points of ``count``."""
-    newest = _newest_column(count, columns, first)
-    spans = (_points_of(column, count, columns, first) for column in range(newest - columns + 1, newest))
+    spans = (_points_of(column, count, columns, first) for column in range(newest - columns + 1, newest + 1))
     return tuple(_join(values[start:end], how) for start, end in spans)
 
 
@@ -195,30 +184,13 @@ def nice_ceiling(value: float) -> float:
     )
 
 
-def braille(values: Sequence[float | None], scale: Scale, *, area: bool) -> list[tuple[int, ...]]:
+def braille(values: Sequence[float | None], scale: Scale, *, area: bool) -> list[list[int]]:
     """The dots of each cell, by row from the top, of a line or of the area below it; two values to a cell.
 
     None, which is 'not reported', leaves its column blank; any reported value shows at least one dot.
     """
-    newest = _newest_cell(values)
-    before = values[newest - 1] if newest else None
-    last = _braille(tuple(values[newest:]), None if before is None else scale.level(before), scale, area)
-    return [(*row, *end) for row, end in zip(_earlier_cells(tuple(values[:newest]), scale, area), last, strict=True)]
-
-
-def _newest_cell(values: Sequence[float | None]) -> int:
-    """The first value of the newest cell, which alone changes until it is full."""
-    return max(0, len(values) - 1) // 2 * 2
-
-
-@lru_cache(maxsize=64)
-def _earlier_cells(values: tuple[float | None, ...], scale: Scale, area: bool) -> list[list[int]]:
-    return _braille(values, None, scale, area)
-
-
-def _braille(values: Sequence[float | None], before: int | None, scale: Scale, area: bool) -> list[list[int]]:
-    """The dots of some cells; ``before`` is the level of the value before them, None if there is none."""
     cells = [[0] * ((len(values) + 1) // 2) for _ in range(scale.rows)]
+    before: int | None = None
     for x, value in enumerate(values):
         if value is None:
             before = None
@@ -400,7 +372,7 @@ def _plot(
     objective_row = scale.row(objective)
     ticks = _ticks(scale, objective_row, objective, label, whole=whole)
     named = _name_rows(known, names, scale)
-    dots = [braille(values, scale, area=area) for values in known]
+    dots = [[tuple(row) for row in braille(values, scale, area=area)] for values in known]
     edges = [_edges(values, scale, objective) for values in known]
     strips = []
     for row in range(scale.rows):
@@ -439,17 +411,6 @@ Edges = Sequence[tuple[int, bool]]
 
 
 def _edges(values: Sequence[float | None], scale: Scale, objective: float | None) -> Edges:
-    newest = _newest_cell(values)
-    earlier = _earlier_edges(tuple(values[:newest]), scale, objective)
-    return (*earlier, *_edges_of(values[newest:], scale, objective))
-
-
-@lru_cache(maxsize=64)
-def _earlier_edges(values: tuple[float | None, ...], scale: Scale, objective: float | None) -> Edges:
-    return _edges_of(values, scale, objective)
-
-
-def _edges_of(values: Sequence[float | None], scale: Scale, objective: float | None) -> Edges:
     found = []
     for cell in range(len(values) // 2):
         highest = max((value for value in values[2 * cell : 2 * cell + 2] if value is not None), default=scale.lo)
