@@ -95,6 +95,7 @@ class Scale(msgspec.Struct, frozen=True):
     """The values at the bottom and the top of a plot of ``rows`` rows, each four dots high.
 
     A ``full`` scale ends where nothing more is possible: ``hi`` lies in the middle of its row, where its tick stands.
+    ``limit`` is an objective: what reaches it is drawn above the lowest row, so that zero never lies on its line.
     """
 
     lo: float
@@ -102,6 +103,7 @@ class Scale(msgspec.Struct, frozen=True):
     rows: int
     log: bool = False
     full: bool = False
+    limit: float | None = None
 
     def level(self, value: float) -> int:
         """The dot in which a value lies, from 0 at the bottom; what lies outside is cut off at the edge."""
@@ -109,7 +111,8 @@ class Scale(msgspec.Struct, frozen=True):
             share = math.log(max(value, self.lo) / self.lo) / math.log(self.hi / self.lo)
         else:
             share = (value - self.lo) / ((self.hi - self.lo) or 1.0)
-        return round(min(1.0, max(0.0, share)) * (4 * self.rows - (3 if self.full else 1)))
+        level = round(min(1.0, max(0.0, share)) * (4 * self.rows - (3 if self.full else 1)))
+        return max(level, 4) if self.limit is not None and value >= self.limit and self.rows > 1 else level
 
     def row(self, value: float | None) -> int | None:
         """The row (0 is the top) in which a value lies; None when it is outside, or there is none."""
@@ -295,7 +298,7 @@ def _chart(
         loading = series is None or series.loading
         return _empty(columns, rows, height, "loading" if loading else "nothing reported yet")
     scale = _scale(known, rows, hi, objective, log=log, whole=whole)
-    scale = replace(scale, full=area and hi is not None and rows >= FULL_ROWS)
+    scale = replace(scale, full=area and hi is not None and rows >= FULL_ROWS, limit=objective or None)
     cursor = _cell_of(series, count, columns, moment)
     marks = _marks(series, count, columns, markers)
     plot = _plot(
@@ -370,13 +373,14 @@ def _plot(
 ) -> list[Strip]:
     columns = len(known[0]) // 2
     objective_row = scale.row(objective)
-    ticks = _ticks(scale, objective_row, objective, label, whole=whole)
+    limit_row = objective_row if scale.rows > 1 else None  # a single row is that of zero, too
+    ticks = _ticks(scale, limit_row, objective, label, whole=whole)
     named = _name_rows(known, names, scale)
     dots = [[tuple(row) for row in braille(values, scale, area=area)] for values in known]
     edges = [_edges(values, scale, objective) for values in known]
     strips = []
     for row in range(scale.rows):
-        ground = ("┄", None) if row == objective_row else ("┈", DIM) if row in ticks else (" ", None)
+        ground = ("┄", None) if row == limit_row else ("┈", DIM) if row in ticks else (" ", None)
         curves = tuple(
             (curve[row], style, _area_looks(row, tops) if area else _line_looks(row, objective_row, tops))
             for curve, style, tops in zip(dots, styles, edges, strict=True)
@@ -505,7 +509,11 @@ def _time_axis(
     at: float | None,
     rows: int,
 ) -> tuple[Strip, ...]:
-    """The time axis with its ticks and marks; with two rows the clock times stand below, else in it."""
+    """The time axis with its ticks and marks.
+
+    With two rows clock times stand centered below their ticks, at the edges as close as they fit; with one they stand
+    in the axis, right of their ticks, and a tick without room for its time has none.
+    """
     span = Series(end=end, step=step, values={})
     axis: Cells = [("─", DIM)] * columns
     below: Cells = axis if rows == 1 else [(" ", None)] * columns
@@ -520,8 +528,8 @@ def _time_axis(
         if cell is None:
             continue
         if below is axis:
-            _ = _put(axis, cell, f"┬{text}", DIM) or _put(axis, cell - len(text), f"{text}┬", DIM)
-        elif _put(below, cell - len(text) // 2, text, DIM):
+            _ = _put(axis, cell, f"┬{text}", DIM) or _put(axis, cell, "┬", DIM)
+        elif _put(below, max(0, min(cell - len(text) // 2, columns - len(text))), text, DIM):
             axis[cell] = ("┬", DIM) if axis[cell][0] == "─" else axis[cell]
     if rows > 1:
         _put_marks(axis, marks)

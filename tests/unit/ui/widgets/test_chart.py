@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from rich.style import Style
 from textual.strip import Strip
@@ -103,7 +105,28 @@ def test_a_logarithmic_scale_shows_an_objective_and_a_peak_forty_times_as_high()
     assert log[0].startswith("  40s┤")
     assert any(row.startswith("  10s┤") for row in log)
     linear = texts(chart_of(series, LATENCY, 60, 11, seconds, objective=1.0))
-    assert linear[-3].startswith(" 1.0s┤"), "it lies on the axis there"
+    assert linear[-4].startswith(" 1.0s┤"), "close to zero, yet above its row"
+
+
+@pytest.mark.parametrize("height", [3, 4, 5, 6, 8, 9, 11, 20])
+@pytest.mark.parametrize("objective", [0.001, 1.0, 30.0])
+@pytest.mark.parametrize("area", [True, False])
+def test_zero_is_never_drawn_in_the_row_of_the_objective(height, objective, area):
+    values = (0.0,) * 170 + (40.0,) * 10
+    strips = chart_of(
+        made(preemptions=values), (Curve("preemptions"),), 60, height, str, objective=objective, area=area
+    )
+    rows = [strip.text for strip in strips]
+    plot = [row for row in rows if row[5] == "┤"]
+    (limit,) = (at for at, row in enumerate(plot) if row.startswith(f"{objective:>5}┤"))
+    assert "┄" in plot[limit]
+    zero = next(at for at, row in enumerate(plot) if "\u2801" <= row[6] <= "\u28ff")
+    assert zero == len(plot) - 1 > limit
+
+
+def test_what_reaches_an_objective_close_to_zero_is_drawn_on_its_line_and_what_is_below_it_is_not():
+    scale = Scale(0.0, 100.0, 6, limit=1.0)
+    assert [scale.row(value) for value in (0.0, 0.9, 1.0, 1.1, 100.0)] == [5, 5, 4, 4, 0]
 
 
 def test_the_time_axis_has_clock_times_and_what_a_point_covers():
@@ -114,9 +137,23 @@ def test_the_time_axis_has_clock_times_and_what_a_point_covers():
         assert axis[below.index(text) + 2] == "┬"
 
 
+@pytest.mark.parametrize("width", [40, 41, 47, 53, 66, 100])
+def test_each_clock_time_stands_centered_below_its_tick_but_at_the_edges(width):
+    for later in range(0, 120, 7):
+        series = Series(end=END + later, step=5.0, values={"kv_cache_usage": (0.5,) * 180})
+        *_, axis, below = texts(chart_of(series, (USAGE,), width, 12, percent, hi=1.0, area=True))
+        labels = list(re.finditer(r"\d\d:\d\d", below))
+        ticks = [at for at, text in enumerate(axis) if text == "┬"]
+        assert len(labels) == len(ticks) > 0
+        for label, tick in zip(labels, ticks, strict=True):
+            start = min(max(6, tick - 2), width - 5)
+            assert label.start() == start
+
+
 def test_a_low_chart_has_its_clock_times_in_the_axis():
     axis = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 5, percent, hi=1.0))[-1]
     assert "┬12:30─" in axis
+    assert not re.search(r"\d┬", axis), "no time stands left of its tick"
 
 
 def test_midnight_has_its_date_and_seconds_are_told_of_a_minute():
