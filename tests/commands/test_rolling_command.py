@@ -42,7 +42,7 @@ def test_without_room_one_sentence_says_so_and_nothing_is_started(program):
     program.json(*host, "start", "chatbot", "--name", "chat", "--engine", "simulated", "--wait")
     done = program(*host, "restart", "chat", "--rolling")
     assert done.returncode == 1
-    assert "no room for a second server beside chat: no GPUs available: no set of 1 has 22.1 GiB free" in done.stderr
+    assert "no room for a second server beside chat: needs a GPU with 22.1 GiB free" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert [server["name"] for server in program.json("list", "--ours")] == ["chat"]
 

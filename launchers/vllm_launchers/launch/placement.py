@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.host import Gpu, Host, with_claims
-from vllm_launchers.host.gpu.sharing import GpuShare, available_gib
+from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings
 from vllm_launchers.host.gpu.topology import spans
 from vllm_launchers.launch.errors import NoPlaceError, UsageError
 from vllm_launchers.plan.budget.budget import MemoryBudget
@@ -98,8 +98,7 @@ def find_place(
     if place in (AUTO, OFFERED):
         best = ranking.best
         if best is None:
-            hint = _lower_hint(sets[0], wanted, host, shares) if sets else ""
-            raise NoPlaceError(f"no GPUs available: {ranking.problem}{hint}", sets)
+            raise NoPlaceError(f"{ranking.problem}{_way_out(sets[0], wanted, host, shares) if sets else ''}", sets)
         return replace(_place(best, wanted, host, sets, shares), chosen=True)
     if place:
         named = rank_placements(with_claims(host, {}), wanted.gpus, need_gib=wanted.need, shares=shares).placements
@@ -201,6 +200,14 @@ def _place(
     if wanted.engine.kind is EngineKind.VLLM and not takes_uuids(wanted.engine.release):
         warnings.append(f"vLLM {wanted.engine.version or '(version unknown)'} may not start on a MIG slice; 0.32 does")
     return Place(found.gpus, found.environment(), found.reason, tuple(warnings), sets)
+
+
+def _way_out(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> str:
+    """What makes room on a set that has too little, or what takes less."""
+    if lower := _lower_hint(found, wanted, host, shares):
+        return lower
+    ours = any(holdings(gpu).ours for gpu in host.gpus if gpu.index in found.gpus)
+    return f": {'stop a server there, or ' if ours else ''}choose a smaller model"
 
 
 def _lower_hint(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> str:

@@ -378,13 +378,16 @@ def _problem(asked: _Asked, size: int, placements: Sequence[Placement]) -> str:
         return ""
     nearest = placements[0]
     free = "unknown" if nearest.free_gib is None else f"{nearest.free_gib:.1f} GiB"
-    wanted = f"{format_needs(nearest.needs_gib)} free on each" if nearest.needs_gib else "enough free memory"
-    held = f": {nearest.warnings[0]}" if nearest.warnings else ""
+    each = "" if size == 1 else " each"
+    wanted = f"{format_needs(nearest.needs_gib)} free{each}" if nearest.needs_gib else "enough free memory"
+    held = f" ({nearest.warnings[0]})" if nearest.warnings else ""
     claimed = "".join(f"; GPU {gpu.index} {gpu.claimed}" for gpu in host.gpus if gpu.claimed)
-    best = spans(nearest.gpus)
+    best = f"GPU {spans(nearest.gpus)}"
     if nearest.mig is not None:
         best += f" (MIG slice {nearest.mig.profile or nearest.mig.uuid})"
-    return f"no set of {size} has {wanted}; the best, {best}, has {free} available{held}{claimed}"
+    has = "has" if size == 1 else "have"
+    what = "a GPU" if size == 1 else f"{size} GPUs"
+    return f"needs {what} with {wanted}; the best, {best}, {has} {free} available{held}{claimed}"
 
 
 # -- descriptions of a set of GPUs ------------------------------------------------------------------------------------

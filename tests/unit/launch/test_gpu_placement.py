@@ -53,7 +53,7 @@ def test_auto_takes_the_best_set_for_the_tensor_parallel_size(host: str, size: i
 
 
 def test_when_nothing_fits_it_is_refused_with_who_holds_it_and_the_sets_stay_to_be_chosen() -> None:
-    with pytest.raises(NoPlaceError, match=r"43\.2 GiB free on each.*anna holds 20\.5 GiB.*utilization 0\.56") as told:
+    with pytest.raises(NoPlaceError, match=r"43\.2 GiB free.*anna holds 20\.5 GiB.*utilization 0\.56") as told:
         place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.9)
     assert told.value.sets[0].gpus == (0, 1, 2, 3)
     assert place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.5).gpus == (0, 1, 2, 3)
@@ -122,7 +122,7 @@ def test_on_unlike_gpus_each_is_asked_for_its_own_part() -> None:
     assert place(mixed, tensor_parallel_size=2, gpu_memory_utilization=0.9).gpus == (2, 3)
     # 0.55 of 48 GiB is free beside anna, and then the larger GPUs' pair stands before none of the smaller one's.
     assert place(mixed, "", 0, gpu_memory_utilization=0.55).warnings == ("GPU 0: anna holds 20.5 GiB",)
-    with pytest.raises(NoPlaceError, match=r"19\.1 to 40\.8 GiB free on each.*anna.*utilization 0\.56"):
+    with pytest.raises(NoPlaceError, match=r"19\.1 to 40\.8 GiB free each.*anna.*utilization 0\.56"):
         place(mixed, tensor_parallel_size=4, gpu_memory_utilization=0.85)
 
 
@@ -139,7 +139,7 @@ def test_a_slice_has_what_its_own_size_asks_for_or_is_refused_with_the_way_out()
     host = read_host(Path("1xa100-mig"))
     gpu = host.gpus[0]
     fuller = tuple(replace(part, free_gib=(part.free_gib or 0.0) * 0.7) for part in gpu.mig)
-    with pytest.raises(NoPlaceError, match=r"no set of 1 has .* free on each.*--gpu-memory-utilization 0\.6"):
+    with pytest.raises(NoPlaceError, match=r"needs a GPU with .* free.*--gpu-memory-utilization 0\.6"):
         place(replace(host, gpus=(replace(gpu, mig=fuller),)), gpu_memory_utilization=0.9)
 
 

@@ -82,8 +82,8 @@ def test_a_gpu_that_somebody_fills_is_never_taken_in_silence() -> None:
     ranking = rank_placements(box({(0, 1): "NV4"}, 2, {0: (ANNA,)}), 2)
     assert ranking.best is None
     assert (
-        ranking.problem
-        == "no set of 2 has enough free memory; the best, 0,1, has 7.6 GiB available: GPU 0: anna holds 40.0 GiB"
+        ranking.problem == "needs 2 GPUs with enough free memory; the best, GPU 0,1, have 7.6 GiB available "
+        "(GPU 0: anna holds 40.0 GiB)"
     )
     with_room = rank_placements(box({(0, 1): "NV4"}, 2, {0: (ANNA,)}), 2, need_gib=6.0)
     assert with_room.best is not None
@@ -96,7 +96,7 @@ def test_what_is_needed_decides_what_fits() -> None:
     assert rank_placements(host, 1, need_gib=7.0).best is not None
     found = rank_placements(host, 2, need_gib=20.0)
     assert found.best is None
-    assert "20 GiB free on each" in found.problem
+    assert "20 GiB free each" in found.problem
     assert "chat (yours) holds 40.0 GiB" in found.problem
 
 

@@ -132,7 +132,7 @@ def test_of_unlike_gpus_the_alike_ones_are_put_together_and_the_rest_is_told() -
     every = rank_placements(mixed(), 4, need_gib=share_of(0.9))
     assert every.best is None
     assert every.placements[0].needs_gib == (21.6, 21.6, 72.0, 72.0)
-    assert every.problem.startswith("no set of 4 has 21.6 to 72 GiB free on each; the best, 0-3, has ")
+    assert every.problem.startswith("needs 4 GPUs with 21.6 to 72 GiB free each; the best, GPU 0-3, have ")
     assert "GPU 3: anna holds 10.0 GiB" in every.problem
 
 

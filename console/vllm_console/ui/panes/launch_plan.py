@@ -157,8 +157,10 @@ def _conclusion(plan: Plan, width: int, asking: str) -> list[Strip]:
     if not plan.findings:
         return [ready_line(plan, width, asking=asking)]
     text, style = _verdict(plan, asking)
-    mark = "✓ " if style is OK else "  "
-    return [line((fit(f" {mark}{text}", width), style))] if text else []
+    if not text:
+        return []
+    marks = [" ✓ " if style is OK else "   ", "   "]
+    return [line((mark + row, style)) for mark, row in zip(marks, rows_of(text, width - 3), strict=False)]
 
 
 def _verdict(plan: Plan, asking: str) -> tuple[str, Style | None]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import LaunchRequest, Preset
-from vllm_console.fleet.verbs import FleetError
-from vllm_launchers.plan.model import fit_of
+from vllm_console.ui.parts.first_preset import fits
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -32,13 +31,5 @@ def first_models(
     if not missing:
         return {}
     by_size = sorted(models, key=lambda one: one.disk_bytes or 0, reverse=True)
-    found = next((one.model for one in by_size[:MOST_PLANNED] if _starts(fleet, request, one)), None)
+    found = next((one.model for one in by_size[:MOST_PLANNED] if fits(fleet, replace(request, model=one.model))), None)
     return dict.fromkeys(missing, found) if found is not None else {}
-
-
-def _starts(fleet: LocalFleet, request: LaunchRequest, model: LocalModel) -> bool:
-    try:
-        fit = fit_of(fleet.plan(replace(request, model=model.model)))
-    except FleetError:
-        return False
-    return fit.fits is not False and not fit.error

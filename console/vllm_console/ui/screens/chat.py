@@ -33,8 +33,9 @@ from vllm_console.ui.screens.dialogs import Choose
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, bar, fit, keys_line, parts_length, rule, side_by_side
+from vllm_console.ui.widgets.draw import Part, bar, fit, keys_line, parts_length, side_by_side
 from vllm_console.ui.widgets.entry import Entry
+from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_console.ui.widgets.reader import Reader
 from vllm_launchers.secrets import API_KEY
 
@@ -79,7 +80,7 @@ class ChatScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("chat", [action.id for action in scoped("chat")])]
     DEFAULT_CSS = """
     ChatScreen { background: ansi_default; }
-    ChatScreen #chat-title, ChatScreen #chat-keys { height: 1; }
+    ChatScreen #chat-keys { height: 1; }
     ChatScreen #chat-status, ChatScreen #chat-lines { height: auto; }
     ChatScreen VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; background: ansi_default; }
     ChatScreen #chat-entry { height: 1; border: none; padding: 0 1; background: ansi_default; }
@@ -88,9 +89,10 @@ class ChatScreen(Screen[None]):
     def __init__(self, console: ConsoleApp, chat: Chat) -> None:
         super().__init__()
         self._main, self._chat = console, chat
-        self._title, self._status = LineView(id="chat-title"), LineView(id="chat-status")
+        self._status = LineView(id="chat-status")
         self._lines, self._keys = LineView(id="chat-lines"), LineView(id="chat-keys")
         self._scroll = VerticalScroll(self._lines, can_focus=False)
+        self._box = FrameBox(self._status, self._scroll)
         self._entry = Prompt(id="chat-entry")
         self._follows = True
         """Whether the end stays in sight while it grows."""
@@ -101,9 +103,7 @@ class ChatScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Title, the servers, the conversation, the line that is typed into, keys."""
-        yield self._title
-        yield self._status
-        yield self._scroll
+        yield self._box
         yield self._entry
         yield self._keys
 
@@ -140,9 +140,9 @@ class ChatScreen(Screen[None]):
             self._entry.put(as_line(turns[-1].prompt))
 
     def _redraw(self) -> None:
-        width = self.app.size.width
+        width = self._box.inner_width
         chat = self._chat
-        self._title.show([rule(f"Chat · {' and '.join(map(plain, chat.sessions))}", width, _set(chat.options, width))])
+        self._box.show_title(f"Chat · {' and '.join(map(plain, chat.sessions))}", _set(chat.options, width))
         now = self._main.snapshot.at if self._main.snapshot is not None else 0.0
         self._status.show([status_line(name, self._main.server(name), now, width) for name in chat.sessions])
         lines = self._turn_lines(width - 2)
@@ -150,7 +150,7 @@ class ChatScreen(Screen[None]):
         if self._follows:
             self.call_after_refresh(self._scroll.scroll_end, animate=False)
         hints = [(key_of(one.id), one.short, f"screen.{one.call}") for one in scoped("chat") if one.short]
-        self._keys.show([keys_line(hints, width)])
+        self._keys.show([keys_line(hints, self.app.size.width)])
 
     def _turn_lines(self, width: int) -> list[Strip]:
         chat = self._chat

@@ -146,14 +146,14 @@ class FindingsScreen(Screen[None]):
 
     def on_click(self, event: events.Click) -> None:
         """Pick the finding or the fix that was clicked; a double click stages it."""
-        row, width = self._reader.row_at(event), self._reader.width
-        if row is None:
+        place, width = self._reader.place_of(event), self._reader.width
+        if place is None:
             return
         items = self._page(width).items
-        if width >= TWO_COLUMNS and event.screen_x < LIST:
-            at = next((at for at, item in enumerate(items) if item.finding == row - 1), None)
+        if width >= TWO_COLUMNS and place.x < LIST:
+            at = next((at for at, item in enumerate(items) if item.finding == place.y - 1), None)
         else:
-            at = next((at for at, item in enumerate(items) if item.first <= row < item.end), None)
+            at = next((at for at, item in enumerate(items) if item.first <= place.y < item.end), None)
         if at is not None:
             self._pick(at)
             if event.chain == 2:

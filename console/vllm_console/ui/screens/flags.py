@@ -28,8 +28,9 @@ from vllm_console.ui.parts.traffic import MeasuredTraffic, measured_traffic
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_console.ui.widgets.draw import Part, fit, rule
+from vllm_console.ui.widgets.draw import Part, fit
 from vllm_console.ui.widgets.entry import Entry
+from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_launchers.plan.choices.inputs import Choice
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import FlagError
@@ -81,10 +82,8 @@ class FlagsScreen(Screen[Changes | None]):
 
     def compose(self) -> ComposeResult:
         """Title, table, what the flag under the cursor means, input, keys."""
-        yield LineView(id="flags-title", classes="bar")
-        yield LineView(id="flags-head", classes="bar")
-        yield LineView(id="flags-list")
-        yield LineView(id="flags-about")
+        table = LineView(id="flags-head", classes="bar"), LineView(id="flags-list"), LineView(id="flags-about")
+        yield FrameBox(*table, id="flags-box")
         yield LineView(id="flags-note")
         yield Entry(id="flags-input")
         yield LineView(id="flags-keys", classes="bar")
@@ -124,6 +123,10 @@ class FlagsScreen(Screen[Changes | None]):
             self.call_after_refresh(self._draw)
 
     @property
+    def _box(self) -> FrameBox:
+        return self.query_one("#flags-box", FrameBox)
+
+    @property
     def _input(self) -> Entry:
         return self.query_one("#flags-input", Entry)
 
@@ -144,8 +147,8 @@ class FlagsScreen(Screen[Changes | None]):
             right.insert(0, ("only set · ", DIM))
         if self._search:
             right.insert(0, (f"/{plain(self._search)} · ", DIM))
-        self._show("#flags-title", [rule(title, width, right)])
-        self._show("#flags-head", [heading(width)])
+        self._box.show_title(title, right)
+        self._show("#flags-head", [heading(self._box.inner_width)])
         self._draw_list()
         self._draw_about()
         note = self.query_one("#flags-note", LineView)
@@ -163,7 +166,7 @@ class FlagsScreen(Screen[Changes | None]):
         self._index = min(max(0, self._index), max(0, len(self._names) - 1))
         self._top = min(max(self._top, self._index - rows + 1), self._index, max(0, len(self._names) - rows))
         shown = list(enumerate(self._names))[self._top : self._top + rows]
-        width = self.app.size.width
+        width = self._box.inner_width
         strips = [
             flag_row(name, self._server, self._edits, self._book, width, index == self._index) for index, name in shown
         ]
@@ -178,8 +181,9 @@ class FlagsScreen(Screen[Changes | None]):
             self._show("#flags-about", [line((f" {adding}", DIM))])
         else:
             proposed = self._proposed(name)
-            about = about_lines(name, self._server, self._book, proposed, self._traffic_sentence, self.app.size.width)
-            self._show("#flags-about", cut_rows(about, self._about_rows, self.app.size.width))
+            width = self._box.inner_width
+            about = about_lines(name, self._server, self._book, proposed, self._traffic_sentence, width)
+            self._show("#flags-about", cut_rows(about, self._about_rows, width))
 
     def _proposed(self, name: str) -> Choice | None:
         """What the traffic suggested, while that is the value."""

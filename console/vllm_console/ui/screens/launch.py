@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec.structs import replace
 from rich.style import Style
 from textual import events, on
 from textual.app import ComposeResult
@@ -42,8 +43,9 @@ from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_console.ui.widgets.draw import rule
+from vllm_console.ui.widgets.draw import rule, title_bar
 from vllm_console.ui.widgets.entry import Entry
+from vllm_console.ui.widgets.framed import FramedView, frames_fit
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.findings import Finding, Level
 
@@ -70,7 +72,10 @@ MANY = 10_000
 
 
 class LaunchScreen(Screen[ServerView | None]):
-    """Puts a launch together and starts it; dismisses with the server, or None if nothing was launched."""
+    """Puts a launch together and starts it; dismisses with the server, or None if nothing was launched.
+
+    It opens at ``preset``, else at the one that was used last, and goes to the first one that fits if that does not.
+    """
 
     CSS_PATH = "launch.tcss"
     AUTO_FOCUS = ""
@@ -114,10 +119,10 @@ class LaunchScreen(Screen[ServerView | None]):
         """Title, the three sections, the budget in short while the plan is hidden, input, keys."""
         yield LineView(id="launch-title", classes="bar")
         with Container(id="launch-body"):
-            yield LineView(id="launch-presets")
+            yield FramedView(id="launch-presets")
             with Vertical(id="launch-right"):
-                yield LineView(id="launch-settings")
-                yield LineView(id="launch-plan")
+                yield FramedView(id="launch-settings")
+                yield FramedView(id="launch-plan")
         yield LineView(id="launch-strip")
         with Vertical(id="launch-foot"):
             yield LineView(id="launch-note")
@@ -142,6 +147,8 @@ class LaunchScreen(Screen[ServerView | None]):
                     self.planner.plan_soon()
                 if self._first and draft.engine is None and not self._choose_model:
                     await self._offer_model(draft)
+                elif not self._first:
+                    await self._offer_preset(draft)
                 if self._choose_model and not self.editor.typing:
                     self.go_to("model")
                     self.editor.edit("model")
@@ -164,6 +171,24 @@ class LaunchScreen(Screen[ServerView | None]):
             draft.offered = offered
             self._say(f"{model} is on this machine; {draft.preset.model}, the preset's own, would be downloaded.")
             self.planner.plan_soon()
+
+    async def _offer_preset(self, draft: LaunchDraft) -> None:
+        """Where the preset does not fit, go to the first one that does, unless something was chosen meanwhile."""
+        from vllm_console.ui.parts.first_preset import first_fitting
+
+        opened = draft.preset
+        presets = {preset.name: preset for preset in (opened, *self._presets)}
+        requests = [replace(draft.request(), preset=name) for name in presets]
+        found = await answer_for(self, partial(first_fitting, self._fleet, requests), "first preset")
+        chosen = draft.preset is not opened or draft.any_touched or self._section != "presets"
+        if found is not None and found.preset != opened.name and not chosen:
+            self._say(f"{opened.name} does not fit now; {found.preset} does.")
+            self._take_preset(draft, presets[found.preset])
+
+    def _take_preset(self, draft: LaunchDraft, preset: Preset) -> None:
+        draft.switch_to(preset)
+        self.planner.outcome, self._selected = Outcome(), 0
+        self.planner.plan_soon()
 
     def _presets_by_use(self) -> tuple[Sequence[Preset], Sequence[PresetProblem]]:
         """In a thread: the presets, the one that was used last first, those that no run names as they come."""
@@ -222,7 +247,8 @@ class LaunchScreen(Screen[ServerView | None]):
         if not self.is_mounted:
             return
         width = self.app.size.width
-        self._show("launch-title", [rule("Launch a server", width, outcome_parts(self.planner.outcome))])
+        bar = title_bar if frames_fit(self.app.size) else rule
+        self._show("launch-title", [bar("Launch a server", width, outcome_parts(self.planner.outcome))])
         self._show("launch-keys", [footer("launch", width)])
         draft = self.planner.draft
         text, style = self._message
@@ -248,11 +274,13 @@ class LaunchScreen(Screen[ServerView | None]):
 
     def _share_rows(self, draft: LaunchDraft) -> None:
         """Where settings stand above the plan, give the plan what it needs and the settings all other rows."""
-        settings, right = self.query_one("#launch-settings", LineView), self.query_one("#launch-right")
+        settings, right = self.query_one("#launch-settings", FramedView), self.query_one("#launch-right")
         width, total = right.size
+        frame = frames_fit(self.app.size)  # takes a row of each of the two, and a column at either side
+        width, total = width - 2 * frame, total - 2 * frame
         outcome, wanted = self.planner.outcome, None
         known = outcome.plan is not None or bool(outcome.error)
-        if self.has_class("-two") and width and known and self._layout_index is None:
+        if self.has_class("-two") and width > 0 and known and self._layout_index is None:
             plan = plan_lines(outcome, (width, UNBOUNDED), active=False, selected=self._selected, note=_note_of(draft))
             least = total * 4 // 9
             wanted = max(least, total - len(plan))
@@ -260,6 +288,7 @@ class LaunchScreen(Screen[ServerView | None]):
                 size = (width, UNBOUNDED)
                 need = setting_lines(draft, outcome.plan, self.planner.book, size, self._cursor, active=True)
                 wanted = max(least, min(wanted, len(need)))
+        wanted = wanted + frame if wanted is not None else None
         if wanted != self._settings_rows:
             self._settings_rows = wanted
             settings.styles.height = wanted
@@ -277,47 +306,43 @@ class LaunchScreen(Screen[ServerView | None]):
         self.query_one(f"#{id}", LineView).show(strips)
 
     def _draw_section(self, section: str, draft: LaunchDraft) -> None:
-        view = self.query_one(f"#launch-{section}", LineView)
-        size = width, _ = view.size
-        if not width or not view.display:
+        view = self.query_one(f"#launch-{section}", FramedView)
+        if not view.size.width or not view.display:
             return
-        active = section == self._section
+        view.framed, view.focused_frame = frames_fit(self.app.size), section == self._section
+        view.show_lines(self._section_lines(section, draft, view.room))
+
+    def _section_lines(self, section: str, draft: LaunchDraft, size: tuple[int, int]) -> Sequence[Strip]:
+        active, planner, editor = section == self._section, self.planner, self.editor
         if section == "presets":
-            view.show(preset_lines(self._presets, self._problems, draft, size, active))
-        elif section == "plan" and self._layout_index is not None:
-            view.show(layout_lines(self.planner.outcome, size, self._layout_index, fresh=self.planner.fresh))
-        elif section == "plan":
-            busy = "launching…" if self._launching else ""
-            planner = self.planner
-            view.show(
-                plan_lines(
-                    planner.outcome,
-                    size,
-                    active,
-                    self._selected,
-                    busy=busy,
-                    fresh=planner.fresh,
-                    asking=planner.asking,
-                    note=_note_of(draft),
-                )
+            return preset_lines(self._presets, self._problems, draft, size, active)
+        if section == "plan" and self._layout_index is not None:
+            return layout_lines(planner.outcome, size, self._layout_index, fresh=planner.fresh)
+        if section == "plan":
+            return plan_lines(
+                planner.outcome,
+                size,
+                active,
+                self._selected,
+                busy="launching…" if self._launching else "",
+                fresh=planner.fresh,
+                asking=planner.asking,
+                note=_note_of(draft),
             )
-        elif self.editor.picking:
+        if editor.picking:
             picker = self.picker
-            view.show(
-                model_lines(
-                    picker.matches,
-                    picker.fits,
-                    picker.picked,
-                    size,
-                    reading=picker.reading,
-                    problems=picker.problems,
-                    none_here=not (picker.reading or picker.names),
-                )
+            return model_lines(
+                picker.matches,
+                picker.fits,
+                picker.picked,
+                size,
+                reading=picker.reading,
+                problems=picker.problems,
+                none_here=not (picker.reading or picker.names),
             )
-        elif self.editor.adding:
-            view.show(adding_lines(self.planner.book, self.editor.matches, self.editor.picked, self.entry.value, size))
-        else:
-            view.show(setting_lines(draft, self.planner.outcome.plan, self.planner.book, size, self._cursor, active))
+        if editor.adding:
+            return adding_lines(planner.book, editor.matches, editor.picked, self.entry.value, size)
+        return setting_lines(draft, planner.outcome.plan, planner.book, size, self._cursor, active)
 
     def _redraw_for(self, after_layout: bool) -> None:
         if after_layout:
@@ -359,9 +384,7 @@ class LaunchScreen(Screen[ServerView | None]):
             at = [preset.name for preset in self._presets].index(draft.preset.name)
             after = self._presets[min(max(0, at + step), len(self._presets) - 1)]
             if after is not draft.preset:
-                draft.switch_to(after)
-                self.planner.outcome, self._selected = Outcome(), 0
-                self.planner.plan_soon()
+                self._take_preset(draft, after)
         elif self._section == "settings":
             self._move_to(draft.names[min(max(0, self._cursor + step), len(draft.names) - 1)])
         else:

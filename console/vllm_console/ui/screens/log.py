@@ -19,7 +19,8 @@ from vllm_console.ui.panes.bars import footer
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import ACCENT, DIM, WARN
-from vllm_console.ui.widgets.draw import Part, rule
+from vllm_console.ui.widgets.draw import Part
+from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_console.ui.widgets.log_view import FILTER_NAMES, LogView
 
 PLACEHOLDERS = {
@@ -50,8 +51,7 @@ class LogScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Title, log, note, keys."""
-        yield LineView(id="log-title", classes="bar")
-        yield LogView(id="log-lines", compact=False)
+        yield FrameBox(LogView(id="log-lines", compact=False), id="log-box")
         yield LineView(id="log-note", classes="bar")
         yield Input(id="log-search", compact=True)
         yield LineView(id="log-keys", classes="bar")
@@ -93,7 +93,7 @@ class LogScreen(Screen[None]):
         extras += ["wrapped"] if view.wrap else []
         right: list[Part] = [(f"{view.matches} · ", ACCENT)] if view.matches else []
         right += [*((f"{text} · ", DIM) for text in extras), state]
-        self.query_one("#log-title", LineView).show([rule(f"Log · {self._server_name}{mark}", width, right)])
+        self.query_one("#log-box", FrameBox).show_title(f"Log · {self._server_name}{mark}", right)
         note = page.note or (f"search: {plain(page.wanted)}" if page.wanted else plain(str(self._path)))
         self.query_one("#log-note", LineView).show([line((f" {note}", WARN if page.note else DIM))])
         self.query_one("#log-keys", LineView).show([footer("log", width)])

@@ -46,6 +46,12 @@ def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRO
     return line(("─ ", DIM), (key, KEY), (title, style), (" " + "─" * max(0, room + 2), DIM), *tail)
 
 
+def title_bar(title: str, width: int, right: Sequence[Part] = ()) -> Strip:
+    """The top line of a screen whose views have frames: its title, and what is at the right if there is room."""
+    room = width - cell_len(title) - 2 - parts_length(right)
+    return line(" ", (title, STRONG), *((" " * room, *right) if room > 0 else ()))
+
+
 class Frame:
     """Puts lines into a frame. A line that is the same object as before keeps its row, which nobody draws again."""
 

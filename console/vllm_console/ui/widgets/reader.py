@@ -1,4 +1,4 @@
-"""Lines to read and scroll, between a title and a line of keys: help, a description, findings, a comparison."""
+"""Lines to read and scroll, with a title and a line of keys: help, a description, findings, a comparison."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.geometry import Region
+from textual.geometry import Offset, Region
 from textual.strip import Strip
 
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView
-from vllm_console.ui.widgets.draw import KeyHint, keys_line, rule
+from vllm_console.ui.widgets.draw import KeyHint, keys_line
 from vllm_console.ui.widgets.entry import Entry
+from vllm_console.ui.widgets.frame_box import FrameBox
 
 
 class Reader(Vertical, can_focus=True):
@@ -30,7 +31,7 @@ class Reader(Vertical, can_focus=True):
 
     DEFAULT_CSS = """
     Reader { background: ansi_default; }
-    Reader #title, Reader #foot { height: 1; }
+    Reader #foot { height: 1; }
     Reader #content { height: auto; }
     Reader VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; background: ansi_default; }
     """
@@ -48,13 +49,13 @@ class Reader(Vertical, can_focus=True):
         super().__init__()
         self._text, self._lines, self._keys = title, content, keys
         self._entry, self._step_back = entry, step_back
-        self._title, self._content, self._foot = LineView(id="title"), LineView(id="content"), LineView(id="foot")
+        self._content, self._foot = LineView(id="content"), LineView(id="foot")
         self._scroll = VerticalScroll(self._content, can_focus=False)
+        self._box = FrameBox(self._scroll)
 
     def compose(self) -> ComposeResult:
         """Title, lines, what is typed, keys."""
-        yield self._title
-        yield self._scroll
+        yield self._box
         if self._entry is not None:
             yield self._entry
         yield self._foot
@@ -72,20 +73,19 @@ class Reader(Vertical, can_focus=True):
     @property
     def width(self) -> int:
         """Cells that a line may take."""
-        return self.app.size.width - 2
+        return self._box.inner_width - 2
 
     def redraw(self) -> None:
         """Draw title, lines and keys."""
-        width = self.app.size.width
-        self._title.show([rule(self._text(), width)])
+        self._box.show_title(self._text())
         self._content.show(self._lines(self.width))
         back = (key_of("reader_back"), "back", "focused.back")
-        self._foot.show([keys_line((back, *self._keys()), width)])
+        self._foot.show([keys_line((back, *self._keys()), self.app.size.width)])
 
-    def row_at(self, event: events.Click) -> int | None:
-        """The row of the content that was clicked; None where something else was."""
+    def place_of(self, event: events.Click) -> Offset | None:
+        """The cell of the content that was clicked; None where something else was."""
         inside = self._scroll.region.contains(event.screen_x, event.screen_y)
-        return event.screen_y - self._content.region.y if inside else None
+        return Offset(event.screen_x, event.screen_y) - self._content.region.offset if inside else None
 
     def scroll_to_rows(self, first: int, end: int) -> None:
         """Bring these rows (first, one past last) into view."""

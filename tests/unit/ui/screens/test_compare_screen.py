@@ -134,7 +134,7 @@ async def test_a_first_run_says_what_a_comparison_needs(fakes, wait_until):
         await wait_until(pilot, lambda: app.snapshot is not None, "the first look")
         await pilot.press("c")
         await wait_until(pilot, lambda: "nothing to compare with" in shown(app), "the reason")
-        text = " ".join(shown(app).split())
+        text = " ".join(shown(app).replace("│", " ").split())
         assert "each with 7 minutes of it (the first 2 after a start don't count)" in text
         assert "R restarts with it" in text, "a person's own key"
         await pilot.press("escape")

@@ -66,13 +66,13 @@ async def test_where_nothing_fits_the_reason_is_said_and_another_choice_can_be_m
     fleet.size = 4
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=TALL) as pilot:
-        await wait_until(pilot, lambda: "no set of 4 has 43.2 GiB free" in " ".join(app.text().split()))
+        await wait_until(pilot, lambda: "needs 4 GPUs with 43.2 GiB free each" in " ".join(app.text().split()))
         await pilot.press(*TO_GPUS, "space")
         await wait_until(pilot, lambda: "vLLM will not start" in " ".join(app.text().split()))
         await pilot.press("space")
         await wait_until(pilot, lambda: "none: vLLM chooses" in app.text())
         await pilot.press("u")
-        await wait_until(pilot, lambda: "no set of 4" in " ".join(app.text().split()))
+        await wait_until(pilot, lambda: "needs 4 GPUs" in " ".join(app.text().split()))
 
 
 async def test_a_mig_slice_is_asked_for_by_its_uuid(host, wait_until, fleet):

@@ -392,7 +392,7 @@ async def test_the_plan_takes_what_it_needs_and_flags_get_all_other_rows(screen,
         await wait_until(pilot, lambda: "flag-11" in screen.text())
         assert "ready to launch" in screen.text()
         assert "vllm serve" in screen.text()
-        blank = [text for text in screen.text().splitlines() if not text[33:].strip()]
+        blank = [text for text in screen.text().splitlines() if not text[33:].strip(" │")]
         assert len(blank) <= 4, screen.text()
 
 
@@ -440,3 +440,56 @@ async def test_where_runs_cannot_be_read_presets_come_as_they_are(host, wait_unt
     async with app.run_test(size=WIDE) as pilot:
         await planned(pilot, wait_until)
         assert app.screen.planner.draft.preset.name == "chatbot"
+
+
+def only_fits(fleet, *names):
+    """Let all presets but these be refused."""
+    plan = fleet.plan
+
+    def judged(request):
+        if request.preset not in names:
+            raise FleetError("needs 2 GPUs with 21.6 GiB free each")
+        return plan(request)
+
+    fleet.plan = judged
+
+
+async def test_where_the_preset_used_last_does_not_fit_it_opens_at_the_first_that_does(host, wait_until, fleet, made):
+    fleet.known_runs = [made.run(2, preset="long-document"), made.run(1, preset="batch")]
+    only_fits(fleet, "chatbot", "code-generation")
+    app = host(lambda: LaunchScreen(fleet))
+    async with app.run_test(size=WIDE) as pilot:
+        await wait_until(pilot, lambda: "long-document does not fit now; chatbot does" in flat(app))
+        assert app.screen.planner.draft.preset.name == "chatbot"
+        await wait_until(pilot, lambda: "ready to launch" in app.text())
+
+
+async def test_where_no_preset_fits_it_stays_at_the_one_used_last_and_says_why(host, wait_until, fleet, made):
+    fleet.known_runs = [made.run(2, preset="long-document")]
+    only_fits(fleet)
+    app = host(lambda: LaunchScreen(fleet))
+    async with app.run_test(size=WIDE) as pilot:
+        await wait_until(pilot, lambda: "needs 2 GPUs with" in flat(app))
+        assert app.screen.planner.draft.preset.name == "long-document"
+
+
+async def test_it_goes_nowhere_from_what_was_chosen_meanwhile(host, wait_until, fleet, made):
+    fleet.known_runs = [made.run(2, preset="long-document")]
+    only_fits(fleet, "chatbot")
+    plan, fleet.held = fleet.plan, threading.Event()
+    waiting = threading.Event()
+
+    def held(request):
+        waiting.set()
+        fleet.held.wait(20)
+        return plan(request)
+
+    fleet.plan = held
+    app = host(lambda: LaunchScreen(fleet))
+    async with app.run_test(size=WIDE) as pilot:
+        await wait_until(pilot, waiting.is_set)
+        await pilot.press("tab")
+        fleet.held.set()
+        await planned(pilot, wait_until)
+        await pilot.app.workers.wait_for_complete()
+        assert app.screen.planner.draft.preset.name == "long-document"

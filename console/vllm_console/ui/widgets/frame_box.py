@@ -1,0 +1,61 @@
+"""A container with a title: a frame around its widgets where the screen has room for one, else a line above them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.geometry import Spacing
+from textual.widget import Widget
+
+from vllm_console.ui.widgets.draw import Part, rule
+from vllm_console.ui.widgets.framed import FramedView, frames_fit
+
+_FRAMED, _PLAIN = Spacing(1, 1, 1, 1), Spacing(1, 0, 0, 0)
+"""What title and frame take around the widgets."""
+
+
+class FrameBox(FramedView):
+    """Holds widgets below each other; the frame and the title are its own lines, and stand around them."""
+
+    DEFAULT_CSS = """
+    FrameBox { height: 1fr; width: 1fr; background: ansi_default; }
+    FrameBox > Vertical { height: 1fr; background: ansi_default; }
+    """
+
+    def __init__(self, *widgets: Widget, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._inner = Vertical(*widgets)
+        self._shown: tuple[str, tuple[Part, ...]] = ("", ())
+
+    def compose(self) -> ComposeResult:
+        """The widgets, inside of the frame."""
+        yield self._inner
+
+    def on_mount(self) -> None:
+        """Draw for the size of the screen."""
+        self._draw()
+
+    def on_resize(self) -> None:
+        """Draw for the new size."""
+        self._draw()
+
+    @property
+    def inner_width(self) -> int:
+        """Cells that a line of the widgets may take; the box is as wide as the screen."""
+        width = self.app.size.width
+        return width - 2 if frames_fit(self.app.size) else width
+
+    def show_title(self, title: str, right: Sequence[Part] = ()) -> None:
+        """Show this title, and at its right what there is to say."""
+        self._shown = (title, tuple(right))
+        self._draw()
+
+    def _draw(self) -> None:
+        if not self.is_mounted:
+            return
+        self.framed = frames_fit(self.app.size)
+        self._inner.styles.margin = _FRAMED if self.framed else _PLAIN
+        title, right = self._shown
+        self.show_lines([rule(title, self.room.width, right)])
