@@ -386,10 +386,10 @@ def many_flags(plan, count):
 
 async def test_the_plan_takes_what_it_needs_and_flags_get_all_other_rows(screen, fleet, wait_until):
     plan = fleet.plan
-    fleet.plan = lambda request: many_flags(plan(request), 12)
+    fleet.plan = lambda request: many_flags(plan(request), 10)
     async with screen.run_test(size=WIDE) as pilot:
         await planned(pilot, wait_until)
-        await wait_until(pilot, lambda: "flag-11" in screen.text())
+        await wait_until(pilot, lambda: "flag-9" in screen.text())
         assert "ready to launch" in screen.text()
         assert "vllm serve" in screen.text()
         blank = [text for text in screen.text().splitlines() if not text[33:].strip(" │")]
