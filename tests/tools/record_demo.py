@@ -14,9 +14,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from vllm_console.cli import demo
 from vllm_console.cli.demo_recording import FILE, STAMP, RecordedRun, RecordedServer, save
+from vllm_console.cli.demo_records import FILE as RECORDS_FILE
+from vllm_console.cli.demo_records import RecordedProbe, transposed
+from vllm_console.cli.demo_records import save as save_records
 from vllm_console.cli.demo_servers import MOST_IN_FLIGHT, SERVERS
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.load.run import Phase
@@ -25,7 +29,18 @@ from vllm_console.metrics.parse import Parser
 from vllm_console.metrics.sample import Sample
 from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.simulated.engine import SimulatedEngine
+from vllm_launchers.probe.plugin.vllm_console_probe import (
+    FIRST_TOKEN_FIELDS,
+    INTERVAL_FIELDS,
+    LAYOUTS,
+    REQUEST_FIELDS,
+    RESUMED_FIELDS,
+    STEP_FIELDS,
+    Probe,
+    Recorder,
+    Row,
+)
+from vllm_launchers.simulated.engine import SimulatedEngine, record_step
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.metrics import Metrics
@@ -37,6 +52,72 @@ DOWN_SECONDS = 1.2
 """Between two runs."""
 
 UVICORN = ("Started server process [{pid}]", "Waiting for application startup.", "Application startup complete.")
+
+
+RECORDED_SECONDS = 900.0
+"""Of so many seconds at the end steps and requests are recorded: what the console shows at first, and a prediction uses
+no more. In 25 minutes there are a hundred thousand steps."""
+
+TIMES = {
+    "steps": ("at", "shortest_interval", "longest_interval"),
+    "requests": ("arrived_at", "finished_at", "queue_seconds", "prefill_seconds", "decode_seconds", "e2e_seconds"),
+    "first_tokens": ("at", "seconds"),
+    "intervals": ("at", "seconds"),
+    "resumed": ("at",),
+}
+FIELDS = {
+    "steps": STEP_FIELDS, "requests": REQUEST_FIELDS, "first_tokens": FIRST_TOKEN_FIELDS, "intervals": INTERVAL_FIELDS,
+    "resumed": RESUMED_FIELDS,
+}  # fmt: skip
+FRACTION = 1 << 15
+"""Times are rounded to this part of a second, 31 µs, so that the records can be compressed."""
+
+
+class KeptRecords:
+    """Keeps what the probe records of a virtual engine, with virtual times, in place of the probe's own recorder."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._rows: list[tuple[str, Row]] = []
+        self._calm = 0
+
+    def add(self, kind: str, row: Row) -> None:
+        """Keep a record, whose clock is not ours."""
+        named = dict(zip(FIELDS[kind], row, strict=False))
+        if kind == "requests":
+            named |= {"arrived_at": self.now - named["e2e_seconds"], "finished_at": self.now}
+        else:
+            named["at"] = self.now
+        self._rows.append((kind, tuple(named.values())))
+
+    def drop(self) -> None:
+        """The probe would lose a record."""
+        raise RuntimeError("a step could not be recorded")
+
+    def calm(self) -> None:
+        """No request is in flight now."""
+        self._calm = len(self._rows)
+
+    def until_calm(self, began: float, since: float) -> RecordedProbe:
+        """The records up to the last moment without a request in flight, as they follow a start at ``began``.
+
+        Requests still in flight at the end have no record, and what is replayed from records must be the whole traffic.
+        """
+        packed: dict[str, list[bytes]] = {kind: [] for kind in LAYOUTS}
+        for kind, row in self._rows[: self._calm]:
+            moved = self._moved(kind, row, began)
+            if moved["finished_at" if kind == "requests" else "at"] >= since:
+                packed[kind].append(LAYOUTS[kind].pack(*moved.values(), 0))
+        return {kind: transposed(b"".join(rows), LAYOUTS[kind].size) for kind, rows in packed.items() if rows}
+
+    @staticmethod
+    def _moved(kind: str, row: Row, by: float) -> dict[str, Any]:
+        named = dict(zip(FIELDS[kind], row, strict=False))
+        for name in TIMES[kind]:
+            if named[name] != -1.0:  # unknown
+                moved = named[name] + by if name in ("at", "arrived_at", "finished_at") else named[name]
+                named[name] = round(moved * FRACTION) / FRACTION
+        return named
 
 
 class KeptLog(Log):
@@ -75,8 +156,8 @@ def requests_of(phases: Sequence[Phase], longest: int) -> Iterator[tuple[float, 
         shape = shapes.setdefault(phase, TrafficShape(phase.workload, exact=phase.exact, max_model_len=longest))
         for one in shape.stream(phase.rate, phase.seconds):
             number, at = number + 1, begun + one.at
-            tokens = one.output_tokens
-            yield at, number, Request(str(number), list(one.prompt), tokens, tokens, arrival=at, seed=number)
+            tokens, name = one.output_tokens, f"0_cmpl-{number:016x}-0-{number:08x}"  # as the server names it
+            yield at, number, Request(name, list(one.prompt), tokens, tokens, arrival=at, seed=number)
         begun += phase.seconds
 
 
@@ -88,6 +169,8 @@ class Virtual:
         self.metrics, self.log = Metrics(settings, memory), log
         self.engine = SimulatedEngine(core, self.metrics.engines[0])
         self.samples: list[Sample] = []
+        self.records = KeptRecords()
+        self._probe = Probe(cast(Recorder, self.records))
         self._parser = Parser()
         self._up = log.lines[-1][0]
 
@@ -99,6 +182,7 @@ class Virtual:
         now = next_at = 0.0
         while next_at <= seconds:
             if not core.busy:
+                self.records.calm()
                 now = max(now, min([next_at, *(at for at, _, _ in coming[:1])]))
             while coming and coming[0][0] <= now and self._in_flight < MOST_IN_FLIGHT:
                 request = heapq.heappop(coming)[2]
@@ -114,8 +198,10 @@ class Virtual:
                 report = core.finish(took, now)
                 engine.step(report)
                 self.engine.throughput.take(report)
+                self.records.now = now
+                record_step(self._probe, core, report)
                 for request in report.finished:
-                    port = 40000 + int(request.id) * 7 % 20000
+                    port = 40000 + request.seed * 7 % 20000
                     self.log.uvicorn(f'127.0.0.1:{port} - "POST /v1/completions HTTP/1.1" 200 OK')
 
     @property
@@ -140,8 +226,8 @@ class Virtual:
         self.log.api("launcher.py:304", "[shutdown] API server: shut down")
 
 
-def record(plan: Plan, phases: Sequence[Phase], began: float, *, goes_on: bool) -> tuple[RecordedRun, str]:
-    """One run from its start-up, which begins at ``began``, on."""
+def record(plan: Plan, phases: Sequence[Phase], began: float, *, goes_on: bool) -> tuple[RecordedRun, str, KeptRecords]:
+    """One run from its start-up, which begins at ``began``, on; what ``/metrics`` says at its end; and the records."""
     args = parse(plan.argv[plan.argv.index("serve") :])
     simulated = Simulated.from_environment(plan.environment)
     settings, log = resolve(args, simulated), KeptLog()
@@ -162,7 +248,7 @@ def record(plan: Plan, phases: Sequence[Phase], began: float, *, goes_on: bool) 
         log=[(began + at, text) for at, text in log.lines],
         samples=[_moved(sample, began + up) for sample in virtual.samples],
     )
-    return run, virtual.body()
+    return run, virtual.body(), virtual.records
 
 
 def _moved(sample: Sample, by: float) -> Sample:
@@ -176,20 +262,29 @@ def totals(body: str) -> str:
 
 def main() -> None:
     """Record both servers."""
-    servers = {}
+    servers, records = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         fleet = LocalFleet(Path(folder), observe=False, interactive=True, host_file=demo.HOST)
         for server in SERVERS:
             plans = [fleet.plan(request) for request in demo.runs_of(server, fleet.snapshot().host, server.place)]
-            began, runs, body = 0.0, [], ""
+            began, body = 0.0, ""
+            runs: list[RecordedRun] = []
+            kept: list[KeptRecords] = []
             for number, plan in enumerate(plans, 1):
-                run, body = record(plan, server.recorded[number - 1], began, goes_on=number == len(plans))
+                run, body, probed = record(plan, server.recorded[number - 1], began, goes_on=number == len(plans))
                 runs.append(run)
+                kept.append(probed)
                 began = (run.ended_at or 0.0) + DOWN_SECONDS
-            servers[server.name] = RecordedServer([_ending_at_0(run, runs[-1]) for run in runs], totals(body))
+            ended = [_ending_at_0(run, runs[-1]) for run in runs]
+            servers[server.name] = RecordedServer(ended, totals(body))
+            records[server.name] = [
+                one.until_calm(run.ready_at, -RECORDED_SECONDS) for one, run in zip(kept, ended, strict=True)
+            ]
         fleet.close()
     save(servers)
-    print(f"{FILE}: {FILE.stat().st_size:,} bytes")
+    save_records(records)
+    for file in (FILE, RECORDS_FILE):
+        print(f"{file}: {file.stat().st_size:,} bytes")
 
 
 def _ending_at_0(run: RecordedRun, last: RecordedRun) -> RecordedRun:

@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vllm_console.cli import demo_recording as recording
+from vllm_console.cli import demo_records as records
 from vllm_console.cli.console import need_screen, show
 from vllm_console.cli.demo_servers import SERVERS, WINDOW_SECONDS, DemoServer
 from vllm_console.cli.picture_options import add_picture_arguments, check, save
@@ -119,7 +121,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
     places = emptiest(fleet.snapshot().host) if host_file is not None else [server.place for server in SERVERS]
     recorded = recording.read()
     traffic: list[subprocess.Popen[bytes]] = []
-    resumed: list[str] = []
+    resumed: dict[str, float] = {}
     try:
         for position, server in enumerate(SERVERS):
             place = places[position % len(places)] if places else None
@@ -127,9 +129,9 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
             past = recorded[server.name]
             fits = [plan.flags for plan in map(fleet.plan, runs)] == [run.flags for run in past.runs]
             if fits:
-                enter = partial(recording.enter, past, root, now=time.time())
-                view = fleet.resume(server.name, runs, enter)
-                resumed.append(server.name)
+                now = time.time()
+                view = fleet.resume(server.name, runs, partial(recording.enter, past, root, now=now))
+                resumed[server.name] = now
             else:  # the recording does not apply to other GPUs, or to a preset of your own
                 view = fleet.start(runs[-1])
             words = [sys.executable, "-m", "vllm_console.cli.demo_traffic", view.url, server.name, str(os.getpid())]
@@ -143,8 +145,11 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
             )
         if len(resumed) == len(SERVERS) and host_file is None:
             recording.enter_gpus(recorded, fleet.snapshot().servers, HOST, root, time.time())
-        fleet.judge_past()  # else the first comparison waits for it
-        _wait_until_ready(root)
+        with ThreadPoolExecutor(1) as beside:  # the servers take longer to start
+            entered = beside.submit(_enter_records, root, resumed)
+            fleet.judge_past()  # else the first comparison waits for it
+            _wait_until_ready(root)
+            entered.result()
         yield fleet
     finally:
         fleet.close()
@@ -153,6 +158,15 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
         _end(root)
         for process in traffic:
             process.wait()
+
+
+def _enter_records(root: Path, resumed: Mapping[str, float]) -> None:
+    """Enter what probes recorded of the servers that continue from the recording, which ended at those times."""
+    if not resumed:
+        return
+    recorded = records.read()
+    for name, ended in resumed.items():
+        records.enter(recorded[name], client.folder(root, name), ended)
 
 
 def _wait_until_ready(root: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.cli import demo, demo_recording
+from vllm_console.cli import demo, demo_recording, demo_records
 from vllm_console.cli.demo_servers import SERVERS, WINDOW_SECONDS, DemoServer, traffic_on
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.fleet.gpu_charts import history_path
@@ -20,7 +20,9 @@ from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.own_server import JudgeContext
 from vllm_console.fleet.snapshot import Changes, ServerView
 from vllm_console.history.gpu_history import FIVES, GpuHistoryReader, card_of
+from vllm_console.history.probe_records import ProbeReader
 from vllm_console.history.store import Reader
+from vllm_console.prediction.evidence import gather
 from vllm_console.runs.compare import FEWEST, WARM_UP, Recorded, Verdict, compare
 from vllm_console.runs.store import RunStore
 from vllm_console.text import duration
@@ -86,6 +88,36 @@ def test_it_is_entered_as_25_minutes_that_end_now(tmp_path: Path) -> None:
     better = {figure.key for figure in found.judged if figure.verdict is Verdict.BETTER}
     assert {"ttft_mean", "ttft_p99"} <= better
     assert Verdict.WORSE not in {figure.verdict for figure in found.judged}
+
+
+@pytest.mark.parametrize("name", ["docs", "editor"])
+def test_steps_and_requests_are_entered_as_a_probe_would_have_written_them(tmp_path: Path, name: str) -> None:
+    """They are the whole traffic, up to the last moment without a request, and a prediction can be made from them."""
+    demo_records.enter(demo_records.read()[name], tmp_path, NOW)
+    reader = ProbeReader(tmp_path / "probe")
+    requests, steps = reader.requests(), reader.steps()
+    assert NOW - 901 < steps[0].at < NOW - 880
+    assert NOW - 25 < steps[-1].at < NOW
+    assert (steps[-1].running, steps[-1].waiting) == (0, 0)
+    assert {request.finish_reason for request in requests} == {"length"}
+    assert len({request.id for request in requests}) == len(requests)
+
+    samples = [
+        one for one in demo_recording.read()[name].runs[-1].samples if steps[0].at <= NOW + one.at <= steps[-1].at
+    ]
+    counted = [next(iter(one.engines.values())).requests_finished_total for one in (samples[0], samples[-1])]
+    assert len(requests) == pytest.approx(counted[1] - counted[0], abs=5)
+
+    evidence = gather(requests, steps, 16, 4096)
+    assert not evidence.flaw
+    assert evidence.requests > 100
+    shared = [path for path in (tmp_path / "probe", *(tmp_path / "probe").iterdir()) if path.stat().st_mode & 0o077]
+    assert not shared
+
+
+def test_rows_are_the_records_again() -> None:
+    records = bytes(range(12))
+    assert demo_records.rows(demo_records.transposed(records, 4), 4) == records
 
 
 def findings(plan: Plan, run: demo_recording.RecordedRun, number: int) -> tuple[Finding, ...]:
