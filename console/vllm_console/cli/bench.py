@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json, count_from
@@ -16,6 +19,9 @@ from vllm_console.cli.runs import keep
 from vllm_console.fleet.snapshot import ServerView, Workload
 from vllm_console.fleet.verbs import FleetError, RefusedError
 from vllm_console.text import plain
+
+if TYPE_CHECKING:
+    from vllm_console.load.client import Lookup
 
 MOST_SECONDS = 86_400
 OUTPUT_LINES = 12
@@ -42,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--yes", action="store_true", help="proceed even if other clients use the server: their requests will wait"
     )
     add_json(parser)
-    parser.add_argument("more", nargs="*", metavar="-- WORD", help="options passed to 'vllm bench serve'")
+    parser.add_argument("more", nargs="*", default=[], metavar="-- WORD", help="options passed to 'vllm bench serve'")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         raise RefusedError("bench needs one of your servers: its vLLM is used, and the result is kept with its run")
     if server.simulated or server.engine is None:
         raise FleetError(f"{server.name} runs the simulated engine, which brings no benchmark; 'ramp' and 'load' work")
+    check_access(target.url, target.lookup)
     confirm_load(args, target)
     with tempfile.TemporaryDirectory() as folder, only_one(target, args.rate):
         result = Path(folder) / "result.json"
@@ -62,9 +69,28 @@ def run(args: argparse.Namespace) -> int:
         try:
             found = read_result(result)
         except ResultError as error:
-            raise FleetError(f"'vllm bench serve' left no result: {error}") from error
+            raise FleetError(f"'vllm bench serve' left no result: {str(error).removeprefix(f'{result}: ')}") from error
     keep(args, target.fleet, server.name, found)
     return 0 if found.steps[0]["completed"] else 1
+
+
+def check_access(url: str, lookup: Lookup | None = None) -> None:
+    """Ask the server for its models before the tool does: the tool would report a missing key as failed requests.
+
+    Raises:
+        FleetError: it does not answer, or refuses the API key.
+    """
+    from vllm_console.load import client
+
+    async def ask() -> None:
+        access = client.own_access()
+        async with client.open_client(url, access, lookup) as http:
+            await client.find_target(http, None, access)
+
+    try:
+        asyncio.run(ask())
+    except client.LoadError as error:
+        raise FleetError(str(error)) from error
 
 
 def lengths(args: argparse.Namespace, workload: Workload, longest: int | None) -> tuple[int, int, int]:
@@ -124,6 +150,13 @@ def _run_tool(words: list[str], result: Path, *, quiet: bool) -> None:
         raise FleetError("'vllm bench serve' ran for a day") from error
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     if done.returncode:
-        raise FleetError("'vllm bench serve' failed: " + plain(" / ".join(lines[-OUTPUT_LINES:]), 1500))
+        raise FleetError(f"'vllm bench serve' failed: {plain(reason(lines), 1500)}")
     if not quiet:
         print("\n".join(plain(line) for line in lines if "===" in line or ":  " in line))
+
+
+def reason(lines: list[str]) -> str:
+    """Why the tool failed: the last line if it names an error, else the last lines."""
+    if lines and re.search(r"(?:^|\W)(?:error|\w+Error)\b", lines[-1]):
+        return lines[-1]
+    return " / ".join(lines[-OUTPUT_LINES:])

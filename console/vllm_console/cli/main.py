@@ -168,7 +168,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     )
     _import_msgspec()
     implementation(args.command, "add_arguments")(command)
-    return command.parse_args(rest, args)
+    if command.get_default("more") is None or "--" not in rest:
+        return command.parse_args(rest, args)
+    # argparse takes no words after "--" if options come between them and the other arguments.
+    at = rest.index("--")
+    command.parse_args(rest[:at], args)
+    args.more = [*args.more, *rest[at + 1 :]]
+    return args
 
 
 def _import_msgspec() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ LARGEST_RESULT = 512 << 20
 MOST_STEPS = 200
 LARGEST = 1e12
 """Numbers beyond it are none that was measured."""
+
+NONE_ANSWERED = "none of its requests was answered, so it has no figures"
 
 BENCH, GUIDELLM = "vllm bench serve", "guidellm"
 
@@ -60,7 +63,7 @@ def measurement(document: object, changed_at: float) -> Measurement | None:
     """A result as a measurement, ``changed_at`` (Unix seconds) if it does not say when it was; None if unknown.
 
     Raises:
-        ResultError: it has too many benchmarks.
+        ResultError: it has too many benchmarks, or none of its requests was answered.
     """
     if not isinstance(document, dict):
         return None
@@ -71,6 +74,8 @@ def measurement(document: object, changed_at: float) -> Measurement | None:
         ends = [at for one in document["benchmarks"] if (at := _number(one, "end_time")) is not None]
         if len(steps) > MOST_STEPS:
             raise ResultError(f"it has {len(steps):,} benchmarks, and at most {MOST_STEPS} are kept with a run")
+        if steps and not any(step["completed"] for step in steps):
+            raise ResultError(NONE_ANSWERED)
         if steps:
             return Measurement(GUIDELLM, max(ends, default=changed_at), tuple(steps))
     return None
@@ -79,17 +84,21 @@ def measurement(document: object, changed_at: float) -> Measurement | None:
 def _bench(document: Mapping[str, Any], changed_at: float) -> Measurement | None:
     """``vllm bench serve``: latencies in milliseconds; a rate of ``inf`` sends all at once, so the rate is measured.
 
-    None without a rate or an answered request.
+    None without a rate or a number of answered requests.
+
+    Raises:
+        ResultError: none was answered.
     """
-    asked = _number(document, "request_rate")
-    rate = asked if asked is not None else _number(document, "request_throughput")
-    completed, sent = _number(document, "completed") or 0.0, _number(document, "num_prompts")
+    completed, sent = _number(document, "completed"), _number(document, "num_prompts")
+    if completed == 0:
+        raise ResultError(NONE_ANSWERED)
+    rate = _rate(_number(document, "request_rate"), _number(document, "request_throughput"), completed)
     failed = _number(document, "failed")
     if failed is None and sent is not None:
-        failed = sent - completed
+        failed = sent - (completed or 0.0)
     latencies = [{name: _milliseconds(document, f"{name}_{key}_ms") for name in _PARTS} for key in _BENCH_LATENCIES]
     step = _step(rate, (sent, completed, failed), latencies, _number(document, "output_throughput"))
-    if rate is None or not completed:
+    if rate is None or completed is None:
         return None
     try:
         at = time.mktime(time.strptime(str(document.get("date")), "%Y%m%d-%H%M%S"))
@@ -97,6 +106,16 @@ def _bench(document: Mapping[str, Any], changed_at: float) -> Measurement | None
         at = changed_at
     goodput = _number(document, "request_goodput")
     return Measurement(BENCH, at, (step,), goodput=goodput)
+
+
+def _rate(asked: float | None, measured: float | None, completed: float | None) -> float | None:
+    """The rate that was asked for; the measured one if there is none, or if the tool sent much faster than asked.
+
+    Random arrivals make the rate of N requests differ by a share of about 1/√N.
+    """
+    if asked is None or (measured is not None and measured > asked * (1 + 4 / math.sqrt(max(completed or 0.0, 1.0)))):
+        return measured
+    return asked
 
 
 _BENCH_LATENCIES = ("ttft", "itl", "e2el")
@@ -119,10 +138,9 @@ def _guidellm(benchmark: object) -> dict[str, Any] | None:
     totals = _part(metrics, "request_totals")
     completed, failed, unfinished = (_number(totals, name) or 0.0 for name in ("successful", "errored", "incomplete"))
     strategy = _part(_part(benchmark, "config"), "strategy")
-    rate = _number(strategy, "rate")
     measured = _number(_successful(metrics, "requests_per_second"), "mean")
     return _step(
-        rate if rate is not None else measured,
+        _rate(_number(strategy, "rate"), measured, completed),
         (completed + failed + unfinished, completed, failed),
         [
             _distribution(_successful(metrics, "time_to_first_token_ms"), 1000),

@@ -6,8 +6,10 @@ import argparse
 
 import pytest
 
-from vllm_console.cli.bench import lengths
+from fakes.endpoint import FakeEndpoint, document
+from vllm_console.cli.bench import check_access, lengths, reason
 from vllm_console.cli.main import CHANGING, parse
+from vllm_console.fleet.verbs import FleetError
 from vllm_launchers.presets.model import Workload
 
 WORK = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)
@@ -45,3 +47,30 @@ def test_a_benchmark_has_the_presets_mean_lengths_within_the_context():
     prefix, prompt, output = lengths(asked, WORK, 512)
     assert prefix + prompt + output <= 512
     assert lengths(argparse.Namespace(input_tokens=1, output_tokens=3), WORK, None) == (0, 1, 3)
+
+
+@pytest.mark.parametrize("options", [[], ["--requests", "5", "--rate", "2"]])
+def test_words_after_two_dashes_are_for_the_tool(options):
+    found = parse(["bench", "chat", *options, "--", "--burstiness", "0.5", "--"])
+    assert (found.server, found.more) == ("chat", ["--burstiness", "0.5", "--"])
+
+
+def test_a_server_that_wants_an_api_key_is_not_sent_a_benchmark():
+    endpoint = FakeEndpoint()
+    endpoint.answers["/v1/models"] = document({"error": "Unauthorized"}, 401)
+    try:
+        with pytest.raises(FleetError, match="requires an API key: set VLLM_API_KEY"):
+            check_access(endpoint.url)
+    finally:
+        endpoint.close()
+
+
+def test_why_the_tool_failed():
+    said = [
+        "W1125 Triton not available",
+        "usage: vllm [-h] [-v]",
+        "vllm: error: unrecognized arguments: --no-such-flag",
+    ]
+    assert reason(said) == "vllm: error: unrecognized arguments: --no-such-flag"
+    assert reason(["Traceback:", "ValueError: no tokenizer"]) == "ValueError: no tokenizer"
+    assert reason(["one", "two"]) == "one / two"

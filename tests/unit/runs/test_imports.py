@@ -43,6 +43,25 @@ def test_all_requests_at_once_have_the_rate_that_was_measured():
     assert found.at == 5.0
 
 
+def test_a_tool_that_sent_much_faster_than_asked_has_the_rate_that_was_measured():
+    document = json.loads((RESULTS / "guidellm-0.8.1.json").read_text())
+    document["benchmarks"][0]["metrics"]["requests_per_second"]["successful"]["mean"] = 72.3
+    assert measurement(document, 5.0).steps[0]["rate"] == 72.3
+    document["benchmarks"][0]["metrics"]["requests_per_second"]["successful"]["mean"] = 5.0
+    assert measurement(document, 5.0).steps[0]["rate"] == 4.0, "as much as random arrivals of 12 requests differ"
+
+
+@pytest.mark.parametrize("name", ["vllm-bench-serve-0.32.json", "guidellm-0.8.1.json"])
+def test_a_result_without_an_answered_request_says_so(tmp_path, name):
+    document = json.loads((RESULTS / name).read_text())
+    if "benchmarks" in document:
+        document["benchmarks"][0]["metrics"]["request_totals"] |= {"successful": 0, "errored": 12}
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(document | {"completed": 0}))
+    with pytest.raises(ResultError, match="none of its requests was answered"):
+        read_result(path)
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -5, 10**400, 1e300, True, [1]])
 def test_what_cannot_have_been_measured_is_unknown(tmp_path, number):
     path = tmp_path / "result.json"
