@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fakes.keeper_bench import Bench, until
+from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.fleet.gpus import roots
 from vllm_launchers.keeper import client, process_group, processes
 from vllm_launchers.keeper.records import ProcessIdentity, ServerRecord, State
@@ -87,9 +88,13 @@ def test_a_worker_that_ray_does_not_end_is_ended_with_the_server(bench: Bench, r
         ray.raylet.wait()
     assert record.server is not None
     processes.send(record.server if gone == "server" else engine, signal.SIGKILL)
-    bench.wait(State.FAILED)
+    failed = bench.wait(State.FAILED)
     assert not processes.alive(ray.worker)
     assert processes.alive(ray.other)
+    assert failed.reason.startswith(f"Ray's raylet died (pid {ray.raylet.pid}); ") == (gone == "raylet")
+    said = diagnose(bench.file("server.log").read_text().splitlines())
+    assert (said.evidence == f"vllm-console: Ray's raylet died (pid {ray.raylet.pid})") == (gone == "raylet")
+    assert ("(the raylet) ended" in said.explanation) == (gone == "raylet")
     assert f"sent SIGKILL (9) to pid {ray.worker.pid}" in bench.file("keeper.log").read_text()
 
 

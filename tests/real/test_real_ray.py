@@ -96,6 +96,9 @@ def ray(tmp_path: Path, real_environment: Mapping[str, str], real_env: Mapping[s
         if done.returncode:
             pytest.skip(f"no network namespace can be made here: {done.stderr.strip()}")
     shared = {**os.environ, **real_env, "RAY_USAGE_STATS_ENABLED": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    shared["TORCHDYNAMO_DISABLE"] = (
+        "1"  # Ray's workers are niced: compiling a kernel at the first request takes minutes
+    )
     del shared["VLLM_ENABLE_V1_MULTIPROCESSING"], shared["VLLM_WORKER_MULTIPROC_METHOD"]
     scratch = Path(tempfile.mkdtemp(prefix="ray-"))
     one = Ray(json.loads(built.stdout), namespace, shared, tmp_path / "state", scratch)
@@ -157,7 +160,7 @@ def test_a_server_on_ray_is_planned_ready_restarted_and_ended_with_its_workers(
     ray.program("restart", "onray", "--wait", "--force")
     (raylet,) = [pid for pid in ray.pids() if processes.title(pid) == process_group.RAYLET]
     os.kill(raylet, signal.SIGKILL)
-    assert "raylet" in ray.ended()["reason"].lower()
+    assert ray.ended()["reason"].startswith(f"Ray's raylet died (pid {raylet}); ")
     assert findings(ray.program("plan", *launch)).keys() & {"ray_not_here", "ray_unreachable", "ray_gpus_too_few"}
 
 

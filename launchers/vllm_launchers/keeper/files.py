@@ -17,7 +17,8 @@ that, the oldest are dropped."""
 OLD_PIPE = "server.pipe"
 """Servers started by an earlier version of this program have this instead of `OUTPUT`."""
 NODE_MARK = "vllm-console: "
-"""Begins a line that a keeper adds to a server's log: what happened to the other nodes of the same server."""
+"""Begins a line that a keeper adds to a server's log: what happened to the other nodes of the same server,
+or to Ray."""
 SIDECAR_LOG = "sidecar.log"
 SIDECAR_LOGS = (SIDECAR_LOG, "companion.log")
 """The second is the log of a sidecar started by an earlier version."""

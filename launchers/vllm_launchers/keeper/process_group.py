@@ -85,6 +85,8 @@ class ProcessGroup:
         self.known = set(known)
         self.shared_memory = dict(shared_memory)
         self._ray = ray
+        self._raylets: set[ProcessIdentity] = set()
+        """Those that were seen to run a worker of the server."""
         self._has_output: dict[ProcessIdentity, bool] = {}
         """Which processes have the output open. Cached: a process can't get it later."""
         self._polls = 0
@@ -100,6 +102,11 @@ class ProcessGroup:
     def server_lives(self) -> bool:
         """Whether the server's own process runs."""
         return processes.alive(self.server) and self.proven
+
+    @property
+    def dead_raylet(self) -> ProcessIdentity | None:
+        """A process of Ray's own that ran a worker of the server, and has ended."""
+        return next((one for one in self._raylets if not processes.alive(one)), None)
 
     @classmethod
     def born(cls, folder: Path, server: ProcessIdentity, *, ray: bool = False) -> ProcessGroup:
@@ -197,7 +204,10 @@ class ProcessGroup:
         new = [pid for pid in below - found - known if processes.owner(pid) == os.getuid()]
         holders = self._with_own_queues(table, found, raylets) if new else ()
         own = {inode for pid in holders for inode in _queues(pid)}
-        return {pid for pid in new if not own.isdisjoint(_queues(pid))}
+        workers = {pid for pid in new if not own.isdisjoint(_queues(pid))}
+        running = {table[pid].parent for pid in workers | known} & set(raylets)
+        self._raylets |= {processes.identity_of(table[pid]) for pid in running}
+        return workers
 
     def _with_own_queues(self, table: Table, found: set[int], raylets: Sequence[int]) -> set[int]:
         """Those of ``found`` that have only queues of the server: none that a raylet runs, nor what such a one started.

@@ -607,10 +607,19 @@ class Supervisor:
             how = f"exit code {ended.code}" if ended.code is not None else ended.signal or "exit code unknown"
             ended = replace(ended, reason=f"{self._node_lost}; stopped ({how})")
         elif not requested:
-            ended = self._with_first_request(ended)
+            ended = self._with_raylet(self._with_first_request(ended))
         self._leave_nodes(ended.reason, requested=requested)
         self._write_exit(ended, **more)
         self._keep_port()
+
+    def _with_raylet(self, ended: Exit) -> Exit:
+        """An exit by itself, with the end of the raylet that ran its workers: vLLM often sees only a lost worker."""
+        raylet = self._group.dead_raylet if self._group is not None else None
+        if raylet is None:
+            return ended
+        reason = f"Ray's raylet died (pid {raylet.pid})"
+        self._mark_log(reason)
+        return replace(ended, reason=f"{reason}; {ended.reason}")
 
     def _with_first_request(self, ended: Exit) -> Exit:
         """An exit by itself, with what the first request had to do with it."""

@@ -182,7 +182,7 @@ def failure_in(parsed: Sequence[LogLine], exit_code: int | None = None) -> Failu
 
 
 def _other_node(parsed: Sequence[LogLine], start: int) -> FailureLine | None:
-    """What this program wrote about the other nodes in the last start: what follows is the end that it asked for."""
+    """What this program wrote about other nodes or Ray in the last start: it knows why the server ended."""
     for line in reversed(parsed[start:]):
         if line.message.startswith(NODE_MARK):
             rule = next((one for one in NODES if one.pattern.search(line.message)), None)

@@ -158,6 +158,7 @@ CONFIG_PLACES = re.compile(
 """Functions in which vLLM validates its input."""
 
 REFUSED = "vLLM does not accept this flag value."
+RAYLET_ENDED = "Ray's own process on a node (the raylet) ended, and with it every worker there."
 
 RULES: tuple[FailureRule, ...] = (
     # flags
@@ -275,7 +276,7 @@ RULES: tuple[FailureRule, ...] = (
         r"Raylet is terminated\. Termination is unexpected|\bNodeDiedError\b|raylet (?:has )?died\b"
         r"|The node .* died while running|node .*\bhas been marked dead because the detector",
         Cause.ENGINE_DIED,
-        "Ray's own process on a node (the raylet) ended, and with it every worker there.",
+        RAYLET_ENDED,
         0.9,
         topic=Topic.RAYLET_GONE,
     ),
@@ -583,8 +584,9 @@ NODES: tuple[FailureRule, ...] = (
         "Another node of this server is gone, and the others can't continue without it: its own log shows why.",
         topic=Topic.PEER_GONE,
     ),
+    _rule(r"raylet died \(pid ", Cause.ENGINE_DIED, RAYLET_ENDED, 0.9, topic=Topic.RAYLET_GONE),
 )
-"""What a keeper wrote into the log about the other nodes (`NODE_MARK`): it ended the server for that reason."""
+"""What a keeper wrote into the log about other nodes or Ray (`NODE_MARK`): why the server ended."""
 
 REFUSED_REQUESTS: tuple[FailureRule, ...] = (
     _rule(
