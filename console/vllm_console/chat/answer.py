@@ -176,7 +176,7 @@ class AnswerReader:
         return AnswerFigures(
             ttft_seconds=first - self._begin,
             itl_seconds=mean,
-            itl_longest_seconds=self._longest,
+            itl_longest_seconds=self._longest if mean is not None else None,
             tokens_per_second=1 / mean if mean else None,
             prompt_tokens=self._prompt_tokens,
             output_tokens=tokens,

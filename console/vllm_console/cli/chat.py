@@ -116,8 +116,10 @@ def _options(args: argparse.Namespace) -> ChatOptions:
     if args.tools is not None:
         try:
             tools = json.loads(args.tools.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"--tools {args.tools} cannot be read: {error}") from error
+        except OSError as error:
+            raise UsageError(f"--tools {args.tools} can't be read: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"--tools {args.tools} is not JSON: {error}") from error
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise UsageError(f"--tools {args.tools}: expected a list of objects, as the API takes them")
     return ChatOptions(args.system, args.temperature, args.max_tokens, tuple(args.stop), args.raw, tuple(tools))

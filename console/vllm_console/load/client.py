@@ -49,6 +49,9 @@ class _Event(msgspec.Struct):
 
 _decode = json_decoder(_Event).decode
 
+LONGEST_MESSAGE = 400
+"""Characters of an error that are shown. vLLM's sentence about a prompt that is too long has 270."""
+
 
 def message_of(error: bytes) -> str:
     """An API error's message, or the raw text, in one short line."""
@@ -60,7 +63,8 @@ def message_of(error: bytes) -> str:
         document = document.get("error", document)
     if isinstance(document, dict):
         document = document.get("message") or document.get("detail") or document
-    return plain(" ".join(str(document).split()), 200)
+    text = plain(" ".join(str(document).split()))
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 1].rstrip()}…"
 
 
 class Answer:

@@ -62,6 +62,7 @@ def test_tokens_are_those_that_the_server_counts():
 def test_tokens_that_come_at_once_have_no_interval(said):
     figures = read(said(content="a") + said(content="b"), step=0.0).answer().figures
     assert (figures.output_tokens, figures.itl_seconds, figures.tokens_per_second) == (2, None, None)
+    assert figures.itl_longest_seconds is None
 
 
 def test_without_counts_each_event_with_text_is_a_token(said):

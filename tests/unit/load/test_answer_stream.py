@@ -112,6 +112,7 @@ def test_what_is_no_answer_is_refused(data: bytes, reason: str) -> None:
         (b'{"detail": "not found"}', "not found"),
         (b'{"error": "Unauthorized"}', "Unauthorized"),
         (b"\x1b[31mbad\x1b[0m gateway", "bad gateway"),
+        (b"x " * 300, f"{'x ' * 199}x…"),
     ],
 )
 def test_error_messages_are_one_plain_line(error: bytes, message: str) -> None:
