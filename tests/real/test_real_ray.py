@@ -70,6 +70,11 @@ class Ray:
     def record(self) -> ServerRecord:
         return client.read(self.state, "onray")
 
+    def both(self) -> list[ProcessIdentity]:
+        """The two workers, once the keeper knows them: it looks again soon after the server is ready."""
+        until(lambda: len(self.workers()) == 2, "the keeper's poll")
+        return self.workers()
+
     def workers(self) -> list[ProcessIdentity]:
         """The workers that the keeper knows."""
         members = process_group.recorded(client.folder(self.state, "onray")).members
@@ -142,11 +147,10 @@ def test_a_server_on_ray_is_planned_ready_restarted_and_ended_with_its_workers(
     port = str(free_port())
     ray.program("start", *launch, "--name", "onray", "--port", port, "--wait", "--force")
     assert ray.record().current.warm_up is not None
-    assert len(ray.workers()) == 2
+    ray.both()
     ray.program("restart", "onray", "--set", "max-num-seqs=4", "--wait", "--force")
     assert ray.record().current.number == 2
-    workers = ray.workers()
-    assert len(workers) == 2
+    workers = ray.both()
 
     # Ray ends no worker that does not react: the keeper does.
     processes.send(workers[0], signal.SIGSTOP)
@@ -154,10 +158,11 @@ def test_a_server_on_ray_is_planned_ready_restarted_and_ended_with_its_workers(
     assert "SIGKILL" in ray.ended()["reason"]
 
     ray.program("restart", "onray", "--wait", "--force")
-    processes.send(ray.workers()[0], signal.SIGKILL)
+    processes.send(ray.both()[0], signal.SIGKILL)
     assert "died unexpectedly" in ray.ended()["reason"]
 
     ray.program("restart", "onray", "--wait", "--force")
+    ray.both()
     (raylet,) = [pid for pid in ray.pids() if processes.title(pid) == process_group.RAYLET]
     os.kill(raylet, signal.SIGKILL)
     assert ray.ended()["reason"].startswith(f"Ray's raylet died (pid {raylet}); ")
