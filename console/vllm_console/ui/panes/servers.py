@@ -42,6 +42,9 @@ user chose another."""
 _FIGURE = 6
 """Cells of the usage behind the bar of the KV cache."""
 
+RUNNING = "running"
+"""The state of a server that cannot be asked for it."""
+
 YOUNG_SECONDS = 5.0
 """A server that has been ready for less was polled at most once."""
 
@@ -373,6 +376,11 @@ def _preset_cell(server: ServerView, _now: float, _width: int) -> Cell:
     return _preset(server), None if server.ours else DIM
 
 
+def _can_not_be_asked(server: ServerView) -> bool:
+    """Whether only that its process runs is known, such as that of a container."""
+    return not server.probed and bool(server.reason)
+
+
 def _state_cell(server: ServerView, now: float, width: int) -> Cell:
     if server.removed:
         return "removed", DIM
@@ -380,8 +388,8 @@ def _state_cell(server: ServerView, now: float, width: int) -> Cell:
         return "replay", DIM
     if server.moment is not None:
         return _state_then(server, server.moment, width)
-    if not server.probed and server.reason:
-        return "running", DIM  # it can't be asked: only that its process runs is known
+    if _can_not_be_asked(server):
+        return RUNNING, DIM
     return _with_age(server.state_text, now - server.state_since, width), STATE_STYLE[server.state]
 
 
@@ -447,9 +455,19 @@ def _with_mark(text: str, missed: bool) -> Cell:
 def counted(servers: Sequence[ServerView]) -> str:
     """How many servers are in each state: ``2 ready · 1 starting``."""
     listed = [server for server in servers if not server.replayed]
-    states = [server.state for server in listed if server.attached is None]
+    here = [server for server in listed if server.attached is None]
+    states = [RUNNING if _can_not_be_asked(server) else server.state for server in here]
     attached = [server.state_text for server in listed if server.attached is not None]
-    order = (State.READY, State.ASLEEP, State.STARTING, State.STOPPING, State.UNRESPONSIVE, State.FAILED, State.STOPPED)
+    order = (
+        State.READY,
+        RUNNING,
+        State.ASLEEP,
+        State.STARTING,
+        State.STOPPING,
+        State.UNRESPONSIVE,
+        State.FAILED,
+        State.STOPPED,
+    )
     parts = [f"{states.count(state)} {state}" for state in order if state in states]
     return " · ".join(parts + [f"{attached.count(text)} {text}" for text in dict.fromkeys(sorted(attached))])
 

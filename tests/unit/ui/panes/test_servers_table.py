@@ -11,7 +11,7 @@ from vllm_console.settings import Config
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines
 from vllm_console.ui.panes.preemptions import preemption_lines
-from vllm_console.ui.panes.servers import COLUMNS, Order, columns_for, columns_of, heading, ordered, row
+from vllm_console.ui.panes.servers import COLUMNS, Order, columns_for, columns_of, counted, heading, ordered, row
 from vllm_console.ui.panes.sparks import SPARKS, spark_lines
 
 
@@ -94,6 +94,7 @@ def test_of_a_server_that_can_not_be_asked_only_that_it_runs_is_said(fakes):
     text = row(server, columns_for([server], 120), fakes.NOW, 120, False).text
     assert "running" in text
     assert "starting" not in text
+    assert counted([server, fakes.chat(fakes.NOW)]) == "1 ready · 1 running"
 
 
 @pytest.mark.parametrize(("width", "expected"), [(80, False), (117, False), (160, True)])
