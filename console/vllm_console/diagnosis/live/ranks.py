@@ -11,7 +11,7 @@ from vllm_console.text import percent
 from vllm_launchers.plan.model import Changes
 
 WAITING = 2.0
-"""So many requests wait on one rank for a whole frame, while on another none does."""
+"""So many requests wait on one rank for a whole frame while on another none does, or at all while another runs none."""
 
 ROOM = 0.7
 """A rank has room if it uses at most this share of its KV cache, and runs no more than the other one."""
@@ -53,8 +53,13 @@ class UnevenRanks:
             symptom = "Requests waited on one data-parallel rank while another one had room."
             return Finding(self.code, Severity.WARNING, since, symptom, "It is becoming even.", recovering=True)
         frame, (full, idle) = found[0]
-        waiting = f"{full.waiting_min:.0f}"
-        symptom = f"{waiting} requests wait on data-parallel rank {full.label} while none waits on rank {idle.label}."
+        if _unused(idle) and (full.waiting_min or 0.0) < WAITING:
+            symptom = f"Requests wait on data-parallel rank {full.label} while rank {idle.label} runs none."
+        else:
+            waiting = f"{full.waiting_min:.0f}"
+            symptom = (
+                f"{waiting} requests wait on data-parallel rank {full.label} while none waits on rank {idle.label}."
+            )
         if (full.usage_max or 0.0) >= CACHE_FULL:
             cause = (
                 f"The KV cache of rank {full.label} is full: longer requests have met there. A request that waits "
@@ -72,14 +77,25 @@ class UnevenRanks:
 
 
 def _pair(frame: Frame) -> tuple[RankFrame, RankFrame] | None:
-    """The rank on which most requests wait, and one that has room; None if there is no such pair."""
+    """The rank on which most requests wait, and one that has room; None if there is no such pair.
+
+    Beside a rank that ran nothing, a queue that was empty at times counts, too: requests of a batch end together.
+    """
     waiting = [one for one in frame.ranks if (one.waiting_min or 0.0) >= WAITING]
     idle = [one for one in frame.ranks if one.waiting_max == 0 and (one.usage_max or 0.0) <= ROOM]
+    if not waiting:
+        waiting = [one for one in frame.ranks if (one.waiting_max or 0.0) >= WAITING]
+        idle = [one for one in idle if _unused(one)]
     if not waiting or not idle:
         return None
-    full = max(waiting, key=lambda one: one.waiting_min or 0.0)
+    full = max(waiting, key=lambda one: (one.waiting_min or 0.0, one.waiting_max or 0.0))
     roomy = [one for one in idle if (one.running_max or 0.0) < (full.running_max or 0.0)]
     return (full, min(roomy, key=lambda one: one.running_max or 0.0)) if roomy else None
+
+
+def _unused(rank: RankFrame) -> bool:
+    """Whether it ran no request in a frame."""
+    return rank.running_max == 0 and not rank.tokens
 
 
 def _measures(rank: RankFrame) -> list[Measure]:

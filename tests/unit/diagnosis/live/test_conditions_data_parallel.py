@@ -179,14 +179,17 @@ def test_a_hang_of_all_engines_is_confirmed_by_a_request_though_their_caches_are
     assert (finding.code, finding.severity) == ("engine_hung", Severity.CRITICAL)
 
 
-def uneven(ranks: dict[str, tuple[float, float, float]]) -> Finding | None:
-    """What is found of two minutes in which each rank runs and queues so many, at so much KV cache usage."""
+def uneven(ranks: dict[str, tuple[float, float, float]], *, lockstep: bool = False) -> Finding | None:
+    """What is found of two minutes in which each rank runs and queues so many, at so much KV cache usage.
+
+    ``lockstep``: all requests of a rank end together, so that none waits every third second.
+    """
     frames = Frames()
     for at in range(121):
         engines = {
             label: EngineSample(
                 requests_running=running,
-                requests_waiting=waiting,
+                requests_waiting=0 if lockstep and at % 3 == 0 else waiting,
                 kv_cache_usage=usage,
                 generation_tokens_total=running * 10 * at,
                 prompt_tokens_total=running * at,
@@ -224,6 +227,13 @@ def test_requests_that_wait_on_one_rank_while_another_has_room() -> None:
 )
 def test_one_rank_or_ranks_alike_are_not_uneven(ranks: dict[str, tuple[float, float, float]]) -> None:
     assert uneven(ranks) is None
+
+
+def test_a_queue_that_is_empty_at_times_is_uneven_beside_a_rank_that_runs_nothing() -> None:
+    pinned = uneven({"0": (4, 4, 0.4), "1": (0, 0, 0.0)}, lockstep=True)
+    assert pinned is not None
+    assert "Requests wait on data-parallel rank 0 while rank 1 runs none" in pinned.symptom
+    assert uneven({"0": (4, 4, 0.4), "1": (1, 0, 0.0)}, lockstep=True) is None
 
 
 def test_a_rank_that_has_served_nothing_yet_reports_no_gauges_and_has_room() -> None:
