@@ -174,6 +174,8 @@ def test_a_simulated_server_has_the_gpu_that_it_simulates() -> None:
         ("B200", {}, "0.33.0", (1024, 16384)),
         ("B200", {}, "0.27.1", (1024, 8192)),
         ("B200", {"performance-mode": "throughput"}, "0.33.0", (2048, 32768)),
+        ("H100 80GB", {"max-num-batched-tokens": 512}, "0.33.0", (512, 512)),
+        ("H100 80GB", {"max-num-batched-tokens": 512, "max-num-seqs": 256}, "0.33.0", (256, 512)),
     ],
 )
 def test_limits_that_are_not_set_are_those_that_the_plan_takes(

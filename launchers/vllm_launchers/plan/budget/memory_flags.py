@@ -217,9 +217,10 @@ def batch_sizes(
     else:
         defaults = batch_defaults(gpu.name, gpu.total_gib, release or NEWEST)
     doubled = 2 if flags.get("performance-mode") == "throughput" else 1
-    seqs = whole(flags, "max-num-seqs", defaults[0] * doubled)
+    asked = whole(flags, "max-num-seqs", 0)
+    seqs = asked or defaults[0] * doubled
     if (batched := whole(flags, "max-num-batched-tokens", 0)) > 0:
-        return seqs, batched
+        return asked or min(seqs, batched), batched
     item = _WHOLE_ITEM.get(facts.model_type or "", 0) if facts is not None and facts.multimodal else 0
     batched = max(defaults[1] * doubled, item)
     length = token_count(flags.get("max-model-len")) or (facts.max_context if facts is not None else None)
@@ -227,7 +228,8 @@ def batch_sizes(
         return seqs, batched
     if flags.get("enable-chunked-prefill") is False:
         batched = max(batched, length)
-    return seqs, max(1, min(batched, seqs * length))
+    batched = max(1, min(batched, seqs * length))
+    return asked or min(seqs, batched), batched
 
 
 def _batches_in_flight(flags: Flags, release: Release, pipeline: int, on_cpu: bool) -> int:

@@ -13,7 +13,9 @@ from difflib import SequenceMatcher, get_close_matches
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.plan.checks.request import simulated, utilization
+from vllm_launchers.plan.budget.budget import shapes
+from vllm_launchers.plan.budget.memory_flags import batch_sizes
+from vllm_launchers.plan.checks.request import gpus_of, simulated, utilization
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.flags import (
     BATCHED,
@@ -21,6 +23,7 @@ from vllm_launchers.plan.flags import (
     BYTES,
     CHUNKED,
     LENGTH,
+    SEQUENCES,
     TRUE_ONLY,
     UTILIZATION,
     flag_words,
@@ -356,7 +359,7 @@ def value_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     else:
         yield from _cache_blocks(plan)
     yield from _utilization(plan)
-    yield from _batching(plan)
+    yield from _batching(plan, inputs)
     yield from _cache_bytes(plan)
 
 
@@ -404,17 +407,17 @@ def _utilization(plan: Plan) -> Iterator[Finding]:
     yield Finding("utilization_high", Level.WARNING, text, Changes(set={UTILIZATION: HIGH_UTILIZATION}))
 
 
-def _batching(plan: Plan) -> Iterator[Finding]:
+def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     """vLLM's own two conditions on ``max-num-batched-tokens`` (``SchedulerConfig.verify_max_model_len``)."""
     flags = plan.flags
     yield from _whole_prompts(plan)
-    batched = token_count(flags.get(BATCHED))
+    batched, sequences = token_count(flags.get(BATCHED)), token_count(flags.get(SEQUENCES))
     if batched is None:
+        yield from _over_default_step(plan, inputs, sequences)
         return
-    sequences = token_count(flags.get("max-num-seqs"))
     if sequences is not None and batched < sequences:
         text = (
-            f"vLLM will refuse --{BATCHED} {batched}: each of {sequences} sequences (--max-num-seqs) "
+            f"vLLM will refuse --{BATCHED} {batched}: each of {sequences} sequences (--{SEQUENCES}) "
             "needs room for a token in every step"
         )
         yield Finding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: max(2048, sequences)}))
@@ -425,6 +428,23 @@ def _batching(plan: Plan) -> Iterator[Finding]:
             f"{context} tokens (--{LENGTH}) must fit in one step"
         )
         yield Finding("batch_too_small", Level.ERROR, text, Changes(set={"enable-chunked-prefill": True}))
+
+
+def _over_default_step(plan: Plan, inputs: PlanInputs, sequences: int | None) -> Iterator[Finding]:
+    """More sequences than the tokens of a step that vLLM takes for these GPUs: it does not raise its own default."""
+    gpus = gpus_of(plan, inputs)
+    on_cpu = plan.engine.build == "cpu"
+    if sequences is None or not (gpus or on_cpu):
+        return
+    shape = None if on_cpu else shapes(gpus, 1)[0]
+    _, default = batch_sizes(inputs.facts, plan.flags, plan.engine.release, shape)
+    if default >= sequences:
+        return
+    text = (
+        f"vLLM will refuse --{SEQUENCES} {sequences}: without --{BATCHED} a step has {default:,} tokens here, and each "
+        "sequence needs room for one in every step"
+    )
+    yield Finding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: sequences}))
 
 
 def _whole_prompts(plan: Plan) -> Iterator[Finding]:

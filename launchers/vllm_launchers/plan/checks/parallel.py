@@ -65,11 +65,18 @@ def _count(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
             fix = Changes(set={TENSOR: divisors(inputs.facts, there)[-1]})
         yield Finding("gpus_too_few", Weight.ERROR if sure else Weight.ADVICE, text, fix)
     elif len(plan.gpus) > wanted:
-        text = (
-            f"{len(plan.gpus)} GPUs assigned, {wanted} used: set tensor-parallel-size={len(plan.gpus)} or assign fewer"
-        )
-        fix = Changes(set={TENSOR: len(plan.gpus)}) if "nnodes" not in plan.flags else None
-        yield Finding("gpus_unused", Weight.WARNING, text, fix)
+        yield _unused(plan, inputs, wanted)
+
+
+def _unused(plan: Plan, inputs: PlanInputs, wanted: int) -> Finding:
+    """GPUs that no rank takes, and the tensor-parallel size that takes all of them, if the model can be split so."""
+    count, tensor = len(plan.gpus), whole_number(plan.flags, TENSOR)
+    size, rest = divmod(count, max(1, wanted // tensor))
+    fits = not rest and "nnodes" not in plan.flags
+    fits = fits and (inputs.facts is None or not split_problem(inputs.facts, size))
+    way = f"set {TENSOR}={size} or assign fewer" if fits else "assign fewer"
+    text = f"{count} GPUs assigned, {wanted} used: {way}"
+    return Finding("gpus_unused", Weight.WARNING, text, Changes(set={TENSOR: size}) if fits else None)
 
 
 def _links(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:

@@ -132,6 +132,7 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("context_over_model", Level.ERROR, {"set": {"max-model-len": 140_000}, "host": H100}),
     ("batch_too_small", Level.ERROR, {"set": {"max-num-batched-tokens": 128}}),
     ("batch_too_small", Level.ERROR, {"set": {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}}),
+    ("batch_too_small", Level.ERROR, {"set": {"max-num-seqs": 4096}, "unset": ("max-num-batched-tokens",)}),
     ("fp8_unsupported", Level.ERROR, {"host": T4, "set": {"kv-cache-dtype": "fp8"}}),
     ("fp8_unsupported", Level.WARNING, {"set": {"kv-cache-dtype": "fp8"}}),
     ("fp8_unsupported", Level.ERROR, {"host": V100, "facts": FP8, "version": "0.19.1"}),
@@ -232,6 +233,11 @@ def test_a_slice_needs_a_recent_vllm_also_where_the_version_is_not_known(find: F
         ("utilization_high", Changes(set={"gpu-memory-utilization": 0.95}), {"set": {"gpu-memory-utilization": 0.97}}),
         ("batch_too_small", Changes(set={"enable-chunked-prefill": True}),
          {"set": {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}}),
+        ("batch_too_small", Changes(set={"max-num-batched-tokens": 4096}),
+         {"set": {"max-num-seqs": 4096}, "unset": ("max-num-batched-tokens",)}),
+        ("gpus_unused", None, {"host": machine(*map(gpu, range(3))), "gpus": (0, 1, 2)}),
+        ("gpus_unused", Changes(set={"tensor-parallel-size": 2}),
+         {"host": machine(*map(gpu, range(4))), "gpus": (0, 1, 2, 3), "set": {"pipeline-parallel-size": 2}}),
     ],
 )  # fmt: skip
 def test_the_way_out(find: Find, code: str, fix: Changes | None, case: dict[str, Any]) -> None:
