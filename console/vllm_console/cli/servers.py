@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, complain, fields, print_json
-from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView
+from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, State
 from vllm_console.history.energy import Energy, energy_lines
 from vllm_console.metrics.quantile import PARTS, contradicting, p99_of, text_of
 from vllm_console.metrics.sample import Window
 from vllm_console.text import UNKNOWN, count, duration, percent, plain, seconds, took
 from vllm_launchers.values import as_dict
+
+if TYPE_CHECKING:
+    from vllm_launchers.host.gpu.host import Host
 
 COLUMNS = (
     ("NAME", 14),
@@ -77,6 +81,8 @@ def run_status(args: argparse.Namespace) -> int:
         print_json(status_document(server) | {"energy": energy.document() if energy is not None else None})
     else:
         print("\n".join(describe(server, snapshot.at, energy)))
+        if energy is None and fleet.tariff is not None and (why := no_energy(server, snapshot.host)):
+            print(plain(f"  energy      {why}"))
     return 0
 
 
@@ -133,6 +139,19 @@ def _state(server: ServerView, now: float, between: str) -> str:
         return "running (not probed)"
     since = f"{between}{duration(now - server.state_since)}" if server.state_since else ""
     return f"{server.state_text}{since}"
+
+
+def no_energy(server: ServerView, host: Host | None) -> str:
+    """Why a server's energy and cost are unknown, for a user who set a price; empty where none are expected."""
+    if not server.ours or server.attached is not None or server.simulated or server.headless:
+        return ""
+    if server.state is not State.READY:
+        return ""
+    if host is not None and host.problem:
+        return f"unknown, and so is its cost: {host.problem.partition(';')[0]}"
+    if not server.gpus:
+        return "unknown, and so is its cost: it was not given GPUs of its own (--gpus)"
+    return "unknown yet, and so is its cost: it must be alone on GPUs that count their energy"
 
 
 def describe(server: ServerView, now: float, energy: Energy | None = None) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from vllm_console.cli.servers import describe, table
+from msgspec.structs import replace
+
+from vllm_console.cli.servers import describe, no_energy, table
 from vllm_console.fleet.snapshot import ServerView, State
+from vllm_launchers.host.gpu.host import NO_DRIVER, Host
 
 NOW = 2000.0
 OURS = ServerView("chat", State.READY, NOW - 42, preset="chatbot", port=8000)
@@ -34,3 +37,10 @@ def test_that_a_server_of_others_is_open_to_everybody_is_still_said() -> None:
         "vllm@8001", State.READY, NOW, ours=False, owner="anna", exposed=warning, notice=f"{warning}; read-only"
     )
     assert table((opened,), NOW)[2] == f"  {warning}"
+
+
+def test_why_energy_and_cost_are_unknown() -> None:
+    assert no_energy(OURS, Host("vm", problem=NO_DRIVER)).endswith("no NVIDIA driver was found on this machine")
+    assert "not given GPUs of its own" in no_energy(OURS, Host("vm"))
+    assert "must be alone" in no_energy(replace(OURS, gpus=(0,)), Host("vm"))
+    assert [no_energy(one, Host("vm")) for one in (THEIRS, replace(OURS, state=State.STOPPED))] == ["", ""]
