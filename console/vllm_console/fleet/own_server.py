@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,6 +49,12 @@ CHART_POINTS = 180
 
 STALE_SECONDS = 30.0
 """Nothing is judged after this long without a sample: the present state is unknown."""
+
+UNRECORDED_SECONDS = 10.0
+"""After this long without a sample, the disk is checked."""
+
+LEAST_FREE_BYTES = 64 << 10
+"""The recorder can't write with less space than this."""
 
 RECENT_SECONDS = 65.0
 """How far back every single sample is read: a one-minute window, and the sample before it."""
@@ -127,7 +134,7 @@ class WatchedServer:
             self._judge, self._sequence = _judge(record.name, self._earlier_runs), None
             if details.gpus and (context.gpus is None or not context.gpus.recorded):
                 self._recall(self._judge, details.gpus, context, now)
-        history_problem = self._read_history(now)
+        history_problem = self._read_history(now) or self._not_recorded(record, now)
         self._window = self._last_minute(record, now)
         earlier = _generation_before(record)
         answered = self._answered(record)
@@ -354,6 +361,20 @@ class WatchedServer:
         except HistoryError as error:
             return str(error)
         return ""
+
+    def _not_recorded(self, record: ServerRecord, now: float) -> str:
+        """Why nothing has been recorded for a while, if that is a full disk; one sentence or nothing."""
+        newest = self._timeline.latest
+        since = newest.at if newest is not None and self._answered(record) else record.state_since
+        if record.state is not State.READY or now - since < UNRECORDED_SECONDS:
+            return ""
+        try:
+            disk = os.statvfs(self._folder)
+        except OSError:
+            return ""  # the record's own reader says what is wrong with the folder
+        if disk.f_bavail * disk.f_frsize >= LEAST_FREE_BYTES:
+            return ""
+        return f"no metrics are recorded: the disk of {self._folder.parents[1]} is full"
 
     def _series(self, record: ServerRecord, now: float) -> Series:
         """What charts show: the last quarter of an hour, or the last one with data."""

@@ -116,6 +116,22 @@ def test_nothing_is_said_of_a_server_without_a_history(tmp_path: Path) -> None:
     assert watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings == ()
 
 
+def test_a_full_disk_is_why_nothing_is_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = WatchedServer(folder, interactive=False)
+    full = SimpleNamespace(f_bavail=1, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+
+    def notice(now: float, state: State = State.READY) -> str:
+        return watched.view(record(state=state), now, selected=True, load="").notice
+
+    assert notice(NOW) == ""
+    assert notice(NOW + 20) == f"no metrics are recorded: the disk of {folder.parents[1]} is full"
+    assert notice(NOW + 20, State.STOPPED) == ""
+    full.f_bavail = 1000
+    assert notice(NOW + 20) == ""
+    watched.close()
+
+
 def test_health_503_is_a_dead_engine(tmp_path: Path) -> None:
     watched = WatchedServer(tmp_path, interactive=True)
     dead = record(state=State.UNRESPONSIVE, reason="/health on port 1: HTTP 503 (3 times in a row)")

@@ -316,11 +316,7 @@ def _status(server: ServerView, now: float, width: int) -> Cell | None:
         if server.window is None:
             young = now - server.state_since < YOUNG_SECONDS
             return ("no metrics" if server.sample is None and not young else "measuring", DIM)
-        return (
-            (f"no answer from /metrics for {duration(now - server.sample.at)}", WARN)
-            if (stale and server.sample)
-            else None
-        )
+        return (f"no new metrics for {duration(now - server.sample.at)}", WARN) if (stale and server.sample) else None
     if server.state is State.ASLEEP and server.sleep is not None:
         if any(one.code == PAIR_ASLEEP for one in server.findings):
             return f"neither it nor {server.partner} serves", STATE_STYLE[State.FAILED]

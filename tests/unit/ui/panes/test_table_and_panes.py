@@ -106,7 +106,7 @@ def test_rows_say_why_there_are_no_numbers(fakes):
     assert "anna  " in row_text(fakes.observed(now), now, 120)
     assert "no metrics" in row_text(replace(fakes.chat(now), sample=None, window=None), now, 120)
     stale = replace(fakes.chat(now), sample=Sample(now - 70, {"0": EngineSample()}))
-    assert "no answer from /metrics for 1m10s" in row_text(stale, now, 120)
+    assert "no new metrics for 1m10s" in row_text(stale, now, 120)
     waiting = replace(fakes.broken(now), attempt=2, next_attempt_at=now + 8, reason="exit code 1")
     assert "restarts in 8s: exit code 1" in row_text(waiting, now, 120)
 
