@@ -685,9 +685,18 @@ def major_open(figures: Sequence[Figure]) -> bool:
 
 
 def _weighed(figures: Sequence[Figure]) -> Verdict:
-    """If some figures are better and others worse, end-to-end latency decides, unless objectives object."""
-    whole = next((figure.verdict for figure in figures if figure.key == "e2e_mean"), None)
-    objectives = {figure.meets for figure in figures}
-    if whole is Verdict.BETTER and (True, False) not in objectives:
+    """If some figures are better and others worse: an objective that is met now, or missed now, decides with the
+    end-to-end latency; neither may object, nor may throughput."""
+
+    def found(verdict: Verdict, *keys: str) -> bool:
+        return any(figure.verdict is verdict for figure in figures if figure.key in keys)
+
+    def objectives(met: tuple[bool, bool], *verdicts: Verdict) -> bool:
+        return any(figure.meets == met for figure in figures if not verdicts or figure.verdict in verdicts)
+
+    gained, lost = (False, True), (True, False)
+    helps = found(Verdict.BETTER, "e2e_mean") or objectives(gained, Verdict.BETTER)
+    harms = found(Verdict.WORSE, "e2e_mean") or objectives(lost, Verdict.WORSE)
+    if helps and not (harms or found(Verdict.WORSE, THROUGHPUT) or objectives(lost)):
         return Verdict.BETTER
-    return Verdict.WORSE if whole is Verdict.WORSE and (False, True) not in objectives else Verdict.MIXED
+    return Verdict.WORSE if harms and not (helps or objectives(gained)) else Verdict.MIXED

@@ -43,7 +43,8 @@ def plain_sentence(found: Comparison) -> str:
     )
     if verdict is Verdict.BETTER:
         helped = f"The {change} helped" if changed else "The later run was better"
-        return f"{helped}: {_went(better)}{_unimproved(found)}."
+        cost = f", while {_went(worse)}" if worse is not None else ""
+        return f"{helped}: {_went(better)}{_unimproved(found) or cost}."
     if verdict is Verdict.WORSE:
         return f"{f'The {change} made it worse' if changed else 'The later run was worse'}: {_went(worse)}."
     if verdict is Verdict.MIXED:

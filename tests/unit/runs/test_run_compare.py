@@ -532,6 +532,24 @@ def test_the_headline_is_about_the_objective_that_was_missed_before(made):
         assert "preemptions/req" in brief(found)
 
 
+def test_an_objective_that_is_met_now_decides_where_requests_take_no_longer_as_a_whole(made):
+    before = made.minutes(1, preempted=0.5)
+    later = {"ttft_mean": (0.36, 0.37, 0.38)}
+    found = compare(*made.pair(before, with_figures(made.minutes(2), **later)))
+    assert next(figure for figure in found.figures if figure.key == "ttft_mean").verdict is Verdict.WORSE
+    assert found.verdict is Verdict.BETTER
+    assert plain_sentence(found).startswith("The change helped: preemptions/req fell from 0.5")
+    assert "while TTFT mean rose from" in plain_sentence(found)
+    assert "but TTFT mean +" in sentence(found)
+    # It is no reason to take longer as a whole, or to lose another objective.
+    whole = with_figures(made.minutes(2), e2e_mean=(9.0, 9.1), **later)
+    assert compare(*made.pair(before, whole)).verdict is Verdict.MIXED
+    lost = with_figures(made.minutes(2), ttft_p99=(30.0, 31.0), **later)
+    assert compare(*made.pair(before, lost)).verdict is Verdict.MIXED
+    back = compare(*made.pair(with_figures(made.minutes(1), **later), made.minutes(2, preempted=0.5)))
+    assert back.verdict is Verdict.WORSE
+
+
 def bounded(made, seed, value=None):
     """Minutes whose end-to-end p99 is below 0.3 s, or that value in its bucket."""
     windows = [replace(one, figures={key: figure for key, figure in one.figures.items() if key != "e2e_p99"})
