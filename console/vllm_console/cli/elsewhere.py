@@ -15,8 +15,8 @@ from typing import IO, TextIO
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
 
-POSITIONS = ("name", "server", "preset", "before")
-"""The arguments that name a server, or the preset to start."""
+POSITIONS = ("name", "server", "preset", "before", "after")
+"""The arguments that name a server or a run, or the preset to start."""
 
 LONGEST_LINE = 1 << 20
 
@@ -25,7 +25,7 @@ def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
     """Run the command on the machine that it names; returns its exit code, or None if it names none.
 
     Raises:
-        FleetError: ssh can't be run.
+        FleetError: ssh can't be run, or the command names two machines.
     """
     from vllm_console.fleet.remote_hosts import read_hosts, split_name
     from vllm_launchers.keeper.folders import default_root
@@ -34,12 +34,15 @@ def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
     split = [(word, found) for word in named if isinstance(word, str) and (found := split_name(word)) is not None]
     if not split:
         return None
-    word, (name, server) = split[0]
+    name = split[0][1][0]
     host = next((one for one in read_hosts(args.state or default_root()) if one.name == name), None)
     if host is None:
         return None
+    if others := [word for word, (other, _) in split if other != name]:
+        raise FleetError(f"{plain(others[0], 200)} is not on {name}: a command is run on one machine")
+    there = {word: server for word, (_, server) in split}
     at = list(words).index(args.command)  # options before it are for this console
-    remote_words = [server if one == word else one for one in words[at:]]
+    remote_words = [there.get(one, one) for one in words[at:]]
     try:
         process = subprocess.Popen(
             host.argv(remote_words, terminal=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import threading
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_console import __version__
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.fleet.verbs import FleetError
+from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             if request.get("do") == "snapshot":
                 answers.answer(request)
             else:  # a verb takes long; snapshots continue
-                threading.Thread(target=answers.answer, args=(request,), daemon=True).start()
+                threading.Thread(target=answers.answer_apart, args=(request,), daemon=True).start()
     except BrokenPipeError:
         return 0
     finally:
@@ -65,12 +67,19 @@ class _Answers:
             sys.stdout.flush()
 
     def answer(self, request: dict[str, Any]) -> None:
-        """Answer a request; what the fleet refuses is an answer, too."""
+        """Answer a request; what the fleet refuses is an answer, too. Raises BrokenPipeError."""
         try:
             found = self._result(request)
         except FleetError as error:
             found = {"error": {"message": str(error), "code": error.exit_code}}
+        except Exception as error:  # noqa: BLE001 - the boundary of a request: the other side waits for an answer
+            found = {"error": {"message": f"unexpected error: {redact(repr(error))}", "code": FleetError.exit_code}}
         self.send({"id": request.get("id"), **found})
+
+    def answer_apart(self, request: dict[str, Any]) -> None:
+        """`answer`, in a thread of its own: whether the other side is gone shows where requests are read."""
+        with contextlib.suppress(BrokenPipeError):
+            self.answer(request)
 
     def _result(self, request: dict[str, Any]) -> dict[str, Any]:
         from vllm_console.fleet.remote_protocol import changes_of, snapshot_document

@@ -198,17 +198,17 @@ class Session:
 
     def _read(self) -> None:
         """In a thread of its own: take answers in until there are no more."""
-        stdout, others = self._process.stdout, 0
-        assert stdout is not None
-        problem = CLOSED
+        assert self._process.stdout is not None
+        problem, others = CLOSED, 0
         try:
-            while line := stdout.readline(LONGEST_LINE if self._greeted else LONGEST_GREETING):
-                if not self._greeted and not line.lstrip().startswith(b"{"):
-                    others += 1  # what a shell's start-up files print
-                    if others > GREETING_LINES:
-                        raise ProtocolError("it prints something else than vllm-console does")
-                    continue
-                self._take(decode(line))
+            with self._process.stdout as stdout:
+                while line := stdout.readline(LONGEST_LINE if self._greeted else LONGEST_GREETING):
+                    if not self._greeted and not line.lstrip().startswith(b"{"):
+                        others += 1  # what a shell's start-up files print
+                        if others > GREETING_LINES:
+                            raise ProtocolError("it prints something else than vllm-console does")
+                        continue
+                    self._take(decode(line))
         except (ProtocolError, OSError, ValueError) as error:
             problem = str(error)
         with self._changed:
@@ -227,12 +227,16 @@ class Session:
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        with contextlib.suppress(OSError, ValueError):
-            while line := self._process.stderr.readline(4096):
+        with contextlib.suppress(OSError, ValueError), self._process.stderr as stderr:
+            while line := stderr.readline(4096):
                 self._said.append(redact(plain(line.decode(errors="replace").strip(), 300)))
 
     def close(self) -> str:
-        """End it; returns the last line of its standard error."""
+        """End it; returns the last line of its standard error.
+
+        Its output is closed by the threads that read it: a process that ssh has left behind, such as the master of
+        shared connections, may hold the other end open for hours, and closing from here would wait for that.
+        """
         process = self._process
         with contextlib.suppress(OSError):
             process.terminate()
@@ -242,10 +246,9 @@ class Session:
             process.kill()
             process.wait()
         self._errors.join(1)
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    stream.close()
+        if process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                process.stdin.close()
         lines = [line for line in self._said if line]
         return lines[-1] if lines else ""
 
@@ -385,8 +388,9 @@ class RemoteHosts:
             hosts = self.hosts()
         except FleetError as error:
             return [], [str(error)]
-        for name in self._connections.keys() - {host.name for host in hosts}:
-            self._connections.pop(name).close()
+        for name, connection in list(self._connections.items()):
+            if connection.host not in hosts:  # detached, or the name leads to another machine now
+                self._connections.pop(name).close()
         new = [host for host in hosts if host.name not in self._connections]
         self._connections.update({host.name: Connection(host) for host in new})
         deadline = time.monotonic() + self._patience

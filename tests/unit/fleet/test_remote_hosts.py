@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from fakes import fake_fleet as fakes
-from vllm_console.fleet.remote_hosts import HOSTS, Connection, RemoteHost, host_from, read_hosts, split_name
+from vllm_console.cli.elsewhere import run_elsewhere
+from vllm_console.cli.main import parse
+from vllm_console.fleet.remote_hosts import (
+    HOSTS,
+    Connection,
+    RemoteHost,
+    RemoteHosts,
+    Session,
+    host_from,
+    read_hosts,
+    split_name,
+    write_hosts,
+)
 from vllm_console.fleet.remote_protocol import LEFT_OUT, ProtocolError, decode, encode, snapshot_document, views_of
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
 from vllm_console.fleet.verbs import FleetError, UsageError
@@ -124,3 +138,60 @@ def test_a_connection_that_is_not_as_it_should_be_is_one_row(
     assert (row.name, row.state_text, notices) == ("box", "unreachable", [])
     with pytest.raises(FleetError, match="box is not connected"):
         connection.do("stop", "chat")
+
+
+@pytest.mark.parametrize("streams", ["", "2>&1", "1>&2"])
+def test_what_ssh_leaves_behind_does_not_delay_the_end(streams: str) -> None:
+    """A master of shared connections may hold ssh's standard error for hours."""
+    script = f"""sleep 30 {streams} & echo '{{"hello": {{"protocol": 1}}, "pid": '$!'}}'; exec cat"""
+    session = Session(["sh", "-c", script])
+    left = int(session._answer(0, 20.0)["pid"])
+    ended = threading.Event()
+    threading.Thread(target=lambda: (session.close(), ended.set()), daemon=True).start()
+    try:
+        assert ended.wait(15)
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+def machine(number: int) -> str:
+    view = fakes.chat(fakes.NOW)
+    document = snapshot_document(FleetSnapshot(fakes.NOW, "box", (replace(view, name=f"chat-{number}"),)))
+    answer = encode({"id": 1, "snapshot": document}).decode().strip()
+    return f"echo '{{\"hello\": {{\"protocol\": 1}}}}'; read l; cat <<'E'\n{answer}\nE\ncat"
+
+
+def test_a_name_that_leads_to_another_machine_now_is_connected_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))
+    hosts = RemoteHosts(tmp_path / "state", patience=30.0)
+    try:
+        for number, destination in enumerate(("one", "two")):
+            monkeypatch.setenv("FAKE_SSH_SAYS", machine(number))
+            write_hosts(tmp_path / "state", [RemoteHost("box", destination)])
+            views, _ = hosts.views(None)
+            assert [view.name for view in views] == [f"box/chat-{number}"]
+            assert hosts.connection("box").host.destination == destination
+    finally:
+        hosts.close()
+
+
+def test_both_runs_of_a_comparison_are_named_as_on_their_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one").mkdir()
+    monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))
+    monkeypatch.setenv("FAKE_SSH_SAYS", "true")
+    state = tmp_path / "state"
+    write_hosts(state, [RemoteHost("box", "one"), RemoteHost("other", "two")])
+    words = ["--state", str(state), "compare", "box/chat@1", "box/chat@2"]
+    assert run_elsewhere(parse(words), words) == 0
+    assert "vllm-console compare chat@1 chat@2" in (tmp_path / "one" / "asked").read_text()
+    words[-1] = "other/chat@2"
+    with pytest.raises(FleetError, match="other/chat@2 is not on box"):
+        run_elsewhere(parse(words), words)

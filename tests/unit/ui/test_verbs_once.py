@@ -154,3 +154,20 @@ async def test_an_error_is_out_of_date_once_the_next_verb_is_accepted(console, f
         c.app.say("coder has failed.", BAD, "coder")
         c.app.messages.accepted("chat")
         assert c.app.messages.unseen_error
+
+
+async def test_a_restart_on_another_machine_that_was_refused_there_later_blocks_nothing(console, fakes):
+    """What becomes of a prepared restart there does not travel: the server goes on as it was."""
+    fleet = fakes.FakeFleet(
+        lambda at: replace(fakes.chat(at), name="box/chat", ours=False, remote="box", remote_ours=True)
+    )
+    async with console(fleet=fleet) as c:
+        await c.press("r")
+        await c.sees("Restart box/chat?")
+        await c.press("y")
+        await c.until(lambda: fleet.calls == [("restart", "box/chat", Changes())])
+        await c.sees("box/chat is restarting.")
+        await c.press("r")
+        await c.sees("Restart box/chat?")
+        await c.press("n", "s")
+        await c.sees("Stop box/chat?")

@@ -564,7 +564,10 @@ class ServerVerbs:
         self.in_progress.begin(server, verb)
 
         def accepted(result: T) -> str:
-            self.in_progress.accept(server.name)
+            if server.remote:  # done when it is accepted; what becomes of a prepared restart is not seen from here
+                self.in_progress.drop(server.name)
+            else:
+                self.in_progress.accept(server.name)
             self._console.messages.accepted(server.name)
             return done(result)
 
