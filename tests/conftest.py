@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from fakes import fake_fleet, made_runs, terminal
+from fakes.shared_rewriting import rewrite_own_part
 
 if settings.get_current_profile_name() == "default":  # with CI=true it is another, which has no deadline either
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -75,6 +76,12 @@ def _group(item: pytest.Item) -> str:
         if _place(item.path, patterns) < len(patterns):
             return name
     return item.nodeid if _place(item.path, BY_TEST) < len(BY_TEST) else str(item.path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Before the first file is imported."""
+    rewrite_own_part(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)

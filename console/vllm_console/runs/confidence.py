@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from operator import itemgetter
 from statistics import NormalDist
 
 import msgspec
@@ -101,16 +100,20 @@ def worth(*series: Sequence[float]) -> float:
 def standard_error(values: Sequence[float], seed: int) -> float:
     """The standard error of the median of independent values, at least two."""
     count = len(values)
-    medians = [median(resample(values)) for resample in _resamples(count, seed)]
+    ordered = sorted(values)
+    medians = [(ordered[low] + ordered[high]) / 2 for low, high in _resampled_medians(count, seed)]
     mean = math.fsum(medians) / len(medians)
-    variance = math.fsum((value - mean) ** 2 for value in medians) / (len(medians) - 1)
+    variance = math.fsum([(value - mean) ** 2 for value in medians]) / (len(medians) - 1)
     # A sample's spread underestimates its population's by this factor.
     return math.sqrt(variance * count / (count - 1))
 
 
 @cache
-def _resamples(count: int, seed: int) -> tuple[itemgetter[tuple[float, ...]], ...]:
-    """Each takes a resample of that many values. A linear congruential generator (Knuth's MMIX): always the same."""
+def _resampled_medians(count: int, seed: int) -> tuple[tuple[int, int], ...]:
+    """The two ranks, often equal, between which the median of each resample of that many ordered values lies.
+
+    A resample of positions is a resample of ranks. A linear congruential generator (Knuth's MMIX): always the same.
+    """
     state = seed * 0x9E3779B97F4A7C15 & _MASK
     found = []
     for _ in range(RESAMPLES):
@@ -118,7 +121,8 @@ def _resamples(count: int, seed: int) -> tuple[itemgetter[tuple[float, ...]], ..
         for _ in range(count):
             state = (state * _MULTIPLIER + _INCREMENT) & _MASK
             picked.append((state >> 33) % count)
-        found.append(itemgetter(*picked))
+        picked.sort()
+        found.append((picked[(count - 1) // 2], picked[count // 2]))
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-RESTARTS = 75
+RESTARTS = 45
 WARM_UP = 30
 BYTES_EACH = 1024
 """The least that was ever kept of a restart by mistake was a base of its history: 8 KiB."""
