@@ -1,6 +1,7 @@
 """pytest rewrites the asserts of each test file before it imports it: two thirds of a first collection.
 
-Side by side, every process would rewrite all files. Here each rewrites its part first, and reads the rest from the cache.
+With several processes, each would rewrite all files. Here each rewrites its part first, and reads the rest from the
+cache.
 """
 
 from __future__ import annotations

@@ -52,6 +52,9 @@ class Console:
     async def sees(self, text: str) -> None:
         await self.until(lambda: text in self.text, f"{text!r} on the screen")
 
+    async def lacks(self, text: str) -> None:
+        await self.until(lambda: text not in self.text, f"{text!r} not on the screen")
+
 
 @pytest.fixture
 def console(fakes: ModuleType) -> Callable[..., AbstractAsyncContextManager[Console]]:

@@ -41,7 +41,7 @@ async def test_an_answer_streams_with_its_figures_and_is_text_whatever_it_says(c
         await c.sees("reasoning")
         await c.sees("hm [b]")
         await c.sees("TTFT")
-        assert "KV cache" in c.text.splitlines()[1]
+        await c.until(lambda: "KV cache" in c.text.splitlines()[1], "the cache in the second row")
         await c.press("escape")
         await c.sees("stopped")
         assert script.gone.wait(20)

@@ -33,7 +33,7 @@ async def test_no_message_and_no_finding_moves_anything(console, fakes, size):
         c.app.say(LONG)
         await c.sees("m more")
         assert places(c) == before
-        assert "q quit" in c.text.splitlines()[-1]
+        await c.until(lambda: "q quit" in c.text.splitlines()[-1], "keys in the last row")
         state["view"] = lambda at: replace(fakes.chat(at), window=fakes.window_at(at, 0.2))
         await c.sees("finding ended: preempting")
         assert places(c) == before

@@ -15,7 +15,7 @@ async def test_a_server_gone_to_is_polled_at_once(console):
         await c.until(lambda: c.app.snapshot.server("coder").series is not None, "the chart of the newly selected")
         assert c.app.polling.paused
         assert c.fleet.looks == looks + 1
-        assert "nothing reported yet" not in c.text
+        await c.lacks("nothing reported yet")
 
 
 async def test_what_gets_another_size_is_drawn_for_it(console):
@@ -41,7 +41,7 @@ async def test_a_message_goes_after_its_time(console, monkeypatch):
         await c.press("space")
         await c.press("y")
         await c.until(lambda: c.app.message is None, "the message goes")
-        assert "copied" not in c.text
+        await c.lacks("copied")
 
 
 async def test_every_verb_is_followed_by_a_poll(console):

@@ -41,7 +41,7 @@ async def test_it_is_said_how_far_it_is_and_escape_cancels_it(console, fleet):
         await c.sees("The restart of chat is being prepared.")
         await c.sees("loading vLLM")
         await c.sees("max-num-seqs 256 → 128 · keeps serving")
-        assert c.text.count("keeps serving") == 1
+        await c.until(lambda: c.text.count("keeps serving") == 1, "it says so once")
         fleet.now = {"restart": prepared(fleet.at, PreparationStep.CHECKING, memory_mib=1234)}
         await c.sees("vLLM is checking the flags")
         await c.sees("+1.2 GiB RAM")

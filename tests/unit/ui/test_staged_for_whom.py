@@ -38,7 +38,7 @@ async def test_a_server_of_the_same_name_gets_nothing_of_it(console, world):
             await judged(c)
             world.now = other
             await c.until(lambda: c.app.operations.staging.by_server == {}, f"staged changes go: {other}")
-            assert "fits (estimate)" not in c.text
+            await c.lacks("fits (estimate)")
             world.now = {}
             await c.until(lambda: c.app.operations._identities["chat"] == known, "the first one is back")
         await c.press("r", "y")

@@ -22,9 +22,9 @@ async def test_how_far_it_is_and_how_long_yet_stand_above_the_stages(console, fa
     async with console(fakes.loading, size=size) as c:
         await c.sees("Start-up of docs")
         await c.sees(" 40%  ~50s left (last start took 1m26s)")
-        assert "download" in c.text
-        assert "15.0 GiB, 812 MiB/s" in c.text
-        assert "weights 15.0 GiB" in c.text
+        await c.sees("download")
+        await c.sees("15.0 GiB, 812 MiB/s")
+        await c.sees("weights 15.0 GiB")
 
 
 async def test_the_table_says_how_long_yet_of_a_server_that_is_not_selected(console, fakes):

@@ -53,8 +53,9 @@ async def test_escape_hides_them_for_good_and_they_cover_nothing(console, fakes,
     hidden = tmp_path / "hidden"
     async with console(fakes.pressed, hints=hidden, size=size) as c:
         await c.sees("esc hides hints")
-        assert all(text in c.text for text in ("q quit", "stage  a tune"))
-        assert c.text.count("hint") == 2
+        for text in ("q quit", "stage  a tune"):
+            await c.sees(text)
+        await c.until(lambda: c.text.count("hint") == 2, "the hint and its key")
         lines = c.text.splitlines()
         assert len(next(row for row in lines if "hint 1/4" in row)) <= size[0]
         assert "…" not in next(row for row in lines if "hint 1/4" in row)
@@ -63,18 +64,18 @@ async def test_escape_hides_them_for_good_and_they_cover_nothing(console, fakes,
         assert hidden.exists()
         assert not hidden.stat().st_mode & 0o077, "readable by its user alone"
     async with console(fakes.chat) as c:
-        assert "hint" not in c.text
+        await c.lacks("hint")
 
 
 async def test_escape_drops_what_is_staged_first(console, fakes, tmp_path: Path) -> None:
     async with console(fakes.chat, hints=tmp_path / "hidden") as c:
         await c.press("left_square_bracket")
         await c.sees("hint 3/4")
-        assert "hides hints" not in c.text
+        await c.lacks("hides hints")
         await c.press("escape")
         await c.sees("Dropped --max-num-seqs 256 → 128.")
         await c.sees("hint 2/4")
-        assert "esc hides hints" in c.text
+        await c.sees("esc hides hints")
 
 
 async def test_an_empty_console_offers_presets_models_and_the_demo(console, fakes) -> None:

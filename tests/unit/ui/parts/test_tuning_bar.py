@@ -41,7 +41,7 @@ async def test_the_fix_of_the_finding_stays_in_sight_while_the_bar_is_open(conso
     async with console(fakes.pressed, size=(80, 24)) as c:
         await c.press("a", "down")
         await c.sees("✓ fits (estimate)")
-        assert "--kv-cache-dtype unset → fp8" in c.text
+        await c.sees("--kv-cache-dtype unset → fp8")
 
 
 async def test_escape_leaves_with_what_was_staged_before(console, fakes):
