@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.diagnosis.accepted import accepted
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.engine import HUNG_AFTER_SECONDS, in_part, suspected_hang
 from vllm_console.diagnosis.live.findings import OF_TRAFFIC, findings
@@ -33,6 +34,7 @@ from vllm_launchers.host.gpu.topology import level_of
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details
 from vllm_launchers.listeners import Owner
+from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.memory_flags import batch_sizes
 from vllm_launchers.plan.flags import token_count
@@ -225,6 +227,8 @@ class Judge:
             evidence = self._evidence(record, details, context, frames, now)
             found = findings(replace(evidence, unasked=unasked))
             if any(not fix.changes.empty for finding in found for fix in finding.fixes):
+                version = details.engine.version if details.engine is not None else None
+                found = tuple(replace(one, fixes=accepted(one.fixes, details.flags, version)) for one in found)
                 earlier = self._earlier_runs(record)
                 found = tuple(with_experience(one, details.flags, earlier, OF_TRAFFIC) for one in found)
             self._found = (key, found)
@@ -293,6 +297,7 @@ class Judge:
             attention_free=LayerKind.LINEAR in facts.layers and facts.layers <= {LayerKind.LINEAR, LayerKind.NONE},
             batch_sizes=facts.batch_sizes,
             quantized=facts.quantized,
+            own_fp8_cache=facts.own_fp8_cache,
             weights_gib=details.predicted.get("weights_gib"),
             cache_gib=details.predicted.get("kv_gib"),
             cache_free_gib=_cache_free(details, facts.memory_gib, details.engine.release if details.engine else None),
@@ -321,6 +326,7 @@ class _Facts(msgspec.Struct, frozen=True):
     compute_capability: tuple[int, int] | None = None
     batch_sizes: tuple[int, int] = SMALL_BATCHES
     quantized: bool | None = None
+    own_fp8_cache: bool = False
     mla: bool = False
     layers: frozenset[LayerKind] = frozenset()
 
@@ -345,6 +351,7 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
         compute_capability=(numbers[0], numbers[1]) if len(numbers) == 2 else None,
         batch_sizes=batch_sizes(model_known, details.flags, release, None if on_cpu else GpuShape(name, memory)),
         quantized=_quantized(details, model_known),
+        own_fp8_cache=model_known is not None and is_fp8(model_known.kv_cache_quantization),
         mla=details.mla or (model_known is not None and model_known.mla),
         layers=frozenset(model_known.layers) if model_known is not None else frozenset(),
     )
@@ -373,7 +380,8 @@ def _quantized(details: Details, facts: ModelFacts | None) -> bool | None:
         return None
     if facts.quantization is not None:
         return True
-    return False if facts.layers and facts.dtype != "float32" else None
+    wide = facts.dtype == "float32" or details.flags.get("dtype") in ("float32", "float")
+    return False if facts.layers and not wide else None
 
 
 def slowest_link(host: Host, gpus: Sequence[int]) -> str:

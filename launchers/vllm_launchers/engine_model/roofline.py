@@ -74,7 +74,7 @@ MAX_GRAPH_BATCH = 512
 HOP_DELAY = 0.0001
 """Seconds until a stage's activations start to arrive at the next: a send, a receive, and their Python."""
 
-_EIGHT_BITS = ("fp8", "compressed-tensors", "modelopt", "fbgemm_fp8")
+_EIGHT_BITS = ("fp8", "fp8_per_tensor", "compressed-tensors", "modelopt", "fbgemm_fp8")
 _UNPACKED = ("awq", "awq_marlin", "gptq", "gptq_marlin")
 
 

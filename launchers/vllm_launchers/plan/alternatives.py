@@ -85,7 +85,8 @@ class Alternative(msgspec.Struct, frozen=True):
         """The layout in short, with its other differences: ``TP 2 × DP 2, experts whole``."""
         parts = [format_layout(self.layout)]
         parts += ["experts whole"] if self.expert_parallel else []
-        parts += [f"{self.quantization.upper()} weights"] if self.quantization else []
+        if self.quantization:
+            parts.append("FP8 weights" if is_fp8(self.quantization) else f"{self.quantization} weights")
         parts += ["FP8 KV cache"] if is_fp8(self.kv_cache_dtype) else []
         return ", ".join(parts + ([self.model.rpartition("/")[2]] if self.model else []))
 

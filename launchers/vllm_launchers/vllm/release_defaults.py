@@ -20,6 +20,14 @@ def default_utilization(release: Release | None = None) -> float:
     return next(share for since, share in _UTILIZATION if release >= since)
 
 
+def online_fp8(release: Release | None = None) -> str:
+    """The value of ``quantization`` that converts 16-bit weights to FP8 while they are loaded.
+
+    From 0.31 on ``fp8`` is deprecated for this. An unknown release gets the name that all of them take.
+    """
+    return "fp8_per_tensor" if release is not None and release >= (0, 31, 0) else "fp8"
+
+
 def graphs_in_share(release: Release) -> bool:
     """Whether CUDA graphs count against the share of ``gpu-memory-utilization``."""
     return release >= (0, 21, 0)

@@ -175,11 +175,29 @@ def test_a_simulated_server_has_the_gpu_that_it_simulates() -> None:
         (found,) = judge.findings(record(), details, JudgeContext(), NOW)
         return [dict(fix.changes.set) for fix in found.fixes]
 
-    fp8_cache, fp8_weights = {"kv-cache-dtype": "fp8"}, {"quantization": "fp8"}
+    fp8_cache, fp8_weights = {"kv-cache-dtype": "fp8"}, {"quantization": "fp8_per_tensor"}
     assert fp8_cache not in offered()  # an A6000, where vLLM refuses it
     assert offered(SIMULATED_GPU="L40S")[:2] == [fp8_weights, fp8_cache]
     assert offered(SIMULATED_GPU="H100 80GB")[:2] == [fp8_weights, fp8_cache]
     assert fp8_cache not in offered(SIMULATED_GPU="Tesla T4")
+
+
+def test_what_the_servers_vllm_would_refuse_is_not_offered() -> None:
+    def offered(version: str, **flags: Any) -> list[dict[str, Any]]:
+        judge = Judge("chat")
+        for second in range(120):
+            judge.append(sample(NOW - 120 + second, usage=0.9), 1)
+        engine = Engine(EngineKind.VLLM, (), version, "cuda", "")
+        details = Details(model="Qwen/Qwen3-8B", engine=engine, gpu_kind="L40S", flags=flags, objectives=OBJECTIVES)
+        (found,) = judge.findings(record(), details, JudgeContext(), NOW)
+        return [dict(fix.changes.set) for fix in found.fixes]
+
+    assert {"quantization": "fp8"} in offered("0.30.0")
+    assert {"quantization": "fp8_per_tensor"} in offered("0.33.0")
+    assert not any("quantization" in one for one in offered("0.33.0", dtype="float32"))
+    fewer = {"max-num-seqs"}
+    assert any(one.keys() == fewer for one in offered("0.33.0"))
+    assert not any(one.keys() == fewer for one in offered("0.33.0", **{"max-num-seqs": 8, "max-num-active-seqs": 8}))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from vllm_launchers.plan import attention
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.vllm.flags.changes import FlagValue
-from vllm_launchers.vllm.release_defaults import can_cache_linear_prefixes
+from vllm_launchers.vllm.release_defaults import can_cache_linear_prefixes, online_fp8
 
 ADA = (8, 9)
 WORTH_CACHING = 0.1
@@ -111,12 +111,13 @@ def quantize(evidence: Evidence, why: str = FOR_ROOM) -> Fix | None:
     if "quantization" in evidence.flags:
         return None
     tradeoff = "Slightly lower quality; weights are converted at every start."
-    return setting("quantization", "fp8", why, tradeoff)
+    return setting("quantization", online_fp8(evidence.release), why, tradeoff)
 
 
 def fp8_cache(evidence: Evidence) -> Fix | None:
     """An FP8 KV cache, which holds twice the tokens, if vLLM supports it here."""
-    if str(evidence.flags.get("kv-cache-dtype", "auto")) not in ("auto", "bfloat16", "float16", "half"):
+    asked = str(evidence.flags.get("kv-cache-dtype", "auto"))
+    if asked not in ("auto", "bfloat16", "float16") or (asked == "auto" and evidence.own_fp8_cache):
         return None
     numbers = evidence.compute_capability
     if evidence.build == "cpu" or numbers is None:
@@ -133,6 +134,8 @@ def can_cache_prefixes(evidence: Evidence) -> bool:
     """Whether vLLM caches prefixes of this model if a flag asks for it, as far as its release is known."""
     if evidence.attention_free or (evidence.mla and evidence.build == "cpu"):
         return False
+    if evidence.linear_layers and evidence.flags.get("enable-chunked-prefill") is False:
+        return False  # vLLM refuses that
     return not evidence.linear_layers or evidence.release is None or can_cache_linear_prefixes(evidence.release)
 
 

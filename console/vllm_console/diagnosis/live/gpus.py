@@ -13,6 +13,7 @@ from vllm_launchers.host.gpu.hardware_warnings import HOT
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.topology import LinkLevel, level_of
 from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.release_defaults import default_utilization
 
 Judge = Callable[[Gpu], Judgement]
 
@@ -159,6 +160,15 @@ class PcieNarrow:
         return Finding(self.code, severity, since, symptom, cause, measures, (fix,))
 
 
+NO_STAGES = (
+    "pipeline-parallel-size", "data-parallel-size", "async-scheduling", "speculative-config", "spec-method",
+    "spec-model", "enable-eplb", "kv-transfer-config",
+)  # fmt: skip
+"""Flags with which pipeline stages are not offered: sizes that are set already, and what some releases refuse or
+never had with stages.
+"""
+
+
 class TensorParallelStalls:
     """Tensor parallelism over a slow link: the GPUs seem busy and yet hardly read their memory.
 
@@ -219,7 +229,7 @@ class TensorParallelStalls:
         """Half as many GPUs, where twice the weights fit on each and leave half of what is planned for the cache."""
         weights, split = evidence.weights_gib, evidence.tensor_parallel
         sizes = [gpu.memory_gib for gpu in evidence.moments[-1].gpus if gpu.memory_gib is not None]
-        utilization = evidence.flags.get("gpu-memory-utilization", 0.9)
+        utilization = evidence.flags.get("gpu-memory-utilization", default_utilization(evidence.release))
         if weights is None or not sizes or split % 2 or not isinstance(utilization, float):
             return None
         if 2 * weights > 0.7 * utilization * min(sizes):
@@ -230,7 +240,7 @@ class TensorParallelStalls:
 
     @staticmethod
     def _stages(evidence: Evidence) -> Fix | None:
-        if "pipeline-parallel-size" in evidence.flags or "data-parallel-size" in evidence.flags:
+        if any(name.partition(".")[0] in NO_STAGES for name in evidence.flags):
             return None
         split = evidence.tensor_parallel
         changes = Changes({"tensor-parallel-size": 1, "pipeline-parallel-size": split})

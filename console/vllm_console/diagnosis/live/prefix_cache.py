@@ -141,7 +141,7 @@ def finer_prefixes(evidence: Evidence, step: int) -> Fix | None:
     able = evidence.linear_layers and not evidence.sliding_layers and not evidence.attention_free
     if unit is None or not able or evidence.release is None or evidence.release < UNIT_SINCE:
         return None
-    if any(name in evidence.flags for name in NO_UNIT):
+    if any(name.partition(".")[0] in NO_UNIT for name in evidence.flags):
         return None
     why = f"Repeated or continued prompts, such as a chat's next turn, are then found in steps of {unit} tokens."
     tradeoff = "Shared beginnings shorter than a block, such as a system prompt, are still computed each time."

@@ -114,6 +114,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """vLLM's ``max-num-seqs`` and ``max-num-batched-tokens`` for it if the flags are not set."""
     quantized: bool | None = None
     """Whether its weights are quantized; None if unknown."""
+    own_fp8_cache: bool = False
+    """Whether the checkpoint asks for a KV cache in FP8, which vLLM then takes unless a flag says otherwise."""
     silent_seconds: float | None = None
     idle_seconds: float = 0.0
     """How long nothing has run, waited or been counted, as far as known."""
@@ -177,8 +179,7 @@ class Evidence(msgspec.Struct, frozen=True):
     @property
     def max_num_batched_tokens(self) -> int:
         """How many tokens a step may have; vLLM's own default if the flag is not set."""
-        default = max(self.batch_sizes[1], token_count(self.flags.get("max-num-seqs")) or 0)
-        return token_count(self.flags.get("max-num-batched-tokens")) or default
+        return token_count(self.flags.get("max-num-batched-tokens")) or self.batch_sizes[1]
 
     @property
     def tensor_parallel(self) -> int:

@@ -48,7 +48,7 @@ class DraftsRejected:
         measures = (Measure("acceptance length", f"{1 + per_draft:.2f}", f"{1 + limit:g}", "built-in"),)
         symptom = f"Speculative decoding drafts up to {most} tokens, of which {per_draft:.2f} are accepted."
         cause = "These answers are hard to draft. Drafting and verifying takes time in each step."
-        flags = tuple(flag for flag in FLAGS if flag in evidence.flags)
+        flags = tuple(flag for flag in evidence.flags if flag.partition(".")[0] in FLAGS)
         why = f"Without drafts a step gives 1 token per sequence instead of {1 + per_draft:.2f}, and computes fewer."
         fix = Fix(Changes(unset=flags), why, "Traffic that is easier to draft would be served more slowly.")
         return Finding(self.code, Severity.NOTE, since, symptom, cause, measures, (fix,) if flags else ())

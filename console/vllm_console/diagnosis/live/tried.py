@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.finding import Finding, Fix, title_of_code
 from vllm_console.text import round_duration
 from vllm_launchers.plan.model import Changes, Flags, same_value
+from vllm_launchers.vllm.flags.changes import changed
 
 if TYPE_CHECKING:
     from vllm_console.runs.store import PastRun
@@ -39,7 +40,7 @@ def _experience(changes: Changes, flags: Flags, earlier: Sequence[PastRun], code
     """One sentence about the newest earlier run with exactly the flags after ``changes``; empty if nothing is known."""
     if changes.empty:
         return ""
-    after = {name: value for name, value in {**flags, **changes.set}.items() if name not in changes.unset}
+    after = changed(flags, changes)
     run = next((run for run in earlier if _same(run.flags, after)), None)
     if run is None:
         return ""

@@ -23,6 +23,7 @@ from vllm_launchers.plan.pace import Paces, timing_of
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem, split_problem
+from vllm_launchers.vllm.release_defaults import online_fp8
 
 LONG_AT_ONCE = 0.75
 """At most this share of the requests in flight have p95 length at once: the KV cache is sized for these."""
@@ -367,7 +368,7 @@ def _online_fp8(inputs: ChoiceInputs, pool: Pool, settled: Collection[str]) -> l
         and (pool.capability or 0.0) >= FP8_WEIGHTS
         and (release is None or release >= ONLINE_FP8_SINCE)
     )
-    return [{QUANTIZATION: "fp8"}] if possible else []
+    return [{QUANTIZATION: online_fp8(release)}] if possible else []
 
 
 # -- the choices of layout and number formats, with reasons and trade-offs. Pure --------------------------------------
@@ -528,10 +529,10 @@ def expert_choice(inputs: ChoiceInputs, flags: Flags) -> Choice | None:
 def quantization_choice(inputs: ChoiceInputs, formats: Flags, pool: Pool | None) -> Choice | None:
     """The checkpoint's own format; FP8 made at load time only if nothing else fits."""
     facts = inputs.facts
-    if formats.get(QUANTIZATION) == "fp8":
+    if (online := formats.get(QUANTIZATION)) is not None:
         return Choice(
             QUANTIZATION,
-            "fp8",
+            online,
             "The 16-bit weights do not fit otherwise: converting them to FP8 while loading halves them.",
             Source.MACHINE,
             "Slightly lower quality and a slower start; an FP8 or 4-bit checkpoint loads sooner.",

@@ -16,12 +16,12 @@ from difflib import get_close_matches
 
 import msgspec
 
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue, Number, human_int
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, Number, changed, human_int
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import parse_release
 from vllm_launchers.vllm.flags.search import closest, resolve
 
-__all__ = ["judge", "problem"]
+__all__ = ["judge", "newly_refused", "problem"]
 
 _SHOWN = 60
 _MANY = 8
@@ -53,6 +53,12 @@ def judge(
             found.append((name, sentence))
             bad.add(name)
     return found + broken_conditions(table, {name: flags[name] for name in flags if name not in bad}, resolved)
+
+
+def newly_refused(table: FlagTable, flags: Flags, changes: Changes) -> tuple[str, ...]:
+    """What vLLM would reject once these changes are made to the flags, and does not reject now; a sentence each."""
+    before = {sentence for _, sentence in judge(table, flags)}
+    return tuple(sentence for _, sentence in judge(table, changed(flags, changes)) if sentence not in before)
 
 
 def problem(table: FlagTable, name: str, value: FlagValue) -> str | None:
@@ -464,6 +470,17 @@ def _speculates(given: Given) -> bool:
     return any(given.has(name) for name in ("speculative-config", "spec-method", "spec-model"))
 
 
+_NOT_AHEAD = ("ngram", "suffix", "medusa", "mlp_speculator")
+"""Methods of speculative decoding with which vLLM cannot prepare the next step ahead."""
+
+
+def _ahead(given: Given) -> str | None:
+    method = given.key("speculative-config", "method") or given.text("spec-method")
+    if not given.on("async-scheduling") or method not in _NOT_AHEAD:
+        return None
+    return f"--async-scheduling does not work with speculative decoding by {method}"
+
+
 def _counted(given: Given) -> str | None:
     if not given.has("spec-tokens") or _speculates(given):
         return None
@@ -591,6 +608,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("data-parallel-multi-port-external-lb",), _supervised),
     Condition(("enable-fault-tolerance",), _tolerant),
     Condition(("spec-tokens", "spec-model"), _counted),
+    Condition(("async-scheduling", "speculative-config"), _ahead, (0, 11)),
     Condition(("per-request-spec-decode-metrics",), _draft_metrics),
     Condition(("distributed-executor-backend",), _executor),
     Condition(("lora-modules",), _adapters),

@@ -7,13 +7,15 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from vllm_console.diagnosis.accepted import accepted
 from vllm_console.diagnosis.failure.case import Case
 from vllm_console.diagnosis.failure.diagnose import NOTHING_SEEN, diagnose
 from vllm_console.diagnosis.failure.failure_line import FailureLine
 from vllm_console.diagnosis.failure.fixes import environment, settings
-from vllm_console.diagnosis.finding import Cause, Diagnosis, change_text, diagnosis_document, diagnosis_lines
-from vllm_console.diagnosis.live.fixes import fp8_cache
+from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix, change_text, diagnosis_document, diagnosis_lines
+from vllm_console.diagnosis.live.fixes import fp8_cache, share_prefixes
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.vllm.flags.releases import release_table
@@ -369,6 +371,56 @@ def test_an_fp8_cache_is_offered_alike_after_a_failure_and_while_it_serves(
     serving = fp8_cache(Evidence(0.0, 0.0, (), flags=flags, compute_capability=capability))
     assert (serving is not None) == offered
     assert serving is None or "differ" in serving.tradeoff
+
+
+def test_an_fp8_cache_is_not_offered_to_a_checkpoint_that_brings_its_own() -> None:
+    known = Evidence(0.0, 0.0, (), compute_capability=(9, 0), own_fp8_cache=True)
+    assert fp8_cache(known) is None
+    assert fp8_cache(replace(known, flags={"kv-cache-dtype": "bfloat16"})) is not None
+
+
+def test_prefix_caching_is_not_offered_to_linear_layers_without_chunked_prefill() -> None:
+    flags: Flags = {"enable-prefix-caching": False}
+    known = Evidence(0.0, 0.0, (), flags=flags, release=(0, 32, 0), linear_layers=True, earlier_reuse=0.5)
+    assert share_prefixes(known) is not None
+    assert share_prefixes(replace(known, flags={**flags, "enable-chunked-prefill": False})) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        ({"max-model-len": 8192, "long-prefill-token-threshold": 4096}, Changes({"max-model-len": 2048})),
+        ({"tensor-parallel-size": 4, "decode-context-parallel-size": 4}, Changes({"tensor-parallel-size": 2})),
+        ({}, Changes({"prefix-match-unit": 16})),
+        ({"max-num-batched-tokens": 512}, Changes({"max-num-seqs": 1024})),
+        ({"spec-method": "ngram", "spec-tokens": 4}, Changes(unset=("spec-method",))),
+    ],
+)
+def test_a_fix_after_which_vllm_would_not_start_is_dropped(flags: Flags, changes: Changes) -> None:
+    fix, advice = Fix(changes, "why"), Fix(Changes(), "ask someone")
+    assert accepted((fix, advice), flags, "0.25.1") == (advice,)
+    assert accepted((fix, advice), flags, None) == (fix, advice)
+
+
+def test_a_fix_may_leave_what_is_refused_already() -> None:
+    fix = Fix(Changes({"max-num-seqs": 64}), "why")
+    assert accepted((fix,), {"max-num-seqs": 4096, "max-num-batched-tokens": 2048, "no-such-flag": 1}, "0.33.0") == (
+        fix,
+    )
+
+
+def test_smaller_steps_still_hold_all_sequences() -> None:
+    flags: Flags = {"max-num-seqs": 1536, "max-num-batched-tokens": 2048}
+    assert Changes({"max-num-batched-tokens": 1536}) in [
+        fix.changes
+        for fix in of(OUT, flags, '  File "vllm/v1/worker/gpu_model_runner.py", line 1, in profile_run').fixes
+    ]
+
+
+def test_stages_that_are_set_are_kept_when_layers_are_split_less() -> None:
+    text = "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8)."
+    changes = [fix.changes for fix in of(text, {"tensor-parallel-size": 8, "pipeline-parallel-size": 2}).fixes]
+    assert changes[1] == Changes({"tensor-parallel-size": 4, "pipeline-parallel-size": 4})
 
 
 def test_an_fp8_cache_after_a_failure_on_an_unknown_gpu_names_what_it_needs() -> None:

@@ -282,7 +282,8 @@ def test_a_quantized_checkpoint_gets_no_flag(chosen: Chosen) -> None:
 @pytest.mark.parametrize(
     ("host", "release", "value"),
     [
-        ("4090", (0, 33, 0), "fp8"),
+        ("4090", (0, 33, 0), "fp8_per_tensor"),
+        ("4090", (0, 30, 0), "fp8"),
         ("4090", None, "fp8"),
         ("4090", (0, 14, 1), None),  # it would load all 16-bit weights first
         ("a6000", (0, 33, 0), None),  # fits
@@ -298,10 +299,10 @@ def test_fp8_weights_are_made_only_where_nothing_else_fits(
 
 def test_a_quantized_checkpoint_is_never_made_fp8(chosen: Chosen) -> None:
     def budget(flags: Any, /) -> MemoryBudget:
-        room = 5.0 if flags.get("quantization") == "fp8" else -5.0
+        room = 5.0 if flags.get("quantization") == "fp8_per_tensor" else -5.0
         return MemoryBudget(10.0, 2.0, 0.5, room, 1e5, 1000, 4096, max(0.0, room), max(0.0, room))
 
-    assert chosen("8b", "4090", FEW, budget=budget)["quantization"].value == "fp8"
+    assert chosen("8b", "4090", FEW, budget=budget)["quantization"].value == "fp8_per_tensor"
     assert chosen("8b-awq", "4090", FEW, budget=budget)["quantization"].value is None
 
 

@@ -34,7 +34,7 @@ SWITCHES = (
     "enable-chunked-prefill enable-lora enable-auto-tool-choice enable-log-outputs enable-log-requests headless "
     "enable-per-request-metrics disable-log-stats enable-eplb enable-expert-parallel data-parallel-external-lb "
     "data-parallel-hybrid-lb data-parallel-multi-port-external-lb enable-elastic-ep numa-bind ray-workers-use-nsight "
-    "enable-fault-tolerance enable-flashinfer-autotune"
+    "enable-fault-tolerance enable-flashinfer-autotune async-scheduling"
 )
 TEXTS = {
     "tool-call-parser": None,
@@ -196,6 +196,11 @@ CASES: list[tuple[str, Flags, Flags]] = [
         {"cudagraph-capture-sizes": 8, "compilation-config.mode": 3},
     ),
     ("spec-tokens", {"spec-tokens": 3}, {"spec-tokens": 3, "spec-method": "ngram"}),
+    (
+        "async-scheduling",
+        {"async-scheduling": True, "speculative-config": '{"method": "ngram"}'},
+        {"async-scheduling": True, "speculative-config": '{"method": "mtp"}'},
+    ),
     (
         "per-request-spec-decode-metrics",
         {"per-request-spec-decode-metrics": "summary"},

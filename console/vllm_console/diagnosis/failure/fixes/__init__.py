@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from vllm_console.diagnosis.accepted import accepted
 from vllm_console.diagnosis.failure.case import Case
 from vllm_console.diagnosis.failure.fixes import environment, memory, settings
 from vllm_console.diagnosis.failure.rules import Topic
@@ -66,28 +67,10 @@ def remedies_for(case: Case) -> tuple[Fix, ...]:
     if find is None:
         return ()
     others = memory.freed_by_others(case) if case.failure.cause in _OUT_OF_MEMORY else ()
-    return (*others, *(one for one in find(case) if _is_known(one, case) and _gpu_takes(one, case)))
+    offered = [one for one in find(case) if _gpu_takes(one, case)]
+    return (*others, *accepted(offered, case.flags, case.version))
 
 
 def _gpu_takes(fix: Fix, case: Case) -> bool:
     """Whether the GPU is not known to reject what a fix sets: an FP8 KV cache needs a kernel for it."""
     return not is_fp8(fix.changes.set.get("kv-cache-dtype")) or case.fp8_cache.works is not False
-
-
-def _is_known(fix: Fix, case: Case) -> bool:
-    """Whether the vLLM that wrote the log accepts the flags and their values; assumed if the log does not give its
-    version.
-    """
-    if not fix.changes.set or case.version is None:
-        return True
-    from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
-
-    try:
-        known = release_table(case.version).flags
-    except UnknownReleaseError:
-        return True
-    for name, value in fix.changes.set.items():
-        spec = known.get(name.partition(".")[0])
-        if spec is None or (spec.choices and isinstance(value, str) and value not in spec.choices):
-            return False
-    return True

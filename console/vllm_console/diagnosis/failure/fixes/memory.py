@@ -15,6 +15,7 @@ from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.release_defaults import online_fp8
 
 HIGHEST_UTILIZATION = 0.95
 LOWEST_UTILIZATION = 0.3
@@ -196,7 +197,8 @@ def _fp8_kv(case: Case) -> list[Fix]:
 def _smaller_steps(case: Case) -> list[Fix]:
     """Reduce activations, which grow with the tokens of one step."""
     tokens = case.batched_tokens
-    less = max(SMALLEST_STEP, tokens // 2) if tokens else SMALLEST_STEP
+    sequences = int(case.number("max-num-seqs", 0))  # each needs room for a token in every step
+    less = max(SMALLEST_STEP, sequences, tokens // 2 if tokens else 0)
     if (tokens is not None and less >= tokens) or case.flags.get("enable-chunked-prefill") is False:
         return []
     was = f" instead of {tokens:,}" if tokens else ""
@@ -270,8 +272,7 @@ def weights_do_not_fit(case: Case) -> tuple[Fix, ...]:
     """The model is larger than the GPU."""
     found = _spread(case)
     if _fits_in_fp8(case):
-        # "fp8" is deprecated for weights that are converted at the start from 0.31 on
-        method = "fp8_per_tensor" if case.release is not None and case.release >= (0, 31) else "fp8"
+        method = online_fp8((*case.release, 0) if case.release is not None else None)
         found.insert(
             1,
             Fix(

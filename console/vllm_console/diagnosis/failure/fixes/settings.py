@@ -161,9 +161,10 @@ def tp_not_divisor(case: Case) -> tuple[Fix, ...]:
         return ()
     found = [Fix(Changes({"tensor-parallel-size": fitting}), why, "Each GPU holds more of the weights.")]
     if size % fitting == 0 and fitting < size:
-        both = {"tensor-parallel-size": fitting, "pipeline-parallel-size": size // fitting}
+        stages = int(case.number("pipeline-parallel-size", 1)) * (size // fitting)
+        both = {"tensor-parallel-size": fitting, "pipeline-parallel-size": stages}
         tradeoff = "A single request is slower: it passes through the stages one after another."
-        found.append(Fix(Changes(both), f"All {size} GPUs stay in use, {fitting} per layer.", tradeoff))
+        found.append(Fix(Changes(both), f"All {fitting * stages} GPUs stay in use, {fitting} per layer.", tradeoff))
     return tuple(found)
 
 
