@@ -273,8 +273,11 @@ def _by_minute(side: Side) -> bool:
 
 
 def _amount(windows: int, side: Side) -> str:
-    """How long these windows are: the number of minutes, else ``2m20s``."""
-    return str(windows) if _by_minute(side) else duration(round(windows * side.seconds))
+    """How long these windows are: the number of minutes, else ``2m20s``, from half a minute on by five seconds."""
+    if _by_minute(side):
+        return str(windows)
+    seconds = round(windows * side.seconds)
+    return duration(round(seconds / 5) * 5 if seconds >= 30 else seconds)
 
 
 def time_text(windows: int, side: Side) -> str:

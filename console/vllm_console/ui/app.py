@@ -561,7 +561,8 @@ class ConsoleApp(App[None]):
 
         if not isinstance(self.screen, HelpScreen):
             scope = getattr(self.screen, "SCOPE", "")
-            self.push_screen(HelpScreen(self.read_only, demo=self.polling.demo, scope=scope))
+            now = self.operations.applying if self.screen is self.operations else None
+            self.push_screen(HelpScreen(self.read_only, demo=self.polling.demo, scope=scope, now=now))
 
     def action_commands(self) -> None:
         """Take a command; not over a dialog, because what it does would happen below."""

@@ -415,7 +415,7 @@ class ServerCommands:
     def _selected(self) -> ServerView:
         server = self._screen.live
         if server is None:
-            raise CommandError(no_server())
+            raise CommandError(no_server(self._console.snapshot))
         return server
 
     def _own(self) -> ServerView:

@@ -148,9 +148,11 @@ def change_text(flags: Flags, changes: Changes) -> str:
     return ", ".join(map(plain, parts))
 
 
-def fix_text(flags: Flags, fix: Fix) -> str:
-    """A fix in one line: the change and its trade-off (else its reason); without a change the advice."""
+def fix_text(flags: Flags, fix: Fix, effect: str = "") -> str:
+    """A fix in one line: the change, its predicted effect if that is known, and its trade-off (else its reason);
+    without a change the advice."""
     if fix.changes.empty:
         return plain(fix.why)
     why = f". Trade-off: {plain(fix.tradeoff)}" if fix.tradeoff else f": {plain(fix.why)}"
-    return change_text(flags, fix.changes) + why
+    predicted = f", predicted: {effect}" if effect else ""
+    return change_text(flags, fix.changes) + predicted + why

@@ -10,7 +10,7 @@ from fakes.scripted_chat import end, said, script  # noqa: F401 - fixtures
 from vllm_console.chat.client import ChatServer
 from vllm_console.chat.conversation import ChatOptions
 from vllm_console.fleet.snapshot import State
-from vllm_console.ui.screens.chat import LINE_BREAK, ChatScreen, _wrapped, as_line, as_text, changed
+from vllm_console.ui.screens.chat import LINE_BREAK, ChatScreen, _wrapped, as_line, as_text, changed, waiting_text
 
 HOSTILE = "[red]x[/] \x1b[31mred\x1b]52;c;aGk=\x07\u202e end"
 
@@ -150,3 +150,31 @@ def test_texts():
     for name, text in (("max tokens", "0"), ("max tokens", "x"), ("temperature", "2.1"), ("temperature", "nan")):
         with pytest.raises(ValueError, match=name):
             changed(ChatOptions(), name, text)
+
+
+def waits_of(fakes, waiting, at=100.0):
+    """A server of which so many requests wait."""
+    server = fakes.chat(fakes.NOW)
+    assert server.sample is not None
+    one = replace(next(iter(server.sample.engines.values())), requests_waiting=waiting)
+    return replace(server, sample=replace(server.sample, at=at, engines={0: one}))
+
+
+def test_while_a_request_waits_it_says_how_long_and_how_many_are_before_it_at_most(fakes):
+    assert waiting_text(waits_of(fakes, 8.0), 90.0, 102.5) == (
+        "waiting 12s: at most 7 requests ahead in the server's queue"
+    )
+    assert waiting_text(waits_of(fakes, 2.0), 90.0, 102.5) == (
+        "waiting 12s: at most 1 request ahead in the server's queue"
+    )
+
+
+@pytest.mark.parametrize("waiting", [None, 0.0, 1.0])
+def test_no_number_is_said_that_is_not_known(fakes, waiting):
+    assert waiting_text(waits_of(fakes, waiting), 90.0, 102.5) == "waiting 12s for the first token"
+    assert waiting_text(waits_of(fakes, 8.0, at=80.0), 90.0, 102.5) == "waiting 12s for the first token", "too old"
+    assert waiting_text(None, 90.0, 102.5) == "waiting 12s for the first token"
+
+
+def test_in_the_first_second_there_is_nothing_to_say(fakes):
+    assert waiting_text(waits_of(fakes, None), 90.0, 90.5) == "…"

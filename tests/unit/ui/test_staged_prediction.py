@@ -113,3 +113,38 @@ async def test_an_old_prediction_is_neither_shown_nor_kept(console, fleet, monke
         assert screen.predictions.seen(server, staged) == FOUND
         monkeypatch.setattr(staged_prediction, "AGE_SECONDS", 0.0)
         assert screen.predictions.seen(server, staged) is None
+
+
+@pytest.fixture
+def troubled(fakes, monkeypatch):
+    """A fleet whose server has a finding with a fix, which is predicted at once."""
+    monkeypatch.setattr(staged_prediction, "FIX_DELAY_SECONDS", 0.01)
+    return fakes.FakeFleet(fakes.pressed)
+
+
+def fix_values(fleet):
+    fix = next(fix for fix in fleet._view("chat").findings[0].fixes if not fix.changes.empty)
+    return tuple(fix.changes.set.values())
+
+
+async def test_the_line_of_a_finding_has_the_predicted_effect_of_its_fix(console, troubled):
+    troubled.predictions[fix_values(troubled)] = FOUND
+    async with console(fleet=troubled, size=(160, 40)) as c:
+        await c.sees("predicted: TTFT p99 1.9s → 1.1s (900ms–1.4s)")
+        await c.press("f")
+        await c.sees("fix 1/")
+        assert len(asked(troubled)) == 1, "what is staged has been predicted as a fix"
+
+
+async def test_where_the_fix_cannot_be_predicted_nothing_is_said_and_it_is_not_asked_again(console, troubled):
+    troubled.predictions[fix_values(troubled)] = FleetError("chat: a prediction needs at least 30 requests")
+    async with console(fleet=troubled, size=(160, 40)) as c:
+        await c.until(lambda: len(asked(troubled)) == 1)
+        for _ in range(3):
+            c.app.operations.redraw()
+            await c.pilot.pause()
+        assert "predicted" not in c.text
+        await c.press("m")
+        await c.sees("Messages")
+        assert "not predicted" not in c.text, "nobody has asked for it"
+        assert len(asked(troubled)) == 1

@@ -84,3 +84,14 @@ def test_a_failed_server_shows_what_was_found_its_line_and_the_remedies(fakes):
     assert "line 143: ValueError: To serve at least one request" in shown
     assert " f --max-model-len 131072 → 40960. Trade-off: Longer requests are rejected." in shown
     assert "f fix   i findings" in shown
+
+
+async def test_before_the_servers_are_read_a_key_says_so(console, fakes):
+    fleet = fakes.FakeFleet(fakes.chat)
+    fleet.open.clear()
+    async with console(fleet=fleet) as c:
+        await c.press("f")
+        await c.sees("The servers are being read")
+        assert "No server selected" not in c.text
+        fleet.open.set()
+        await c.sees("chat")

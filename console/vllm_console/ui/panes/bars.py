@@ -19,7 +19,7 @@ from vllm_console.ui.parts.staging import TUNED, Staged
 from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.parts.verdict import PlanVerdict
 from vllm_console.ui.terminal.lines import clickable, line
-from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, PAST, SIMULATED, STRONG, WARN
+from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, PAST, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, parts_length
 from vllm_launchers.plan import common_flags
 
@@ -190,10 +190,10 @@ def staged_line(
     drops = (("drop_last", "drop last"), ("clear", "drop all"))
     ends += [(f"{key_of(id)} {text}", f"screen.{id}") for id, text in drops] if wide else []
     length = sum(len(text) + 2 for text, _ in ends)
-    verdict = f"  {fits.sign} {fits.message}" if fits is not None else ""
+    verdict = f"  {fits.message}" if fits is not None else ""
     room = width - length
     if fits is not None:  # bad news needs more room than good news
-        room -= min(cell_len(verdict), room // 2 if fits.sign == "✓" else room - 25)
+        room -= min(cell_len(verdict), room // 2 if fits.style is OK else room - 25)
     parts: list[Part] = [(" staged", STRONG)]
     used = 7
     for index, text in enumerate(_staged_texts(flags, staged, room - used)):

@@ -14,14 +14,17 @@ from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import BAD, DIM, KEY, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
 
-_SIGNS: dict[Verdict, tuple[str, Style]] = {
-    Verdict.BETTER: ("✓", OK),
-    Verdict.WORSE: ("✗", BAD),
-    Verdict.MIXED: ("!", WARN),
-    Verdict.NO_DIFFERENCE: ("=", STRONG),
-    Verdict.INCONCLUSIVE: ("?", WARN),
-    Verdict.NOT_COMPARABLE: ("–", WARN),
-    Verdict.TOO_LITTLE: ("·", DIM),
+SIGN = "Δ"
+"""Before every verdict on a change, which is in words: other signs are those of findings."""
+
+_STYLES: dict[Verdict, Style] = {
+    Verdict.BETTER: OK,
+    Verdict.WORSE: BAD,
+    Verdict.MIXED: WARN,
+    Verdict.NO_DIFFERENCE: STRONG,
+    Verdict.INCONCLUSIVE: WARN,
+    Verdict.NOT_COMPARABLE: WARN,
+    Verdict.TOO_LITTLE: DIM,
 }
 
 
@@ -33,7 +36,7 @@ def worth_reporting(found: Comparison) -> bool:
 def change_line(found: Comparison, name_width: int, width: int) -> Strip:
     """The verdict on a server's newest change, or when there can be one, and the key that compares."""
     run = found.after.run
-    sign, style = _SIGNS[found.verdict]
+    style = _STYLES[found.verdict]
     number = f"run {run.generation}"
     message, key = brief(found), f"{key_of('compare')} compares"
     if found.verdict is Verdict.TOO_LITTLE:
@@ -48,7 +51,7 @@ def change_line(found: Comparison, name_width: int, width: int) -> Strip:
     used = sum(cell_len(part) for part, _ in parts)
     name = fit(plain(run.server), name_width)
     return line(
-        (f" {sign} ", style),
+        (f" {SIGN} ", style),
         (f"{name}  ", STRONG),
         *parts,
         " " * (room - used + 2),

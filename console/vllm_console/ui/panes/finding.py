@@ -99,6 +99,8 @@ class StagedState(msgspec.Struct, frozen=True):
     staged: Staged = ()
     verdict: PlanVerdict | None = None
     read_only: bool = False
+    effect: str = ""
+    """What the best fix is predicted to do, in short; empty if that is not known."""
 
 
 def finding_lines(
@@ -124,7 +126,9 @@ def finding_lines(
     fix, why = _fix_key(server, top, state), _findings_key(top, others)
     keys = ("", _short_keys(fix, top, others)) if width < WIDE else (why, fix)
     symptom = _one_line(top, parts, width, keys[1])
-    text, style = (_fix_text(server, top), None) if staged is None else _verdict_text(server, top, state, staged)
+    text, style = (
+        (_fix_text(server, top, state.effect), None) if staged is None else _verdict_text(server, top, state, staged)
+    )
     below = len(_rows(text, style, indent, width, keys[0], most))
     room_below = most - 1 - below
     if symptom:
@@ -143,7 +147,7 @@ def _verdict_text(
     """The verdict on what is staged; with the trade-off where that is a fix of this finding."""
     at = staged_fix(server, top.flag_fixes, state.staged)
     tradeoff = top.flag_fixes[at].tradeoff if at is not None else ""
-    return f"{verdict.sign} {verdict.message}" + (f". Trade-off: {plain(tradeoff)}" if tradeoff else ""), verdict.style
+    return verdict.message + (f". Trade-off: {plain(tradeoff)}" if tradeoff else ""), verdict.style
 
 
 def _verdict_lines(server: ServerView, verdict: PlanVerdict | None, width: int, most: int) -> list[Strip]:
@@ -151,7 +155,7 @@ def _verdict_lines(server: ServerView, verdict: PlanVerdict | None, width: int, 
     if verdict is None:
         return []
     rows = _rows(f"staged: {verdict.message}", verdict.style, cell_len(plain(server.name)) + 5, width, "", most)
-    first = line((f" {verdict.sign} ", verdict.style), (f"{plain(server.name)}  ", STRONG))
+    first = line((" · ", verdict.style), (f"{plain(server.name)}  ", STRONG))
     return [Strip.join([first, rows[0].crop(first.cell_length)]), *rows[1:]] if rows else []
 
 
@@ -197,10 +201,10 @@ def _is_number(text: str) -> bool:
     return text.replace(".", "").replace(",", "").isdecimal()
 
 
-def _fix_text(server: ServerView, top: ServerFinding) -> str:
-    """What the key would stage; without a flag change, the best advice, or the cause."""
+def _fix_text(server: ServerView, top: ServerFinding, effect: str = "") -> str:
+    """What the key would stage with its predicted effect; without a flag change, the best advice, or the cause."""
     offered = top.flag_fixes or top.fixes
-    return fix_text(server.flags, offered[0]) if offered else top.cause
+    return fix_text(server.flags, offered[0], effect if top.flag_fixes else "") if offered else top.cause
 
 
 def _rows(text: str, style: Style | None, indent: int, width: int, key: str, most: int) -> list[Strip]:

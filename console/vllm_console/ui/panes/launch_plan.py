@@ -46,7 +46,7 @@ GPU and leaves nothing behind, and new users see this screen first."""
 def outcome_parts(outcome: Outcome) -> list[Part]:
     """The outcome in a few words, for a title: where it would listen, or that it cannot be."""
     if outcome.error:
-        return [("! can't be launched", BAD)]
+        return [("✗ can't be launched", BAD)]
     if outcome.plan is None:
         return []
     simulated = outcome.plan.engine.kind is EngineKind.SIMULATED
@@ -89,7 +89,7 @@ def plan_lines(
     marks: list[Part] = [(busy or WAITING, ACCENT if busy else DIM)] if busy or not fresh else []
     strips = [section_title("What will run", width, active, marks or counted_findings(outcome.findings))]
     if outcome.error:
-        return [*strips, *wrapped(f"! {outcome.error}", width, BAD, " "), *wrapped(note, width, WARN, " ")]
+        return [*strips, *wrapped(f"✗ {outcome.error}", width, BAD, " "), *wrapped(note, width, WARN, " ")]
     plan = outcome.plan
     if plan is None:
         return [*strips, line((f" {WAITING}", DIM))]

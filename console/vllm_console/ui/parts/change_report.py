@@ -24,6 +24,9 @@ CHECK_SECONDS = 2.0
 COMPARE_SECONDS, COMPARE_AGAIN_SECONDS = 15.0, 120.0
 """How often runs are compared: while there is too little data, and afterwards."""
 
+LOOKS = 4
+"""How often per window of a run they are compared at least, so that what is missing goes down evenly."""
+
 SHOWN_SECONDS = 3600.0
 """How long a verdict is shown."""
 
@@ -41,6 +44,13 @@ class _Report(msgspec.Struct):
     requested_at: float = float("-inf")
     judged_at: float | None = None
     done: bool = False
+
+    @property
+    def every(self) -> float:
+        """Seconds from one comparison to the next."""
+        if self.judged_at is not None:
+            return COMPARE_AGAIN_SECONDS
+        return min(COMPARE_SECONDS, self.found.after.seconds / LOOKS) if self.found is not None else COMPARE_SECONDS
 
 
 class ChangeReport:
@@ -92,9 +102,8 @@ class ChangeReport:
         report = self._by_server.get(server.name)
         if report is None or report.generation != server.generation:
             report = self._by_server[server.name] = _Report(server.generation)
-        every = COMPARE_SECONDS if report.judged_at is None else COMPARE_AGAIN_SECONDS
         news = snapshot.at - server.state_since < DAY_SECONDS
-        if news and not report.done and snapshot.at - report.requested_at >= every:
+        if news and not report.done and snapshot.at - report.requested_at >= report.every:
             report.requested_at = snapshot.at
             self._console.run_worker(self._compare(server.name, report), name="change", group=f"change {server.name}")
 

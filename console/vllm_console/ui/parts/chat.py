@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ class Chat:
         """What is sent as soon as the server is ready."""
         self.draft = ""
         """What was typed and not sent."""
+        self.sent_at = 0.0
+        """When the last prompt was sent (Unix seconds)."""
 
     def _session(self, name: str) -> ChatSession:
         return ChatSession(partial(self._fleet.chat_server, name), FleetError)
@@ -56,7 +59,7 @@ class Chat:
 
     def send(self, prompt: str) -> None:
         """Ask the servers."""
-        self.waiting = ""
+        self.waiting, self.sent_at = "", time.time()
         for session in self.sessions.values():
             session.send(prompt, self.options)
 

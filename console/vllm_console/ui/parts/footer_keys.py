@@ -86,12 +86,14 @@ _PAST = (
 
 def footer_hints(now: Situation) -> list[KeyHint]:
     """The keys that apply, with what a click on each does."""
+    return [(key_of(action.id), _label(action, now), f"screen.{action.call}") for action in applying(now)]
+
+
+def applying(now: Situation) -> list[Action]:
+    """What can be done with the selection, most important first."""
     known: dict[str, Action] = {action.id: action for action in scoped("operations", now.read_only)}
-    return [
-        (key_of(name), _label(known[name], now), f"screen.{known[name].call}")
-        for name in dict.fromkeys(_wanted(now))
-        if name in known and _APPLIES.get(name, _always)(now)
-    ]
+    wanted = dict.fromkeys(_wanted(now))
+    return [known[name] for name in wanted if name in known and _APPLIES.get(name, _always)(now)]
 
 
 def tail_hints() -> list[KeyHint]:

@@ -216,7 +216,7 @@ class ServerVerbs:
 
     def own(self, server: ServerView | None) -> ServerView | None:
         """The server if it may be changed; says why not."""
-        why = self.foreign(server) if server is not None else no_server()
+        why = self.foreign(server) if server is not None else no_server(self._console.snapshot)
         if why:
             self._console.say(why, WARN)
             return None
@@ -276,7 +276,7 @@ class ServerVerbs:
 
     def _verdict_note(self, server: ServerView) -> Part:
         found = self._verdicts.of(server)
-        return (f"{found.sign} {found.message}", found.style) if found is not None else ""
+        return (found.message, found.style) if found is not None else ""
 
     def _restart(self, server: ServerView, staged: Staged, force: bool = False) -> None:
         fleet, name, port = self._console.fleet, server.name, server.port
@@ -619,8 +619,10 @@ class ServerVerbs:
         return dialog
 
 
-def no_server() -> str:
-    """The message where a key needs a server and none is selected."""
+def no_server(snapshot: FleetSnapshot | None) -> str:
+    """The message where a key needs a server and none is selected, or servers are not read yet."""
+    if snapshot is None:
+        return "The servers are being read: press it again in a moment."
     return f"No server selected: {key_of('new_server')} launches one."
 
 

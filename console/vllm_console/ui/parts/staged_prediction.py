@@ -1,7 +1,8 @@
-"""The prediction of what staged changes would do to the selected server's traffic, in one line."""
+"""Predictions of what staged changes, or the best fix of a finding, would do to the selected server's traffic."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,6 +15,7 @@ from textual.timer import Timer
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import count, plain, seconds
+from vllm_console.ui.findings import findings_of, steps_of
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of
 from vllm_console.ui.parts.verdict import CHECKING, Verdicts
 from vllm_console.ui.theme import ACCENT, DIM
@@ -29,6 +31,14 @@ DEBOUNCE_SECONDS = 0.5
 """How long staged changes must stand, with a plan's verdict, before their effect is predicted."""
 AGE_SECONDS = 120.0
 """Age at which a prediction is recomputed, since traffic changes."""
+FIX_DELAY_SECONDS = 3.0
+"""How long a fix must be the best one before its effect is predicted."""
+FIX_EVERY_SECONDS = 60.0
+"""The least time between predictions of a server's fixes: a fix follows the figures, and each costs some seconds."""
+FIX_AGE_SECONDS = 600.0
+"""Age at which the prediction of a fix is recomputed."""
+RETRY_SECONDS = 60.0
+"""Age at which it is tried anew where nothing could be predicted: a run's first requests are too few."""
 MOST_KEPT = 20
 PREDICTING = "predicting…"
 
@@ -43,42 +53,68 @@ class _Answer(msgspec.Struct, frozen=True):
     """Seconds of the monotonic clock."""
 
     @property
-    def recent(self) -> bool:
-        """Whether it still counts."""
-        return time.monotonic() - self.at < AGE_SECONDS
+    def age(self) -> float:
+        """Seconds since it came."""
+        return time.monotonic() - self.at
 
 
 class Predictions:
-    """Predicts what is staged for the selected server, one at a time; ``changed`` is called with each answer."""
+    """Predicts what is staged for the selected server, or where nothing is, the best fix of its top finding.
+
+    One at a time; ``changed`` is called with each answer.
+    """
 
     def __init__(self, console: ConsoleApp, staging: Staging, verdicts: Verdicts, changed: Callable[[], None]) -> None:
         self._console, self._staging, self._verdicts, self._changed = console, staging, verdicts, changed
         self._answers: dict[_Key, _Answer] = {}
         self._wanted: _Key | None = None
         self._timer: Timer | None = None
-        self._running = False
+        self._running = self._fix_runs = False
+        """Whether a prediction is computed, and whether that is one of a fix."""
+        self._fix_began: dict[str, float] = {}
+        """By server, when a fix was last predicted (seconds of the monotonic clock)."""
 
     def observe(self, server: ServerView | None) -> None:
-        """Predict what is staged for the selected server, if that is new; end what is computed for anything else."""
-        key = self._key(server)
-        known = self._answers.get(key) if key is not None else None
-        if known is not None and known.recent:
-            key = None
+        """Predict for the selected server what is to be predicted now; end what is computed for anything else."""
+        key, of_fix = self._staged_key(server), False
+        if key is None:
+            key, of_fix = self._fix_key(server), True
+        if key is not None and key != self._wanted:
+            if of_fix and self._fix_runs and self._wanted is not None and key[:2] == self._wanted[:2]:
+                return  # another fix is the best one by now: this answer comes first
+            key = key if self._due(key, of_fix=of_fix) else None
         if key == self._wanted:
             return
         self._cancel()
         if key is not None:
             self._wanted = key
-            self._timer = self._console.set_timer(DEBOUNCE_SECONDS, partial(self._begin, key))
+            delay = FIX_DELAY_SECONDS if of_fix else DEBOUNCE_SECONDS
+            self._timer = self._console.set_timer(delay, partial(self._begin, key, of_fix=of_fix))
+
+    def _due(self, key: _Key, *, of_fix: bool) -> bool:
+        """Whether this is to be predicted, or predicted anew."""
+        if of_fix and time.monotonic() - self._fix_began.get(key[0], -math.inf) < FIX_EVERY_SECONDS:
+            return False
+        known = self._answers.get(key)
+        longest = FIX_AGE_SECONDS if of_fix else AGE_SECONDS
+        if known is not None and known.found is None:
+            longest = min(longest, RETRY_SECONDS)
+        return known is None or known.age >= longest
 
     def seen(self, server: ServerView, staged: Staged) -> PredictedChange | None:
         """The prediction for these changes, if it was made within `AGE_SECONDS`."""
         known = self._answers.get((server.name, server.generation, staged))
-        return known.found if known is not None and known.recent else None
+        return known.found if known is not None and known.age < AGE_SECONDS else None
+
+    def of_fix(self, server: ServerView) -> str:
+        """What the best fix of the top finding is predicted to do, in short; empty if that is not known."""
+        key = self._fix_key(server)
+        known = self._answers.get(key) if key is not None else None
+        return brief_prediction(known.found) if known is not None and known.found is not None else ""
 
     def text(self, server: ServerView | None, width: int) -> Part:
         """What is predicted, or why nothing is; empty where nothing is staged, or it is not known."""
-        key = self._key(server)
+        key = self._staged_key(server)
         known = self._answers.get(key) if key is not None else None
         if known is None:
             return (PREDICTING, DIM) if self._running and key == self._wanted else ""
@@ -86,14 +122,26 @@ class Predictions:
             return (f"not predicted: {plain(known.problem)}", DIM) if known.problem else ""
         return prediction_text(known.found, width)
 
-    def _key(self, server: ServerView | None) -> _Key | None:
-        """What is to be predicted; None for what can't be, and for changes that the plan refuses."""
-        if server is None or not server.ours or server.state is not State.READY:
+    def _predictable(self, server: ServerView) -> bool:
+        if not server.ours or server.state is not State.READY or self._console.read_only:
+            return False
+        return server.moment is None and not server.replayed and not server.elsewhere
+
+    def _fix_key(self, server: ServerView | None) -> _Key | None:
+        """The best fix of the top finding, where nothing is staged."""
+        if server is None or not self._predictable(server) or self._staging.of(server.name):
             return None
-        if server.moment is not None or server.replayed or server.elsewhere or self._console.read_only:
+        found = findings_of(server)
+        fixes = found[0].flag_fixes if found else ()
+        steps = steps_of(server.flags, fixes[0]) if fixes else ()
+        return (server.name, server.generation, steps) if steps else None
+
+    def _staged_key(self, server: ServerView | None) -> _Key | None:
+        """What is staged; None for what can't be predicted, and for changes that the plan refuses."""
+        if server is None or not self._predictable(server):
             return None
         staged, verdict = self._staging.of(server.name), self._verdicts.of(server)
-        if not staged or verdict is None or verdict.sign == "✗" or verdict.message == CHECKING:
+        if not staged or verdict is None or verdict.refused or verdict.message == CHECKING:
             return None
         return server.name, server.generation, staged
 
@@ -103,15 +151,18 @@ class Predictions:
             self._timer.stop()
             self._timer = None
         if self._running:
-            self._running = False
+            self._running = self._fix_runs = False
             self._console.fleet.cancel_prediction()
 
-    def _begin(self, key: _Key) -> None:
-        self._timer, self._running = None, True
-        begin_worker(self._console, partial(self._ask, key), "prediction", "prediction")
+    def _begin(self, key: _Key, *, of_fix: bool) -> None:
+        self._timer, self._running, self._fix_runs = None, True, of_fix
+        if of_fix:
+            self._fix_began[key[0]] = time.monotonic()
+        begin_worker(self._console, partial(self._ask, key, note=not of_fix), "prediction", "prediction")
         self._changed()
 
-    async def _ask(self, key: _Key) -> None:
+    async def _ask(self, key: _Key, *, note: bool) -> None:
+        """Ask for a prediction; ``note``: what it says is kept among the messages."""
         call = partial(self._console.fleet.predict_staged, key[0], changes_of(key[2]))
         found, problem = None, ""
         try:
@@ -122,11 +173,11 @@ class Predictions:
             problem = str(error)
         if key != self._wanted:
             return
-        self._wanted, self._running = None, False
+        self._wanted, self._running, self._fix_runs = None, False, False
         self._answers[key] = _Answer(found, problem, time.monotonic())
         while len(self._answers) > MOST_KEPT:
             del self._answers[next(iter(self._answers))]
-        if why := (found.prediction.outside if found is not None else problem):
+        if note and (why := (found.prediction.outside if found is not None else problem)):
             self._console.messages.note("", f"{key[0]}: {'predicted' if found is not None else 'not predicted'}: {why}")
         self._changed()
 
@@ -143,6 +194,11 @@ def prediction_text(found: PredictedChange, width: int) -> tuple[str, Style]:
     while len(parts) > 1 and len(text + " · ".join(parts)) > width - 2:
         parts.pop()
     return text + " · ".join(parts), ACCENT
+
+
+def brief_prediction(found: PredictedChange) -> str:
+    """``TTFT p99 3.5s → 375ms (361–460ms)``; empty where the prediction says little."""
+    return next(_figures(found.prediction), "") if not found.prediction.outside else ""
 
 
 def _figures(prediction: Prediction) -> Iterator[str]:

@@ -148,7 +148,7 @@ def tuning_lines(
         verdict_part: Part = (fit(f" {note or 'nothing staged'}", room), DIM)
     else:
         more = f" · {note}" if note else ""
-        verdict_part = (fit(f" {verdict.sign} {verdict.message}{more}", room), verdict.style)
+        verdict_part = (fit(f" {verdict.message}{more}", room), verdict.style)
     while len(parts) > 1 and parts_length(parts[: at + 1]) > width:  # the one under the cursor is always in sight
         parts, at = parts[1:], at - 1
     first, second = line(*parts), line(verdict_part, *keys)

@@ -33,11 +33,11 @@ _Running = tuple[int, str]
 
 
 class PlanVerdict(msgspec.Struct, frozen=True):
-    """What the plan says of a staged change, as a sign and a message."""
+    """What the plan says of a staged change. ``refused``: a restart with it would fail, or is not possible."""
 
-    sign: str
     message: str
     style: Style
+    refused: bool = False
 
 
 class Verdicts:
@@ -59,7 +59,7 @@ class Verdicts:
         known = self.by_server.get(server.name)
         if known is not None and known[:2] == (_running(server), staged):
             return known[2]
-        return PlanVerdict("·", CHECKING, DIM)
+        return PlanVerdict(CHECKING, DIM)
 
     def judge_soon(self, name: str) -> None:
         """Judge what is staged for a server once it has stood for a moment."""
@@ -97,9 +97,10 @@ class Verdicts:
             before, found = await in_thread(call, "verdict")
             self.plans[server.name] = (running, before)
         except FleetError as error:
-            found = PlanVerdict("✗", plain(str(error).splitlines()[0] if str(error) else "can't be planned"), WARN)
+            why = plain(str(error).splitlines()[0] if str(error) else "can't be planned")
+            found = PlanVerdict(why, WARN, refused=True)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
-            found = PlanVerdict("–", f"unknown whether it fits: {plain(str(error))}", DIM)
+            found = PlanVerdict(f"unknown whether it fits: {plain(str(error))}", DIM)
         self.by_server[server.name] = (running, staged, found)
         self._changed(server, staged)
 
@@ -126,16 +127,14 @@ def verdict(before: Plan, after: Plan) -> PlanVerdict:
     if errors:
         worst = (_of_level(new, Level.ERROR) or errors)[0]
         outcome = "will not start" if worst.surely else "unlikely to start"
-        return PlanVerdict("✗", f"{outcome}: {plain(worst.message)}", BAD)
+        return PlanVerdict(f"{outcome}: {plain(worst.message)}", BAD, refused=True)
     tokens = _tokens(before, after)
     warned = _of_level(new, Level.WARNING)
     warning = f"; {_message(warned[0])}" if warned else ""
     if after.memory is None:
-        return PlanVerdict("–", f"unknown whether it fits: not enough model or GPU data{warning}", DIM)
+        return PlanVerdict(f"unknown whether it fits: not enough model or GPU data{warning}", DIM)
     fits = "fits" if after.memory.source == "engine" else "fits (estimate)"
-    return PlanVerdict(
-        "!" if warned else "✓", "; ".join(filter(None, (fits, tokens))) + warning, WARN if warned else OK
-    )
+    return PlanVerdict("; ".join(filter(None, (fits, tokens))) + warning, WARN if warned else OK)
 
 
 def _message(finding: Finding) -> str:

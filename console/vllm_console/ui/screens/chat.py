@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,7 +25,7 @@ from vllm_console.chat.code import Language, code_for
 from vllm_console.chat.conversation import ChatOptions, Turn, request_for
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.metrics.window import combine
-from vllm_console.text import count, percent, plain, printed
+from vllm_console.text import count, duration, percent, plain, printed
 from vllm_console.ui.actions import bindings, scoped
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
@@ -38,6 +39,7 @@ from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_console.ui.widgets.reader import Reader
 from vllm_launchers.secrets import API_KEY
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
@@ -155,12 +157,14 @@ class ChatScreen(Screen[None]):
     def _turn_lines(self, width: int) -> list[Strip]:
         chat = self._chat
         first, *others = [session.turns for session in chat.sessions.values()]
+        now = time.time()
+        waits_for = [waiting_text(self._main.server(name), chat.sent_at, now) for name in chat.sessions]
         drawn: list[tuple[Turn | None, Turn | None, int, list[Strip]]] = []
         for at, turn in enumerate(first):
             second = others[0][at - chat.offset] if others and 0 <= at - chat.offset < len(others[0]) else None
             known = self._drawn[at] if at < len(self._drawn) else None
             if known is None or known[0] is not turn or known[1] is not second or known[2] != width:
-                known = (turn, second, width, turn_lines(turn, second, width))
+                known = (turn, second, width, turn_lines(turn, second, width, waits_for))
             drawn.append(known)
         self._drawn = drawn
         lines = [strip for *_, strips in drawn for strip in strips]
@@ -452,12 +456,31 @@ def _first_lines(width: int) -> list[Strip]:
     return [line(), *(line((f" {row}", DIM)) for row in textwrap.wrap(text, max(20, width - 3)))]
 
 
-def turn_lines(turn: Turn, second: Turn | None, width: int) -> list[Strip]:
-    """A turn: what was said and the answer; two answers side by side."""
+def waiting_text(server: ServerView | None, sent_at: float, now: float) -> str:
+    """How long a request has waited for its first token, and how many are before it at most, if that is known.
+
+    vLLM reports how many requests wait, not in which order: this one is one of them, as long as more than one waits.
+    """
+    waited = now - sent_at
+    text = f"waiting {duration(waited)} for the first token" if waited >= 1 else "…"
+    if server is None or server.sample is None or server.sample.at <= sent_at:
+        return text  # the figures are of the time before it
+    ahead = (combine(server.sample.engines.values()).requests_waiting or 0.0) - 1
+    if ahead < 1:
+        return text
+    return f"waiting {duration(waited)}: at most {counted(round(ahead), 'request')} ahead in the server's queue"
+
+
+def turn_lines(turn: Turn, second: Turn | None, width: int, waiting: Sequence[str] = ()) -> list[Strip]:
+    """A turn: what was said and the answer; two answers side by side.
+
+    ``waiting`` is what each of the servers is waited for.
+    """
+    one, other, *_ = (*waiting, "", "")
     if second is None:
-        return [*_said(turn.prompt, width), *answer_lines(turn.answer, width), line()]
+        return [*_said(turn.prompt, width), *answer_lines(turn.answer, width, one), line()]
     column = (width - 1) // 2
-    blocks = [answer_lines(one.answer, column) for one in (turn, second)]
+    blocks = [answer_lines(turn.answer, column, one), answer_lines(second.answer, column, other)]
     return [*_said(turn.prompt, width), *side_by_side(blocks, column, max(map(len, blocks))), line()]
 
 
@@ -473,8 +496,8 @@ _STYLES: dict[PartKind, tuple[str, Style | None]] = {
 }
 
 
-def answer_lines(answer: Answer, width: int) -> list[Strip]:
-    """An answer: its note, its parts, what went wrong, its figures."""
+def answer_lines(answer: Answer, width: int, waiting: str = "") -> list[Strip]:
+    """An answer: its note, its parts, what went wrong, its figures; ``waiting`` is shown until its first part comes."""
     lines = [line((f" {row}", DIM)) for row in _wrapped(plain(answer.note), width - 2) if answer.note]
     for part in answer.parts:
         title, style = _STYLES[part.kind]
@@ -490,7 +513,7 @@ def answer_lines(answer: Answer, width: int) -> list[Strip]:
     elif answer.stopped and not answer.parts:
         lines.append(line((" Stopped before its first token.", WARN)))
     elif answer.running and not answer.parts:
-        lines.append(line((" …", DIM)))
+        lines += [line((f" {row}", DIM)) for row in _wrapped(waiting or "…", width - 2)]
     if text := figures_text(answer):
         lines += [line((f" {row}", DIM)) for row in _wrapped(text, width - 2)]
     return lines

@@ -14,7 +14,7 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from vllm_console.text import plain
-from vllm_console.ui.actions import SCREENS, TEXT_SCREENS, bindings, grouped, title_of
+from vllm_console.ui.actions import SCREENS, TEXT_SCREENS, Action, bindings, grouped, title_of
 from vllm_console.ui.keymap import key_of, label_of
 from vllm_console.ui.terminal.lines import BLANK, line
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
@@ -28,7 +28,8 @@ _KEYS = 10
 _MARKS = (
     ("!", "misses the preset's objective; before a name: a warning was found"),
     ("✗", "before a name: a critical finding"),
-    ("✓", "all objectives met in the last minute; a staged change fits"),
+    ("✓", "before a name: all objectives met in the last minute"),
+    ("Δ", "before a name: what the newest change did, compared with the run before"),
     ("–", "not reported"),
     ("=24ms", "exact: from the records of the server's probe"),
     ("~", "estimated within a histogram bucket of vLLM"),
@@ -49,6 +50,9 @@ _MARKS = (
 _Entries = Sequence[tuple[str, str]]
 """Keys or a mark, and what they do or mean."""
 
+Applying = tuple[str, Sequence[Action]]
+"""A heading, and what can be done now."""
+
 
 class HelpScreen(Screen[None]):
     """Every key with what it does, in two columns where they fit; a search leaves those that match."""
@@ -56,16 +60,22 @@ class HelpScreen(Screen[None]):
     SCOPE = "help"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("help")]
 
-    def __init__(self, read_only: bool = False, *, demo: bool = False, scope: str = "") -> None:
-        """``scope`` is that of the screen from which help is asked for: its keys stand first."""
+    def __init__(
+        self, read_only: bool = False, *, demo: bool = False, scope: str = "", now: Applying | None = None
+    ) -> None:
+        """``scope`` is that of the screen from which help is asked for: its keys stand first. ``now`` is what can be
+        done there with what is selected, under a heading: it stands before them.
+        """
         super().__init__()
         self._read_only, self._demo = read_only, demo
-        self._scope = scope
+        self._scope, self._now = scope, now
         self._wanted = ""
         self._entry = Entry(id="help-input")
         self._reader = Reader(
             self._title,
-            lambda width: help_lines(width, self._read_only, self._wanted, demo=self._demo, scope=self._scope),
+            lambda width: help_lines(
+                width, self._read_only, self._wanted, demo=self._demo, scope=self._scope, now=self._now
+            ),
             lambda: (scroll_hint(), (key_of("help_search"), "search", "screen.help_search")),
             entry=self._entry,
             step_back=self._end_search,
@@ -121,34 +131,47 @@ class HelpScreen(Screen[None]):
         return searching
 
 
-def help_entries(read_only: bool, wanted: str = "", *, demo: bool = False, scope: str = "") -> Mapping[str, _Entries]:
+def help_entries(
+    read_only: bool, wanted: str = "", *, demo: bool = False, scope: str = "", now: Applying | None = None
+) -> Mapping[str, _Entries]:
     """Keys and marks by heading; with ``wanted`` those that hold each of its words, and no heading without any.
 
-    The keys of the screen of that ``scope`` stand first.
+    The keys of the screen of that ``scope`` stand first, before them what can be done ``now``, unless it is searched.
     """
-    groups: dict[str, _Entries] = {
-        title: [(label_of(action), title_of(action, demo=demo)) for action in group]
-        for title, group in grouped(read_only).items()
-    }
+
+    def entries(group: Sequence[Action]) -> _Entries:
+        return [(label_of(action), title_of(action, demo=demo)) for action in group]
+
+    groups = {title: entries(group) for title, group in grouped(read_only).items()}
     here = [SCREENS.get(scope), SCREENS["reader"] if scope in TEXT_SCREENS else None]
     groups = {title: groups[title] for title in filter(None, here) if title in groups} | groups
+    if now is not None and not wanted:
+        groups = {now[0]: entries(now[1])} | groups
     groups["Marks"] = _MARKS
     words = wanted.casefold().split()
     found = {
-        title: [entry for entry in entries if all(word in " ".join(entry).casefold() for word in words)]
-        for title, entries in groups.items()
+        title: [entry for entry in group if all(word in " ".join(entry).casefold() for word in words)]
+        for title, group in groups.items()
     }
-    return {title: entries for title, entries in found.items() if entries}
+    return {title: group for title, group in found.items() if group}
 
 
 def _count(groups: Mapping[str, _Entries]) -> int:
     return sum(map(len, groups.values()))
 
 
-def help_lines(width: int, read_only: bool, wanted: str = "", *, demo: bool = False, scope: str = "") -> list[Strip]:
+def help_lines(
+    width: int,
+    read_only: bool,
+    wanted: str = "",
+    *,
+    demo: bool = False,
+    scope: str = "",
+    now: Applying | None = None,
+) -> list[Strip]:
     """Groups of keys, and what the marks mean; with ``wanted`` those that match."""
     column = width if width < 110 else width // 2
-    found = help_entries(read_only, wanted, demo=demo, scope=scope)
+    found = help_entries(read_only, wanted, demo=demo, scope=scope, now=now)
     blocks = [_block(title, entries, column) for title, entries in found.items()]
     if not blocks:
         text = f" No key and no mark matches '{plain(wanted)}'; {key_of('reader_back')} shows all."

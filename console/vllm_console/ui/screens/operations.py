@@ -24,7 +24,7 @@ from vllm_console.fleet.snapshot import Changes, Flags, FleetSnapshot, ServerVie
 from vllm_console.fleet.verbs import NotFoundError, NothingToCompareError, flag_difference
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import clock, duration, plain
-from vllm_console.ui.actions import bindings, changing
+from vllm_console.ui.actions import Action, bindings, changing
 from vllm_console.ui.findings import findings_of, steps_of, unjudged
 from vllm_console.ui.keymap import changing_keys, key_of
 from vllm_console.ui.panes.bars import footer_line, header_line, message_lines, notices_of, staged_line
@@ -44,7 +44,7 @@ from vllm_console.ui.parts import change_report, staging
 from vllm_console.ui.parts.change_report import ChangeReport
 from vllm_console.ui.parts.filter_line import FilterLine, matches
 from vllm_console.ui.parts.fixes import FixCycle
-from vllm_console.ui.parts.footer_keys import Situation, footer_hints, tail_hints
+from vllm_console.ui.parts.footer_keys import Situation, applying, footer_hints, tail_hints
 from vllm_console.ui.parts.gpu_history import GpuHistoryChoice
 from vllm_console.ui.parts.hints import Hints
 from vllm_console.ui.parts.pane_layout import (
@@ -254,6 +254,10 @@ class OperationsScreen(PartialRepaintScreen):
         return server if server.replayed else snapshot.server(server.name)
 
     @property
+    def _no_server(self) -> str:
+        return no_server(self.console.snapshot)
+
+    @property
     def past(self) -> bool:
         """Whether the screen shows an earlier moment."""
         return self.time.view.at is not None
@@ -284,7 +288,8 @@ class OperationsScreen(PartialRepaintScreen):
 
     def staged_state(self, server: ServerView) -> StagedState:
         """What is staged for a server and what the plan says of it."""
-        return StagedState(self.staging.of(server.name), self.verdicts.of(server), self.console.read_only)
+        effect = self.predictions.of_fix(server)
+        return StagedState(self.staging.of(server.name), self.verdicts.of(server), self.console.read_only, effect)
 
     # -- a new snapshot --------------------------------------------------------------------------------------------
 
@@ -466,6 +471,20 @@ class OperationsScreen(PartialRepaintScreen):
         staged = server is not None and bool(self.staging.of(server.name))
         replay = self.time.replay is not None
         return Situation(server, staged, len(self._marked), self.console.read_only, self.past, replay)
+
+    @property
+    def applying(self) -> tuple[str, Sequence[Action]]:
+        """A heading for what can be done now, and the actions."""
+        now = self._situation(self.selected)
+        if now.past:
+            title = "Now: an earlier moment is shown"
+        elif now.marked:
+            title = f"Now: {counted(now.marked, 'server')} marked"
+        elif now.server is not None:
+            title = f"Now: {plain(now.server.name)}, {now.server.state_text}{', changes staged' if now.staged else ''}"
+        else:
+            title = "Now: no server selected"
+        return title, applying(now)
 
     def _draw_table(self, snapshot: FleetSnapshot) -> None:
         servers = self.servers
@@ -1017,7 +1036,7 @@ class OperationsScreen(PartialRepaintScreen):
         """Show everything found on the selected server."""
         server, snapshot = self.selected, self.console.snapshot
         if server is None or snapshot is None:
-            self.console.say(no_server(), WARN)
+            self.console.say(self._no_server, WARN)
             return
         from vllm_console.ui.screens.findings import FindingsScreen
 
@@ -1040,7 +1059,10 @@ class OperationsScreen(PartialRepaintScreen):
         """Compare the selected server's run with the one before; from there one key reverts."""
         server = self.selected
         if server is None or not server.recorded:
-            self.console.say(no_server() if server is None else "Only runs of your own servers can be compared.", WARN)
+            self.console.say(
+                self._no_server if server is None else "Only runs of your own servers can be compared.",
+                WARN,
+            )
             return
         fleet, name = self.console.fleet, server.name
 
@@ -1090,7 +1112,7 @@ class OperationsScreen(PartialRepaintScreen):
         """Describe the selected server as it is now, whatever moment is shown: that is what the keys act on."""
         server, snapshot = self.live, self.console.snapshot
         if server is None or snapshot is None:
-            self.console.say(no_server(), WARN)
+            self.console.say(self._no_server, WARN)
             return
         from vllm_console.ui.screens.describe import DescribeScreen
 
@@ -1100,7 +1122,7 @@ class OperationsScreen(PartialRepaintScreen):
         """Read the log on the whole screen."""
         server = self.selected
         if server is None or not server.log_path:
-            self.console.say(no_server() if server is None else _no_log(server), WARN)
+            self.console.say(self._no_server if server is None else _no_log(server), WARN)
             return
         from vllm_console.ui.screens.log import LogScreen
 
@@ -1150,7 +1172,10 @@ class OperationsScreen(PartialRepaintScreen):
         """Copy the server's command line."""
         server = self.selected
         if server is None or not server.argv:
-            self.console.say(no_server() if server is None else f"{server.name} has no known command line.", WARN)
+            self.console.say(
+                self._no_server if server is None else f"{server.name} has no known command line.",
+                WARN,
+            )
             return
         copy(self.app, " ".join(server.command), f"Command line of {server.name}", self.console.say)
 

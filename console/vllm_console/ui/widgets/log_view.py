@@ -20,7 +20,7 @@ from vllm_console.logs.file import Level, Line, LogFile, compile_pattern
 from vllm_console.logs.vllm_lines import parse_line
 from vllm_console.text import UNKNOWN
 from vllm_console.ui.terminal.lines import LineView, line
-from vllm_console.ui.theme import CURSOR, DIM, WARN
+from vllm_console.ui.theme import ACCENT, CURSOR, DIM, WARN
 from vllm_console.ui.threads import begin_worker, in_thread, woken
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.log_pager import Filter, LogPager, Page
@@ -89,6 +89,12 @@ ERROR = Style(color="red")
 MATCH = Style(color="black", bgcolor="yellow")
 PLAIN = Style()
 
+NARROW = 100
+"""Below this width lines that are cut begin with their time and message: what vLLM writes before takes half of it."""
+
+BEFORE, BEHIND = "‹", "›"
+"""Where a line goes on out of sight."""
+
 _PREFIX = re.compile(
     r"\d\d:\d\d:\d\d |(?:\([\w.-]+ pid=\d+\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\] )?|[A-Z]+: +)"
 )
@@ -99,7 +105,8 @@ _Command = Callable[[LogPager], Page]
 class LogView(LineView):
     """Shows a log file; all of it can be reached. It takes no focus: whoever holds it calls its methods.
 
-    ``compact`` is for a pane: lines are shortened (`short_line`), the state stands in the view's own last row while it
+    Lines are shortened (`short_line`) in a narrow view that neither wraps nor searches, and where it is ``compact``.
+    That is for a pane: the state stands in the view's own last row while it
     is paused, and it reads seldom unless it is polled (`poll`). Without it, listen to `Moved` and show `status`
     elsewhere.
     """
@@ -342,10 +349,11 @@ class LogView(LineView):
         if not width or not height:
             return
         page = self.page
-        lines = [replace(one, text=short_line(one.text)) for one in page.lines] if self._compact else page.lines
+        short = self._compact or (width < NARROW and not self.wrap and not page.wanted)
+        lines = [replace(one, text=short_line(one.text)) for one in page.lines] if short else page.lines
         strips = log_strips(
             lines, width, height, wanted=page.wanted, match=self.marked,
-            left=self._left, wrap=self.wrap, from_end=page.following,
+            left=self._left, wrap=self.wrap, from_end=page.following, marks=not self._compact,
         )  # fmt: skip
         if not strips and page.note:
             strips = [line((fit(f" {page.note}", width), DIM))]
@@ -414,6 +422,13 @@ def styled(line: Line, wanted: str, current: bool) -> Strip:
     return Strip([segment for segment in segments if segment.text])
 
 
+def _marked(strip: Strip, width: int, *, before: bool, behind: bool) -> Strip:
+    """A cut line with a mark at each end behind which it goes on."""
+    if before and strip.cell_length:
+        strip = Strip([Segment(BEFORE, ACCENT), *strip.crop(1)])
+    return Strip([*strip.crop(0, width - 1), Segment(BEHIND, ACCENT)]) if behind else strip
+
+
 def log_strips(
     lines: Sequence[Line],
     width: int,
@@ -424,15 +439,17 @@ def log_strips(
     left: int = 0,
     wrap: bool = False,
     from_end: bool = True,
+    marks: bool = False,
 ) -> list[Strip]:
     """The rows of a page. ``left`` cells are scrolled out of sight; wrapped rows that don't fit are left out above
-    when ``from_end`` is true, else below."""
+    when ``from_end`` is true, else below. ``marks`` shows where a line goes on out of sight."""
     rows: list[Strip] = []
     for one in lines:
         strip = styled(one, wanted, one.offset == match)
         length = strip.cell_length
         if not wrap:
-            rows.append(strip.crop(left, left + width) if left or length > width else strip)
+            cut = strip.crop(left, left + width) if left or length > width else strip
+            rows.append(_marked(cut, width, before=left > 0, behind=length > left + width) if marks else cut)
             continue
         rows += [strip.crop(at, at + width) for at in range(0, max(length, 1), width)]
     return rows[-height:] if from_end else rows[:height]

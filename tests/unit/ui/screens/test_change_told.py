@@ -15,14 +15,14 @@ from vllm_console.ui.parts import change_report
 from vllm_console.ui.parts.staging import staged_of
 from vllm_console.ui.parts.verdict import PlanVerdict
 from vllm_console.ui.screens.compare import CompareScreen
-from vllm_console.ui.theme import DIM
+from vllm_console.ui.theme import BAD, OK
 
 CASES = {
-    "better": ({"slower": 0.6}, "✓ ", " is better: end-to-end p99 −48%"),
-    "worse": ({"slower": 1.6}, "✗ ", " is worse: ITL mean +58%"),
-    "nothing": ({}, "= ", ": No significant difference"),
-    "roughly alike": ({"slower": 0.4, "rate": 1.7}, "– ", ": Not comparable: traffic may be the cause"),
-    "unlike": ({"rate": 3.4}, "– ", ": Not comparable: traffic differs"),
+    "better": ({"slower": 0.6}, " is better: end-to-end p99 −48%"),
+    "worse": ({"slower": 1.6}, " is worse: ITL mean +58%"),
+    "nothing": ({}, ": No significant difference"),
+    "roughly alike": ({"slower": 0.4, "rate": 1.7}, ": Not comparable: traffic may be the cause"),
+    "unlike": ({"rate": 3.4}, ": Not comparable: traffic differs"),
 }
 
 
@@ -46,10 +46,10 @@ def fleet(fakes):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_verdict_in_a_line_of_its_own(made, case, width):
-    more, sign, words = CASES[case]
+    more, words = CASES[case]
     text = change_line(changed(made, **more), 4, width).text
     assert cell_len(text) <= width
-    assert text.startswith(f" {sign}")
+    assert text.startswith(" Δ ")
     assert f"chat  run 3{words}" in text
     assert text.endswith("c compares")
 
@@ -131,7 +131,7 @@ async def test_where_rows_are_scarce_whether_it_helped_and_whether_the_next_chan
     async with console(fleet=fleet, size=(80, 24)) as run:
         await run.sees("run 3 is better: end-to-end p99 −48%")
         await run.press("p" if which == "chat" else "f")
-        await run.sees("✓ fits (estimate)")
+        await run.sees("fits (estimate)")
         assert "run 3 is better: end-to-end p99 −48%" in run.text
         assert "r restart" in run.text
         assert ("preempting" in run.text) is (which == "pressed"), "the finding keeps its row"
@@ -140,11 +140,15 @@ async def test_where_rows_are_scarce_whether_it_helped_and_whether_the_next_chan
 def test_a_verdict_beside_what_is_staged_keeps_the_line_and_its_keys():
     flags = {"max-num-seqs": 256, "gpu-memory-utilization": 0.9}
     staged = staged_of(Changes({"max-num-seqs": 128, "gpu-memory-utilization": 0.95}))
-    for sign, message in (("✓", "fits (estimate); KV cache 123k → 246k tokens"), ("✗", "will not start: " + "x" * 90)):
+    verdicts = (
+        PlanVerdict("fits (estimate); KV cache 123k → 246k tokens", OK),
+        PlanVerdict("will not start: " + "x" * 90, BAD, refused=True),
+    )
+    for verdict in verdicts:
         for width in (80, 99):
-            text = staged_line(flags, staged, width, fits=PlanVerdict(sign, message, DIM)).text
+            text = staged_line(flags, staged, width, fits=verdict).text
             assert cell_len(text) <= width
-            assert f"{sign} {message[:15]}" in text
+            assert verdict.message[:15] in text
             assert "seqs 128" in text
             assert text.endswith("r restart")
 

@@ -53,3 +53,19 @@ async def test_slash_searches_and_escape_shows_all_before_it_closes(console):
         assert isinstance(c.app.screen, HelpScreen)
         await c.press("escape")
         await c.until(lambda: c.app.screen is c.app.operations)
+
+
+async def test_what_can_be_done_with_the_selection_comes_first(console, fakes):
+    async with console(fleet=fakes.FakeFleet(fakes.pressed), size=(80, 24)) as c:
+        await c.press("question_mark")
+        await c.sees("Now: chat, ready")
+        rows = c.text.splitlines()
+        assert "Now: chat, ready" in rows[1]
+        assert "Stage a fix" in rows[2]
+        await c.press("escape", "question_mark", "slash", *"stage a fix")
+        await c.sees("matching 'stage a fix'")
+        assert "Now:" not in c.text, "a search has each key once"
+
+
+def test_on_another_screen_its_own_keys_come_first():
+    assert next(iter(help_entries(False, scope="log"))) == "On the log screen"

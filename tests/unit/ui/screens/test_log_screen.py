@@ -292,3 +292,28 @@ async def test_access_lines_of_answered_requests_are_hidden_and_shown_again(host
         append(log, f"{access}200 OK\n")
         await pilot.press("a", "f")
         await wait_until(pilot, lambda: "200 OK" in app.text() and "access lines hidden" not in app.text())
+
+
+async def test_a_narrow_screen_leaves_out_what_stands_before_a_message_until_lines_are_wrapped(host, wait_until, log):
+    append(log, f"(APIServer pid=123) INFO 11-20 10:00:07 [serving_chat.py:1870] {'x ' * 40}end\n")
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "10:00:07 x x" in app.text())
+        assert "serving_chat.py" not in app.text()
+        (row,) = [row for row in app.text().splitlines() if "10:00:07" in row]
+        assert row.endswith("›"), "it goes on"
+        assert "→ scroll" in app.text()
+        assert "w wrap" in app.text()
+        await pilot.press("right")
+        await wait_until(pilot, lambda: "x end" in app.text() and "‹" in app.text())
+        await pilot.press("left", "w")
+        await wait_until(pilot, lambda: "serving_chat.py:1870" in app.text() and "x end" in app.text())
+
+
+async def test_a_search_shows_lines_as_they_are(host, wait_until, log):
+    append(log, "(APIServer pid=123) INFO 11-20 10:00:07 [serving_chat.py:1870] hello\n")
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "10:00:07 hello" in app.text())
+        await pilot.press("slash", *"serving", "enter")
+        await wait_until(pilot, lambda: "[serving_chat.py:1870] hello" in app.text())
