@@ -162,7 +162,7 @@ def evidence_of(seen: Seen, name: str, limits: EngineLimits, seed: int = 0) -> t
     ``limits`` are the server's. Where the traffic is reconstructed, each ``seed`` gives another one.
 
     Raises:
-        FleetError: too little is recorded.
+        FleetError: too little is recorded, or it does not tell what a step costs.
     """
     one = limits.scheduler
     try:
@@ -170,6 +170,8 @@ def evidence_of(seen: Seen, name: str, limits: EngineLimits, seed: int = 0) -> t
         part = seen.evidence(one.block_size, one.max_num_batched_tokens, one.max_model_len, FIT_REQUESTS, seed)
     except NoEvidenceError as error:
         raise FleetError(f"{name}: {error}") from error
+    if not part.steps:
+        raise FleetError(f"{name}: no recorded step ran without a preempted request: what a step costs is not known")
     return whole, part
 
 
