@@ -84,7 +84,7 @@ async def test_vim_keys_move_and_the_screens_say_so(console):
         await c.sees("$ live")
         await c.press("dollar_sign")
         await c.until(lambda: c.app.operations.time.view.at is None)
-        await c.press("question_mark")
+        await c.press("question_mark", "slash", *"back in time")
         await c.sees("h ←")
 
 

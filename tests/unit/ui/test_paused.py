@@ -101,8 +101,8 @@ async def test_space_turns_the_page_of_what_is_read(console):
 async def test_space_shows_what_follows(console):
     async with console(size=(80, 24)) as c:
         await c.press("question_mark")
-        await c.sees("Launch a new server")
+        await c.sees("Now: chat")
         await c.press("space")
-        await c.until(lambda: "Launch a new server" not in c.text, "the next page")
+        await c.until(lambda: "Now: chat" not in c.text, "the next page")
         await c.press("home")
-        await c.sees("Launch a new server")
+        await c.sees("Now: chat")
