@@ -41,7 +41,7 @@ from vllm_console.load.ramp_search import (
     ceiling,
     judge,
     next_step,
-    steps_left,
+    step_seconds,
 )
 from vllm_console.load.report import Tally
 from vllm_console.load.shape import LoadRequest, TrafficShape, mean_length, request_count, suggested_rate
@@ -251,7 +251,7 @@ def ramp(case: Case, seed: int, budget: float) -> Found:
         warming = run.warm_up(rate)
         if budget - spent < warming + shortest:
             break
-        seconds = min(LONGEST_STEP, (budget - spent) / max(1, steps_left(tried))) - warming
+        seconds = step_seconds(tried, budget - spent, LONGEST_STEP) - warming
         outcome, took = run.step(rate, max(shortest, seconds), early=not wanted.full)
         spent += took
         tried.append(Tried(rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))

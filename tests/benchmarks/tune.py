@@ -28,7 +28,7 @@ from vllm_console.cli.tune import AGAIN_SHARE, BASELINE_SHARE, EVIDENCE_REQUESTS
 from vllm_console.cli.tune import START_SHARE as TRIAL_START
 from vllm_console.fleet.tuning import TuneGoal, predict_each
 from vllm_console.load.ramp import LONGEST_STEP, SHORTEST_STEP, START_SHARE
-from vllm_console.load.ramp_search import FEWEST_REQUESTS, Tried, next_step, steps_left
+from vllm_console.load.ramp_search import FEWEST_REQUESTS, Tried, next_step, step_seconds
 from vllm_console.load.shape import TrafficShape, suggested_rate
 from vllm_console.load.tune_search import (
     GOODPUT,
@@ -88,7 +88,7 @@ def ramp(case: Case, seed: int, budget: float, start: float | None) -> Measured 
         warming, shortest = run.warm_up(rate), max(SHORTEST_STEP, FEWEST_REQUESTS / rate)
         if budget - spent < warming + shortest:
             break
-        seconds = min(LONGEST_STEP, (budget - spent) / max(1, steps_left(tried))) - warming
+        seconds = step_seconds(tried, budget - spent, LONGEST_STEP) - warming
         outcome, took = run.step(rate, max(shortest, seconds), early=not wanted.full)
         spent += took
         tried.append(Tried(rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))

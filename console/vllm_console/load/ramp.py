@@ -39,7 +39,7 @@ from vllm_console.load.ramp_search import (
     ceiling,
     judge,
     next_step,
-    steps_left,
+    step_seconds,
 )
 from vllm_console.load.report import Latency, Tally
 from vllm_console.load.shape import Exact, TrafficShape, mean_length, request_count, suggested_rate
@@ -325,8 +325,7 @@ class _Run:
             if self._left < warm_up + shortest:
                 out_of_time = True
                 break
-            seconds = min(LONGEST_STEP, self._left / max(1, self._steps_left())) - warm_up
-            step = await self._step(wanted, max(shortest, seconds))
+            step = await self._step(wanted, max(shortest, self._step_seconds() - warm_up))
             if step is None:
                 break
             self._steps.append(step)
@@ -345,9 +344,12 @@ class _Run:
         wanted = next_step(tried(self._steps), start, max(LOWEST, start / MOST_DOWN), HIGHEST)
         return Next(float(f"{wanted.rate:.4g}"), wanted.full) if wanted is not None else None
 
-    def _steps_left(self) -> int:
+    def _step_seconds(self) -> float:
+        """How long the next step may take with its warm-up."""
         fixed = self._options.rates
-        return len(fixed) - len(self._steps) if fixed else steps_left(tried(self._steps))
+        if fixed:
+            return min(LONGEST_STEP, self._left / (len(fixed) - len(self._steps)))
+        return step_seconds(tried(self._steps), self._left, LONGEST_STEP)
 
     async def _measure_one(self) -> None:
         """A few short requests: they fill the prefix cache, warm the server up, and tell how long a request takes."""

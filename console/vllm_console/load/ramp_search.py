@@ -202,14 +202,23 @@ NEAR = 1.25
 """When the bracket's ends are this far apart, the rest of the time is spent where the ceiling is by all steps."""
 
 USED = 1.4
-"""Only steps at most this far from the bracket's middle tell where in it the ceiling is."""
+"""Only steps at most this far from the bracket's middle, or from the ceiling, tell where it is."""
+
+MOVED, MOST_MOVES = 0.1, 5
+"""Where the ceiling is further from the middle than this, by logarithm, the steps around it are looked at anew."""
 
 PRECISE = 0.015
 """The standard error of the ceiling, as a share of it, at which the search ends."""
 
-OVERDISPERSION = {"ttft_p99_seconds": 3.0, "itl_p99_seconds": 0.5}
-"""How much more misses scatter than independent ones would: late first tokens come in bursts. A slow engine step is
-mostly due to one long prompt, and the lengths of a step's prompts are stratified, so slow gaps scatter less."""
+UNSURE, UNSURE_STEPS = 0.06, 8
+"""Until the standard error of the ceiling is this small, a step takes the time left divided by so many steps."""
+
+SCATTER_OF_GAPS = 0.5
+"""How much more slow engine steps scatter than independent ones would (a ratio of variances): they are mostly due to
+one long prompt each, and the lengths of a step's prompts are stratified."""
+
+FEWEST_TOGETHER, MOST_TOGETHER = 3.0, 8.0
+"""The same of late first tokens, which come in bursts: as many as came in one step, between these."""
 
 OVERLOADED = 0.1
 """From this share of misses on, a failed step says only that its rate is too high: its queue grew, and with it the
@@ -222,13 +231,14 @@ _LOGIT = math.log((1 - ATTAINED) / ATTAINED)
 _PLACES = tuple(place / 150 for place in range(-50, 51))
 """Where the ceiling may be: the logarithm of its ratio to the bracket's middle. All are equally likely before."""
 _SLOPES = {
-    "ttft_p99_seconds": tuple(4 * 1.5**step for step in range(7)),
-    "itl_p99_seconds": tuple(1.5**step for step in range(10)),
+    "ttft_p99_seconds": tuple((4 * 1.5**step, 1.0) for step in range(7)),
+    "itl_p99_seconds": tuple((1.5**step, 4.0 if step in (1, 2) else 1.0) for step in range(10)),
 }
-"""How the log-odds of a miss may rise with the logarithm of the rate: all equally likely before.
+"""How the log-odds of a miss may rise with the logarithm of the rate, and how likely each is before, up to a factor.
 
-The share of slow gaps between tokens rises about as the rate does, that of late first tokens with up to its 40th
-power."""
+A slow gap is mostly due to the prompt of another request, so their share rises as the rate does, and a little more,
+since steps become longer; where batches are too large, it rises far more. That of late first tokens rises with up to
+its 40th power."""
 
 _TAIL = 0.05
 
@@ -314,8 +324,8 @@ def next_step(tried: Sequence[Tried], start: float, lowest: float, highest: floa
 
     Near the ceiling a single step cannot tell a rate that holds from one that fails: misses come in bursts. So from
     there on each step is at the ceiling as estimated from all of them, until the estimate is precise. A ceiling that
-    is not due to latencies (a full KV cache, preemptions), or beyond which a queue grows, is bisected to the end, where
-    a rate counts that held more than once.
+    is due to neither latencies nor a queue (a full KV cache, preemptions) is bisected to the end, where a rate counts
+    that held more than once.
     """
     known = bracket(tried)
     if known.low is None or known.high is None:
@@ -357,17 +367,31 @@ def ceiling(tried: Sequence[Tried]) -> Ceiling | None:
     by_bracket = Ceiling(low, low, high, limited_by)
     if known.ratio > NEAR or limited_by not in (*_LATENCIES, _QUEUE):
         return by_bracket
-    middle = math.sqrt(low * high)
+    found, middle = by_bracket, math.sqrt(low * high)
+    for _ in range(MOST_MOVES):
+        moved = _estimated(tried, middle)
+        if moved is None:
+            break
+        found, middle, before = moved, moved.rate, middle
+        if abs(math.log(middle / before)) < MOVED:
+            break
+    return found
+
+
+def _estimated(tried: Sequence[Tried], middle: float) -> Ceiling | None:
+    """The ceiling by all steps near ``middle``; None if none of them tells."""
     used = [one for one in tried if middle / USED <= one.rate <= middle * USED]
     gaps, first = _points(used, middle, _ITL), _points(used, middle, _TTFT)
     if not gaps and not first:
-        return by_bracket
-    estimated = {_ITL: _posterior(gaps, _ITL)} if gaps else {}
+        return None
+    estimated = {_ITL: _posterior(gaps, _SLOPES[_ITL], SCATTER_OF_GAPS)} if gaps else {}
     queued = [one for one in used if _queued(one)]
     if queued:
         estimated[_QUEUE if queued[-1].limited_by == _QUEUE else _TTFT] = _of_queues(used, middle)
     elif first:
-        estimated[_TTFT] = _posterior(first, _TTFT)
+        together = max(beyond for _, _, beyond in first)
+        scatter = min(MOST_TOGETHER, max(FEWEST_TOGETHER, together))
+        estimated[_TTFT] = _posterior(first, _SLOPES[_TTFT], scatter)
     return _lowest(estimated, middle)
 
 
@@ -440,15 +464,19 @@ def _quantile(reached: Sequence[float], share: float) -> float:
     return _PLACES[place - 1] + part * (_PLACES[place] - _PLACES[place - 1])
 
 
-def _posterior(points: Sequence[tuple[float, float, float]], name: str) -> list[float]:
+def _posterior(
+    points: Sequence[tuple[float, float, float]], slopes: Sequence[tuple[float, float]], scatter: float
+) -> list[float]:
     """How likely each of `_PLACES` is where the share of misses reaches its limit.
 
     ``points`` are the logarithm of a rate, and observations within and beyond the limit there. The log-odds of a miss
     are a straight line over the logarithm of the rate (logistic regression), here with the place of the limit as a
-    parameter, and summed over all slopes. Each observation counts by `OVERDISPERSION`.
+    parameter, and summed over all ``slopes`` by their weight. Misses ``scatter`` by so much more than independent ones.
     """
-    worth = 1 / OVERDISPERSION[name]
-    logs = [[worth * _log_likelihood(points, place, slope) for slope in _SLOPES[name]] for place in _PLACES]
+    logs = [
+        [math.log(weight) + _log_likelihood(points, place, slope) / scatter for slope, weight in slopes]
+        for place in _PLACES
+    ]
     most = max(map(max, logs))
     chances = [sum(math.exp(one - most) for one in row) for row in logs]
     total = sum(chances)
@@ -463,11 +491,25 @@ def _log_likelihood(points: Sequence[tuple[float, float, float]], place: float, 
     return found
 
 
-def steps_left(tried: Sequence[Tried]) -> int:
-    """About how many steps the search still takes, for sharing out the time."""
+def step_seconds(tried: Sequence[Tried], left: float, longest: float) -> float:
+    """How long the next step may take with its warm-up, of ``left`` seconds: a share, and ``longest`` at most.
+
+    While a ceiling that all steps tell is still unsure, steps are short, since the next one may be far away. At the
+    end one step takes what is left: shorter ones would spend much of it on warming up.
+    """
     known = bracket(tried)
+    found = ceiling(tried) if known.ratio <= NEAR else None
+    if found is not None and found.error is not None:
+        if left <= longest:
+            return left
+        return min(longest, left / (UNSURE_STEPS if found.error > UNSURE else 2))
+    return min(longest, left / max(1, _steps_left(known)))
+
+
+def _steps_left(known: Bracket) -> int:
+    """About how many steps it takes until the bracket is closed, for sharing out the time."""
     if known.low is None or known.high is None:
         return 8
     if known.ratio <= NEAR:
-        return 2
+        return 3
     return math.ceil(math.log(math.log(known.ratio) / math.log(NEAR), 2)) + 4
