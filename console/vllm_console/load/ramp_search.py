@@ -245,7 +245,7 @@ _TAIL = 0.05
 _QUEUE_SLOPES = (30.0, 60.0, 120.0)
 """How the logarithm of how often queues build up may rise with that of the rate: all equally likely before."""
 
-LONG_STEP = 600.0
+LONG_STEP = 5000
 LAPSE = 0.05
 """How often a step sees a queue or none for another reason, such as a disturbance of the machine."""
 
@@ -424,9 +424,9 @@ def _of_queues(used: Sequence[Tried], middle: float) -> list[float]:
     """How likely a queue begins to build up at each of `_PLACES`, by whether each step saw one.
 
     Queues build up now and then, and the more often the higher the rate is; each makes many requests late, so a step
-    counts as one observation. The ceiling is where every other step of `LONG_STEP` seconds would see one.
+    counts as one observation. The ceiling is where every other step of `LONG_STEP` requests would see one.
     """
-    steps = [(math.log(one.rate / middle), _late(one), sum(one.ttft) / one.rate / LONG_STEP) for one in used]
+    steps = [(math.log(one.rate / middle), _late(one), sum(one.ttft) / LONG_STEP) for one in used]
 
     def likelihood(place: float, slope: float) -> float:
         found = 1.0
