@@ -27,7 +27,7 @@ from vllm_console.attached import (
     spec_of,
     start_recorder,
 )
-from vllm_console.fleet.own_server import JudgeContext, WatchedServer
+from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, identity
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.history.time_view import TimeView
@@ -90,7 +90,7 @@ class AttachedServers:
     def __init__(self, state: Path, *, interactive: bool, read_only: bool) -> None:
         self._state, self._interactive, self._read_only = state, interactive, read_only
         self._known: dict[str, tuple[object, ServerRecord]] = {}
-        self._watched: dict[str, WatchedServer] = {}
+        self._watched: dict[Identity, WatchedServer] = {}
         self._checked: dict[str, tuple[float, bool]] = {}
 
     # -- what is seen ----------------------------------------------------------------------------------------------
@@ -123,12 +123,23 @@ class AttachedServers:
             return []
         return sorted(name for name in names if folders.NAME.fullmatch(name))
 
-    def view(self, record: ServerRecord, now: float, selected: str | None, time_view: TimeView) -> ServerView:
-        """An endpoint now; starts its recorder if it has none."""
-        name, chosen = record.name, record.name == selected
-        if name not in self._watched:
-            self._watched[name] = WatchedServer(attached_folder(self._state, name), interactive=self._interactive)
-        watched = self._watched[name]
+    def views(
+        self, records: Sequence[ServerRecord], now: float, selected: str | None, time_view: TimeView
+    ) -> list[ServerView]:
+        """The endpoints now; starts the recorder of one that has none. Those that are gone are forgotten."""
+        present = {identity(record) for record in records}
+        for gone in [key for key in self._watched if key not in present]:
+            if (watched := self._watched.pop(gone, None)) is not None:
+                watched.close()
+            self._checked.pop(gone[0], None)
+        return [self._view(record, now, selected, time_view) for record in records]
+
+    def _view(self, record: ServerRecord, now: float, selected: str | None, time_view: TimeView) -> ServerView:
+        chosen, key = record.name == selected, identity(record)
+        if key not in self._watched:
+            folder = attached_folder(self._state, record.name)
+            self._watched[key] = WatchedServer(folder, interactive=self._interactive)
+        watched = self._watched[key]
         # Its GPUs are not this machine's, and nothing but metrics is asked of it.
         context = JudgeContext(may_ask=False)
         view = watched.view(record, now, selected=chosen, load="", context=context, startup_stages=False)
@@ -138,7 +149,7 @@ class AttachedServers:
 
     def earlier(self, record: ServerRecord, view: ServerView, at: float) -> ServerView:
         """An endpoint at an earlier moment."""
-        watched = self._watched.get(record.name)
+        watched = self._watched.get(identity(record))
         return self._as_attached(watched.earlier(view, record, at), record) if watched is not None else view
 
     def _as_attached(self, view: ServerView, record: ServerRecord) -> ServerView:
@@ -179,7 +190,7 @@ class AttachedServers:
 
     def close(self) -> None:
         """Close open files; recorders keep running."""
-        for watched in self._watched.values():
+        for watched in tuple(self._watched.values()):  # a snapshot that hangs may still be running
             watched.close()
         self._watched.clear()
 
@@ -292,7 +303,7 @@ class AttachedServers:
                     raise RefusedError(f"{name} is a server of your own: 'vllm-console remove {name}' removes it")
             known = ", ".join([*(record.name for record in self.read()[0]), *hosts]) or "none"
             raise NotFoundError(f"no endpoint is attached as '{plain(name)}'; attached: {known}")
-        if (watched := self._watched.pop(name, None)) is not None:
+        if (watched := self._watched.pop(identity(record), None)) is not None:
             watched.close()
         with keeper_errors(), self._set_aside(name) as folder:
             kept = removed.keep(folder, name, record.created_at)

@@ -19,7 +19,7 @@ from vllm_console.fleet.background_commands import Loads, Ramps, RampView, Stage
 from vllm_console.fleet.board import NO_BOARD, SharedBoard, gpu_claims
 from vllm_console.fleet.leftovers import LeftoversWatch, find_leftovers, remove_leftovers
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_SECONDS, Observer
-from vllm_console.fleet.own_server import JudgeContext, WatchedServer
+from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, identity
 from vllm_console.fleet.runs import RunHistory, RunRecorder
 from vllm_console.fleet.snapshot import (
     Changes,
@@ -167,7 +167,7 @@ class LocalFleet:
         self._observer = Observer(patience=patience) if observe else None
         self._board = SharedBoard(Path(board), watched=interactive, read_only=read_only) if board else None
         self._leftovers_watch: LeftoversWatch | None = None
-        self._watched: dict[str, WatchedServer] = {}
+        self._watched: dict[Identity, WatchedServer] = {}
         self._snapshot_lock = threading.Lock()
         self._gpus: GpuSource | None = None
         self._gpu_charts: GpuCharts | None = None
@@ -195,13 +195,13 @@ class LocalFleet:
         if any(self._lacks_keeper(record) for record in records):
             problems += self._adopt()
             records, _ = self._records.read()
-        for gone in self._watched.keys() - {record.name for record in records}:
+        for gone in self._watched.keys() - {identity(record) for record in records}:
             self._watched.pop(gone).close()
         views = paired([self._view(record, now, selected, view) for record in records], now)
         own = {record.name for record in records}
         attached, more = self._attached.read()
         attached = [record for record in attached if record.name not in own]
-        attached_views = [self._attached.view(record, now, selected, view) for record in attached]
+        attached_views = self._attached.views(attached, now, selected, view)
         problems += more + self._recorder.update([*records, *attached], [*views, *attached_views])
         if self._observer is not None:
             pids = {record.server.pid for record in records if record.server and record.state.alive}
@@ -266,14 +266,15 @@ class LocalFleet:
         return self._gpu_charts.chart(gpu, now, view)
 
     def _view(self, record: ServerRecord, now: float, selected: str | None, time: TimeView = LIVE) -> ServerView:
-        name = record.name
-        if name not in self._watched:
-            self._watched[name] = WatchedServer(client.folder(self._state, name), interactive=self._interactive)
+        name, key = record.name, identity(record)
+        if key not in self._watched:
+            self._watched[key] = WatchedServer(client.folder(self._state, name), interactive=self._interactive)
+        watched = self._watched[key]
         context = JudgeContext(self._gpus, self._shares, self._reserves, may_ask=not self.read_only, board=self._board)
         load, chosen = self._loads.describe(name), selected == name
-        view = self._watched[name].view(record, now, selected=chosen, load=load, context=context)
+        view = watched.view(record, now, selected=chosen, load=load, context=context)
         if chosen and self._interactive:
-            view = self._watched[name].in_time(view, record, now, time, self._loads.spans(name))
+            view = watched.in_time(view, record, now, time, self._loads.spans(name))
         if result := self._loads.result(name):
             view = replace(view, load_result=result)
         held = self._releases.notice(name) if self._releases is not None else ""
@@ -294,7 +295,7 @@ class LocalFleet:
             return None
         if view.attached is not None:
             return self._attached.earlier(record, view, at)
-        return self._watched[record.name].earlier(view, record, at)
+        return self._watched[identity(record)].earlier(view, record, at)
 
     def _view_apart(self, record: ServerRecord) -> ServerView:
         """A server after a verb, without snapshot caches: another thread's snapshot may be running, or hang."""
@@ -1159,7 +1160,7 @@ class LocalFleet:
         for one in (*owned, self._replays, self._leftovers_watch, self._observer):
             if one is not None:
                 one.close()
-        for watched in self._watched.values():
+        for watched in tuple(self._watched.values()):  # a snapshot that hangs may still be running
             watched.close()
         self._watched.clear()
         self._attached.close()

@@ -66,6 +66,15 @@ MENTIONED_SECONDS = 600.0
 """How long a restart that did not happen is mentioned."""
 
 
+Identity = tuple[str, float]
+"""A server's name and when it was created (Unix seconds): a name may be given again to another server."""
+
+
+def identity(record: ServerRecord) -> Identity:
+    """Which server a record is of."""
+    return record.name, record.created_at
+
+
 class JudgeContext(msgspec.Struct, frozen=True):
     """Judging inputs besides a server's own figures: GPUs, and how they are shared.
 
