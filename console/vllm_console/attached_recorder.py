@@ -71,7 +71,7 @@ NO_METRICS = frozenset({"status", "redirect", "html", "empty", "garbage"})
 MIXED = "several servers answer at this address in turn, so their figures are mixed: attach each of them"
 NO_ENGINE = "its metrics page has no figures of an engine, as that of a router: attach the engines behind it"
 
-_STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? ([0-9.eE+-]{1,40})\s", re.MULTILINE)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -171,9 +171,12 @@ def test_a_certificate_is_verified_also_on_this_machine(tmp_path: Path) -> None:
 
 def test_hostile_answers_are_clean_text(tmp_path: Path, fake: FakeEndpoint) -> None:
     fake.answers["/version"] = document({"version": "0.\x1b[31m1[bold]"})
-    fake.answers["/metrics"] = metrics(1, model="m\x1b]0;x\x07")
+    status, page, kind = metrics(1, started=None, model="m\x1b]0;x\x07")
+    fake.answers["/metrics"] = status, page + b"process_start_time_seconds " + b"9" * 100_000 + b"\n", kind
     recording(tmp_path, Endpoint(fake.url)).step()
-    assert "\x1b" not in str(recorded(tmp_path)[0].current.spec.details)
+    details = str(recorded(tmp_path)[0].current.spec.details)
+    assert "\x1b" not in details
+    assert len(details) < 5_000
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ KEPT = 4
 """How many ranges are cached; the least recently shown is dropped first."""
 
 MOST_SECONDS_BETWEEN = 60.0
-OUTDATED_SECONDS = 900.0
-"""A range not shown for this long is reread."""
+OUTDATED_SECONDS, BACK_SECONDS = 900.0, 60.0
+"""A range not shown for this long is reread, as is one where the clock was set back by more than the latter."""
 
 
 class Row(Protocol):
@@ -186,7 +186,7 @@ class ChartHistory(Generic[_Row, _Points]):
         Raises:
             HistoryError: the history cannot be read.
         """
-        if now - self._first[0] >= MOST_SECONDS_BETWEEN or self._first[1] is None:
+        if not 0 <= now - self._first[0] < MOST_SECONDS_BETWEEN or self._first[1] is None:
             try:
                 self._first = (now, self._reader.first_at())
             except HistoryMissingError:
@@ -208,7 +208,8 @@ class ChartHistory(Generic[_Row, _Points]):
     def _range(self, span: ChartRange, now: float, end: float | None) -> _Range[_Row, _Points]:
         key = (span.seconds, end)
         found = self._ranges.pop(key, None)
-        if found is not None and end is None and now - found.read_until > OUTDATED_SECONDS:
+        # Where the clock was set back, what was read lies ahead.
+        if found is not None and end is None and not -BACK_SECONDS <= now - found.read_until <= OUTDATED_SECONDS:
             found.close()
             found = None
         if found is None:

@@ -146,7 +146,10 @@ def _mean(window: Window, key: str) -> float | None:
 
 
 class _Listing:
-    """The requests of a range, read once and kept up to date. Without ``end`` it ends now."""
+    """The requests of a range, read once and kept up to date. Without ``end`` it ends now.
+
+    ``key`` tells it from others: how long it is or when it begins, and its end.
+    """
 
     def __init__(self, folder: Path, key: tuple[float, float | None], start: float, end: float | None) -> None:
         self.key = key
@@ -310,11 +313,11 @@ class ServerProbe:
         requests, problem = None, ""
         if time.requests:
             first = charts.recorded_from(now) or self._begin
-            start, until = max(series.start, first), end
+            start, until, length = max(series.start, first), end, series.end - series.start
             if time.at is not None:
-                start, until = time.at - WINDOW_SECONDS, time.at
+                start, until, length = time.at - WINDOW_SECONDS, time.at, WINDOW_SECONDS
             try:
-                requests = self._requests_between(start, until, now)
+                requests = self._requests_between(start, until, now, length)
             except OSError as error:
                 problem = f"the requests of {self._name} can't be read: {error.strerror}"
         last = self._last if time.at is None else None
@@ -334,9 +337,10 @@ class ServerProbe:
             self._charts = ChartHistory(step_source(self._folder, self._begin))
         return self._charts
 
-    def _requests_between(self, start: float, end: float | None, now: float) -> RequestsSeen:
+    def _requests_between(self, start: float, end: float | None, now: float, length: float) -> RequestsSeen:
+        """Those of a range of that length. While it ends now it moves on, and its requests are not read again."""
         start = max(start, self._begin)
-        key = (round(now - start) if end is None else start, end)
+        key = (length if end is None else start, end)
         if self._listing is None or self._listing.key != key:
             self._listing = _Listing(self._folder, key, start, end)
         return self._listing.seen(start, now if end is None else end)

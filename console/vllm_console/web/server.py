@@ -102,15 +102,16 @@ class ConsoleProcess:
         await self.tell(type="quit")
         self._in.close()
         rest = asyncio.ensure_future(self._drop_output())
-        for harder in (self._process.terminate, self._process.kill):
-            try:
-                return await asyncio.wait_for(self._process.wait(), LEAVE_SECONDS)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    harder()
-            finally:
-                rest.cancel()
-        return await self._process.wait()
+        try:
+            for harder in (self._process.terminate, self._process.kill):
+                try:
+                    return await asyncio.wait_for(self._process.wait(), LEAVE_SECONDS)
+                except TimeoutError:
+                    with contextlib.suppress(ProcessLookupError):
+                        harder()
+            return await self._process.wait()
+        finally:
+            rest.cancel()
 
     async def _send(self, kind: bytes, content: bytes) -> None:
         with contextlib.suppress(ConnectionError, RuntimeError):  # it has ended
@@ -191,7 +192,7 @@ def same_origin(origin: str, host: str) -> bool:
 
 
 def _same(given: str, right: str) -> bool:
-    return hmac.compare_digest(given.encode(), right.encode())
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), right.encode())
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
@@ -282,11 +283,13 @@ class ConsoleServer:
             columns, rows = (
                 cells(request.query.get(name, ""), usual) for name, usual in (("width", 80), ("height", 24))
             )
-            console = await ConsoleProcess.start(self._options, columns, rows)
             try:
-                await _connect(page, console)
+                console = await ConsoleProcess.start(self._options, columns, rows)
+                try:
+                    await _connect(page, console)
+                finally:
+                    await asyncio.shield(console.end())
             finally:
-                await asyncio.shield(console.end())
                 self._open.discard(page)
         finally:
             self._consoles -= 1

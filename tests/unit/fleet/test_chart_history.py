@@ -93,6 +93,18 @@ def test_only_what_came_since_is_read_and_seldom(charts: ChartHistory, path: Pat
     assert 0 < len(reads) < 6
 
 
+def test_a_clock_that_was_set_back_does_not_stop_a_chart(charts: ChartHistory, path: Path) -> None:
+    charts.series(NAMED["6h"], START + 7200)
+    assert charts.recorded_from(START + 7200) is not None
+    writer = Writer(path)
+    for second in range(3600, 3900):
+        writer.append(sample(second, 0.7))
+    writer.close()
+    series = charts.series(NAMED["6h"], START + 3900)
+    assert series.end == pytest.approx(START + 3900, abs=series.step)
+    assert series.values["kv_cache_usage"][-2] == 0.7
+
+
 def test_a_range_that_ends_earlier_stays_as_it_is(charts: ChartHistory, reads: list[float]) -> None:
     end = START + 3600
     series = charts.series(NAMED["15m"], START + 7200, end)

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from vllm_console.fleet import probe as probe_module
 from vllm_console.fleet.probe import ORDERS, ServerProbe, exact_window, no_probe_message
+from vllm_console.history.probe_records import ProbeReader
 from vllm_console.history.time_view import CHART_RANGES, LIVE, TimeView
 from vllm_console.metrics.quantile import Quantile, Quantiles
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample, Series, Window
@@ -121,6 +123,26 @@ def test_requests_of_the_range_of_a_moment_and_of_a_run(folder: Path) -> None:
     moment = seen(folder, TimeView(at=time.time() - 30, requests=True))[1].requests
     assert 118 <= moment.count <= 122
     assert seen(folder, TimeView(requests=True), begin=time.time() - 10)[1].requests.count <= 22
+
+
+def test_requests_of_a_range_that_moves_on_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+
+    class Counted(ProbeReader):
+        def __init__(self, *arguments: Any) -> None:
+            read.append(arguments)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(probe_module, "ProbeReader", Counted)
+    probe, now = ServerProbe(folder, "chat"), time.time()
+    for second in range(12):
+        end = (now + second) // RANGE.step * RANGE.step
+        series = Series(end, RANGE.step, {"ttft_p99": (None,) * RANGE.points, "ttft_p50": (None,) * RANGE.points})
+        view = probe.in_time(series, RANGE, now + second, TimeView(requests=True), None)[1].requests
+        assert view.count == 240
+        assert view.until == now + second
+    assert len(read) == 1
+    probe.close()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def test_the_token_is_exchanged_once():
     token = token_of(access)
     assert not access.admits({COOKIE: token})
     assert access.exchange("") is None
+    assert access.exchange("\udcff") is None, "what is no text is no token"
     assert access.exchange(token[:-1]) is None
     cookie = access.exchange(token)
     assert cookie
@@ -25,7 +26,9 @@ def test_the_token_is_exchanged_once():
     assert access.exchange(token) is None
 
 
-@pytest.mark.parametrize("cookies", [{}, {COOKIE: ""}, {COOKIE: "é"}, {COOKIE: "x" * 43}, {"other": "x"}])
+@pytest.mark.parametrize(
+    "cookies", [{}, {COOKIE: ""}, {COOKIE: "é"}, {COOKIE: "\udcff"}, {COOKIE: "x" * 43}, {"other": "x"}]
+)
 def test_any_other_cookie_is_refused(cookies):
     access = Access()
     assert not access.admits(cookies)
