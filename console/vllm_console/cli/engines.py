@@ -14,7 +14,7 @@ from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, Us
 from vllm_console.text import plain, size
 
 if TYPE_CHECKING:
-    from vllm_launchers.vllm.engine_install import EnginePlan
+    from vllm_launchers.vllm.engine_install import Build, EnginePlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,19 +71,20 @@ def _install(args: argparse.Namespace) -> int:
         FleetError: it can't be installed.
     """
     from vllm_launchers.host.gpu.nvml import driver_version
-    from vllm_launchers.vllm.engine_install import InstallError, install_engine, plan_engine
+    from vllm_launchers.vllm.engine_install import InstallError, install_engine, plan_engine, refuse_while_installing
     from vllm_launchers.vllm.engines import MARKER
 
     if not args.dry_run:
         refuse_read_only(args)
     driver = driver_version()
     cpu = args.cpu or (not args.cuda and driver is None)
-    if sys.stderr.isatty() and not args.json:
-        print("Asking pip what would be installed …", file=sys.stderr, flush=True)
+    build: Build = "cpu" if cpu else "cuda"
     try:
-        plan = plan_engine(
-            args.version, "cpu" if cpu else "cuda", indexes=args.index, python=args.python, driver=driver
-        )
+        if args.version and not args.dry_run:
+            refuse_while_installing(args.version, build)
+        if sys.stderr.isatty() and not args.json:
+            print("Asking pip what would be installed …", file=sys.stderr, flush=True)
+        plan = plan_engine(args.version, build, indexes=args.index, python=args.python, driver=driver)
         there = os.path.isfile(os.path.join(plan.folder, MARKER))  # noqa: PTH113, PTH118
         if not args.json:
             print("\n".join(plan_lines(plan)))

@@ -209,7 +209,7 @@ class _Pip:
         """
         report = self._scratch / "report.json"
         done = self._run(
-            ["install", "--dry-run", "--ignore-installed", "--only-binary", ":all:", "--quiet",
+            ["install", "--dry-run", "--ignore-installed", "--only-binary", ":all:", "--progress-bar", "off",
              "--disable-pip-version-check", "--report", str(report), *options, *requirements]
         )  # fmt: skip
         if done.returncode:
@@ -232,11 +232,11 @@ class _Pip:
                 )
             python = next((line for line in errors if "requires-python" in line.lower()), "")
             return f"{requirements[0]}: no wheel for this machine on pip's index{f' ({python})' if python else ''}"
-        if any("torch" in line and "+cpu" in line for line in errors):
-            return (
-                f"{requirements[0]} needs a CPU build of torch, which pip's index does not have; "
-                f"add --index {TORCH_CPU_INDEX}"
-            )
+        conflict = _conflict(lines)
+        if torch := re.search(r"\btorch[=<>~! ]*\S*\+cpu\b", " ".join([*errors, *conflict])):
+            return f"{requirements[0]} needs {torch[0]}, which pip's index does not have; add --index {TORCH_CPU_INDEX}"
+        if conflict:
+            return f"pip finds no set of packages for {requirements[0]}: {'; '.join(conflict)}"
         return f"pip finds no set of packages for {requirements[0]}: {errors[-1] if errors else last_line(output)}"
 
     def _glibc_elsewhere(self, requirements: Sequence[str], options: Sequence[str]) -> str | None:
@@ -251,6 +251,16 @@ class _Pip:
         if done.returncode or not report.is_file():
             return None
         return _dotted(_wheel(json.loads(report.read_bytes())["install"][0]).glibc)
+
+
+def _conflict(lines: Sequence[str]) -> list[str]:
+    """Which requirements exclude each other, of the lines that pip printed, without conditions; empty if none do."""
+    heads = [at for at, line in enumerate(lines) if line.startswith("The conflict is caused by:")]
+    if not heads:
+        return []
+    below = lines[heads[-1] + 1 :]
+    end = below.index("") if "" in below else len(below)
+    return [line.partition(";")[0] for line in below[:end]]
 
 
 def _wheel(item: dict[str, dict[str, dict[str, str]]]) -> Wheel:
@@ -485,6 +495,19 @@ def _alone(folder: Path) -> Iterator[int]:
         yield opened
     finally:
         os.close(opened)
+
+
+def refuse_while_installing(version: str, build: Build, environ: Mapping[str, str] | None = None) -> None:
+    """Say at once that this engine is being installed; a plan takes a minute.
+
+    Raises:
+        InstallError: it is.
+    """
+    folder = engines_folder(dict(os.environ if environ is None else environ))
+    name = f"{version}-cpu" if build == "cpu" else version
+    if folder is not None and NAME.fullmatch(version) and (folder / f".{name}.lock").exists():
+        with _alone(folder / name):
+            pass
 
 
 def users_of(folder: Path) -> list[int]:
