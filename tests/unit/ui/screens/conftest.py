@@ -34,6 +34,12 @@ class Host(App[None]):
         strips = self.screen._compositor.render_strips()
         return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
+    async def sees(self, text: str) -> None:
+        await until(Pilot(self), lambda: text in self.text(), f"{text!r} on the screen")
+
+    async def lacks(self, text: str) -> None:
+        await until(Pilot(self), lambda: text not in self.text(), f"{text!r} not on the screen")
+
 
 async def until(pilot: Pilot[None], condition: Callable[[], object], what: str = "") -> None:
     """Wait until a condition holds, at most a minute: machines may be busy."""

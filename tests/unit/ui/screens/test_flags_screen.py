@@ -108,7 +108,7 @@ async def test_a_flag_that_this_vllm_has_not_is_refused_with_the_nearest(editor,
         await wait_until(pilot, lambda: "no flag matches 'max-num-sequenzes'; did you mean max-num-seqs?" in app.text())
         await pilot.press("equals_sign", "7", "enter")
         await wait_until(pilot, lambda: "did you mean --max-num-seqs" in app.text())
-        assert "nothing staged" in app.text()
+        await app.sees("nothing staged")
 
 
 async def test_where_the_flags_are_not_known_one_can_be_added_with_a_hint(editor, fleet, wait_until):
@@ -128,12 +128,12 @@ async def test_all_flags_of_the_servers_own_vllm_are_listed_with_its_help(editor
     app = editor()
     async with app.run_test(size=(140, 40)) as pilot:
         await wait_until(pilot, lambda: "all 12 flags of vLLM 0.33.0" in app.text())
-        assert "scheduling-policy" not in app.text(), "common, but not a flag of this vLLM"
+        await app.lacks("scheduling-policy")  # common, but not a flag of this vLLM
         await find(pilot, "distributed kv")
         await wait_until(pilot, lambda: "kv-transfer-config" in app.text())
         await find(pilot, "quantization")
         await wait_until(pilot, lambda: "takes awq, awq_marlin, fp8, gptq, gptq_marlin" in app.text())
-        assert "vLLM's help: Method used to quantize the weights." in app.text()
+        await app.sees("vLLM's help: Method used to quantize the weights.")
 
 
 async def test_tab_completes_and_the_cursor_stays_on_the_flag_that_is_edited(editor, wait_until):
@@ -192,4 +192,4 @@ async def test_only_set_hides_the_rest(editor, wait_until):
         await wait_until(pilot, lambda: "kv-transfer-config" in app.text())
         await pilot.press("c")
         await wait_until(pilot, lambda: "kv-transfer-config" not in app.text())
-        assert "max-num-seqs" in app.text()
+        await app.sees("max-num-seqs")

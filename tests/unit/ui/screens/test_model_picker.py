@@ -80,7 +80,7 @@ async def test_models_are_listed_with_what_the_plan_says_of_each(host, wait_unti
         assert all(text in shown for text in ("6.0 GiB", "awq 4-bit", "8.2B", "40,960", "✓ "))
         assert "tokens" in shown
         assert "! error" in row(app, "meta-llama/Llama-3.1-8B ")
-        assert "Permission denied" in app.text()
+        await app.sees("Permission denied")
         await pilot.press("down", "down")
         await wait_until(pilot, lambda: "no GPU has room" in app.text())
     planned = [request.model for request in fleet.requests if request.model]

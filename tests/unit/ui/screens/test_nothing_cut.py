@@ -33,8 +33,8 @@ async def test_what_fits_is_shown_whole(host, wait_until):
     app = host(lambda: Confirm("Stop chat?", ["64 requests are running; they are ended."], "stop"))
     async with app.run_test(size=(80, 16)) as pilot:
         await wait_until(pilot, lambda: "y stop" in app.text())
-        assert "64 requests" in app.text()
-        assert "more" not in app.text()
+        await app.sees("64 requests")
+        await app.lacks("more")
 
 
 async def test_what_only_tells_has_nothing_to_do(host, wait_until):
