@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fakes.virtual_records import Recorded, record, traffic
 from vllm_console.prediction.evidence import Evidence, NoEvidenceError, gather
-from vllm_console.prediction.fit import fit
+from vllm_console.prediction.fit import Fit, fit
 from vllm_console.prediction.predict import Change, Estimates, predict
 from vllm_console.prediction.reconstruct import reconstruct
 
@@ -27,6 +27,12 @@ def recorded(line: str = BASE, **more: Any) -> Recorded:
 def rebuilt(one: Recorded, **more: Any) -> Evidence:
     limits = one.limits.scheduler
     return reconstruct(one.samples, limits.max_num_batched_tokens, limits.max_model_len, **more)
+
+
+@cache
+def fitted(seed: int = 0) -> Fit:
+    """Of the usual traffic; by 100 requests, as the console does it."""
+    return fit(rebuilt(recorded(), seed=seed, most=100), recorded().limits)
 
 
 def exact(one: Recorded) -> Evidence:
@@ -68,7 +74,7 @@ def widths(found: Estimates) -> dict[str, float]:
 def test_its_prediction_holds_and_is_less_certain_than_the_probes():
     one, then = recorded(), recorded(f"{BASE} --max-num-batched-tokens 256")
     change = Change(one.limits, then.limits)
-    cases = [(rebuilt(one, seed=seed), fit(rebuilt(one, seed=seed, most=100), one.limits)) for seed in range(3)]
+    cases = [(rebuilt(one, seed=seed), fitted(seed)) for seed in range(3)]
     found = predict(*cases[0], change, cases[1:])
     assert not found.outside
     known = exact(one)
@@ -93,7 +99,7 @@ def test_what_metrics_do_not_tell_is_refused(line, more, why):
     assert why in rebuilt(one).flaw
     change = Change(one.limits, replace(one.limits, blocks=one.limits.blocks + 1))
     evidence = rebuilt(one)
-    assert why in predict(evidence, fit(rebuilt(recorded()), one.limits), change).outside
+    assert why in predict(evidence, fitted(), change).outside
 
 
 def test_too_little_is_no_evidence():
