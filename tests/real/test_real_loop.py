@@ -86,7 +86,7 @@ def until(check: Callable[[], object], what: str, seconds: float = 60.0) -> obje
     deadline = time.monotonic() + seconds
     while not (answer := check()):
         assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.1)
+        time.sleep(0.25)  # an answer is a process: asked more often, they take the time that vLLM starts in
     return answer
 
 
