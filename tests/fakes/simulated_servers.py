@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import heapq
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import httpx
 import pytest
 
+from fakes.forked import Forked, Forks
 from fakes.ports import free_port
 from vllm_launchers.engine_model.core import Core, StepReport
 from vllm_launchers.engine_model.scheduler import Request
@@ -132,7 +134,7 @@ class Process:
     """A simulated server as a real process."""
 
     port: int
-    popen: subprocess.Popen[bytes]
+    popen: Forked
     log: Path
 
     @property
@@ -173,6 +175,24 @@ class Process:
         )
 
 
+IMPORTED = (
+    "vllm_launchers.simulated.server",
+    "vllm_launchers.simulated.startup",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+    "uvicorn.lifespan.on",
+)
+
+
+@cache
+def _forks() -> Forks:
+    """Starts servers in forks of a process that has imported what they need, which is most of what a start costs."""
+    forks = Forks(sys.executable, os.environ, IMPORTED)
+    atexit.register(forks.close)
+    return forks
+
+
 @dataclass
 class Launcher:
     """Starts simulated servers and ends them all."""
@@ -185,14 +205,9 @@ class Launcher:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "SIMULATED_"))}
         environment |= {"SIMULATED_STARTUP_SECONDS": "0", **env}
         log = self.folder / f"{len(self.started)}.log"
-        argv = [sys.executable, "-m", "vllm_launchers.simulated", "serve", model]
-        with log.open("wb") as sink:
-            popen = subprocess.Popen(
-                [*argv, "--host", "127.0.0.1", "--port", str(port), *flags],
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
+        argv = ["-m", "vllm_launchers.simulated", "serve", model, "--host", "127.0.0.1", "--port", str(port), *flags]
+        with log.open("wb") as sink, Path(os.devnull).open("rb") as nothing:
+            popen = _forks().start(argv, environment, nothing, sink, sink)
         process = Process(port, popen, log)
         self.started.append(process)
         return process
