@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -21,6 +22,9 @@ from vllm_console.diagnosis.finding import Cause
 PREFIX = re.compile(
     r"^\((APIServer|EngineCore) pid=\d+\) (INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[\w.]+:\d+\] "
 )
+
+
+QUESTIONS = 12
 
 
 def events(body: str) -> list[Any]:
@@ -199,17 +203,19 @@ def test_where_an_answer_ends_does_not_depend_on_the_limit(server: Any) -> None:
         answer = httpx.post(f"{server.url}/v1/completions", json=body).json()
         return answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]
 
-    natural = [ended(number, 2000) for number in range(12)]
-    assert {reason for _length, reason in natural} == {"stop"}
-    for number, (length, _reason) in enumerate(natural):
+    def check(number: int) -> None:
+        length, reason = ended(number, 2000)
+        assert reason == "stop"
         assert ended(number, length - 1) == (length - 1, "length")
         assert ended(number, length + 1) == (length, "stop")
         assert ended(number, 16) == (16, "length")
         assert ended(number, length + 5, ignore_eos=True) == (length + 5, "length")
-        assert ended(number, length + 5, min_tokens=length) == (length + 1, "stop"), (
-            "the token that ends it comes after"
-        )
+        # The token that ends it comes after those that it must have.
+        assert ended(number, length + 5, min_tokens=length) == (length + 1, "stop")
         assert ended(number, length + 5, min_tokens=length + 5) == (length + 5, "length")
+
+    with ThreadPoolExecutor(QUESTIONS) as pool:  # side by side they share the engine's steps
+        assert len(list(pool.map(check, range(QUESTIONS)))) == QUESTIONS
 
 
 def test_log_probabilities_belong_to_the_tokens_of_the_text(server: Any) -> None:
