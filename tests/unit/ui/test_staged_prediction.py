@@ -10,7 +10,7 @@ from vllm_console.fleet.verbs import FleetError
 from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates, Prediction
 from vllm_console.prediction.score import TrackRecord
 from vllm_console.ui.parts import staged_prediction
-from vllm_console.ui.parts.staged_prediction import prediction_text
+from vllm_console.ui.parts.staged_prediction import brief_prediction, prediction_text
 from vllm_console.ui.theme import ACCENT, DIM
 
 
@@ -115,6 +115,12 @@ async def test_an_old_prediction_is_neither_shown_nor_kept(console, fleet, monke
         assert screen.predictions.seen(server, staged) is None
 
 
+def test_in_short_it_tells_the_figure_that_the_finding_is_about():
+    assert brief_prediction(FOUND) == TTFT.removeprefix("predicted: ")
+    assert brief_prediction(FOUND, "ITL") == "ITL p50 24ms → 22ms (20ms–25ms)"
+    assert brief_prediction(predicted(outside="Too far."), "ITL") == ""
+
+
 @pytest.fixture
 def troubled(fakes, monkeypatch):
     """A fleet whose server has a finding with a fix, which is predicted at once."""
@@ -130,7 +136,7 @@ def fix_values(fleet):
 async def test_the_line_of_a_finding_has_the_predicted_effect_of_its_fix(console, troubled):
     troubled.predictions[fix_values(troubled)] = FOUND
     async with console(fleet=troubled, size=(160, 40)) as c:
-        await c.sees("predicted: TTFT p99 1.9s → 1.1s (900ms–1.4s)")
+        await c.sees("predicted: preemptions 18 → 1/min (0–2)")
         await c.press("f")
         await c.sees("fix 1/")
         assert len(asked(troubled)) == 1, "what is staged has been predicted as a fix"

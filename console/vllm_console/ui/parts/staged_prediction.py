@@ -42,6 +42,9 @@ RETRY_SECONDS = 60.0
 MOST_KEPT = 20
 PREDICTING = "predicting…"
 
+_CONCERNED = {"preempting": "preemptions", "slow_tokens": "ITL", "prefill_contention": "ITL"}
+"""The figure that a finding is about, by its code; others are about TTFT."""
+
 _Key = tuple[str, int, Staged]
 """A server, its generation, and what is staged for it."""
 
@@ -110,7 +113,9 @@ class Predictions:
         """What the best fix of the top finding is predicted to do, in short; empty if that is not known."""
         key = self._fix_key(server)
         known = self._answers.get(key) if key is not None else None
-        return brief_prediction(known.found) if known is not None and known.found is not None else ""
+        if known is None or known.found is None:
+            return ""
+        return brief_prediction(known.found, _CONCERNED.get(findings_of(server)[0].code, ""))
 
     def text(self, server: ServerView | None, width: int) -> Part:
         """What is predicted, or why nothing is; empty where nothing is staged, or it is not known."""
@@ -196,9 +201,13 @@ def prediction_text(found: PredictedChange, width: int) -> tuple[str, Style]:
     return text + " · ".join(parts), ACCENT
 
 
-def brief_prediction(found: PredictedChange) -> str:
-    """``TTFT p99 3.5s → 375ms (361–460ms)``; empty where the prediction says little."""
-    return next(_figures(found.prediction), "") if not found.prediction.outside else ""
+def brief_prediction(found: PredictedChange, concerned: str = "") -> str:
+    """``TTFT p99 3.5s → 375ms (361–460ms)``; empty where the prediction says little.
+
+    ``concerned``: the figure, by its first word, that is told rather than the first one.
+    """
+    figures = list(_figures(found.prediction)) if not found.prediction.outside else []
+    return next((one for one in figures if concerned and one.startswith(concerned)), figures[0] if figures else "")
 
 
 def _figures(prediction: Prediction) -> Iterator[str]:
