@@ -284,7 +284,7 @@ def virtual(args: argparse.Namespace) -> None:
     covered = 0
     for name in args.cases.split(","):
         case = CASES[name.strip()]
-        found = [ramp(case, seed, args.budget) for seed in range(args.runs)]
+        found = [ramp(case, seed, args.budget) for seed in range(args.first, args.first + args.runs)]
         known = [one.ceiling for one in found]
         truth = exhaustive(case, statistics.median(known), args.seconds, args.seeds, args.reach)
         apart = sorted(abs(one / truth - 1) if truth else 1.0 for one in known)
@@ -328,6 +328,7 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first ramp's seed")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--budget", type=float, default=600.0, help="seconds per ramp")
     parser.add_argument("--seconds", type=float, default=600.0, help="of each rate of the exhaustive search")
