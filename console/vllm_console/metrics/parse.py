@@ -288,7 +288,7 @@ class Parser:
         if match is None:
             return False
         value = match["value"]
-        if _number(value) is None and value.lower().lstrip("+-") not in ("nan", "inf", "infinity"):
+        if _float(value) is None:
             return False
         series = line[: match.start("value")].rstrip(" \t")
         slot = self._slots.get(series)
@@ -432,17 +432,26 @@ def _histogram(slots: _HistogramSlots, values: list[str | None]) -> Histogram | 
     return made
 
 
+MOST, LEAST = 1e18, 1e-18
+"""No figure of a server is larger, nor smaller and not zero: sums and ratios of such numbers stay finite."""
+
+
 def _number(text: str | None, *, infinite: bool = False) -> float | None:
-    """A finite number (or +Inf as a bucket's bound); None for anything else."""
-    if text is None:
+    """A number within bounds (or +Inf as a bucket's bound); None for anything else."""
+    number = _float(text)
+    if number is None:
         return None
+    if abs(number) <= MOST:  # nor is NaN
+        return number if abs(number) >= LEAST else 0.0
+    return number if infinite and number == math.inf else None
+
+
+def _float(text: str | None) -> float | None:
+    """Any number, NaN and the infinite ones included."""
     try:
-        number = float(text)
+        return float(text) if text is not None else None
     except ValueError:
         return None
-    if math.isfinite(number):
-        return number
-    return number if infinite and number == math.inf else None
 
 
 def _labels(text: str) -> dict[str, str]:

@@ -50,6 +50,9 @@ NAMES_WIDTH = 24
 NAMES = 5
 """Cells that names take at least, with a blank before them: charts above each other have the same columns."""
 
+SMALLEST, LARGEST = 1e-300, 1e300
+"""What lies outside is drawn at the edge: another machine may send any number."""
+
 _TICK_SECONDS = (5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800)
 _DAY = 86_400
 
@@ -179,8 +182,9 @@ def dot(column: int, level: int) -> int:
 
 def nice_ceiling(value: float) -> float:
     """The next round number (1, 1.5, 2, 2.5, 3, 4, …) at or above ``value``, so that a scale changes seldom."""
-    if value <= 0:
+    if value < SMALLEST:
         return 1.0
+    value = min(value, LARGEST)
     power = 10.0 ** math.floor(math.log10(value))
     return next(
         factor * power for factor in (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0) if factor * power >= value
@@ -323,7 +327,7 @@ def _scale(
 ) -> Scale:  # fmt: skip
     values = [value for one in known for value in one if value is not None] + ([objective] if objective else [])
     top = hi or nice_ceiling(max(values))
-    if log and (positive := [value for value in values if value > 0]):
+    if log and (positive := [value for value in values if value >= SMALLEST]):
         low = 10.0 ** math.floor(math.log10(min(positive)) + 1e-9)
         return Scale(min(low, top / 10), top, rows, log=True)
     return Scale(0.0, float(math.ceil(top)) if whole else top, rows)

@@ -129,6 +129,14 @@ def test_what_reaches_an_objective_close_to_zero_is_drawn_on_its_line_and_what_i
     assert [scale.row(value) for value in (0.0, 0.9, 1.0, 1.1, 100.0)] == [5, 5, 4, 4, 0]
 
 
+@pytest.mark.parametrize("value", [5e-324, 1e-300, 1e308, float("inf")])
+@pytest.mark.parametrize("log", [True, False])
+def test_any_number_can_be_drawn(value, log):
+    series = Series(end=1000.0, step=5.0, values={"x": (None, 1.0, value)})
+    curves = (Curve("x", scale=1000.0),)
+    assert len(chart_of(series, curves, 40, 8, count, view=ChartView(log=log))) == 8
+
+
 def test_the_time_axis_has_clock_times_and_what_a_point_covers():
     *_, axis, below = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 12, percent, hi=1.0, area=True))
     assert axis.startswith("   0%┼")
