@@ -228,4 +228,6 @@ def _figures(prediction: Prediction) -> Iterator[str]:
 
 
 def _interval(one: Estimate, form: Callable[[float | None], str]) -> str:
-    return f" ({form(one.low)}–{form(one.high)})" if one.low is not None and one.high is not None else ""
+    """The ends of an interval, unless they read the same."""
+    low, high = form(one.low), form(one.high)
+    return f" ({low}–{high})" if one.low is not None and one.high is not None and low != high else ""
