@@ -6,6 +6,7 @@ import json
 
 import pytest
 from msgspec.structs import replace
+from textual.events import Paste
 
 from vllm_console.ui.parts.recent_commands import MOST_KEPT, RecentCommands
 from vllm_console.ui.screens.palette import PaletteScreen
@@ -16,7 +17,10 @@ async def opened(c, text=""):
     await c.press("colon")
     await c.until(lambda: isinstance(c.app.screen, PaletteScreen))
     await c.until(lambda: c.app.screen._commands._on_servers is None or c.app.screen._commands._on_servers.presets)
-    await c.press(*("space" if char == " " else char for char in text))
+    if text:  # pasted but for its last letter: each key has all commands ranked, and the screen drawn
+        c.app.screen._entry.post_message(Paste(text[:-1]))
+        await c.press("space" if text[-1] == " " else text[-1])
+        await c.until(lambda: c.app.screen._entry.value == text, "what was typed")
 
 
 async def run(c, text):
