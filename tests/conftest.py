@@ -59,7 +59,7 @@ taken the two minutes that `.ci/run` needs to build its environment beside them.
 BY_TEST = (
     "scenarios/test_findings_under_traffic.py",
     "unit/launch/test_plan_everywhere.py",
-    "unit/runs/test_run_compare.py",
+    "unit/load/test_ramp_search.py",
 )
 """Files whose tests take long, compute only and share nothing: each test goes to whoever has time."""
 
