@@ -131,7 +131,10 @@ def _milliseconds(document: Mapping[str, Any], key: str) -> float | None:
 
 
 def _guidellm(benchmark: object) -> dict[str, Any] | None:
-    """One benchmark of ``guidellm``: of its successful requests TTFT and ITL in milliseconds, whole ones in seconds."""
+    """One benchmark of ``guidellm``: of its successful requests TTFT and ITL in milliseconds, whole ones in seconds.
+
+    Its percentiles of ITL are of the requests' means, which no long gap moves: those of the gaps are unknown.
+    """
     metrics = benchmark.get("metrics") if isinstance(benchmark, dict) else None
     if not isinstance(metrics, dict):
         return None
@@ -144,7 +147,7 @@ def _guidellm(benchmark: object) -> dict[str, Any] | None:
         (completed + failed + unfinished, completed, failed),
         [
             _distribution(_successful(metrics, "time_to_first_token_ms"), 1000),
-            _distribution(_successful(metrics, "inter_token_latency_ms"), 1000),
+            _distribution(_successful(metrics, "inter_token_latency_ms"), 1000) | dict.fromkeys(_PARTS[1:]),
             _distribution(_successful(metrics, "request_latency"), 1),
         ],
         _number(_successful(metrics, "output_tokens_per_second"), "mean"),
