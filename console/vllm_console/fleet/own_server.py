@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, Stage, State
+from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, Stage, State, UnsetFlags
 from vllm_console.history.store import HISTORY, Entry, HistoryError, HistoryMissingError, Reader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, ended, newest_points
@@ -109,6 +109,7 @@ class WatchedServer:
         self._startup: tuple[tuple[int, int], StartupProgress] | None = None
         self._failure: tuple[tuple[int, int], Diagnosis | None] | None = None
         self._advice: tuple[tuple[int, int], Finding | None] | None = None
+        self._unset: tuple[int, UnsetFlags] | None = None
         self._judge: Judge | None = None
         self._charts: ChartHistory[Entry, Timeline] | None = None
         self._charted_as: tuple[object, tuple[Series, ProbeView]] | None = None
@@ -178,6 +179,7 @@ class WatchedServer:
             argv=self._shown_argv(spec.argv),
             environment=redact_environment(details.environment),
             flags=details.flags,
+            unset=self._unset_flags(record, details),
             fp8_cache_problem=details.fp8_cache_problem,
             reasons=details.reasons,
             previous_flags=unpack(earlier.spec.details).flags if earlier else None,
@@ -534,6 +536,16 @@ class WatchedServer:
 
             self._advice = (key, startup_finding(details, stages, startup, ready_at))
         return self._advice[1]
+
+    def _unset_flags(self, record: ServerRecord, details: Details) -> UnsetFlags:
+        """What vLLM takes for flags that are not set, looked up once per generation."""
+        if not self._interactive:
+            return UnsetFlags()
+        if self._unset is None or self._unset[0] != record.current.number:
+            from vllm_console.fleet.unset_flags import unset_flags
+
+            self._unset = record.current.number, unset_flags(details)
+        return self._unset[1]
 
 
 def _sleep(record: ServerRecord, details: Details) -> SleepView | None:

@@ -144,6 +144,13 @@ class SleepView(msgspec.Struct, frozen=True):
                 return self.message
 
 
+class UnsetFlags(msgspec.Struct, frozen=True):
+    """The values that vLLM takes for flags which a server does not set; None if unknown."""
+
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+
+
 class ServerView(msgspec.Struct, frozen=True):
     """One server. ``ours`` is False for a server that this user's keepers did not start: shown, never touched."""
 
@@ -165,6 +172,8 @@ class ServerView(msgspec.Struct, frozen=True):
     """The variables that its plan set, without secrets."""
     flags: Flags = msgspec.field(default_factory=dict)
     reasons: Mapping[str, str] = msgspec.field(default_factory=dict)
+    unset: UnsetFlags = UnsetFlags()
+    """What vLLM takes for some flags that it does not set; unknown outside a console."""
     fp8_cache_problem: str = ""
     """Why vLLM cannot keep its KV cache in FP8 on these GPUs; empty if it can, or if unknown."""
     previous_flags: Flags | None = None

@@ -32,8 +32,12 @@ from vllm_launchers.plan.flags import DATA, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZ
 from vllm_launchers.plan.pace import Paces
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
+from vllm_launchers.vllm.flags.check_value import newly_refused
+from vllm_launchers.vllm.flags.flag_table import FlagTable
+from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem
 from vllm_launchers.vllm.modelfacts.known import sibling_facts
+from vllm_launchers.vllm.release_defaults import NEWEST
 
 MOST_ROWS = 9
 """As many as there are digits to select one with."""
@@ -123,11 +127,22 @@ def alternatives_of(
     rows += _formats(inputs, search, pool, flags, chosen)
     rows += _siblings(inputs, base, formats, pool, budget_of, wanted)
     distinct: list[Alternative] = []
+    table = _table(inputs)
     for row in rows:
         made = _told(inputs, flags, pool, row, chosen, wanted, chosen_reason)
+        if table is not None and newly_refused(table, flags, made.changes):
+            continue  # a flag that is set needs the plan's own sizes
         if not any((made.layout, made.label) == (one.layout, one.label) for one in distinct):
             distinct.append(made)
     return tuple(distinct[:MOST_ROWS])
+
+
+def _table(inputs: ChoiceInputs) -> FlagTable | None:
+    """The flags of the release, or of the newest one; None for one that is too old."""
+    try:
+        return release_table(".".join(map(str, inputs.release or NEWEST)))
+    except UnknownReleaseError:
+        return None
 
 
 _VARIED = (*PARALLEL_FLAGS, EXPERTS, KV_DTYPE, QUANTIZATION)

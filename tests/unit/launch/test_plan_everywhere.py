@@ -16,8 +16,10 @@ from vllm_launchers.launch.placement import GpuRequest, find_place
 from vllm_launchers.launch.resolve import ResolvedRequest, resolve
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
 from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.flags.check_value import judge, newly_refused
+from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import expert_split_problem, split_problem
 from vllm_launchers.vllm.modelfacts.known import known_facts, siblings
 
@@ -167,6 +169,21 @@ def test_other_ways_have_no_fp8_cache_where_vllm_refuses_it() -> None:
     assert made.alternatives[0].kv_cache_dtype == "fp8"
     (found,) = [one for one in made.findings if one.code == "fp8_unsupported"]
     assert found.level is Level.WARNING
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"decode-context-parallel-size": 2},
+        {"tensor-parallel-size": 4, "decode-context-parallel-size": 4},
+        {"data-parallel-size": 2, "data-parallel-size-local": 2},
+    ],
+)
+def test_neither_the_layout_nor_another_one_contradicts_a_flag_that_is_set(flags: Flags) -> None:
+    made = plan("chatbot", "Qwen/Qwen2.5-7B-Instruct", HOSTS["4xl40s-switch"], Changes(set=flags))
+    table = release_table("0.33.0")
+    assert judge(table, made.flags) == []
+    assert [newly_refused(table, made.flags, one.changes) for one in made.alternatives] == [()] * len(made.alternatives)
 
 
 def test_slow_links_are_named_where_they_would_be_faster_all_the_same() -> None:

@@ -15,7 +15,7 @@ from vllm_launchers.vllm.release_defaults import default_utilization
 UTILIZATION_STEP = 0.02
 LARGEST_CONTEXT = 4 * 1024 * 1024
 FALLBACK_CONTEXT = 8192
-"""Taken as the present context when neither a flag nor the server reports it."""
+"""Taken as the present context when neither a flag sets it nor the model's own is known."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -26,13 +26,15 @@ class Step(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+FALLBACK_SEQUENCES = 256
+"""The same of sequences, where vLLM's default for the GPU is not known: that of GPUs of less than 70 GiB."""
+
 DEFAULTS: Flags = {
-    "max-num-seqs": 256,
     "enable-prefix-caching": True,
     "enable-chunked-prefill": True,
     "kv-cache-dtype": "auto",
 }
-"""What vLLM does when the flag is not given (on a GPU of less than 70 GiB, with a model that allows it)."""
+"""What vLLM does when the flag is not given, with a model that allows it."""
 
 Staged = tuple[Step, ...]
 """At most one step per flag, the newest last."""
@@ -67,9 +69,7 @@ def staged_flags(flags: Flags, staged: Staged) -> Flags:
 def stage(flags: Flags, staged: Staged, step: Step) -> Staged:
     """``staged`` with one more step; one that restores the running value is removed instead."""
     kept = tuple(other for other in staged if other.flag != step.flag)
-    present = flags[step.flag] if step.flag in flags else DEFAULTS.get(step.flag)
-    unchanged = same_value(step.value, present) or (step.value is None and step.flag not in flags)
-    return kept if unchanged else (*kept, step)
+    return kept if applied(flags, step) else (*kept, step)
 
 
 def applied(flags: Flags, step: Step) -> bool:
@@ -124,28 +124,35 @@ class Staging:
                 self.put(server.name, left)
 
 
-def halve_sequences(_server: ServerView, flags: Flags) -> Step:
+def default_value(server: ServerView, flag: str) -> FlagValue | None:
+    """What vLLM takes if a server does not set a flag that single keys change; None if unknown."""
+    if flag == "max-num-seqs":
+        return server.unset.max_num_seqs
+    return server.unset.max_model_len if flag == "max-model-len" else DEFAULTS.get(flag)
+
+
+def halve_sequences(server: ServerView, flags: Flags) -> Step:
     """Half as many sequences at once."""
-    present, note = _sequences(flags)
-    return Step("max-num-seqs", max(1, present // 2), note)
+    present, note = _sequences(server, flags)
+    return _step(server, "max-num-seqs", max(1, present // 2), note)
 
 
-def double_sequences(_server: ServerView, flags: Flags) -> Step:
+def double_sequences(server: ServerView, flags: Flags) -> Step:
     """Twice as many sequences at once."""
-    present, note = _sequences(flags)
-    return Step("max-num-seqs", min(65536, present * 2), note)
+    present, note = _sequences(server, flags)
+    return _step(server, "max-num-seqs", min(65536, present * 2), note)
 
 
-def halve_context(_server: ServerView, flags: Flags) -> Step:
+def halve_context(server: ServerView, flags: Flags) -> Step:
     """Half the context length."""
-    present, note = _context(flags)
-    return Step("max-model-len", max(16, present // 2), note)
+    present, note = _context(server, flags)
+    return _step(server, "max-model-len", max(16, present // 2), note)
 
 
-def double_context(_server: ServerView, flags: Flags) -> Step:
+def double_context(server: ServerView, flags: Flags) -> Step:
     """Twice the context length. Whether the model can do it is for the plan to say."""
-    present, note = _context(flags)
-    return Step("max-model-len", min(LARGEST_CONTEXT, present * 2), note)
+    present, note = _context(server, flags)
+    return _step(server, "max-model-len", min(LARGEST_CONTEXT, present * 2), note)
 
 
 def lower_utilization(server: ServerView, flags: Flags) -> Step:
@@ -158,19 +165,19 @@ def raise_utilization(server: ServerView, flags: Flags) -> Step:
     return _utilization(server, flags, UTILIZATION_STEP)
 
 
-def toggle_prefix_caching(_server: ServerView, flags: Flags) -> Step:
+def toggle_prefix_caching(server: ServerView, flags: Flags) -> Step:
     """Prefix caching on or off; vLLM has it on when the model allows it."""
-    return _toggle(flags, "enable-prefix-caching")
+    return _toggle(server, flags, "enable-prefix-caching")
 
 
-def toggle_chunked_prefill(_server: ServerView, flags: Flags) -> Step:
+def toggle_chunked_prefill(server: ServerView, flags: Flags) -> Step:
     """Chunked prefill on or off; vLLM has it on when the model allows it."""
-    return _toggle(flags, "enable-chunked-prefill")
+    return _toggle(server, flags, "enable-chunked-prefill")
 
 
-def cycle_kv_dtype(_server: ServerView, flags: Flags) -> Step:
+def cycle_kv_dtype(server: ServerView, flags: Flags) -> Step:
     """KV cache in FP8, or in the model's own type."""
-    return Step("kv-cache-dtype", "auto" if is_fp8(flags.get("kv-cache-dtype")) else "fp8")
+    return _step(server, "kv-cache-dtype", "auto" if is_fp8(flags.get("kv-cache-dtype")) else "fp8")
 
 
 def refused(server: ServerView, step: Step) -> str:
@@ -245,18 +252,32 @@ TUNING_KEYS = {key.id: key for tuned in TUNED for key in tuned.keys}
 """Their keys, by the action's id."""
 
 
-def _sequences(flags: Flags) -> tuple[int, str]:
+def _step(server: ServerView, flag: str, value: FlagValue, note: str = "") -> Step:
+    """A step to a value; a flag that the server does not set is unset again where that is what it starts from."""
+    start = default_value(server, flag)
+    if start is None:
+        start = {"max-num-seqs": FALLBACK_SEQUENCES, "max-model-len": FALLBACK_CONTEXT}.get(flag)
+    back = flag not in server.flags and same_value(value, start)
+    return Step(flag, None if back else value, note)
+
+
+def _sequences(server: ServerView, flags: Flags) -> tuple[int, str]:
     present = token_count(flags.get("max-num-seqs"))
     if present:
         return present, ""
-    default = int(DEFAULTS["max-num-seqs"])
-    return default, "--max-num-seqs was unset; starting from vLLM's default of 256 (1024 on GPUs with 70 GiB or more)"
+    if known := server.unset.max_num_seqs:
+        return known, f"--max-num-seqs was unset; starting from vLLM's default here, {known}"
+    start = FALLBACK_SEQUENCES
+    note = f"--max-num-seqs was unset; starting from vLLM's default of {start} (1024 on GPUs with 70 GiB or more)"
+    return start, note
 
 
-def _context(flags: Flags) -> tuple[int, str]:
+def _context(server: ServerView, flags: Flags) -> tuple[int, str]:
     present = token_count(flags.get("max-model-len"))
     if present:
         return present, ""
+    if known := server.unset.max_model_len:
+        return known, f"--max-model-len was unset; starting from the model's own limit, {known:,}"
     return FALLBACK_CONTEXT, f"--max-model-len was unset (the model's own limit); starting from {FALLBACK_CONTEXT}"
 
 
@@ -279,7 +300,7 @@ def _default_utilization(server: ServerView) -> float:
     return default_utilization(server.engine.release if server.engine else None)
 
 
-def _toggle(flags: Flags, flag: str) -> Step:
+def _toggle(server: ServerView, flags: Flags, flag: str) -> Step:
     if flag in flags:
-        return Step(flag, not flags[flag])
+        return _step(server, flag, not flags[flag])
     return Step(flag, False, f"--{flag} was unset; vLLM enables it where the model supports it")

@@ -9,12 +9,12 @@ from textual import events
 from textual.binding import BindingType
 from textual.strip import Strip
 
-from vllm_console.fleet.snapshot import Flags, ServerView
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import flag_text
 from vllm_console.ui.parts import staging
-from vllm_console.ui.parts.staging import Staged, Staging, Tuned, TuningKey
+from vllm_console.ui.parts.staging import Staged, Staging, TuningKey
 from vllm_console.ui.parts.verdict import PlanVerdict
 from vllm_console.ui.terminal.lines import LineView, clickable, line
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, KEY
@@ -136,7 +136,7 @@ def tuning_lines(
         mark = "*" if tuned.flag in changed else " "
         label = tuned.label if width >= _WIDE else tuned.short
         style = CURSOR if number == at else (ACCENT if tuned.flag in changed else None)
-        text = f" {label} {_value(tuned, after)}{mark}"
+        text = f" {label} {flag_text(after.get(tuned.flag, staging.default_value(server, tuned.flag)))}{mark}"
         parts.append((text, clickable(f"focused.choose({number})", style)))
     keys: list[Part] = []
     for ids, text in _KEYS:
@@ -153,8 +153,3 @@ def tuning_lines(
         parts, at = parts[1:], at - 1
     first, second = line(*parts), line(verdict_part, *keys)
     return [strip if strip.cell_length <= width else strip.crop(0, width) for strip in (first, second)]
-
-
-def _value(tuned: Tuned, flags: Flags) -> str:
-    value = flags.get(tuned.flag, staging.DEFAULTS.get(tuned.flag))
-    return flag_text(value)

@@ -125,7 +125,7 @@ def fit(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str]
     if ask is None or alone is None:
         return None
     fixed = any(name in settled for name in PARALLEL_FLAGS)
-    layouts = list(_layouts(inputs, pool, alone.weights_gib))
+    layouts = _sharded(list(_layouts(inputs, pool, alone.weights_gib)), flags)
     if fixed:
         layouts = _set_over_nodes(inputs, fixed_layout(flags)[0], pool, settled)
     wanted = LONG_AT_ONCE * inputs.workload.concurrency
@@ -302,6 +302,12 @@ def _layouts(inputs: ChoiceInputs, pool: Pool, weights_gib: float) -> Iterator[L
     if inputs.nodes > 1:
         found = list(_over_nodes(facts, found, inputs.nodes))
     yield from sorted(found, key=_order(heavy))
+
+
+def _sharded(layouts: list[Layout], flags: Flags) -> list[Layout]:
+    """Those that can be split as often as the KV cache is to be; all if there is none."""
+    shards = whole_number(flags, "decode-context-parallel-size")
+    return [one for one in layouts if one.tensor % shards == 0] or layouts
 
 
 def _over_nodes(facts: ModelFacts | None, found: Sequence[Layout], nodes: int) -> Iterator[Layout]:

@@ -11,6 +11,7 @@ from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SE
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
+from vllm_launchers.vllm.release_defaults import NEWEST, caches_linear_prefixes, can_cache_linear_prefixes
 
 HEADROOM = 2
 """Requests that may run per usual request in flight: bursts do not queue at once."""
@@ -160,8 +161,11 @@ def prefix_caching(inputs: ChoiceInputs) -> Choice:
     """On if prompts share prefixes, off if they are unique, else vLLM's default."""
     reuse = inputs.workload.prefix_reuse
     share = f"{reuse:.0%} of prompt tokens repeat"
+    linear = inputs.facts is not None and LayerKind.LINEAR in inputs.facts.layers
+    if linear and not can_cache_linear_prefixes(inputs.release or NEWEST):
+        reason = f"{share}, but this release of vLLM can't cache prefixes of linear-attention layers."
+        return Choice(PREFIX, None, reason, Source.MODEL)
     if reuse > REUSED:
-        linear = inputs.facts is not None and LayerKind.LINEAR in inputs.facts.layers
         tradeoff = "Almost none where prompts differ."
         if linear:
             tradeoff = "New in vLLM for linear-attention layers: watch the hit rate."
@@ -174,7 +178,9 @@ def prefix_caching(inputs: ChoiceInputs) -> Choice:
             Source.WORKLOAD,
             "Almost none; turn it on for repeated questions about the same text.",
         )
-    reason = f"{share}: inconclusive, so vLLM's default (on) stays."
+    on = not linear or caches_linear_prefixes(inputs.release or NEWEST)
+    default = "on" if on else "off for linear-attention layers"
+    reason = f"{share}: inconclusive, so vLLM's default ({default}) stays."
     return Choice(PREFIX, None, reason, Source.WORKLOAD)
 
 

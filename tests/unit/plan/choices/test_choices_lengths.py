@@ -183,6 +183,24 @@ def test_prefixes(chosen: Chosen, reuse: float, value: bool | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("release", "reuse", "value", "words"),
+    [
+        ((0, 14, 1), 0.9, None, "this release of vLLM can't"),
+        ((0, 25, 1), 0.9, True, "computed once"),
+        ((0, 25, 1), 0.2, None, "vLLM's default (off for linear-attention layers) stays"),
+        ((0, 26, 0), 0.2, None, "vLLM's default (on) stays"),
+    ],
+)
+def test_prefixes_of_linear_layers_are_cached_as_the_release_can(
+    chosen: Chosen, models: dict[str, ModelFacts], release: Any, reuse: float, value: bool | None, words: str
+) -> None:
+    linear = replace(models["8b"], layers=(LayerKind.LINEAR, LayerKind.FULL) * 16)
+    found = chosen(None, "h100", work(reuse=reuse), facts=linear, release=release)["enable-prefix-caching"]
+    assert found.value is value
+    assert words in found.reason
+
+
+@pytest.mark.parametrize(
     ("given", "flying", "value"), [(3072, 64, True), (400, 64, True), (3072, 1, True), (400, 1, None)]
 )
 def test_chunks_but_for_short_prompts_on_an_idle_gpu(

@@ -1,0 +1,32 @@
+"""What vLLM takes for flags that a server does not set, by its model, GPU and release."""
+
+from __future__ import annotations
+
+from vllm_console.fleet.snapshot import UnsetFlags
+from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.launch.details import Details
+from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.budget.memory_flags import batch_sizes
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError
+from vllm_launchers.vllm.modelfacts.read import model_facts
+
+
+def unset_flags(details: Details) -> UnsetFlags:
+    """The values that a server of these details would have without the flags. Reads the model's files."""
+    try:
+        facts = model_facts(details.model)
+    except (ModelFactsError, OSError):
+        facts = None
+    return UnsetFlags(_sequences(details, facts), facts.max_context if facts is not None else None)
+
+
+def _sequences(details: Details, facts: ModelFacts | None) -> int | None:
+    flags = {name: value for name, value in details.flags.items() if name != "max-num-seqs"}
+    engine = details.engine
+    if engine is not None and engine.build == "cpu":
+        return batch_sizes(facts, flags, engine.release, None)[0]
+    model = find_model(details.gpu_name)
+    if model is None:
+        return None
+    shape = GpuShape(details.gpu_name, model.memory_gib)
+    return batch_sizes(facts, flags, engine.release if engine is not None else None, shape)[0]

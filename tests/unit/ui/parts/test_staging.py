@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from vllm_console.diagnosis.finding import Fix
+from vllm_console.fleet.snapshot import Changes, FlagValue, ServerView, State, UnsetFlags
+from vllm_console.ui.findings import steps_of
+from vllm_console.ui.parts import staging
+from vllm_console.ui.parts.staging import Step
+
+UNKNOWN = UnsetFlags()
+LARGE_GPU = UnsetFlags(max_num_seqs=1024, max_model_len=131_072)
+
+
+def server(unset: UnsetFlags = UNKNOWN) -> ServerView:
+    return ServerView("chat", State.READY, 0.0, unset=unset)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("halve_sequences", 512),
+        ("double_sequences", 2048),
+        ("halve_context", 65_536),
+        ("double_context", 262_144),
+    ],
+)
+def test_flags_that_are_not_set_start_from_the_values_in_force(key: str, value: int) -> None:
+    step = staging.TUNING_KEYS[key].step(server(LARGE_GPU), {})
+    assert step.value == value
+    assert "was unset" in step.note
+
+
+def test_without_knowing_the_gpu_the_note_says_what_was_assumed() -> None:
+    step = staging.halve_sequences(server(), {})
+    assert (step.value, "256 (1024 on GPUs" in step.note) == (128, True)
+
+
+@pytest.mark.parametrize("there", ["halve_sequences", "halve_context", "toggle_prefix_caching", "cycle_kv_dtype"])
+def test_back_at_its_start_an_unset_flag_is_unset_again(there: str) -> None:
+    seen, back = server(LARGE_GPU), there.replace("halve", "double")
+    staged = staging.stage({}, (), staging.TUNING_KEYS[there].step(seen, {}))
+    assert staged
+    step = staging.TUNING_KEYS[back].step(seen, staging.staged_flags({}, staged))
+    assert staging.stage({}, staged, step) == ()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("max-num-seqs", 256), ("enable-prefix-caching", True), ("enable-chunked-prefill", True)],
+)
+def test_a_value_that_is_often_the_default_is_staged_where_the_flag_is_not_set(flag: str, value: FlagValue) -> None:
+    """It may not be the default of this GPU, model and release."""
+    fix = Fix(Changes({flag: value}), "why")
+    assert steps_of({}, fix) == (Step(flag, value),)
+    assert steps_of({flag: value}, fix) == ()
