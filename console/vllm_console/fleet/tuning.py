@@ -17,6 +17,7 @@ from vllm_console.prediction.fit import fit, step_noise
 from vllm_console.prediction.predict import FAR
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.modelfacts.facts import LayerKind
 
 if TYPE_CHECKING:
     from vllm_console.prediction.evidence import Evidence
@@ -83,7 +84,10 @@ def rank_changes(
     if before.memory is not None and not any(flag in details.flags for flag in _DECIDES):
         share = before.flags.get("gpu-memory-utilization")
         utilization = float(share) if isinstance(share, int | float) else None
-    wanted = combinations(limits.scheduler.max_num_seqs, limits.scheduler.max_num_batched_tokens, utilization)
+    # Some releases refuse steps that hold no block of cached states.
+    states = cache.prefix_caching and facts is not None and LayerKind.LINEAR in facts.layers
+    least = cache.block_size if states else 0
+    wanted = combinations(limits.scheduler.max_num_seqs, limits.scheduler.max_num_batched_tokens, utilization, least)
     known = []
     for change in wanted:
         then = limits_after(details, facts, cache, before, plan_of(Changes(set=change)))

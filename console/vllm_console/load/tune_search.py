@@ -105,16 +105,17 @@ class Decision(msgspec.Struct, frozen=True):
 # -- candidates --------------------------------------------------------------------------------------------------------
 
 
-def combinations(seqs: int, batched: int, utilization: float | None) -> list[dict[str, FlagValue]]:
+def combinations(seqs: int, batched: int, utilization: float | None, least: int = 0) -> list[dict[str, FlagValue]]:
     """What to set, for each combination of values that differs from these: powers of two around both batch sizes, and
-    more memory for the KV cache. ``utilization`` is None where it has no effect.
+    more memory for the KV cache. ``utilization`` is None where it has no effect; ``least`` is how many tokens a step
+    must have.
     """
     sequences = _around(seqs, 4, 2048)
     tokens = _around(batched, 256, 32768)
     shares = [] if utilization is None else [share for share in UTILIZATIONS if share > utilization]
     found = []
     for one, other, share in product(sequences, tokens, [utilization, *shares]):
-        if other < one:
+        if other < one or other < min(least, batched):
             continue  # vLLM refuses a step with fewer tokens than sequences
         changed: dict[str, FlagValue] = {}
         if one != seqs:

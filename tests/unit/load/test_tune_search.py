@@ -42,6 +42,7 @@ def test_combinations_reach_around_the_present_values_and_never_have_fewer_token
     assert {one["gpu-memory-utilization"] for one in found if "gpu-memory-utilization" in one} == {0.92, 0.95}
     assert not any("gpu-memory-utilization" in one for one in combinations(64, 2048, None))
     assert len({tuple(one.items()) for one in found}) == len(found)
+    assert min(int(one.get("max-num-batched-tokens", 2048)) for one in combinations(64, 2048, 0.9, 1056)) == 2048
 
 
 def test_only_what_is_predicted_to_be_better_is_tried_and_of_those_alike_the_smallest_change():

@@ -32,6 +32,7 @@ class Topic(StrEnum):
     RAY_CLUSTER = "Ray cluster"
     RAY_GPUS = "Ray GPUs"
     RAYLET_GONE = "raylet gone"
+    CONFLICT = "conflict"
 
 
 class FailureRule(msgspec.Struct, frozen=True):
@@ -184,6 +185,17 @@ RULES: tuple[FailureRule, ...] = (
         Cause.INVALID_FLAG_VALUE,
         "vLLM does not accept this quantization value for this model.",
         0.9,
+    ),
+    _rule(
+        r"(?:block_size|max_tokens_per_mm_item) \(\d+\) (?:must be <=|is larger than) max_num_batched_tokens"
+        r"|max_num_seqs \(\d+\) exceeds available Mamba cache|long_prefill_token_threshold \(\d+\) cannot be greater"
+        r"|must be divisible by dcp_size|data_parallel_size_local \(\d+\) must be <="
+        r"|async scheduling is (?:currently )?(?:only|not) supported|Chunked prefill is required for mamba"
+        r"|`fp8` quantization method no longer supports online",
+        Cause.INVALID_FLAG_VALUE,
+        "vLLM does not accept these values together, or with this model.",
+        0.9,
+        topic=Topic.CONFLICT,
     ),
     _rule(
         r"max_num_batched_tokens \(\d+\) (?:is smaller than|must be greater)"

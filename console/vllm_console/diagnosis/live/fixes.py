@@ -147,7 +147,17 @@ def share_prefixes(evidence: Evidence) -> Fix | None:
     if evidence.flags.get("enable-prefix-caching") is not False or reuse <= WORTH_CACHING:
         return None
     why = f"{percent(reuse)} of each prompt repeats ({source}): computed and stored once."
+    if evidence.linear_layers:
+        return Fix(cached_states(evidence), why, "Blocks become large, so only long prefixes are found.")
     return setting("enable-prefix-caching", True, why, "Next to nothing.")
+
+
+def cached_states(evidence: Evidence) -> Changes:
+    """Prefix caching turned on for linear layers, with steps that hold a block (see `Evidence.state_block`)."""
+    block = evidence.frames[-1].prefix_step if evidence.frames else None
+    least = -(-(block or 0) // 256) * 256
+    more: dict[str, FlagValue] = {"max-num-batched-tokens": least} if evidence.max_num_batched_tokens < least else {}
+    return Changes({"enable-prefix-caching": True, **more})
 
 
 def more_memory(evidence: Evidence) -> Fix | None:

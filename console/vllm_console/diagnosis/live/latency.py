@@ -132,6 +132,7 @@ class PrefillContention:
         whole = evidence.flags.get("enable-chunked-prefill") is False
         fitting = _step_within(evidence.last(self.FRAMES), evidence.objectives.itl_p99_seconds) or tokens / 2
         least = max(LEAST_STEP_TOKENS, evidence.max_num_seqs + STEP_ROUND // 2)  # beside a full batch's own tokens
+        least = max(least, evidence.state_block)
         less = max(-(-least // STEP_ROUND), int(min(fitting, tokens / 2)) // STEP_ROUND) * STEP_ROUND
         smaller = None
         longest = min(tokens, _peak(evidence.last(self.FRAMES)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
-from vllm_console.diagnosis.live.fixes import WORTH_CACHING, more_cache, present, setting, share_prefixes
+from vllm_console.diagnosis.live.fixes import WORTH_CACHING, cached_states, more_cache, present, setting, share_prefixes
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, totals
 from vllm_console.diagnosis.live.rule import Evidence, Judgement
 from vllm_console.history.frames import STEP_SECONDS, Frame, total
@@ -261,4 +261,4 @@ def _linear_prefixes(evidence: Evidence, release: tuple[int, int, int]) -> Fix |
         return None
     why = "Prefixes that repeat are then computed once."
     tradeoff = "New in this release for such layers; blocks become large, so only long prefixes are found."
-    return setting(CACHING, True, why, tradeoff)
+    return Fix(cached_states(evidence), why, tradeoff)

@@ -182,6 +182,16 @@ class Evidence(msgspec.Struct, frozen=True):
         return token_count(self.flags.get("max-num-batched-tokens")) or self.batch_sizes[1]
 
     @property
+    def state_block(self) -> int:
+        """How many tokens a step must have at least for states of linear layers to be cached; 0 without such layers.
+
+        Some releases refuse smaller steps with ``mamba-cache-mode align`` (0.25.1 does, 0.32.0 does not).
+        """
+        block = self.frames[-1].prefix_step if self.frames else None
+        off = self.flags.get("enable-prefix-caching") is False
+        return block or 0 if self.linear_layers and not off else 0
+
+    @property
     def tensor_parallel(self) -> int:
         """Over how many GPUs each layer is split."""
         return token_count(self.flags.get("tensor-parallel-size")) or 1

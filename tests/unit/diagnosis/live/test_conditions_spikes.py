@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.prefix_cache import LARGE_STEP
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frame
 from vllm_console.metrics.sample import EngineSample, Histogram
@@ -30,11 +31,12 @@ def found(
     running_idle: int = 0,
     calm: Histogram | None = None,
     simulated: bool = False,
+    block: int = 16,
 ) -> dict[str, Finding]:
     """What is found where every ten seconds bring two prompts of so many tokens in all, computed in 0.2 s each.
 
     ``idle`` spans of ten seconds without a token follow, with ``running_idle`` requests running. With ``calm``, every
-    third span has those gaps and a quarter of the requests.
+    third span has those gaps and a quarter of the requests. With a large ``block`` the model has linear layers.
     """
     grown = EngineSample(
         requests_running=running, requests_waiting=0, kv_cache_usage=0.1, preemptions_total=0,
@@ -65,7 +67,11 @@ def found(
         for at in range(idle)
     )
     flags = {"max-num-batched-tokens": limit, "max-num-seqs": 64}
-    evidence = Evidence(now=frames[-1].end, ready_at=START - 60, frames=frames, flags=flags, simulated=simulated)
+    frames = tuple(replace(frame, prefix_step=block) for frame in frames)
+    evidence = Evidence(
+        now=frames[-1].end, ready_at=START - 60, frames=frames, flags=flags, simulated=simulated,
+        linear_layers=block > LARGE_STEP,
+    )  # fmt: skip
     return {finding.code: finding for finding in findings(evidence)}
 
 
@@ -73,6 +79,12 @@ def test_long_prompts_hold_up_the_streams_and_a_smaller_step_is_the_cure() -> No
     finding = found(4000)["prefill_contention"]
     changes = [dict(fix.changes.set) for fix in finding.fixes if not fix.changes.empty]
     assert changes == [{"max-num-batched-tokens": 768}]
+
+
+def test_a_step_of_a_model_with_linear_layers_still_holds_a_block() -> None:
+    changes = [dict(fix.changes.set) for fix in found(4000, block=1056)["prefill_contention"].fixes]
+    assert {"max-num-batched-tokens": 1280} in changes
+    assert all(fix.changes.empty for fix in found(4000, block=4096)["prefill_contention"].fixes)
 
 
 @pytest.mark.parametrize("limit", [2048, 4096])

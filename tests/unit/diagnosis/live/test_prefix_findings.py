@@ -151,6 +151,18 @@ def test_what_vllm_turned_off_is_named_with_its_reason(
     assert [one.changes for one in found.fixes] == ([changes] if changes is not None else [])
 
 
+def test_prefix_caching_of_linear_layers_comes_with_steps_that_hold_a_block() -> None:
+    """vLLM 0.25.1: 'In Mamba cache align mode, block_size (2096) must be <= max_num_batched_tokens (2048)'."""
+    known = {**HYBRID, "release": (0, 25, 1)}
+    found = find(replace(evidence(**OFF, step=2096), **known), "prefix_cache_off")
+    assert found is not None
+    assert found.fixes[0].changes == Changes({"enable-prefix-caching": True, "max-num-batched-tokens": 2304})
+    large = {"flags": {"max-num-batched-tokens": 4096}}
+    found = find(replace(evidence(**OFF, step=2096), **known, **large), "prefix_cache_off")
+    assert found is not None
+    assert found.fixes[0].changes == Changes({"enable-prefix-caching": True})
+
+
 def test_a_fix_for_prompts_that_are_known_to_repeat_is_a_warning() -> None:
     known = {**HYBRID, "release": (0, 25, 1), "earlier_reuse": 0.5}
     found = find(replace(evidence(**OFF), **known), "prefix_cache_off")

@@ -167,6 +167,36 @@ def test_a_new_name_is_offered_only_to_a_release_that_knows_it() -> None:
             Changes({"tool-call-parser": "hermes"}),
         ),
         ("ValueError: Unknown quantization method: foo.", Changes(unset=("quantization",))),
+        (
+            "AssertionError: In Mamba cache align mode, block_size (2096) must be <= max_num_batched_tokens (2048).",
+            Changes({"max-num-batched-tokens": 2096}),
+        ),
+        (
+            "ValueError: Chunked MM input disabled but max_tokens_per_mm_item (6404) is larger than "
+            "max_num_batched_tokens (2048). Please increase max_num_batched_tokens.",
+            Changes({"max-num-batched-tokens": 6404}),
+        ),
+        (
+            "ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (331). Each decode sequence requires "
+            "one Mamba cache block, so CUDA graph capture cannot proceed.",
+            Changes({"max-num-seqs": 331}),
+        ),
+        (
+            "ValueError: long_prefill_token_threshold (512) cannot be greater than the max_model_len (256).",
+            Changes({"long-prefill-token-threshold": 256}),
+        ),
+        (
+            "ValueError: tp_size=2 must be divisible by dcp_size=4.",
+            Changes({"decode-context-parallel-size": 2}),
+        ),
+        (
+            "ValueError: data_parallel_size_local (2) must be <= data_parallel_size (1)",
+            Changes({"data-parallel-size-local": 1}),
+        ),
+        (
+            "ValueError: The `fp8` quantization method no longer supports online quantization.",
+            Changes({"quantization": "fp8_per_tensor"}),
+        ),
     ],
 )
 def test_a_refused_value_becomes_one_that_is_taken(text: str, changes: Changes) -> None:
@@ -400,6 +430,19 @@ def test_a_fix_after_which_vllm_would_not_start_is_dropped(flags: Flags, changes
     fix, advice = Fix(changes, "why"), Fix(Changes(), "ask someone")
     assert accepted((fix, advice), flags, "0.25.1") == (advice,)
     assert accepted((fix, advice), flags, None) == (fix, advice)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("ValueError: Currently, async scheduling is only supported with EAGLE/MTP kind of speculative decoding",
+         "async-scheduling", True),
+        ("AssertionError: Chunked prefill is required for mamba cache mode 'align'.", "enable-chunked-prefill", False),
+    ],
+)  # fmt: skip
+def test_a_flag_that_contradicts_others_is_left_to_vllm(text: str, name: str, value: bool) -> None:
+    assert [fix.changes for fix in of(text, {name: value}).fixes] == [Changes(unset=(name,))]
+    assert of(text).fixes == ()
 
 
 def test_a_fix_may_leave_what_is_refused_already() -> None:
