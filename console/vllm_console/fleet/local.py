@@ -508,8 +508,8 @@ class LocalFleet:
             UnfitError, FleetError: as `Launcher.start`; the name is that of an attached endpoint.
         """
         self._refuse_read_only()
-        name = request.name or request.preset
-        if any(one.name == name for one in self._attached.read()[0]):
+        attached = {one.name for one in self._attached.read()[0]}
+        if attached and (name := self.launch_name(request)) in attached:
             raise FleetError(f"an endpoint is attached as '{name}': choose another --name, or detach it")
         return self._launched(self._launcher.start(request, planned))
 

@@ -112,7 +112,7 @@ class WatchedServer:
         self._unset: tuple[int, UnsetFlags] | None = None
         self._judge: Judge | None = None
         self._charts: ChartHistory[Entry, Timeline] | None = None
-        self._charted_as: tuple[object, tuple[Series, ProbeView]] | None = None
+        self._chart_cache: tuple[object, tuple[Series, ProbeView]] | None = None
         """What was charted last, and of which moment and range."""
         self._markers: MarkerBook | None = None
         self._past: Moment | None = None
@@ -237,7 +237,7 @@ class WatchedServer:
         if self._markers is not None:
             view = replace(view, markers=self._markers.markers(record, view.findings, loads, now))
         try:
-            series, probe = self._charted(self._charts, record, now, time)
+            series, probe = self._cached_chart(self._charts, record, now, time)
             return replace(view, series=series, probe=probe)
         except HistoryError as error:
             return _with_notice(view, error)
@@ -258,7 +258,7 @@ class WatchedServer:
         then = state_at(record, at)
         return replace(view, moment=at, then=then, sample=None, window=window, findings=findings, judged=judged)
 
-    def _charted(
+    def _cached_chart(
         self, charts: ChartHistory[Entry, Timeline], record: ServerRecord, now: float, time: TimeView
     ) -> tuple[Series, ProbeView]:
         """The range asked for, from what is recorded of it on; and what the probe recorded of it.
@@ -266,25 +266,25 @@ class WatchedServer:
         Charts change where a point ends, every `CHART_STEP_SECONDS`: between two ends it is the same series, which
         nobody has to draw again.
         """
-        until = self._completed_at(now)
+        until = self._newest_complete(now)
         key = (time, record.current.number, record.state.alive, until)
-        if self._charted_as is None or self._charted_as[0] != key or time.requests or self._charted_as[1][0].loading:
-            self._charted_as = (key, self._chart(charts, record, now, until, time))
-            return self._charted_as[1]
-        series, probe = self._charted_as[1]
-        last = self._records(record).last if time.at is None else None
+        if self._chart_cache is None or self._chart_cache[0] != key or time.requests or self._chart_cache[1][0].loading:
+            self._chart_cache = (key, self._read_chart(charts, record, now, until, time))
+            return self._chart_cache[1]
+        series, probe = self._chart_cache[1]
+        last = self._probe_of(record).last if time.at is None else None
         return series, replace(probe, last=last) if probe.last is not last else probe
 
-    def _completed_at(self, now: float) -> float:
+    def _newest_complete(self, now: float) -> float:
         """When the newest point ended of which every sample and record is there (Unix seconds)."""
         from vllm_console.history.probe_records import SETTLED_SECONDS
 
         newest, known = self._timeline.latest, now - CHART_STEP_SECONDS
         if newest is not None:
-            known = max(known, newest.at - (SETTLED_SECONDS if self._records_anything else 0.0))
+            known = max(known, newest.at - (SETTLED_SECONDS if self._has_probe else 0.0))
         return (math.ceil(known / CHART_STEP_SECONDS) - 1) * CHART_STEP_SECONDS  # a point includes its end
 
-    def _chart(
+    def _read_chart(
         self, charts: ChartHistory[Entry, Timeline], record: ServerRecord, now: float, until: float, time: TimeView
     ) -> tuple[Series, ProbeView]:
         last = self._series(record, now)
@@ -298,7 +298,7 @@ class WatchedServer:
         points = points_shown(time.range, age, span.step)
         shown = replace(newest_points(found, points), recorded_from=first)
         shown = replace(shown, as_of=last.as_of if time.end is None else None)
-        return self._records(record).in_time(shown, span, now, time, end)
+        return self._probe_of(record).in_time(shown, span, now, time, end)
 
     def _moment(self, record: ServerRecord, at: float) -> Moment | None:
         if self._history is None:
@@ -312,11 +312,11 @@ class WatchedServer:
         return self._past
 
     @property
-    def _records_anything(self) -> bool:
+    def _has_probe(self) -> bool:
         """Whether there is a folder of its probe."""
         return (self._folder / PROBE).is_dir()
 
-    def _records(self, record: ServerRecord) -> ServerProbe:
+    def _probe_of(self, record: ServerRecord) -> ServerProbe:
         """What its probe has recorded."""
         if self._probe is None:
             from vllm_console.fleet.probe import ServerProbe
@@ -329,9 +329,9 @@ class WatchedServer:
         window = self._timeline.window()
         if window is None or not any(one.count for one in window.latencies.values()) or not self._answered(record):
             return window
-        if not self._records_anything:
+        if not self._has_probe:
             return window
-        return self._records(record).window(window, self._timeline.recent, now)
+        return self._probe_of(record).window(window, self._timeline.recent, now)
 
     def _answered(self, record: ServerRecord) -> bool:
         """Whether the newest sample is from the running process, and not from an earlier start."""
@@ -446,8 +446,8 @@ class WatchedServer:
         if self._judge is None or context is None:
             return ()
         self._judge.add_gpus(context.host, details.gpus, now)
-        if self._records_anything:
-            self._judge.set_resumed(self._records(record).resumed(now))
+        if self._has_probe:
+            self._judge.set_resumed(self._probe_of(record).resumed(now))
         # A command takes one snapshot, and waits for the test request to a server that seems to hang.
         return self._judge.findings(record, details, context, now, wait=not self._interactive)
 

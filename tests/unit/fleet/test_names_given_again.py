@@ -7,12 +7,16 @@ import shutil
 import time
 from pathlib import Path
 
+import pytest
+
 from vllm_console.attached import Endpoint, attached_folder, first_record
 from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.verbs import FleetError
 from vllm_console.history.store import HISTORY, Writer
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_launchers.keeper import client, folders
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.private import make_folder
 
 MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -43,6 +47,24 @@ def test_why_a_server_failed_is_not_why_the_one_before_did(tmp_path: Path) -> No
         fleet.close()
 
 
+def attached(state: Path, name: str) -> Path:
+    """The folder of an attached endpoint."""
+    folder = attached_folder(state, name)
+    make_folder(folder.parent)
+    make_folder(folder)
+    folders.write_record(folder, first_record(name, Endpoint("http://192.0.2.1:8000"), time.time()))
+    return folder
+
+
+def test_a_launch_that_gets_a_number_does_not_hide_an_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attached(tmp_path, "chatbot-2")
+    monkeypatch.setattr(LocalFleet, "launch_name", lambda *_: "chatbot-2")  # its own name is in use
+    fleet = LocalFleet(tmp_path, observe=False, gpus=False)
+    with pytest.raises(FleetError, match="attached as 'chatbot-2'"):
+        fleet.start(LaunchRequest("chatbot", engine="simulated"))
+    fleet.close()
+
+
 def opened(name: str) -> list[str]:
     """The open files of this process with this name."""
     links = []
@@ -53,10 +75,7 @@ def opened(name: str) -> list[str]:
 
 
 def test_the_history_of_an_endpoint_that_another_console_detached_is_closed(tmp_path: Path) -> None:
-    folder = attached_folder(tmp_path, "far")
-    make_folder(tmp_path / "attached")
-    make_folder(folder)
-    folders.write_record(folder, first_record("far", Endpoint("http://192.0.2.1:8000"), time.time()))
+    folder = attached(tmp_path, "far")
     writer = Writer(folder / HISTORY)
     writer.append(Sample(time.time(), {"0": EngineSample(generation_tokens_total=1.0)}))
     writer.close()

@@ -223,7 +223,7 @@ def axis_above(limit: float, height: int) -> float:
     return limit * (dots - 1) / (dots - 5) if dots >= 8 else limit
 
 
-class _Same:
+class _ByIdentity:
     """A series as an argument of a cache: equal to itself alone, so that its points are not compared."""
 
     def __init__(self, series: Series | None) -> None:
@@ -233,7 +233,7 @@ class _Same:
         return id(self.series)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.series is other.series
+        return isinstance(other, _ByIdentity) and self.series is other.series
 
 
 def chart_of(
@@ -258,7 +258,7 @@ def chart_of(
     The chart of a series that is drawn again is the same lines.
     """
     return _chart(
-        _Same(series),
+        _ByIdentity(series),
         tuple(curves),
         width,
         height,
@@ -275,7 +275,7 @@ def chart_of(
 
 @lru_cache(maxsize=32)
 def _chart(
-    of: _Same,
+    of: _ByIdentity,
     curves: tuple[Curve, ...],
     width: int,
     height: int,
