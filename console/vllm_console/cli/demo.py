@@ -234,11 +234,16 @@ def _sweep(root: Path) -> None:
     """End what a killed demo left behind: each demo's folder is named after the process that made it."""
     with contextlib.suppress(FileNotFoundError):
         for folder in root.iterdir():
-            if folder.name.isdigit() and not _is_demo(int(folder.name)):
+            if folder.name.isdigit() and not _is_demo(int(folder.name)) and not _is_elsewhere(folder):
                 try:
                     _end(folder)
                 except (OSError, KeeperError) as error:
                     raise FleetError(f"{folder}: can't clean up after an earlier demo: {error}") from error
+
+
+def _is_elsewhere(root: Path) -> bool:
+    """Whether it belongs to a demo on another machine, or in another container, that shares this folder."""
+    return any(client.elsewhere(root, record) for record in client.list_records(root)[0])
 
 
 def _is_demo(pid: int) -> bool:
