@@ -190,8 +190,7 @@ class OperationsScreen(PartialRepaintScreen):
             yield self._footer
 
     def on_mount(self) -> None:
-        """Draw what there is, and compare runs from time to time."""
-        self.redraw()
+        """Compare runs from time to time."""
         self.set_interval(change_report.CHECK_SECONDS, lambda: self.changes.check(self.selected))
 
     def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
@@ -352,9 +351,10 @@ class OperationsScreen(PartialRepaintScreen):
 
     def on_resize(self, event: events.Resize) -> None:
         """Draw for the new size; the table starts anew with as few rows as it needs."""
-        if event.size != self._sized_for:
-            self._sized_for = event.size
-            self._table_height.reset()
+        if event.size == self._sized_for:
+            return  # Textual reports a size more than once
+        self._sized_for = event.size
+        self._table_height.reset()
         self.call_after_refresh(self.redraw)
 
     def redraw(self) -> None:
