@@ -74,6 +74,8 @@ class WindowRecorder:
         if self._newest is not None and sample.at - self._newest.end >= SETTLED_SECONDS + BOUNDARY_SECONDS:
             self.flush()
         if self._gpus is not None:
+            if self._totals and sample.at < self._totals[-1].at:
+                self._totals.clear()  # the clock was set back: those before lie ahead
             self._totals.append(totals_of(sample))
             while self._totals[0].at < sample.at - 3 * self._seconds:
                 self._totals.popleft()

@@ -675,8 +675,12 @@ class LocalFleet:
         if record.needs_keeper:
             if self._releases is not None:
                 self._releases.watch(name, lambda: self._has_ended(name))
-            with keeper_errors():
-                record = client.stop(self._state, name)
+            try:
+                with keeper_errors():
+                    record = client.stop(self._state, name)
+            except FleetError:
+                self._forget_release(name)  # it serves on, and may do so for weeks
+                raise
             self._announce()
         self._loads.stop(name)  # only now: a server that can't be stopped keeps its load
         self._ramps.cancel(name)

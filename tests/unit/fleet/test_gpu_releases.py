@@ -11,8 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.gpus import Releases
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.verbs import FleetError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
+from vllm_launchers.keeper import client, folders
+from vllm_launchers.keeper.errors import SilentError
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 
 CHAT = Holder(pid=10, user="ben", gib=40.0, server="chat")
 BARE = read_host(Path("1xrtx4090"))
@@ -126,3 +131,24 @@ def test_a_server_without_gpus_and_a_machine_without_them_start_no_thread(machin
     machine.host = None
     machine.stop()
     assert machine.threads() == 0
+
+
+def test_a_stop_that_was_refused_leaves_nothing_that_waits_for_the_end(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = Generation(1, LaunchSpec(("vllm",), "127.0.0.1", 1), 1_000.0)
+    folders.write_record(
+        folders.prepare(tmp_path, "chat"), ServerRecord("chat", State.READY, 1_001.0, 1_000.0, (generation,))
+    )
+
+    def refuse(*_: object) -> ServerRecord:
+        raise SilentError("its keeper does not answer")
+
+    monkeypatch.setattr(client, "adopt", lambda *_: False)
+    monkeypatch.setattr(client, "stop", refuse)
+    fleet = LocalFleet(tmp_path, interactive=True, observe=False, gpus=False)
+    fleet._releases = machine.releases
+    with pytest.raises(FleetError, match="does not answer"):
+        fleet.stop("chat")
+    machine.until(lambda: not machine.threads())
+    fleet.close()

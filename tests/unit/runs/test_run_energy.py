@@ -52,6 +52,13 @@ def test_the_recorder_stores_what_each_minute_took(tmp_path: Any, others: tuple[
         assert found == (pytest.approx(dict(zip(FIGURES, (5.0, 1.0, 600.0), strict=True))) if known else {})
 
 
+def test_a_clock_that_was_set_back_lets_nothing_pile_up(tmp_path: Any) -> None:
+    log = WindowRecorder(tmp_path / "runs.sqlite", RunName("chat-1", "chat", 1), gpus=(tmp_path / GPU_SAMPLES, PID))
+    for second in (*range(1_000_000, 1_000_100), *range(1000)):
+        log.append(Sample(1000.0 + second, {"0": EngineSample(generation_tokens_total=0.0)}))
+    assert len(log._totals) < 200
+
+
 def powered(windows: list[Any], joules: float) -> list[Any]:
     more = dict(zip(FIGURES, (joules, joules / 4, joules * 200), strict=True))
     return [with_figures(window, more) for window in windows]
