@@ -1,6 +1,7 @@
 """Commands about a server of an attached machine, ``HOST/NAME``: the same command is run there, over ssh.
 
-It is that user's command under that machine's rules; output, refusals and exit code are shown as they are.
+It is that user's command under that machine's rules, and read-only if it is so here; output, refusals and exit code are
+shown as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO, TextIO
 
+from vllm_console.cli.fleet_access import read_only_by, settings_from
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
 
@@ -42,7 +44,8 @@ def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
         raise FleetError(f"{plain(others[0], 200)} is not on {name}: a command is run on one machine")
     there = {word: server for word, (_, server) in split}
     at = list(words).index(args.command)  # options before it are for this console
-    remote_words = [there.get(one, one) for one in words[at:]]
+    read_only = ["--read-only"] if read_only_by(args, settings_from(args)) else []
+    remote_words = [*read_only, *(there.get(one, one) for one in words[at:])]
     try:
         process = subprocess.Popen(
             host.argv(remote_words, terminal=True),

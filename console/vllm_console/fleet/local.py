@@ -867,7 +867,8 @@ class LocalFleet:
         # Imported when a machine is attached: most people have none.
         from vllm_console.fleet.remote_hosts import RemoteHosts
 
-        return RemoteHosts(self._state, FIRST_ANSWER_SECONDS if self._interactive else HOSTS_ANSWER_SECONDS)
+        patience = FIRST_ANSWER_SECONDS if self._interactive else HOSTS_ANSWER_SECONDS
+        return RemoteHosts(self._state, patience, read_only=self.read_only)
 
     def _elsewhere(self, name: str) -> tuple[Connection, str] | None:
         """The connection to the machine that ``HOST/NAME`` names, and the server there; None for one of this machine.

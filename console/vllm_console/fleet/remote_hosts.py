@@ -254,10 +254,11 @@ class Session:
 
 
 class Connection:
-    """One machine, and the thread that reads its fleet. The lock guards the shared state."""
+    """One machine, and the thread that reads its fleet, there ``read_only``, too. The lock guards the shared state."""
 
-    def __init__(self, host: RemoteHost, interval: float = 1.0) -> None:
+    def __init__(self, host: RemoteHost, interval: float = 1.0, *, read_only: bool = False) -> None:
         self.host = host
+        self._words = ["--read-only", "remote"] if read_only else ["remote"]
         self.answered = threading.Event()
         """Set once it has answered, or could not be reached."""
         self._interval = interval
@@ -336,7 +337,7 @@ class Connection:
     def _converse(self) -> str:
         """Connect and ask for snapshots until the connection ends; returns why it did."""
         try:
-            session = Session(self.host.argv(["remote"]))
+            session = Session(self.host.argv(self._words))
         except OSError as error:
             return f"ssh can't be run: {error.strerror}"
         with self._lock:
@@ -366,8 +367,8 @@ class Connection:
 class RemoteHosts:
     """The machines of one state folder, each with its connection once it is asked for."""
 
-    def __init__(self, state: Path, patience: float) -> None:
-        self._state, self._patience = state, patience
+    def __init__(self, state: Path, patience: float, *, read_only: bool = False) -> None:
+        self._state, self._patience, self._read_only = state, patience, read_only
         self._connections: dict[str, Connection] = {}
         self._known: tuple[object, tuple[RemoteHost, ...]] = (None, ())
 
@@ -392,7 +393,7 @@ class RemoteHosts:
             if connection.host not in hosts:  # detached, or the name leads to another machine now
                 self._connections.pop(name).close()
         new = [host for host in hosts if host.name not in self._connections]
-        self._connections.update({host.name: Connection(host) for host in new})
+        self._connections.update({host.name: Connection(host, read_only=self._read_only) for host in new})
         deadline = time.monotonic() + self._patience
         for host in new:
             self._connections[host.name].answered.wait(max(0.0, deadline - time.monotonic()))
@@ -424,6 +425,6 @@ class RemoteHosts:
 
     def close(self) -> None:
         """End all connections."""
-        for connection in self._connections.values():
+        for connection in tuple(self._connections.values()):  # a snapshot that hangs may still be running
             connection.close()
         self._connections.clear()

@@ -168,7 +168,7 @@ def test_a_name_that_leads_to_another_machine_now_is_connected_again(
         (tmp_path / name).mkdir()
     monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))
-    hosts = RemoteHosts(tmp_path / "state", patience=30.0)
+    hosts = RemoteHosts(tmp_path / "state", patience=30.0, read_only=True)
     try:
         for number, destination in enumerate(("one", "two")):
             monkeypatch.setenv("FAKE_SSH_SAYS", machine(number))
@@ -176,11 +176,13 @@ def test_a_name_that_leads_to_another_machine_now_is_connected_again(
             views, _ = hosts.views(None)
             assert [view.name for view in views] == [f"box/chat-{number}"]
             assert hosts.connection("box").host.destination == destination
+            asked = (tmp_path / destination / "asked").read_text()
+            assert asked.endswith("vllm-console --read-only remote\n"), "it starts and records nothing there"
     finally:
         hosts.close()
 
 
-def test_both_runs_of_a_comparison_are_named_as_on_their_machine(
+def test_a_command_is_run_there_with_the_names_of_that_machine_and_no_more_rights_than_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "one").mkdir()
@@ -192,6 +194,10 @@ def test_both_runs_of_a_comparison_are_named_as_on_their_machine(
     words = ["--state", str(state), "compare", "box/chat@1", "box/chat@2"]
     assert run_elsewhere(parse(words), words) == 0
     assert "vllm-console compare chat@1 chat@2" in (tmp_path / "one" / "asked").read_text()
+    with_engines = ["--state", str(state), "--read-only", "compare", "box/chat", "--engine", "a", "--engine", "b"]
+    assert run_elsewhere(parse(with_engines), with_engines) == 0
+    asked = (tmp_path / "one" / "asked").read_text()
+    assert "vllm-console --read-only compare chat --engine a" in asked, "it would start servers there"
     words[-1] = "other/chat@2"
     with pytest.raises(FleetError, match="other/chat@2 is not on box"):
         run_elsewhere(parse(words), words)
