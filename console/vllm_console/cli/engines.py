@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from
@@ -146,6 +148,7 @@ def _remove(args: argparse.Namespace) -> int:
     Raises:
         FleetError: it can't be removed.
     """
+    from vllm_launchers.keeper.folders import default_root
     from vllm_launchers.vllm.engine_install import users_of
     from vllm_launchers.vllm.engines import managed_engine, managed_engines, remove_engine
 
@@ -158,7 +161,9 @@ def _remove(args: argparse.Namespace) -> int:
         raise NotFoundError(f"no engine installed here is called '{args.version}'; there are: {names}")
     if users := users_of(path):
         raise RefusedError(f"{path.name} is used by process {users[0]}; stop its server first")
-    confirmed(args, f"Delete {path}?")
+    started = ", ".join(_started_from(args.state or default_root(), path))
+    note = f" It started {started}, which can't be restarted without it." if started else ""
+    confirmed(args, f"Delete {path}?{note}")
     try:
         freed = remove_engine(path)
     except OSError as error:
@@ -167,4 +172,16 @@ def _remove(args: argparse.Namespace) -> int:
         print_json({"name": path.name, "removed": True, "freed_bytes": freed})
     else:
         print(f"{path.name}: removed, {size(freed)} freed")
+        if started:
+            print(f"It started {started}: 'vllm-console remove NAME', then 'start' with another engine.")
     return 0
+
+
+def _started_from(state: Path, engine: Path) -> Iterator[str]:
+    """The servers that are kept and whose command is in this folder."""
+    from vllm_launchers.keeper import client
+
+    records, _ = client.list_records(state)
+    for record in records:
+        if Path(record.current.spec.argv[0]).is_relative_to(engine):
+            yield record.name
