@@ -193,7 +193,7 @@ class MarkerBook:
         """All markers, oldest first."""
         if self._of_record[0] is not record.generations:
             self._of_record = (record.generations, record_markers(record))
-        if now - self._runs[0] >= REFRESH_SECONDS:
+        if not 0 <= now - self._runs[0] < REFRESH_SECONDS:  # below 0 the clock was set back
             from vllm_console.load.spans import read_spans
 
             self._runs = (now, self._read(record.name))

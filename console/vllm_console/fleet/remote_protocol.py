@@ -32,6 +32,9 @@ MOST_SERVERS = 200
 LEFT_OUT = frozenset({"restart", "startup", "probe", "markers", "folder", "log_path", "load_result", "pid"})
 """What of a server is only of use on its own machine; how a restart is going is part of its notice."""
 
+MOST = 1e16
+"""No number is larger: times stay dates, and sums finite."""
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
 
@@ -98,10 +101,21 @@ def views_of(document: Any, host: str) -> tuple[list[ServerView], list[str]]:
         ProtocolError: it is no such answer.
     """
     try:
+        if not _bounded(document):
+            raise ValueError("a number is beyond all bounds")
         servers, notices = document["servers"], [str(one) for one in document.get("notices", ())]
         return [_view(one, host) for one in servers[:MOST_SERVERS]], notices[:20]
-    except (TypeError, KeyError, AttributeError, ValueError, RecordError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError, RecordError, RecursionError) as error:
         raise ProtocolError(f"its answer can't be read ({str(error)[:120]})") from error
+
+
+def _bounded(value: Any) -> bool:
+    """Whether all numbers in a document are within bounds."""
+    if isinstance(value, dict):
+        return all(map(_bounded, value.values()))
+    if isinstance(value, list):
+        return all(map(_bounded, value))
+    return not isinstance(value, int | float) or abs(value) <= MOST
 
 
 def _view(fields: dict[str, Any], host: str) -> ServerView:

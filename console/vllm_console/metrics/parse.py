@@ -432,7 +432,7 @@ def _histogram(slots: _HistogramSlots, values: list[str | None]) -> Histogram | 
     return made
 
 
-MOST, LEAST = 1e18, 1e-18
+MOST, LEAST = 1e15, 1e-15
 """No figure of a server is larger, nor smaller and not zero: sums and ratios of such numbers stay finite."""
 
 

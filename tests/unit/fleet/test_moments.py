@@ -243,6 +243,9 @@ def test_markers_are_made_anew_only_when_something_happened(folder: Path, tmp_pa
     assert over is not first
     sent = book.markers(SERVED, (), (LoadSpan(NOW, None, 2.0),), NOW + 22)
     assert len(sent) == len(over) + 1
+    (folder / "loads.jsonl").write_text(f'{{"id": "1-1", "began_at": {NOW - 900}, "until": {NOW - 800}}}\n')
+    back = book.markers(SERVED, (), (), NOW - 600)
+    assert len(back) == len(over) + 2, "it is read again where the clock was set back"
 
 
 def test_loads_of_others_are_marked_and_those_of_this_console_once(tmp_path: Path) -> None:

@@ -105,11 +105,18 @@ def test_a_server_is_the_same_on_the_other_side(make: object) -> None:
     [None, 3, {}, {"servers": 1}, {"servers": [1]}, {"servers": [{"name": "x"}]},
      {"servers": [{"name": "\x1b[31m", "state": "ready", "state_since": 1.0}]},
      {"servers": [{"name": "../x", "state": "ready", "state_since": 1.0}]},
-     {"servers": [{"name": "x", "state": "flying", "state_since": 1.0}]}],
+     {"servers": [{"name": "x", "state": "flying", "state_since": 1.0}]},
+     {"servers": [{"name": "x", "state": "ready", "state_since": 1e300}]},
+     {"servers": [{"name": "x", "state": "ready", "state_since": 1.0, "flags": {"a": [10**40]}}]}],
 )  # fmt: skip
 def test_an_answer_that_is_none_is_a_sentence(document: object) -> None:
     with pytest.raises(ProtocolError):
         views_of(document, "box")
+
+
+def test_an_answer_as_deep_as_can_be_is_a_sentence() -> None:
+    with pytest.raises(ProtocolError):
+        views_of(decode(b'{"snapshot": ' + b"[" * 900 + b"]" * 900 + b"}")["snapshot"], "box")
 
 
 @pytest.mark.parametrize(
