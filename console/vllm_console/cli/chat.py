@@ -101,7 +101,7 @@ def _check(name: str, fleet: LocalFleet, *, remote_allowed: bool) -> None:
     elif server.headless:
         raise RefusedError(f"{plain(name)} is {server.node}: it serves no requests; node 0 does")
     elif not server.ours:
-        raise RefusedError(f"{plain(name)} was started by {server.owner or 'another user'} outside this console")
+        raise RefusedError(f"{plain(name)} {server.foreign}")
 
 
 def _options(args: argparse.Namespace) -> ChatOptions:
