@@ -16,7 +16,8 @@ from vllm_console.fleet.own_server import CHART_POINTS, CHART_STEP_SECONDS
 from vllm_console.fleet.snapshot import Engine, ServerView, State
 from vllm_console.history.time_view import LIVE, TimeView, points_shown
 from vllm_console.history.timeline import Timeline, newest_points
-from vllm_console.metrics.sample import Series
+from vllm_console.metrics.sample import Sample, Series
+from vllm_console.text import plain
 from vllm_launchers.addresses import TLS_FLAGS, base_url, format_exposure
 from vllm_launchers.host.processes import ObservedServer, ProcessScanner
 from vllm_launchers.listeners import Owner
@@ -127,20 +128,25 @@ class ObservedWatch:
         while not self._ended.wait(rest):
             busy = time.thread_time()
             try:
-                sample = scraper.sample(time.time())
+                self._take(scraper.sample(time.time()))
+                unanswered = 0
             except ScrapeError as error:
                 unanswered = unanswered + 1 if error.kind == "timeout" else 0
                 self._enter(self._after(error.kind, unanswered), str(error))
-            else:
-                unanswered = 0
-                with self._lock:
-                    self._timeline.append(sample)
-                    self._first_at = self._first_at or sample.at
-                    first = self._state is not State.READY
-                self._enter(State.READY, "", exposed(self.server) if first else None)
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: shown, and tried again; no old figures stay
+                self._enter(
+                    State.UNRESPONSIVE, f"it can't be sampled: {plain(str(error), 200) or type(error).__name__}"
+                )
             self.sampled.set()
             rest = max(self._interval, REST_PER_WORK * (time.thread_time() - busy))
         scraper.close()
+
+    def _take(self, sample: Sample) -> None:
+        with self._lock:
+            self._timeline.append(sample)
+            self._first_at = self._first_at or sample.at
+            first = self._state is not State.READY
+        self._enter(State.READY, "", exposed(self.server) if first else None)
 
     def _after(self, kind: str, unanswered: int) -> State:
         """The state after a failed sample, and so many in a row without an answer."""

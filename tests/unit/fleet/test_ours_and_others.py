@@ -8,11 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
+from fakes.endpoint import FakeEndpoint
 from vllm_console.fleet import other_servers
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ObservedWatch
@@ -184,3 +187,37 @@ def test_the_line_that_shows_a_failure_is_counted_from_the_beginning_of_the_log(
         assert view.diagnosis.line == 43
     finally:
         fleet.close()
+
+
+def test_a_fault_while_a_server_of_others_is_sampled_is_shown_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when descriptors run out for a moment: figures from before it must not stay for ever."""
+    fake, own = FakeEndpoint(), procfs.stat(os.getpid())
+    assert own is not None
+    faults = threading.Event()
+    thread = threading.current_thread()
+
+    def exposed(_: ObservedServer) -> str:
+        if faults.is_set() and threading.current_thread() is not thread:
+            raise OSError("too many open files")
+        return ""
+
+    faults.set()
+
+    monkeypatch.setattr(other_servers, "exposed", exposed)
+    port = urlsplit(fake.url).port
+    server = ObservedServer(own.pid, own.start_time, "anna", ("vllm", "serve", "m"), port, "127.0.0.1", "m")
+    watch = ObservedWatch(server, 0.05)
+    assert until(lambda: "too many open files" in watch.view(None, ()).reason)
+    faults.clear()
+    assert until(lambda: watch.view(None, ()).state is Seen.READY)
+    watch.close()
+    fake.close()
+
+
+def until(true: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + 30
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
