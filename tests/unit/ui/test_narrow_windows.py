@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from vllm_console.ui.screens.findings import findings_page
+
 
 @pytest.mark.parametrize("width", [1, 9, 17])
 @pytest.mark.parametrize("key", ["question_mark", "e", "i", "d", "n", "C", "l", "c", "a", "v", "M", "ctrl+p"])
@@ -15,3 +17,9 @@ async def test_every_screen_is_drawn_in_a_narrow_window(console, fakes, key, wid
         await c.pilot.resize_terminal(width + 2, 6)
         await c.pilot.pause()
         assert c.app.crash is None
+
+
+def test_the_figures_of_a_finding_fit_in_any_width(fakes):
+    for width in range(1, 120):
+        page = findings_page(fakes.pressed(fakes.NOW), fakes.NOW, width, 0, stages=True)
+        assert page.lines, width

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from rich.cells import cell_len
@@ -232,9 +232,11 @@ def footer_line(hints: Sequence[KeyHint], tail: Sequence[KeyHint], width: int) -
     return keys_line(hints, width, tail)
 
 
-def footer(scope: str, width: int) -> Strip:
-    """The most needed keys of a screen; the way back, which the registry names last, and help are always there."""
-    pairs = [(key_of(action.id), action.short, f"screen.{action.call}") for action in scoped(scope) if action.footer]
+def footer(scope: str, width: int, without: Collection[str] = ()) -> Strip:
+    """The most needed keys of a screen, but for actions that can do nothing now; the way back, which the registry
+    names last, and help are always there."""
+    known = [action for action in scoped(scope) if action.footer and action.id not in without]
+    pairs = [(key_of(action.id), action.short, f"screen.{action.call}") for action in known]
     return keys_line(pairs[:-1], width, (pairs[-1], (key_of("help"), "help", "app.help")))
 
 

@@ -15,6 +15,9 @@ from vllm_console.ui.widgets.draw import Part
 
 USAGE = Curve("kv_cache_usage")
 
+WIDE = 50
+"""From this width on the title says in full what the median is over."""
+
 APART = 0.05
 """Minimum difference for the median beside the present usage."""
 
@@ -25,7 +28,7 @@ def kv_cache_lines(server: ServerView, now: float, width: int, height: int, view
     usage = window.kv_cache_usage if window else None
     fullest = window.kv_cache_usage_max if window else None
     objective = server.objectives.kv_cache_usage if server.objectives else None
-    right = age_note(server, now) or (*_sustained(server, fullest if fullest is not None else usage),
+    right = age_note(server, now) or (*_sustained(server, fullest if fullest is not None else usage, width),
                                       marked(percent(usage), usage_missed(server)))  # fmt: skip
     figures = _figures(server, width)
     chart = chart_of(
@@ -43,12 +46,13 @@ def kv_cache_lines(server: ServerView, now: float, width: int, height: int, view
     return [title_line(1, "KV cache", width, right), *chart, *figures][:height]
 
 
-def _sustained(server: ServerView, now: float | None) -> tuple[Part, ...]:
+def _sustained(server: ServerView, now: float | None, width: int) -> tuple[Part, ...]:
     """The usage that held in the last minute, which is what is judged, if the present one differs."""
     held = next((one.value for one in server.judged if one.name == "kv_cache_usage"), None)
     if held is None or now is None or abs(held - now) < APART:
         return ()
-    return ((f"median {percent(held)} · now ", DIM),)
+    name = "1m" if width < WIDE else "median" if server.moment is not None else "last minute: median"
+    return ((f"{name} {percent(held)} · now ", DIM),)
 
 
 def _figures(server: ServerView, width: int) -> list[Strip]:

@@ -10,7 +10,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.sample import Series
-from vllm_console.text import UNKNOWN, amount, clock, seconds
+from vllm_console.text import UNKNOWN, amount, clock, duration, seconds
 from vllm_console.ui.panes.base import nothing_recorded, title_line
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, WARN
@@ -64,7 +64,9 @@ def step_lines(server: ServerView, _now: float, width: int, height: int, view: C
     room = height - 1
     fitting = min(len(PLOTS), columns * max(1, room // SMALLEST_CHART))
     rows = -(-fitting // columns)
-    note = " · ".join(filter(None, (_begins(series), "" if fitting == len(PLOTS) else "a larger pane shows more")))
+    more = "" if fitting == len(PLOTS) else "a larger pane shows more"
+    latest = f"latest {duration(series.step)}" if view.cursor is None and series.values else ""
+    note = " · ".join(filter(None, (_begins(series), more, latest)))
     lines = [title_line(8, "Steps", width, ((note, DIM),) if note else ())]
     for row in range(rows):
         tall = room // rows + (1 if row < room % rows else 0)

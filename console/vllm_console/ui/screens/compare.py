@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
 from msgspec.structs import replace
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.screen import Screen
@@ -442,7 +443,11 @@ def _figure(figure: Figure, columns: _Columns, reach: float, settled: bool) -> S
     style = VERDICT_STYLES.get(figure.verdict, None if settled else DIM) if figure.verdict is not None else DIM
     if figure.verdict is Verdict.NOT_COMPARABLE:
         style = DIM
-    change = fit(change_text(figure), columns.change)
+    change = change_text(figure)
+    room = columns.change
+    if not columns.wide and cell_len(change) > room:  # its figures rather than the bar
+        room, drawn = room + columns.bar, ""
+    change = fit(change, room)
     objective = objective_text(figure).removeprefix("objective ")
     tail = f"{drawn}  {change}{fit(verdict, _VERDICT)}" if columns.wide else f"{change}{drawn} {verdict}"
     indent = 2 if columns.wide else 1

@@ -335,7 +335,7 @@ def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:
             lines.append(line(" " * INDENT, fit(name, column), (value, STRONG), limit, (source, DIM)))
             continue
         # What does not fit in a line goes on below, and is never cut.
-        names = textwrap.wrap(name, column - 2, break_on_hyphens=False)
+        names, room = textwrap.wrap(name, column - 2, break_on_hyphens=False), max(10, room)
         texts: list[Part] = [(row, STRONG) for row in textwrap.wrap(value, room, break_on_hyphens=False)]
         texts += [(row, style) for text, style in ((limit, None), (source, DIM))
                   for row in textwrap.wrap(text.strip(), room, break_on_hyphens=False)]  # fmt: skip

@@ -249,7 +249,7 @@ class LaunchScreen(Screen[ServerView | None]):
         width = self.app.size.width
         bar = title_bar if frames_fit(self.app.size) else rule
         self._show("launch-title", [bar("Launch a server", width, outcome_parts(self.planner.outcome))])
-        self._show("launch-keys", [footer("launch", width)])
+        self._show("launch-keys", [footer("launch", width, self._idle_keys())])
         draft = self.planner.draft
         text, style = self._message
         if draft is None:
@@ -271,6 +271,11 @@ class LaunchScreen(Screen[ServerView | None]):
         elif not text and width < TWO_COLUMNS:
             text, style = "tab: presets → settings → plan", DIM
         self._show_note(text, style)
+
+    def _idle_keys(self) -> set[str]:
+        """Actions that can do nothing with the plan shown."""
+        fixes = any(found.fix for found in self.planner.outcome.findings)
+        return {name for name, idle in (("launch_fix", not fixes), ("launch_layouts", not self._alternatives)) if idle}
 
     def _share_rows(self, draft: LaunchDraft) -> None:
         """Where settings stand above the plan, give the plan what it needs and the settings all other rows."""

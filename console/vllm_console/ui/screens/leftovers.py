@@ -30,9 +30,8 @@ def remove_leftovers(console: ConsoleApp) -> None:
             if yes:
                 console.act("Removing leftovers…", lambda: fleet.remove_leftovers(left), done)
 
-        console.push_screen(
-            Confirm(f"End and remove {format_leftovers(left)}?", _details(left), "remove", late=True), answered
-        )
+        verb = "End and remove" if left.processes else "Remove"
+        console.push_screen(Confirm(f"{verb} {format_leftovers(left)}?", _details(left), "remove", late=True), answered)
         return ""
 
     def done(removed: Removed) -> str:

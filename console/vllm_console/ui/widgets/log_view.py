@@ -37,6 +37,10 @@ _STATISTICS = (
 matches them is not compiled before."""
 
 
+STATISTICS = "Avg prompt throughput"
+"""What tells the line that vLLM writes every ten seconds."""
+
+
 @lru_cache(maxsize=512)
 def short_line(text: str) -> str:
     """``18:01:43 message``: without process, date, place in the source, and level unless it is a warning or worse."""
@@ -50,7 +54,7 @@ def short_line(text: str) -> str:
 
 def _statistics(message: str) -> str:
     """``prompt 1758 tok/s · gen 1100 tok/s · run 40 · wait 13 · KV 62%``; empty for any other message."""
-    if "Avg prompt throughput" not in message:
+    if STATISTICS not in message:
         return ""
     found = [(name, figure[1], unit) for name, pattern, unit in _STATISTICS if (figure := re.search(pattern, message))]
     parts = [f"{name} {float(figure):.0f}{unit}" for name, figure, unit in found]
@@ -89,7 +93,7 @@ ERROR = Style(color="red")
 MATCH = Style(color="black", bgcolor="yellow")
 PLAIN = Style()
 
-NARROW = 100
+NARROW = 140
 """Below this width lines that are cut begin with their time and message: what vLLM writes before takes half of it."""
 
 BEFORE, BEHIND = "‹", "›"
@@ -351,6 +355,8 @@ class LogView(LineView):
         page = self.page
         short = self._compact or (width < NARROW and not self.wrap and not page.wanted)
         lines = [replace(one, text=short_line(one.text)) for one in page.lines] if short else page.lines
+        if not (short or self.wrap or page.wanted or self._left):
+            lines = [_statistics_in(one, width) for one in lines]
         strips = log_strips(
             lines, width, height, wanted=page.wanted, match=self.marked,
             left=self._left, wrap=self.wrap, from_end=page.following, marks=not self._compact,
@@ -394,6 +400,12 @@ class LogView(LineView):
         if not self._compact and not self.wrap and event.y < len(self.page.lines):
             self._selected = self.page.lines[event.y].offset
             self._do(LogPager.hold)
+
+
+def _statistics_in(one: Line, width: int) -> Line:
+    """vLLM's statistics as their figures where the line would be cut: the KV cache usage stands at its end."""
+    cut = STATISTICS in one.text and len(one.text) > width
+    return replace(one, text=short_line(one.text)) if cut else one
 
 
 def _redact() -> Callable[[str], str]:

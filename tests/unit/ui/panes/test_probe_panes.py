@@ -111,8 +111,11 @@ def test_steps_have_their_figures_at_the_cursor(fakes, recorded):
     now = text(step_lines(recorded, fakes.NOW, 150, 12))
     assert "tokens per step" in now
     assert "p99 30ms" in now
+    assert "latest 5s" in now
     burst = fakes.NOW - 5 * (180 - 106)
-    assert "p99 210ms" in text(step_lines(recorded, fakes.NOW, 150, 12, ChartView(cursor=burst)))
+    then = text(step_lines(recorded, fakes.NOW, 150, 12, ChartView(cursor=burst)))
+    assert "p99 210ms" in then
+    assert "latest" not in then
     assert "a larger pane shows more" in text(step_lines(recorded, fakes.NOW, 60, 6))
 
 

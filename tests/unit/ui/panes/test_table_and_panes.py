@@ -85,8 +85,10 @@ def test_marks_and_findings_say_the_same(fakes):
     peak = fakes.judged(replace(chat, window=calm, findings=()), held=0.55)
     assert "91%!" not in row_text(peak, fakes.NOW, 120)
     pane = text(kv_cache_lines(peak, fakes.NOW, 60, 12))
-    assert "median 55% · now 91%" in pane
+    assert "last minute: median 55% · now 91%" in pane
     assert "!" not in pane
+    narrow = kv_cache_lines(peak, fakes.NOW, 38, 12)[0].text
+    assert "1m 55% · now 91%" in narrow, "the width of the pane on a terminal of 120 columns"
     good = Finding("healthy", Severity.GOOD, fakes.NOW - 600, "", "")
     (healthy,) = agreed((good,), peak.judged)
     assert healthy.measures[0].value == "55.0%"

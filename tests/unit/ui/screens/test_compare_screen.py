@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.history.energy import FIGURES, Tariff
 from vllm_console.prediction.figures import Figures, Spread
+from vllm_console.prediction.outcome_text import outcome_lines
 from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates
 from vllm_console.prediction.score import KeptPrediction, Traffic
 from vllm_console.runs.compare import Recorded, compare
@@ -267,6 +268,26 @@ async def test_what_was_predicted_stands_next_to_what_came(fakes, made, wait_unt
         assert "TTFT p50 200ms 150ms to 250ms 310ms ! outside" in rows
         assert "tokens/s 210 tok/s 180 tok/s to 240 tok/s 200 tok/s within" in rows
         assert "The same steps are 5% slower since the restart: the machine or the engine." in rows
+
+
+def test_what_reads_like_an_end_of_the_interval_is_not_outside_and_no_drift_is_not_told():
+    kept = KeptPrediction(
+        0.0, {"max-num-seqs": 64}, Estimates(ttft_seconds=EstimatedSpread(mean=Estimate(3.5, 3.04, 28.0))),
+        Traffic(1.0, 100.0, 50.0), StepCost(0.02), measured=Figures(Spread(mean=2.97)), drift=0.004,
+    )  # fmt: skip
+    _, row = outcome_lines(kept)
+    assert row.split() == ["TTFT", "mean", "3.5s", "3.0s", "to", "28s", "3.0s", "within"]
+    _, far = outcome_lines(replace(kept, measured=Figures(Spread(mean=2.9))))
+    assert far.endswith("! outside")
+
+
+@pytest.mark.parametrize("width", [78, 80])
+def test_a_change_in_preemptions_is_not_cut(made, width):
+    found = comparison(made)
+    fewer = {"before": 0.14, "after": 0.0, "change": -0.14, "low": -0.18, "high": -0.095}
+    figures = [replace(one, **(fewer if one.unit == "per request" else {})) for one in found.figures]
+    (row,) = [text for text in texts(replace(found, figures=tuple(figures)), width) if "preemptions/req  " in text]
+    assert "−0.14 (−0.18 to −0.095) " in row
 
 
 @pytest.mark.parametrize("width", [78, 118])

@@ -76,6 +76,19 @@ async def test_the_layouts_have_their_legend(screen, wait_until, size):
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE])
+async def test_the_footer_has_the_keys_that_can_do_something(screen, fleet, wait_until, size):
+    fleet.ways = ()
+    async with screen.run_test(size=size) as pilot:
+        await planned(pilot, wait_until)
+        await wait_until(pilot, lambda: "tab section" in screen.text())
+        assert "l layouts" not in screen.text()
+        assert "f fix" not in screen.text()
+        fleet.ways = (ONE, PAIR)
+        screen.screen.planner.plan_soon()
+        await wait_until(pilot, lambda: "l layouts" in screen.text())
+
+
+@pytest.mark.parametrize("size", [SMALL, WIDE])
 async def test_a_key_shows_layouts_and_enter_applies_one(screen, fleet, wait_until, size):
     async with screen.run_test(size=size) as pilot:
         await planned(pilot, wait_until)

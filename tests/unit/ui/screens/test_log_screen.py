@@ -135,6 +135,18 @@ async def test_long_lines_are_wrapped_or_reached_sideways(host, wait_until, log)
         await wait_until(pilot, lambda: "wrapped" in app.text() and "the far end" in app.text())
 
 
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+async def test_the_kv_cache_usage_of_the_statistics_is_in_sight(host, wait_until, log, width):
+    figures = "Avg prompt throughput: 1758.4 tokens/s, Avg generation throughput: 1100.0 tokens/s, Running: 40 reqs"
+    rest = "Waiting: 13 reqs, GPU KV cache usage: 62.3%, Prefix cache hit rate: 12.0%"
+    append(log, f"(APIServer pid=22292) INFO 11-20 10:00:00 [loggers.py:259] Engine 000: {figures}, {rest}\n")
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(width, 24)) as pilot:
+        await wait_until(pilot, lambda: "run 40 · wait 13 · KV 62%" in app.text())
+        await pilot.press("w")
+        await wait_until(pilot, lambda: "[loggers.py:259]" in app.text())
+
+
 async def test_copies_the_selected_line_or_all_shown(host, wait_until, log):
     app = host(lambda: LogScreen("chat", log))
     async with app.run_test(size=(80, 24)) as pilot:
