@@ -173,7 +173,7 @@ def describe(server: ServerView, now: float, energy: Energy | None = None) -> li
         "preset": server.preset,
         "model": server.model,
         "engine": server.engine.label if server.engine else "",
-        "address": server.url if server.port else "",
+        "address": server.address,
         "pid": str(server.pid or ""),
         "GPUs": ",".join(map(str, server.gpus)),
         "run": str(server.generation),

@@ -315,6 +315,13 @@ class ServerView(msgspec.Struct, frozen=True):
             return self.attached.url
         return base_url(self.host, self.port, tls=self.tls)
 
+    @property
+    def address(self) -> str:
+        """Its base URL for people, with the machine where it holds; empty while it has no port."""
+        if not self.port:
+            return ""
+        return f"{self.url} on {self.remote}" if self.remote else self.url
+
 
 class FleetSnapshot(msgspec.Struct, frozen=True):
     """Every server at one moment (Unix seconds), sorted by name, ours first."""

@@ -166,7 +166,7 @@ def facts(server: ServerView, now: float) -> Mapping[str, str]:
         "preset": server.preset,
         "model": server.model,
         "engine": f"{engine.label}  {engine.path}" if engine else "",
-        "address": server.url if server.port else "",
+        "address": server.address,
         "GPUs": ", ".join(map(str, server.gpus)),
         "pid": str(server.pid) if server.pid is not None else "",
         "run": str(server.generation),

@@ -43,3 +43,11 @@ def test_it_keeps_to_its_width(fakes, maker, width):
     lines = describe_lines(getattr(fakes, maker)(fakes.NOW), fakes.NOW, width)
     tables = [strip for strip in lines if not strip.text.startswith("  ")]
     assert all(strip.cell_length <= width for strip in tables)
+
+
+def test_the_address_of_a_server_on_another_machine_names_that_machine(fakes):
+    chat = fakes.chat(fakes.NOW)
+    elsewhere = replace(chat, name="h100/chat", ours=False, remote="h100", remote_ours=True)
+    assert f"{chat.url} on h100" in "\n".join(shown(elsewhere, fakes.NOW))
+    assert "on h100" not in "\n".join(shown(chat, fakes.NOW))
+    assert elsewhere.url == chat.url
