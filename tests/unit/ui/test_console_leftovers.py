@@ -64,3 +64,11 @@ async def test_a_reason_stands_once_above_the_files_that_it_holds_for(console):
         await c.sees("/dev/shm/psm_7 (1 MiB)")
         await c.lacks("/dev/shm/psm_8")
         await c.sees("and 4 more: vllm-console leftovers")
+
+
+async def test_a_demo_removes_nothing_of_others(console):
+    async with console(demo=True) as c:
+        c.fleet.left = LEFT
+        await c.press("X")
+        await c.sees("This is the demo: 'vllm-console leftovers' lists")
+        assert c.fleet.calls == []

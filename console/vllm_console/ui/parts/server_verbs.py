@@ -293,7 +293,7 @@ class ServerVerbs:
                 self._staging.put(name, ())
             if view.restart is not None and view.restart.under_way:
                 self._sent[name] = server.generation, staged
-                return f"The restart of {name} is being prepared."
+                return self._about(name, f"The restart of {name} is being prepared.")
             if server.remote:
                 return f"{name} is restarting."
             number = view.generation + (view.state is State.STOPPING)  # the old generation is still stopping then
@@ -448,13 +448,18 @@ class ServerVerbs:
         details += [*in_flight(server), *_exposure(server)]
         self.ask(f"Switch {server.name} to {preset}?", details, "switch", lambda: self._switch(server, preset))
 
+    def _about(self, name: str, text: str) -> str:
+        """Say what is shown until something else happens to that server; what is left to say."""
+        self._console.say(text, server=name)
+        return ""
+
     def _switch(self, server: ServerView, preset: str, force: bool = False) -> None:
         fleet, name = self._console.fleet, server.name
 
         def done(view: ServerView) -> str:
             self._forget(name)
             if view.restart is not None and view.restart.under_way:
-                return f"The switch of {name} to {preset} is being prepared."
+                return self._about(name, f"The switch of {name} to {preset} is being prepared.")
             return f"Stopping {name}, then starting preset {preset}…"
 
         self._run(

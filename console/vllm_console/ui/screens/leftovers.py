@@ -17,8 +17,11 @@ MOST_SHOWN = 8
 
 
 def remove_leftovers(console: ConsoleApp) -> None:
-    """Find, ask, and remove; says what was spared."""
+    """Find, ask, and remove; says what was spared. A demo removes nothing: what there is belongs to other servers."""
     fleet = console.fleet
+    if console.polling.demo:
+        console.say("This is the demo: 'vllm-console leftovers' lists what ended servers have left on this machine.")
+        return
 
     def found(left: Leftovers) -> str:
         if left.empty:
