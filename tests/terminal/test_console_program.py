@@ -237,6 +237,7 @@ def test_a_terminal_that_cannot_be_drawn_on_is_refused(terminal, words, name):
 
 
 BUSY = """
+import os
 import sys
 from vllm_console.cli.main import main
 from vllm_console.ui import app
@@ -245,6 +246,7 @@ from vllm_console.ui.app import ConsoleApp
 app.END_SECONDS = 1  # of computing in vain
 
 def action_help(self):
+    os.mkdir(os.environ["BUSY_MARK"])
     while True:
         self._busy = True
 ConsoleApp.action_help = action_help
@@ -253,12 +255,15 @@ sys.exit(main([]))
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_console_that_is_busy_for_ever(home, terminal_module, way):
-    console = terminal_module.Terminal([sys.executable, "-c", BUSY], 100, 30, home)
+def test_a_signal_ends_a_console_that_is_busy_for_ever(home, terminal_module, tmp_path, way):
+    busy = tmp_path / "busy"
+    console = terminal_module.Terminal([sys.executable, "-c", BUSY], 100, 30, {**home, "BUSY_MARK": str(busy)})
     try:
         console.wait_for("Servers")
         console.press("?")
-        console.pump(1.0)
+        while not busy.exists():
+            assert console.process.poll() is None
+            console.pump(0.05)
         console.process.send_signal(way)
         assert console.wait_end() == 1
         assert console.restored()

@@ -19,7 +19,7 @@ from vllm_console.ui.theme import BAD, OK
 
 CASES = {
     "better": ({"slower": 0.6}, " is better: end-to-end p99 −48%"),
-    "worse": ({"slower": 1.6}, " is worse: ITL mean +58%"),
+    "worse": ({"slower": 1.6}, " is worse: end-to-end mean +45%"),
     "nothing": ({}, ": No significant difference"),
     "roughly alike": ({"slower": 0.4, "rate": 1.7}, ": Not comparable: traffic may be the cause"),
     "unlike": ({"rate": 3.4}, ": Not comparable: traffic differs"),
@@ -161,7 +161,7 @@ async def test_looking_too_early_does_not_take_the_verdict_away(console, fleet, 
         await run.until(lambda: isinstance(run.app.screen, CompareScreen), "the comparison")
         await run.press("escape")
         fleet.last_changes["chat"] = changed(made, slower=1.6)
-        await run.sees(" is worse: ITL mean +58%")
+        await run.sees(" is worse: end-to-end mean +45%")
 
 
 async def test_an_old_change_and_an_earlier_generation_are_no_news(console, fakes, made, soon):
@@ -183,7 +183,7 @@ async def test_an_open_comparison_goes_on_comparing(console, fleet, made, soon, 
         await run.press("c")
         await run.sees("Not enough data")
         fleet.last_changes["chat"] = changed(made, slower=1.6)
-        await run.sees("Worse: ITL mean")
+        await run.sees("Worse: end-to-end mean")
 
 
 async def test_a_second_change_is_said_to_be_indistinguishable(console, fakes):

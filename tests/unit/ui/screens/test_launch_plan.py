@@ -161,7 +161,7 @@ async def test_reasons_prices_and_sources_stand_beside_the_flags(screen, wait_un
         await wait_until(pilot, lambda: "trade-off: Longer" in screen.text())
         text = flat(screen)
         assert "preset: the server has the card" in text
-        assert "workload: 95 % of conversations stay" in text
+        assert "workload: 95 % of conversations" in text
         assert "vLLM's choice machine: There is room without FP8" in text
 
 
