@@ -33,9 +33,10 @@ AGE_SECONDS = 120.0
 """Age at which a prediction is recomputed, since traffic changes."""
 FIX_DELAY_SECONDS = 3.0
 """How long a fix must be the best one before its effect is predicted."""
-FIX_EVERY_SECONDS = 60.0
-"""The least time between predictions of a server's fixes: a fix follows the figures, and each costs some seconds."""
-FIX_AGE_SECONDS = 600.0
+FIX_EVERY_SECONDS = 600.0
+"""The least time between predictions of a server's fixes. A fix follows the figures, each prediction costs some seconds
+of CPU, and a console stays open all day; staging a fix predicts it at once."""
+FIX_AGE_SECONDS = 1800.0
 """Age at which the prediction of a fix is recomputed."""
 RETRY_SECONDS = 60.0
 """Age at which it is tried anew where nothing could be predicted: a run's first requests are too few."""
