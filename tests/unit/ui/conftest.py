@@ -43,6 +43,13 @@ class Console:
             await asyncio.sleep(0.01)
             await self.pilot.pause()
 
+    async def settle(self) -> None:
+        """Wait until the first picture is laid out: a pause draws it, and what changes size then is drawn again."""
+        before = None
+        while (now := [widget.region for widget in self.app.operations.query("*")]) != before:
+            before = now
+            await self.pilot.pause()
+
     @property
     def text(self) -> str:
         """The whole screen as text."""
@@ -67,7 +74,7 @@ def console(fakes: ModuleType) -> Callable[..., AbstractAsyncContextManager[Cons
         async with app.run_test(size=size) as pilot:
             console = Console(app, pilot, fleet)
             await console.until(lambda: app.snapshot is not None or fleet.look_error or not fleet.open.is_set())
-            await pilot.pause()
+            await console.settle()
             try:
                 yield console
             finally:
