@@ -32,8 +32,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fakes.reported_cache import cache_tokens
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.budget.estimate import cache_tokens, estimate
+from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.vllm.modelfacts.config import facts_from_config
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 

@@ -16,7 +16,7 @@ from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.fleet.verbs import FleetError, PresetProblem
-from vllm_console.ui.parts.traffic import MeasuredTraffic
+from vllm_console.ui.parts.staging import MeasuredTraffic
 from vllm_console.ui.screens.flags import FlagsScreen
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_console.ui.screens.log import LogScreen

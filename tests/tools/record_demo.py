@@ -17,10 +17,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from vllm_console.cli import demo
-from vllm_console.cli.demo_recording import FILE, STAMP, RecordedRun, RecordedServer, save
-from vllm_console.cli.demo_records import FILE as RECORDS_FILE
-from vllm_console.cli.demo_records import RecordedProbe, transposed
-from vllm_console.cli.demo_records import save as save_records
+from vllm_console.cli.demo_recording import (
+    FILE,
+    PROBES_FILE,
+    STAMP,
+    RecordedProbe,
+    RecordedRun,
+    RecordedServer,
+    save,
+    save_probes,
+    transposed,
+)
 from vllm_console.cli.demo_servers import MOST_IN_FLIGHT, SERVERS
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.load.run import Phase
@@ -282,8 +289,8 @@ def main() -> None:
             ]
         fleet.close()
     save(servers)
-    save_records(records)
-    for file in (FILE, RECORDS_FILE):
+    save_probes(records)
+    for file in (FILE, PROBES_FILE):
         print(f"{file}: {file.stat().st_size:,} bytes")
 
 

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({**comparison_document(found, fleet.tariff), "prediction": _document(kept)})
     else:
         from vllm_console.cli.runs_text import comparison_lines
-        from vllm_console.prediction.outcome_text import outcome_lines
+        from vllm_console.prediction.score import outcome_lines
 
         prediction = outcome_lines(kept) if kept is not None else []
         print("\n".join([*comparison_lines(found, fleet.tariff), *(["", *prediction] if prediction else [])]))

@@ -1,4 +1,4 @@
-"""``vllm-console`` without a command: the console itself."""
+"""``vllm-console`` without a command, and ``vllm-console replay RUN``: the console itself, and on a past run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, settings_from
+from vllm_console.cli.options import text_from
 from vllm_console.cli.picture_options import save
 from vllm_console.fleet.verbs import NotFoundError, Replay, UsageError
 from vllm_console.settings import Config, Settings
@@ -170,3 +171,13 @@ def _notifier(config: Config, args: argparse.Namespace, *, read_only: bool) -> N
     from vllm_launchers.keeper.client import default_root
 
     return Notifier(args.state or default_root(), config.alerts, environ=os.environ, read_only=read_only)
+
+
+def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run", type=text_from, help="run id, NAME@RUN, or NAME (its newest run, or that of --at TIME)")
+
+
+def run_replay(args: argparse.Namespace) -> int:
+    """Open the console, or save a picture of it."""
+    return open_on(args, lambda fleet: fleet.replay(args.run, args.at))

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vllm_console.cli import demo_recording as recording
-from vllm_console.cli import demo_records as records
 from vllm_console.cli.console import need_screen, show
 from vllm_console.cli.demo_servers import SERVERS, WINDOW_SECONDS, DemoServer
 from vllm_console.cli.picture_options import add_picture_arguments, check, save
@@ -134,7 +133,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
                 resumed[server.name] = now
             else:  # the recording does not apply to other GPUs, or to a preset of your own
                 view = fleet.start(runs[-1])
-            words = [sys.executable, "-m", "vllm_console.cli.demo_traffic", view.url, server.name, str(os.getpid())]
+            words = [sys.executable, "-m", "vllm_console.cli.demo_servers", view.url, server.name, str(os.getpid())]
             traffic.append(
                 subprocess.Popen(
                     [*words, str(past.in_flight if fits else 0)],
@@ -164,9 +163,9 @@ def _enter_records(root: Path, resumed: Mapping[str, float]) -> None:
     """Enter what probes recorded of the servers that continue from the recording, which ended at those times."""
     if not resumed:
         return
-    recorded = records.read()
+    recorded = recording.read_probes()
     for name, ended in resumed.items():
-        records.enter(recorded[name], client.folder(root, name), ended)
+        recording.enter_probes(recorded[name], client.folder(root, name), ended)
 
 
 def _wait_until_ready(root: Path) -> None:

@@ -1,11 +1,12 @@
 """The demo's recording: what its simulated servers did in the minutes before it is opened.
 
 `tests/tools/record_demo.py` makes it: the simulated engine in virtual time, its own metrics and log. Here it is entered
-through the recorder's own stores, with times that end now.
+through the recorder's own stores, with times that end now; and what their probes recorded: steps and finished requests.
 """
 
 from __future__ import annotations
 
+import json
 import lzma
 import os
 import time
@@ -24,6 +25,7 @@ from vllm_console.history.gpu_history import FIVES, GpuHistoryWriter
 from vllm_console.history.store import HISTORY, Writer
 from vllm_console.metrics.sample import Sample, Window
 from vllm_console.recorder import WindowRecorder
+from vllm_console.runs.keys import recorded_key
 from vllm_console.runs.store import FILE_NAME, RunName
 from vllm_launchers import values
 from vllm_launchers.host.gpu.document import read_host
@@ -31,6 +33,8 @@ from vllm_launchers.keeper.files import LOG
 from vllm_launchers.keeper.lifecycle import exit_of
 from vllm_launchers.keeper.records import Generation, LaunchSpec, Recording, State
 from vllm_launchers.private import open_file
+from vllm_launchers.probe.environment import PROBE
+from vllm_launchers.probe.plugin.vllm_console_probe import FORMAT, HEADER_BYTES, LAYOUTS, SEGMENT_BYTES
 from vllm_launchers.vllm.flags.changes import FlagValue
 
 FILE = Path(__file__).with_suffix(".xz")
@@ -93,7 +97,7 @@ def enter(
     _write(folder / LOG, b"".join(_log_of(server.runs, now)))
     writer = Writer(folder / HISTORY)
     for number, (run, spec) in enumerate(zip(server.runs, specs, strict=True), 1):
-        name = RunName(_run_key(spec, number), folder.name, number)
+        name = RunName(recorded_key(spec, number), folder.name, number)
         windows = WindowRecorder(state / FILE_NAME, name, WINDOW_SECONDS)
         for recorded in run.samples:
             sample = structs.replace(recorded, at=now + recorded.at)
@@ -144,11 +148,6 @@ def _ended(number: int, run: RecordedRun, spec: LaunchSpec, now: float) -> Gener
     return Generation(number, spec, now + run.started_at, now + run.ready_at, ended_at, ended)
 
 
-def _run_key(spec: LaunchSpec, number: int) -> str:
-    """The key that its recorder gives the run of this generation."""
-    return spec.sidecar[spec.sidecar.index("--run") + 1].replace("{generation}", str(number))
-
-
 def _write(path: Path, data: bytes) -> None:
     with os.fdopen(open_file(path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(data)
@@ -161,3 +160,59 @@ def _log_of(runs: Sequence[RecordedRun], now: float) -> list[bytes]:
         for run in runs
         for at, line in run.log
     ]
+
+
+PROBES_FILE = Path(__file__).with_name("demo_records.xz")
+"""Apart from `FILE`: they are larger, and are written while the servers start."""
+
+RecordedProbe = Mapping[str, bytes]
+"""The records of one run by their kind, `transposed`. Their times are in seconds, and 0 is the end of the recording."""
+
+
+def read_probes() -> Mapping[str, Sequence[RecordedProbe]]:
+    """The records of each run of each server, oldest first."""
+    return msgspec.msgpack.decode(lzma.decompress(PROBES_FILE.read_bytes()), type=dict[str, list[dict[str, bytes]]])
+
+
+def save_probes(servers: Mapping[str, Sequence[RecordedProbe]]) -> None:
+    """Write the records that are shipped."""
+    PROBES_FILE.write_bytes(lzma.compress(msgspec.msgpack.encode(servers), preset=9))
+
+
+def enter_probes(runs: Sequence[RecordedProbe], folder: Path, now: float) -> None:
+    """Write segments as a probe would have, which ends at ``now`` (Unix seconds), to a server's ``folder``."""
+    place = folder / PROBE
+    place.mkdir(mode=0o700, exist_ok=True)
+    for number, run in enumerate(runs):
+        for kind, columns in run.items():
+            size = LAYOUTS[kind].size
+            records = untransposed(columns, size)
+            room = (SEGMENT_BYTES - HEADER_BYTES) // size * size
+            for part, start in enumerate(range(0, len(records), room)):
+                # The names of segments are in the order of time: before those of the server that goes on.
+                path = place / f"{kind}-{number:010d}{part:010d}-{os.getpid()}.bin"
+                with os.fdopen(open_file(path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+                    file.write(_segment_header(kind, now) + records[start : start + room])
+
+
+def _segment_header(kind: str, now: float) -> bytes:
+    """That of a process whose clock was at 0 at ``now``."""
+    header = {
+        "format": FORMAT, "kind": kind, "record_bytes": LAYOUTS[kind].size, "pid": os.getpid(), "wall": now,
+        "monotonic": 0.0,
+    }  # fmt: skip
+    return json.dumps(header).encode().ljust(HEADER_BYTES - 1) + b"\n"
+
+
+def transposed(records: bytes, size: int) -> bytes:
+    """The first byte of each record, then the second one of each, and so on: they can be compressed far better."""
+    return b"".join(records[place::size] for place in range(size))
+
+
+def untransposed(columns: bytes, size: int) -> bytes:
+    """The records again."""
+    count = len(columns) // size
+    records = bytearray(len(columns))
+    for place in range(size):
+        records[place::size] = columns[place * count : (place + 1) * count]
+    return bytes(records)

@@ -1,14 +1,20 @@
-"""The demo's two servers: their flags before and now, and the traffic they get."""
+"""The demo's two servers: their flags before and now, and the traffic they get.
+
+Run with ``-m``, it sends the traffic of one of them: a process of its own, ended with the console that started it.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import os
 from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import Changes
-from vllm_console.load.run import Phase
+from vllm_console.load.run import Phase, run_scenario, stop_on_signals
 from vllm_console.load.shape import Exact
 from vllm_launchers.presets.model import Workload
 
@@ -89,3 +95,29 @@ cache holds 14 of them within its objective, so with 32 sequences requests are p
 again. With 14, none is preempted: requests end sooner, and the first token comes no later on average. In virtual time
 the server is busy for 77% of the time before and 76% after, and has no queue when the next burst comes. ``editor`` has
 room and stays calm."""
+
+
+async def play(url: str, name: str, pid: int, in_flight: int) -> None:
+    """Play the traffic of the demo's server ``name`` until a signal comes or process ``pid`` ends."""
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    console = os.pidfd_open(pid)
+    asyncio.get_running_loop().add_reader(console, stop.set)
+    server = next(server for server in SERVERS if server.name == name)
+    first, phases = traffic_on(server, in_flight)
+    await run_scenario(url, phases, first=first, max_in_flight=MOST_IN_FLIGHT, stop=stop)
+
+
+def main() -> None:
+    """Parse the arguments and play."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("name", help="the demo's server that it is for")
+    parser.add_argument("pid", type=int)
+    parser.add_argument("in_flight", type=int, help="requests to send at once at first")
+    args = parser.parse_args()
+    asyncio.run(play(args.url, args.name, args.pid, args.in_flight))
+
+
+if __name__ == "__main__":
+    main()

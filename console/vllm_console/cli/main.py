@@ -51,10 +51,12 @@ COMMANDS = {
     "restart": Command(
         "restart a server with changed flags, the previous flags, or another preset", changes=True, elsewhere=True
     ),
-    "sleep": Command("put a server to sleep, to free its GPUs for another one", changes=True, elsewhere=True),
+    "sleep": Command(
+        "put a server to sleep, to free its GPUs for another one", module="stop", changes=True, elsewhere=True
+    ),
     "wake": Command(
         "wake a server up; its partner in a standby pair goes to sleep first",
-        module="sleep",
+        module="stop",
         changes=True,
         elsewhere=True,
     ),
@@ -77,13 +79,13 @@ COMMANDS = {
     "tune": Command("find better flags: predict every combination, measure the best few", changes=True, elsewhere=True),
     "lora": Command("list, load or unload a running server's LoRA adapters"),
     "runs": Command("list past and present runs, with flags and figures", elsewhere=True),
-    "replay": Command("open the console on a past run, also of a removed server"),
+    "replay": Command("open the console on a past run, also of a removed server", module="console"),
     "compare": Command("compare two runs: did the change help?", elsewhere=True),
     "metrics": Command("parse a /metrics page from a URL or a file"),
     "diagnose": Command("explain a vLLM failure from its log, with fixes"),
     "host": Command("show this machine's GPUs and what uses them"),
     "topology": Command("draw the GPU topology", module="host"),
-    "gpus": Command("print the best set of free GPUs, for scripts"),
+    "gpus": Command("print the best set of free GPUs, for scripts", module="host"),
     "board": Command("show claimed GPUs and running servers of all users"),
     "claim": Command("claim GPUs on the shared board until a time", module="board", changes=True),
     "release": Command("release your GPU claims", module="board", changes=True),

@@ -21,8 +21,7 @@ from vllm_console.fleet.verbs import FleetError, RefusedError
 from vllm_console.text import duration, percent, plain, rate
 
 if TYPE_CHECKING:
-    from vllm_console.load.energy import EnergyMeter
-    from vllm_console.load.ramp import Ramp, RampOptions, RampProgress, RampStep
+    from vllm_console.load.ramp import EnergyMeter, Ramp, RampOptions, RampProgress, RampStep
     from vllm_console.runs.measurement import Measurement
     from vllm_launchers.presets.model import Objectives
 
@@ -239,7 +238,7 @@ def _search(args: argparse.Namespace, target: Target, objectives: Objectives, op
 @contextlib.contextmanager
 def _meter(target: Target) -> Iterator[EnergyMeter | None]:
     """What reads the GPUs of a server of ours; None of one without."""
-    from vllm_console.load.energy import EnergyMeter
+    from vllm_console.load.ramp import EnergyMeter
     from vllm_launchers.host.gpu.monitor import GpuMonitor
 
     server = target.server

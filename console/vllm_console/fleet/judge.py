@@ -17,9 +17,9 @@ from vllm_console.diagnosis.accepted import accepted
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.engine import HUNG_AFTER_SECONDS, in_part, suspected_hang
 from vllm_console.diagnosis.live.findings import OF_TRAFFIC, findings
+from vllm_console.diagnosis.live.fixes import with_experience
 from vllm_console.diagnosis.live.prefix_cache import hit_rate
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
-from vllm_console.diagnosis.live.tried import with_experience
 from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, total
 from vllm_console.history.prefix_use import still_cached
 from vllm_console.history.timeline import IDLE_SECONDS

@@ -46,7 +46,6 @@ MOST_UNCHARTED = 90
 """So many samples wait at most until they are put into points: more than a window has, so that a command, which draws
 no charts, computes none."""
 _Point = tuple[float | None, ...]
-_NOTHING: _Point = (None,) * len(SERIES)
 
 
 def _sum(one: float | None, other: float | None) -> float | None:

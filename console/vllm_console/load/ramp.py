@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 
-from vllm_console.history.energy import Energy
+from vllm_console.history.energy import Energy, Tariff, energy_within, totals_of
 from vllm_console.load.client import (
     Access,
     LoadError,
@@ -26,7 +27,6 @@ from vllm_console.load.client import (
     read_body,
     wait,
 )
-from vllm_console.load.energy import EnergyMeter
 from vllm_console.load.ramp_search import (
     FEWEST_REQUESTS,
     FEWEST_SECONDS,
@@ -50,6 +50,10 @@ from vllm_console.text import percent
 from vllm_console.text import rate as rate_text
 from vllm_console.text import seconds as latency_text
 from vllm_launchers.presets.model import Objectives, Workload
+
+if TYPE_CHECKING:
+    from vllm_console.metrics.sample import Sample
+    from vllm_launchers.host.gpu.host import Host
 
 DEFAULT_BUDGET_SECONDS = 600.0
 WATCH_SECONDS = 0.5
@@ -670,3 +674,35 @@ def _why(step: RampStep, objectives: Objectives) -> str:
     if limited_by == "client":
         return "this client could not send as fast"
     return "the server stopped answering"
+
+
+EDGE_SECONDS = 3.0
+"""By how much the first and the last reading may lie within a step; they are taken every second."""
+
+
+class EnergyMeter:
+    """Keeps what ``latest`` shows of the GPUs; ``pid`` is the server's process, ``gpus`` those that it was given."""
+
+    def __init__(
+        self, pid: int, gpus: Sequence[int], latest: Callable[[], Host | None], tariff: Tariff | None = None
+    ) -> None:
+        self._pid, self._gpus, self._latest, self._tariff = pid, set(gpus), latest, tariff
+        self._hosts: list[Host] = []
+
+    def look(self) -> None:
+        """Keep the newest reading."""
+        host = self._latest()
+        if host is not None and (not self._hosts or host.at != self._hosts[-1].at):
+            self._hosts.append(host)
+
+    def energy(self, samples: Sequence[Sample]) -> Energy | None:
+        """The energy from the first to the last of the server's samples, and let go of the readings."""
+        self.look()
+        hosts, self._hosts = self._hosts, []
+        if len(samples) < 2:
+            return None
+        start, end = samples[0].at, samples[-1].at
+        found = energy_within(hosts, self._pid, list(map(totals_of, samples)), start, end, EDGE_SECONDS)
+        if found is None or set(found.gpus) != self._gpus:
+            return None
+        return replace(found, tariff=self._tariff)

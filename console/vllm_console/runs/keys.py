@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from vllm_launchers.keeper.records import Generation, ServerRecord
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord
 
 
 def run_key(record: ServerRecord, generation: Generation) -> str:
     """A run's unique key, which its recorder was given."""
-    words = generation.spec.sidecar
-    if "--run" in words[:-1]:
-        return words[words.index("--run") + 1].replace("{generation}", str(generation.number))
+    if "--run" in generation.spec.sidecar[:-1]:
+        return recorded_key(generation.spec, generation.number)
     return f"{record.name}@{generation.number}/{record.created_at:.0f}"
+
+
+def recorded_key(spec: LaunchSpec, number: int) -> str:
+    """The key that the recorder of this spec gives the run of a generation."""
+    return spec.sidecar[spec.sidecar.index("--run") + 1].replace("{generation}", str(number))

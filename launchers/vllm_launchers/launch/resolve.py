@@ -17,7 +17,6 @@ from vllm_launchers.keeper.records import LaunchSpec, NodeSpec, NotRetryable, Re
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.earlier_starts import find_earlier, fixed_cache, gpu_kind
 from vllm_launchers.launch.errors import UsageError
-from vllm_launchers.launch.nodes import check_layout, check_nodes
 from vllm_launchers.launch.placement import PRETENDS, Place, kept_slice
 from vllm_launchers.plan.alternatives import alternatives_of
 from vllm_launchers.plan.attention import BACKEND_VARIABLE
@@ -32,7 +31,7 @@ from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.choose import choose, suggest
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInputs, SeenRoom, overlay
 from vllm_launchers.plan.choices.layout import all_layouts, fixed_layout, held_at_p95, sizes
-from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, node_choices
+from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, check_layout, check_nodes, node_choices
 from vllm_launchers.plan.choices.pool import pool_of
 from vllm_launchers.plan.findings import Finding, Level, PlanError
 from vllm_launchers.plan.flags import BLOCKS, VISIBLE

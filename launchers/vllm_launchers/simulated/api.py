@@ -740,7 +740,6 @@ def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
     }
 
 
-_ANY: dict[str, Any] = {"application/json": {"schema": {}}}
 _PAGE = "<!DOCTYPE html>\n<html>\n<head>\n<title>{title}</title>\n{head}</head>\n<body>\n{body}\n</body>\n</html>\n"
 _CDN = "https://cdn.jsdelivr.net/npm"
 

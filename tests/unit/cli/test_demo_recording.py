@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.cli import demo, demo_recording, demo_records
+from vllm_console.cli import demo, demo_recording
 from vllm_console.cli.demo_servers import SERVERS, WINDOW_SECONDS, DemoServer, traffic_on
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.fleet.gpu_charts import history_path
@@ -93,7 +93,7 @@ def test_it_is_entered_as_25_minutes_that_end_now(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["docs", "editor"])
 def test_steps_and_requests_are_entered_as_a_probe_would_have_written_them(tmp_path: Path, name: str) -> None:
     """They are the whole traffic, up to the last moment without a request, and a prediction can be made from them."""
-    demo_records.enter(demo_records.read()[name], tmp_path, NOW)
+    demo_recording.enter_probes(demo_recording.read_probes()[name], tmp_path, NOW)
     reader = ProbeReader(tmp_path / "probe")
     requests, steps = reader.requests(), reader.steps()
     assert NOW - 901 < steps[0].at < NOW - 880
@@ -117,7 +117,7 @@ def test_steps_and_requests_are_entered_as_a_probe_would_have_written_them(tmp_p
 
 def test_rows_are_the_records_again() -> None:
     records = bytes(range(12))
-    assert demo_records.rows(demo_records.transposed(records, 4), 4) == records
+    assert demo_recording.untransposed(demo_recording.transposed(records, 4), 4) == records
 
 
 def findings(plan: Plan, run: demo_recording.RecordedRun, number: int) -> tuple[Finding, ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_console.history.energy import Tariff
-from vllm_console.load.energy import EnergyMeter
-from vllm_console.load.ramp import RampStep, conclude
+from vllm_console.load.ramp import EnergyMeter, RampStep, conclude
 from vllm_console.load.ramp_search import StepOutcome
 from vllm_console.load.report import Latency
 from vllm_console.metrics.sample import EngineSample, Sample

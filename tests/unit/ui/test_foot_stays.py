@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.ui.parts.table_height import TableHeight
+from vllm_console.ui.panes.servers import TableHeight
 from vllm_console.ui.theme import BAD
 from vllm_launchers.host.gpu.document import read_host
 

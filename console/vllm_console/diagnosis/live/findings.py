@@ -12,7 +12,7 @@ from vllm_console.diagnosis.live.cache import (
     KvCachePressure,
     Preempting,
 )
-from vllm_console.diagnosis.live.engine import EngineHung, StarvedByClients, engine_dead, first_request
+from vllm_console.diagnosis.live.engine import DraftsRejected, EngineHung, StarvedByClients, engine_dead, first_request
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p99, sustained_usage, totals
 from vllm_console.diagnosis.live.gpus import GpuThrottled, PcieNarrow, TensorParallelStalls
 from vllm_console.diagnosis.live.latency import PrefillContention, SlowFirstToken, SlowTokens
@@ -25,7 +25,6 @@ from vllm_console.diagnosis.live.queue import (
 )
 from vllm_console.diagnosis.live.ranks import UnevenRanks
 from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, holds_since
-from vllm_console.diagnosis.live.speculation import DraftsRejected
 from vllm_console.diagnosis.live.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
 from vllm_console.history.frames import merged
 from vllm_console.history.timeline import IDLE_SECONDS

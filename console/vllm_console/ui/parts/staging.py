@@ -1,16 +1,21 @@
-"""Staged changes of flags: what a single key changes, and what is staged for which server."""
+"""Staged changes of flags: what a key changes, what measured traffic suggests, and what is staged for which server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from vllm_console.fleet.snapshot import Changes, Flags, FlagValue, ServerView
 from vllm_launchers.plan.attention import is_fp8
+from vllm_launchers.plan.choices.inputs import Choice
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import same_value
 from vllm_launchers.vllm.release_defaults import default_utilization
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
 
 UTILIZATION_STEP = 0.02
 LARGEST_CONTEXT = 4 * 1024 * 1024
@@ -304,3 +309,26 @@ def _toggle(server: ServerView, flags: Flags, flag: str) -> Step:
     if flag in flags:
         return _step(server, flag, not flags[flag])
     return Step(flag, False, f"--{flag} was unset; vLLM enables it where the model supports it")
+
+
+class MeasuredTraffic(msgspec.Struct, frozen=True):
+    """The traffic in one sentence, and the choices it suggests: none if there is too little, or the flags fit."""
+
+    sentence: str
+    choices: tuple[Choice, ...] = ()
+
+
+def measured_traffic(fleet: LocalFleet, name: str) -> MeasuredTraffic:
+    """Analyze a server's traffic. Blocks briefly.
+
+    Raises:
+        FleetError: there is no such server, or it is not ours.
+    """
+    seen = fleet.seen_workload(name)
+    if seen is None or seen.workload is None:
+        return MeasuredTraffic(seen.sentence if seen is not None else "No traffic recorded yet.")
+    suggested = fleet.suggest(name, seen.workload, seen.room)
+    choices = tuple(choice for choice in suggested if choice.value is not None)
+    if not choices:
+        return MeasuredTraffic(f"{seen.sentence} Its flags already fit this traffic.")
+    return MeasuredTraffic(seen.sentence, choices)

@@ -252,7 +252,7 @@ def _looked(recorded: RecordedRuns, pair: tuple[int, int]) -> tuple[Comparison, 
 
 def _told(recorded: RecordedRuns, found: Comparison) -> Sequence[str]:
     """What was predicted of the change between two compared runs."""
-    from vllm_console.prediction.outcome_text import outcome_lines
+    from vllm_console.prediction.score import outcome_lines
 
     kept = recorded.outcome(found)
     return outcome_lines(kept) if kept is not None else ()

@@ -24,7 +24,7 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer, note_lines
 from vllm_console.ui.parts.flag_book import FlagBook
 from vllm_console.ui.parts.flag_edits import FlagEdits
-from vllm_console.ui.parts.traffic import MeasuredTraffic, measured_traffic
+from vllm_console.ui.parts.staging import MeasuredTraffic, measured_traffic
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker

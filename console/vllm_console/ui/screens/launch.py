@@ -162,7 +162,7 @@ class LaunchScreen(Screen[ServerView | None]):
 
     async def _offer_model(self, draft: LaunchDraft) -> None:
         """Nothing has run here yet: offer a model that is here instead of a download, unless something was chosen."""
-        from vllm_console.ui.parts.first_model import first_models
+        from vllm_console.ui.parts.first_launch import first_models
 
         models = await self.picker.read()
         call = partial(first_models, self._fleet, models, self._presets, draft.request())
@@ -174,7 +174,7 @@ class LaunchScreen(Screen[ServerView | None]):
 
     async def _offer_preset(self, draft: LaunchDraft) -> None:
         """Where the preset does not fit, go to the first one that does, unless something was chosen meanwhile."""
-        from vllm_console.ui.parts.first_preset import first_fitting
+        from vllm_console.ui.parts.first_launch import first_fitting
 
         opened = draft.preset
         presets = {preset.name: preset for preset in (opened, *self._presets)}

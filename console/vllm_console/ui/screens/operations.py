@@ -36,7 +36,7 @@ from vllm_console.ui.panes.latency import latency_lines, on_log_scale
 from vllm_console.ui.panes.log import LogPane
 from vllm_console.ui.panes.pane_bar import pane_bar, problem_panes
 from vllm_console.ui.panes.preemptions import preemption_lines
-from vllm_console.ui.panes.servers import TEXTS, Order, ServersTable, TableState, columns_of, ordered
+from vllm_console.ui.panes.servers import TEXTS, Order, ServersTable, TableHeight, TableState, columns_of, ordered
 from vllm_console.ui.panes.sparks import spark_lines
 from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.throughput import throughput_lines
@@ -45,7 +45,6 @@ from vllm_console.ui.parts.change_report import ChangeReport
 from vllm_console.ui.parts.filter_line import FilterLine, matches
 from vllm_console.ui.parts.fixes import FixCycle
 from vllm_console.ui.parts.footer_keys import Situation, applying, footer_hints, tail_hints
-from vllm_console.ui.parts.gpu_history import GpuHistoryChoice
 from vllm_console.ui.parts.hints import Hints
 from vllm_console.ui.parts.pane_layout import (
     GPUS,
@@ -54,6 +53,7 @@ from vllm_console.ui.parts.pane_layout import (
     SPARKS,
     STEPS,
     Arrangement,
+    GpuHistoryChoice,
     PaneChoice,
     PaneLayout,
     Shown,
@@ -62,10 +62,8 @@ from vllm_console.ui.parts.pane_layout import (
 from vllm_console.ui.parts.server_events import Seen, events_between, seen_of
 from vllm_console.ui.parts.server_verbs import ServerVerbs, no_server
 from vllm_console.ui.parts.staged_prediction import Predictions, prediction_text
-from vllm_console.ui.parts.staging import Staged, Staging, Step
-from vllm_console.ui.parts.table_height import TableHeight
+from vllm_console.ui.parts.staging import MeasuredTraffic, Staged, Staging, Step, measured_traffic
 from vllm_console.ui.parts.time_cursor import TimeCursor
-from vllm_console.ui.parts.traffic import MeasuredTraffic, measured_traffic
 from vllm_console.ui.parts.tuning_bar import TuningBar
 from vllm_console.ui.parts.verdict import Verdicts
 from vllm_console.ui.screens.dialogs import Choose, Confirm

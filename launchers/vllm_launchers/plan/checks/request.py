@@ -14,12 +14,10 @@ from vllm_launchers.plan.flags import (
     BLOCKS,
     BYTES,
     DATA,
-    LENGTH,
     PIPELINE,
     TENSOR,
     UTILIZATION,
     VISIBLE,
-    token_count,
 )
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -56,13 +54,6 @@ def utilization(plan: Plan) -> float:
     """The share of each GPU that vLLM will take: the flag, else the release's default."""
     value = decimal(plan.flags.get(UTILIZATION))
     return value if value is not None else default_utilization(plan.engine.release)
-
-
-def length(plan: Plan, inputs: PlanInputs) -> int | None:
-    """The context in tokens: the flag's, else the model's own."""
-    if (asked := token_count(plan.flags.get(LENGTH))) is not None:
-        return asked
-    return inputs.facts.max_context if inputs.facts is not None else None
 
 
 def uses_gpus(plan: Plan) -> bool:

@@ -26,7 +26,6 @@ __all__ = [
     "RELEASES",
     "UnknownReleaseError",
     "first_release",
-    "last_release",
     "nearest_release",
     "parse_release",
     "release_table",
@@ -109,12 +108,6 @@ def first_release(name: str) -> str | None:
     """The first release that has the flag of that name, or None."""
     history = _data()["flags"].get(name)
     return RELEASES[history[0][0]] if history else None
-
-
-def last_release(name: str) -> str | None:
-    """The last release that had a flag since removed; None for a present one, or one that never existed."""
-    history = _data()["flags"].get(name)
-    return RELEASES[history[-1][0] - 1] if history and history[-1][1] is None else None
 
 
 def releases_for(right: Callable[[Limits], bool]) -> tuple[str, str | None] | None:

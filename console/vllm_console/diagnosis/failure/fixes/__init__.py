@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from vllm_console.diagnosis.accepted import accepted
 from vllm_console.diagnosis.failure.case import Case
-from vllm_console.diagnosis.failure.fixes import conflicts, environment, memory, settings
+from vllm_console.diagnosis.failure.fixes import environment, memory, settings
 from vllm_console.diagnosis.failure.rules import Topic
 from vllm_console.diagnosis.finding import Cause, Fix
 from vllm_launchers.plan.attention import is_fp8
@@ -54,7 +54,7 @@ _BY_TOPIC: Mapping[Topic, Callable[[Case], tuple[Fix, ...]]] = {
     Topic.RAY_GPUS: environment.ray_gpus,
     Topic.RAYLET_GONE: environment.raylet_gone,
     Topic.ATTENTION_BACKEND: settings.attention_backend,
-    Topic.CONFLICT: conflicts.conflicting_flags,
+    Topic.CONFLICT: settings.conflicting_flags,
     Topic.QUANTIZATION_CONFIG: settings.quantization_config,
     Topic.NO_CHAT_TEMPLATE: settings.no_chat_template,
     Topic.NO_TOOL_PARSER: settings.no_tool_parser,

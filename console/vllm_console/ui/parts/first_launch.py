@@ -1,4 +1,6 @@
-"""What a first launch offers: a model that is on this machine, where a preset's own would have to be downloaded."""
+"""What a launch begins with: the preset that was used last, unless that does not fit and another one does; and a model
+that is on this machine, where a preset's own would have to be downloaded.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,30 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import LaunchRequest, Preset
-from vllm_console.ui.parts.first_preset import fits
+from vllm_console.fleet.verbs import FleetError
+from vllm_launchers.plan.model import fit_of
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
     from vllm_launchers.vllm.modelfacts.local import LocalModel
+
+
+def first_fitting(fleet: LocalFleet, requests: Sequence[LaunchRequest]) -> LaunchRequest | None:
+    """The first of these launches that fits and can start; None if none does.
+
+    Plans them one after the other: seconds at most.
+    """
+    return next((request for request in requests if fits(fleet, request)), None)
+
+
+def fits(fleet: LocalFleet, request: LaunchRequest) -> bool:
+    """Whether a launch fits and can start, as far as its plan knows."""
+    try:
+        found = fit_of(fleet.plan(request))
+    except FleetError:
+        return False
+    return found.fits is not False and not found.error
+
 
 MOST_PLANNED = 8
 """Models that are planned until one fits."""
