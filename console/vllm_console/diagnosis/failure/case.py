@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 
@@ -204,12 +205,22 @@ def _read_pairs(text: str) -> dict[str, FlagValue]:
     return _plain_values(read)
 
 
+def _is_json(value: object) -> bool:
+    """Whether it is made of what JSON has: a Python dictionary may also hold sets, bytes or keys of another type."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 def _plain_values(read: Mapping[object, object]) -> dict[str, FlagValue]:
     values: dict[str, FlagValue] = {}
     for name, value in read.items():
-        if isinstance(name, str) and isinstance(value, bool | int | float | str):
+        given = json.dumps(value) if isinstance(value, dict) and _is_json(value) else value
+        if isinstance(name, str) and isinstance(given, bool | int | float | str):
             try:
-                values[normalise(name)] = value
+                values[normalise(name)] = given
             except FlagError:
                 continue
     return values

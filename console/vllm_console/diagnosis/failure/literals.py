@@ -150,11 +150,14 @@ _WORD = re.compile(r"--(?P<dashed>[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)|`?\b(?P<plai
 
 
 def flags_in(text: str) -> Iterator[str]:
-    """Names of flags that a message mentions, without leading dashes: ``--max-num-seqs``, ``max_num_seqs``."""
+    """Names of flags that a message mentions, without leading dashes: ``--max-num-seqs``, ``max_num_seqs``.
+
+    What pydantic adds of its input does not count: it lists all settings, at fault or not.
+    """
     from vllm_launchers.vllm.flags.releases import NEWEST, OLDEST, release_table
 
     tables = [release_table(".".join(map(str, numbers))).flags for numbers in (NEWEST, OLDEST)]
-    for found in _WORD.finditer(text):
+    for found in _WORD.finditer(text.partition("[type=")[0]):
         name = (found["dashed"] or found["plain"]).replace("_", "-")
         if any(name in table for table in tables):
             yield name

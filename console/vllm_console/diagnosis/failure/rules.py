@@ -191,7 +191,13 @@ RULES: tuple[FailureRule, ...] = (
         r"|max_num_seqs \(\d+\) exceeds available Mamba cache|long_prefill_token_threshold \(\d+\) cannot be greater"
         r"|must be divisible by dcp_size|data_parallel_size_local \(\d+\) must be <="
         r"|async scheduling is (?:currently )?(?:only|not) supported|Chunked prefill is required for mamba"
-        r"|`fp8` quantization method no longer supports online",
+        r"|`fp8` quantization method no longer supports online"
+        r"|LoRA rank \d+ is greater than max_lora_rank"
+        r"|Number of experts in the model must be greater than 0"
+        r"|Pipeline parallelism is not supported for this model"
+        r"|num_speculative_tokens must be provided|`num_speculative_tokens` was not provided"
+        r"|num_speculative_tokens was provided but without speculative model"
+        r"|num_speculative_tokens:\d+ must be divisible by|Expected num_speculative_tokens to be greater",
         Cause.INVALID_FLAG_VALUE,
         "vLLM does not accept these values together, or with this model.",
         0.9,

@@ -18,6 +18,7 @@ from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix, change_text, d
 from vllm_console.diagnosis.live.fixes import fp8_cache, share_prefixes
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_launchers.plan.model import Changes, Flags
+from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.flags.releases import release_table
 
 SHORT = (
@@ -196,6 +197,24 @@ def test_a_new_name_is_offered_only_to_a_release_that_knows_it() -> None:
         (
             "ValueError: The `fp8` quantization method no longer supports online quantization.",
             Changes({"quantization": "fp8_per_tensor"}),
+        ),
+        ("ValueError: LoRA rank 64 is greater than max_lora_rank 16.", Changes({"max-lora-rank": 64})),
+        ("ValueError: LoRA rank 33 is greater than max_lora_rank 16.", Changes({"max-lora-rank": 64})),
+        ("ValueError: LoRA rank 1024 is greater than max_lora_rank 512.", Changes()),
+        (
+            "Value error, Number of experts in the model must be greater than 0 when expert parallelism is enabled. "
+            "[type=value_error, input_value=ArgsKwargs((), {'model_co... 'shutdown_timeout': 0}), input_type=…]",
+            Changes(unset=("enable-expert-parallel",)),
+        ),
+        (
+            "NotImplementedError: Pipeline parallelism is not supported for this model. Supported models implement the "
+            "`SupportsPP` interface.",
+            Changes(unset=("pipeline-parallel-size",)),
+        ),
+        (
+            "Value error, num_speculative_tokens was provided but without speculative model. [type=value_error, "
+            "input_value=ArgsKwargs((), {'num_spec...very_timeout_sec=120))}), input_type=ArgsKwargs]",
+            Changes(),
         ),
     ],
 )
@@ -620,3 +639,61 @@ def test_a_remapped_row_is_no_fault_of_the_gpu() -> None:
     said = environment.kernel_crash(_case(None))[0].why
     assert "64" in said
     assert "63" not in said
+
+
+MISSING = (
+    "Value error, num_speculative_tokens must be provided with speculative model unless the draft model config "
+    "contains an n_predict parameter. [type=value_error, input_value=ArgsKwargs((), {'method':...}), input_type=…]"
+)
+STEPS = "ValueError: num_speculative_tokens:5 must be divisible by n_predict=2"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "changes"),
+    [
+        (
+            MISSING,
+            {"speculative-config": '{"method": "ngram"}'},
+            {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'},
+        ),
+        (MISSING, {"speculative-config.method": "ngram"}, {"speculative-config.num_speculative_tokens": 3}),
+        (MISSING, {"spec-method": "ngram"}, {"spec-tokens": 3}),
+        (MISSING, {}, {}),
+        (
+            STEPS,
+            {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 5}'},
+            {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 4}'},
+        ),
+    ],
+)
+def test_speculative_decoding_gets_a_number_of_tokens_that_vllm_takes(
+    text: str, flags: dict[str, FlagValue], changes: dict[str, FlagValue]
+) -> None:
+    found = diagnose([text], 1, flags=flags)
+    first, *rest = found.fixes
+    assert (found.cause, dict(first.changes.set)) == (Cause.INVALID_FLAG_VALUE, changes)
+    assert [one.changes.unset for one in rest] == ([tuple(flags)] if flags else [])
+
+
+def test_a_key_of_the_speculative_settings_is_not_taken_for_a_flag() -> None:
+    lines = [
+        "non-default args: {'seed': 1, 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 0}}",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig",
+        "num_speculative_tokens",
+        "  Input should be greater than 0 [type=greater_than, input_value=0, input_type=int]",
+    ]
+    found = diagnose(lines, 1)
+    assert dict(found.fixes[0].changes.set) == {
+        "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'
+    }
+    assert found.fixes[1].changes == Changes(unset=("speculative-config",))
+
+
+def test_a_setting_that_pydantic_only_lists_is_not_blamed() -> None:
+    lines = [
+        "non-default args: {'model': 'm', 'enable_eplb': True}",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig",
+        "  Value error, enable_eplb needs something else. [type=value_error, "
+        "input_value=ArgsKwargs((), {'model_co... 'shutdown_timeout': 0}), input_type=ArgsKwargs]",
+    ]
+    assert [one.changes for one in diagnose(lines, 1).fixes] == [Changes(unset=("enable-eplb",))]

@@ -7,6 +7,7 @@ import math
 import re
 
 from vllm_console.diagnosis.failure.case import Case
+from vllm_console.diagnosis.failure.fixes.speculation import speculation
 from vllm_console.diagnosis.failure.literals import flags_in
 from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.plan.findings import FlagError
@@ -14,6 +15,7 @@ from vllm_launchers.plan.flags import normalise, parse_value
 from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.presets.rules import FLAG_NAME
 from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.model_folder import RANKS
 from vllm_launchers.vllm.release_defaults import NEWEST, online_fp8
 
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: (?P<words>.*)")
@@ -109,6 +111,8 @@ def invalid_value(case: Case) -> tuple[Fix, ...]:
     name = _named(case)
     if name is None:
         return ()
+    if name == "num-speculative-tokens" and name not in case.flags:
+        return speculation(case)  # a key of a flag
     found = []
     if (derived := _CHOICES.search(case.text)) or (derived := _PARSERS.search(case.text)):
         choices = [choice.strip().strip("'\"") for choice in derived["choices"].split(",")]
@@ -122,6 +126,8 @@ def invalid_value(case: Case) -> tuple[Fix, ...]:
     ):
         share = min(0.95, float(derived["given"]) / 100)
         found.append(Fix(Changes({name: share}), f"It is a fraction, not a percentage: {share:g}."))
+    if case.flags and name not in case.flags:  # its default, which is at fault only with what is set
+        return tuple(found)
     why = f"Without it vLLM's default for --{name} applies."
     return (*found, Fix(Changes(unset=(name,)), why))
 
@@ -292,6 +298,7 @@ _SHARDS = re.compile(r"tp_size=(?P<size>\d{1,4}) must be divisible by dcp_size=(
 _RANKS = re.compile(r"data_parallel_size_local \(\d+\) must be <= data_parallel_size \((?P<most>\d{1,4})\)")
 _AHEAD = re.compile(r"async scheduling is (?:currently )?(?:only|not) supported", re.IGNORECASE)
 _CHUNKS = re.compile(r"Chunked prefill is required")
+_RANK = re.compile(r"LoRA rank (?P<rank>\d{1,6}) is greater than max_lora_rank")
 _ONLINE = re.compile(r"`fp8` quantization method no longer supports online")
 
 
@@ -318,7 +325,19 @@ def conflicting_flags(case: Case) -> tuple[Fix, ...]:
     if _ONLINE.search(text):
         why = "This is what the method is called that converts weights while they are loaded."
         return (Fix(Changes({"quantization": online_fp8(NEWEST)}), why),)
+    if found := _RANK.search(text):
+        return _larger_rank(int(found["rank"]))
+    if "num_speculative_tokens" in text:
+        return speculation(case)
     return _left_out(case)
+
+
+def _larger_rank(rank: int) -> tuple[Fix, ...]:
+    least = next((one for one in RANKS if one >= rank), None)
+    if least is None:
+        return (Fix(Changes(), f"vLLM runs no adapter of a rank above {RANKS[-1]}: use another adapter."),)
+    why = f"The adapter has rank {rank}."
+    return (Fix(Changes({"max-lora-rank": least}), why, "More GPU memory is reserved for adapters."),)
 
 
 def _fewer_states(most: int) -> tuple[Fix, ...]:
@@ -327,7 +346,14 @@ def _fewer_states(most: int) -> tuple[Fix, ...]:
 
 
 def _left_out(case: Case) -> tuple[Fix, ...]:
-    """The flag that vLLM decides by itself if it is not set."""
+    """The flag that the model does not support, or that vLLM decides by itself if it is not set."""
+    if "Number of experts" in case.text:
+        why = "This model has no experts to distribute over GPUs."
+        return (Fix(Changes(unset=("enable-expert-parallel",)), why),)
+    if "Pipeline parallelism is not supported" in case.text:
+        why = "vLLM can't split this model into pipeline stages."
+        tradeoff = "Fewer GPUs hold it; --tensor-parallel-size uses more, if it divides the attention heads."
+        return (Fix(Changes(unset=("pipeline-parallel-size",)), why, tradeoff),)
     for pattern, name in ((_AHEAD, "async-scheduling"), (_CHUNKS, "enable-chunked-prefill")):
         if pattern.search(case.text) and name in case.flags:
             return (Fix(Changes(unset=(name,)), f"Without --{name} vLLM decides by the other settings."),)

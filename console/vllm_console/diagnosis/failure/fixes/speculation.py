@@ -1,0 +1,55 @@
+"""Fixes where vLLM rejects the settings of speculative decoding. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from vllm_console.diagnosis.failure.case import Case
+from vllm_console.diagnosis.finding import Fix
+from vllm_launchers.plan.budget.memory_flags import json_flag
+from vllm_launchers.plan.flags import SPECULATION
+from vllm_launchers.plan.model import Changes
+
+START = 3
+"""Tokens guessed per step where the user named no number: few, as each one that is rejected was computed in vain."""
+
+_MULTIPLE = re.compile(r"num_speculative_tokens:(?P<given>\d{1,6}) must be divisible by n_predict=(?P<step>\d{1,6})")
+_TOKENS = "num_speculative_tokens"
+_SHORT_FLAGS = ("spec-method", "spec-model", "spec-tokens")
+
+
+def speculation(case: Case) -> tuple[Fix, ...]:
+    """A number of tokens that vLLM takes, or no speculative decoding."""
+    without = _without(case)
+    if "without speculative model" in case.text:
+        why = 'Name what guesses the tokens: a "model", or "method": "ngram" with "prompt_lookup_max".'
+        return (Fix(Changes(), why), *without)
+    tokens, why = START, f"It needs a number of tokens to guess per step; {START} is a start."
+    if (found := _MULTIPLE.search(case.text)) and int(found["step"]) > 0:
+        step = int(found["step"])
+        tokens = max(step, int(found["given"]) // step * step)
+        why = f"This draft model guesses {step} tokens at a time, so that the number must be a multiple."
+    changes = _with_tokens(case, tokens)
+    if changes.empty:
+        why = f'{why} Add "{_TOKENS}": {tokens} to --{SPECULATION}.'
+    return (Fix(changes, why), *without)
+
+
+def _with_tokens(case: Case, tokens: int) -> Changes:
+    """The number as the flags of the server give it: in one JSON object, key by key, or as short flags."""
+    flags = case.flags
+    if any(name in flags for name in _SHORT_FLAGS):
+        return Changes({"spec-tokens": tokens})
+    if any(name.startswith(f"{SPECULATION}.") for name in flags):
+        return Changes({f"{SPECULATION}.{_TOKENS}": tokens})
+    if config := json_flag(flags, SPECULATION):
+        return Changes({SPECULATION: json.dumps({**config, _TOKENS: tokens})})
+    return Changes()
+
+
+def _without(case: Case) -> tuple[Fix, ...]:
+    names = tuple(name for name in case.flags if name.partition(".")[0] in (SPECULATION, *_SHORT_FLAGS))
+    if not names:
+        return ()
+    return (Fix(Changes(unset=names), "Without it no tokens are guessed ahead.", "ITL is higher with few requests."),)
