@@ -23,6 +23,12 @@ from vllm_launchers.vllm.modelfacts.facts import ModelFacts, divisors, expert_sp
 
 MOST_TENSOR = 64
 
+_WITHOUT_EXPERTS = frozenset(
+    f"{name}ForCausalLM"
+    for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Phi3", "Falcon", "OPT")
+)
+"""Architectures known to be dense. Of others, a config may name its experts in a way that is not known here."""
+
 
 def parallel_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     """Sizes against the model, the GPUs, and the links between them."""
@@ -44,6 +50,9 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[Finding]:
     if plan.flags.get(EXPERTS) is not True and (problem := expert_split_problem(facts, spread)):
         text = f"{spread} GPUs share each expert: {problem}; with --{EXPERTS} each GPU holds whole experts"
         yield Finding("experts_not_divisible", Weight.ERROR, text, Changes(set={EXPERTS: True}), surely=False)
+    if plan.flags.get(EXPERTS) is True and not facts.experts and facts.architecture in _WITHOUT_EXPERTS:
+        text = f"--{EXPERTS}: {facts.model} has no experts to distribute; vLLM will refuse it"
+        yield Finding("no_experts", Weight.ERROR, text, Changes(unset=(EXPERTS,)), surely=facts.source != "table")
     if facts.layers and pipeline > len(facts.layers):
         text = f"--{PIPELINE} {pipeline} is more than the {len(facts.layers)} layers of {facts.model}"
         yield Finding("pp_over_layers", Weight.ERROR, text, Changes(unset=(PIPELINE,)))

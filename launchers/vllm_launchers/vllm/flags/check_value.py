@@ -29,6 +29,8 @@ _NESTED = re.compile(r"(?s)^\s*{.*}\s*$")
 _SUFFIXED = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
 _FRONTEND = "Frontend"
+_LARGEST = 2**63
+"""No vLLM runs with a larger whole number: they become 64-bit integers, if they are not refused before."""
 _ONLY_WITH = {"LoRAConfig": "enable-lora"}
 """Groups whose configuration is only created, and so only validated, if another flag is on."""
 
@@ -186,6 +188,8 @@ def _bound_problem(spec: FlagSpec, text: str) -> str | None:
     number = _number(spec, text)
     if number is None or spec.many:
         return None
+    if isinstance(number, int) and abs(number) >= _LARGEST:
+        return f"must be below 2^63, not {_shown(text)}"
     if spec.name == "max-model-len" and number == 0:
         return "must be 1 or more, or auto, not '0'"
     if spec.minimum is not None and not number >= spec.minimum:
@@ -487,6 +491,17 @@ def _counted(given: Given) -> str | None:
     return "--spec-tokens needs --spec-model or --spec-method"
 
 
+def _guesses(given: Given) -> str | None:
+    """Tokens per step: methods with a draft model may have them from its configuration."""
+    config = "speculative-config"
+    tokens = given.key(config, "num_speculative_tokens")
+    if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens <= 0:
+        return f"--{config} needs num_speculative_tokens of 1 or more, not {tokens}"
+    if given.key(config, "method") != "ngram" or tokens is not None or given.has("spec-tokens"):
+        return None
+    return f"--{config} needs num_speculative_tokens with the method ngram"
+
+
 def _draft_metrics(given: Given) -> str | None:
     if given.text("per-request-spec-decode-metrics") in ("", "none") or _speculates(given):
         return None
@@ -609,6 +624,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("enable-fault-tolerance",), _tolerant),
     Condition(("spec-tokens", "spec-model"), _counted),
     Condition(("async-scheduling", "speculative-config"), _ahead, (0, 11)),
+    Condition(("speculative-config",), _guesses),
     Condition(("per-request-spec-decode-metrics",), _draft_metrics),
     Condition(("distributed-executor-backend",), _executor),
     Condition(("lora-modules",), _adapters),

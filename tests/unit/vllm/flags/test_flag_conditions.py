@@ -198,8 +198,18 @@ CASES: list[tuple[str, Flags, Flags]] = [
     ("spec-tokens", {"spec-tokens": 3}, {"spec-tokens": 3, "spec-method": "ngram"}),
     (
         "async-scheduling",
-        {"async-scheduling": True, "speculative-config": '{"method": "ngram"}'},
+        {"async-scheduling": True, "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'},
         {"async-scheduling": True, "speculative-config": '{"method": "mtp"}'},
+    ),
+    (
+        "speculative-config",
+        {"speculative-config": '{"method": "ngram"}'},
+        {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'},
+    ),
+    (
+        "speculative-config",
+        {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 0}'},
+        {"speculative-config": '{"method": "mtp"}'},
     ),
     (
         "per-request-spec-decode-metrics",
