@@ -122,6 +122,9 @@ def test_parts_that_killed_downloads_left_are_deleted_once_their_file_is_complet
         (["org/tiny", "--revision", "v9"], "has no revision 'v9'"),
         (["org/evil"], "leads out of the cache"),
         (["org/coded"], "Python code of its own"),
+        (["org/tokenized"], "Python code of its own"),
+        (["org/clash"], "is a file too"),
+        (["org/bloated"], "too large to be a model's settings"),
         (["../../etc"], "is not a hub id"),
         (["org/\x1b[2Jx"], "is not a hub id"),
         (["org/vast"], "free some"),
@@ -131,6 +134,9 @@ def test_what_can_not_be_downloaded_is_one_sentence(program: Any, words: list[st
     models = {
         "org/tiny": FILES, "org/gated": FILES, "org/evil": {"../../out": b"x", "config.json": CONFIG},
         "org/coded": {**FILES, "config.json": b'{"auto_map": {}}', "m.py": b"raise SystemExit"}, "org/vast": FILES,
+        "org/tokenized": {**FILES, "tokenizer_config.json": b'{"auto_map": {"AutoTokenizer": ["t.T", null]}}'},
+        "org/clash": {**FILES, "a": b"a file", "a/b.json": b"{}"},
+        "org/bloated": {**FILES, "config.json": b"{" + b" " * 2**24 + b"}"},
     }  # fmt: skip
     with FakeHub(models, gated={"org/gated"}) as hub:
         hub.claimed_bytes = 10**15 if words == ["org/vast"] else None

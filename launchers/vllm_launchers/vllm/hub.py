@@ -59,7 +59,7 @@ class HubFile(msgspec.Struct, frozen=True):
 class HubModel(msgspec.Struct, frozen=True):
     """A model's files at the commit of a revision.
 
-    ``code`` is whether its config names Python code of its own (``auto_map``).
+    ``code`` is whether its settings name Python code of its own (``auto_map``).
     """
 
     model: str
@@ -109,6 +109,9 @@ class Hub:
             raise HubError(f"{model}: the hub names no commit; try again later")
         if bad := next((one.name for one in answer.files if not _inside(one.name)), None):
             raise HubError(f"{model}: the file name {bad[:80]!r} leads out of the cache; nothing was downloaded")
+        names = {one.name for one in answer.files}
+        if both := next((one for one in names if names.intersection(map(str, PurePosixPath(one).parents))), None):
+            raise HubError(f"{model}: a part of the file name {both[:80]!r} is a file too; nothing was downloaded")
         files = tuple(_chosen(answer.files, include))
         if not files:
             raise HubError(f"{model}: no file of it matches {', '.join(include) or 'what vLLM reads'}")
@@ -136,7 +139,7 @@ class Hub:
         if missing <= free:
             return ""
         return (
-            f"{found.model} needs {_gib(missing)} more, and {self.cache} has {_gib(free)} free; "
+            f"{found.model} needs {_in_units(missing)} more, and {self.cache} has {_in_units(free)} free; "
             "free some, or set HF_HUB_CACHE to a folder on a larger disk"
         )
 
@@ -334,6 +337,7 @@ class Hub:
             "(HF_TOKEN)",
             "name": f"{model}: is not a hub id such as Qwen/Qwen3-8B-AWQ",
             "unreachable": f"{model}: the hub at {hub} does not answer; check the network and try again: {text}",
+            "settings": f"{model}: {text}; nothing was downloaded",
             "disk": f"{model}: the cache at {self.cache} can't be written: {text}",
         }.get(str(error.get("kind")), f"{model}: the hub at {hub} failed: {text}")
 
@@ -384,8 +388,8 @@ def _is_hex(text: str, length: int) -> bool:
     return len(text) == length and all(letter in "0123456789abcdef" for letter in text)
 
 
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
+def _in_units(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def _size(path: Path) -> int:

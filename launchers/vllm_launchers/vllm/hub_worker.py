@@ -18,8 +18,22 @@ def emit(**event: Any) -> None:
     print(json.dumps(event), flush=True)
 
 
+SETTINGS = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+"""Files in which a model names Python code of its own: transformers then loads that code."""
+LARGEST_SETTINGS = 16 * 2**20
+"""No model has a larger one; vLLM would read it whole."""
+
+
+class SettingsError(Exception):
+    """A model's settings are nothing that a model has."""
+
+
 def about(api: Any, request: dict[str, Any]) -> None:
-    """A model's commit and files, and whether its config names code of its own."""
+    """A model's commit and files, and whether its settings name code of its own.
+
+    Raises:
+        SettingsError: a file of them is too large to be one.
+    """
     import huggingface_hub
 
     found = api.model_info(request["model"], revision=request["revision"], files_metadata=True)
@@ -33,13 +47,15 @@ def about(api: Any, request: dict[str, Any]) -> None:
         for one in found.siblings or ()
     ]
     code = False
-    if any(one["name"] == "config.json" for one in files):
+    for one in files:
+        if code or one["name"] not in SETTINGS:
+            continue
+        if (one["bytes"] or 0) > LARGEST_SETTINGS:
+            raise SettingsError(f"its {one['name']} of {one['bytes']:,} bytes is too large to be a model's settings")
         with tempfile.TemporaryDirectory() as folder:  # the cache gets nothing before the user agrees
-            path = huggingface_hub.hf_hub_download(
-                request["model"], "config.json", revision=found.sha, local_dir=folder
-            )
+            path = huggingface_hub.hf_hub_download(request["model"], one["name"], revision=found.sha, local_dir=folder)
             with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-                code = '"auto_map"' in file.read(10_000_000)
+                code = '"auto_map"' in file.read(LARGEST_SETTINGS)
     emit(about={"commit": found.sha, "files": files, "code": code})
 
 
@@ -59,6 +75,21 @@ def search(api: Any, request: dict[str, Any]) -> None:
     get_session().head(api.endpoint, timeout=10)  # a hub that can't be reached would be asked again for 20 s
     found = api.list_models(search=request["words"], sort="downloads", limit=request["limit"])
     emit(found=[{"model": one.id, "downloads": one.downloads, "tags": list(one.tags or ())} for one in found])
+
+
+def kind_of(error: Exception) -> str:
+    """Whether an error without an answer of the hub is the network's or the disk's."""
+    import socket
+
+    words = ("Connect", "Timeout", "Network", "Protocol")
+    if isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)):
+        return "unreachable"
+    if any(word in type(error).__name__ for word in words):
+        return "unreachable"
+    if isinstance(error, OSError):  # of a file, it names one or has a number that only files have
+        on_disk = error.filename is not None or error.errno in (13, 28, 30, 122)
+        return "disk" if on_disk else "unreachable"
+    return "other"
 
 
 def main() -> int:
@@ -88,14 +119,8 @@ def main() -> int:
             status = getattr(getattr(error, "response", None), "status_code", None)
             if status in (401, 403) and kind == "other":
                 kind = "gated"
-            if kind == "other" and status is None and isinstance(error, (OSError, ConnectionError)):
-                kind = "disk" if getattr(error, "errno", None) in (13, 28, 30, 122) else "unreachable"
-            elif (
-                kind == "other"
-                and status is None
-                and any(word in type(error).__name__ for word in ("Connect", "Timeout", "Network", "Protocol"))
-            ):
-                kind = "unreachable"
+            if kind == "other" and status is None:
+                kind = "settings" if isinstance(error, SettingsError) else kind_of(error)
             emit(error={"kind": kind, "text": str(error), "status": status})
             return 1
     except ImportError as error:
