@@ -236,7 +236,9 @@ class Recording:
             return INTERVAL_SECONDS
         self._failures += 1
         reason = str(error)
-        if error.kind == "certificate":
+        if error.kind == "untrusted" and self._endpoint.ca:
+            reason += f" {self._endpoint.ca} has no certificate that signed it."
+        elif error.kind == "untrusted":
             reason += " Name the file with its CA: attach it again with --ca FILE."
         self._enter(State.UNRESPONSIVE, reason, now)
         return min(LONGEST_PAUSE_SECONDS, INTERVAL_SECONDS * 2.0 ** min(self._failures, 10))

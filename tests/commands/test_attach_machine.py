@@ -65,6 +65,12 @@ def test_commands_about_its_servers_run_there(program: Any, gpubox: Path) -> Non
     assert "read_only = true" in forbidden.stderr
     (gpubox / "config" / "vllm-console" / "config.toml").unlink()
     assert program.json("stop", "gpubox/chat")["state"] == "stopped"
+    named = program("status", "gpubox")
+    assert (named.returncode, "name one of its servers, gpubox/chat" in named.stderr) == (3, True)
+    gpubox.rename(gpubox.with_name("away"))
+    away = program("status", "gpubox")
+    assert (away.returncode, "Connection refused" in away.stdout) == (0, True)
+    gpubox.with_name("away").rename(gpubox)
     assert program("detach", "gpubox").returncode == 0
     assert program("status", "gpubox/chat").returncode == 3
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vllm_console.attached import Endpoint
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.objectives import judge_window
 from vllm_console.fleet.adapters import Adapters, Loaded
@@ -366,6 +367,19 @@ HEALTHY = (
          Measure("ITL p99", "21ms", "100ms", "objectives of preset code-generation")),
     ),
 )  # fmt: skip
+
+
+def there(at: float, name: str = "box/chat", **more: object) -> ServerView:
+    """A server of an attached machine, this user's there."""
+    return replace(ready(name, at, 0.3, ours=False, remote="box", remote_ours=True), **more)
+
+
+def lost(at: float) -> ServerView:
+    """That machine while it can't be reached."""
+    return ServerView(
+        "box", State.UNRESPONSIVE, at - 3, ours=False, attached=Endpoint("ssh://box"), probed=True,
+        reason="ssh: connect to host box port 22: No route to host",
+    )  # fmt: skip
 
 
 def pressed(at: float) -> ServerView:

@@ -169,6 +169,24 @@ def test_a_certificate_is_verified_also_on_this_machine(tmp_path: Path) -> None:
     fake.close()
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
+def test_why_a_certificate_is_refused_and_what_helps(tmp_path: Path) -> None:
+    made, key = certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    other, other_key = certificate(tmp_path / "other", "192.0.2.1")
+    fake, misnamed = FakeEndpoint((made, key)), FakeEndpoint((other, other_key))
+    recording(tmp_path / "a", Endpoint(fake.url, ca=str(other))).step()
+    reason = recorded(tmp_path / "a")[0].reason
+    assert f"{other} has no certificate that signed it" in reason
+    assert "--ca" not in reason, "it was given"
+    recording(tmp_path / "b", Endpoint(misnamed.url, ca=str(other))).step()
+    reason = recorded(tmp_path / "b")[0].reason
+    assert reason.endswith("certificate is not valid for '127.0.0.1'.")
+    assert "--ca" not in reason, "no CA helps"
+    fake.close()
+    misnamed.close()
+
+
 def test_hostile_answers_are_clean_text(tmp_path: Path, fake: FakeEndpoint) -> None:
     fake.answers["/version"] = document({"version": "0.\x1b[31m1[bold]"})
     status, page, kind = metrics(1, started=None, model="m\x1b]0;x\x07")

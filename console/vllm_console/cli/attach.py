@@ -9,6 +9,7 @@ from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.servers import describe, status_document, table
+from vllm_console.fleet.snapshot import State
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
 
@@ -47,12 +48,13 @@ def _attach_host(args: argparse.Namespace) -> int:
     snapshot = fleet.snapshot()
     fleet.close()
     servers = [server for server in snapshot.servers if server.remote == host.name]
-    problem = next((server.reason for server in snapshot.servers if server.name == host.name), None)
+    row = snapshot.server(host.name)
+    problem = row.reason or "no answer yet" if row is not None and row.state is not State.READY else None
     if args.json:
         documents = [status_document(server) for server in servers]
         print_json({"name": host.name, "url": host.url, "problem": problem, "servers": documents})
     elif problem is not None:
-        print(f"{host.name}: attached, but not reached: {plain(problem or 'no answer yet')}")
+        print(f"{host.name}: attached, but not reached: {plain(problem)}")
     else:
         print(
             "\n".join([f"{host.name}: attached", *(table(servers, snapshot.at) if servers else ["no servers there"])])

@@ -10,6 +10,7 @@ from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, complain, fields, print_json
 from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, State
+from vllm_console.fleet.verbs import NotFoundError
 from vllm_console.history.energy import Energy, energy_lines
 from vllm_console.metrics.quantile import PARTS, contradicting, p99_of, text_of
 from vllm_console.metrics.sample import Window
@@ -72,9 +73,15 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_status(args: argparse.Namespace) -> int:
-    """Show it."""
-    fleet = open_fleet(args)
+    """Show it; of an attached machine that can't be reached, why."""
+    from vllm_console.fleet.remote_hosts import read_hosts
+    from vllm_launchers.keeper.folders import default_root
+
+    machine = any(host.name == args.name for host in read_hosts(args.state or default_root()))
+    fleet = open_fleet(args, remote=machine)
     snapshot = fleet.snapshot(args.name)
+    if there := [server.name for server in snapshot.servers if server.remote == args.name]:
+        raise NotFoundError(f"{args.name} is a machine: name one of its servers, {plain(', '.join(there))}")
     server = snapshot.named(args.name)
     energy = fleet.energy(server.name) if server.ours and server.attached is None and server.gpus else None
     if args.json:
@@ -101,8 +108,8 @@ def table(servers: Sequence[ServerView], now: float) -> list[str]:
         if server.reason and (not server.state.alive or (server.node and server.pid is None)):
             lines.append(f"  {plain(server.reason)}")
         # That a server of others is read-only follows from its owner; that it is open to everybody does not.
-        if server.attached is not None and server.reason:
-            lines.append(f"  {plain(server.reason)}")
+        if server.attached is not None and (why := server.reason or (server.attached.notice if server.machine else "")):
+            lines.append(f"  {plain(why)}")
         if notice := server.notice if server.recorded else server.exposed:
             lines.append(f"  {plain(notice)}")
     return lines

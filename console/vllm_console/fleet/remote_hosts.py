@@ -273,20 +273,24 @@ class Connection:
         threading.Thread(target=self._run, name=f"host-{host.name}", daemon=True).start()
 
     def views(self, selected: str | None) -> tuple[list[ServerView], list[str]]:
-        """Its servers as of its newest answer; while it can't be reached one row that says why. And its notices."""
+        """Its servers as of its newest answer, and its notices.
+
+        While it can't be reached, or has no servers, one row stands for the machine.
+        """
         named = split_name(selected) if selected else None
         with self._lock:
             self._selected = named[1] if named is not None and named[0] == self.host.name else None
-            if self._problem or not self.answered.is_set():
-                return [self._row()], []
-            return list(self._views), [f"{self.host.name}: {plain(one)}" for one in self._notices]
+            if self._problem:
+                return [self._row(State.UNRESPONSIVE, "")], []
+            if not self.answered.is_set():
+                return [self._row(State.STARTING, "connecting over ssh")], []
+            notices = [f"{self.host.name}: {plain(one)}" for one in self._notices]
+            return list(self._views) or [self._row(State.READY, "no servers there")], notices
 
-    def _row(self) -> ServerView:
-        state = State.UNRESPONSIVE if self._problem else State.STARTING
-        endpoint = Endpoint(self.host.url)
+    def _row(self, state: State, notice: str) -> ServerView:
         return ServerView(
-            self.host.name, state, self._since, ours=False, attached=endpoint, reason=self._problem,
-            probed=bool(self._problem),
+            self.host.name, state, self._since, ours=False, attached=Endpoint(self.host.url, notice=notice),
+            reason=self._problem, probed=state is not State.STARTING,
         )  # fmt: skip
 
     def do(self, verb: str, name: str, **more: Any) -> None:

@@ -267,6 +267,11 @@ class ServerView(msgspec.Struct, frozen=True):
         return self.ours or self.attached is not None
 
     @property
+    def machine(self) -> bool:
+        """Whether it is no server, but the row of an attached machine: one that can't be reached, or has no servers."""
+        return self.attached is not None and self.attached.url.startswith("ssh://")
+
+    @property
     def state_text(self) -> str:
         """Its state for people; of an attached endpoint only whether it can be reached is known."""
         if self.attached is None:
@@ -281,6 +286,8 @@ class ServerView(msgspec.Struct, frozen=True):
         if self.remote:
             why = "it can be stopped and restarted" if self.remote_ours else "it belongs to another user there"
             return f"runs on {self.remote}; {why}, the rest is done there"
+        if self.attached is not None and self.machine:
+            return f"is an attached machine ({self.attached.url}), not a server"
         if self.attached is not None:
             return f"is attached from {self.attached.url}: it is read over the network, and can only be changed there"
         return f"was started by {self.owner or 'another user'} outside this console: read-only"

@@ -21,15 +21,18 @@ from vllm_launchers.listeners import Owner, WrongProcessError
 TIMEOUT_SECONDS = 2.0
 BODY_LIMIT = 4 * 1024 * 1024
 """vLLM reports some 50 KB per engine."""
+_UNUSABLE = frozenset({9, 10, 62, 64})
+"""OpenSSL's codes of certificates that no CA makes valid: not yet valid, expired, for another name or address."""
+
 _HEADERS = {"Accept": "text/plain, application/json"}
 
 
 class ScrapeError(Exception):
     """A server could not be scraped, or its response is unusable. The message is one sentence for people.
 
-    ``kind`` is one of ``refused``, ``wrong process``, ``timeout``, ``network``, ``certificate``, ``status``,
-    ``redirect``, ``html``, ``empty``, ``cut off``, ``too large``, ``garbage`` and ``url``. ``status`` is that of HTTP,
-    0 without an answer.
+    ``kind`` is one of ``refused``, ``wrong process``, ``timeout``, ``network``, ``untrusted`` (a certificate by an
+    unknown CA), ``certificate`` (one for another name or time), ``status``, ``redirect``, ``html``, ``empty``, ``cut
+    off``, ``too large``, ``garbage`` and ``url``. ``status`` is that of HTTP, 0 without an answer.
     """
 
     def __init__(self, kind: str, message: str, status: int = 0) -> None:
@@ -142,10 +145,10 @@ class Scraper:
     ) -> None:
         scheme, host, port, self._prefix = _split(url)
         self.place = f"{'[' + host + ']' if ':' in host else host}:{port}"
-        self._timeout = timeout
+        self._timeout, self._secure = timeout, scheme == "https"
         self._headers = _HEADERS | ({"Authorization": f"Bearer {key}"} if key else {})
-        context = tls or (_tls(check=owner is None and not is_loopback(host)) if scheme == "https" else None)
-        self._connection = _Connection(host, port, context if scheme == "https" else None, owner)
+        context = tls or (_tls(check=owner is None and not is_loopback(host)) if self._secure else None)
+        self._connection = _Connection(host, port, context if self._secure else None, owner)
         self._parser = Parser()
 
     def close(self) -> None:
@@ -247,11 +250,18 @@ class Scraper:
             return ScrapeError("wrong process", f"{error}: its metrics are ignored.")
         if isinstance(error, ConnectionRefusedError):
             return ScrapeError("refused", f"{place} refused the connection: no server listens there (yet).")
+        if isinstance(error, http.client.RemoteDisconnected) and not self._secure:
+            message = (
+                f"{place} closed the connection without an answer: if it speaks TLS, its address is https://{place}"
+            )
+            return ScrapeError("cut off", f"{message}.")
         if isinstance(error, (http.client.IncompleteRead, http.client.RemoteDisconnected, ConnectionResetError)):
             return ScrapeError("cut off", self._sentence("cut off").replace("its metrics", f"its answer to {path}"))
         if isinstance(error, ssl.SSLCertVerificationError):  # which is a ValueError, too
-            why = plain(error.verify_message, 120)
-            return ScrapeError("certificate", f"{place} shows a certificate that is not trusted: {why}.")
+            why = plain(error.verify_message, 120).rstrip(".")
+            if error.verify_code in _UNUSABLE:
+                return ScrapeError("certificate", f"{place} shows a certificate that can't be used: {why}.")
+            return ScrapeError("untrusted", f"{place} shows a certificate that is not trusted: {why}.")
         if isinstance(error, ssl.SSLError):
             return ScrapeError("network", f"{place} does not speak TLS as it should: check scheme (https) and port.")
         if isinstance(error, (http.client.HTTPException, ValueError)):

@@ -168,6 +168,25 @@ def machine(number: int) -> str:
     return f"echo '{{\"hello\": {{\"protocol\": 1}}}}'; read l; cat <<'E'\n{answer}\nE\ncat"
 
 
+def test_a_machine_without_servers_is_a_row_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").mkdir()
+    monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))
+    answer = encode({"id": 1, "snapshot": snapshot_document(FleetSnapshot(fakes.NOW, "box"))}).decode().strip()
+    monkeypatch.setenv("FAKE_SSH_SAYS", f"echo '{{\"hello\": {{\"protocol\": 1}}}}'; read l; echo '{answer}'; cat")
+    connection = Connection(RemoteHost("box", "one"))
+    try:
+        ((row,), _) = connection.views(None)
+        assert (row.machine, row.state_text) == (True, "attached")
+        assert connection.answered.wait(30)
+        ((row,), _) = connection.views(None)
+        assert (row.name, row.state_text, row.reason) == ("box", "reachable", "")
+        assert row.attached is not None
+        assert row.attached.notice == "no servers there"
+    finally:
+        connection.close()
+
+
 def test_a_name_that_leads_to_another_machine_now_is_connected_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,12 @@ def test_a_body_that_ends_early(server, failure, body):
     assert failure(server.url) == "cut off"
 
 
+def test_a_server_that_closes_without_an_answer_may_speak_tls(server):
+    server.answer = lambda path: iter([])
+    with pytest.raises(ScrapeError, match=r"if it speaks TLS, its address is https://127\.0\.0\.1:\d+\.$"):
+        scrape_once(server.url, 0.0)
+
+
 def test_a_chunked_body_that_ends_early(server, failure):
     server.answer = lambda path: iter([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\nvllm:x 1\n"])
     assert failure(server.url) == "cut off"

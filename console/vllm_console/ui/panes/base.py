@@ -92,6 +92,8 @@ def nothing_recorded(server: ServerView, width: int) -> list[Strip]:
     """In one sentence why nothing is recorded of a server's requests and steps, and how to change that."""
     if server.probe is not None and server.probe.problem:
         text = f"{server.probe.problem}."
+    elif server.remote_ours:
+        text = f"What is recorded of {server.name} is there: vllm-console requests {server.name}"
     elif not server.ours:
         text = f"{server.name} was not started here: only servers of your own have the probe that records this."
     else:

@@ -19,7 +19,7 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.parts.verdict import PlanVerdict
 from vllm_console.ui.terminal.lines import clickable, line
-from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG, WARN
+from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, parts_length
 from vllm_launchers.keeper.records import SleepStep
 
@@ -114,6 +114,8 @@ def finding_lines(
     early = unjudged(server)
     if early:
         return [unjudged_line(server, early, width), *_verdict_lines(server, staged, width, most - 1)]
+    if not found and server.attached is not None and server.state is State.UNRESPONSIVE:
+        return _unreachable_lines(server, now, width, most)
     if not found:
         return _verdict_lines(server, staged, width, most)
     top, others = found[0], len(found) - 1
@@ -139,6 +141,14 @@ def finding_lines(
     if not symptom and room_below > 0:
         lines += _rows(top.symptom, None, indent, width, "", room_below)
     return [*lines, *(_rows(text, style, indent, width, keys[0], most - len(lines)))][:most]
+
+
+def _unreachable_lines(server: ServerView, now: float, width: int, most: int) -> list[Strip]:
+    """Since when an endpoint or a machine can't be reached, and why."""
+    text = f"{server.state_text} {clock(server.state_since, now)}: {server.reason}"
+    rows = _rows(text, BAD, cell_len(plain(server.name)) + 5, width, "", most)
+    first = line((" ! ", BAD), (f"{plain(server.name)}  ", STRONG))
+    return [Strip.join([first, rows[0].crop(first.cell_length)]), *rows[1:]]
 
 
 def _verdict_text(

@@ -8,6 +8,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
+from vllm_console.text import plain
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView, clickable, clickable_line, line
 from vllm_console.ui.theme import ACCENT, DIM, KEY
@@ -112,9 +113,7 @@ class LogPane(PlacedArea):
 
     def _open(self, path: str) -> None:
         self._place()
-        removed = self._shown_server is not None and self._shown_server.removed
-        why = "no log: it was deleted with its server" if removed else "no log: started outside this console"
-        self._none.show([line((f" {why}", DIM))])
+        self._none.show([line((f" {_no_log(self._shown_server)}", DIM))])
         if not path:
             self.query("#log-view").remove()
             self._view, self._sized = None, False
@@ -136,3 +135,14 @@ class LogPane(PlacedArea):
         self._view.open(self._path)
         if self._shown_server.moment is not None:
             self._go_to(self._view, self._shown_server.moment)
+
+
+def _no_log(server: ServerView | None) -> str:
+    """Why there is no log, and where it is."""
+    if server is not None and server.removed:
+        return "no log: it was deleted with its server"
+    if server is not None and server.remote:
+        return f"its log is there: vllm-console logs {plain(server.name)}"
+    if server is not None and server.attached is not None:
+        return "no log: it is where the endpoint runs"
+    return "no log: started outside this console"

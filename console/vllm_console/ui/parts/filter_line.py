@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Input
 
-from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import DIM, KEY, WARN
@@ -24,10 +24,11 @@ _GPU = re.compile(r"\bgpu[ :]+(?=\d)")
 def matches(text: str, server: ServerView, host: Host | None) -> bool:
     """Whether a server's facts hold every word of a filter: name, model, preset, state, owner, host, port, GPUs.
 
-    A GPU is written as ``gpu0``, ``gpu 0`` or by its name.
+    A GPU is written as ``gpu0``, ``gpu 0`` or by its name. A machine that can't be reached always passes: nobody knows
+    which of its servers would.
     """
     words = _GPU.sub("gpu", text.casefold()).split()
-    if not words:
+    if not words or (server.machine and server.state is State.UNRESPONSIVE):
         return True
     gpus = [gpu for gpu in (host.gpus if host is not None else ()) if gpu.index in server.gpus]
     facts = [server.name, server.model, server.preset, server.state_text, "you" if server.ours else "", server.owner]

@@ -41,7 +41,7 @@ def seen_of(servers: Sequence[ServerView]) -> dict[str, Seen]:
 
 def events_between(before: Mapping[str, Seen], servers: Sequence[ServerView]) -> list[ServerEvent]:
     """What happened since ``before``; nothing for a server that was not there then."""
-    events: list[ServerEvent] = []
+    events: list[ServerEvent] = _machine_events(before, servers)
     for server in servers:
         then = before.get(server.name)
         if then is None:
@@ -59,6 +59,20 @@ def events_between(before: Mapping[str, Seen], servers: Sequence[ServerView]) ->
         if server.state.alive:
             ended = sorted(then.problems - now)
             events += [ServerEvent(name, f"{name}: finding ended: {title_of_code(code)}.", OK) for code in ended]
+    return events
+
+
+def _machine_events(before: Mapping[str, Seen], servers: Sequence[ServerView]) -> list[ServerEvent]:
+    """Machines whose connection was lost: one row stands for their servers; and those that are back."""
+    events = []
+    for server in servers:
+        lost = server.machine and server.state is State.UNRESPONSIVE and server.name not in before
+        if lost and any(name.startswith(f"{server.name}/") for name in before):
+            events.append(ServerEvent(server.name, f"{server.name} is unreachable: {server.reason}", BAD))
+    back = dict.fromkeys(server.remote for server in servers if server.remote)
+    for name in back:
+        if (then := before.get(name)) is not None and then.state is State.UNRESPONSIVE:
+            events.append(ServerEvent(name, f"{name} is reachable.", OK))
     return events
 
 
@@ -86,8 +100,10 @@ def _change_of_state(server: ServerView, before: State) -> ServerEvent:
     if server.state is State.FAILED:
         outcome = "did not start" if before is State.STARTING else "failed"
         return ServerEvent(name, f"{name} {outcome}: {server.reason}", BAD, aloud=server.ours)
-    style = BAD if server.state is State.UNRESPONSIVE else None
-    return ServerEvent(name, f"{name} is {server.state_text}.", style)
+    if server.state is State.UNRESPONSIVE:
+        why = f": {server.reason}" if server.attached is not None and server.reason else "."
+        return ServerEvent(name, f"{name} is {server.state_text}{why}", BAD)
+    return ServerEvent(name, f"{name} is {server.state_text}.")
 
 
 def _problems(server: ServerView) -> frozenset[str]:

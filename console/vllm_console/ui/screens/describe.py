@@ -159,9 +159,7 @@ def facts(server: ServerView, now: float) -> Mapping[str, str]:
     engine = server.engine
     return {
         "state": f"{server.state_text} for {duration(now - server.state_since)}",
-        "owner": ""
-        if server.recorded
-        else f"{server.owner or 'someone else'} (started outside this console: read-only)",
+        "owner": _owner(server),
         "attached": server.foreign.removeprefix("is attached ") if server.attached is not None else "",
         "preset": server.preset,
         "model": server.model,
@@ -176,6 +174,15 @@ def facts(server: ServerView, now: float) -> Mapping[str, str]:
         "last exit": server.exit.reason if server.exit else "",
         "log": server.log_path,
     }
+
+
+def _owner(server: ServerView) -> str:
+    """Whose it is, and what that allows; empty for one of ours, or attached."""
+    if server.recorded:
+        return ""
+    if server.remote:
+        return f"{'you' if server.remote_ours else server.owner or 'someone else'} (it {server.foreign})"
+    return f"{server.owner or 'someone else'} (started outside this console: read-only)"
 
 
 def _facts(server: ServerView, now: float, width: int) -> list[Strip]:

@@ -523,13 +523,23 @@ class OperationsScreen(PartialRepaintScreen):
         return [*lines, *change, *last][:most]
 
     def _keep_cursor(self) -> None:
-        """Keep the cursor on its server by name; if that is gone, on the one now in its place."""
+        """Keep the cursor on its server by name; if that is gone, on the one now in its place.
+
+        A machine whose connection is lost is one row in place of its servers: the cursor waits there, and returns.
+        """
         names = [server.name for server in self.servers]
         if self._wanted in names:
             self._selected_name, self._wanted = self._wanted, None
         if self._selected_name in names:
             self._index = names.index(self._selected_name)
         elif names:
+            gone = self._selected_name or ""
+            machine = gone.partition("/")[0]
+            back = next((at for at, name in enumerate(names) if name.startswith(f"{gone}/")), None)
+            if machine != gone and machine in names:
+                self._index, self._wanted = names.index(machine), self._wanted or gone
+            elif gone and back is not None:
+                self._index, self._wanted = back, None  # the server that was waited for is not there any more
             self._index = min(self._index, len(names) - 1)
             self._selected_name = names[self._index]
 
@@ -1231,6 +1241,10 @@ def _step_lines(server: ServerView, now: float, width: int, height: int, view: C
 def _no_log(server: ServerView) -> str:
     if server.removed:
         return f"The log of {server.name} was deleted with its server."
+    if server.remote:
+        return f"The log of {server.name} is there: vllm-console logs {server.name}"
+    if server.attached is not None:
+        return f"{server.name} is attached: its log is where it runs."
     return f"{server.name} was not started here: no log."
 
 

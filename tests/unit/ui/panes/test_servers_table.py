@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.attached import Endpoint
 from vllm_console.fleet.snapshot import State
 from vllm_console.settings import Config
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
@@ -67,6 +68,13 @@ def test_how_long_a_server_has_been_unresponsive_is_said_before_the_reason(fakes
         fakes.chat(fakes.NOW), state=State.UNRESPONSIVE, state_since=fakes.NOW - 79, reason="no answer from /health"
     )
     assert "for 1m19s: no answer from /health" in row(server, columns_for([server], 120), fakes.NOW, 120, False).text
+
+
+def test_why_an_endpoint_can_not_be_reached_is_said_without_its_address_which_stands_beside_it(fakes):
+    reason = "h:8000 could not be reached (No route to host): check host and port."
+    far = replace(fakes.lost(fakes.NOW), name="far", attached=Endpoint("http://h:8000"), reason=reason)
+    text = row(far, columns_for([far], 118), fakes.NOW, 118, False).text
+    assert "for 3s: could not be reached (No route to host)" in text
 
 
 @pytest.mark.parametrize(("usage", "marked"), [(0.38, False), (0.97, True)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from vllm_console.attached import Endpoint
 from vllm_console.fleet.snapshot import State
 from vllm_console.ui.parts.server_events import events_between, seen_of
 
@@ -38,6 +39,19 @@ def test_what_others_do_is_kept_and_not_said(fakes):
     theirs = fakes.observed(fakes.NOW)
     hung = replace(theirs, state=State.UNRESPONSIVE)
     assert told([theirs], [hung]) == [("anna-8100 is unresponsive.", False)]
+
+
+def test_a_machine_is_lost_and_back(fakes):
+    chat, lost = fakes.there(fakes.NOW), fakes.lost(fakes.NOW)
+    assert told([chat], [lost]) == [("box is unreachable: ssh: connect to host box port 22: No route to host", False)]
+    assert told([lost], [chat]) == [("box is reachable.", False)]
+    assert told([lost], [lost]) == told([chat], [chat]) == []
+
+
+def test_why_an_endpoint_can_not_be_reached_is_part_of_the_event(fakes):
+    lost = fakes.lost(fakes.NOW)
+    far = replace(lost, name="far", attached=Endpoint("http://h:8000"))
+    assert told([replace(far, state=State.READY)], [far]) == [(f"far is unreachable: {far.reason}", False)]
 
 
 def test_a_server_that_was_not_there_tells_nothing(fakes):

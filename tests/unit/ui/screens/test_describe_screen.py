@@ -51,3 +51,8 @@ def test_the_address_of_a_server_on_another_machine_names_that_machine(fakes):
     assert f"{chat.url} on h100" in "\n".join(shown(elsewhere, fakes.NOW))
     assert "on h100" not in "\n".join(shown(chat, fakes.NOW))
     assert elsewhere.url == chat.url
+
+
+def test_a_server_of_this_user_on_another_machine_is_not_called_somebody_elses(fakes):
+    text = " ".join("\n".join(shown(fakes.there(fakes.NOW), fakes.NOW)).split())
+    assert "owner you (it runs on box; it can be stopped and restarted, the rest is done there)" in text
