@@ -16,6 +16,7 @@ from vllm_console.fleet.verbs import UsageError
 from vllm_console.history.energy import Energy, newest_energy, totals_of
 from vllm_console.history.gpu_samples import GPU_SAMPLES, KEPT_SECONDS, read_gpu_samples
 from vllm_console.history.store import HISTORY, HistoryError, Reader
+from vllm_launchers.host.gpu.hardware_warnings import IDLE
 from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, HostError, with_claims, with_servers
 from vllm_launchers.host.gpu.vendors import no_driver
 from vllm_launchers.keeper import client, processes
@@ -258,8 +259,6 @@ def _bytes_reduced(model: str) -> int:
     return 2 * 2 * geometry.layers * geometry.hidden
 
 
-IDLE = "idle"
-"""The reason that a driver gives for the low clocks of a GPU that does nothing."""
 BUSY_PERCENT = 97.0
 """What nvidia-smi reports as a GPU's use while steps follow each other without a pause."""
 FULL_BATCH = 64

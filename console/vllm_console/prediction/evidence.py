@@ -18,6 +18,7 @@ from vllm_console.history.probe_records import FinishedRequest, Step
 from vllm_console.metrics.quantile import Weighted, each_once
 from vllm_console.prediction.figures import Figures, Known, Spread
 from vllm_launchers.engine_model.traffic_replay import Arrival
+from vllm_launchers.units import counted
 
 FEWEST_REQUESTS = 30
 MOST_REQUESTS = 500
@@ -121,6 +122,15 @@ def _known(record: FinishedRequest) -> _Known | None:
     )  # fmt: skip
 
 
+def format_few(number: int, thing: str, one: str, more: str) -> str:
+    """``no request has ended``, ``only 12 requests have ended``; ``one`` and ``more`` are the verb for one and many."""
+    return f"{'only ' if number else 'no '}{counted(number, thing) if number else thing} {one if number < 2 else more}"
+
+
+def _too_few(what: str) -> str:
+    return f"{what}; a prediction needs at least {FEWEST_REQUESTS}"
+
+
 def gather(
     requests: Sequence[FinishedRequest],
     steps: Sequence[Step],
@@ -137,17 +147,15 @@ def gather(
     known = [one for record in requests if (one := _known(record)) is not None]
     known = sorted(_with_step_waits(known, _durations(steps)), key=lambda one: one.at)
     if len(known) < FEWEST_REQUESTS:
-        recorded = "usable request is recorded" if len(known) == 1 else "usable requests are recorded"
-        raise NoEvidenceError(f"only {len(known)} {recorded}; a prediction needs at least {FEWEST_REQUESTS}")
+        raise NoEvidenceError(_too_few(format_few(len(known), "usable request", "is recorded", "are recorded")))
     if len({record.engine for record in requests}) > 1:
         raise NoEvidenceError("it has several engines, whose requests can't be told apart well enough yet")
     stretch = _newest_stretch(known)
     judged = _judged(stretch, steps, most)
     if len(judged) < FEWEST_REQUESTS:
-        raise NoEvidenceError(
-            f"of {len(stretch)} recorded requests only {len(judged)} have ended, with all that ran beside them; a "
-            f"prediction needs at least {FEWEST_REQUESTS}. Its requests take so long that more time is needed"
-        )
+        ended = format_few(len(judged), "request", "has ended", "have ended")
+        text = f"of {len(stretch)} recorded, {ended} with all that ran beside"
+        raise NoEvidenceError(f"{_too_few(text)}. Its requests take so long that more time is needed")
     begin, end = judged[0].at, judged[-1].at
     if end - begin < 1.0:
         raise NoEvidenceError("its requests came all at once: a prediction needs traffic over some time")

@@ -26,6 +26,7 @@ from vllm_console.prediction.evidence import (
     Evidence,
     NoEvidenceError,
     SeenStep,
+    format_few,
 )
 from vllm_console.prediction.figures import FEWEST_FOR, Figures, Known, Spread
 from vllm_launchers.engine_model.traffic_replay import Arrival
@@ -107,10 +108,8 @@ def reconstruct(
     intervals = _newest(list(_intervals(samples)), most)
     ended = sum(one.ended for one in intervals)
     if ended < FEWEST_REQUESTS:
-        raise NoEvidenceError(
-            f"only {ended} requests have ended while its metrics were recorded; a prediction needs at least "
-            f"{FEWEST_REQUESTS}"
-        )
+        few = format_few(ended, "request", "has ended", "have ended")
+        raise NoEvidenceError(f"{few} while its metrics were recorded; a prediction needs at least {FEWEST_REQUESTS}")
     dice = random.Random(seed)
     busy = intervals[: 1 + max(place for place, one in enumerate(intervals) if one.came)]
     before = intervals[0].before.in_flight

@@ -107,7 +107,7 @@ def test_too_little_is_no_evidence():
     limits = one.limits.scheduler
     for samples, why in (
         (one.samples[:5], "a prediction needs at least 30"),
-        ((), "only 0 requests"),
+        ((), "no request has ended while its metrics were recorded; a prediction needs at least 30"),
         ([replace(each, engines={**each.engines, "1": each.engines["0"]}) for each in one.samples], "several engines"),
         (
             [replace(each, engines={"0": replace(each.engines["0"], histograms={})}) for each in one.samples],

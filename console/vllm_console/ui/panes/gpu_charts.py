@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 import msgspec
+from rich.cells import cell_len
 from textual.strip import Strip
 
 from vllm_console.fleet.gpu_charts import GpuChart
@@ -28,6 +29,10 @@ ROWS = 5
 """The least height of a chart with its title."""
 
 MOST_COLUMNS = 3
+
+
+_ARROWS = {"sent": "↑", "recv": "↓"}
+"""Names of curves where a chart's heading has little room."""
 
 
 class GpuHistoryView(msgspec.Struct, frozen=True):
@@ -205,6 +210,9 @@ def _heading(plot: Plot, series: Series, cursor: float | None, width: int) -> St
     over = plot.limit is not None and any(value is not None and value > plot.limit for value in values)
     shown = [UNKNOWN if value is None else plot.label(value) for value in values]
     text = " · ".join(f"{curve.name} {figure}".strip() for curve, figure in zip(plot.curves, shown, strict=True))
+    if cell_len(f" {plot.title} {text}") > width:
+        short = (_ARROWS.get(curve.name, f"{curve.name} ") for curve in plot.curves)
+        text = " ".join(f"{name}{figure}" for name, figure in zip(short, shown, strict=True))
     parts.append((f"{text} !", BAD) if over else text)
     if plot.limit is not None:
         parts.append((f" {plot.limit_name} {plot.label(plot.limit)}", DIM))

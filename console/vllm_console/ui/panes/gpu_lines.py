@@ -27,6 +27,7 @@ from vllm_launchers.host.gpu.topology import (
     matrix_rows,
     row_text,
     row_width,
+    spans,
 )
 
 COLORS = ("cyan", "green", "blue", "yellow", "bright_cyan", "bright_green", "bright_blue", "bright_yellow")
@@ -43,7 +44,7 @@ LEAST_ROOM = 3
 PROCESS_ROOM = 5
 """Lines that processes get before traffic and the legend get any."""
 
-_GPU, _PID, _WHO, _GIB, _FOR = 4, 9, 14, 7, 8
+_GPU, _PID, _WHO, _GIB, _AGE = 4, 9, 14, 7, 8
 _WHO_WIDE, _BESIDE_WHO = 24, 60
 YOURS = " (yours)"
 
@@ -98,7 +99,7 @@ def _about(host: Host, snapshot: FleetSnapshot, width: int, room: int, named: bo
     colors = colors_of(snapshot)
     rows = _rows(host, snapshot, width, colors)
     wrong, links, more = _wrong(host, snapshot, width), _links(host, width, named), _traffic(host, width)
-    words = _wrapped(" · ".join(legend(host)), width, DIM)
+    words = _legend(host, width)
     if len(rows) + len(wrong) + len(links) > room:
         links = []
     if len(rows) + len(wrong) > room:
@@ -295,15 +296,23 @@ def _short(text: str, host: Host) -> str:
 
 def _traffic(host: Host, width: int) -> list[Strip]:
     lines = []
-    if traffic := [
-        f"{gpu.index} ↑{_number(gpu.nvlink_sent_gbs, '.1f')} ↓{_number(gpu.nvlink_received_gbs, '.1f')}"
-        for gpu in host.gpus
-        if gpu.nvlink_sent_gbs is not None or gpu.nvlink_received_gbs is not None
-    ]:
+    linked = [gpu for gpu in host.gpus if gpu.nvlinks or _reports_traffic(gpu)]
+    if any(map(_reports_traffic, linked)):
+        traffic = [
+            f"{gpu.index} ↑{_number(gpu.nvlink_sent_gbs, '.1f')} ↓{_number(gpu.nvlink_received_gbs, '.1f')}"
+            for gpu in linked
+            if _reports_traffic(gpu)
+        ]
+        if silent := [gpu.index for gpu in linked if not _reports_traffic(gpu)]:
+            traffic.append(f"{spans(silent)} not reported")
         lines += _wrapped(f"NVLink GB/s  {'  '.join(traffic)}", width, None)
     if words := format_links(host):
         lines += _wrapped(f"NVLinks      {words}", width, None)
     return lines
+
+
+def _reports_traffic(gpu: Gpu) -> bool:
+    return gpu.nvlink_sent_gbs is not None or gpu.nvlink_received_gbs is not None
 
 
 def _links(host: Host, width: int, named: bool) -> list[Strip]:
@@ -314,6 +323,14 @@ def _links(host: Host, width: int, named: bool) -> list[Strip]:
     if max(map(row_width, matrix_rows(host))) + 2 + LEAST_BESIDE > width:
         return [line((f" {fit(plain(row_text(row)), width - 1)}", None)) for row in list_rows(host)]
     return []
+
+
+def _legend(host: Host, width: int) -> list[Strip]:
+    """The meaning of the kinds of links; that of NV4 is told where there is a matrix of them."""
+    meanings = legend(host)
+    if links_summary(host) is not None:
+        meanings = [text for text in meanings if not text.startswith("NV")]
+    return _wrapped(" · ".join(meanings), width, DIM)
 
 
 def _number(value: float | None, how: str, unit: str = "") -> str:
@@ -340,7 +357,7 @@ def process_lines(host: Host, now: float, width: int, room: int, colors: Mapping
     found = [(gpu, holder) for gpu in host.gpus for holder in sorted(gpu.holders, key=lambda h: -(h.gib or 0.0))]
     if not found or room < min(LEAST_ROOM, len(found) + 1):
         return []
-    heading = f"{'GPU':>{_GPU}}{'PID':>{_PID}} {'WHOSE':<{_who(width)}}{'GiB':>{_GIB}}{'FOR':>{_FOR}} COMMAND"
+    heading = f"{'GPU':>{_GPU}}{'PID':>{_PID}} {'WHOSE':<{_who(width)}}{'GiB':>{_GIB}}{'AGE':>{_AGE}} COMMAND"
     shown = found if len(found) < room else found[: room - 2]
     at = host.at if host.at is not None else now
     lines = [line((fit(heading, width), DIM)), *(_process(*one, at, width, colors) for one in shown)]
@@ -367,7 +384,7 @@ def _process(gpu: Gpu, holder: Holder, at: float, width: int, colors: Mapping[st
     words: Sequence[str | tuple[str, Style | None]] = (
         f"{where:>{_GPU}}{holder.pid:>{_PID}} ",
         (fit(whose, who - 1) + " ", colors.get(holder.server) if holder.server else None),
-        f"{size:>{_GIB}}{age:>{_FOR}} ",
-        (fit(command, max(0, width - _GPU - _PID - who - _GIB - _FOR - 2)).rstrip(), None),
+        f"{size:>{_GIB}}{age:>{_AGE}} ",
+        (fit(command, max(0, width - _GPU - _PID - who - _GIB - _AGE - 2)).rstrip(), None),
     )  # fmt: skip
     return line(*words).crop(0, width)

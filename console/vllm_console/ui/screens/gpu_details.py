@@ -19,7 +19,7 @@ from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.widgets.reader import Reader
 from vllm_console.ui.widgets.table import Column, Value, heading, table
-from vllm_launchers.host.gpu.hardware_warnings import HOT, hardware_warnings
+from vllm_launchers.host.gpu.hardware_warnings import HOT, IDLE, hardware_warnings
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.topology import links_summary
 
@@ -130,7 +130,7 @@ def _load_row(gpu: Gpu) -> list[Value]:
         (temperature(gpu.temperature_c), hot),
         f"{figure(gpu.power_w)} of {figure(gpu.power_limit_w)}",
         f"{figure(gpu.clock_mhz)} of {figure(gpu.clock_max_mhz)}",
-        (reasons, WARN if gpu.throttle else DIM),
+        (reasons, WARN if set(gpu.throttle or ()) - {IDLE} else DIM),
     ]
 
 

@@ -387,8 +387,8 @@ def _plot(
         ground = ("┄", None) if row == limit_row else ("┈", DIM) if row in ticks else (" ", None)
         curves = tuple(
             (curve[row], style, _area_looks(row, tops) if area else _line_looks(row, objective_row, tops))
-            for curve, style, tops in zip(dots, styles, edges, strict=True)
-        )
+            for curve, style, tops in sorted(zip(dots, styles, edges, strict=True), key=lambda one: one[1] == ACCENT)
+        )  # the accent color last: where curves share a cell, the main one is seen
         strips.append(_plot_row(columns, ground, marks, curves, cursor, ticks.get(row, ""), named.get(row, ("", None))))
     return strips
 

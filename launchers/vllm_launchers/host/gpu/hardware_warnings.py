@@ -10,6 +10,9 @@ from vllm_launchers.host.gpu.topology import LinkLevel, level_of
 
 BUSY_PERCENT = 50
 MANY_REPLAYS = 1000
+IDLE = "idle"
+"""Clocks are low because nothing is computed: no throttling."""
+
 HOT = ("too hot (driver)", "too hot (hardware)")
 _SLOWED = ("hardware slowdown", *HOT, "power brake")
 ERROR_NAMES = {"replay": "replays", "recovery": "recoveries", "crc": "CRC errors"}

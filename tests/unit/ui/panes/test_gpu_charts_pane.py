@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,20 @@ def test_every_figure_and_every_link_is_on_one_of_the_pages(fakes: Any) -> None:
                   *(f"link {number} → GPU 1 GB/s" for number in range(4))):  # fmt: skip
         assert sum(title in page for page in pages) == 1, title
     assert "NVLink GB/s" not in "".join(pages), "nobody reported a total"
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_both_figures_of_a_link_are_whole_beside_its_name(fakes: Any, width: int) -> None:
+    chart = snapshot(fakes).gpu_chart
+    assert chart is not None
+    values = dict(chart.series.values)
+    for link in chart.card.links:
+        values[link.key("received_gbs")] = values[link.key("sent_gbs")]
+    found = snapshot(fakes)
+    found = replace(found, gpu_chart=replace(chart, series=replace(chart.series, values=values)))
+    pages = [text(found, GpuHistoryView(page), width, 30) for page in range(page_count(found.gpu_chart, width, 30))]  # type: ignore[arg-type]
+    link = next(line for page in pages for line in page.splitlines() if "link 0 → GPU 1 GB/s" in line)
+    assert re.search(r"link 0 → GPU 1 GB/s (?:sent [\d.]+ · recv|↑[\d.]+ ↓)[ \d.]+", link), link
 
 
 def test_only_what_is_above_a_limit_is_red(fakes: Any) -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.ui.panes.gpu_lines import colors_of, gpus_lines, wanted_height
 from vllm_console.ui.screens.gpu_details import details_lines
+from vllm_console.ui.theme import DIM, WARN
 from vllm_launchers.host.gpu.document import read_host, recorded_hosts
 from vllm_launchers.host.gpu.host import Holder, Host, NvLink
 
@@ -66,7 +67,8 @@ def test_processes_take_only_the_room_that_the_rest_leaves_and_say_how_many_are_
     few = shown(host, 100, wanted_height(host, 100) - 5)
     assert next(text for text in few if "job" in text).split()[1] == "108"
     assert sum("job" in text for text in few) + int(next(t for t in few if "more process" in t).split()[0]) == 9
-    assert any(text.startswith(" NV#") for text in few)
+    assert not any(text.startswith(" NV#") for text in whole), "no matrix has an NV# in it"
+    assert any(" AGE COMMAND" in text for text in whole)
     least = shown(host, 100, 8)
     assert not any("PID" in text for text in least)
 
@@ -78,12 +80,21 @@ def test_nvlinks_that_are_down_or_have_errors_are_counted_and_traffic_is_live() 
     broken = replace(host.gpus[0], nvlinks=(*ports[:2], NvLink(2, active=False), bad), nvlink_sent_gbs=4.5)
     host = replace(host, gpus=(broken, host.gpus[1]))
     lines = shown(host)
-    assert " NVLink GB/s  0 ↑4.5 ↓–" in lines
+    assert " NVLink GB/s  0 ↑4.5 ↓–  1 not reported" in lines
     assert " NVLinks      3 of 4 up on 0, 4 of 4 up on 1, 7 errors" in lines
     told = " ".join(strip.text for strip in details_lines(seen(host), 120))
     row = next(strip.text for strip in details_lines(seen(host), 120) if "3 of 4" in strip.text)
     assert row.split()[:8] == ["0", "3", "of", "4", "3.1", "GPU", "1", "4.5"]
     assert "0 ↑1.5 ↓1.2 · 1 ↑1.5 ↓1.2 · 2 down · 3 7 CRC errors" in " ".join(told.split())
+
+
+def test_clocks_that_are_low_since_nothing_is_computed_are_no_warning() -> None:
+    host = read_host(Path("2xrtx3090"))
+    idle, hot = (replace(host.gpus[n], throttle=("idle",) if not n else ("too hot (driver)",)) for n in (0, 1))
+    rows = [segment for strip in details_lines(seen(replace(host, gpus=(idle, hot))), 120) for segment in strip]
+    styles = {segment.text.strip(): segment.style for segment in rows}
+    assert styles["idle"] == DIM
+    assert styles["too hot (driver)"] == WARN
 
 
 def test_the_tables_name_every_process_and_keep_to_any_width() -> None:

@@ -61,6 +61,7 @@ def test_links_that_words_cannot_tell_stay_a_matrix_a_servers_own_in_its_colour(
     strip = next(strip for strip in gpus_lines(found, 120, 20) if strip.text.startswith("  2"))
     in_colour = [segment.text.strip() for segment in strip if segment.style == colours["docs"]]
     assert in_colour == ["2", "·", "NV4"]
+    assert "NV# that many NVLinks" in text(found)
 
 
 def test_what_is_not_reported_is_a_dash_and_a_lost_gpu_says_why() -> None:

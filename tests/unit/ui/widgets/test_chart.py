@@ -12,7 +12,7 @@ from vllm_console.fleet.markers import Marker, MarkerKind
 from vllm_console.metrics.sample import Series
 from vllm_console.text import count, percent, seconds
 from vllm_console.ui.terminal.lines import cells_of
-from vllm_console.ui.theme import BAD, DIM, to_ascii
+from vllm_console.ui.theme import ACCENT, BAD, DIM, WARN, to_ascii
 from vllm_console.ui.widgets.chart import ChartView, Curve, Scale, braille, chart_of, column_of, tick_times
 
 END = 1_767_271_200.0
@@ -96,6 +96,16 @@ def test_figures_that_share_a_chart_have_their_names_in_their_order():
     rows = texts(chart_of(made(ttft_p50=low, ttft_p99=high), LATENCY, 60, 6, seconds))
     names = [row[-3:] for row in rows if row.endswith(("p50", "p99"))]
     assert names == ["p99", "p50"]
+
+
+def test_where_lines_share_a_cell_the_main_one_is_seen():
+    both = made(run=0.0, wait=0.0)
+    for curves in ((Curve("run"), Curve("wait", style=WARN)), (Curve("wait", style=WARN), Curve("run"))):
+        lines = chart_of(both, curves, 40, 4, count)
+        styles = {
+            segment.style for strip in lines for segment in strip if any(ord(one) > 0x2800 for one in segment.text)
+        }
+        assert styles == {ACCENT}
 
 
 def test_a_logarithmic_scale_shows_an_objective_and_a_peak_forty_times_as_high():
