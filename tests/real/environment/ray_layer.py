@@ -54,8 +54,8 @@ def _install(below: Path, root: Path, log: Path) -> None:
     for path in (below.parent.parent / "lib" / version / "site-packages").iterdir():
         if path.name != "__pycache__":
             (packages / path.name).symlink_to(path)
-    for path in PLUGIN.iterdir():
-        (packages / path.name).symlink_to(path)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PLUGIN, packages, dirs_exist_ok=True, ignore=ignored)  # the layer outlives the checkout
     python = root / "venv/bin/python"
     pip = [str(below), "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
     build.run([*pip, "--no-deps", *PACKAGES], log, "Ray")
