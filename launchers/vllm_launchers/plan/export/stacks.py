@@ -1,7 +1,7 @@
 """A plan for the stacks that serve vLLM on Kubernetes: KServe, llm-d and vLLM's production-stack. Pure.
 
-Each was compared with the schema of the release that `CHECKED` names. All three route requests to every pod of a model
-by plain HTTP. So a plan over several nodes, of which only the first serves, is left to LeaderWorkerSet (`kubernetes`).
+Each was compared with the schema of the release that `CHECKED` names. All three send requests to a pod by plain HTTP.
+A plan over several nodes, of which only the first serves, is left to LeaderWorkerSet (`kubernetes`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,13 @@ CHECKED: Mapping[str, str] = {
     "llm-d": "chart llm-d-modelservice 0.4.12",
     "production-stack": "chart vllm-stack 0.1.12",
 }
+
+_SEVERAL_NODES: Mapping[str, str] = {
+    "KServe": "KServe runs the nodes of an InferenceService as a Ray cluster, not with vLLM's own --nnodes",
+    "llm-d": "llm-d sends requests to every pod of a model, and only the first of several nodes serves",
+    "production-stack": "production-stack runs several nodes as a Ray cluster, not with vLLM's own --nnodes",
+}
+"""Why a plan over several nodes has no form for a stack."""
 
 HF_TOKEN = "HF_TOKEN"
 _OWN_CACHE = "HF_HOME"
@@ -202,10 +209,7 @@ def production_stack(plan: Plan, *, name: str = "") -> str:
 def _single(plan: Plan, stack: str) -> Container:
     """The plan as the one container of a pod that the stack routes requests to."""
     if plan.nodes is not None:
-        raise ExportError(
-            f"{stack} sends requests to every pod of a model, and only the first of several nodes serves: use "
-            "kubernetes, which writes a LeaderWorkerSet"
-        )
+        raise ExportError(f"{_SEVERAL_NODES[stack]}: use kubernetes, which writes a LeaderWorkerSet")
     if plan.tls:
         raise ExportError(f"{stack} talks HTTP to the server: leave out --ssl-certfile, and let {stack} serve HTTPS")
     return container(plan)

@@ -124,7 +124,8 @@ def test_what_they_would_serve_wrongly_is_refused(form: Form, make: Any) -> None
     plan = make({"tensor-parallel-size": 2, "pipeline-parallel-size": 2})
     workload = read_presets(None)[0]["chatbot"].workload
     nodes = nodes_plan(plan, NodesRequest(2, 0, "10.0.0.1"), None, workload, fits_one=False)
-    with pytest.raises(ExportError, match="only the first of several nodes serves: use kubernetes"):
+    why = "only the first of several nodes serves" if form is Form.LLM_D else "as a Ray cluster"
+    with pytest.raises(ExportError, match=f"{why}.*: use kubernetes"):
         export(replace(plan, nodes=nodes), form)
     with pytest.raises(ExportError, match="talks HTTP"):
         export(replace(make({"ssl-certfile": "/c.pem", "ssl-keyfile": "/k.pem"})), form)
