@@ -1,13 +1,13 @@
-"""A model on this machine as table cells: size on disk, how its weights are stored, parameters, context."""
+"""A model on this machine as table cells: size on disk, how its weights are stored, parameters, context; its plans."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_console.text import UNKNOWN, count, size
+from vllm_console.text import UNKNOWN, count, plain, size
 
 if TYPE_CHECKING:
-    from vllm_launchers.plan.model import Fit
+    from vllm_launchers.plan.model import Fit, Plan
     from vllm_launchers.vllm.modelfacts.local import LocalModel
 
 COLUMNS = (("ON DISK", 11), ("WEIGHTS", 14), ("PARAMS", 8), ("CONTEXT", 9))
@@ -66,3 +66,12 @@ def fit_text(fit: Fit | None) -> str:
     if fit.fits is None:
         return UNKNOWN
     return f"✓ {count(fit.kv_tokens)} tokens" if fit.kv_tokens is not None else "✓ fits"
+
+
+def no_estimate(plan: Plan) -> str:
+    """Why a plan has no memory estimate."""
+    if plan.engine.build == "cpu":
+        return "Memory: a CPU build uses RAM, VLLM_CPU_KVCACHE_SPACE GiB for its KV cache, and no GPU"
+    if not plan.sets and not plan.gpus:
+        return "Memory unknown: no GPU here to plan for"
+    return f"Memory unknown: no model data for {plain(plan.model)}"

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from vllm_console.alternatives_text import format_full, format_legend, format_pace, sentence, table
 from vllm_console.cli.output import Document, fields
+from vllm_console.model_text import no_estimate
 from vllm_console.text import UNKNOWN, plain, size, sourced
 from vllm_launchers.launch.refusal import format_fix
 from vllm_launchers.plan.checks.check import errors
@@ -176,7 +177,7 @@ def plan_lines(plan: Plan, *, ascii_only: bool = False) -> Iterator[str]:
         yield from _wrapped("", plain(f"{format_verdict(plan, plan.verdict)}."))
     yield ""
     yield from _node_lines(plan, plan.nodes)
-    yield from _memory_lines(plan.memory, ascii_only, plan.nodes)
+    yield from _memory_lines(plan, ascii_only)
     if plan.memory is not None and (before := plan.estimated) is not None:
         tokens = f", {before.kv_tokens:,} tokens" if before.kv_tokens is not None else ""
         yield f"estimated earlier: weights {before.weights_gib:.1f} GiB, KV cache {before.kv_gib:.1f} GiB{tokens}"
@@ -291,9 +292,11 @@ LEAST_GIB = 0.05
 """What would print as 0.0."""
 
 
-def _memory_lines(memory: MemoryBudget | None, ascii_only: bool, nodes: NodesPlan | None) -> Iterator[str]:
+def _memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
+    memory, nodes = plan.memory, plan.nodes
     if memory is None:
-        yield "Memory unknown: no GPU data (see --host) or no model data (see --hub)"
+        more = "--host plans for another machine, --hub reads models from the hub"
+        yield from _wrapped("", f"{no_estimate(plan)} ({more})")
         return
     marks = ASCII_MARKS if ascii_only else MARKS
     rows = [("", gpu) for gpu in memory.per_gpu]

@@ -429,8 +429,10 @@ class _Budget:
         self._environment = {**inputs.environment.variables, **request.environment}
         host = on_slice(inputs.host, request.environment.get(VISIBLE), inputs.shares)
         self._gpus: Sequence[Gpu | GpuShape] = _roomiest(host, request.gpus, inputs)
+        self._assumed: tuple[str, ...] = ()
         if request.engine.kind is EngineKind.SIMULATED and not self._gpus:
             self._gpus = _pretended(self._environment)
+            self._assumed = tuple(f"a simulated {gpu.name} ({PRETENDS} chooses another)" for gpu in self._gpus)
 
     def settle(self, plan: Plan) -> None:
         """Use these GPUs, in this environment, from now on."""
@@ -452,7 +454,7 @@ class _Budget:
 
     def of(self, facts: ModelFacts, flags: Flags) -> MemoryBudget | None:
         """The memory budget of another checkpoint."""
-        return estimate(
+        found = estimate(
             facts,
             flags,
             self._gpus,
@@ -463,6 +465,7 @@ class _Budget:
             environment=self._environment,
             draft=self._inputs.draft,
         )
+        return replace(found, assumed=(*self._assumed, *found.assumed)) if found is not None else None
 
 
 def _roomiest(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> list[Gpu]:

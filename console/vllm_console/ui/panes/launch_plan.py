@@ -9,6 +9,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from vllm_console.alternatives_text import format_legend, format_pace, sentence, table
+from vllm_console.model_text import no_estimate
 from vllm_console.runs.text import signed
 from vllm_console.text import count, plain, size
 from vllm_console.ui.keymap import key_of
@@ -120,7 +121,7 @@ def strip_lines(
     if plan is None:
         return [line((f" {WAITING}", DIM)), line()]
     first = (
-        budget_line(plan.memory, width) if plan.memory is not None else line((fit(f" {_unknown(plan)}", width), DIM))
+        budget_line(plan.memory, width) if plan.memory is not None else line((fit(f" {no_estimate(plan)}", width), DIM))
     )
     findings = outcome.findings
     if not findings:
@@ -193,7 +194,7 @@ def _memory(plan: Plan, width: int, whole: bool) -> list[Strip]:
     """The budget: a bar per GPU and all that was assumed, or in short."""
     memory = plan.memory
     if memory is None:
-        return wrapped(_unknown(plan), width, DIM, " ")
+        return wrapped(no_estimate(plan), width, DIM, " ")
     strips = [*budget_rows(memory, width, MOST_GPU_ROWS if whole else 2), line(" ", *room_words(memory, width - 1))]
     notes = []
     if memory.kv_bytes_per_token is not None:
@@ -280,15 +281,6 @@ def format_layout(one: Alternative, flags: Flags) -> str:
     words = [f"model {plain(one.model)}"] if one.model is not None else []
     words += [found] if (found := format_fix(Changes(changed, one.changes.unset), flags)) else []
     return ", ".join(words)
-
-
-def _unknown(plan: Plan) -> str:
-    """Why there is no budget, in a line."""
-    if plan.engine.build == "cpu":
-        return "Memory: a CPU build uses RAM, VLLM_CPU_KVCACHE_SPACE GiB for its KV cache, and no GPU"
-    if not plan.sets and not plan.gpus:
-        return "Memory unknown: no GPU here to plan for"
-    return f"Memory unknown: no model data for {plain(plan.model)}"
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ class Situation(msgspec.Struct, frozen=True):
     """Whether the screen shows an earlier moment: keys that change something act on what runs now."""
     replay: bool = False
     """Whether that is one of a run that is replayed."""
+    empty: bool = False
+    """Whether there is no server at all."""
 
 
 def _with_server(applies: Callable[[ServerView], bool]) -> Callable[[Situation], bool]:
@@ -54,6 +56,7 @@ _APPLIES: Mapping[str, Callable[[Situation], bool]] = {
 """When an action can do something, for those that can't always."""
 
 _ALWAYS = ("new_server", "filter", "messages")
+_FIRST = ("new_server", "find_model", "demo")
 _MARKED = ("restart", "stop", "mark", "clear")
 _STAGED = ("restart", "tune", "drop_last", "clear", "stage_fix", "edit_flags", "open_log", "describe")
 _OF_OTHERS = ("findings", "describe", "sort", *_ALWAYS)
@@ -86,7 +89,8 @@ _PAST = (
 
 def footer_hints(now: Situation) -> list[KeyHint]:
     """The keys that apply, with what a click on each does."""
-    return [(key_of(action.id), _label(action, now), f"screen.{action.call}") for action in applying(now)]
+    found = [action for action in applying(now) if action.footer]
+    return [(key_of(action.id), _label(action, now), f"screen.{action.call}") for action in found]
 
 
 def applying(now: Situation) -> list[Action]:
@@ -107,7 +111,7 @@ def _wanted(now: Situation) -> Sequence[str]:
     if now.marked:
         return _MARKED
     if now.server is None:
-        return (*_ALWAYS, "describe_gpus", "claim_gpus")
+        return (*(_FIRST if now.empty else ()), *_ALWAYS, "describe_gpus", "claim_gpus")
     if now.server.remote_ours:
         return ("restart", "stop", *_OF_OTHERS)
     if not now.server.ours:

@@ -468,7 +468,9 @@ class OperationsScreen(PartialRepaintScreen):
     def _situation(self, server: ServerView | None) -> Situation:
         staged = server is not None and bool(self.staging.of(server.name))
         replay = self.time.replay is not None
-        return Situation(server, staged, len(self._marked), self.console.read_only, self.past, replay)
+        snapshot = self.console.snapshot
+        empty = snapshot is not None and not snapshot.servers
+        return Situation(server, staged, len(self._marked), self.console.read_only, self.past, replay, empty)
 
     @property
     def applying(self) -> tuple[str, Sequence[Action]]:
@@ -481,7 +483,7 @@ class OperationsScreen(PartialRepaintScreen):
         elif now.server is not None:
             title = f"Now: {plain(now.server.name)}, {now.server.state_text}{', changes staged' if now.staged else ''}"
         else:
-            title = "Now: no server selected"
+            title = "Now: no server" if now.empty else "Now: no server selected"
         return title, applying(now)
 
     def _draw_table(self, snapshot: FleetSnapshot) -> None:

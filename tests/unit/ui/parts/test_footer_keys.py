@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from vllm_console.ui.keymap import chosen_keys, use_keys
-from vllm_console.ui.parts.footer_keys import Situation, footer_hints, tail_hints
+from vllm_console.ui.parts.footer_keys import Situation, applying, footer_hints, tail_hints
 
 
 def shown(*args, **more):
@@ -59,3 +59,11 @@ def test_an_earlier_moment_offers_keys_of_time_and_none_that_acts_now(fakes):
     keys = shown(fakes.pressed(fakes.NOW), staged=True, marked=1, past=True)
     assert keys[:3] == ["end live", "← back", "→ forward"]
     assert not {"r restart", "s stop", "a tune", "f fix", "e flags"} & set(keys)
+
+
+def test_without_a_server_help_begins_with_what_the_empty_screen_offers():
+    ids = [action.id for action in applying(Situation(empty=True))]
+    assert ids[:3] == ["new_server", "find_model", "demo"]
+    assert shown(empty=True) == shown(), "the footer has no room for them; the screen names their keys"
+    assert not {"find_model", "demo"} & {action.id for action in applying(Situation())}
+    assert not {"find_model", "demo"} & {action.id for action in applying(Situation(empty=True, read_only=True))}
