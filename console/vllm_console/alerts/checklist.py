@@ -143,7 +143,7 @@ def _memory(plan: Plan) -> str:
     if memory is None:
         return ""
     kv = f"weights {gib(memory.weights_gib)}, KV cache {gib(memory.kv_gib)}" + (" per GPU" if plan.gpus else "")
-    many = f", {memory.concurrency_p95:.0f} requests at p95 length" if memory.concurrency_p95 else ""
+    many = f", {memory.served_p95:.0f} requests at p95 length" if memory.served_p95 else ""
     return f"{kv}{many} ({memory.source})"
 
 

@@ -140,7 +140,7 @@ def _memory(memory: MemoryBudget) -> Document:
         **{name: _gib(getattr(memory, name)) for name in _PARTS},
         **fields(memory, "kv_bytes_per_token kv_tokens max_model_len fits source assumed"),
         "max_concurrency": _round(memory.max_concurrency),
-        "concurrency_p95": _round(memory.concurrency_p95),
+        "concurrency_p95": _round(memory.served_p95),
         "per_gpu": [_gpu(gpu) for gpu in memory.per_gpu],
     }
 
@@ -318,7 +318,7 @@ def _memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
         each = f" of {size(memory.kv_bytes_per_token)}" if memory.kv_bytes_per_token else ""
         yield f"KV cache: {memory.kv_tokens:,} tokens{each}"
     if memory.max_concurrency is not None and memory.max_model_len:
-        p95 = f", {memory.concurrency_p95:.1f} at p95 length" if memory.concurrency_p95 is not None else ""
+        p95 = f", {memory.served_p95:.1f} at p95 length" if memory.served_p95 is not None else ""
         yield f"concurrency: {memory.max_concurrency:.1f} requests of {memory.max_model_len:,} tokens{p95}"
     source = "as reported by the engine" if memory.source == "engine" else memory.source
     assumed = f"; assumed: {'; '.join(memory.assumed)}" if memory.assumed else ""

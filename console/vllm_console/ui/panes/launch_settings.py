@@ -61,7 +61,7 @@ def preset_lines(
             strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
         before = problem.path
         strips += wrapped(problem.message.removeprefix(f"{problem.path}: "), width, WARN, "   ")
-    about = [line(), *_about_preset(draft.preset, width)]
+    about = [line(), *_about_preset(draft.preset, draft.text("model"), width)]
     room = max(3, height - 1 - len(about)) if height > len(about) + 8 else height - 1
     first = min(max(0, at - room // 2), max(0, len(strips) - room))
     shown = [section_title("Presets", width, active), *strips[first : first + room], *about]
@@ -70,7 +70,9 @@ def preset_lines(
     return shown
 
 
-def _about_preset(preset: Preset, width: int) -> list[Strip]:
+def _about_preset(preset: Preset, chosen: str, width: int) -> list[Strip]:
+    """What it is for; ``chosen`` is the model that replaces its own, empty if none does."""
+    model = f"{chosen}, instead of {preset.model}" if chosen and chosen != preset.model else preset.model
     work, limits = preset.workload, preset.objectives
     sized_for = (
         f"{work.concurrency:,} concurrent requests, p95 {work.input_tokens_p95:,} tokens in and "
@@ -81,7 +83,7 @@ def _about_preset(preset: Preset, width: int) -> list[Strip]:
         f"KV cache ≤ {limits.kv_cache_usage:.0%}, preemptions ≤ {limits.preemption_rate:g}/request"
     )
     strips = wrapped(preset.summary, width, None, " ")
-    for head, text in (("model", preset.model), ("sized for", sized_for), ("objectives", objectives)):
+    for head, text in (("model", model), ("sized for", sized_for), ("objectives", objectives)):
         strips += [line((f" {head}", DIM)), *wrapped(text, width, None, "   ")]
     return strips
 

@@ -166,10 +166,9 @@ def _concurrency(memory: MemoryBudget, short: bool) -> list[Part]:
         at = length if short or not memory.max_model_len else f"{length} tokens"
         text = f" · {times(memory.max_concurrency)} {'at' if short else 'concurrent at'} {at}"
         parts.append((text if memory.fits else f"{text}: not one request", None if memory.fits else BAD))
-    if memory.concurrency_p95 is not None:
+    if (held := memory.served_p95) is not None:
         named = "at p95" if short else "at the workload's p95 length"
-        enough = memory.concurrency_p95 >= 1
-        parts.append((f" · {times(memory.concurrency_p95)} {named}", None if enough else WARN))
+        parts.append((f" · {times(held)} {named}", None if held >= 1 else WARN))
     return parts
 
 

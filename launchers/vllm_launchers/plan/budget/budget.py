@@ -65,6 +65,13 @@ class MemoryBudget(msgspec.Struct, frozen=True):
             return False
         return self.kv_gib > 0 and (self.max_concurrency is None or self.max_concurrency >= 1)
 
+    @property
+    def served_p95(self) -> float | None:
+        """``concurrency_p95``, or None if requests of that length are refused: longer than ``max_model_len``."""
+        if self.concurrency_p95 is None or self.max_concurrency is None:
+            return self.concurrency_p95
+        return self.concurrency_p95 if self.concurrency_p95 >= self.max_concurrency else None
+
 
 class EngineReport(msgspec.Struct, frozen=True):
     """The memory report of a real start, per GPU, as in its log; None means not reported."""

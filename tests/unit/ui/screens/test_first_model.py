@@ -38,6 +38,7 @@ async def test_the_largest_that_fits_is_offered_and_the_note_says_so(host, wait_
         await wait_until(pilot, lambda: "org/fits is on this machine" in app.text())
         draft = app.screen.planner.draft
         assert draft.request().model == "org/fits"
+        await app.sees("org/fits, instead of")  # not only the preset's own, which would not run
         assert not draft.any_touched, "leaving asks nothing"
         draft.put("model", draft.preset.model)
         assert draft.request().model is None

@@ -137,3 +137,10 @@ def test_the_budget_in_one_line_keeps_its_words(width):
     assert "164k tokens" in line or "163,840 tokens" in line
     assert "p95" in line
     assert "▒" in line or width < 70
+
+
+def test_requests_that_are_refused_for_their_length_are_not_counted():
+    short = replace(BUDGET, max_concurrency=1024.0, concurrency_p95=33.5)
+    assert short.served_p95 is None
+    assert "p95" not in text_of(room_words(short, 200))
+    assert "p95" in text_of(room_words(BUDGET, 200))
