@@ -1,6 +1,6 @@
 """One model over two machines, exported or started: two network namespaces, real vLLM in each.
 
-Both cores are busy for a minute: it runs only where ``VLLMCONSOLE_TEST_SLOW`` is set.
+Those marked ``slow`` keep both cores busy for minutes: they run only where ``VLLMCONSOLE_TEST_SLOW`` is set.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from vllm_console.diagnosis.finding import Cause
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import ServerRecord, State
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(not os.environ.get("VLLMCONSOLE_TEST_SLOW"), reason="slow: set VLLMCONSOLE_TEST_SLOW to run it"),
-]
+pytestmark = pytest.mark.real
+slow = pytest.mark.skipif(
+    not os.environ.get("VLLMCONSOLE_TEST_SLOW"), reason="slow: set VLLMCONSOLE_TEST_SLOW to run it"
+)
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SECONDS = 600
@@ -214,6 +214,7 @@ def started(
             end_servers(machine.root)
 
 
+@slow
 def test_two_started_nodes_serve_and_end_together(
     started: tuple[Machine, Machine], tiny_model: Path, cpu_flags: Sequence[str], tmp_path: Path
 ) -> None:
@@ -241,6 +242,27 @@ def test_two_started_nodes_serve_and_end_together(
     second.wait(State.FAILED)
 
 
+@slow
+def test_a_killed_api_server_ends_both_nodes_and_all_their_processes(
+    started: tuple[Machine, Machine], tiny_model: Path, cpu_flags: Sequence[str]
+) -> None:
+    for machine in started:
+        machine.start(tiny_model, *cpu_flags, "tensor-parallel-size=2")
+    sessions = []
+    for machine in started:
+        server = machine.wait(State.READY).server
+        assert server is not None
+        sessions.append(server.pid)
+    os.kill(sessions[0], signal.SIGKILL)
+    first, second = started
+    assert "SIGKILL" in first.wait(State.FAILED).reason
+    assert second.wait(State.FAILED).reason.startswith("node 0 is gone: ")
+    for session in sessions:
+        listed = subprocess.run(["ps", "-s", str(session), "-o", "args="], capture_output=True, text=True, check=False)
+        assert not listed.stdout.strip()
+
+
+@slow
 def test_started_pipeline_stages_answer_health_and_are_never_ready(
     started: tuple[Machine, Machine], tiny_model: Path, cpu_flags: Sequence[str]
 ) -> None:

@@ -195,6 +195,7 @@ RULES: tuple[FailureRule, ...] = (
         r"|LoRA rank \d+ is greater than max_lora_rank"
         r"|Number of experts in the model must be greater than 0"
         r"|Pipeline parallelism is not supported for this model"
+        r"|Non-MoE models do not support external data parallel mode"
         r"|num_speculative_tokens must be provided|`num_speculative_tokens` was not provided"
         r"|num_speculative_tokens was provided but without speculative model"
         r"|num_speculative_tokens:\d+ must be divisible by|Expected num_speculative_tokens to be greater",

@@ -22,12 +22,17 @@ from vllm_launchers.vllm.flags.changes import Changes, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, divisors, expert_split_problem, split_problem
 
 MOST_TENSOR = 64
+RANK, BALANCED_OUTSIDE = "data-parallel-rank", "data-parallel-external-lb"
 
 _WITHOUT_EXPERTS = frozenset(
     f"{name}ForCausalLM"
     for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Phi3", "Falcon", "OPT")
 )
 """Architectures known to be dense. Of others, a config may name its experts in a way that is not known here."""
+
+
+def _is_dense(facts: ModelFacts) -> bool:
+    return not facts.experts and facts.architecture in _WITHOUT_EXPERTS
 
 
 def parallel_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
@@ -50,9 +55,17 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[Finding]:
     if plan.flags.get(EXPERTS) is not True and (problem := expert_split_problem(facts, spread)):
         text = f"{spread} GPUs share each expert: {problem}; with --{EXPERTS} each GPU holds whole experts"
         yield Finding("experts_not_divisible", Weight.ERROR, text, Changes(set={EXPERTS: True}), surely=False)
-    if plan.flags.get(EXPERTS) is True and not facts.experts and facts.architecture in _WITHOUT_EXPERTS:
+    if plan.flags.get(EXPERTS) is True and _is_dense(facts):
         text = f"--{EXPERTS}: {facts.model} has no experts to distribute; vLLM will refuse it"
         yield Finding("no_experts", Weight.ERROR, text, Changes(unset=(EXPERTS,)), surely=facts.source != "table")
+    external = plan.flags.get(RANK) is not None or plan.flags.get(BALANCED_OUTSIDE) is True
+    if external and whole_number(plan.flags, DATA) > 1 and _is_dense(facts):
+        given = tuple(sorted(name for name in plan.flags if name.startswith("data-parallel-")))
+        text = (
+            f"--{RANK if RANK in plan.flags else BALANCED_OUTSIDE}: vLLM 0.32.0 refuses data-parallel ranks behind a "
+            f"balancer of your own for models without experts, such as {facts.model}; start independent servers"
+        )
+        yield Finding("external_ranks_of_dense", Weight.WARNING, text, Changes(unset=given))
     if facts.layers and pipeline > len(facts.layers):
         text = f"--{PIPELINE} {pipeline} is more than the {len(facts.layers)} layers of {facts.model}"
         yield Finding("pp_over_layers", Weight.ERROR, text, Changes(unset=(PIPELINE,)))

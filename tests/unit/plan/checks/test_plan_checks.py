@@ -115,6 +115,8 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("tp_not_divisor", Level.ERROR, {"set": {"tensor-parallel-size": 4}, "facts": BLOCKS,
                                      "host": machine(*map(gpu, range(4)))}),
     ("no_experts", Level.ERROR, {"set": {"enable-expert-parallel": True}}),
+    ("external_ranks_of_dense", Level.WARNING, {"set": {"data-parallel-size": 2, "data-parallel-rank": 0}}),
+    ("external_ranks_of_dense", Level.WARNING, {"set": {"data-parallel-size": 2, "data-parallel-external-lb": True}}),
     ("pp_over_layers", Level.ERROR, {"set": {"pipeline-parallel-size": 40}, "host": machine(*map(gpu, range(40)))}),
     ("gpus_too_few", Level.ERROR, {"set": {"tensor-parallel-size": 2}, "gpus": (0,)}),
     ("gpus_too_few", Level.ERROR, {"set": {"tensor-parallel-size": 4}}),

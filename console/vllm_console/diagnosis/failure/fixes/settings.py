@@ -350,6 +350,12 @@ def _left_out(case: Case) -> tuple[Fix, ...]:
     if "Number of experts" in case.text:
         why = "This model has no experts to distribute over GPUs."
         return (Fix(Changes(unset=("enable-expert-parallel",)), why),)
+    if "external data parallel mode" in case.text:
+        given = tuple(sorted(name for name in case.flags if name.startswith("data-parallel-")))
+        why = (
+            "Only ranks of a mixture of experts work together: of this model, start a server of its own for each rank."
+        )
+        return (Fix(Changes(unset=given), why),)
     if "Pipeline parallelism is not supported" in case.text:
         why = "vLLM can't split this model into pipeline stages."
         tradeoff = "Fewer GPUs hold it; --tensor-parallel-size uses more, if it divides the attention heads."
