@@ -117,8 +117,18 @@ async def test_a_node_of_several_is_not_restarted_alone(console, fakes):
     async with console(node) as c:
         foot = c.text.splitlines()[-1]
         assert "r restart" not in foot
-        for key in ("r", "w"):
+        assert "a tune" not in c.text
+        for key in ("r", "w", "a", "e", "t", "z", "f", "left_square_bracket"):
             await c.press(key)
             await c.sees("node 1 of 2, headless: a node can't be restarted")
             await c.press("escape")
+            await c.lacks("a node can't be restarted")
         assert c.app.screen is c.app.operations
+        await c.press("s")
+        await c.sees("node 1 of 2, headless: the other nodes end with it.")
+
+
+async def test_a_node_that_failed_is_not_offered_to_be_started_alone(console, fakes):
+    async with console(lambda at: replace(fakes.broken(at), node="node 1 of 2, headless", port=0)) as c:
+        await c.sees("l log   x remove")
+        assert "r start" not in c.text

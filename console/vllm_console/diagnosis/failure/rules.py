@@ -21,6 +21,7 @@ class Topic(StrEnum):
     MASTER_PORT = "master port"
     NOT_READY_IN_TIME = "not ready in time"
     PEER_GONE = "peer gone"
+    PEER_UNREACHABLE = "peer unreachable"
     ATTENTION_BACKEND = "attention backend"
     QUANTIZATION_CONFIG = "quantization config"
     NO_CHAT_TEMPLATE = "no chat template"
@@ -596,6 +597,12 @@ NODES: tuple[FailureRule, ...] = (
         Cause.NCCL,
         "Not all nodes of this server were started in time, or they do not reach each other: vLLM was not launched.",
         topic=Topic.NODE_MISSING,
+    ),
+    _rule(
+        r"is gone: the connection to its keeper ended \((?:connection timed out|no route to host|network)",
+        Cause.ENGINE_DIED,
+        "The machine of another node, or the network to it, stopped answering, and a node can't continue alone.",
+        topic=Topic.PEER_UNREACHABLE,
     ),
     _rule(
         r"is gone|link to the other nodes",

@@ -76,6 +76,8 @@ def age_note(server: ServerView, now: float) -> tuple[Part, ...]:
     """How old the numbers are, when they are stale or there are none; the header says it of an earlier moment."""
     if server.moment is not None:
         return ((f"nothing recorded at {clock(server.moment, now)}", WARN),) if server.window is None else ()
+    if server.headless:
+        return (("node 0 has the metrics", DIM),)
     if server.sample is None:
         last = server.series.as_of if server.series is not None else None
         return ((f"as of {clock(last, now)}" if last is not None else "no metrics", DIM),)

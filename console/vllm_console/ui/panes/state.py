@@ -172,6 +172,8 @@ def _advice(server: ServerView) -> list[Strip]:
     """What can be done about a server that is down, or what is waited for."""
     if not server.ours:
         return [line((f" {plain(server.foreign.removeprefix('was '))}", DIM))]
+    if server.node and server.state in (State.FAILED, State.STOPPED):  # it is neither changed nor started alone
+        return [line(), _keys([("open_log", "log"), ("remove", "remove")])]
     if server.state is State.FAILED:
         found = findings_of(server)
         fix = [("stage_fix", "fix")] if found and found[0].flag_fixes else []

@@ -237,7 +237,11 @@ class ServerVerbs:
             return None
         return mine
 
-    def _alone(self, server: ServerView | None) -> ServerView | None:
+    def tunable(self, server: ServerView | None) -> ServerView | None:
+        """The server if its flags may be changed; says why not."""
+        return self.alone(self.own(server))
+
+    def alone(self, server: ServerView | None) -> ServerView | None:
         """The server if it is whole on its machine; says why a node of several is not restarted."""
         if server is not None and server.node:
             self._console.say(f"{node_alone(server.name, server.node)}.", WARN)
@@ -248,7 +252,7 @@ class ServerVerbs:
 
     def restart(self, selected: ServerView | None) -> None:
         """Restart with the staged flags; asks first if requests are in flight, or if it is starting anyway."""
-        server = self._alone(self.idle(selected, elsewhere=True))
+        server = self.alone(self.idle(selected, elsewhere=True))
         if server is None:
             return
         staged = self._staging.of(server.name)
@@ -335,7 +339,7 @@ class ServerVerbs:
             keys = f"{key_of('remove')} removes it, {key_of('restart')} starts it"
             self._console.say(f"{server.name} is already {server.state}: {keys}.", WARN)
             return
-        self.ask(f"Stop {server.name}?", in_flight(server), "stop", lambda: self._stop(server))
+        self.ask(f"Stop {server.name}?", _ended_by_stop(server), "stop", lambda: self._stop(server))
 
     def _stop(self, server: ServerView) -> None:
         fleet, name = self._console.fleet, server.name
@@ -377,7 +381,7 @@ class ServerVerbs:
 
         details = []
         for server in able:
-            facts = [str(server.state), *in_flight(server), *filter(None, [note(server)])]
+            facts = [str(server.state), *_ended_by_stop(server), *filter(None, [note(server)])]
             details.append(f"{server.name}: {'; '.join(fact.removesuffix('.') for fact in facts)}")
         details += [f"{server.name}: {server.state}, left as it is" for server in servers if server not in able]
         number = len(able)
@@ -417,7 +421,7 @@ class ServerVerbs:
 
     def switch(self, selected: ServerView | None) -> None:
         """Start another preset in a server's place, picked from a list."""
-        server = self._alone(self.idle(selected))
+        server = self.alone(self.idle(selected))
         if server is None:
             return
         name, present = server.name, server.preset
@@ -648,6 +652,11 @@ def in_flight(server: ServerView) -> list[str]:
         return []
     queued = f" ({waiting} queued)" if waiting else ""
     return [f"{running + waiting} request{'s' if running + waiting > 1 else ''} in flight{queued} will be aborted."]
+
+
+def _ended_by_stop(server: ServerView) -> list[str]:
+    """What ends with it: its requests, and the other nodes of a server over several machines."""
+    return [*in_flight(server), *([f"It is {server.node}: the other nodes end with it."] if server.node else [])]
 
 
 def _downtime(server: ServerView) -> str:

@@ -450,7 +450,7 @@ class OperationsScreen(PartialRepaintScreen):
             return line((f" {name} is replayed: nothing can be done to it. {leave} leaves", DIM))
         if self.past and not (server is not None and self.staging.of(server.name)):
             return line((" Viewing the past. Changes still apply to the running servers.", DIM))
-        if server is not None and server.ours:
+        if server is not None and server.ours and not server.node:
             state = self.staged_state(server)
             fits = state.verdict if self._fit_stands_below(server, state) else None
             return staged_line(server.flags, state.staged, width, revert=server.previous_flags is not None, fits=fits)
@@ -941,7 +941,7 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_stage(self, id: str) -> None:
         """Stage what a single key changes."""
-        server = self.verbs.own(self.live)
+        server = self.verbs.tunable(self.live)
         if server is None:
             return
         staged = self.staging.of(server.name)
@@ -965,19 +965,19 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_stage_fix(self) -> None:
         """Stage the best fix of the top finding; once more, the next one."""
-        server = self.verbs.own(self.live)
+        server = self.verbs.tunable(self.live)
         if server is not None:
             self.fixes.stage_next(server)
 
     def action_tune(self) -> None:
         """Open the tuning bar."""
-        server = self.verbs.own(self.live)
+        server = self.verbs.tunable(self.live)
         if server is not None:
             self._tuning.open(server)
 
     def action_previous_flags(self) -> None:
         """Stage a revert to the previous generation's flags."""
-        server = self.verbs.idle(self.live)
+        server = self.verbs.alone(self.verbs.idle(self.live))
         if server is None:
             return
         if server.previous_flags is None:
@@ -1005,7 +1005,7 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_edit_flags(self) -> None:
         """Open the flag editor."""
-        server = self.verbs.own(self.live)
+        server = self.verbs.tunable(self.live)
         if server is not None:
             self._edit_flags(server)
 
@@ -1024,7 +1024,7 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_stage_traffic(self) -> None:
         """Open the flag editor with what the measured traffic suggests; says so if there was too little."""
-        server = self.verbs.own(self.live)
+        server = self.verbs.tunable(self.live)
         if server is None:
             return
         fleet, name = self.console.fleet, server.name

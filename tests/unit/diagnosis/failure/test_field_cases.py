@@ -193,3 +193,10 @@ def test_a_refused_chat_names_the_template() -> None:
     found = named("chat requests to a base model")
     assert "--chat-template" in fixes(found)
     assert "--chat-template" not in fixes(named("a request that is too long kills nothing"))
+
+
+def test_a_lost_network_is_not_looked_for_in_the_other_nodes_log() -> None:
+    lost = diagnose(["vllm-console: node 1 is gone: the connection to its keeper ended (connection timed out)"])
+    ended = diagnose(["vllm-console: node 1 is gone: the connection to its keeper ended (closed)"])
+    assert "the network between the two" in lost.fixes[0].why
+    assert "log" in ended.fixes[0].why

@@ -47,6 +47,7 @@ _BY_TOPIC: Mapping[Topic, Callable[[Case], tuple[Fix, ...]]] = {
     Topic.MASTER_PORT: environment.master_port,
     Topic.NOT_READY_IN_TIME: environment.not_ready_in_time,
     Topic.PEER_GONE: environment.peer_gone,
+    Topic.PEER_UNREACHABLE: environment.peer_unreachable,
     Topic.KERNEL_CRASH: environment.kernel_crash,
     Topic.MAIN_MEMORY: environment.main_memory,
     Topic.RAY_MISSING: environment.ray_missing,

@@ -164,6 +164,14 @@ def peer_gone(_case: Case) -> tuple[Fix, ...]:
     )
 
 
+def peer_unreachable(_case: Case) -> tuple[Fix, ...]:
+    """See whether the other machine runs, and is reached."""
+    return (
+        _advice("Check that the other machine runs, and the network between the two."),
+        _advice("Then start all nodes again: none rejoins on its own."),
+    )
+
+
 def ray_missing(case: Case) -> tuple[Fix, ...]:
     """Run without Ray, or install it."""
     without = "On one machine vLLM runs its workers itself, without Ray."
