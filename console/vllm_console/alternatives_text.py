@@ -16,7 +16,7 @@ LONGEST_LABEL = 40
 NARROW_LABEL = 22
 
 
-def table(alternatives: Sequence[Alternative], *, narrow: bool = False) -> list[str]:
+def alternatives_table(alternatives: Sequence[Alternative], *, narrow: bool = False) -> list[str]:
     """A heading, then a row per way: GiB per GPU, requests at once, expected time per token and tokens per second.
 
     The plan's own is marked; times and tokens are with 1, 8 and all requests at once: those in flight, or those that
@@ -60,7 +60,7 @@ def format_full(alternatives: Sequence[Alternative]) -> str:
     return f"full: {counted(most, 'concurrent request')}, or as many as fit" if most is not None else ""
 
 
-def sentence(one: Alternative) -> str:
+def alternative_text(one: Alternative) -> str:
     """Why it is chosen or not, and what it costs."""
     parts = (part.strip() for part in (one.reason, one.tradeoff))
     ended = (part if part.endswith((".", "!", "?")) else f"{part}." for part in parts if part)

@@ -112,7 +112,7 @@ def name_for(url: str) -> str:
     return words[:55] or "endpoint"
 
 
-def key_of(endpoint: Endpoint, environment: Mapping[str, str] = os.environ) -> str:
+def api_key_of(endpoint: Endpoint, environment: Mapping[str, str] = os.environ) -> str:
     """The endpoint's API key from its own variable; empty without one.
 
     Raises:
@@ -179,7 +179,7 @@ def read_endpoint(folder: Path) -> tuple[ServerRecord, Endpoint]:
     return record, endpoint
 
 
-def recorded(folder: Path) -> bool:
+def is_recorded(folder: Path) -> bool:
     """Whether a recorder is at work on an endpoint."""
     import fcntl
 

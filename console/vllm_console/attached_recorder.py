@@ -25,13 +25,13 @@ from vllm_console.attached import (
     LOCK,
     AddressError,
     Endpoint,
+    api_key_of,
     attached_folder,
     clear_text_notice,
-    key_of,
     read_endpoint,
     spec_of,
 )
-from vllm_console.history.store import HISTORY, Writer
+from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.scrape import ScrapeError, Scraper, verifying
 from vllm_console.metrics.window import restarted
@@ -117,7 +117,7 @@ class Identity:
         return True
 
 
-class Recording:
+class EndpointRecording:
     """One endpoint: its record, and what is asked of it."""
 
     def __init__(self, state: Path, record: ServerRecord, endpoint: Endpoint, scraper: Scraper) -> None:
@@ -129,7 +129,7 @@ class Recording:
         self._identity = Identity(endpoint.started)
         self._failures = self._unanswered = 0
         self._trouble = ""
-        self._writer = Writer(self._folder / HISTORY)
+        self._writer = HistoryWriter(self._folder / HISTORY)
         self._runs = self._of_this_run()
         self._reporters = [TroubleReporter(self._writer), TroubleReporter(self._runs)]
         self._version_known = False
@@ -323,7 +323,7 @@ def _without(error: ScrapeError) -> str:
     return "it has no metrics page"
 
 
-def record(folder: Path, recording: Recording) -> None:
+def record(folder: Path, recording: EndpointRecording) -> None:
     """Ask until the endpoint is detached or attached again, or a stop signal comes."""
     while True:
         until = time.monotonic() + recording.step()
@@ -354,14 +354,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(error))
         return 1
     try:
-        key = key_of(endpoint)
+        key = api_key_of(endpoint)
         scraper = Scraper(endpoint.url, ANSWER_SECONDS, key=key, tls=verifying(endpoint.ca) if endpoint.tls else None)
     except (ScrapeError, AddressError) as error:
         failed = replace(found, state=State.UNRESPONSIVE, state_since=time.time(), reason=str(error))
         with contextlib.suppress(OSError):
             folders.write_record(folder, failed)
         return 1
-    recording = Recording(state, found, replace_struct(endpoint, keyed=bool(key)), scraper)
+    recording = EndpointRecording(state, found, replace_struct(endpoint, keyed=bool(key)), scraper)
     try:
         record(folder, recording)
     finally:

@@ -14,7 +14,7 @@ WIDTH = 100
 """Columns after which link lists are wrapped."""
 
 
-def describe(host: Host, *, wrong_first: bool = False) -> Iterator[str]:
+def describe_host(host: Host, *, wrong_first: bool = False) -> Iterator[str]:
     """The host, line by line: the machine, each GPU with its links and processes, and problems.
 
     ``wrong_first`` is for a screen, which shows the beginning; a command's output is seen from its end.

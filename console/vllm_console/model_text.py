@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm_console.text import UNKNOWN, count, plain, size
 
 if TYPE_CHECKING:
-    from vllm_launchers.plan.model import Fit, Plan
+    from vllm_launchers.plan.model import MemoryFit, Plan
     from vllm_launchers.vllm.modelfacts.local import LocalModel
 
 COLUMNS = (("ON DISK", 11), ("WEIGHTS", 14), ("PARAMS", 8), ("CONTEXT", 9))
@@ -51,7 +51,7 @@ def parameters_text(number: int | None) -> str:
     return f"{number / 1e6:.0f}M" if number >= 1e6 else f"{number / 1e3:.0f}k"
 
 
-def fit_text(fit: Fit | None) -> str:
+def fit_text(fit: MemoryFit | None) -> str:
     """A plan's verdict in a word or two; a dash if unknown.
 
     ``✓ 54.8k tokens`` (what the KV cache would hold), ``✗ too large``, ``! error`` (it fits, or that is unknown, and

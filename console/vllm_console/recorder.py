@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_console.history.energy import Totals, energy_within, totals_of
-from vllm_console.history.exact import BOUNDARY_SECONDS, Records, exact_latencies, read_records
+from vllm_console.history.exact import BOUNDARY_SECONDS, ProbeRecords, exact_latencies, read_records
 from vllm_console.history.gpu_samples import GpuSampleStore, read_gpu_samples
 from vllm_console.history.probe_records import SETTLED_SECONDS
-from vllm_console.history.store import Writer
+from vllm_console.history.store import HistoryWriter
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.scrape import ScrapeError, Scraper
 from vllm_console.runs.store import RunName, RunStoreError, run_id, store_windows, thin, write
@@ -93,7 +93,7 @@ class WindowRecorder:
             try:
                 records = read_records(self._probe, window.at, window.end)
             except OSError:
-                records = Records()  # what can't be read is missing: the estimates stay
+                records = ProbeRecords()  # what can't be read is missing: the estimates stay
             window = with_exact(window, exact_latencies(records, window.at, window.end, window.counted))
         if self._gpus is not None:
             samples, pid = self._gpus
@@ -236,7 +236,7 @@ def say(message: str) -> None:
 class TroubleReporter:
     """Reports a store's ``trouble`` and ``notice``, each once."""
 
-    def __init__(self, store: Writer | WindowRecorder | GpuSampleStore, waiting: str = "") -> None:
+    def __init__(self, store: HistoryWriter | WindowRecorder | GpuSampleStore, waiting: str = "") -> None:
         self._store, self._prefix = store, f"{waiting} in memory: " if waiting else ""
         self._trouble = self._notice = ""
 
@@ -279,7 +279,9 @@ class ReadyWatch:
         return self._ready
 
 
-def record(scraper: Scraper | None, writer: Writer, runs: WindowRecorder | None, options: argparse.Namespace) -> None:
+def record(
+    scraper: Scraper | None, writer: HistoryWriter, runs: WindowRecorder | None, options: argparse.Namespace
+) -> None:
     """Ask and write until the server is gone or a stop signal comes."""
     schedule = Schedule(options.interval, time.monotonic())
     keeper = KeeperWatch(options.state_root, options.history.resolve().parent)
@@ -311,7 +313,7 @@ def record(scraper: Scraper | None, writer: Writer, runs: WindowRecorder | None,
     keeper.check(math.inf)  # a keeper that died before its server has nobody else to end what that left
 
 
-def _take(sample: Sample, writer: Writer, runs: WindowRecorder | None, generation: int) -> None:
+def _take(sample: Sample, writer: HistoryWriter, runs: WindowRecorder | None, generation: int) -> None:
     writer.append(sample, generation)
     if runs is not None:
         runs.append(sample)
@@ -329,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scraper = Scraper(options.url, timeout=timeout, owner=owner) if options.url else None
         with only_writer(options.history) as ours:
             if ours:
-                writer = Writer(options.history)
+                writer = HistoryWriter(options.history)
                 runs = _run_log(options)
                 try:
                     record(scraper, writer, runs, options)

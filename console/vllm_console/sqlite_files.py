@@ -55,7 +55,7 @@ def version_of(connection: sqlite3.Connection, application_id: int) -> int:
     return 0
 
 
-def connect(path: Path, timeout: float, *, follow_links: bool = False) -> sqlite3.Connection:
+def open_database(path: Path, timeout: float, *, follow_links: bool = False) -> sqlite3.Connection:
     """Open a file for writing, from one thread at a time; one that does not exist is created with mode 0600."""
     os.close(open_file(path, os.O_RDWR | (0 if follow_links else os.O_NOFOLLOW)))
     return sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)

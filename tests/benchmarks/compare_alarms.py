@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import made_runs as made
 
-from vllm_console.runs.compare import Recorded, Verdict, compare
+from vllm_console.runs.compare import ComparisonVerdict, Recorded, compare
 
-ALARMS = (Verdict.BETTER, Verdict.WORSE, Verdict.MIXED)
+ALARMS = (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE, ComparisonVerdict.MIXED)
 NOISES = ((0.0, 0.0), (0.0, 0.1), (0.5, 0.1), (0.8, 0.1), (0.9, 0.1), (0.95, 0.1), (0.9, 0.2))
 COUNTS = ((5, 5), (10, 10), (10, 10, 60), (20, 20), (20, 20, 60), (60, 60), (60, 10))
 FACTORS = (0.7, 1.3, 2.0)
@@ -42,7 +42,7 @@ class Row:
     seen: dict[float, float]
 
 
-def verdict(seed: int, counts: tuple[int, ...], drift: tuple[float, float], factor: float) -> Verdict:
+def verdict(seed: int, counts: tuple[int, ...], drift: tuple[float, float], factor: float) -> ComparisonVerdict:
     """What is said of two runs of so many minutes; ``factor`` makes the second slower."""
     long = made.minutes(10**6 + seed, counts[2], drift=drift) if len(counts) > 2 else []
     earlier = Recorded(made.run(3), long, 0.0) if long else None
@@ -57,7 +57,7 @@ def row(kept: float, spread: float, counts: tuple[int, ...], pairs: int) -> Row:
     alarms = sum(verdict(seed, counts, drift, 1.0) in ALARMS for seed in range(pairs)) / pairs
     seen = {}
     for factor in FACTORS:
-        right = Verdict.WORSE if factor > 1 else Verdict.BETTER
+        right = ComparisonVerdict.WORSE if factor > 1 else ComparisonVerdict.BETTER
         seen[factor] = sum(verdict(seed, counts, drift, factor) is right for seed in range(pairs)) / pairs
     return Row(kept, spread, counts, alarms, seen)
 

@@ -47,9 +47,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.virtual_records import Recorded, record, traffic
 from vllm_console.fleet.predictions import FIT_REQUESTS, RECONSTRUCTIONS
 from vllm_console.history.probe_records import ProbeReader
-from vllm_console.prediction.evidence import MOST_REQUESTS, Evidence, gather
+from vllm_console.prediction.evidence import MOST_REQUESTS, TrafficEvidence, gather
 from vllm_console.prediction.figures import Figures
-from vllm_console.prediction.fit import Fit, fit, step_regression
+from vllm_console.prediction.fit import CostFit, fit_step_cost, step_regression
 from vllm_console.prediction.predict import Change, Estimate, predict
 from vllm_console.prediction.reconstruct import reconstruct
 from vllm_console.prediction.score import SCORED
@@ -112,12 +112,12 @@ def intervals(prediction: Any) -> dict[str, tuple[float | None, float | None, fl
 # -- the simulated engine ----------------------------------------------------------------------------------------------
 
 
-def evidence_of(recorded: Recorded, most: int = MOST_REQUESTS) -> Evidence:
+def evidence_of(recorded: Recorded, most: int = MOST_REQUESTS) -> TrafficEvidence:
     limits = recorded.limits.scheduler
     return gather(recorded.requests, recorded.steps, limits.block_size, limits.max_num_batched_tokens, most=most)
 
 
-def reconstructed(recorded: Recorded, seed: int, most: int = MOST_REQUESTS) -> Evidence:
+def reconstructed(recorded: Recorded, seed: int, most: int = MOST_REQUESTS) -> TrafficEvidence:
     limits = recorded.limits.scheduler
     return reconstruct(recorded.samples, limits.max_num_batched_tokens, limits.max_model_len, seed=seed, most=most)
 
@@ -143,19 +143,19 @@ def other_speed(seed: int, drift: float) -> float:
     return math.exp(random.Random(seed).gauss(0, drift))
 
 
-Cases = tuple[tuple[Evidence, Fit], ...]
+Cases = tuple[tuple[TrafficEvidence, CostFit], ...]
 
 
 def cases_of(recorded: Recorded, metrics: bool) -> Cases:
     if not metrics:
-        return ((evidence_of(recorded), fit(evidence_of(recorded, FIT_REQUESTS), recorded.limits)),)
+        return ((evidence_of(recorded), fit_step_cost(evidence_of(recorded, FIT_REQUESTS), recorded.limits)),)
     found = []
     for number in range(RECONSTRUCTIONS):
         evidence = reconstructed(recorded, number)
         if evidence.flaw:  # then it is refused without a fit
             start = step_regression(evidence.steps)
-            return ((evidence, Fit((start,), 0.0, start)),)
-        found.append((evidence, fit(reconstructed(recorded, number, FIT_REQUESTS), recorded.limits)))
+            return ((evidence, CostFit((start,), 0.0, start)),)
+        found.append((evidence, fit_step_cost(reconstructed(recorded, number, FIT_REQUESTS), recorded.limits)))
     return tuple(found)
 
 
@@ -167,7 +167,7 @@ def covered(pairs: int, drift: float, metrics: bool, begin: int) -> Iterator[Out
             seen = evidence_of(first)
             known = [reconstructed(first, number) for number in range(RECONSTRUCTIONS)] if metrics else [seen]
             starts = [step_regression(one.steps) for one in known]
-            case, *others = [(one, Fit((start,), 0.0, start)) for one, start in zip(known, starts, strict=True)]
+            case, *others = [(one, CostFit((start,), 0.0, start)) for one, start in zip(known, starts, strict=True)]
             found = predict(*case, Change(first.limits, first.limits), others)
             measured = values(evidence_of(other).observed)
             now = values(seen.observed)

@@ -3,7 +3,7 @@
     python tests/benchmarks/ramp.py [--runs 5] [--budget 600] [--cases "chatbot,16 sequences"]
     python tests/benchmarks/ramp.py --server NAME [--runs 5] [--budget 300]
 
-In virtual time: ramps search the ceiling with the decisions of ``vllm-console ramp`` (`next_step`, `judge`,
+In virtual time: ramps search the ceiling with the decisions of ``vllm-console ramp`` (`next_step`, `judge_step`,
 `ceiling`), each with another seed. The exhaustive search measures every rate of a grid of 2% around what they found,
 for ``--seconds`` after a warm-up of a minute, with several seeds. Its ceiling lies where the fewest outcomes are on the
 wrong side of it, since the first rate that fails by chance lies below the rate from which on they fail.
@@ -37,9 +37,9 @@ from vllm_console.load.ramp_search import (
     FEWEST_SECONDS,
     StepFigures,
     StepOutcome,
-    Tried,
+    TriedRate,
     ceiling,
-    judge,
+    judge_step,
     next_step,
     step_seconds,
 )
@@ -51,7 +51,7 @@ from vllm_launchers.presets.model import Objectives, Workload
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.server import build_core
-from vllm_launchers.simulated.settings import Simulated, resolve
+from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
 GRID = 1.02
 REACH = 1.2
@@ -93,7 +93,7 @@ class VirtualServer:
     """One simulated engine in virtual time, and the requests that are under way."""
 
     def __init__(self, case: Case, seed: int) -> None:
-        settings = resolve(
+        settings = resolve_settings(
             parse(["serve", case.model, *case.flags.split()]), Simulated.from_environment(case.environment)
         )
         self.core: Core = build_core(settings, plan_memory(settings))
@@ -219,7 +219,7 @@ class VirtualRamp:
                 0, tuple(in_flight), tuple(one for _, one in server.usages[::20]),
                 float(server.preemptions - preempted), float(server.finished - finished), float(len(server.under_way)),
             )  # fmt: skip
-            outcome = judge(figures, goals, fewest_seconds=fewest, final=final)
+            outcome = judge_step(figures, goals, fewest_seconds=fewest, final=final)
             if outcome is not None:
                 break
         if outcome.ok:
@@ -243,7 +243,7 @@ def ramp(case: Case, seed: int, budget: float) -> Found:
     """One ramp in virtual time."""
     run = VirtualRamp(case, seed)
     start = suggested_rate(case.workload) * START_SHARE
-    tried: list[Tried] = []
+    tried: list[TriedRate] = []
     spent = 0.0
     while (wanted := next_step(tried, start, start / 32, 10_000)) is not None:
         rate = float(f"{wanted.rate:.4g}")
@@ -254,7 +254,7 @@ def ramp(case: Case, seed: int, budget: float) -> Found:
         seconds = step_seconds(tried, budget - spent, LONGEST_STEP) - warming
         outcome, took = run.step(rate, max(shortest, seconds), early=not wanted.full)
         spent += took
-        tried.append(Tried(rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
+        tried.append(TriedRate(rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
     found = ceiling(tried)
     if found is None:
         return Found(0.0, (0.0, 0.0), "", spent, len(tried))

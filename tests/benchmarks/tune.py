@@ -28,7 +28,7 @@ from vllm_console.cli.tune import AGAIN_SHARE, BASELINE_SHARE, EVIDENCE_REQUESTS
 from vllm_console.cli.tune import START_SHARE as TRIAL_START
 from vllm_console.fleet.tuning import TuneGoal, predict_each
 from vllm_console.load.ramp import LONGEST_STEP, SHORTEST_STEP, START_SHARE
-from vllm_console.load.ramp_search import FEWEST_REQUESTS, Tried, next_step, step_seconds
+from vllm_console.load.ramp_search import FEWEST_REQUESTS, TriedRate, next_step, step_seconds
 from vllm_console.load.shape import TrafficShape, suggested_rate
 from vllm_console.load.tune_search import (
     GOODPUT,
@@ -47,7 +47,7 @@ from vllm_launchers.engine_model.traffic_replay import EngineLimits
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.server import build_core
-from vllm_launchers.simulated.settings import Simulated, resolve
+from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
 RESTART_SECONDS = 60.0
 JUDGES, FINALISTS = 9, 4
@@ -68,7 +68,7 @@ def with_flags(case: Case, seqs: int, batched: int) -> Case:
 
 @cache
 def limits_of(flags: str, model: str) -> EngineLimits:
-    settings = resolve(parse(["serve", model, *flags.split()]), Simulated.from_environment({}))
+    settings = resolve_settings(parse(["serve", model, *flags.split()]), Simulated.from_environment({}))
     core = build_core(settings, plan_memory(settings))
     one = core.scheduler.limits
     kept = SchedulerLimits(
@@ -81,7 +81,7 @@ def ramp(case: Case, seed: int, budget: float, start: float | None) -> Measured 
     """A ramp in virtual time."""
     run = VirtualRamp(case, seed)
     start = start or suggested_rate(case.workload) * START_SHARE
-    tried: list[Tried] = []
+    tried: list[TriedRate] = []
     spent = 0.0
     while (wanted := next_step(tried, start, start / 32, 10_000)) is not None:
         rate = float(f"{wanted.rate:.4g}")
@@ -91,7 +91,7 @@ def ramp(case: Case, seed: int, budget: float, start: float | None) -> Measured 
         seconds = step_seconds(tried, budget - spent, LONGEST_STEP) - warming
         outcome, took = run.step(rate, max(shortest, seconds), early=not wanted.full)
         spent += took
-        tried.append(Tried(rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
+        tried.append(TriedRate(rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
     return measured_ceiling(tried, budget)
 
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fakes.virtual_records import record, traffic
 from vllm_console.load.report import Times
-from vllm_console.load.upgrade import Turn, UpgradeVerdict, compare_engines
+from vllm_console.load.upgrade import EngineTurn, UpgradeVerdict, compare_engines
 
 DRIFTS = ((0.0, 0.01), (0.0, 0.02), (0.8, 0.02), (0.0, 0.04), (0.8, 0.04))
 ROUNDS = (4, 6, 8, 12)
@@ -59,13 +59,13 @@ def replayed(speed: int) -> tuple[Times, ...]:
     return tuple(times)
 
 
-def turn(dice: random.Random, speed: float) -> Turn:
+def turn(dice: random.Random, speed: float) -> EngineTurn:
     """One engine's turn at a speed."""
     answers = {}
     for place, one in enumerate(replayed(round(speed * GRID))):
         first, last = (math.exp(dice.gauss(0, SCATTER)) for _ in range(2))
         answers[place] = Times(one.ttft * first, (one.tpot or 0.0) * last, one.e2e * last)
-    return Turn(len(answers), answers)
+    return EngineTurn(len(answers), answers)
 
 
 def verdict(seed: int, rounds: int, kept: float, spread: float, factor: float) -> UpgradeVerdict:

@@ -12,7 +12,7 @@ import pytest
 
 from fakes.endpoint import FakeEndpoint
 from fakes.ports import free_port
-from vllm_console.attached import attached_folder, recorded
+from vllm_console.attached import attached_folder, is_recorded
 
 KEYS = {"FAR_KEY": "far-s3cret", "VLLM_API_KEY": "own-s3cret"}
 
@@ -91,7 +91,7 @@ def test_attaching_again_keeps_its_history_and_takes_another_key(program: Any, f
 def test_a_detached_endpoint_is_asked_no_more_and_can_be_replayed(program: Any, fake: FakeEndpoint, far: Any) -> None:
     fake.wait(3)
     state: Path = program.home / "state" / "vllm-console"
-    assert recorded(attached_folder(state, "far"))
+    assert is_recorded(attached_folder(state, "far"))
     assert program.json("detach", "far") == {"name": "far", "detached": True, "history_kept": True}
     assert not attached_folder(state, "far").exists()
     (run,) = program.json("runs", "far")

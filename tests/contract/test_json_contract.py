@@ -31,7 +31,7 @@ from vllm_console.diagnosis.objectives import Judged
 from vllm_console.fleet.predictions import PredictedChange
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.history.prefix_use import prefix_use
-from vllm_console.history.probe_records import FinishedRequest, Resumed, Step
+from vllm_console.history.probe_records import EngineStep, FinishedRequest, Resumed
 from vllm_console.load.report import Latency, LoadReport
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.metrics.window import metrics_document
@@ -40,7 +40,7 @@ from vllm_console.prediction.score import TrackRecord
 from vllm_console.runs.compare import compare
 from vllm_console.runs.document import comparison_document, run_document
 from vllm_console.runs.store import FlagChange
-from vllm_launchers.plan.model import Changes, Fit
+from vllm_launchers.plan.model import Changes, MemoryFit
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.modelfacts.local import LocalModel
 
@@ -112,7 +112,7 @@ def test_a_server_and_its_findings() -> None:
 
 def test_models() -> None:
     one = LocalModel("org/name", "cache", "/cache", 1, ModelFacts("org/name"))
-    assert not undescribed([model_document(one, {"org/name": Fit(True, "", 7)})])
+    assert not undescribed([model_document(one, {"org/name": MemoryFit(True, "", 7)})])
 
 
 def test_a_prediction() -> None:
@@ -134,7 +134,7 @@ def test_runs_and_comparisons() -> None:
 
 
 def test_steps_and_prefixes() -> None:
-    step = Step(1.0, 0, 1, 0, 0.5, None, 10, 5, 10, 1, 0, 1, 0.02, 0.02, None, None, None, 0)
+    step = EngineStep(1.0, 0, 1, 0, 0.5, None, 10, 5, 10, 1, 0, 1, 0.02, 0.02, None, None, None, 0)
     assert not undescribed([step_document(step)])
     resumed = [Resumed(1.0, 0, 1, 10, 5, 0)]
     request = FinishedRequest("r", 0.0, 1.0, 0, 100, 8, 64, 0.1, 0.1, 0.7, 1.0, 0, "stop", 0)

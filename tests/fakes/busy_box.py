@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from vllm_console.history.store import Writer
+from vllm_console.history.store import HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.keeper import folders, processes
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
@@ -35,7 +35,7 @@ def sample(number: int, at: float) -> Sample:
     return Sample(at, {"0": engine}, 100_000, "tiny")
 
 
-def furnish(state: Path, number: int, now: float) -> tuple[int, Writer]:
+def furnish(state: Path, number: int, now: float) -> tuple[int, HistoryWriter]:
     """One server's folder: the lock that its keeper would hold, and its history with a quarter of an hour in it."""
     name = f"s{number:02d}"
     folder = folders.prepare(state, name)
@@ -49,7 +49,7 @@ def furnish(state: Path, number: int, now: float) -> tuple[int, Writer]:
     (folder / "server.log").write_bytes(LINE * 100)
     lock = folders.take_lock(folder)
     assert lock is not None
-    writer = Writer(folder / "history.sqlite")
+    writer = HistoryWriter(folder / "history.sqlite")
     for at in range(int(now) - 60, int(now), 5):
         writer.append(sample(number, at))
     return lock, writer

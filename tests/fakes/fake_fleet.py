@@ -37,7 +37,7 @@ from vllm_console.fleet.snapshot import (
 )
 from vllm_console.fleet.verbs import FleetError, NotFoundError, NothingToCompareError, PresetProblem, Replay
 from vllm_console.history.gpu_history import card_of
-from vllm_console.history.probe_records import FinishedRequest, Step
+from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.logs.startup import Progress, Startup
 from vllm_console.metrics.quantile import Quantile, Quantiles
@@ -198,7 +198,7 @@ def probe_at(at: float, step: float = 5.0, count: int = 180) -> ProbeView:
         "step_p50": tuple(wave(t, 0.021, 0.026, 90) for t in times),
         "step_p99": tuple(0.03 * b for b in burst),
     }
-    last = Step(at - 0.5, 0, 62, 12, 0.93, None, 0, 0, 0, 62, 0, 62, 0.024, 0.024, None, None, None, 0)
+    last = EngineStep(at - 0.5, 0, 62, 12, 0.93, None, 0, 0, 0, 62, 0, 62, 0.024, 0.024, None, None, None, 0)
     return ProbeView(Series(end, step, values), last, requests_at(at))
 
 
@@ -579,9 +579,9 @@ class FakeFleet:
         """Set to a budget, or to None for a model of which too little is known."""
         self.choices: tuple[Choice, ...] | None = None
         """Set to replace those of the flags."""
-        self.findings: tuple[plan_findings.Finding, ...] = ()
+        self.findings: tuple[plan_findings.PlanFinding, ...] = ()
         """What every plan finds."""
-        self.findings_after: tuple[plan_findings.Finding, ...] = ()
+        self.findings_after: tuple[plan_findings.PlanFinding, ...] = ()
         """What the plan of a restart with changes finds besides."""
         self.planned: list[tuple[str, Changes]] = []
         """Of which restarts the plan was asked for."""

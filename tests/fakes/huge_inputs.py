@@ -22,7 +22,7 @@ from vllm_console.cli.host_source import host_from_matrix
 from vllm_console.cli.metrics import read_sample
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.load import client as load_client
-from vllm_console.load.client import Answer, AnswerError
+from vllm_console.load.client import RequestFailedError, StreamedAnswer
 from vllm_console.load.report import Tally
 from vllm_console.load.run import run_load_sync
 from vllm_console.logs.file import LogFile
@@ -45,7 +45,8 @@ ROOM_OF_A_LOG = 200 << 20
 """A log is read in windows of some MB, and a line of one is made text; that one has 400 MB."""
 ROOM_OF_ALL = 320 << 20
 SENTENCES = (
-    ConfigError, FleetError, KeeperError, HostError, ModelFactsError, ScrapeError, AnswerError, load_client.LoadError
+    ConfigError, FleetError, KeeperError, HostError, ModelFactsError, ScrapeError, RequestFailedError,
+    load_client.LoadError
 )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def told(read: Callable[[], object]) -> str:
 
 
 def stream(path: Path) -> object:
-    answer = Answer(Tally())
+    answer = StreamedAnswer(Tally())
     with path.open("rb") as file:
         while piece := file.read(1 << 16):
             answer.feed(piece, 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.cache import layout
-from vllm_launchers.plan.budget.memory_flags import read_settings
+from vllm_launchers.plan.budget.memory_flags import effective_flags
 from vllm_launchers.plan.budget.weights import pipeline_stages
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Flags
@@ -17,7 +17,7 @@ def cache_tokens(
 ) -> tuple[int, float | None] | None:
     """Tokens and concurrency of a KV cache of a known size per GPU, as reported by a start; None if unknown."""
     assumed: list[str] = []
-    settings = read_settings(facts, flags, release, {}, gpu, assumed)
+    settings = effective_flags(facts, flags, release, {}, gpu, assumed)
     cache = layout(facts, settings, assumed)
     if cache is None:
         return None

@@ -25,7 +25,7 @@ from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import MemoryPlan, plan_memory
 from vllm_launchers.simulated.server import build_core
-from vllm_launchers.simulated.settings import EngineSettings, Simulated, resolve
+from vllm_launchers.simulated.settings import EngineSettings, Simulated, resolve_settings
 
 DEADLINE = 20.0
 
@@ -95,7 +95,7 @@ class Lab:
 def lab() -> Callable[..., Lab]:
     def build(line: str = "", *, model: str = "Qwen/Qwen3-8B-AWQ", **environment: str) -> Lab:
         args = parse(["serve", model, *line.split()])
-        settings = resolve(args, Simulated.from_environment(environment))
+        settings = resolve_settings(args, Simulated.from_environment(environment))
         plan = plan_memory(settings)
         return Lab(settings, plan, build_core(settings, plan))
 

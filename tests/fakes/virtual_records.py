@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vllm_console.history.probe_records import FinishedRequest, Step
+from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.metrics.parse import Parser
 from vllm_console.metrics.sample import Sample
 from vllm_launchers.engine_model.core import Core, StepReport
@@ -17,7 +17,7 @@ from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.server import build_core
-from vllm_launchers.simulated.settings import Simulated, resolve
+from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
 MODEL = "Qwen/Qwen3-8B-AWQ"
 BEGAN = 1_000_000.0
@@ -28,7 +28,7 @@ class Recorded:
     """A run's records, the limits of its engine, and what its ``/metrics`` said each second, if asked for."""
 
     requests: Sequence[FinishedRequest]
-    steps: Sequence[Step]
+    steps: Sequence[EngineStep]
     limits: EngineLimits
     samples: Sequence[Sample] = ()
 
@@ -56,7 +56,7 @@ def record(
     line: str, requests: Iterable[Request], *, model: str = MODEL, speed: float = 1.0, sampled: bool = False
 ) -> Recorded:
     """Run ``requests`` to their ends on an engine with the flags of ``line``; ``sampled`` as its recorder would."""
-    settings = resolve(parse(["serve", model, *line.split()]), Simulated.from_environment({}))
+    settings = resolve_settings(parse(["serve", model, *line.split()]), Simulated.from_environment({}))
     memory = plan_memory(settings)
     core = build_core(settings, memory)
     core.speed = speed
@@ -71,9 +71,11 @@ def record(
     return Recorded(finished, steps, EngineLimits(kept, pool.total, pool.caching), samples)
 
 
-def _run(core: Core, queue: deque[Request], recorder: _Recorder | None) -> tuple[list[FinishedRequest], list[Step]]:
+def _run(
+    core: Core, queue: deque[Request], recorder: _Recorder | None
+) -> tuple[list[FinishedRequest], list[EngineStep]]:
     finished: list[FinishedRequest] = []
-    steps: list[Step] = []
+    steps: list[EngineStep] = []
     now = 0.0
     while queue or core.busy:
         if not core.busy:
@@ -89,7 +91,7 @@ def _run(core: Core, queue: deque[Request], recorder: _Recorder | None) -> tuple
         finished += [finished_request(request) for request in report.finished]
         scheduler = core.scheduler
         steps.append(
-            Step(
+            EngineStep(
                 BEGAN + now, 0, len(scheduler.running), len(scheduler.waiting), scheduler.pool.usage, None,
                 report.cache_queries, report.cache_hits, prompts, len(report.advanced), report.preempted,
                 len(report.itls), min(report.itls, default=None), max(report.itls, default=None), None, None, None, 0,

@@ -18,7 +18,7 @@ import pytest
 from vllm_console.alerts.notifier import FindingsLog
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.verbs import FleetError
-from vllm_console.history.store import Writer
+from vllm_console.history.store import HistoryWriter
 from vllm_console.metrics.sample import Sample
 from vllm_console.runs import store as run_store
 from vllm_console.runs.store import RunHead, RunStore, RunStoreError
@@ -70,7 +70,7 @@ def test_locked_databases_stop_no_look_and_no_verb(bench, monkeypatch):
     monkeypatch.setattr(run_store, "BUSY_TIMEOUT_SECONDS", 0.1)
     ready = bench.ready(bench.spec())
     folder = client.folder(bench.root, "one")
-    writer = Writer(folder / "history.sqlite")
+    writer = HistoryWriter(folder / "history.sqlite")
     writer.append(Sample(at=time.time(), engines={}))
     writer.close()
     RunStore(bench.root / "runs.sqlite").enter([RunHead(key="k", server="one", generation=1, started_at=1.0)])
@@ -95,15 +95,15 @@ def test_locked_databases_stop_no_look_and_no_verb(bench, monkeypatch):
 
 def test_a_recorder_whose_history_is_locked_says_so_and_goes_on(tmp_path):
     path = tmp_path / "history.sqlite"
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     writer.append(Sample(at=1.0, engines={}))
     writer.close()
     with locked_database(path):
-        other = Writer(path)
+        other = HistoryWriter(path)
         within(20, lambda: other.append(Sample(at=2.0, engines={})))
         assert "locked" in other.trouble
         other.close()
-    again = Writer(path)
+    again = HistoryWriter(path)
     again.append(Sample(at=3.0, engines={}))
     again.close()
     assert not again.trouble

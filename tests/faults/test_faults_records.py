@@ -21,7 +21,7 @@ from fakes import tracing
 from fakes.tracing import DONE, TOLD, strike
 from vllm_console.alerts.notifier import FindingsLog
 from vllm_console.fleet.verbs import FleetError
-from vllm_console.history.store import Reader, Writer
+from vllm_console.history.store import HistoryReader, HistoryWriter
 from vllm_console.metrics.sample import Sample
 from vllm_console.runs.store import RunHead, RunStoreError
 from vllm_console.runs.store import RunStore as Runs
@@ -74,14 +74,14 @@ def runs_of(folder: Path) -> list[int]:
 
 
 def record_history(folder: Path, at: float = 2.0) -> int:
-    writer = Writer(folder / "history.sqlite")
+    writer = HistoryWriter(folder / "history.sqlite")
     writer.append(Sample(at=at, engines={}))
     writer.close()
     return TOLD if writer.trouble else DONE
 
 
 def history_of(folder: Path) -> list[float]:
-    reader = Reader(folder / "history.sqlite")
+    reader = HistoryReader(folder / "history.sqlite")
     try:
         return [entry.at for entry in reader.since(0)]
     finally:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from vllm_console.alerts.notifier import FindingsLog
 from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.history import encoding
-from vllm_console.load.client import Answer, AnswerError, LoadError, message_of, target_in
+from vllm_console.load.client import LoadError, RequestFailedError, StreamedAnswer, message_of, target_in
 from vllm_console.load.report import Tally
 from vllm_console.logs.access import fold
 from vllm_console.logs.file import make_line
@@ -35,7 +35,7 @@ from vllm_launchers.host.processes import server_command
 from vllm_launchers.keeper import client, wire
 from vllm_launchers.keeper.__main__ import Keeper
 from vllm_launchers.keeper.errors import KeeperError, RecordError
-from vllm_launchers.keeper.lifecycle import Asked
+from vllm_launchers.keeper.lifecycle import ConsoleRequest
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.plan.budget.engine_report import learned_from, read_report
 from vllm_launchers.presets.load import read_presets
@@ -179,7 +179,7 @@ def log(data: bytes) -> object:
 
 
 def stream(data: bytes) -> object:
-    answer = Answer(Tally())
+    answer = StreamedAnswer(Tally())
     for at in range(0, min(len(data), 300_000), 50_000):
         answer.feed(data[at : at + 50_000], 1.0)
     answer.end()
@@ -277,7 +277,7 @@ def keeper_that_listens() -> tuple[Path, list[object]]:
     keeper = SimpleNamespace(supervisor=server, _forget=lambda: None)
 
     def post(event: object) -> None:
-        if isinstance(event, Asked):
+        if isinstance(event, ConsoleRequest):
             Keeper._asked(keeper, event)
         else:
             faults.append(event)
@@ -309,7 +309,7 @@ class Reader(NamedTuple):
 READERS = {
     "metrics page": Reader(metrics, METRICS),
     "log": Reader(log, LOG, ("message", "levelname", "processName", "exc_info")),
-    "answer stream": Reader(stream, STREAM, ("choices", "usage", "error"), (AnswerError,)),
+    "answer stream": Reader(stream, STREAM, ("choices", "usage", "error"), (RequestFailedError,)),
     "error body": Reader(error_body, b'{"error": {"message": "no"}}', ("error", "message", "detail")),
     "history row": Reader(packed_row, b"\x78\x9c\x03\x00", (), (encoding.EncodingError,)),
     "config file": Reader(in_a_folder("c.toml", lambda at: read_settings(at / "c.toml")), TOML, (), (ConfigError,)),

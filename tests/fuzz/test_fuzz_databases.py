@@ -45,7 +45,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("good")
     flags = {"max-num-seqs": 256}
     RunStore(folder / "runs").enter([RunHead(f"k{n}", "chat", n, 1000.0 * n, flags=flags) for n in range(1, 30)])
-    writer = store.Writer(folder / "history")
+    writer = store.HistoryWriter(folder / "history")
     for second in range(100):
         writer.append(parse(PAGE, 1e9 + second))
     writer.close()
@@ -99,7 +99,7 @@ def test_a_damaged_history_is_read_or_said_to_be_one(good: dict[str, bytes]) -> 
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "history.sqlite")
             path.write_bytes(damaged(good["history"], damage))
-            reader = store.Reader(path)
+            reader = store.HistoryReader(path)
             try:
                 reader.latest()
                 reader.range(0.0, 2e9)
@@ -107,7 +107,7 @@ def test_a_damaged_history_is_read_or_said_to_be_one(good: dict[str, bytes]) -> 
                 pass
             finally:
                 reader.close()
-            store.Writer(path).close()
+            store.HistoryWriter(path).close()
 
     run()
 

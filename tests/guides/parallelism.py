@@ -6,7 +6,7 @@ from guides.claim import Claim, Outcome, Source, Verdict, gained, rising
 from guides.memory import APART, LLAMA_70B, LLAMA_70B_AWQ, LLAMA_70B_FP8, MISTRAL, RELEASE
 from guides.serving import Served, Server, Traffic, closed_loop
 from vllm_launchers.engine_model.gpus import Interconnect, over_pcie
-from vllm_launchers.plan.attention import fp8_cache
+from vllm_launchers.plan.attention import fp8_cache_support
 
 H100 = "H100 80GB HBM3"
 SIZES = (2, 4, 8)
@@ -91,7 +91,7 @@ def fp8_cache_by_gpu() -> Outcome:
             for kind in ("auto", "fp8")
         )
         figures[name] = gained(narrow.tokens_per_second, wide.tokens_per_second)
-    hopper, ada, ampere = (fp8_cache({}, {}, RELEASE, capability, mla=False) for capability in (9.0, 8.9, 8.0))
+    hopper, ada, ampere = (fp8_cache_support({}, {}, RELEASE, capability, mla=False) for capability in (9.0, 8.9, 8.0))
     native = hopper.native and not ada.native and not ampere.native
     works = bool(hopper.works and ada.works)
     gains = min(figures.values()) > 3

@@ -17,7 +17,7 @@ from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import MemoryPlan, plan_memory
 from vllm_launchers.simulated.server import build_core
-from vllm_launchers.simulated.settings import Simulated, resolve
+from vllm_launchers.simulated.settings import Simulated, resolve_settings
 from vllm_launchers.vllm.flags.changes import Flags
 
 
@@ -45,7 +45,7 @@ class Server(msgspec.Struct, frozen=True):
 
     def _start(self) -> tuple[Core, MemoryPlan]:
         args = parse(["serve", self.model, *flag_words(self.flags)])
-        settings = resolve(args, Simulated.from_environment({"SIMULATED_GPU": self.gpu}))
+        settings = resolve_settings(args, Simulated.from_environment({"SIMULATED_GPU": self.gpu}))
         plan = plan_memory(settings)
         core = build_core(settings, plan)
         if self.link is not None:

@@ -16,7 +16,7 @@ from fakes.forked import Forks
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.vllm.engines import engine_at
 from vllm_launchers.vllm.flags.changes import FlagValue
-from vllm_launchers.vllm.flags.check_value import judge
+from vllm_launchers.vllm.flags.check_value import refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.learn import learn_flags
 
@@ -300,7 +300,7 @@ def generated(table: FlagTable) -> list[dict[str, FlagValue]]:
     @settings(max_examples=SETS * 8, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(flags=flag_sets(table))
     def collect(flags: dict[str, FlagValue]) -> None:
-        kind = found[bool(judge(table, flags, RESOLVED))]
+        kind = found[bool(refused_together(table, flags, RESOLVED))]
         if len(kind) < SETS // 2 and flags not in kind:
             kind.append(flags)
 
@@ -397,7 +397,7 @@ def test_our_verdict_on_generated_sets_is_vllms(
 def check(table: FlagTable, sets: Sequence[dict[str, FlagValue]], answers: Sequence[str]) -> None:
     """Both refuse, or neither does."""
     assert len(answers) == len(sets)
-    ours = [judge(table, flags, RESOLVED) for flags in sets]
+    ours = [refused_together(table, flags, RESOLVED) for flags in sets]
     differing = [
         f"{flags}\n  ours: {mine or 'takes it'}\n  vLLM: {answer or 'takes it'}"
         for flags, mine, answer in zip(sets, ours, answers, strict=True)

@@ -13,7 +13,7 @@ import pytest
 from fakes.forked import Forks
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.cache import CacheLayout, layout
-from vllm_launchers.plan.budget.memory_flags import read_settings
+from vllm_launchers.plan.budget.memory_flags import effective_flags
 from vllm_launchers.plan.budget.weights import pipeline_stages
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 
@@ -91,8 +91,8 @@ def test_blocks_and_concurrency_are_vllms_own(forks: Forks) -> None:
     asked, ours = [], []
     for _ in range(CASES):
         facts, flags, pipeline = made(dice)
-        settings = read_settings(facts, {**flags, "pipeline-parallel-size": pipeline}, (0, 32, 0), {}, GPU, [])
-        one_stage = read_settings(facts, flags, (0, 32, 0), {}, GPU, [])
+        settings = effective_flags(facts, {**flags, "pipeline-parallel-size": pipeline}, (0, 32, 0), {}, GPU, [])
+        one_stage = effective_flags(facts, flags, (0, 32, 0), {}, GPU, [])
         known = layout(facts, one_stage, [])
         assert known is not None
         assert facts.max_context is not None

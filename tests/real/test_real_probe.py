@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from vllm_console.history.probe_records import FinishedRequest, FirstToken, ProbeReader, Resumed, Step
+from vllm_console.history.probe_records import EngineStep, FinishedRequest, FirstToken, ProbeReader, Resumed
 from vllm_launchers.probe.environment import PROBE
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Records:
         """New first tokens: written after the steps, and before the requests."""
         return self._reader.first_tokens()
 
-    def after(self, count: int) -> tuple[list[Step], list[FinishedRequest]]:
+    def after(self, count: int) -> tuple[list[EngineStep], list[FinishedRequest]]:
         """New steps, and so many new requests once they are on disk. Steps are written first."""
         requests: list[FinishedRequest] = []
         deadline = time.monotonic() + 30

@@ -25,7 +25,7 @@ from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.server import build_core
-from vllm_launchers.simulated.settings import Simulated, resolve
+from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
 BEGAN = 1_000_000.0
 """Unix seconds at which the virtual server became ready."""
@@ -76,7 +76,7 @@ class Server:
     def serve(self, requests: Iterable[Request], seconds: float) -> Served:
         """Serve requests for so many virtual seconds, judging at each new frame."""
         args = parse(["serve", self.model, *flag_words(self.flags)])
-        settings = resolve(args, Simulated.from_environment({"SIMULATED_GPU": self.gpu}))
+        settings = resolve_settings(args, Simulated.from_environment({"SIMULATED_GPU": self.gpu}))
         plan = plan_memory(settings)
         core, metrics = build_core(settings, plan), Metrics(settings, plan)
         parser, frames = Parser(), Frames()

@@ -25,7 +25,7 @@ from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.launch.placement import GpuRequest, find_place
 from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
 from vllm_launchers.plan.choices.inputs import Choice, Source
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.local import LocalModel, LocalModels
 
@@ -92,12 +92,12 @@ def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
 
 
 FINDINGS = (
-    Finding("kv_small", Level.ERROR, "One request of 32,768 tokens needs 4.0 GiB of KV cache and there are 3.1 GiB: "
-            "lower --max-model-len to 25,000, or give it --kv-cache-dtype fp8.",
+    PlanFinding("kv_small", Level.ERROR, "One request of 32,768 tokens needs 4.0 GiB of KV cache and there are 3.1 "
+            "GiB: lower --max-model-len to 25,000, or give it --kv-cache-dtype fp8.",
             Changes(set={"max-model-len": 25_000}), surely=False),
-    Finding("memory_held", Level.WARNING, "GPU 2: anna holds 2.0 GiB (pid 4711), so that 0.92 of it is not free.",
+    PlanFinding("memory_held", Level.WARNING, "GPU 2: anna holds 2.0 GiB (pid 4711), so that 0.92 of it is not free.",
             Changes(set={"gpu-memory-utilization": 0.88})),
-    Finding("prefix_caching", Level.ADVICE, "60 % of a prompt was seen before: prefix caching saves its prefill."),
+    PlanFinding("prefix_caching", Level.ADVICE, "60 % of a prompt was seen before: prefix caching saves its prefill."),
 )  # fmt: skip
 
 

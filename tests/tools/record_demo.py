@@ -52,8 +52,8 @@ from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.server import STATS_INTERVAL, Engines, _shut_down, build_core, stats_line
-from vllm_launchers.simulated.settings import EngineSettings, Simulated, resolve
-from vllm_launchers.simulated.startup import Log, Process, Startup, announce
+from vllm_launchers.simulated.settings import EngineSettings, Simulated, resolve_settings
+from vllm_launchers.simulated.startup import Log, Process, SimulatedStartup, announce
 
 DOWN_SECONDS = 1.2
 """Between two runs."""
@@ -237,9 +237,9 @@ def record(plan: Plan, phases: Sequence[Phase], began: float, *, goes_on: bool) 
     """One run from its start-up, which begins at ``began``, on; what ``/metrics`` says at its end; and the records."""
     args = parse(plan.argv[plan.argv.index("serve") :])
     simulated = Simulated.from_environment(plan.environment)
-    settings, log = resolve(args, simulated), KeptLog()
+    settings, log = resolve_settings(args, simulated), KeptLog()
     announce(log, args, simulated.gpu.name)
-    memory = Startup(log, settings, simulated.startup_seconds).run()
+    memory = SimulatedStartup(log, settings, simulated.startup_seconds).run()
     for text in UVICORN:
         log.uvicorn(text)
     up, seconds = log.lines[-1][0], sum(phase.seconds for phase in phases)

@@ -11,9 +11,9 @@ import pytest
 
 from fakes.endpoint import FakeEndpoint, certificate, document, metrics
 from vllm_console import attached
-from vllm_console.attached import AddressError, Endpoint, base_of, first_record, key_of, name_for
-from vllm_console.attached_recorder import LONGEST_PAUSE_SECONDS, MIXED, NO_ENGINE, Recording
-from vllm_console.history.store import HISTORY, Reader
+from vllm_console.attached import AddressError, Endpoint, api_key_of, base_of, first_record, name_for
+from vllm_console.attached_recorder import LONGEST_PAUSE_SECONDS, MIXED, NO_ENGINE, EndpointRecording
+from vllm_console.history.store import HISTORY, HistoryReader
 from vllm_console.metrics.scrape import Scraper, verifying
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import ServerRecord, State
@@ -27,14 +27,14 @@ def fake() -> Iterator[FakeEndpoint]:
     endpoint.close()
 
 
-def recording(state: Path, endpoint: Endpoint, key: str = "", timeout: float = 1.0) -> Recording:
+def recording(state: Path, endpoint: Endpoint, key: str = "", timeout: float = 1.0) -> EndpointRecording:
     """Of an endpoint that was just attached."""
     folder = attached.attached_folder(state, "far")
     folder.mkdir(parents=True)
     record = first_record("far", endpoint, time.time())
     folders.write_record(folder, record)
     tls = verifying(endpoint.ca) if endpoint.tls else None
-    return Recording(state, record, endpoint, Scraper(endpoint.url, timeout, key=key, tls=tls))
+    return EndpointRecording(state, record, endpoint, Scraper(endpoint.url, timeout, key=key, tls=tls))
 
 
 def recorded(state: Path) -> tuple[ServerRecord, Endpoint]:
@@ -52,7 +52,7 @@ def test_figures_model_and_version_are_recorded_and_only_get_is_sent(tmp_path: P
     assert record.current.spec.details["engine"]["version"] == "0.32.0"
     assert {asked[0] for asked in fake.asked} == {"GET"}
     assert {asked[2] for asked in fake.asked} == {"Bearer k-1"}
-    latest = Reader(attached.attached_folder(tmp_path, "far") / HISTORY).latest()
+    latest = HistoryReader(attached.attached_folder(tmp_path, "far") / HISTORY).latest()
     assert latest is not None
     assert latest.sample.engines["0"].kv_cache_usage == 0.25
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
@@ -104,7 +104,7 @@ def test_a_router_without_metrics_of_an_engine_is_only_known_to_answer(tmp_path:
     assert record.current.spec.details["model"] == "far-model"
     one.close()
     assert not (attached.attached_folder(tmp_path, "far") / HISTORY).exists() or (
-        Reader(attached.attached_folder(tmp_path, "far") / HISTORY).latest() is None
+        HistoryReader(attached.attached_folder(tmp_path, "far") / HISTORY).latest() is None
     )
 
 
@@ -234,6 +234,6 @@ def test_what_is_no_address_is_refused_without_its_password(url: str) -> None:
 def test_names_and_keys() -> None:
     assert name_for("https://gpu-box.example") == "gpu-box.example-443"
     assert folders.NAME.fullmatch(name_for("http://[fe80::1]:8000"))
-    assert key_of(Endpoint("http://h"), {"VLLM_API_KEY": "mine"}) == "", "the key of other servers is not sent"
+    assert api_key_of(Endpoint("http://h"), {"VLLM_API_KEY": "mine"}) == "", "the key of other servers is not sent"
     with pytest.raises(AddressError, match="FAR_KEY has characters"):
-        key_of(Endpoint("http://h", "FAR_KEY"), {"FAR_KEY": "a\nb"})
+        api_key_of(Endpoint("http://h", "FAR_KEY"), {"FAR_KEY": "a\nb"})

@@ -6,14 +6,14 @@ import pytest
 
 from vllm_console.model_text import fit_text, model_cells, parameters_text, weights_text
 from vllm_console.text import size
-from vllm_launchers.plan.model import Fit
+from vllm_launchers.plan.model import MemoryFit
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.local import LocalModel
 
 
 def test_what_is_not_known_is_a_dash():
     assert model_cells(LocalModel("a", "cache", "/a", problem="no config")) == ("–", "–", "–", "–")
-    assert fit_text(None) == fit_text(Fit()) == "–"
+    assert fit_text(None) == fit_text(MemoryFit()) == "–"
 
 
 def test_figures_have_their_units():
@@ -23,9 +23,9 @@ def test_figures_have_their_units():
 
 
 def test_a_model_that_does_not_fit_is_told_from_one_that_cannot_start():
-    assert fit_text(Fit(True, "", 54_800)) == "✓ 54.8k tokens"
-    assert fit_text(Fit(False, "3 GiB are missing.")) == "✗ too large"
-    assert fit_text(Fit(True, "FP8 is not supported")) == fit_text(Fit(None, "no vLLM")) == "! error"
+    assert fit_text(MemoryFit(True, "", 54_800)) == "✓ 54.8k tokens"
+    assert fit_text(MemoryFit(False, "3 GiB are missing.")) == "✗ too large"
+    assert fit_text(MemoryFit(True, "FP8 is not supported")) == fit_text(MemoryFit(None, "no vLLM")) == "! error"
 
 
 @pytest.mark.parametrize(

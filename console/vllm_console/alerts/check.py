@@ -10,12 +10,12 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, finding_document
-from vllm_console.diagnosis.objectives import Judged, Served, judge, served
+from vllm_console.diagnosis.objectives import Judged, ServedWindow, judge_objectives, served_window
 from vllm_console.fleet.probe import recorded_latencies
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.history.exact import BOUNDARY_SECONDS
 from vllm_console.history.probe_records import SETTLED_SECONDS
-from vllm_console.history.store import HISTORY, TIERS, Entry, HistoryError, HistoryMissingError, Reader
+from vllm_console.history.store import HISTORY, TIERS, HistoryEntry, HistoryError, HistoryMissingError, HistoryReader
 from vllm_console.metrics.window import traffic
 from vllm_console.text import duration
 from vllm_launchers.probe.environment import PROBE
@@ -91,21 +91,21 @@ def _bucket(one: Judged) -> dict[str, Any]:
 def check_server(server: ServerView, now: float, window: float, *, allow_idle: bool = False) -> Report:
     """Read a server's history of the last ``window`` seconds before ``now`` and judge it."""
     folder = Path(server.folder)
-    reader = Reader(folder / HISTORY)
+    reader = HistoryReader(folder / HISTORY)
     try:
         entries = reader.range(now - window, now, MOST_POINTS)
         often = _often(reader, now, window) if window > TIERS[0].step * TIERS[0].rows else None
         probe = folder / PROBE if window <= LONGEST_EXACT_SECONDS else None
-        return check(server, entries, now, window, allow_idle=allow_idle, often=often, probe=probe)
+        return check_window(server, entries, now, window, allow_idle=allow_idle, often=often, probe=probe)
     except HistoryMissingError:
-        return check(server, (), now, window, allow_idle=allow_idle)
+        return check_window(server, (), now, window, allow_idle=allow_idle)
     except HistoryError as error:
-        return check(server, (), now, window, allow_idle=allow_idle, trouble=str(error))
+        return check_window(server, (), now, window, allow_idle=allow_idle, trouble=str(error))
     finally:
         reader.close()
 
 
-def _often(reader: Reader, now: float, window: float) -> Iterator[Entry]:
+def _often(reader: HistoryReader, now: float, window: float) -> Iterator[HistoryEntry]:
     """The samples of the window, at most ten seconds apart as far back as those reach; read in chunks."""
     start = now - min(window, TIERS[1].step * TIERS[1].rows)
     while start < now:
@@ -114,15 +114,15 @@ def _often(reader: Reader, now: float, window: float) -> Iterator[Entry]:
         start = stop
 
 
-def check(
+def check_window(
     server: ServerView,
-    entries: Sequence[Entry],
+    entries: Sequence[HistoryEntry],
     now: float,
     window: float,
     *,
     allow_idle: bool = False,
     trouble: str = "",
-    often: Iterable[Entry] | None = None,
+    often: Iterable[HistoryEntry] | None = None,
     probe: Path | None = None,
 ) -> Report:
     """Judge a window of a server's history. Only the present generation counts, without its first requests.
@@ -134,14 +134,14 @@ def check(
     present = [entry for entry in entries if entry.generation == server.generation]
     fine = (entry.sample for entry in often if entry.generation == server.generation) if often is not None else None
     samples = traffic(entry.sample for entry in present)
-    done = served(samples, fine)
+    done = served_window(samples, fine)
     written = [one for one in samples if one.at <= now - SETTLED_SECONDS - BOUNDARY_SECONDS]
     exact = recorded_latencies(probe, written) if probe is not None else {}
     covered = present[-1].at - present[0].at if present else 0.0
     span = min(covered, window)
     judged = tuple(
         replace(one, note=_waiting(server)) if one.name == "ttft_p99_seconds" else one
-        for one in judge(done, server.objectives, server.preset, span, exact)
+        for one in judge_objectives(done, server.objectives, server.preset, span, exact)
     )
     problems = _engine_problems(server, now) or _no_data(server, present, now, trouble)
     if not problems:
@@ -171,7 +171,7 @@ def _engine_problems(server: ServerView, now: float) -> list[str]:
     return [f"{server.name}: {one.symptom} {one.cause}" for one in server.findings if one.code in BROKEN_ENGINE]
 
 
-def _no_data(server: ServerView, entries: Sequence[Entry], now: float, trouble: str) -> list[str]:
+def _no_data(server: ServerView, entries: Sequence[HistoryEntry], now: float, trouble: str) -> list[str]:
     """Why a ready server cannot be judged."""
     if trouble:
         return [f"{server.name} can't be judged: {trouble}"]
@@ -184,7 +184,7 @@ def _no_data(server: ServerView, entries: Sequence[Entry], now: float, trouble: 
     return []
 
 
-def _silent(server: ServerView, done: Served, span: float) -> list[str]:
+def _silent(server: ServerView, done: ServedWindow, span: float) -> list[str]:
     """Requests that run without producing a token for longer than any prompt takes."""
     tokens = done.counted.generation_tokens_total if done.counted is not None else None
     if done.running_min < 1 or tokens != 0 or span < SILENT_SECONDS:
@@ -193,7 +193,7 @@ def _silent(server: ServerView, done: Served, span: float) -> list[str]:
 
 
 def _broken(
-    server: ServerView, judged: Sequence[Judged], done: Served, span: float, *, idle_is_well: bool
+    server: ServerView, judged: Sequence[Judged], done: ServedWindow, span: float, *, idle_is_well: bool
 ) -> list[str]:
     """One sentence for each objective that is violated or cannot be judged."""
     broken = [f"{server.name}: {one.sentence}" for one in judged if one.ok is False]

@@ -10,7 +10,7 @@ import msgspec
 from vllm_console.runs.measurement import RAMP
 from vllm_console.runs.store import Run
 from vllm_console.text import gib, rate
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import Changes, Plan
 from vllm_launchers.presets.model import Workload
@@ -36,7 +36,7 @@ _ITEMS: Mapping[str, Collection[str]] = {
 """The plan's findings by item; all others are about the flags."""
 
 
-class Item(msgspec.Struct, frozen=True):
+class ChecklistItem(msgspec.Struct, frozen=True):
     """One item: ``fix`` is what to do, empty if nothing; ``codes`` are the plan's findings that it is about."""
 
     name: str
@@ -64,7 +64,7 @@ class Disk(msgspec.Struct, frozen=True):
     free_gib: float
 
 
-class Surroundings(msgspec.Struct, frozen=True):
+class ChecklistInputs(msgspec.Struct, frozen=True):
     """What the list needs to know besides the plan. ``wanted_alerts`` are those that our rules have, ``problems`` what
     ``doctor`` found (``what``, ``do``), ``webhook`` whether findings go to one."""
 
@@ -79,9 +79,9 @@ class Surroundings(msgspec.Struct, frozen=True):
     webhook: bool = False
 
 
-def checklist(plan: Plan, workload: Workload, around: Surroundings) -> tuple[Item, ...]:
+def checklist(plan: Plan, workload: Workload, around: ChecklistInputs) -> tuple[ChecklistItem, ...]:
     """Every item, in the order in which operators go through them."""
-    by_item: dict[str, list[Finding]] = {}
+    by_item: dict[str, list[PlanFinding]] = {}
     item_of = {code: name for name, codes in _ITEMS.items() for code in codes}
     for finding in plan.findings:
         by_item.setdefault(item_of.get(finding.code, "flags"), []).append(finding)
@@ -102,15 +102,15 @@ def checklist(plan: Plan, workload: Workload, around: Surroundings) -> tuple[Ite
     return tuple(items)
 
 
-def _of_plan(name: str, found: Iterable[Finding], well: str) -> Item:
+def _of_plan(name: str, found: Iterable[PlanFinding], well: str) -> ChecklistItem:
     """An item that the plan decides: advice alone leaves it well."""
     found = [one for one in found if one.level is not Level.ADVICE]
     if not found:
-        return Item(name, "ok", well)
+        return ChecklistItem(name, "ok", well)
     status: Status = "error" if any(one.level is Level.ERROR for one in found) else "warning"
     fixes = [fix_words(one.fix) for one in found if one.fix is not None]
     message = "; ".join(one.message for one in found)
-    return Item(name, status, message, " or ".join(fixes), tuple(one.code for one in found))
+    return ChecklistItem(name, status, message, " or ".join(fixes), tuple(one.code for one in found))
 
 
 def fix_words(fix: Changes) -> str:
@@ -130,12 +130,12 @@ def _context(plan: Plan, workload: Workload) -> str:
     return f"{at_most}; the preset's traffic needs {wanted:,} at p95"
 
 
-def _not_known(plan: Plan) -> Item:
+def _not_known(plan: Plan) -> ChecklistItem:
     """The memory of a launch for which there is no budget."""
     model = bool(plan.gpus) or plan.engine.build == "cpu"
     missing = "too little is known of the model" if model else "no GPU is known"
     fix = "--model with a folder or an id whose config.json is on this machine" if model else ""
-    return Item("memory", "unknown", f"not known whether it fits: {missing}", fix)
+    return ChecklistItem("memory", "unknown", f"not known whether it fits: {missing}", fix)
 
 
 def _memory(plan: Plan) -> str:
@@ -153,40 +153,46 @@ def _links(plan: Plan) -> str:
     return plan.placement or f"GPUs {','.join(map(str, plan.gpus))}"
 
 
-def _disks(found: Iterable[Finding], disks: Sequence[Disk]) -> Item:
+def _disks(found: Iterable[PlanFinding], disks: Sequence[Disk]) -> ChecklistItem:
     if found := list(found):
         return _of_plan("disk", found, "")
     low = [disk for disk in disks if disk.free_gib < LEAST_FREE_GIB]
     if low:
         places = "; ".join(f"{disk.what} ({disk.path}) has {gib(disk.free_gib)} free" for disk in low)
-        return Item("disk", "warning", places, f"free up space: compiled kernels may take {LEAST_FREE_GIB:.0f} GiB")
-    return Item("disk", "ok", ", ".join(f"{disk.what} {gib(disk.free_gib)} free" for disk in disks) or "nothing known")
+        return ChecklistItem(
+            "disk", "warning", places, f"free up space: compiled kernels may take {LEAST_FREE_GIB:.0f} GiB"
+        )
+    return ChecklistItem(
+        "disk", "ok", ", ".join(f"{disk.what} {gib(disk.free_gib)} free" for disk in disks) or "nothing known"
+    )
 
 
-def _scraping(plan: Plan, around: Surroundings) -> Item:
+def _scraping(plan: Plan, around: ChecklistInputs) -> ChecklistItem:
     seen, export = around.monitoring, "vllm-console export scrape"
     if seen.problem:
-        return Item("scraping", "warning", seen.problem, f"{export} writes the configuration; or --prometheus URL")
+        return ChecklistItem(
+            "scraping", "warning", seen.problem, f"{export} writes the configuration; or --prometheus URL"
+        )
     mine = {f"{host}:{plan.port}" for host in around.hosts}
     if mine & set(seen.targets):
-        return Item("scraping", "ok", f"{seen.url} scrapes port {plan.port} of this machine")
-    return Item("scraping", "warning", f"{seen.url} does not scrape port {plan.port} of this machine", export)
+        return ChecklistItem("scraping", "ok", f"{seen.url} scrapes port {plan.port} of this machine")
+    return ChecklistItem("scraping", "warning", f"{seen.url} does not scrape port {plan.port} of this machine", export)
 
 
-def _alerts(plan: Plan, around: Surroundings) -> Item:
+def _alerts(plan: Plan, around: ChecklistInputs) -> ChecklistItem:
     seen, export = around.monitoring, f"vllm-console export prometheus {plan.preset}"
     missing = [name for name in around.wanted_alerts if name not in seen.alerts]
     if not missing:
-        return Item("alerts", "ok", f"{seen.url} has all {len(around.wanted_alerts)} alerting rules")
+        return ChecklistItem("alerts", "ok", f"{seen.url} has all {len(around.wanted_alerts)} alerting rules")
     if around.webhook:
-        return Item("alerts", "ok", "findings go to the webhook of config.toml")
+        return ChecklistItem("alerts", "ok", "findings go to the webhook of config.toml")
     if seen.problem:
-        return Item("alerts", "warning", "no alerting rules are known, and no webhook is set", export)
+        return ChecklistItem("alerts", "warning", "no alerting rules are known, and no webhook is set", export)
     some = f"{len(missing)} of {len(around.wanted_alerts)} alerting rules are missing"
-    return Item("alerts", "warning", f"{some} at {seen.url}: {', '.join(missing)}", export)
+    return ChecklistItem("alerts", "warning", f"{some} at {seen.url}: {', '.join(missing)}", export)
 
 
-def _ramp(plan: Plan, around: Surroundings) -> Item:
+def _ramp(plan: Plan, around: ChecklistInputs) -> ChecklistItem:
     same = (plan.preset, plan.model, around.gpu_kind)
     found = [
         (one, run.name)
@@ -198,18 +204,20 @@ def _ramp(plan: Plan, around: Surroundings) -> Item:
     where = around.gpu_kind or "this machine"
     if not found:
         text = f"no ramp of {plan.preset} with {plan.model} on {where}: its ceiling is unknown"
-        return Item("ramp", "warning", text, "after the launch: vllm-console ramp NAME")
+        return ChecklistItem("ramp", "warning", text, "after the launch: vllm-console ramp NAME")
     newest, run = max(found, key=lambda pair: pair[0].at)
     ceiling = newest.ceiling_requests_per_second
     if ceiling is None:
         again = f"vllm-console ramp {run.partition('@')[0]} --budget 20m"
-        return Item("ramp", "warning", f"the ramp of {run} found no ceiling: {newest.sentence}", again)
-    return Item("ramp", "ok", f"the objectives held up to {rate(ceiling, 'req')} ({run})")
+        return ChecklistItem("ramp", "warning", f"the ramp of {run} found no ceiling: {newest.sentence}", again)
+    return ChecklistItem("ramp", "ok", f"the objectives held up to {rate(ceiling, 'req')} ({run})")
 
 
-def _machine(problems: Sequence[Mapping[str, Any]]) -> Item:
+def _machine(problems: Sequence[Mapping[str, Any]]) -> ChecklistItem:
     if not problems:
-        return Item("machine", "ok", "doctor finds no problem")
+        return ChecklistItem("machine", "ok", "doctor finds no problem")
     first = problems[0]
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return Item("machine", "warning", f"{first['what']}{more}", f"{first['do']}; vllm-console doctor lists all")
+    return ChecklistItem(
+        "machine", "warning", f"{first['what']}{more}", f"{first['do']}; vllm-console doctor lists all"
+    )

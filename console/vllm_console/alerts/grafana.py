@@ -70,7 +70,7 @@ class PanelRow(msgspec.Struct, frozen=True):
     panels: tuple[Panel, ...]
 
 
-def rows(objectives: Objectives) -> Sequence[PanelRow]:
+def dashboard_rows(objectives: Objectives) -> Sequence[PanelRow]:
     """The whole dashboard, the most important panels first."""
     return (
         PanelRow("Objectives", _objectives(objectives)),
@@ -245,7 +245,7 @@ def dashboard(target: AlertTarget) -> Json:
         "annotations": {"list": []},
         "links": [],
         "templating": {"list": _variables(target)},
-        "panels": _panels(rows(target.objectives)),
+        "panels": _panels(dashboard_rows(target.objectives)),
     }
 
 

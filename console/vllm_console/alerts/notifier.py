@@ -266,7 +266,7 @@ RING_EVERY_SECONDS = 10.0
 """Whatever begins or ends within this time is reported together."""
 
 
-class Way(StrEnum):
+class TerminalSignal(StrEnum):
     """How to notify a terminal."""
 
     BELL = "bell"
@@ -276,17 +276,17 @@ class Way(StrEnum):
     """The same in foot, urxvt, WezTerm, Ghostty, VTE."""
 
 
-def ring(text: str, ways: Collection[Way], environ: Mapping[str, str]) -> bytes:
+def ring(text: str, ways: Collection[TerminalSignal], environ: Mapping[str, str]) -> bytes:
     """What to write to the terminal for a message. Inside tmux the sequences are passed through; the bell is tmux's."""
     body = _safe(text)
     sequences = []
-    if Way.OSC9 in ways:
+    if TerminalSignal.OSC9 in ways:
         sequences.append(f"{ESC}]9;{TITLE}: {body}{BEL}")
-    if Way.OSC777 in ways:
+    if TerminalSignal.OSC777 in ways:
         sequences.append(f"{ESC}]777;notify;{TITLE};{body.replace(';', ',')}{BEL}")
     if environ.get("TMUX"):
         sequences = [f"{ESC}Ptmux;{sequence.replace(ESC, ESC * 2)}{ESC}\\" for sequence in sequences]
-    if Way.BELL in ways:
+    if TerminalSignal.BELL in ways:
         sequences.append(BEL)
     return "".join(sequences).encode("ascii")
 
@@ -307,10 +307,10 @@ def message(alerts: Sequence[Alert]) -> str:
     return words if len(alerts) == 1 else f"{words}, and {len(alerts) - 1} more"
 
 
-class Ringer:
+class TerminalBell:
     """Rings rarely: whatever arrives in a quiet period is reported together when that is over."""
 
-    def __init__(self, ways: Collection[Way], environ: Mapping[str, str]) -> None:
+    def __init__(self, ways: Collection[TerminalSignal], environ: Mapping[str, str]) -> None:
         self._ways, self._environ = frozenset(ways), environ
         self._waiting: list[Alert] = []
         self._rang_at = float("-inf")
@@ -348,7 +348,7 @@ class Notifier:
         self._log = FindingsLog(state)
         self._tracker: FindingTracker | None = None
         self._least = Severity(wanted.severity)
-        self._ringer = Ringer([Way(way) for way in wanted.terminal], environ)
+        self._ringer = TerminalBell([TerminalSignal(way) for way in wanted.terminal], environ)
         self.write = write
         self._missing = ""
         self._webhook = self._hook(wanted, environ)

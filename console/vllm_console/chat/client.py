@@ -12,12 +12,12 @@ from vllm_console.chat.answer import Answer, AnswerError, AnswerReader
 from vllm_console.chat.conversation import NO_TEMPLATE, ChatOptions, ChatRequest, Turn, raw_note, request_for
 from vllm_console.load.client import (
     CONNECT_SECONDS,
-    Access,
+    ApiAccess,
     LoadError,
     LoadTarget,
     Lookup,
     error_body,
-    find_target,
+    find_model,
     key_wanted,
     message_of,
     open_client,
@@ -34,7 +34,7 @@ class ChatServer(msgspec.Struct, frozen=True):
 
     name: str
     url: str
-    access: Access = Access()
+    access: ApiAccess = ApiAccess()
     lookup: Lookup | None = None
     model: str | None = None
     """The served model to ask; None takes the first."""
@@ -63,7 +63,7 @@ class ChatClient:
         reader = AnswerReader(time.perf_counter())
         try:
             async with open_client(self.server.url, self.server.access, self.server.lookup) as client:
-                self.target = await find_target(client, self.server.model, self.server.access)
+                self.target = await find_model(client, self.server.model, self.server.access)
                 model = self.target.model
                 for raw in (True,) if options.raw or model in self._raw_models else (False, True):
                     note = raw_note(options, asked=options.raw) if raw else ""
@@ -109,7 +109,7 @@ class ChatClient:
         reader.end()
 
 
-def _refusal(status: int, body: bytes, access: Access, *, raw: bool) -> Exception:
+def _refusal(status: int, body: bytes, access: ApiAccess, *, raw: bool) -> Exception:
     message = message_of(body)
     if status in (401, 403):
         return AnswerError(f"it {key_wanted(access)}")

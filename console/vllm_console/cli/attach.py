@@ -8,7 +8,7 @@ import time
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import complain, print_json
-from vllm_console.cli.servers import describe, status_document, table
+from vllm_console.cli.servers import describe_server, servers_table, status_document
 from vllm_console.fleet.snapshot import State
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
@@ -57,7 +57,9 @@ def _attach_host(args: argparse.Namespace) -> int:
         print(f"{host.name}: attached, but not reached: {plain(problem)}")
     else:
         print(
-            "\n".join([f"{host.name}: attached", *(table(servers, snapshot.at) if servers else ["no servers there"])])
+            "\n".join(
+                [f"{host.name}: attached", *(servers_table(servers, snapshot.at) if servers else ["no servers there"])]
+            )
         )
     return 0
 
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(status_document(server))
     else:
-        print("\n".join(describe(server, snapshot.at)))
+        print("\n".join(describe_server(server, snapshot.at)))
     return 0
 
 

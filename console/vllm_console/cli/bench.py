@@ -85,7 +85,7 @@ def check_access(url: str, lookup: Lookup | None = None) -> None:
     async def ask() -> None:
         access = client.own_access()
         async with client.open_client(url, access, lookup) as http:
-            await client.find_target(http, None, access)
+            await client.find_model(http, None, access)
 
     try:
         asyncio.run(ask())
@@ -95,11 +95,11 @@ def check_access(url: str, lookup: Lookup | None = None) -> None:
 
 def lengths(args: argparse.Namespace, workload: Workload, longest: int | None) -> tuple[int, int, int]:
     """Tokens of a shared prefix, of the rest of a prompt, and of an answer: the means of the workload."""
-    from vllm_console.load.shape import fit, mean_length
+    from vllm_console.load.shape import fit_lengths, mean_length
 
     prompt = args.input_tokens or round(mean_length(workload.input_tokens_p95))
     output = args.output_tokens or round(mean_length(workload.output_tokens_p95))
-    prompt, output = fit(max(1, prompt), max(1, output), longest)
+    prompt, output = fit_lengths(max(1, prompt), max(1, output), longest)
     prefix = min(prompt - 1, round(prompt * workload.prefix_reuse))
     return prefix, prompt - prefix, output
 

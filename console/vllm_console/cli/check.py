@@ -16,7 +16,7 @@ from vllm_console.fleet.verbs import NotFoundError, RefusedError, UsageError
 from vllm_console.text import duration, plain
 
 if TYPE_CHECKING:
-    from vllm_console.alerts.checklist import Disk, Item, Surroundings
+    from vllm_console.alerts.checklist import ChecklistInputs, ChecklistItem, Disk
     from vllm_console.fleet.local import LocalFleet
     from vllm_launchers.plan.model import Plan
 
@@ -133,7 +133,7 @@ def check_launch(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _item_lines(item: Item) -> list[str]:
+def _item_lines(item: ChecklistItem) -> list[str]:
     import textwrap
 
     indent = " " * 18
@@ -145,9 +145,9 @@ def _item_lines(item: Item) -> list[str]:
     return lines
 
 
-def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, preset: Preset) -> Surroundings:
+def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, preset: Preset) -> ChecklistInputs:
     """What the list needs to know of this machine, its runs and its monitoring."""
-    from vllm_console.alerts.checklist import Surroundings
+    from vllm_console.alerts.checklist import ChecklistInputs
     from vllm_console.alerts.monitoring import ask_prometheus
     from vllm_console.alerts.prometheus import AlertTarget, rules
     from vllm_console.cli.host_source import this_host
@@ -163,7 +163,7 @@ def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, prese
     found = examine(state, config_folder(), tuple(fleet.engines()), host)
     without = NO_VLLM if plan.engine.kind == "simulated" else ""
     target = AlertTarget(*objectives_of(preset.objectives, preset.name), preset.name)
-    return Surroundings(
+    return ChecklistInputs(
         gpu_kind=gpu_kind(gpus, plan.engine.build),
         hosts=("127.0.0.1", "localhost", "::1", os.uname().nodename, plan.host),
         runs=fleet.runs()[0],

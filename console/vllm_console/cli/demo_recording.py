@@ -22,7 +22,7 @@ from vllm_console.fleet.gpu_charts import history_path
 from vllm_console.fleet.gpus import occupied
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.gpu_history import FIVES, GpuHistoryWriter
-from vllm_console.history.store import HISTORY, Writer
+from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import Sample, Window
 from vllm_console.recorder import WindowRecorder
 from vllm_console.runs.keys import recorded_key
@@ -95,7 +95,7 @@ def enter(
     ``specs`` are those of its runs. Returns what is to run, and what its keeper is to know.
     """
     _write(folder / LOG, b"".join(_log_of(server.runs, now)))
-    writer = Writer(folder / HISTORY)
+    writer = HistoryWriter(folder / HISTORY)
     for number, (run, spec) in enumerate(zip(server.runs, specs, strict=True), 1):
         name = RunName(recorded_key(spec, number), folder.name, number)
         windows = WindowRecorder(state / FILE_NAME, name, WINDOW_SECONDS)

@@ -29,11 +29,11 @@ def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
     Raises:
         FleetError: ssh can't be run, or the command names two machines.
     """
-    from vllm_console.fleet.remote_hosts import read_hosts, split_name
+    from vllm_console.fleet.remote_hosts import read_hosts, split_host
     from vllm_launchers.keeper.folders import default_root
 
     named = [getattr(args, name, None) for name in POSITIONS]
-    split = [(word, found) for word in named if isinstance(word, str) and (found := split_name(word)) is not None]
+    split = [(word, found) for word in named if isinstance(word, str) and (found := split_host(word)) is not None]
     if not split:
         return None
     name = split[0][1][0]

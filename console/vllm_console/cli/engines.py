@@ -89,7 +89,7 @@ def _install(args: argparse.Namespace) -> int:
         plan = plan_engine(args.version, build, indexes=args.index, python=args.python, driver=driver)
         there = os.path.isfile(os.path.join(plan.folder, MARKER))  # noqa: PTH113, PTH118
         if not args.json:
-            print("\n".join(plan_lines(plan)))
+            print("\n".join(engine_plan_lines(plan)))
         if plan.problems and not there:
             raise FleetError(". ".join(plan.problems))
         if args.dry_run or there:
@@ -104,7 +104,7 @@ def _install(args: argparse.Namespace) -> int:
 
 def _installed(args: argparse.Namespace, plan: EnginePlan, *, there: bool) -> int:
     if args.json:
-        print_json(plan_document(plan) | {"installed": there})
+        print_json(engine_plan_document(plan) | {"installed": there})
     elif there:
         print(f"{plan.name} is installed")
         print(f"  vllm-console start PRESET --vllm {plan.name}")
@@ -113,7 +113,7 @@ def _installed(args: argparse.Namespace, plan: EnginePlan, *, there: bool) -> in
     return 0
 
 
-def plan_lines(plan: EnginePlan) -> list[str]:
+def engine_plan_lines(plan: EnginePlan) -> list[str]:
     """The plan for people."""
     unknown = f", and {plan.unknown_sizes} of unknown size" if plan.unknown_sizes else ""
     lines = [
@@ -132,7 +132,7 @@ def plan_lines(plan: EnginePlan) -> list[str]:
     return [*map(plain, lines), *(prose(f"  note: {note}", "    ") for note in plan.notes)]
 
 
-def plan_document(plan: EnginePlan) -> Document:
+def engine_plan_document(plan: EnginePlan) -> Document:
     """The plan as JSON."""
     named = "name version build folder python python_version free_bytes glibc glibc_needed cuda driver driver_needed"
     return {

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show it, or print the host document."""
-    from vllm_console.host_text import describe
+    from vllm_console.host_text import describe_host
     from vllm_launchers.host.gpu.document import encode_host
 
     if args.gpu is not None and args.from_topo is None:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(encode_host(host))
     else:
-        print("\n".join(plain(line) for line in describe(host)))
+        print("\n".join(plain(line) for line in describe_host(host)))
     return 0
 
 

@@ -14,14 +14,14 @@ import msgspec
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import count_from, share_from
-from vllm_console.fleet.attached import access_of
+from vllm_console.fleet.attached import endpoint_access
 from vllm_console.fleet.snapshot import ServerView, State, Workload
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
-    from vllm_console.load.client import Access, Lookup
+    from vllm_console.load.client import ApiAccess, Lookup
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Target(msgspec.Struct, frozen=True):
     server: ServerView | None = None
     lookup: Lookup | None = None
     folder: Path | None = None
-    access: Access | None = None
+    access: ApiAccess | None = None
     """How it is reached, if not as this user's servers are."""
 
 
@@ -94,7 +94,7 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
     folder = Path(server.folder) if server.folder else None
     workload = _workload(args, fleet, server.workload)
     if server.attached is not None:
-        return Target(server.url, workload, fleet, server, None, folder, access_of(server.attached))
+        return Target(server.url, workload, fleet, server, None, folder, endpoint_access(server.attached))
     if not server.ours:
         return Target(server.url, workload, fleet)
     return Target(server.url, workload, fleet, server, partial(fleet.listener, server.name), folder)

@@ -19,7 +19,7 @@ from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
-    from vllm_launchers.plan.model import Fit
+    from vllm_launchers.plan.model import MemoryFit
     from vllm_launchers.vllm.hub import FoundModel, Hub, HubModel
     from vllm_launchers.vllm.modelfacts.local import LocalModel
 
@@ -128,13 +128,15 @@ def _name(model: str, width: int) -> str:
     return f"{text:<{width}}" if len(text) < width else f"{text}\n{'':<{width}}"
 
 
-def _fits(fleet: LocalFleet, args: argparse.Namespace, models: list[str], *, ask_hub: bool = False) -> dict[str, Fit]:
+def _fits(
+    fleet: LocalFleet, args: argparse.Namespace, models: list[str], *, ask_hub: bool = False
+) -> dict[str, MemoryFit]:
     """The plan's verdict by model.
 
     Raises:
         NotFoundError: there is no such preset.
     """
-    from vllm_launchers.plan.model import Fit, fit_of
+    from vllm_launchers.plan.model import MemoryFit, fit_of
 
     presets = [preset.name for preset in fleet.presets()[0]]
     if args.fits not in presets:
@@ -148,13 +150,13 @@ def _fits(fleet: LocalFleet, args: argparse.Namespace, models: list[str], *, ask
             )
             fits[model] = fit_of(plan)
         except FleetError as error:
-            fits[model] = Fit(error=str(error).partition("\n")[0])
+            fits[model] = MemoryFit(error=str(error).partition("\n")[0])
     return fits
 
 
-def model_document(one: LocalModel, fits: Mapping[str, Fit] | None) -> Document:
+def model_document(one: LocalModel, fits: Mapping[str, MemoryFit] | None) -> Document:
     """A model as JSON; ``fits`` maps the planned models, None if no plan was requested."""
-    from vllm_launchers.plan.model import Fit
+    from vllm_launchers.plan.model import MemoryFit
 
     facts = one.facts
     quantization = facts.quantization if facts is not None else None
@@ -165,12 +167,12 @@ def model_document(one: LocalModel, fits: Mapping[str, Fit] | None) -> Document:
         "quantization_bits": quantization.bits if quantization is not None else None,
     }
     if fits is not None:
-        fit = fits.get(one.model, Fit())
+        fit = fits.get(one.model, MemoryFit())
         document |= _fit_document(fit)
     return document
 
 
-def _fit_document(fit: Fit) -> Document:
+def _fit_document(fit: MemoryFit) -> Document:
     return {"fits": fit.fits, "fits_error": fit.error or None, "kv_tokens": fit.kv_tokens}
 
 

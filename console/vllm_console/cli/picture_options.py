@@ -27,7 +27,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keys", metavar="K,K", help="keys to press before the picture, e.g. e or n,down")
 
 
-def check(args: argparse.Namespace) -> None:
+def check_picture_options(args: argparse.Namespace) -> None:
     """See that a picture can be taken, before servers are started for it.
 
     Raises:
@@ -40,7 +40,7 @@ def check(args: argparse.Namespace) -> None:
     size_of(args.size or SIZE)
 
 
-def save(
+def save_picture(
     fleet: LocalFleet,
     args: argparse.Namespace,
     *,

@@ -121,7 +121,7 @@ def plan_of(fleet: LocalFleet, request: LaunchRequest, *, ask: bool) -> Plan:
 
     If no GPUs are suitable, it is made for the best set, and its findings say what is wrong with them.
     """
-    from vllm_launchers.plan.findings import Finding, Level, by_weight
+    from vllm_launchers.plan.findings import Level, PlanFinding, by_weight
 
     planned = partial(_judged, fleet) if ask else fleet.plan
     try:
@@ -130,7 +130,7 @@ def plan_of(fleet: LocalFleet, request: LaunchRequest, *, ask: bool) -> Plan:
         best = error.sets[0] if error.sets else None
         slice_of = best.mig.uuid if best is not None and best.mig is not None else ""
         plan = planned(replace(request, place=slice_of, gpus=best.gpus if best is not None else ()))
-        finding = Finding("no_gpus", Level.ERROR, str(error), surely=False)
+        finding = PlanFinding("no_gpus", Level.ERROR, str(error), surely=False)
         return replace(plan, findings=by_weight((finding, *plan.findings)))
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vllm_console.alternatives_text import format_full, format_legend, format_pace, sentence, table
+from vllm_console.alternatives_text import alternative_text, alternatives_table, format_full, format_legend, format_pace
 from vllm_console.cli.output import Document, fields
 from vllm_console.model_text import no_estimate
 from vllm_console.text import UNKNOWN, plain, size, sourced
-from vllm_launchers.launch.refusal import format_fix
+from vllm_launchers.launch.refusal import fix_options
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.choices.layout import format_layout
 from vllm_launchers.plan.command_line import assignments, command_line, line_word
@@ -24,11 +24,11 @@ from vllm_launchers.units import counted
 if TYPE_CHECKING:
     from vllm_launchers.plan.alternatives import Alternative
     from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
-    from vllm_launchers.plan.findings import Finding
+    from vllm_launchers.plan.findings import PlanFinding
     from vllm_launchers.plan.model import Plan
     from vllm_launchers.plan.nodes import NodesPlan
     from vllm_launchers.plan.pace import Pace, Paces
-    from vllm_launchers.plan.verdict import Verdict
+    from vllm_launchers.plan.verdict import EngineVerdict
 
 BAR = 40
 WIDTH = 100
@@ -92,7 +92,7 @@ def _nodes(nodes: NodesPlan) -> Document:
     }
 
 
-def _vllm_verdict(verdict: Verdict) -> Document:
+def _vllm_verdict(verdict: EngineVerdict) -> Document:
     return {"verdict": str(verdict.answer), **fields(verdict, "message version parser_only")}
 
 
@@ -157,7 +157,7 @@ def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-def _finding(finding: Finding) -> Document:
+def _finding(finding: PlanFinding) -> Document:
     fix = finding.fix
     return {
         **fields(finding, "code level message"),
@@ -193,7 +193,7 @@ def plan_lines(plan: Plan, *, ascii_only: bool = False) -> Iterator[str]:
         yield from _wrapped(f"  {written:<{min(width, MOST_WRITTEN)}}  ", plain(why))
     yield ""
     for finding in plan.findings:
-        fix = f" Fix: {format_fix(finding.fix)}" if finding.fix is not None else ""
+        fix = f" Fix: {fix_options(finding.fix)}" if finding.fix is not None else ""
         yield from _wrapped(f"  {finding.level:<8}", plain(f"{finding.message} [{finding.code}]{fix}"))
     if plan.findings:
         yield ""
@@ -264,12 +264,12 @@ def _alternative_lines(plan: Plan) -> Iterator[str]:
             yield f"expected: {pace}"
         return
     yield ""
-    yield from table(plan.alternatives)
+    yield from alternatives_table(plan.alternatives)
     yield f"   {format_legend(plan.alternatives)}"
     if full := format_full(plan.alternatives):
         yield f"   ({full})"
     for number, one in enumerate(plan.alternatives, 1):
-        if pace := sentence(one):
+        if pace := alternative_text(one):
             yield from _wrapped(f"  {number}{'*' if one.chosen else ' '} ", pace)
 
 

@@ -82,7 +82,7 @@ class _Answers:
             self.answer(request)
 
     def _result(self, request: dict[str, Any]) -> dict[str, Any]:
-        from vllm_console.fleet.remote_protocol import changes_of, snapshot_document
+        from vllm_console.fleet.remote_protocol import decode_changes, snapshot_document
 
         name = request.get("name")
         match request.get("do"):
@@ -93,7 +93,7 @@ class _Answers:
             case "stop" if isinstance(name, str):
                 self._fleet.stop(name)
             case "restart" if isinstance(name, str):
-                self._fleet.restart(name, changes_of(request.get("changes")))
+                self._fleet.restart(name, decode_changes(request.get("changes")))
             case _:
                 raise FleetError("this vllm-console does not know what was asked: update it")
         return {"done": True}

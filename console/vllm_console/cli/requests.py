@@ -15,7 +15,7 @@ from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.output import Document, complain, fields, print_json, table_lines
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.history.prefix_use import PrefixUse, StillCached
-from vllm_console.history.probe_records import FinishedRequest, Step
+from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.history.time_view import moment_from
 from vllm_console.metrics.quantile import exact_quantile
 from vllm_console.text import UNKNOWN, clock, count, percent, plain, seconds
@@ -83,7 +83,7 @@ def _steps(args: argparse.Namespace) -> int:
     if args.json:
         print_json([step_document(step) for step in shown])
     elif found:
-        print("\n".join(step_lines(found, shown, now)))
+        print("\n".join(engine_step_lines(found, shown, now)))
     else:
         print(f"No step of {plain(args.name)} is recorded yet.")
     return 0
@@ -157,7 +157,7 @@ _STEP_COLUMNS = (("AT", 16), ("RUN", 6), ("WAIT", 6), ("KV CACHE", 10), ("PROMPT
             ("PREEMPT", 9), ("LOOKED UP", 11), ("CACHED", 0))  # fmt: skip
 
 
-def step_document(step: Step) -> Document:
+def step_document(step: EngineStep) -> Document:
     """One step; null for what vLLM does not report, and for the intervals of a step that ended none."""
     return {
         "at": step.at,
@@ -180,7 +180,7 @@ def step_document(step: Step) -> Document:
     }
 
 
-def step_lines(found: Sequence[Step], shown: Sequence[Step], now: float) -> list[str]:
+def engine_step_lines(found: Sequence[EngineStep], shown: Sequence[EngineStep], now: float) -> list[str]:
     """Quantiles over all that were read, and a line for each that is shown."""
     first = clock(found[0].at, now, seconds=True)
     lines = [f"{len(found):,} steps since {first}; exact quantiles of these:", ""]
@@ -193,7 +193,7 @@ def step_lines(found: Sequence[Step], shown: Sequence[Step], now: float) -> list
     return lines
 
 
-def _step_cells(step: Step, now: float) -> tuple[str, ...]:
+def _step_cells(step: EngineStep, now: float) -> tuple[str, ...]:
     return (
         clock(step.at, now, seconds=True),
         count(step.running),

@@ -18,7 +18,7 @@ from vllm_console.cli.options import (
 )
 from vllm_console.cli.output import Document, ask, complain, print_json, warn_of_plan
 from vllm_console.cli.servers import server_document
-from vllm_console.cli.waiting import did_not_happen, not_ready, report_server, settled, wait_for_restart, wait_until
+from vllm_console.cli.waiting import did_not_happen, is_settled, not_ready, report_server, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import plain
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         complain(f"{args.name} was stopped meanwhile and not restarted")
         return 1
     if args.wait:
-        server = wait_until(fleet, args.name, settled, quiet=args.json, timeout=args.timeout)
+        server = wait_until(fleet, args.name, is_settled, quiet=args.json, timeout=args.timeout)
     code = report_server(args, server, wanted=State.READY if args.wait else None)
     if server.rollback and args.json:
         complain(server.rollback)
@@ -176,7 +176,7 @@ def run_rolling(fleet: LocalFleet, args: argparse.Namespace, changes: Changes, o
         gpus = f" on GPU {','.join(map(str, new.gpus))}" if new.gpus else ""
         print(f"{new.name} starts at {new.url}{gpus}; {args.name} keeps serving", flush=True)
     try:
-        new = wait_until(fleet, new.name, settled, quiet=args.json, timeout=args.timeout)
+        new = wait_until(fleet, new.name, is_settled, quiet=args.json, timeout=args.timeout)
         compared = _compared(fleet, args, new) if new.state is State.READY else None
     except KeyboardInterrupt:
         complain(

@@ -103,7 +103,7 @@ def keep(args: argparse.Namespace, fleet: LocalFleet, word: str, found: Measurem
     if args.json:
         print_json({"run": name, **found.document()})
         return
-    from vllm_console.cli.runs_text import step_lines
+    from vllm_console.cli.runs_text import ramp_step_lines
 
     rates = "1 rate" if len(found.steps) == 1 else f"{len(found.steps)} rates"
-    print("\n".join([f"{plain(name)}: {found.kind}, {rates}", *step_lines(found)]))
+    print("\n".join([f"{plain(name)}: {found.kind}, {rates}", *ramp_step_lines(found)]))

@@ -11,23 +11,23 @@ from vllm_console.cli.output import row_line, table_lines
 from vllm_console.diagnosis.finding import title_of_code
 from vllm_console.history.energy import Tariff
 from vllm_console.metrics.quantile import p99_in, text_of
-from vllm_console.runs.compare import Comparison, Side, Verdict
+from vllm_console.runs.compare import Comparison, ComparisonVerdict, Side
 from vllm_console.runs.measurement import Measurement, limit_text, newest_ramp, plots
 from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     amount_text,
-    change_text,
     compared_text,
     energy_cost_text,
     factor_sides,
+    figure_change_text,
     notes,
     objective_text,
     plain_sentence,
-    sentence,
     setting_text,
     side_text,
     signed,
     times_note,
+    verdict_text,
 )
 from vllm_console.runs.windows import quantile_in
 from vllm_console.text import clock, count, duration, percent, plain
@@ -80,7 +80,7 @@ def step_line(step: Mapping[str, Any]) -> str:
     return f"{text} !" if step["ok"] is False else text
 
 
-def step_lines(found: Measurement) -> list[str]:
+def ramp_step_lines(found: Measurement) -> list[str]:
     """All steps under a heading."""
     return [step_heading(), *map(step_line, found.steps)]
 
@@ -129,9 +129,9 @@ def _how(run: Run) -> str:
 def comparison_lines(found: Comparison, tariff: Tariff | None = None) -> list[str]:
     """The outcome and verdict first, then what was changed, the traffic, and every figure."""
     lines = []
-    if found.verdict is not Verdict.TOO_LITTLE:
+    if found.verdict is not ComparisonVerdict.TOO_LITTLE:
         lines += textwrap.wrap(plain_sentence(found), WIDTH, break_on_hyphens=False)
-    lines += textwrap.wrap(sentence(found), WIDTH, break_on_hyphens=False)
+    lines += textwrap.wrap(verdict_text(found), WIDTH, break_on_hyphens=False)
     for note in filter(None, (times_note(found, time.time()), *notes(found))):
         lines += textwrap.wrap(f"- {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     lines += ["", f"before  {_side(found.before)}", f"after   {_side(found.after)}"]
@@ -154,7 +154,7 @@ def _tables(found: Comparison) -> list[str]:
     for figure in found.figures:
         before, after = (side_text(figure, after=after) for after in (False, True))
         outcome = " ".join(filter(None, (str(figure.verdict or ""), objective_text(figure))))
-        lines.append(f"  {figure.name:<20}{before:>14}{after:>14}   {change_text(figure):<28}{outcome}".rstrip())
+        lines.append(f"  {figure.name:<20}{before:>14}{after:>14}   {figure_change_text(figure):<28}{outcome}".rstrip())
     return lines
 
 

@@ -60,7 +60,7 @@ def run_list(args: argparse.Namespace) -> int:
     if args.json:
         print_json([status_document(server) for server in servers])
     elif servers:
-        print("\n".join(table(servers, snapshot.at)))
+        print("\n".join(servers_table(servers, snapshot.at)))
     else:
         print("No servers. Start one with 'vllm-console start chatbot', or try 'vllm-console demo'.")
     return 0
@@ -87,7 +87,7 @@ def run_status(args: argparse.Namespace) -> int:
     if args.json:
         print_json(status_document(server) | {"energy": energy.document() if energy is not None else None})
     else:
-        print("\n".join(describe(server, snapshot.at, energy)))
+        print("\n".join(describe_server(server, snapshot.at, energy)))
         if energy is None and fleet.tariff is not None and (why := no_energy(server, snapshot.host)):
             print(plain(f"  energy      {why}"))
     return 0
@@ -96,7 +96,7 @@ def run_status(args: argparse.Namespace) -> int:
 # -- as text ----------------------------------------------------------------------------------------------------------
 
 
-def table(servers: Sequence[ServerView], now: float) -> list[str]:
+def servers_table(servers: Sequence[ServerView], now: float) -> list[str]:
     """One line per server under a heading, each reason on a line of its own below."""
     rows = [[plain(cell) for cell in _cells(server, now)] for server in servers]
     widths = [max([least, *(len(row[at]) + 1 for row in rows)]) for at, (_, least) in enumerate(COLUMNS)]
@@ -161,7 +161,7 @@ def no_energy(server: ServerView, host: Host | None) -> str:
     return "unknown yet, and so is its cost: it must be alone on GPUs that count their energy"
 
 
-def describe(server: ServerView, now: float, energy: Energy | None = None) -> list[str]:
+def describe_server(server: ServerView, now: float, energy: Energy | None = None) -> list[str]:
     """One server in full, for people; ``energy`` is what its GPUs took."""
     lines = [
         f"{server.name}  {_state(server, now, ' for ')}" + ("  (simulated: no GPU is used)" if server.simulated else "")
@@ -212,11 +212,11 @@ def _attached_text(server: ServerView) -> str:
 def _describe_conditions(server: ServerView, now: float) -> list[str]:
     if not server.findings:
         return []
-    from vllm_console.diagnosis.finding import finding_lines
+    from vllm_console.diagnosis.finding import format_finding
 
     lines = ["", "  findings    judged every 5 s by histograms, so figures can differ a little from those above"]
     for finding in server.findings:
-        lines += [f"  {line}" for line in finding_lines(finding, f"for {duration(now - finding.since)}")]
+        lines += [f"  {line}" for line in format_finding(finding, f"for {duration(now - finding.since)}")]
     return lines
 
 

@@ -21,7 +21,7 @@ from vllm_console.cli.options import (
     text_from,
 )
 from vllm_console.cli.output import warn_of_plan
-from vllm_console.cli.waiting import report_server, settled, wait_until
+from vllm_console.cli.waiting import is_settled, report_server, wait_until
 from vllm_console.fleet.snapshot import LaunchRequest, State
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if request.place and (why := server.reasons.get("gpus")):
         print(f"GPU {plain(why)}", file=sys.stderr)
     if args.wait:
-        server = wait_until(fleet, server.name, settled, quiet=args.json, timeout=args.timeout)
+        server = wait_until(fleet, server.name, is_settled, quiet=args.json, timeout=args.timeout)
     return report_server(args, server, wanted=State.READY if args.wait else None)
 
 

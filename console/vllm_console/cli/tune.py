@@ -19,7 +19,7 @@ from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.ramp import budget_from, confirm_load, keep_ramp, only_one, rate_from
-from vllm_console.cli.waiting import Canceling, did_not_happen, settled, undone_at_end, wait_for_restart, wait_until
+from vllm_console.cli.waiting import Canceling, did_not_happen, is_settled, undone_at_end, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, State
 from vllm_console.fleet.verbs import FleetError, UsageError, flag_difference
 from vllm_console.load.tune_search import (
@@ -44,7 +44,7 @@ from vllm_console.text import seconds as latency
 
 if TYPE_CHECKING:
     from vllm_console.fleet.snapshot import ServerView
-    from vllm_console.fleet.tuning import Ranking, TuneGoal
+    from vllm_console.fleet.tuning import CandidateRanking, TuneGoal
     from vllm_console.load.report import LoadReport, Times
     from vllm_launchers.presets.model import Objectives
     from vllm_launchers.vllm.flags.changes import Flags, FlagValue
@@ -183,7 +183,7 @@ class _Tuner:
         self._problem = ""
         """Why the last measurement has no value."""
         self._restart_seconds = 1.2 * self._start_seconds() + 4.0
-        self._ranking: Ranking | None = None
+        self._ranking: CandidateRanking | None = None
         self._done: list[Trial] = []
         self._trials: list[dict[str, Any]] = []
 
@@ -390,7 +390,7 @@ class _Tuner:
 
     # -- what is tried -------------------------------------------------------------------------------------------------
 
-    def _rank(self, original: Measured) -> Ranking:
+    def _rank(self, original: Measured) -> CandidateRanking:
         goal = self._goal(original)
         self._progress("predicting")
         deadline = time.monotonic() + RECORD_SECONDS
@@ -459,7 +459,7 @@ class _Tuner:
         if did_not_happen(server, asked_at):
             self._asked = None
             return server.restart.sentence if server.restart is not None else "another restart took its place"
-        server = wait_until(self._fleet, self._name, settled, quiet=True, timeout=START_TIMEOUT)
+        server = wait_until(self._fleet, self._name, is_settled, quiet=True, timeout=START_TIMEOUT)
         self._generation, self._asked = server.generation, None
         if server.rollback:
             return server.rollback
@@ -573,7 +573,7 @@ def _words(changed: Mapping[str, FlagValue]) -> str:
     return ", ".join(f"{flag} {value}" for flag, value in changed.items())
 
 
-def _sentence(objective: str, ranking: Ranking, decision: Decision, done: list[Trial]) -> str:
+def _sentence(objective: str, ranking: CandidateRanking, decision: Decision, done: list[Trial]) -> str:
     """What came of it."""
     name, tried = _NAMES[objective], len({one.place for one in done if one.measured is not None})
     if not done:

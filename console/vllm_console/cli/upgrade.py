@@ -12,7 +12,7 @@ import msgspec
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import changes_from
 from vllm_console.cli.output import complain, print_json
-from vllm_console.cli.waiting import settled, undone_at_end, wait_until
+from vllm_console.cli.waiting import is_settled, undone_at_end, wait_until
 from vllm_console.fleet.snapshot import Changes, State, Workload
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import duration, plain
@@ -21,7 +21,7 @@ from vllm_console.text import seconds as latency
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
     from vllm_console.load.shape import RecordedTraffic
-    from vllm_console.load.upgrade import Turn, UpgradeComparison
+    from vllm_console.load.upgrade import EngineTurn, UpgradeComparison
     from vllm_launchers.plan.model import Engine
 
 FEWEST_RECORDED = 20
@@ -73,7 +73,7 @@ def run_upgrade(args: argparse.Namespace) -> int:
     traffic = _traffic(fleet, args)
     if not args.json:
         print("\n".join([*(f"! {plain(note)}" for note in notes), *_heading(args, sides, traffic)]), flush=True)
-    rounds: list[tuple[Turn, Turn]] = []
+    rounds: list[tuple[EngineTurn, EngineTurn]] = []
     with undone_at_end(partial(_remove, fleet, sides)):
         for number in range(args.rounds):
             order = (0, 1) if number % 2 == 0 else (1, 0)
@@ -171,7 +171,7 @@ def _heading(args: argparse.Namespace, sides: tuple[_Side, _Side], traffic: _Tra
 # -- turns -----------------------------------------------------------------------------------------------------------
 
 
-def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Traffic, number: int) -> Turn:
+def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Traffic, number: int) -> EngineTurn:
     """One turn: start, warm up, send, stop.
 
     Raises:
@@ -180,11 +180,11 @@ def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Tr
     from vllm_console.load.client import LoadError
     from vllm_console.load.report import Times
     from vllm_console.load.run import run_load
-    from vllm_console.load.upgrade import Turn
+    from vllm_console.load.upgrade import EngineTurn
 
     server = fleet.start_trial(args.before, side.name, side.engine, side.changes)
     side.runs.append(f"{server.name}@{server.generation}")
-    server = wait_until(fleet, side.name, settled, quiet=args.json, timeout=START_SECONDS)
+    server = wait_until(fleet, side.name, is_settled, quiet=args.json, timeout=START_SECONDS)
     if server.state is not State.READY:
         raise FleetError(f"{side.engine.label} did not start: {server.reason or server.state}")
     send: Any = partial(
@@ -205,7 +205,7 @@ def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Tr
     if not args.json:
         words = f"round {number + 1}, {side.engine.label}: {report.completed} of {report.sent} requests answered"
         print(plain(f"{words}, e2e p50 {report.e2e.cell('p50')}"), flush=True)
-    return Turn(report.sent, answers)
+    return EngineTurn(report.sent, answers)
 
 
 def _wait(coroutine: Any) -> Any:
@@ -237,7 +237,7 @@ def _remove(fleet: LocalFleet, sides: tuple[_Side, _Side]) -> None:
 # -- output ---------------------------------------------------------------------------------------------------------
 
 
-def sentence(found: UpgradeComparison, second: str) -> str:
+def upgrade_text(found: UpgradeComparison, second: str) -> str:
     """The verdict on the second engine, for people."""
     if found.verdict == "not comparable":
         return (
@@ -260,7 +260,7 @@ def _result(sides: tuple[_Side, _Side], found: UpgradeComparison) -> list[str]:
     for one in found.figures:
         cells = f"{latency(one.first):>8} {latency(one.second):>8} {one.change:>+8.1%}"
         lines.append(f"{_TITLES[one.name]:22} {cells}  {one.low:+.1%} to {one.high:+.1%}")
-    lines += textwrap.wrap(plain(sentence(found, sides[1].engine.label)), 79)
+    lines += textwrap.wrap(plain(upgrade_text(found, sides[1].engine.label)), 79)
     runs = ", ".join(run for side in sides for run in side.runs)
     return [*lines, *textwrap.wrap(f"Kept as runs: {plain(runs)}", 79)]
 
@@ -279,7 +279,7 @@ def _document(
     return {
         "server": name,
         "verdict": str(found.verdict),
-        "sentence": sentence(found, sides[1].engine.label),
+        "sentence": upgrade_text(found, sides[1].engine.label),
         "engines": engines,
         "rounds": found.rounds,
         "requests": found.requests,

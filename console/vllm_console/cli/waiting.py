@@ -93,7 +93,7 @@ def did_not_happen(server: ServerView, asked_at: float | None) -> bool:
     return server.restart.abandoned or server.restart.asked_at != asked_at
 
 
-def settled(server: ServerView) -> bool:
+def is_settled(server: ServerView) -> bool:
     """Whether a server is up, or down without a further automatic restart."""
     if server.state is State.FAILED:
         return server.next_attempt_at is None

@@ -167,7 +167,7 @@ def finding_document(finding: Finding) -> dict[str, Any]:
     }
 
 
-def finding_lines(finding: Finding, since: str) -> list[str]:
+def format_finding(finding: Finding, since: str) -> list[str]:
     """For people: the finding, since when (formatted), its figures, and its fixes."""
     lines = [f"{finding.code} ({finding.severity}, {since}): {finding.symptom} {finding.cause}"]
     for measure in finding.measures:

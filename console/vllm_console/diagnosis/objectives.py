@@ -100,7 +100,7 @@ class Judged(msgspec.Struct, frozen=True):
         return f"{value:.3f}s" if shown == seconds(self.limit) and value != self.limit else shown
 
 
-class Served(msgspec.Struct, frozen=True):
+class ServedWindow(msgspec.Struct, frozen=True):
     """A server's performance over the samples of a window. None means not reported.
 
     ``usage_seconds`` is how much of the window KV cache usage is known for.
@@ -124,18 +124,18 @@ class Served(msgspec.Struct, frozen=True):
         return not any(moved) and self.running_max < 1
 
 
-def served(samples: Sequence[Sample], often: Iterable[Sample] | None = None) -> Served:
+def served_window(samples: Sequence[Sample], often: Iterable[Sample] | None = None) -> ServedWindow:
     """What happened over these samples of one generation of a server, oldest first; engines may restart in between.
 
     If they are further apart than `STEP_SECONDS`, usage is judged by ``often``, which are not.
     """
     if not samples:
-        return Served()
+        return ServedWindow()
     usage, usage_seconds = _sustained_usage(samples if often is None else often)
     running = [combine(sample.engines.values()).requests_running or 0.0 for sample in samples]
     counted = combine(grown for before, after in _stretches(samples) for grown in growths(before, after))
     reported = len(samples) > 1 and any(sample.engines for sample in samples)
-    return Served(usage, usage_seconds, counted if reported else None, min(running), max(running), running[-1])
+    return ServedWindow(usage, usage_seconds, counted if reported else None, min(running), max(running), running[-1])
 
 
 def _stretches(samples: Sequence[Sample]) -> Iterable[tuple[Sample, Sample]]:
@@ -177,8 +177,8 @@ def objectives_of(objectives: Objectives | None, preset: str) -> tuple[Objective
     return evidence.objectives, evidence.objectives_source
 
 
-def judge(
-    done: Served,
+def judge_objectives(
+    done: ServedWindow,
     objectives: Objectives | None,
     preset: str,
     span: float | None = None,
@@ -235,7 +235,7 @@ def _judged_latency(name: str, found: Quantile | None, limit: float, source: str
     return Judged(name, found.value, limit, found.within(limit), source, bucket=found)
 
 
-def _preempted(done: Served) -> float | None:
+def _preempted(done: ServedWindow) -> float | None:
     counted = done.counted or EngineSample()
     return preemptions_per_request(counted.preemptions_total, counted.requests_finished_total, done.running)
 

@@ -15,19 +15,19 @@ from vllm_console.attached import (
     LOCK,
     AddressError,
     Endpoint,
+    api_key_of,
     attached_folder,
     base_of,
     check_variable,
     endpoint_of,
     first_record,
-    key_of,
+    is_recorded,
     name_for,
     read_endpoint,
-    recorded,
     spec_of,
     start_recorder,
 )
-from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, identity
+from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.history.time_view import TimeView
@@ -43,8 +43,8 @@ from vllm_launchers.values import replace as replace_value
 
 if TYPE_CHECKING:
     from vllm_console.fleet.removed import RemovedServers
-    from vllm_console.load.client import Access
-    from vllm_launchers.launch.details import Records
+    from vllm_console.load.client import ApiAccess
+    from vllm_launchers.launch.details import ServerRecords
 
 CHECK_SECONDS = 5.0
 """How often it is checked that an endpoint has a recorder."""
@@ -73,7 +73,7 @@ class RecordSource(Protocol):
 class AllRecords:
     """The records of this user's servers and of attached endpoints."""
 
-    def __init__(self, servers: Records, attached: AttachedServers) -> None:
+    def __init__(self, servers: ServerRecords, attached: AttachedServers) -> None:
         self._servers, self._attached = servers, attached
 
     def read(self) -> tuple[list[ServerRecord], list[str]]:
@@ -127,7 +127,7 @@ class AttachedServers:
         self, records: Sequence[ServerRecord], now: float, selected: str | None, time_view: TimeView
     ) -> list[ServerView]:
         """The endpoints now; starts the recorder of one that has none. Those that are gone are forgotten."""
-        present = {identity(record) for record in records}
+        present = {record_identity(record) for record in records}
         for gone in [key for key in self._watched if key not in present]:
             if (watched := self._watched.pop(gone, None)) is not None:
                 watched.close()
@@ -135,7 +135,7 @@ class AttachedServers:
         return [self._view(record, now, selected, time_view) for record in records]
 
     def _view(self, record: ServerRecord, now: float, selected: str | None, time_view: TimeView) -> ServerView:
-        chosen, key = record.name == selected, identity(record)
+        chosen, key = record.name == selected, record_identity(record)
         if key not in self._watched:
             folder = attached_folder(self._state, record.name)
             self._watched[key] = WatchedServer(folder, interactive=self._interactive)
@@ -149,7 +149,7 @@ class AttachedServers:
 
     def earlier(self, record: ServerRecord, view: ServerView, at: float) -> ServerView:
         """An endpoint at an earlier moment."""
-        watched = self._watched.get(identity(record))
+        watched = self._watched.get(record_identity(record))
         return self._as_attached(watched.earlier(view, record, at), record) if watched is not None else view
 
     def _as_attached(self, view: ServerView, record: ServerRecord) -> ServerView:
@@ -180,7 +180,7 @@ class AttachedServers:
         at, found = self._checked.get(name, (float("-inf"), False))
         if time.monotonic() - at < CHECK_SECONDS:
             return found
-        found = recorded(attached_folder(self._state, name))
+        found = is_recorded(attached_folder(self._state, name))
         if not found and not self._read_only:
             with contextlib.suppress(OSError):
                 start_recorder(self._state, name)
@@ -303,7 +303,7 @@ class AttachedServers:
                     raise RefusedError(f"{name} is a server of your own: 'vllm-console remove {name}' removes it")
             known = ", ".join([*(record.name for record in self.read()[0]), *hosts]) or "none"
             raise NotFoundError(f"no endpoint is attached as '{plain(name)}'; attached: {known}")
-        if (watched := self._watched.pop(identity(record), None)) is not None:
+        if (watched := self._watched.pop(record_identity(record), None)) is not None:
             watched.close()
         with keeper_errors(), self._set_aside(name) as folder:
             kept = removed.keep(folder, name, record.created_at)
@@ -346,16 +346,16 @@ def _delete(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def access_of(endpoint: Endpoint) -> Access:
+def endpoint_access(endpoint: Endpoint) -> ApiAccess:
     """How an endpoint is reached: with its own key, and no other.
 
     Raises:
         UsageError: no HTTP header can carry it.
     """
-    from vllm_console.load.client import Access
+    from vllm_console.load.client import ApiAccess
 
     try:
-        return Access(key_of(endpoint), endpoint.key_env, endpoint.ca)
+        return ApiAccess(api_key_of(endpoint), endpoint.key_env, endpoint.ca)
     except AddressError as error:
         raise UsageError(str(error)) from error
 
@@ -366,7 +366,7 @@ def _checked(url: str, key_env: str, ca: str) -> Endpoint:
 
     try:
         endpoint = Endpoint(base_of(url), check_variable(key_env) if key_env else "", asked_at=time.time())
-        key_of(endpoint)
+        api_key_of(endpoint)
         if ca:
             if not endpoint.tls:
                 raise UsageError("--ca is for https addresses")

@@ -15,7 +15,7 @@ from vllm_console.diagnosis.live.engine import EngineHung
 from vllm_console.fleet.judge import HISTORY_SECONDS, Judge
 from vllm_console.fleet.moment import at_work
 from vllm_console.fleet.own_server import JudgeContext
-from vllm_console.history.store import HISTORY, TIERS, Entry, HistoryMissingError, Reader
+from vllm_console.history.store import HISTORY, TIERS, HistoryEntry, HistoryMissingError, HistoryReader
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.launch.details import unpack
 
@@ -57,9 +57,9 @@ def judge_past(folder: Path, record: ServerRecord, index: int, since: float, unt
     return found
 
 
-def _rows(folder: Path, start: float, end: float) -> Iterator[Entry]:
+def _rows(folder: Path, start: float, end: float) -> Iterator[HistoryEntry]:
     """Reads an hour at a time, since a day of histograms would fill the memory; the last half hour second by second."""
-    reader, fine = Reader(folder / HISTORY), end - FINE_SECONDS
+    reader, fine = HistoryReader(folder / HISTORY), end - FINE_SECONDS
     try:
         while start < end:
             stop = min(start + _CHUNK_SECONDS, fine if start < fine else end)

@@ -110,7 +110,7 @@ class SharedBoard:
             UsageError: there is no such GPU, or the time is past or too far ahead.
             FleetError: the board cannot be written.
         """
-        from vllm_launchers.host.board import LONGEST_SECONDS, Claim, format_claim, gpus_text, shown
+        from vllm_launchers.host.board import LONGEST_SECONDS, Claim, format_claim, gpus_text, safe_line
 
         now, wanted = time.time(), tuple(sorted(set(gpus)))
         if not wanted:
@@ -123,7 +123,7 @@ class SharedBoard:
                 raise RefusedError(
                     f"{gpus_text(both)} is {format_claim(other, now)}; ask {other.user}, or take another"
                 )
-        new = Claim(wanted, float(int(now)), float(int(until)), shown(why))
+        new = Claim(wanted, float(int(now)), float(int(until)), safe_line(why))
         self.change(lambda page: without_claims(page, wanted, new))
         return self.read()
 

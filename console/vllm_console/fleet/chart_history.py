@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from vllm_console.history.store import Entry, HistoryError, HistoryMissingError, Reader, Stretch
+from vllm_console.history.store import HistoryEntry, HistoryError, HistoryMissingError, HistoryReader, Stretch
 from vllm_console.history.time_view import ChartRange
 from vllm_console.history.timeline import Timeline
 from vllm_console.metrics.sample import Series
@@ -90,10 +90,10 @@ class ChartSource(Generic[_Row, _Points]):
         self.rows, self.points, self.append = rows, points, append
 
 
-def server_source(path: Path) -> ChartSource[Entry, Timeline]:
+def server_source(path: Path) -> ChartSource[HistoryEntry, Timeline]:
     """A server's history."""
     return ChartSource(
-        lambda: Reader(path),
+        lambda: HistoryReader(path),
         lambda span: Timeline(span.step, span.points),
         lambda timeline, entry: timeline.append(entry.sample, entry.generation),
     )

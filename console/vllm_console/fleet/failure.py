@@ -19,7 +19,7 @@ from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.engine_verdict import EngineVerdicts
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.plan.model import EngineKind, Plan
-from vllm_launchers.plan.verdict import Answer, Verdict, question, with_verdict
+from vllm_launchers.plan.verdict import EngineAnswer, EngineVerdict, question, with_verdict
 from vllm_launchers.procfs import resident_mib
 from vllm_launchers.secrets import redact
 from vllm_launchers.vllm.flags.changes import FlagValue
@@ -122,7 +122,7 @@ class LaunchVerdicts:
 
     def __init__(self) -> None:
         self._asked = EngineVerdicts()
-        self._newest: tuple[Hashable, Verdict] | None = None
+        self._newest: tuple[Hashable, EngineVerdict] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -142,12 +142,12 @@ class LaunchVerdicts:
     def ask(self, launch: LaunchPlan, folder: Path, *, elsewhere: bool) -> bool:
         """Ask the engine about a plan, for a recorded host if ``elsewhere``; False if another question came first."""
         if elsewhere and launch.plan.engine.kind is EngineKind.VLLM:
-            verdict: Verdict | None = Verdict(Answer.UNKNOWN, "the plan is for a recorded host")
+            verdict: EngineVerdict | None = EngineVerdict(EngineAnswer.UNKNOWN, "the plan is for a recorded host")
         else:
             verdict = self._asked.ask(launch, folder)
         if verdict is None:
             return False
-        if verdict.answer is Answer.REFUSED:
+        if verdict.answer is EngineAnswer.REFUSED:
             fixes = diagnosed(verdict.message.splitlines(), None, launch.details).fixes
             fix = next((one.changes for one in fixes if not one.changes.empty), None)
             verdict = replace(verdict, fix=fix)

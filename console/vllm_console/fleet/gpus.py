@@ -15,7 +15,7 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.history.energy import Energy, newest_energy, totals_of
 from vllm_console.history.gpu_samples import GPU_SAMPLES, KEPT_SECONDS, read_gpu_samples
-from vllm_console.history.store import HISTORY, HistoryError, Reader
+from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_launchers.host.gpu.hardware_warnings import IDLE
 from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, HostError, with_claims, with_servers
 from vllm_launchers.host.gpu.vendors import no_driver
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 
-class Seen(msgspec.Struct, frozen=True):
+class KnownGpus(msgspec.Struct, frozen=True):
     """What is known now. ``host`` is None where no GPU can be; ``problem`` says why, or why it is not fresh."""
 
     host: Host | None = None
     problem: str = ""
 
 
-class GpuSource:
+class FleetGpus:
     """Where the fleet's GPUs come from. `latest` never blocks.
 
     ``file`` names a recorded host, used in place of this machine; ``state`` is the folder of our servers.
@@ -101,14 +101,14 @@ class GpuSource:
             return False
         return True
 
-    def latest(self) -> Seen:
+    def latest(self) -> KnownGpus:
         """What is known now."""
         if self._recorded is not None:
-            return Seen(with_claims(occupied(self._recorded, self._occupants), self.claims))
+            return KnownGpus(with_claims(occupied(self._recorded, self._occupants), self.claims))
         if self._watch is None:
-            return Seen(None, self._problem)
+            return KnownGpus(None, self._problem)
         watched = self._watch.latest()
-        return Seen(with_claims(watched.host, self.claims), watched.problem or watched.host.problem)
+        return KnownGpus(with_claims(watched.host, self.claims), watched.problem or watched.host.problem)
 
     def host(self) -> Host | None:
         """The newest host, or None while none is known."""
@@ -143,10 +143,10 @@ def earlier_samples(state: Path, since: float, board: Board | None) -> list[Host
     """
     from vllm_console.fleet.board import gpu_claims
     from vllm_console.history.gpu_samples import GPU_SAMPLES, read_gpu_samples
-    from vllm_launchers.launch.details import Records
+    from vllm_launchers.launch.details import ServerRecords
 
     hosts = read_gpu_samples(state / GPU_SAMPLES, since)
-    servers = roots(Records(state).read()[0], state) if hosts else {}
+    servers = roots(ServerRecords(state).read()[0], state) if hosts else {}
     found = [with_servers(host, servers) for host in hosts]
     if board is None or not board.claims:
         return found
@@ -431,7 +431,7 @@ def recent_energy(state: Path, record: ServerRecord, gpus: Sequence[int], now: f
     hosts = read_gpu_samples(state / GPU_SAMPLES, since)
     if not any(gpu.energy_mj is not None for host in hosts for gpu in host.gpus):
         return None
-    reader = Reader(client.folder(state, record.name) / HISTORY)
+    reader = HistoryReader(client.folder(state, record.name) / HISTORY)
     try:
         entries = reader.since(since)
     except HistoryError:

@@ -30,7 +30,7 @@ from vllm_launchers.addresses import tls_to_own
 from vllm_launchers.engine_model.gpus import SMALL_BATCHES, find_model
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib
-from vllm_launchers.host.gpu.topology import level_of
+from vllm_launchers.host.gpu.topology import link_level
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details
 from vllm_launchers.listeners import Owner
@@ -388,7 +388,7 @@ def slowest_link(host: Host, gpus: Sequence[int]) -> str:
     """How the two GPUs that are farthest apart are connected; empty if unknown."""
     pairs = [(a, b) for at, a in enumerate(gpus) for b in gpus[at + 1 :]]
     kinds = [link.kind for a, b in pairs if (link := host.link(a, b)) is not None]
-    return max(kinds, key=level_of, default="") if len(kinds) == len(pairs) else ""
+    return max(kinds, key=link_level, default="") if len(kinds) == len(pairs) else ""
 
 
 def _reserve(gpu: Gpu, reserves: Sequence[GpuShare]) -> float | None:

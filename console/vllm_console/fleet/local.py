@@ -19,7 +19,7 @@ from vllm_console.fleet.background_commands import Loads, Ramps, RampView, Stage
 from vllm_console.fleet.board import NO_BOARD, SharedBoard, gpu_claims
 from vllm_console.fleet.leftovers import LeftoversWatch, find_leftovers, remove_leftovers
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_SECONDS, Observer
-from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, identity
+from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.fleet.runs import RunHistory, RunRecorder
 from vllm_console.fleet.snapshot import (
     Changes,
@@ -48,7 +48,7 @@ from vllm_launchers.addresses import base_url
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import BadNameError, KeeperError
 from vllm_launchers.keeper.records import NotRetryable, ServerRecord
-from vllm_launchers.launch.details import Details, Records, unpack
+from vllm_launchers.launch.details import Details, ServerRecords, unpack
 from vllm_launchers.launch.errors import keeper_errors, read_only_error
 from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
 from vllm_launchers.listeners import Listener, Owner
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.downloads import ModelDownload
     from vllm_console.fleet.failure import LaunchVerdicts
     from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts
-    from vllm_console.fleet.gpus import GpuSource, Releases
+    from vllm_console.fleet.gpus import FleetGpus, Releases
     from vllm_console.fleet.leftovers import Leftovers, Removed
     from vllm_console.fleet.predictions import PredictedChange
     from vllm_console.fleet.remote_hosts import Connection, RemoteHost, RemoteHosts
@@ -70,11 +70,11 @@ if TYPE_CHECKING:
     from vllm_console.fleet.replay import Replays
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.fleet.standby import Sleeping
-    from vllm_console.fleet.tuning import Ranking, TuneGoal
+    from vllm_console.fleet.tuning import CandidateRanking, TuneGoal
     from vllm_console.fleet.verbs import Replay
     from vllm_console.history.energy import Energy, Tariff
     from vllm_console.history.prefix_use import PrefixUse
-    from vllm_console.history.probe_records import FinishedRequest, Step
+    from vllm_console.history.probe_records import EngineStep, FinishedRequest
     from vllm_console.history.workload import SeenWorkload
     from vllm_console.prediction.score import KeptPrediction
     from vllm_console.runs.compare import Comparison
@@ -154,7 +154,7 @@ class LocalFleet:
         self._acted = False
         """Whether this fleet has started, restarted or stopped a server."""
 
-        self._records = Records(self._state)
+        self._records = ServerRecords(self._state)
         self._with_hosts = remote
         self._attached = AttachedServers(self._state, interactive=interactive, read_only=read_only)
         self._all_records = AllRecords(self._records, self._attached)
@@ -169,7 +169,7 @@ class LocalFleet:
         self._leftovers_watch: LeftoversWatch | None = None
         self._watched: dict[Identity, WatchedServer] = {}
         self._snapshot_lock = threading.Lock()
-        self._gpus: GpuSource | None = None
+        self._gpus: FleetGpus | None = None
         self._gpu_charts: GpuCharts | None = None
         self._releases: Releases | None = None
         self._replays: Replays | None = None
@@ -195,7 +195,7 @@ class LocalFleet:
         if any(self._lacks_keeper(record) for record in records):
             problems += self._adopt()
             records, _ = self._records.read()
-        for gone in self._watched.keys() - {identity(record) for record in records}:
+        for gone in self._watched.keys() - {record_identity(record) for record in records}:
             self._watched.pop(gone).close()
         views = paired([self._view(record, now, selected, view) for record in records], now)
         own = {record.name for record in records}
@@ -249,7 +249,7 @@ class LocalFleet:
             gpu_chart=chart,
         )
 
-    def _gpu_chart(self, source: GpuSource, host: Host, now: float, view: TimeView) -> GpuChart | None:
+    def _gpu_chart(self, source: FleetGpus, host: Host, now: float, view: TimeView) -> GpuChart | None:
         """Keep what the GPUs do now, where no recorder does; and what the one asked for did."""
         if not host.gpus:
             return None
@@ -266,7 +266,7 @@ class LocalFleet:
         return self._gpu_charts.chart(gpu, now, view)
 
     def _view(self, record: ServerRecord, now: float, selected: str | None, time: TimeView = LIVE) -> ServerView:
-        name, key = record.name, identity(record)
+        name, key = record.name, record_identity(record)
         if key not in self._watched:
             self._watched[key] = WatchedServer(client.folder(self._state, name), interactive=self._interactive)
         watched = self._watched[key]
@@ -295,7 +295,7 @@ class LocalFleet:
             return None
         if view.attached is not None:
             return self._attached.earlier(record, view, at)
-        return self._watched[identity(record)].earlier(view, record, at)
+        return self._watched[record_identity(record)].earlier(view, record, at)
 
     def _view_apart(self, record: ServerRecord) -> ServerView:
         """A server after a verb, without snapshot caches: another thread's snapshot may be running, or hang."""
@@ -365,9 +365,9 @@ class LocalFleet:
 
     def _open_gpus(self) -> None:
         """Have GPUs available; a console watches them, a command that launches reads them once."""
-        from vllm_console.fleet.gpus import GpuSource
+        from vllm_console.fleet.gpus import FleetGpus
 
-        self._gpus = GpuSource(self._host_file, self._state)
+        self._gpus = FleetGpus(self._host_file, self._state)
         if self._interactive:
             from vllm_console.fleet.gpus import Releases
 
@@ -745,19 +745,19 @@ class LocalFleet:
             NotFoundError, RefusedError: there is no such server, or nothing may be sent to it.
         """
         from vllm_console.chat.client import ChatServer
-        from vllm_console.fleet.attached import access_of
-        from vllm_console.load.client import Access, own_access
+        from vllm_console.fleet.attached import endpoint_access
+        from vllm_console.load.client import ApiAccess, own_access
 
         seen = self.snapshot().server(name)
         if seen is not None and seen.attached is not None:
             if seen.state not in (State.READY, State.UNRESPONSIVE):
                 raise FleetError(f"{name} is {seen.state_text}: it can be asked once it answers")
-            return ChatServer(name, seen.url, access_of(seen.attached))
+            return ChatServer(name, seen.url, endpoint_access(seen.attached))
         record = self._ours(name)
         if record.state not in (State.READY, State.UNRESPONSIVE):
             raise FleetError(f"{name} is {record.state}: it can be asked once it is ready")
         spec = record.current.spec
-        access = own_access() if API_KEY in spec.secret_names else Access()
+        access = own_access() if API_KEY in spec.secret_names else ApiAccess()
         return ChatServer(name, base_url(spec.host, spec.port, tls=spec.tls), access, partial(self.listener, name))
 
     def start_ramp(self, name: str, *, others_allowed: bool = False) -> None:
@@ -879,9 +879,9 @@ class LocalFleet:
         """
         if "/" not in name:
             return None
-        from vllm_console.fleet.remote_hosts import split_name
+        from vllm_console.fleet.remote_hosts import split_host
 
-        if (found := split_name(name)) is None:
+        if (found := split_host(name)) is None:
             return None
         self._refuse_read_only()
         return self._hosts.connection(found[0]), found[1]
@@ -921,7 +921,7 @@ class LocalFleet:
         with keeper_errors():
             return finished_requests(self._state, record, since)
 
-    def steps(self, name: str, since: float | None = None, most: int = 1000) -> Sequence[Step]:
+    def steps(self, name: str, since: float | None = None, most: int = 1000) -> Sequence[EngineStep]:
         """The newest ``most`` engine steps as its probe recorded them, oldest first; errors as `requests`."""
         from vllm_console.fleet.probe import engine_steps
 
@@ -955,7 +955,7 @@ class LocalFleet:
         with keeper_errors():
             return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
 
-    def rank_changes(self, name: str, goal: TuneGoal) -> Ranking:
+    def rank_changes(self, name: str, goal: TuneGoal) -> CandidateRanking:
         """The combinations of batch sizes and memory shares that are predicted to be better for a running server.
 
         Errors as `predict`, and FleetError if it has no probe.

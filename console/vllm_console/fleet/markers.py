@@ -1,6 +1,6 @@
 """Events of a server as marks on the time axis of its charts.
 
-Starts with the flags that changed, stops, crashes, findings, load. Pure, but `MarkerBook` reads the run database.
+Starts with the flags that changed, stops, crashes, findings, load. Pure, but `ServerMarkers` reads the run database.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def other_loads(own: Sequence[LoadSpan], noted: Iterable[LoadSpan]) -> list[Load
     return [span for span in noted if not any(abs(span.began_at - one.began_at) < SAME_LOAD_SECONDS for one in own)]
 
 
-class MarkerBook:
+class ServerMarkers:
     """The markers of one server, recomputed only if there may be news."""
 
     def __init__(self, folder: Path, runs_file: Path) -> None:

@@ -19,7 +19,7 @@ from vllm_console.diagnosis.objectives import Judged, agreed, judge_window
 from vllm_console.fleet.judge import Judge
 from vllm_console.fleet.probe import exact_window
 from vllm_console.fleet.snapshot import StateThen
-from vllm_console.history.store import TIERS, Reader
+from vllm_console.history.store import TIERS, HistoryReader
 from vllm_console.history.timeline import Timeline
 from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import traffic
@@ -48,7 +48,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 def read_moment(
-    history: Reader, record: ServerRecord, at: float, context: JudgeContext, probe: Path | None = None
+    history: HistoryReader, record: ServerRecord, at: float, context: JudgeContext, probe: Path | None = None
 ) -> Moment:
     """The server at that moment, judged in ``context``, which has no past data: no GPUs, no test requests.
 
@@ -90,7 +90,7 @@ def at_work(record: ServerRecord, index: int) -> ServerRecord:
     )
 
 
-def _window(history: Reader, at: float) -> tuple[Window | None, Timeline]:
+def _window(history: HistoryReader, at: float) -> tuple[Window | None, Timeline]:
     """The preceding minute; a row of a coarse table covers its whole interval."""
     timeline = Timeline(5.0, 1, window_seconds=WINDOW_SECONDS)
     coarsest = newest_row = TIERS[-1].step
@@ -130,7 +130,7 @@ def _generation(record: ServerRecord, at: float) -> int | None:
     return None
 
 
-def _findings(history: Reader, then: ServerRecord, at: float, context: JudgeContext) -> tuple[Finding, ...]:
+def _findings(history: HistoryReader, then: ServerRecord, at: float, context: JudgeContext) -> tuple[Finding, ...]:
     """The findings of that time, from ten-second rows."""
     judge = Judge(then.name)
     for part in history.stretches(at - JUDGED_SECONDS, at, 2 * _TENS):

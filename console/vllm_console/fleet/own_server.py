@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, Stage, State, UnsetFlags
-from vllm_console.history.store import HISTORY, Entry, HistoryError, HistoryMissingError, Reader
+from vllm_console.history.store import HISTORY, HistoryEntry, HistoryError, HistoryMissingError, HistoryReader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, ended, newest_points
 from vllm_console.metrics.sample import Series, Window
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from vllm_console.fleet.board import SharedBoard
     from vllm_console.fleet.chart_history import ChartHistory
     from vllm_console.fleet.failure import LastRestart
-    from vllm_console.fleet.gpus import GpuSource
+    from vllm_console.fleet.gpus import FleetGpus
     from vllm_console.fleet.judge import Judge
-    from vllm_console.fleet.markers import MarkerBook
+    from vllm_console.fleet.markers import ServerMarkers
     from vllm_console.fleet.moment import Moment
     from vllm_console.fleet.probe import ProbeView, ServerProbe
     from vllm_console.fleet.startup_progress import StartupProgress
@@ -70,7 +70,7 @@ Identity = tuple[str, float]
 """A server's name and when it was created (Unix seconds): a name may be given again to another server."""
 
 
-def identity(record: ServerRecord) -> Identity:
+def record_identity(record: ServerRecord) -> Identity:
     """Which server a record is of."""
     return record.name, record.created_at
 
@@ -82,7 +82,7 @@ class JudgeContext(msgspec.Struct, frozen=True):
     ``board`` is where people announce which GPUs they take.
     """
 
-    gpus: GpuSource | None = None
+    gpus: FleetGpus | None = None
     shares: Sequence[GpuShare] = ()
     reserves: Sequence[GpuShare] = ()
     may_ask: bool = True
@@ -103,7 +103,7 @@ class WatchedServer:
         self._details: tuple[object, Details] | None = None
         self._argv: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         """A command line as recorded, and with its secrets redacted."""
-        self._history: Reader | None = None
+        self._history: HistoryReader | None = None
         self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS + 1)  # charts leave out the one that still fills
         self._sequence: int | None = None
         self._startup: tuple[tuple[int, int], StartupProgress] | None = None
@@ -111,10 +111,10 @@ class WatchedServer:
         self._advice: tuple[tuple[int, int], Finding | None] | None = None
         self._unset: tuple[int, UnsetFlags] | None = None
         self._judge: Judge | None = None
-        self._charts: ChartHistory[Entry, Timeline] | None = None
+        self._charts: ChartHistory[HistoryEntry, Timeline] | None = None
         self._chart_cache: tuple[object, tuple[Series, ProbeView]] | None = None
         """What was charted last, and of which moment and range."""
-        self._markers: MarkerBook | None = None
+        self._markers: ServerMarkers | None = None
         self._past: Moment | None = None
         self._past_of = 0
         self._restart: LastRestart | None = None
@@ -229,11 +229,11 @@ class WatchedServer:
         """The view with charts over the requested range, and its events."""
         if self._charts is None:
             from vllm_console.fleet.chart_history import ChartHistory, server_source
-            from vllm_console.fleet.markers import MarkerBook
+            from vllm_console.fleet.markers import ServerMarkers
             from vllm_console.runs.store import FILE_NAME
 
             self._charts = ChartHistory(server_source(self._folder / HISTORY))
-            self._markers = MarkerBook(self._folder, self._folder.parents[1] / FILE_NAME)
+            self._markers = ServerMarkers(self._folder, self._folder.parents[1] / FILE_NAME)
         if self._markers is not None:
             view = replace(view, markers=self._markers.markers(record, view.findings, loads, now))
         try:
@@ -259,7 +259,7 @@ class WatchedServer:
         return replace(view, moment=at, then=then, sample=None, window=window, findings=findings, judged=judged)
 
     def _cached_chart(
-        self, charts: ChartHistory[Entry, Timeline], record: ServerRecord, now: float, time: TimeView
+        self, charts: ChartHistory[HistoryEntry, Timeline], record: ServerRecord, now: float, time: TimeView
     ) -> tuple[Series, ProbeView]:
         """The range asked for, from what is recorded of it on; and what the probe recorded of it.
 
@@ -285,7 +285,12 @@ class WatchedServer:
         return (math.ceil(known / CHART_STEP_SECONDS) - 1) * CHART_STEP_SECONDS  # a point includes its end
 
     def _read_chart(
-        self, charts: ChartHistory[Entry, Timeline], record: ServerRecord, now: float, until: float, time: TimeView
+        self,
+        charts: ChartHistory[HistoryEntry, Timeline],
+        record: ServerRecord,
+        now: float,
+        until: float,
+        time: TimeView,
     ) -> tuple[Series, ProbeView]:
         last = self._series(record, now)
         end = time.end if time.end is not None else last.as_of
@@ -357,7 +362,7 @@ class WatchedServer:
         """Read what the recorder wrote since the last snapshot; returns a sentence if that fails."""
         try:
             if self._history is None:
-                self._history = Reader(self._folder / HISTORY)
+                self._history = HistoryReader(self._folder / HISTORY)
             if self._sequence is None:
                 entries = self._read_past(self._history, now)
             else:
@@ -403,7 +408,7 @@ class WatchedServer:
         for host in earlier_samples(self._folder.parents[1], now - HISTORY_SECONDS, board):
             judge.add_gpus(host, gpus, host.at or now)
 
-    def _read_past(self, history: Reader, now: float) -> list[Entry]:
+    def _read_past(self, history: HistoryReader, now: float) -> list[HistoryEntry]:
         """The history a first snapshot needs: half an hour to judge by (every sample, for the shortest queue), a
         quarter hour for charts, else a minute.
         """

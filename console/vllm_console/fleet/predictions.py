@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vllm_console.fleet.verbs import FleetError, UsageError
-from vllm_console.history.probe_records import FinishedRequest, ProbeReader, Step
-from vllm_console.history.store import HISTORY, HistoryError, Reader
+from vllm_console.history.probe_records import EngineStep, FinishedRequest, ProbeReader
+from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_console.metrics.parse import CacheConfig, cache_config
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.scrape import ScrapeError, Scraper
-from vllm_console.prediction.evidence import MOST_REQUESTS, Evidence, NoEvidenceError, gather
-from vllm_console.prediction.fit import fit
+from vllm_console.prediction.evidence import MOST_REQUESTS, NoEvidenceError, TrafficEvidence, gather
+from vllm_console.prediction.fit import fit_step_cost
 from vllm_console.prediction.predict import Change, Prediction, measured, predict, unusable
 from vllm_console.prediction.reconstruct import reconstruct
 from vllm_console.prediction.score import KeptPrediction, TrackRecord, Traffic, settle, track_record
@@ -114,7 +114,7 @@ def predict_change(
     changed = changes(details.flags, after.flags)
     if not changed and traffic_scale == 1:
         raise UsageError("nothing would change: name another value with --set, or another --traffic-scale")
-    kept = settled(state, record, runs, cache.block_size)
+    kept = settled_predictions(state, record, runs, cache.block_size)
     drifts = [one.drift for one in kept if one.drift is not None]
     cost, change = None, None
     outside = then = limits_after(details, facts, cache, before, after)
@@ -125,8 +125,10 @@ def predict_change(
         prediction = msgspec.structs.replace(measured(evidence), outside=str(outside))
     else:
         others = [evidence_of(seen, record.name, limits, seed) for seed in range(1, seen.versions)]
-        fitted = fit(fitted_to, limits)
-        prediction = predict(evidence, fitted, change, [(one, fit(part, limits)) for one, part in others], drifts)
+        fitted = fit_step_cost(fitted_to, limits)
+        prediction = predict(
+            evidence, fitted, change, [(one, fit_step_cost(part, limits)) for one, part in others], drifts
+        )
         cost = fitted.costs[0]
     new = None
     if cost is not None and prediction.predicted.ttft_seconds.p50.value is not None:
@@ -156,7 +158,9 @@ def predict_change(
 # -- evidence and limits -----------------------------------------------------------------------------------------------
 
 
-def evidence_of(seen: Seen, name: str, limits: EngineLimits, seed: int = 0) -> tuple[Evidence, Evidence]:
+def evidence_of(
+    seen: RecordedRun, name: str, limits: EngineLimits, seed: int = 0
+) -> tuple[TrafficEvidence, TrafficEvidence]:
     """The traffic of a run: all that a prediction uses, and the part that a step cost is fitted to.
 
     ``limits`` are the server's. Where the traffic is reconstructed, each ``seed`` gives another one.
@@ -300,11 +304,11 @@ def _unknown_cache(before: Plan, after: Plan, changed: Sequence[FlagChange]) -> 
 # -- records, and earlier predictions ----------------------------------------------------------------------------------
 
 
-class Seen(msgspec.Struct, frozen=True):
+class RecordedRun(msgspec.Struct, frozen=True):
     """What is recorded of a run: by its probe, or else only its metrics."""
 
     requests: Sequence[FinishedRequest]
-    steps: Sequence[Step]
+    steps: Sequence[EngineStep]
     samples: Sequence[Sample] = ()
 
     @property
@@ -319,20 +323,20 @@ class Seen(msgspec.Struct, frozen=True):
 
     def evidence(
         self, block_size: int, budget: int, longest: int, most: int = MOST_REQUESTS, seed: int = 0
-    ) -> Evidence:
+    ) -> TrafficEvidence:
         """The newest ``most`` requests or so. Raises NoEvidenceError."""
         if self.requests:
             return gather(self.requests, self.steps, block_size, budget, most=most)
         return reconstruct(self.samples, budget, longest, seed=seed, most=most)
 
 
-def present_run(state: Path, record: ServerRecord) -> Seen:
+def present_run(state: Path, record: ServerRecord) -> RecordedRun:
     """What is recorded of the present run. Raises FleetError."""
     current = record.current
     return _seen(state, record, current.number, current.ready_at or current.started_at)
 
 
-def _seen(state: Path, record: ServerRecord, generation: int, begin: float, until: float | None = None) -> Seen:
+def _seen(state: Path, record: ServerRecord, generation: int, begin: float, until: float | None = None) -> RecordedRun:
     """What is recorded of a run in a time (Unix seconds). Raises FleetError."""
     folder = client.folder(state, record.name)
     try:
@@ -344,18 +348,18 @@ def _seen(state: Path, record: ServerRecord, generation: int, begin: float, unti
     except OSError as error:
         raise FleetError(f"the records of {record.name} can't be read: {error.strerror}") from error
     if requests:
-        return Seen(requests, steps)
-    history = Reader(folder / HISTORY)
+        return RecordedRun(requests, steps)
+    history = HistoryReader(folder / HISTORY)
     try:
         rows = [one for one in history.since(begin) if one.generation == generation and (not until or one.at <= until)]
     except HistoryError as error:
         raise FleetError(f"{record.name} has no probe's records, and its metrics can't be read: {error}") from error
     finally:
         history.close()
-    return Seen((), (), [one.sample for one in rows])
+    return RecordedRun((), (), [one.sample for one in rows])
 
 
-def settled(state: Path, record: ServerRecord, runs: RunRecorder, block_size: int) -> list[KeptPrediction]:
+def settled_predictions(state: Path, record: ServerRecord, runs: RunRecorder, block_size: int) -> list[KeptPrediction]:
     """A server's kept predictions, oldest first, with what came of those whose restart followed."""
     from vllm_console.runs.store import RunStoreError
 
@@ -385,7 +389,7 @@ def outcome(state: Path, record: ServerRecord, runs: RunRecorder, before: Run, a
     from vllm_console.runs.store import RunStoreError
 
     with contextlib.suppress(FleetError):  # not up: what is noted is all there is
-        settled(state, record, runs, reported_cache(record).block_size)
+        settled_predictions(state, record, runs, reported_cache(record).block_size)
     try:
         noted = next((noted for run, noted in runs.open().predictions(record.name) if run.id == before.id), [])
     except RunStoreError as error:

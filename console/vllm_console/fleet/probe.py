@@ -13,18 +13,18 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES
 from vllm_console.fleet.verbs import FleetError
-from vllm_console.history.exact import BOUNDARY_SECONDS, Records, exact_latencies, read_records
+from vllm_console.history.exact import BOUNDARY_SECONDS, ProbeRecords, exact_latencies, read_records
 from vllm_console.history.prefix_use import PrefixUse, prefix_use
 from vllm_console.history.probe_records import (
     SETTLED_SECONDS,
+    EngineStep,
     FinishedRequest,
     FirstToken,
     Interval,
     ProbeReader,
     Resumed,
-    Step,
 )
-from vllm_console.history.store import HISTORY, HistoryError, HistoryMissingError, Reader
+from vllm_console.history.store import HISTORY, HistoryError, HistoryMissingError, HistoryReader
 from vllm_console.history.timeline import ended, newest_points
 from vllm_console.history.workload import SEEN_SECONDS, SeenWorkload, seen_workload
 from vllm_console.metrics.quantile import Quantiles
@@ -94,7 +94,7 @@ class ProbeView(msgspec.Struct, frozen=True):
     """
 
     steps: Series | None = None
-    last: Step | None = None
+    last: EngineStep | None = None
     requests: RequestsSeen | None = None
     problem: str = ""
 
@@ -125,7 +125,7 @@ def recorded_latencies(folder: Path, samples: Sequence[Sample]) -> dict[str, Qua
     return _recorded(samples, records)
 
 
-def _recorded(samples: Sequence[Sample], records: Records) -> dict[str, Quantiles]:
+def _recorded(samples: Sequence[Sample], records: ProbeRecords) -> dict[str, Quantiles]:
     before, after = samples[0], samples[-1]
     histograms = combine(growths(before, after)).histograms
     counted = {key: histogram.count for key, histogram in histograms.items()}
@@ -231,8 +231,8 @@ class ServerProbe:
         self._folder, self._name, self._begin = folder, name, begin
         self._spec: LaunchSpec | None = None
         self._reader: ProbeReader | None = None
-        self._steps: list[Step] = []
-        self._last: Step | None = None
+        self._steps: list[EngineStep] = []
+        self._last: EngineStep | None = None
         self._intervals: list[Interval] = []
         self._first_tokens: list[FirstToken] = []
         self._requests: list[FinishedRequest] = []
@@ -247,7 +247,7 @@ class ServerProbe:
         return self
 
     @property
-    def last(self) -> Step | None:
+    def last(self) -> EngineStep | None:
         """The newest step."""
         return self._last
 
@@ -261,7 +261,7 @@ class ServerProbe:
         if len(settled) < 2 or not self._steps or self._reader is None:
             return window
         writers = self._reader.writers(settled[0].at, settled[-1].at)
-        records = Records(self._steps, self._intervals, self._first_tokens, self._requests, writers)
+        records = ProbeRecords(self._steps, self._intervals, self._first_tokens, self._requests, writers)
         return _with_exact(window, _recorded(settled, records))
 
     def _update(self, now: float) -> None:
@@ -363,7 +363,7 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
         return None
     longest = token_count(details.flags.get("max-model-len"))
     objectives = details.objectives or DEFAULT_OBJECTIVES
-    reader = Reader(folder / HISTORY)
+    reader = HistoryReader(folder / HISTORY)
     try:
         samples = reader.range(now - SEEN_SECONDS, now, MOST_SAMPLES)
         return seen_workload(samples, details.workload, longest=longest, goal=objectives.kv_cache_usage)
@@ -377,7 +377,7 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
 
 # -- what its probe recorded -------------------------------------------------------------------------------------------
 
-T = TypeVar("T", FinishedRequest, Step)
+T = TypeVar("T", FinishedRequest, EngineStep)
 
 
 def finished_requests(state: Path, record: ServerRecord, since: float | None) -> tuple[FinishedRequest, ...]:
@@ -391,7 +391,7 @@ def finished_requests(state: Path, record: ServerRecord, since: float | None) ->
     return tuple(request for request in found if request.finished_at >= begin)
 
 
-def engine_steps(state: Path, record: ServerRecord, since: float | None, most: int) -> tuple[Step, ...]:
+def engine_steps(state: Path, record: ServerRecord, since: float | None, most: int) -> tuple[EngineStep, ...]:
     """The newest ``most`` steps of that time, oldest first; else as `finished_requests`."""
     begin = _begin(record, since)
     found = _read_records(record, ProbeReader(_folder(state, record), begin, most=most).steps)

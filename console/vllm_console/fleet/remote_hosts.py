@@ -136,7 +136,7 @@ def write_hosts(state: Path, hosts: Sequence[RemoteHost]) -> None:
         raise FleetError(f"{state / HOSTS} can't be written: {error.strerror}") from error
 
 
-def split_name(name: str) -> tuple[str, str] | None:
+def split_host(name: str) -> tuple[str, str] | None:
     """Host and server of ``HOST/NAME``; None for a server of this machine."""
     host, slash, server = name.partition("/")
     return (host, server) if slash and NAME.fullmatch(host) and server and "/" not in server else None
@@ -277,7 +277,7 @@ class Connection:
 
         While it can't be reached, or has no servers, one row stands for the machine.
         """
-        named = split_name(selected) if selected else None
+        named = split_host(selected) if selected else None
         with self._lock:
             self._selected = named[1] if named is not None and named[0] == self.host.name else None
             if self._problem:

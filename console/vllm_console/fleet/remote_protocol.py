@@ -67,7 +67,7 @@ def decode(line: bytes) -> dict[str, Any]:
     return message
 
 
-def changes_of(document: Any) -> Changes:
+def decode_changes(document: Any) -> Changes:
     """The change of flags in a request to restart.
 
     Raises:

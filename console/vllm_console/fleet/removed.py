@@ -45,7 +45,7 @@ EARLY_SECONDS = 2.0
 """A server's first run may begin so much before its record was made, as times are rounded."""
 
 
-class Kept(NamedTuple):
+class RemovedServer(NamedTuple):
     """The history of one removed server: its folder, and from when to when the server existed (Unix seconds)."""
 
     folder: Path
@@ -56,10 +56,10 @@ class Kept(NamedTuple):
 
 def _is_empty(history: Path) -> bool:
     """Whether it surely has no sample: its server ended before one was recorded, and there is nothing to replay."""
-    from vllm_console.history.store import HistoryError, Reader
+    from vllm_console.history.store import HistoryError, HistoryReader
 
     try:
-        with contextlib.closing(Reader(history)) as reader:
+        with contextlib.closing(HistoryReader(history)) as reader:
             return reader.latest() is None
     except HistoryError:
         return False
@@ -95,11 +95,11 @@ class RemovedServers:
         self.prune()
         return not empty
 
-    def all(self) -> Sequence[Kept]:
+    def all(self) -> Sequence[RemovedServer]:
         """What is kept, the oldest first."""
         return sorted(self._found(), key=lambda kept: kept.removed_at)
 
-    def find(self, name: str, at: float) -> Kept | None:
+    def find(self, name: str, at: float) -> RemovedServer | None:
         """What is kept of the server that had this name at a moment (Unix seconds)."""
         return _of(self.all(), name, at)
 
@@ -146,10 +146,10 @@ class RemovedServers:
         except OSError:
             return []
 
-    def _found(self) -> Iterator[Kept]:
+    def _found(self) -> Iterator[RemovedServer]:
         for folder in self._folders():
             if (parts := _NAME.fullmatch(folder.name)) and (folder / HISTORY).exists():
-                yield Kept(folder, parts["name"], float(parts["created"]), float(parts["removed"]))
+                yield RemovedServer(folder, parts["name"], float(parts["created"]), float(parts["removed"]))
 
     def _new(self, name: str, created_at: float) -> Path:
         """A new folder, named after the present second, or the next that is free. Raises OSError."""
@@ -165,7 +165,7 @@ def began_with(run: Run, present: ServerRecord | None) -> bool:
     return present is not None and present.created_at - EARLY_SECONDS <= run.started_at
 
 
-def _of(kept: Iterable[Kept], name: str, at: float) -> Kept | None:
+def _of(kept: Iterable[RemovedServer], name: str, at: float) -> RemovedServer | None:
     """What is kept of the server that had this name at a moment."""
     then = [one for one in kept if one.name == name and one.created_at - EARLY_SECONDS <= at]
     latest = max(then, key=lambda one: one.created_at, default=None)
@@ -204,7 +204,7 @@ def _settle(history: Path) -> None:
     from vllm_console import sqlite_files
 
     with contextlib.suppress(OSError, *sqlite_files.ERRORS):
-        with contextlib.closing(sqlite_files.connect(history, timeout=0.25, follow_links=True)) as connection:
+        with contextlib.closing(sqlite_files.open_database(history, timeout=0.25, follow_links=True)) as connection:
             connection.execute("PRAGMA journal_mode = DELETE")
 
 

@@ -21,7 +21,7 @@ from vllm_console.fleet.probe import ProbeView, ServerProbe
 from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers, began_with
 from vllm_console.fleet.snapshot import ServerView, Stage
 from vllm_console.fleet.verbs import FleetError, Replay, UsageError
-from vllm_console.history.store import HISTORY, Entry, HistoryError, Reader
+from vllm_console.history.store import HISTORY, HistoryEntry, HistoryError, HistoryReader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, newest_points
 from vllm_console.load.spans import read_spans
@@ -58,7 +58,7 @@ class ReplayedRun:
         self.replayed = replayed
         self._run, self._record = run, record_of(run)
         self._log = place / "server.log"
-        self._history = Reader(place / HISTORY)
+        self._history = HistoryReader(place / HISTORY)
         self._charts = ChartHistory(_source(place / HISTORY, run.generation))
         self._markers: tuple[Marker, ...] = replay_markers(
             past, self._record.current, read_spans(place, replayed.ended_at)
@@ -224,7 +224,7 @@ def _span(run: Run) -> tuple[float, float]:
 
 def _last_at(place: Path, begin: float, end: float) -> float | None:
     """When the last row of a run was recorded; its end where rows are too coarse to tell, None without any row."""
-    reader = Reader(place / HISTORY)
+    reader = HistoryReader(place / HISTORY)
     try:
         last = [entry.at for entry in reader.range(max(begin, end - LAST_SECONDS), end, _MOST_ROWS)]
         if last:
@@ -237,14 +237,14 @@ def _last_at(place: Path, begin: float, end: float) -> float | None:
         reader.close()
 
 
-def _source(path: Path, generation: int) -> ChartSource[Entry, Timeline]:
+def _source(path: Path, generation: int) -> ChartSource[HistoryEntry, Timeline]:
     """The rows of one generation: a server's history holds those of its other runs, too."""
 
-    def append(timeline: Timeline, entry: Entry) -> None:
+    def append(timeline: Timeline, entry: HistoryEntry) -> None:
         if entry.generation == generation:
             timeline.append(entry.sample, entry.generation)
 
-    return ChartSource(lambda: Reader(path), lambda span: Timeline(span.step, span.points), append)
+    return ChartSource(lambda: HistoryReader(path), lambda span: Timeline(span.step, span.points), append)
 
 
 def record_of(run: Run) -> ServerRecord:

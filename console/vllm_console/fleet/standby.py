@@ -10,7 +10,7 @@ from vllm_console.fleet.snapshot import ServerView, SleepView
 from vllm_console.fleet.verbs import FleetError, RefusedError, Say
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import ServerRecord, Sleep, SleepStep, State
-from vllm_launchers.launch.details import Details, Records, unpack
+from vllm_launchers.launch.details import Details, ServerRecords, unpack
 from vllm_launchers.launch.errors import keeper_errors
 from vllm_launchers.launch.standby import one_switch, partner_of
 from vllm_launchers.plan.flags import SLEEP_MODE
@@ -61,7 +61,7 @@ class Sleeping:
     def __init__(
         self,
         state: Path,
-        records: Records,
+        records: ServerRecords,
         facts: Callable[[Details], ModelFacts | None],
         host: Callable[[], Host | None],
         end_load: Callable[[str], None],

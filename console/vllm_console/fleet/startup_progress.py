@@ -18,8 +18,8 @@ from vllm_console.logs.startup import (
     Startup,
     StartupWatch,
     durations,
-    progress,
     stages,
+    startup_progress,
     too_quiet,
 )
 from vllm_console.metrics.sample import Stage
@@ -90,7 +90,7 @@ class StartupProgress:
 
     def _progress(self, stages: tuple[Stage, ...], now: float) -> Progress | None:
         """The progress, which never decreases."""
-        found = progress(stages, self._earlier, now)
+        found = startup_progress(stages, self._earlier, now)
         if found is None:
             return None
         self._share = max(self._share, found.share)

@@ -12,15 +12,15 @@ from msgspec.structs import replace
 from vllm_console.fleet.predictions import evidence_of, limits_after, limits_of, present_run, reported_cache
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.load.tune_search import GOODPUT, TTFT, Candidate, Set, combinations, ranked
-from vllm_console.prediction.capacity import Engine, held_rate, saturated_tokens, served
-from vllm_console.prediction.fit import fit, step_noise
+from vllm_console.prediction.capacity import ReplayedEngine, held_rate, replay_at, saturated_tokens
+from vllm_console.prediction.fit import fit_step_cost, step_noise
 from vllm_console.prediction.predict import FAR
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
 
 if TYPE_CHECKING:
-    from vllm_console.prediction.evidence import Evidence
+    from vllm_console.prediction.evidence import TrafficEvidence
     from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits
     from vllm_launchers.keeper.records import ServerRecord
     from vllm_launchers.plan.model import Plan
@@ -47,7 +47,7 @@ class TuneGoal(msgspec.Struct, frozen=True):
     in_flight: int
 
 
-class Ranking(msgspec.Struct, frozen=True):
+class CandidateRanking(msgspec.Struct, frozen=True):
     """Candidates that are predicted to be better, the best first, and the objective's value as the server is.
 
     Of ``considered`` combinations, ``refused`` would not start or are not modeled.
@@ -65,7 +65,7 @@ def rank_changes(
     facts: ModelFacts | None,
     plan_of: Callable[[Changes], Plan],
     goal: TuneGoal,
-) -> Ranking:
+) -> CandidateRanking:
     """Predict every combination of batch sizes and memory shares around a running server's own.
 
     ``plan_of`` plans its restart with a change. Takes from seconds to a minute.
@@ -94,12 +94,12 @@ def rank_changes(
         if not isinstance(then, str):
             known.append((change, then))
     original, candidates = predict_each(evidence, fitted_to, limits, known, goal)
-    return Ranking(original, candidates, len(wanted), len(wanted) - len(known))
+    return CandidateRanking(original, candidates, len(wanted), len(wanted) - len(known))
 
 
 def predict_each(
-    evidence: Evidence,
-    fitted_to: Evidence,
+    evidence: TrafficEvidence,
+    fitted_to: TrafficEvidence,
     limits: EngineLimits,
     changes: Sequence[tuple[Set, EngineLimits]],
     goal: TuneGoal,
@@ -108,15 +108,15 @@ def predict_each(
 
     The best comes first. ``fitted_to`` is the part of the ``evidence`` that the step cost is fitted to.
     """
-    fitted = fit(fitted_to, limits)
+    fitted = fit_step_cost(fitted_to, limits)
     cost, noise = fitted.costs[0], step_noise(fitted.start, evidence)
     traffic = _at_one_per_second(evidence.arrivals)
-    original, _ = _value(goal, traffic, Engine(limits, cost, noise), evidence, goal.rate)
+    original, _ = _value(goal, traffic, ReplayedEngine(limits, cost, noise), evidence, goal.rate)
     if original is None:
         original = goal.rate * _LOWEST_SHARE
     found = []
     for change, then in changes:
-        value, outside = _value(goal, traffic, Engine(then, cost, noise), evidence, original, at_least=True)
+        value, outside = _value(goal, traffic, ReplayedEngine(then, cost, noise), evidence, original, at_least=True)
         if value is not None:
             found.append(Candidate(change, value, outside))
     return original, tuple(ranked(found, original, goal.objective))
@@ -132,8 +132,8 @@ def _at_one_per_second(arrivals: Sequence[Arrival]) -> list[Arrival]:
 def _value(
     goal: TuneGoal,
     traffic: Sequence[Arrival],
-    engine: Engine,
-    evidence: Evidence,
+    engine: ReplayedEngine,
+    evidence: TrafficEvidence,
     near: float,
     *,
     at_least: bool = False,
@@ -144,16 +144,16 @@ def _value(
         rate = value
     elif goal.objective == TTFT:
         rate = goal.rate
-        value = served(traffic, engine, goal.limits, rate).ttft or None
+        value = replay_at(traffic, engine, goal.limits, rate).ttft or None
     else:
         value = saturated_tokens(traffic, engine, goal.in_flight) or None
         return value, _guess(min(engine.limits.scheduler.max_num_seqs, goal.in_flight), evidence)
     if value is None or rate is None:
         return None, ""
-    return value, _guess(served(traffic, engine, goal.limits, rate).running, evidence)
+    return value, _guess(replay_at(traffic, engine, goal.limits, rate).running, evidence)
 
 
-def _guess(running: int, evidence: Evidence) -> str:
+def _guess(running: int, evidence: TrafficEvidence) -> str:
     if running > FAR * max(evidence.most_running, 1):
         return f"up to {running} requests would run at once, and at most {evidence.most_running} were observed"
     return ""

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from vllm_console.history.probe_records import FinishedRequest, FirstToken, Interval, ProbeReader, Step
+from vllm_console.history.probe_records import EngineStep, FinishedRequest, FirstToken, Interval, ProbeReader
 from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, Weighted, each_once, weighted_quantiles
 from vllm_console.metrics.sample import LATENCIES
 
@@ -31,23 +31,23 @@ _SHARES = tuple(share for _, share in PARTS)
 _OF_REQUESTS = ("queue", "prefill", "decode", "e2e")
 
 
-class Records(msgspec.Struct, frozen=True):
+class ProbeRecords(msgspec.Struct, frozen=True):
     """What a probe recorded, each kind in the order of its time. ``writers`` is how many processes wrote it."""
 
-    steps: Sequence[Step] = ()
+    steps: Sequence[EngineStep] = ()
     intervals: Sequence[Interval] = ()
     first_tokens: Sequence[FirstToken] = ()
     requests: Sequence[FinishedRequest] = ()
     writers: int = 1
 
 
-def read_records(folder: Path, start: float, end: float) -> Records:
+def read_records(folder: Path, start: float, end: float) -> ProbeRecords:
     """The records in a folder that `exact_latencies` needs for a span of time (Unix seconds). Raises OSError."""
     reader = ProbeReader(folder, start - 2 * BOUNDARY_SECONDS, end + 2 * BOUNDARY_SECONDS)
     steps, intervals, first_tokens, requests = (
         reader.steps(), reader.intervals(), reader.first_tokens(), reader.requests()
     )  # fmt: skip
-    return Records(steps, intervals, first_tokens, requests, reader.writers(start, end))
+    return ProbeRecords(steps, intervals, first_tokens, requests, reader.writers(start, end))
 
 
 def exact_value(value: float) -> Quantile:
@@ -84,7 +84,7 @@ def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quan
     return Quantiles(float(count), total / count if most <= total * SAME else None, p50, p90, p99, exact=True)
 
 
-def interval_ends(steps: Iterable[Step], intervals: Iterable[Interval]) -> tuple[list[Weighted], list[Weighted]]:
+def interval_ends(steps: Iterable[EngineStep], intervals: Iterable[Interval]) -> tuple[list[Weighted], list[Weighted]]:
     """The inter-token intervals of steps (seconds): the lower and the upper ends of what is known of them.
 
     ``intervals`` are those of steps in which they differ.
@@ -112,7 +112,7 @@ def interval_ends(steps: Iterable[Step], intervals: Iterable[Interval]) -> tuple
 
 
 def exact_latencies(
-    records: Records, start: float, end: float, counted: Mapping[str, float], wanted: Iterable[str] = LATENCIES
+    records: ProbeRecords, start: float, end: float, counted: Mapping[str, float], wanted: Iterable[str] = LATENCIES
 ) -> dict[str, Quantiles]:
     """Those latencies of a span of time (Unix seconds, its beginning excluded) that the records know exactly.
 
@@ -157,11 +157,11 @@ class _Span(Generic[_Row]):
         return total - number(self._early) <= counted <= total + number(self._late)
 
 
-def _intervals(steps: Sequence[Step]) -> int:
+def _intervals(steps: Sequence[EngineStep]) -> int:
     return sum([step.intervals for step in steps])
 
 
-def _lost(records: Records, start: float, end: float) -> bool:
+def _lost(records: ProbeRecords, start: float, end: float) -> bool:
     """Whether the process has lost records meanwhile."""
     first = bisect_left(records.steps, start - BOUNDARY_SECONDS, key=lambda one: one.at)
     last = bisect_right(records.steps, end + BOUNDARY_SECONDS, key=lambda one: one.at) - 1

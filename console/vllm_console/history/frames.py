@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.metrics.sample import ACCEPTED, LATENCIES, LENGTHS, EngineSample, Histogram, Sample
-from vllm_console.metrics.window import FirstRequests, combine, growths, highest, merge
+from vllm_console.metrics.window import FirstRequests, combine, growths, highest, merge_histograms
 
 STEP_SECONDS = 10.0
 FRAMES = 180
@@ -210,7 +210,7 @@ def _stands_still(label: str, grown: EngineSample, samples: Sequence[Sample]) ->
 
 def merged(frames: Iterable[Frame], key: str) -> Histogram | None:
     """The observations of all these frames together."""
-    return merge(found for frame in frames if (found := frame.histogram(key)) is not None)
+    return merge_histograms(found for frame in frames if (found := frame.histogram(key)) is not None)
 
 
 def total(frames: Iterable[Frame], counter: str) -> float | None:

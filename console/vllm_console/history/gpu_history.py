@@ -26,8 +26,8 @@ from vllm_console.history.store import (
     HistoryVersionError,
     Stretch,
     Tier,
-    explained,
     first_row_at,
+    history_error,
     open_for_writing,
     prune,
     stretches_of,
@@ -51,7 +51,7 @@ _PRUNE_EVERY = 720
 _DAMAGED = (HistoryCorruptError, HistoryForeignError, HistoryVersionError)
 
 
-class Figure(NamedTuple):
+class GpuFigure(NamedTuple):
     """A figure of a GPU, as `Gpu` names it, stored as a whole number of ``1 / scale``.
 
     ``highest`` is whether a longer step keeps the highest value, which limits are compared with, or else the mean.
@@ -63,21 +63,21 @@ class Figure(NamedTuple):
 
 
 FIGURES = (
-    Figure("utilization"),
-    Figure("memory_utilization"),
-    Figure("used_gib", 1024, highest=True),
-    Figure("temperature_c", highest=True),
-    Figure("power_w", 10, highest=True),
-    Figure("clock_mhz"),
-    Figure("memory_clock_mhz"),
-    Figure("pcie_sent_gbs", 1000),
-    Figure("pcie_received_gbs", 1000),
-    Figure("nvlink_sent_gbs", 1000),
-    Figure("nvlink_received_gbs", 1000),
+    GpuFigure("utilization"),
+    GpuFigure("memory_utilization"),
+    GpuFigure("used_gib", 1024, highest=True),
+    GpuFigure("temperature_c", highest=True),
+    GpuFigure("power_w", 10, highest=True),
+    GpuFigure("clock_mhz"),
+    GpuFigure("memory_clock_mhz"),
+    GpuFigure("pcie_sent_gbs", 1000),
+    GpuFigure("pcie_received_gbs", 1000),
+    GpuFigure("nvlink_sent_gbs", 1000),
+    GpuFigure("nvlink_received_gbs", 1000),
 )
 """In the order in which they are stored: another order is another version of the file."""
 
-LINK_FIGURES = (Figure("sent_gbs", 1000), Figure("received_gbs", 1000))
+LINK_FIGURES = (GpuFigure("sent_gbs", 1000), GpuFigure("received_gbs", 1000))
 """What is stored of each NVLink of a GPU, behind the GPU's own figures."""
 
 HIGHEST = frozenset(figure.name for figure in FIGURES if figure.highest)
@@ -168,7 +168,7 @@ class GpuHistoryWriter:
             try:
                 self._store(host.gpus, at, step)
             except (*sqlite_files.ERRORS, HistoryError, OSError) as error:
-                fault = explained(error, self.path)
+                fault = history_error(error, self.path)
                 self.close()
                 self.trouble = f"GPU history is lost: {fault}"
                 if attempt == 1 and isinstance(fault, _DAMAGED) and self._moved_aside():

@@ -32,7 +32,7 @@ ORDERED_BY = {"steps": 0, "intervals": 0, "first_tokens": 0, "requests": struct.
 _TIME = struct.Struct("<d")
 
 
-class Step(NamedTuple):
+class EngineStep(NamedTuple):
     """One engine step; None is unknown. ``at`` is in Unix seconds, to the precision of the monotonic clock."""
 
     at: float
@@ -295,7 +295,7 @@ class ProbeReader:
         self._segments = _Segments(folder)
         self._since, self._until, self._most = since, until, most
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[EngineStep]:
         """New steps, in the order of their time. Raises OSError if the folder cannot be read."""
         return sorted(self._steps(), key=lambda step: step.at)
 
@@ -323,7 +323,7 @@ class ProbeReader:
         found = self._segments.all("steps")
         return len({one.pid for one in found if one.newest >= start and one.oldest <= end})
 
-    def _steps(self) -> Iterator[Step]:
+    def _steps(self) -> Iterator[EngineStep]:
         for segment, row in self._rows("steps"):
             if row[0]:
                 yield _step(segment, row)
@@ -382,11 +382,11 @@ class ProbeSpans:
         return sorted((one for one in found if one.at <= complete), key=lambda one: one.at)
 
 
-def _step(segment: _Segment, row: Sequence[Any]) -> Step:
+def _step(segment: _Segment, row: Sequence[Any]) -> EngineStep:
     at, engine, *known, dropped = row
     if -1 in known:
         known = [None if value == -1 else value for value in known]
-    return Step._make((segment.unix(at), engine, *known, dropped))
+    return EngineStep._make((segment.unix(at), engine, *known, dropped))
 
 
 def _first_token(segment: _Segment, row: Sequence[Any]) -> FirstToken:
@@ -399,7 +399,7 @@ def _interval(segment: _Segment, row: Sequence[Any]) -> Interval:
     return Interval(segment.unix(at), engine, seconds, times, dropped)
 
 
-Timed = Step | Interval | FirstToken
+Timed = EngineStep | Interval | FirstToken
 _TIMED: Sequence[tuple[str, Callable[[_Segment, Sequence[Any]], Timed]]] = (
     ("steps", _step),
     ("intervals", _interval),

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.history.exact import exact_quantiles, interval_ends, quantiles_between
-from vllm_console.history.probe_records import SETTLED_SECONDS, FirstToken, Interval, ProbeSpans, Step, Timed
+from vllm_console.history.probe_records import SETTLED_SECONDS, EngineStep, FirstToken, Interval, ProbeSpans, Timed
 from vllm_console.history.store import HistoryError, HistoryMissingError, Stretch, Tier
 from vllm_console.metrics.quantile import Quantiles, exact_quantile
 from vllm_console.metrics.sample import Series
@@ -89,14 +89,14 @@ class _Sums(msgspec.Struct):
     waiting: int | None = None
     decoded: int | None = None
     prompts: int | None = None
-    within: list[Step] = msgspec.field(default_factory=list)
+    within: list[EngineStep] = msgspec.field(default_factory=list)
     """The steps that ended an inter-token interval."""
     intervals: list[Interval] = msgspec.field(default_factory=list)
     ttfts: list[float] = msgspec.field(default_factory=list)
     complete: bool = True
     """Whether no record of it is known to be missing."""
 
-    def add(self, step: Step) -> None:
+    def add(self, step: EngineStep) -> None:
         self.steps += 1
         if step.running is not None:
             self.running += step.running
@@ -133,7 +133,7 @@ def _ends(found: Quantiles | None) -> tuple[float | None, float | None]:
     return found.p50.guess, found.p99.guess
 
 
-def _prompt_tokens(step: Step) -> int | None:
+def _prompt_tokens(step: EngineStep) -> int | None:
     """A step's share of the prompt tokens that were computed; None if unknown, below zero where prompts begin."""
     if step.context_tokens is not None:
         return step.context_tokens
@@ -152,7 +152,7 @@ class StepTimeline:
         """Not used: what has no record stays empty."""
         self._open: dict[int, _Sums] = {}
         self._points: dict[int, _Point] = {}
-        self._last: Step | None = None
+        self._last: EngineStep | None = None
 
     def append(self, row: Timed) -> None:
         """Take in the next record."""

@@ -73,7 +73,7 @@ _Row = tuple[int, float, int, int, bytes]
 """A row as it is stored: number, Unix seconds, generation, number of its base, data."""
 
 
-class Entry(NamedTuple):
+class HistoryEntry(NamedTuple):
     """One row: its number (newer is higher), Unix seconds, the server's generation, and what was seen."""
 
     sequence: int
@@ -153,7 +153,7 @@ class _Waiting(NamedTuple):
     data: bytes
 
 
-class Writer:
+class HistoryWriter:
     """Appends samples to a history file. One at a time per file: the recorder holds a lock for that.
 
     Nothing that happens to the disk is raised by `append`: rows wait in memory (an hour of them), ``trouble`` says why
@@ -223,7 +223,7 @@ class Writer:
             try:
                 self._store()
             except (*sqlite_files.ERRORS, HistoryError, OSError) as error:
-                fault = explained(error, self.path)
+                fault = history_error(error, self.path)
                 self._disconnect()
                 self.trouble = str(fault)
                 useless = isinstance(fault, (HistoryCorruptError, HistoryForeignError, HistoryVersionError))
@@ -337,7 +337,7 @@ class HistoryFile:
                 return question(self._connected())
             except (*sqlite_files.ERRORS, OSError) as error:
                 self._disconnect()
-                raise explained(error, self.path) from None
+                raise history_error(error, self.path) from None
 
     def _connected(self) -> sqlite3.Connection:
         try:
@@ -360,7 +360,7 @@ class HistoryFile:
             self._connection = None
 
 
-class Reader:
+class HistoryReader:
     """Reads a history while it is written. Safe to use from several threads.
 
     Every method raises a `HistoryError` of the right class when the file cannot be read, never an SQLite error, and
@@ -379,23 +379,23 @@ class Reader:
         """Close the file."""
         self._file.close()
 
-    def latest(self) -> Entry | None:
+    def latest(self) -> HistoryEntry | None:
         """The newest row, or None when there is none."""
         query = f"SELECT * FROM {TIERS[0].table} ORDER BY sequence DESC LIMIT 1"
         rows = self._ask(lambda connection: self._entries(connection, query, ()))
         return rows[0] if rows else None
 
-    def since(self, at: float) -> list[Entry]:
+    def since(self, at: float) -> list[HistoryEntry]:
         """Rows by the second newer than ``at`` (Unix seconds), oldest first: at most the last half hour."""
         query = f"SELECT * FROM {TIERS[0].table} WHERE at > ? ORDER BY sequence"
         return self._ask(lambda connection: self._entries(connection, query, (at,)))
 
-    def after(self, sequence: int) -> list[Entry]:
+    def after(self, sequence: int) -> list[HistoryEntry]:
         """Rows by the second that came after the one of that number; right also when the clock was set back."""
         query = f"SELECT * FROM {TIERS[0].table} WHERE sequence > ? ORDER BY sequence"
         return self._ask(lambda connection: self._entries(connection, query, (sequence,)))
 
-    def range(self, start: float, end: float, max_points: int = 1000) -> list[Entry]:
+    def range(self, start: float, end: float, max_points: int = 1000) -> list[HistoryEntry]:
         """Rows from ``start`` to ``end`` (Unix seconds), oldest first, ``max_points`` at most.
 
         They come from the finest table that reaches back far enough; where there are still too many, each is the last
@@ -416,7 +416,7 @@ class Reader:
         """
         return self._ask(lambda connection: stretches_of(connection, TIERS, start, end, step))
 
-    def read(self, part: Stretch, most: int, step: float = 0.0) -> list[Entry]:
+    def read(self, part: Stretch, most: int, step: float = 0.0) -> list[HistoryEntry]:
         """The rows of a stretch, oldest first: of those newer than its start, up to its end, the first ``most``.
 
         Those within ``step`` seconds come as one: the last of them, with their highest gauges. Its counters are
@@ -424,7 +424,7 @@ class Reader:
         """
         return self._ask(lambda connection: self._read(connection, part, most, step))
 
-    def _read(self, connection: sqlite3.Connection, part: Stretch, most: int, step: float) -> list[Entry]:
+    def _read(self, connection: sqlite3.Connection, part: Stretch, most: int, step: float) -> list[HistoryEntry]:
         first = _sequence_after(connection, part.tier, part.start)
         if first is None:
             return []
@@ -434,9 +434,9 @@ class Reader:
             return self._decoded(connection, rows)
         return self._joined(connection, rows, step)
 
-    def _joined(self, connection: sqlite3.Connection, rows: Sequence[_Row], step: float) -> list[Entry]:
+    def _joined(self, connection: sqlite3.Connection, rows: Sequence[_Row], step: float) -> list[HistoryEntry]:
         """One entry per step and run of an engine; histograms, which are most of a row, are decoded of its last row."""
-        joined: list[Entry] = []
+        joined: list[HistoryEntry] = []
         row: _Row | None = None
         seen: Sample | None = None
         for later in (*rows, None):
@@ -461,7 +461,7 @@ class Reader:
     def _scalars(self, connection: sqlite3.Connection, row: _Row) -> Sample:
         return decode_scalars(_base(connection, self._bases, row[3]), row[1], row[4])
 
-    def _range(self, connection: sqlite3.Connection, start: float, end: float, max_points: int) -> list[Entry]:
+    def _range(self, connection: sqlite3.Connection, start: float, end: float, max_points: int) -> list[HistoryEntry]:
         tier = self._tier_for(connection, start, end, max_points)
         between = "WHERE at BETWEEN ? AND ? ORDER BY sequence"
         entries = self._entries(connection, f"SELECT * FROM {tier.table} {between}", (start, end))
@@ -470,7 +470,7 @@ class Reader:
             last = entries[-1].sequence if entries else 0
             query = f"SELECT * FROM {TIERS[0].table} WHERE sequence > ? AND at BETWEEN ? AND ? ORDER BY sequence"
             entries += _thinned(self._entries(connection, query, (last, start, end)), tier.step)
-        forward: list[Entry] = []
+        forward: list[HistoryEntry] = []
         for entry in reversed(entries):
             # Where the clock was set back, the later rows count.
             if not forward or entry.at < forward[-1].at:
@@ -486,15 +486,15 @@ class Reader:
                 return tier
         return TIERS[-1]
 
-    def _entries(self, connection: sqlite3.Connection, query: str, values: tuple[float, ...]) -> list[Entry]:
+    def _entries(self, connection: sqlite3.Connection, query: str, values: tuple[float, ...]) -> list[HistoryEntry]:
         return self._decoded(connection, connection.execute(query, values))
 
-    def _decoded(self, connection: sqlite3.Connection, rows: Iterable[_Row]) -> list[Entry]:
+    def _decoded(self, connection: sqlite3.Connection, rows: Iterable[_Row]) -> list[HistoryEntry]:
         entries = []
         for row in rows:
             sequence, at, generation, base, data = row
             if self._newest is not None and self._newest[:2] == (base, data):
-                entries.append(Entry(sequence, at, generation, replace(self._newest[2], at=at)))
+                entries.append(HistoryEntry(sequence, at, generation, replace(self._newest[2], at=at)))
                 continue
             try:
                 entry = _entry(connection, self._bases, row)
@@ -523,7 +523,7 @@ def first_row_at(connection: sqlite3.Connection, tiers: Sequence[Tier]) -> float
 def stretches_of(
     connection: sqlite3.Connection, tiers: Sequence[Tier], start: float, end: float, step: float
 ) -> list[Stretch]:
-    """Where the rows of a span are read for points of ``step`` seconds; ``tiers`` from the finest. See `Reader`."""
+    """Where the rows of a span are read for points of ``step`` seconds; ``tiers`` from the finest."""
     wanted = max([0, *(index for index, tier in enumerate(tiers) if 2 * tier.step <= step)])
     parts: list[Stretch] = []
     tier = tiers[wanted]
@@ -581,9 +581,9 @@ def _began_anew(before: Sample, after: Sample) -> bool:
     )
 
 
-def _entry(connection: sqlite3.Connection, bases: dict[int, Base], row: _Row) -> Entry:
+def _entry(connection: sqlite3.Connection, bases: dict[int, Base], row: _Row) -> HistoryEntry:
     sequence, at, generation, base_id, data = row
-    return Entry(sequence, at, generation, decode_row(_base(connection, bases, base_id), at, data))
+    return HistoryEntry(sequence, at, generation, decode_row(_base(connection, bases, base_id), at, data))
 
 
 def _base(connection: sqlite3.Connection, bases: dict[int, Base], base_id: int) -> Base:
@@ -598,9 +598,9 @@ def _base(connection: sqlite3.Connection, bases: dict[int, Base], base_id: int) 
     return base
 
 
-def _thinned(entries: list[Entry], step: float) -> list[Entry]:
+def _thinned(entries: list[HistoryEntry], step: float) -> list[HistoryEntry]:
     """One entry for each ``step`` seconds and generation: the last, with the highest gauges."""
-    kept: list[Entry] = []
+    kept: list[HistoryEntry] = []
     for entry in entries:
         last = kept[-1] if kept else None
         if last is not None and (last.at // step, last.generation) == (entry.at // step, entry.generation):
@@ -610,12 +610,12 @@ def _thinned(entries: list[Entry], step: float) -> list[Entry]:
     return kept
 
 
-def _at_most(entries: list[Entry], count: int) -> list[Entry]:
+def _at_most(entries: list[HistoryEntry], count: int) -> list[HistoryEntry]:
     """At most ``count`` entries: the last of each group of neighbours, with the highest gauges of the group."""
     group = -(-len(entries) // count) if entries else 1
     if group <= 1:
         return entries
-    kept: list[Entry] = []
+    kept: list[HistoryEntry] = []
     # Groups are counted from the newest end, so that the newest row is always among them.
     for end in range(len(entries), 0, -group):
         members = entries[max(0, end - group) : end]
@@ -627,7 +627,7 @@ def _at_most(entries: list[Entry], count: int) -> list[Entry]:
     return kept
 
 
-def explained(error: Exception, path: Path) -> HistoryError:
+def history_error(error: Exception, path: Path) -> HistoryError:
     """An error of SQLite or of the file system as a `HistoryError` of the right class."""
     if isinstance(error, HistoryError):
         return error
@@ -655,7 +655,7 @@ def _has_schema(connection: sqlite3.Connection, path: Path, form: Format) -> boo
 
 def open_for_writing(path: Path, form: Format = FORMAT, timeout: float = 1.0) -> sqlite3.Connection:
     """Open or create a history. Raises `HistoryError` or `sqlite3.Error`."""
-    connection = sqlite_files.connect(path, timeout=timeout, follow_links=True)
+    connection = sqlite_files.open_database(path, timeout=timeout, follow_links=True)
     try:
         has_schema = _has_schema(connection, path, form)
         # NORMAL: a commit is safe from a killed process, and a power cut may lose the last ones but not the file.

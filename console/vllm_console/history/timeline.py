@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from vllm_console.metrics.quantile import quantile
 from vllm_console.metrics.sample import ACCEPTED, EngineSample, Histogram, Sample, Series, Window
 from vllm_console.metrics.waiting import Waits
-from vllm_console.metrics.window import combine, growths, highest, is_idle, merge, window, without_rates
+from vllm_console.metrics.window import combine, growths, highest, is_idle, merge_histograms, window, without_rates
 
 SERIES = (
     "kv_cache_usage",
@@ -90,7 +90,7 @@ class _Step(msgspec.Struct):
             histogram = grown.histograms.get(key)
             if histogram is not None and histogram.count > 0:
                 known: Histogram | None = getattr(self, key)
-                setattr(self, key, histogram if known is None else merge((known, histogram)))
+                setattr(self, key, histogram if known is None else merge_histograms((known, histogram)))
 
     def point(self) -> _Point:
         """The step's values in the order of `SERIES`."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from vllm_console.history.frames import BUSY, STEP_SECONDS, Frame, Frames
 from vllm_console.metrics.quantile import interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
-from vllm_console.metrics.window import combine, growths, merge
+from vllm_console.metrics.window import combine, growths, merge_histograms
 from vllm_console.text import duration, percent
 from vllm_launchers.plan.choices.inputs import SeenRoom
 from vllm_launchers.presets.model import MAX_TOKENS, Workload
@@ -109,7 +109,7 @@ MOST_CONCURRENCY = 100_000
 _Q = 0.95
 
 
-class Look(Protocol):
+class StoredSample(Protocol):
     """A stored sample of a server, as the history returns it (`Entry`)."""
 
     @property
@@ -140,7 +140,7 @@ class SeenWorkload(msgspec.Struct, frozen=True):
 
 
 def seen_workload(
-    looks: Iterable[Look], previous: Workload, *, longest: int | None = None, goal: float | None = None
+    looks: Iterable[StoredSample], previous: Workload, *, longest: int | None = None, goal: float | None = None
 ) -> SeenWorkload:
     """The workload of the traffic between the first sample and the last (oldest first), over restarts.
 
@@ -153,7 +153,7 @@ def seen_workload(
         traffic.add(look)
         frames.append(look.sample, look.generation)
     minutes = traffic.seconds / 60
-    lengths = {key: merge(traffic.histograms[key]) for key in LENGTHS}
+    lengths = {key: merge_histograms(traffic.histograms[key]) for key in LENGTHS}
     prompts, answers = lengths["prompt_tokens"], lengths["generation_tokens"]
     if not traffic.looks:
         return SeenWorkload(None, 0, 0.0, "Nothing was recorded of this server yet.")
@@ -175,9 +175,9 @@ class _Traffic:
         self.in_flight: list[float] = []
         self.seconds = 0.0
         self.looks = 0
-        self._before: Look | None = None
+        self._before: StoredSample | None = None
 
-    def add(self, look: Look) -> None:
+    def add(self, look: StoredSample) -> None:
         """Add the next sample."""
         before, self._before = self._before, look
         self.looks += 1

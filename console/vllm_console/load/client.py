@@ -26,7 +26,7 @@ from vllm_launchers.typed_decoding import decode_json, json_decoder
 LARGEST_EVENT = 1024 * 1024
 
 
-class AnswerError(Exception):
+class RequestFailedError(Exception):
     """A request failed: one sentence, the same for all failures of its kind."""
 
 
@@ -67,7 +67,7 @@ def message_of(error: bytes) -> str:
     return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 1].rstrip()}…"
 
 
-class Answer:
+class StreamedAnswer:
     """One streaming answer. The first event with a choice is the first token; gaps between such events are ITL.
 
     An event is timed when its bytes arrive, so events that arrive together have no gap. Tokens are counted by the
@@ -101,7 +101,7 @@ class Answer:
         events = (self._rest + data).split(b"\n\n")
         self._rest = events.pop()
         if len(self._rest) > LARGEST_EVENT:
-            raise AnswerError("an event of more than 1 MiB came, which no token needs")
+            raise RequestFailedError("an event of more than 1 MiB came, which no token needs")
         for event in events:
             if event.startswith(b"data:"):
                 self._event(event[5:].strip(), at)
@@ -113,9 +113,9 @@ class Answer:
             AnswerError: it ended too soon.
         """
         if self._finish == "abort":
-            raise AnswerError("the server aborted the request")
+            raise RequestFailedError("the server aborted the request")
         if not self._done or self._first is None:
-            raise AnswerError("the answer ended before its last token")
+            raise RequestFailedError("the answer ended before its last token")
         tpot = (self._last - self._first) / (self.counted - 1) if self.counted > 1 else None
         self.tally.finish(self._place, self._first - self._begin, tpot, self._last - self._begin)
 
@@ -148,9 +148,9 @@ class Answer:
         try:
             event = _decode(payload)
         except (ValueError, RecursionError) as error:
-            raise AnswerError("the answer is no event stream of completions") from error
+            raise RequestFailedError("the answer is no event stream of completions") from error
         if bytes(event.error) not in (b"", b"null"):
-            raise AnswerError(f"the server reports: {message_of(bytes(event.error))}")
+            raise RequestFailedError(f"the server reports: {message_of(bytes(event.error))}")
         if event.choices:
             self._finish = event.choices[0].finish_reason or self._finish
             self._token(at)
@@ -219,7 +219,7 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class Access(msgspec.Struct, frozen=True):
+class ApiAccess(msgspec.Struct, frozen=True):
     """How a server is reached: the API ``key`` that it is sent and the ``variable`` that has it; both may be empty.
 
     ``ca`` names a file with the certificates that its own may be signed by; empty: those of this machine.
@@ -230,12 +230,12 @@ class Access(msgspec.Struct, frozen=True):
     ca: str = ""
 
 
-NO_KEY = Access()
+NO_KEY = ApiAccess()
 
 
-def own_access() -> Access:
+def own_access() -> ApiAccess:
     """With the key in ``VLLM_API_KEY``, which is for servers of this user."""
-    return Access(os.environ.get(API_KEY, ""))
+    return ApiAccess(os.environ.get(API_KEY, ""))
 
 
 class LoadTarget(msgspec.Struct, frozen=True):
@@ -275,7 +275,7 @@ def lookup_of(base: str) -> Lookup | None:
     return partial(trusted, host, parts.port or (443 if parts.scheme == "https" else 80))
 
 
-def open_client(base: str, access: Access, lookup: Lookup | None = None) -> httpx.AsyncClient:
+def open_client(base: str, access: ApiAccess, lookup: Lookup | None = None) -> httpx.AsyncClient:
     """A client for one server. Ignores proxies and ``.netrc`` of the environment; reads have no timeout.
 
     ``lookup`` finds where a server of this machine listens: nothing, the key least of all, is sent anywhere else.
@@ -307,14 +307,14 @@ def open_client(base: str, access: Access, lookup: Lookup | None = None) -> http
         raise LoadError(f"{plain(access.ca, 200)} can't be read as certificates") from error
 
 
-def key_wanted(access: Access) -> str:
+def key_wanted(access: ApiAccess) -> str:
     """What a server says that refuses a request without the right API key, a clause."""
     if access.key:
         return f"refuses the API key in {access.variable}"
     return f"requires an API key: {f'set {access.variable}' if access.variable else 'attach it again with --key-env'}"
 
 
-async def find_target(client: httpx.AsyncClient, model: str | None, access: Access = NO_KEY) -> LoadTarget:
+async def find_model(client: httpx.AsyncClient, model: str | None, access: ApiAccess = NO_KEY) -> LoadTarget:
     """Query ``/v1/models``; ``model`` None takes the first. ``access`` is how the client reaches the server.
 
     Raises:
@@ -323,7 +323,7 @@ async def find_target(client: httpx.AsyncClient, model: str | None, access: Acce
     base = str(client.base_url)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            status, body = await read_body(client, "GET", "/v1/models")
+            status, body = await fetch_body(client, "GET", "/v1/models")
     except httpx.ConnectError as error:
         if isinstance(error.__cause__, WrongProcessError):
             raise LoadError(f"{error}: it is sent nothing; --remote says that it may be") from error
@@ -348,7 +348,7 @@ async def find_vocabulary(client: httpx.AsyncClient, model: str) -> list[int]:
     body = msgspec.json.encode({"model": model, "prompt": SAMPLE_TEXT, "add_special_tokens": False})
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            status, answer = await read_body(client, "POST", "/tokenize", body)
+            status, answer = await fetch_body(client, "POST", "/tokenize", body)
         tokens = decode_json(answer, _Tokens).tokens if status == 200 else []
     except (httpx.HTTPError, TimeoutError, ValueError, RecursionError):
         return []
@@ -356,7 +356,7 @@ async def find_vocabulary(client: httpx.AsyncClient, model: str) -> list[int]:
     return found if len(found) >= FEWEST_TOKENS else []
 
 
-async def read_body(client: httpx.AsyncClient, method: str, path: str, content: bytes = b"") -> tuple[int, bytes]:
+async def fetch_body(client: httpx.AsyncClient, method: str, path: str, content: bytes = b"") -> tuple[int, bytes]:
     """Status and body of a response; of a longer body only enough to show that it is too long."""
     body = bytearray()
     async with client.stream(method, path, content=content) as answer:
@@ -398,7 +398,7 @@ class Sender:
         self.tally = tally
         self.client = client
         self._slots = asyncio.Semaphore(max_in_flight)
-        self._under_way: dict[asyncio.Task[bool], Answer] = {}
+        self._under_way: dict[asyncio.Task[bool], StreamedAnswer] = {}
         self._pause = 0.0
         """Seconds that a failed request's slot stays taken."""
 
@@ -434,7 +434,7 @@ class Sender:
 
     async def _start(self, request: LoadRequest, scheduled: float) -> None:
         """Send it in its own task, in the slot taken for it."""
-        answer = Answer(self.tally, scheduled, self.tally.sent)
+        answer = StreamedAnswer(self.tally, scheduled, self.tally.sent)
         self.tally.sent += 1
         task = asyncio.create_task(self._send(request, answer, scheduled))
         self._under_way[task] = answer
@@ -466,7 +466,7 @@ class Sender:
         """How many requests are under way."""
         return len(self._under_way)
 
-    def under_way(self, tally: Tally) -> list[Answer]:
+    def under_way(self, tally: Tally) -> list[StreamedAnswer]:
         """The unfinished answers of the requests that are counted in a tally."""
         return [answer for answer in self._under_way.values() if answer.tally is tally]
 
@@ -505,7 +505,7 @@ class Sender:
         else:
             self._slots.release()
 
-    async def _send(self, request: LoadRequest, answer: Answer, scheduled: float) -> bool:
+    async def _send(self, request: LoadRequest, answer: StreamedAnswer, scheduled: float) -> bool:
         """One request from start to end; returns whether it was answered. Raises only on cancellation."""
         tally = answer.tally
         try:
@@ -516,7 +516,7 @@ class Sender:
             tally.fail(f"no connection within {CONNECT_SECONDS:.0f}s")
         except httpx.HTTPError:
             tally.fail("the connection broke off")
-        except AnswerError as error:
+        except RequestFailedError as error:
             tally.fail(str(error))
         else:
             tally.completed += 1
@@ -527,7 +527,7 @@ class Sender:
             return True
         return False
 
-    async def _stream(self, request: LoadRequest, answer: Answer, scheduled: float) -> None:
+    async def _stream(self, request: LoadRequest, answer: StreamedAnswer, scheduled: float) -> None:
         body = {
             "model": self.model,
             "prompt": request.prompt,
@@ -541,7 +541,7 @@ class Sender:
         async with self.client.stream("POST", "/v1/completions", content=content) as response:
             if response.status_code != 200:
                 message = message_of(await error_body(response))
-                raise AnswerError(f"HTTP {response.status_code}: {message or 'no reason given'}")
+                raise RequestFailedError(f"HTTP {response.status_code}: {message or 'no reason given'}")
             async for data in response.aiter_raw():
                 answer.feed(data, time.perf_counter())
         answer.end()

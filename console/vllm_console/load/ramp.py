@@ -14,30 +14,30 @@ from msgspec.structs import replace
 
 from vllm_console.history.energy import Energy, Tariff, energy_within, totals_of
 from vllm_console.load.client import (
-    Access,
+    ApiAccess,
     LoadError,
     Lookup,
     Sender,
     check_url,
-    find_target,
+    fetch_body,
+    find_model,
     find_vocabulary,
     lookup_of,
     open_client,
     own_access,
-    read_body,
     wait,
 )
 from vllm_console.load.ramp_search import (
     FEWEST_REQUESTS,
     FEWEST_SECONDS,
     TOLERANCE,
-    Next,
+    NextStep,
     StepFigures,
     StepOutcome,
-    Tried,
+    TriedRate,
     bracket,
     ceiling,
-    judge,
+    judge_step,
     next_step,
     step_seconds,
 )
@@ -189,7 +189,7 @@ class RampOptions(msgspec.Struct, frozen=True):
     """Whether to go on although the server serves others."""
 
 
-async def traffic_of_others(url: str, lookup: Lookup | None, access: Access | None = None) -> str:
+async def traffic_of_others(url: str, lookup: Lookup | None, access: ApiAccess | None = None) -> str:
     """What a server works on to which we send nothing: ``has 1 request in progress``; empty if idle, or unknown."""
     base = check_url(url, allow_remote=True)
     async with open_client(base, access or own_access(), lookup if access else lookup or lookup_of(base)) as client:
@@ -205,7 +205,7 @@ async def run_ramp(
     exact: Exact | None = None,
     lookup: Lookup | None = None,
     allow_remote: bool = False,
-    access: Access | None = None,
+    access: ApiAccess | None = None,
     meter: EnergyMeter | None = None,
     stop: asyncio.Event | None = None,
     on_step: Callable[[RampStep], None] | None = None,
@@ -224,7 +224,7 @@ async def run_ramp(
         lookup = lookup_of(base)
     stop, access = stop or asyncio.Event(), access or own_access()
     async with open_client(base, access, lookup) as client:
-        target = await find_target(client, None, access)
+        target = await find_model(client, None, access)
         vocabulary = await find_vocabulary(client, target.model)
         shape = TrafficShape(
             workload, exact=exact, seed=options.seed, max_model_len=target.max_model_len, vocabulary=vocabulary
@@ -252,7 +252,7 @@ class _Signals:
         """A sample now; None if there is none to be had."""
         try:
             async with asyncio.timeout(2 * SAMPLE_SECONDS):
-                status, body = await read_body(self._client, "GET", "/metrics")
+                status, body = await fetch_body(self._client, "GET", "/metrics")
             return self._parser.parse(body.decode(errors="replace"), time.time()) if status == 200 else None
         except (httpx.HTTPError, TimeoutError, NotMetricsError):
             return None
@@ -340,13 +340,13 @@ class _Run:
         fixed = bool(self._options.rates)
         return conclude(self._steps, self._objectives, fixed=fixed, ended=ended, out_of_time=out_of_time)
 
-    def _next(self) -> Next | None:
+    def _next(self) -> NextStep | None:
         fixed, done = self._options.rates, len(self._steps)
         if fixed:
-            return Next(fixed[done]) if done < len(fixed) else None
+            return NextStep(fixed[done]) if done < len(fixed) else None
         start = self._options.start or max(LOWEST, suggested_rate(self._shape.workload) * START_SHARE)
         wanted = next_step(tried(self._steps), start, max(LOWEST, start / MOST_DOWN), HIGHEST)
-        return Next(float(f"{wanted.rate:.4g}"), wanted.full) if wanted is not None else None
+        return NextStep(float(f"{wanted.rate:.4g}"), wanted.full) if wanted is not None else None
 
     def _step_seconds(self) -> float:
         """How long the next step may take with its warm-up."""
@@ -393,7 +393,7 @@ class _Run:
         self._sender.tally = tally
         return tally
 
-    async def _step(self, wanted: Next, seconds: float) -> RampStep | None:
+    async def _step(self, wanted: NextStep, seconds: float) -> RampStep | None:
         """One rate: warm-up, then the measured part; None if the ramp was stopped in it."""
         rate = wanted.rate
         await self._sender.trim(max(1, round(rate * self._request_seconds)))
@@ -434,7 +434,7 @@ class _Run:
                 task.cancel()
 
     async def _measured(
-        self, wanted: Next, seconds: float, samples: list[Sample], over: asyncio.Event
+        self, wanted: NextStep, seconds: float, samples: list[Sample], over: asyncio.Event
     ) -> RampStep | None:
         """Send until the outcome is clear or the time is over, then report."""
         rate, tally = wanted.rate, self._new_tally()
@@ -452,7 +452,7 @@ class _Run:
                 in_flight.append(float(self._sender.in_flight))
                 now = time.perf_counter()
                 figures = self._figures(rate, now - begin, tally, in_flight, samples)
-                outcome = judge(
+                outcome = judge_step(
                     figures,
                     self._objectives,
                     fewest_seconds=fewest,
@@ -542,7 +542,7 @@ class _Run:
         """After a step: whether the server still answers, and whether it serves others."""
         if not self._steps[-1].outcome.ok and self._steps[-1].failed:
             try:
-                await find_target(self._sender.client, self._sender.model)
+                await find_model(self._sender.client, self._sender.model)
             except LoadError:
                 self._end = "server"
                 return
@@ -574,10 +574,10 @@ def _fullest(sample: Sample) -> float | None:
 # -- the result -------------------------------------------------------------------------------------------------------
 
 
-def tried(steps: Sequence[RampStep]) -> list[Tried]:
+def tried(steps: Sequence[RampStep]) -> list[TriedRate]:
     """The steps as the search sees them."""
     return [
-        Tried(step.rate, step.outcome.ok, step.outcome.limited_by, step.outcome.ttft, step.outcome.itl)
+        TriedRate(step.rate, step.outcome.ok, step.outcome.limited_by, step.outcome.ttft, step.outcome.itl)
         for step in steps
     ]
 

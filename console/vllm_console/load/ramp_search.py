@@ -14,7 +14,7 @@ from operator import mul
 
 import msgspec
 
-from vllm_console.load.report import quantile
+from vllm_console.load.report import sorted_quantile
 from vllm_console.metrics.window import preemptions_per_request
 from vllm_launchers.presets.model import Objectives
 
@@ -96,7 +96,7 @@ def evidence(within: float, beyond: float) -> float:
     return within * _PER_HIT + beyond * _PER_MISS
 
 
-def judge(
+def judge_step(
     figures: StepFigures,
     objectives: Objectives,
     *,
@@ -178,7 +178,7 @@ def _client_is_late(figures: StepFigures) -> bool:
 
 def _usage(figures: StepFigures) -> float | None:
     """The median, so that a single peak violates nothing."""
-    return quantile(sorted(figures.kv_cache_usage), 0.5) if figures.kv_cache_usage else None
+    return sorted_quantile(sorted(figures.kv_cache_usage), 0.5) if figures.kv_cache_usage else None
 
 
 def _preemption_share(figures: StepFigures) -> float | None:
@@ -253,7 +253,7 @@ _TTFT, _ITL = _LATENCIES = ("ttft_p99_seconds", "itl_p99_seconds")
 _QUEUE = "queue"
 
 
-class Tried(msgspec.Struct, frozen=True):
+class TriedRate(msgspec.Struct, frozen=True):
     """A step that was done: its rate, whether the objectives held, what failed first, and observations within and
     beyond each latency's limit.
     """
@@ -265,7 +265,7 @@ class Tried(msgspec.Struct, frozen=True):
     itl: tuple[float, float] = (0, 0)
 
 
-class Next(msgspec.Struct, frozen=True):
+class NextStep(msgspec.Struct, frozen=True):
     """The rate of the next step; ``full``: it is to take all of its time, since every observation counts."""
 
     rate: float
@@ -298,7 +298,7 @@ class Bracket(msgspec.Struct, frozen=True):
         return math.inf if self.low is None or self.high is None else self.high / self.low
 
 
-def bracket(tried: Sequence[Tried]) -> Bracket:
+def bracket(tried: Sequence[TriedRate]) -> Bracket:
     """What is known of the ceiling: where the outcomes turn.
 
     They may contradict each other, since a disturbance of the machine makes a rate fail that holds. Then it is where
@@ -319,7 +319,7 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
     return Bracket(low or None, high)
 
 
-def next_step(tried: Sequence[Tried], start: float, lowest: float, highest: float) -> Next | None:
+def next_step(tried: Sequence[TriedRate], start: float, lowest: float, highest: float) -> NextStep | None:
     """The next step, between ``lowest`` and ``highest`` requests per second; None at the end.
 
     Near the ceiling a single step cannot tell a rate that holds from one that fails: misses come in bursts. So from
@@ -330,18 +330,18 @@ def next_step(tried: Sequence[Tried], start: float, lowest: float, highest: floa
     known = bracket(tried)
     if known.low is None or known.high is None:
         rate = _widened(known, start, lowest, highest)
-        return None if rate is None else Next(rate)
+        return None if rate is None else NextStep(rate)
     if known.ratio > NEAR:
-        return Next(math.sqrt(known.low * known.high))
+        return NextStep(math.sqrt(known.low * known.high))
     found = ceiling(tried)
     if found is None or found.error is None:
         if known.ratio > 1 + TOLERANCE:
-            return Next(math.sqrt(known.low * known.high), full=True)
+            return NextStep(math.sqrt(known.low * known.high), full=True)
         held = sum(1 for one in tried if one.ok and known.low / CLOSE <= one.rate <= known.low)
-        return Next(known.low, full=True) if held < SURE_STEPS else None
+        return NextStep(known.low, full=True) if held < SURE_STEPS else None
     if found.error <= PRECISE:
         return None
-    return Next(found.rate, full=True)
+    return NextStep(found.rate, full=True)
 
 
 def _widened(known: Bracket, start: float, lowest: float, highest: float) -> float | None:
@@ -353,7 +353,7 @@ def _widened(known: Bracket, start: float, lowest: float, highest: float) -> flo
     return min(max(start, lowest), highest)
 
 
-def ceiling(tried: Sequence[Tried]) -> Ceiling | None:
+def ceiling(tried: Sequence[TriedRate]) -> Ceiling | None:
     """The ceiling by all steps so far; None unless a rate held and another one failed.
 
     It is the lowest of three: where the share of late first tokens reaches its limit, where that of slow gaps does, and
@@ -378,7 +378,7 @@ def ceiling(tried: Sequence[Tried]) -> Ceiling | None:
     return found
 
 
-def _estimated(tried: Sequence[Tried], middle: float) -> Ceiling | None:
+def _estimated(tried: Sequence[TriedRate], middle: float) -> Ceiling | None:
     """The ceiling by all steps near ``middle``; None if none of them tells."""
     used = [one for one in tried if middle / USED <= one.rate <= middle * USED]
     gaps, first = _points(used, middle, _ITL), _points(used, middle, _TTFT)
@@ -409,7 +409,7 @@ def _lowest(estimated: Mapping[str, list[float]], middle: float) -> Ceiling:
     return Ceiling(rate, low, high, limited_by, error)
 
 
-def _points(used: Sequence[Tried], middle: float, name: str) -> list[tuple[float, float, float]]:
+def _points(used: Sequence[TriedRate], middle: float, name: str) -> list[tuple[float, float, float]]:
     """For each step that measured a latency: its rate, as the logarithm of its ratio to the middle, and observations
     within and beyond the limit. Those of an overloaded step say nothing but that."""
     found = []
@@ -420,7 +420,7 @@ def _points(used: Sequence[Tried], middle: float, name: str) -> list[tuple[float
     return found
 
 
-def _of_queues(used: Sequence[Tried], middle: float) -> list[float]:
+def _of_queues(used: Sequence[TriedRate], middle: float) -> list[float]:
     """How likely a queue begins to build up at each of `_PLACES`, by whether each step saw one.
 
     Queues build up now and then, and the more often the higher the rate is; each makes many requests late, so a step
@@ -441,12 +441,12 @@ def _of_queues(used: Sequence[Tried], middle: float) -> list[float]:
     return [chance / total for chance in chances]
 
 
-def _late(one: Tried) -> bool:
+def _late(one: TriedRate) -> bool:
     """Whether a step failed for another reason than a few slow gaps."""
     return not one.ok and (one.limited_by != _ITL or _overloaded(one.itl))
 
 
-def _queued(one: Tried) -> bool:
+def _queued(one: TriedRate) -> bool:
     """Whether a step's queue grew, or it missed a limit by far."""
     return _late(one) and (one.limited_by not in _LATENCIES or any(map(_overloaded, (one.ttft, one.itl))))
 
@@ -491,7 +491,7 @@ def _log_likelihood(points: Sequence[tuple[float, float, float]], place: float, 
     return found
 
 
-def step_seconds(tried: Sequence[Tried], left: float, longest: float) -> float:
+def step_seconds(tried: Sequence[TriedRate], left: float, longest: float) -> float:
     """How long the next step may take with its warm-up, of ``left`` seconds: a share, and ``longest`` at most.
 
     While a ceiling that all steps tell is still unsure, steps are short, since the next one may be far away. At the

@@ -111,15 +111,15 @@ class Samples:
         known: dict[str, float | None] = {"p50": None, "p90": None, "p99": None}
         above: dict[str, float] = {}
         for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)) if least else ():
-            bound = quantile(least, share)
-            if quantile(most, share) == bound:
+            bound = sorted_quantile(least, share)
+            if sorted_quantile(most, share) == bound:
                 known[name] = bound
             else:
                 above[name] = bound
         return Latency(self.count, self.sum, **known, unfinished=self.unfinished, above=above)
 
 
-def quantile(ordered: list[float], share: float) -> float:
+def sorted_quantile(ordered: list[float], share: float) -> float:
     """The quantile of sorted values, with linear interpolation between neighbors (numpy's default)."""
     place = share * (len(ordered) - 1)
     low = int(place)

@@ -16,13 +16,13 @@ import httpx
 import msgspec
 
 from vllm_console.load.client import (
-    Access,
+    ApiAccess,
     LoadError,
     LoadTarget,
     Lookup,
     Sender,
     check_url,
-    find_target,
+    find_model,
     find_vocabulary,
     lookup_of,
     open_client,
@@ -61,7 +61,7 @@ async def run_load(
     requests: int | None = None,
     exact: Exact | None = None,
     recorded: RecordedTraffic | None = None,
-    access: Access | None = None,
+    access: ApiAccess | None = None,
     max_in_flight: int = 256,
     on_progress: Callable[[LoadProgress], None] | None = None,
     seed: int = 0,
@@ -100,7 +100,7 @@ async def run_load(
     tally, access = Tally(seed), access or own_access()
     tally.answers = answers
     async with open_client(base, access, lookup) as client:
-        target = await find_target(client, model, access)
+        target = await find_model(client, model, access)
         vocabulary = await find_vocabulary(client, target.model)
         shape = TrafficShape(
             workload, exact=exact, seed=seed, max_model_len=target.max_model_len, vocabulary=vocabulary
@@ -336,7 +336,7 @@ class _Story:
         """The served model, as soon as the server answers; None when stopped."""
         while not stop.is_set():
             try:
-                return await find_target(self._client, self._model)
+                return await find_model(self._client, self._model)
             except LoadError:
                 await wait(stop, READY_POLL_SECONDS)
         return None

@@ -101,7 +101,7 @@ def suggested_rate(workload: Workload, itl_seconds: float = 0.03) -> float:
     return round(workload.concurrency / max(mean_length(workload.output_tokens_p95) * itl_seconds, 0.01), 3)
 
 
-def fit(prompt: int, output: int, max_model_len: int | None) -> tuple[int, int]:
+def fit_lengths(prompt: int, output: int, max_model_len: int | None) -> tuple[int, int]:
     """Limit lengths to a context: the output to at most half of it, the prompt to the rest."""
     if max_model_len is None:
         return prompt, output
@@ -195,7 +195,7 @@ class TrafficShape:
             return prompt, max(1, min(output, context - prompt))
         if known.output_tokens is not None:
             return max(1, min(prompt, context - output)), output
-        return fit(prompt, output, context)
+        return fit_lengths(prompt, output, context)
 
     def _prefix(self, index: int, length: int) -> list[int]:
         prefix = self._prefixes[index]
@@ -251,7 +251,7 @@ class RecordedTraffic:
         rng = random.Random(self._seed)
         before: deque[list[int]] = deque(maxlen=PROMPTS_KEPT)
         for at, one in zip(self.due, self._requests, strict=True):
-            length, output = fit(max(1, one.prompt_tokens), max(1, one.output_tokens), max_model_len)
+            length, output = fit_lengths(max(1, one.prompt_tokens), max(1, one.output_tokens), max_model_len)
             shared = min(one.cached_tokens or 0, length)
             parent = next((prompt for prompt in reversed(before) if len(prompt) >= shared), []) if shared else []
             prompt = parent[:shared]

@@ -13,7 +13,7 @@ from statistics import NormalDist, fmean, stdev
 
 import msgspec
 
-from vllm_console.load.ramp_search import Tried, bracket, ceiling
+from vllm_console.load.ramp_search import TriedRate, bracket, ceiling
 from vllm_console.runs.confidence import worth
 from vllm_launchers.vllm.flags.changes import FlagValue
 
@@ -78,7 +78,7 @@ class Trial(msgspec.Struct, frozen=True):
     measured: Measured | None
 
 
-class Next(msgspec.Struct, frozen=True):
+class NextTrial(msgspec.Struct, frozen=True):
     """The candidate to try next, for how many seconds it is to be measured, and whether that takes a restart."""
 
     place: int
@@ -160,7 +160,7 @@ def _size(changed: Set) -> float:
 # -- measurements ------------------------------------------------------------------------------------------------------
 
 
-def measured_ceiling(tried: Sequence[Tried], seconds: float) -> Measured | None:
+def measured_ceiling(tried: Sequence[TriedRate], seconds: float) -> Measured | None:
     """The goodput that a ramp of so many seconds has found: the highest rate at which the objectives hold.
 
     None if it measured nothing.
@@ -217,7 +217,7 @@ def next_trial(
     trials: int,
     seconds_left: float,
     restart_seconds: float,
-) -> Next | None:
+) -> NextTrial | None:
     """The next of the ranked candidates; None at the end, or if no trial can end in ``seconds_left``.
 
     ``expected`` is by which factor each one's value is predicted to differ from the original's.
@@ -251,7 +251,7 @@ def _timed(
     seconds_left: float,
     restart_seconds: float,
     shortest: float,
-) -> Next | None:
+) -> NextTrial | None:
     """The next of a round's candidates that wait, with its share of the time; first the one that runs already."""
     running = done[-1].place if done and done[-1].measured is not None else -1
     place = running if running in waiting else waiting[0]
@@ -264,7 +264,7 @@ def _timed(
         seconds = shortest
     if usable < seconds + (restart_seconds if restart else 0.0):
         return None
-    return Next(place, seconds, restart)
+    return NextTrial(place, seconds, restart)
 
 
 def _best(

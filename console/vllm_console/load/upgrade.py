@@ -30,7 +30,7 @@ FAILED_SHARE = 0.02
 """With more failed on either side, those that were answered are not compared."""
 
 
-class Turn(msgspec.Struct, frozen=True):
+class EngineTurn(msgspec.Struct, frozen=True):
     """One engine's turn in a round: the times of its answers by the requests' places, and how many were sent."""
 
     sent: int
@@ -80,7 +80,7 @@ class UpgradeComparison(msgspec.Struct, frozen=True):
     """Requests that had no answer on either engine."""
 
 
-def compare_engines(rounds: Sequence[tuple[Turn, Turn]]) -> UpgradeComparison:
+def compare_engines(rounds: Sequence[tuple[EngineTurn, EngineTurn]]) -> UpgradeComparison:
     """Compare what two engines made of the same requests; each pair is a round."""
     failed = tuple(sum(pair[side].sent - len(pair[side].answers) for pair in rounds) for side in (0, 1))
     both = [sorted(one.answers.keys() & other.answers.keys()) for one, other in rounds]
@@ -105,7 +105,7 @@ def compare_engines(rounds: Sequence[tuple[Turn, Turn]]) -> UpgradeComparison:
 
 
 def _figure(
-    name: Figure, rounds: Sequence[tuple[Turn, Turn]], both: Sequence[Sequence[int]], level: float
+    name: Figure, rounds: Sequence[tuple[EngineTurn, EngineTurn]], both: Sequence[Sequence[int]], level: float
 ) -> UpgradeFigure | None:
     """One figure over all rounds; None where a round has no answer with it."""
     sides: list[tuple[float, float]] = []

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from vllm_console.logs.file import Level, Line
+from vllm_console.logs.file import Line, LogLevel
 from vllm_console.logs.times import stamp_of
 from vllm_console.text import duration
 
@@ -24,7 +24,7 @@ _CLIENT = re.compile(r"(?:\([\w.:-]+(?: [\w=.]+)*? pid=\d+\) ?)?INFO: +\S+")
 _REQUEST = re.compile(r"(?P<method>[A-Z]+) (?P<path>[^\s?\"]*)[^\"]*\" (?P<status>\d{3}(?: [A-Za-z' -]+)?)\s*")
 
 
-class Access(msgspec.Struct, frozen=True):
+class AccessLine(msgspec.Struct, frozen=True):
     """An access line's content: the status (``200 OK``) and the request (``GET /health``)."""
 
     status: str
@@ -46,7 +46,7 @@ class _Fold:
         self.requests[request] += 1
 
 
-def access_of(text: str) -> Access | None:
+def parse_access_line(text: str) -> AccessLine | None:
     """Parse an access line; None for any other line."""
     client, between, request = text.partition(' - "')
     if not between or _CLIENT.fullmatch(client) is None:
@@ -55,12 +55,12 @@ def access_of(text: str) -> Access | None:
 
 
 @lru_cache(maxsize=512)
-def _request(text: str) -> Access | None:
+def _request(text: str) -> AccessLine | None:
     """Parses what follows the client's address: a busy server writes the same few again and again."""
     found = _REQUEST.fullmatch(text)
     if found is None:
         return None
-    return Access(found["status"].strip(), f"{found['method']} {found['path']}")
+    return AccessLine(found["status"].strip(), f"{found['method']} {found['path']}")
 
 
 def fold(lines: Sequence[Line], rows: int, *, whole: bool) -> list[Line]:
@@ -73,7 +73,7 @@ def fold(lines: Sequence[Line], rows: int, *, whole: bool) -> list[Line]:
     after: datetime | None = None
     for index in range(len(lines) - 1, -1, -1):
         line = lines[index]
-        access = access_of(line.text)
+        access = parse_access_line(line.text)
         if access is not None:
             run.setdefault(access.status, _Fold(line)).add(line, access.request)
             continue
@@ -101,7 +101,7 @@ def _rows(run: dict[str, _Fold], before: datetime | None, after: datetime | None
         if folded.count == 1 and not more:
             rows.append(folded.newest)
             continue
-        level = {"4": Level.WARNING, "5": Level.ERROR}.get(status[0], Level.INFO)
+        level = {"4": LogLevel.WARNING, "5": LogLevel.ERROR}.get(status[0], LogLevel.INFO)
         text = f"{status} ×{_often(folded.count, before, after, more)}  {_requests(folded.requests)}"
         rows.append(Line(folded.oldest.offset, folded.newest.end, text, level))
     return rows

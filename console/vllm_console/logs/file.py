@@ -289,7 +289,7 @@ def _may_match(pattern: re.Pattern[str], raw: bytes) -> bool:
     return pattern.search(raw.decode("utf-8", "replace")) is not None
 
 
-__all__ = ["Found", "Level", "Line", "LogFile", "Pattern", "compile_pattern", "level_of"]
+__all__ = ["Found", "Line", "LogFile", "LogLevel", "Pattern", "compile_pattern", "log_level_of"]
 
 
 # -- one line of a vLLM server's log ----------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ _KEPT_BYTES = 8 * LINE_CHARACTERS
 """No more than this is decoded of a longer line."""
 
 
-class Level(IntEnum):
+class LogLevel(IntEnum):
     """A line's severity. The numbers are those of `logging`."""
 
     DEBUG = 10
@@ -321,17 +321,17 @@ class Line(msgspec.Struct, frozen=True):
     offset: int
     end: int
     text: str
-    level: Level | None = None
+    level: LogLevel | None = None
     complete: bool = True
 
 
 _LEVELS = {
-    "DEBUG": Level.DEBUG,
-    "INFO": Level.INFO,
-    "WARNING": Level.WARNING,
-    "WARN": Level.WARNING,
-    "ERROR": Level.ERROR,
-    "CRITICAL": Level.ERROR,
+    "DEBUG": LogLevel.DEBUG,
+    "INFO": LogLevel.INFO,
+    "WARNING": LogLevel.WARNING,
+    "WARN": LogLevel.WARNING,
+    "ERROR": LogLevel.ERROR,
+    "CRITICAL": LogLevel.ERROR,
 }
 
 _PROCESS = r"(?:\([\w.-]+ pid=\d+\)\s?)?"
@@ -343,7 +343,7 @@ _LEVEL = re.compile(
     r"|\[?(?P<glog>[IWEF])\d{4} \d\d:\d\d:\d\d"
     r'|\{.*"levelname": ?"(?P<json>[A-Z]+)")'
 )
-_GLOG = {"I": Level.INFO, "W": Level.WARNING, "E": Level.ERROR, "F": Level.ERROR}
+_GLOG = {"I": LogLevel.INFO, "W": LogLevel.WARNING, "E": LogLevel.ERROR, "F": LogLevel.ERROR}
 
 _TRACEBACK = re.compile(
     rf"{_PROCESS}(?:Traceback \(most recent call last\):"
@@ -356,15 +356,15 @@ _WARNINGS = re.compile(r"\S+:\d+: \w*Warning: ")
 _INDENTED = re.compile(rf"{_PROCESS}\s+\S")
 
 
-def level_of(text: str) -> Level | None:
+def log_level_of(text: str) -> LogLevel | None:
     """The level that a line states, or ERROR if it is part of a traceback; None otherwise."""
     match = _LEVEL.match(text)
     if match:
         name, glog, json = match.group("name", "glog", "json")
         return _GLOG[glog] if glog else _LEVELS.get(name or json)
     if _TRACEBACK.match(text):
-        return Level.ERROR
-    return Level.WARNING if _WARNINGS.match(text) else None
+        return LogLevel.ERROR
+    return LogLevel.WARNING if _WARNINGS.match(text) else None
 
 
 def mark_tracebacks(lines: Sequence[Line]) -> list[Line]:
@@ -383,9 +383,9 @@ def mark_tracebacks(lines: Sequence[Line]) -> list[Line]:
 def _spread(lines: list[Line], index: int, inside: bool) -> bool:
     line = lines[index]
     if line.level is None and inside and _INDENTED.match(line.text):
-        lines[index] = replace(line, level=Level.ERROR)
+        lines[index] = replace(line, level=LogLevel.ERROR)
         return True
-    return line.level is Level.ERROR and _TRACEBACK.match(line.text) is not None
+    return line.level is LogLevel.ERROR and _TRACEBACK.match(line.text) is not None
 
 
 def make_line(offset: int, raw: bytes, clean: Callable[[str], str]) -> Line:
@@ -405,7 +405,7 @@ def make_line(offset: int, raw: bytes, clean: Callable[[str], str]) -> Line:
         text = clean(plain(text, LINE_CHARACTERS))
         if whole > LINE_CHARACTERS and len(text) >= LINE_CHARACTERS:
             text = f"{text} … [cut: a line of {size(end - offset)}]"
-    return Line(offset, end, text, level_of(text), complete)
+    return Line(offset, end, text, log_level_of(text), complete)
 
 
 def _last_state(body: bytes) -> tuple[bytes, bool]:

@@ -156,7 +156,7 @@ class Startup(msgspec.Struct, frozen=True):
     facts: StartupFacts = StartupFacts()
 
 
-def progress(stages: Sequence[Stage], earlier: Durations, now: float) -> Progress | None:
+def startup_progress(stages: Sequence[Stage], earlier: Durations, now: float) -> Progress | None:
     """The progress of a start, by the stage durations of an earlier one; None if these do not apply.
 
     Stages that took time before but have not begun count as done once a later one has begun.

@@ -37,7 +37,7 @@ def quantiles(histogram: Histogram) -> Quantiles:
     return Quantiles(count=count, mean=histogram.sum / count, p50=p50, p90=p90, p99=p99)
 
 
-def merge(histograms: Iterable[Histogram]) -> Histogram | None:
+def merge_histograms(histograms: Iterable[Histogram]) -> Histogram | None:
     """Add histograms; None for none. If bounds differ, the shared ones are kept: their counts are exact."""
     merged: Histogram | None = None
     for histogram in histograms:
@@ -115,7 +115,7 @@ def combine(engines: Iterable[EngineSample]) -> EngineSample:
             total = math.fsum(values)
             fields[name] = total / len(values) if name == "kv_cache_usage" else total
     keys = dict.fromkeys(key for part in parts for key in part.histograms)
-    merged = {key: merge(part.histograms[key] for part in parts if key in part.histograms) for key in keys}
+    merged = {key: merge_histograms(part.histograms[key] for part in parts if key in part.histograms) for key in keys}
     histograms = {key: histogram for key, histogram in merged.items() if histogram is not None}
     return EngineSample(**fields, histograms=histograms)
 
@@ -145,7 +145,7 @@ def window(before: Sample, after: Sample) -> Window:
     total = combine(parts)
     usages = [part.kv_cache_usage for part in parts if part.kv_cache_usage is not None]
     finished, preempted = total.requests_finished_total, total.preemptions_total
-    preemptions_per_second = rate(preempted, seconds)
+    preemptions_per_second = per_second(preempted, seconds)
     latencies = {key: quantiles(histogram) for key, histogram in total.histograms.items() if key in LATENCIES}
     return Window(
         start=min(before.at, after.at),
@@ -160,9 +160,9 @@ def window(before: Sample, after: Sample) -> Window:
         prefix_hit_rate=share(total.prefix_cache_hits_total, total.prefix_cache_queries_total),
         prefix_caching=after.prefix_caching,
         prefix_step=after.prefix_step,
-        prompt_tokens_per_second=rate(total.prompt_tokens_total, seconds),
-        generation_tokens_per_second=rate(total.generation_tokens_total, seconds),
-        requests_per_second=rate(finished, seconds),
+        prompt_tokens_per_second=per_second(total.prompt_tokens_total, seconds),
+        generation_tokens_per_second=per_second(total.generation_tokens_total, seconds),
+        requests_per_second=per_second(finished, seconds),
         speculation=speculation(total.histograms.get(ACCEPTED), seconds),
         latencies=agreeing(latencies),
     )
@@ -209,7 +209,7 @@ def highest(one: float | None, other: float | None) -> float | None:
     return other if one is None else one if other is None else max(one, other)
 
 
-def rate(amount: float | None, seconds: float) -> float | None:
+def per_second(amount: float | None, seconds: float) -> float | None:
     """Per second; None if unknown."""
     return amount / seconds if amount is not None and seconds > 0 else None
 

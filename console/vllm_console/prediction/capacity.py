@@ -27,7 +27,7 @@ _MOST_WIDENED = 24
 _MOST_QUEUE_GROWTH = 0.5
 
 
-class Engine(msgspec.Struct, frozen=True):
+class ReplayedEngine(msgspec.Struct, frozen=True):
     """An engine to replay: its limits and its step cost."""
 
     limits: EngineLimits
@@ -35,7 +35,7 @@ class Engine(msgspec.Struct, frozen=True):
     noise: StepNoise = NO_NOISE
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RateOutcome(msgspec.Struct, frozen=True):
     """How a traffic at one rate was served: mean TTFT in seconds, whether the objectives hold, and whether ITL's does.
 
     ``running`` is the largest batch, ``prefill`` the most prompt tokens of a step.
@@ -49,7 +49,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def held_rate(
-    traffic: Sequence[Arrival], engine: Engine, objectives: Objectives, near: float, *, at_least: bool = False
+    traffic: Sequence[Arrival], engine: ReplayedEngine, objectives: Objectives, near: float, *, at_least: bool = False
 ) -> float | None:
     """The highest rate (requests per second) at which the objectives hold; ``near`` is where the search begins.
 
@@ -59,7 +59,7 @@ def held_rate(
     low = high = None
     rate = near
     for _ in range(_MOST_WIDENED):
-        if served(traffic, engine, objectives, rate).holds:
+        if replay_at(traffic, engine, objectives, rate).holds:
             low, rate = rate, rate * _WIDENED
         elif at_least and low is None:
             return None
@@ -71,11 +71,11 @@ def held_rate(
         return None
     while high / low > _PRECISE:
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if served(traffic, engine, objectives, middle).holds else (low, middle)
+        low, high = (middle, high) if replay_at(traffic, engine, objectives, middle).holds else (low, middle)
     return low
 
 
-def served(traffic: Sequence[Arrival], engine: Engine, objectives: Objectives, rate: float) -> Outcome:
+def replay_at(traffic: Sequence[Arrival], engine: ReplayedEngine, objectives: Objectives, rate: float) -> RateOutcome:
     """How the traffic is served at ``rate`` requests per second."""
     arrivals = [replace(one, at=one.at / rate) for one in traffic]
     first = int(SETTLED * len(arrivals))
@@ -95,7 +95,7 @@ def served(traffic: Sequence[Arrival], engine: Engine, objectives: Objectives, r
         and not _queue_grows(ttfts, objectives)
     )
     mean = sum(ttfts) / len(ttfts) if ttfts else 0.0
-    return Outcome(mean, holds, itl_holds, max(found.batches, default=0), found.prefill_tokens)
+    return RateOutcome(mean, holds, itl_holds, max(found.batches, default=0), found.prefill_tokens)
 
 
 def _itl_holds(found: Replayed, objectives: Objectives) -> bool:
@@ -113,7 +113,7 @@ def _queue_grows(ttfts: Sequence[float], objectives: Objectives) -> bool:
     return last - first > _MOST_QUEUE_GROWTH * objectives.ttft_p99_seconds
 
 
-def saturated_tokens(traffic: Sequence[Arrival], engine: Engine, in_flight: int) -> float:
+def saturated_tokens(traffic: Sequence[Arrival], engine: ReplayedEngine, in_flight: int) -> float:
     """Tokens generated per second while ``in_flight`` requests are under way all the time."""
     limits = engine.limits
     running = min(limits.scheduler.max_num_seqs, in_flight)

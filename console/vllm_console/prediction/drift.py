@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from statistics import median, pstdev
 
-from vllm_console.prediction.evidence import Evidence
+from vllm_console.prediction.evidence import TrafficEvidence
 from vllm_launchers.engine_model.step_cost import StepCost
 
 USUAL, USUAL_FROM_METRICS = 0.02, 0.05
@@ -21,7 +21,7 @@ WINDOWS = 10
 _FEWEST_STEPS = 5
 
 
-def drift(cost: StepCost, evidence: Evidence) -> float | None:
+def drift(cost: StepCost, evidence: TrafficEvidence) -> float | None:
     """How much slower steps are than ``cost`` says, typically: 0.05 is 5%. None if single steps are not known."""
     if evidence.ends:
         return None
@@ -29,7 +29,7 @@ def drift(cost: StepCost, evidence: Evidence) -> float | None:
     return median(ratios) - 1 if ratios else None
 
 
-def drift_spread(evidence: Evidence, cost: StepCost, drifts: Sequence[float] = ()) -> float:
+def drift_spread(evidence: TrafficEvidence, cost: StepCost, drifts: Sequence[float] = ()) -> float:
     """The standard deviation of the logarithm of the engine's speed from one start to the next.
 
     It begins with how the speed varied within this run, and learns from the ``drifts`` of earlier starts: the scale of
@@ -40,7 +40,7 @@ def drift_spread(evidence: Evidence, cost: StepCost, drifts: Sequence[float] = (
     return math.sqrt((PRIOR_STARTS * prior**2 + sum(squares)) / (PRIOR_STARTS + len(squares)))
 
 
-def _variation(evidence: Evidence, cost: StepCost) -> float:
+def _variation(evidence: TrafficEvidence, cost: StepCost) -> float:
     """The standard deviation of the logarithm of the speed between parts of this run."""
     ratios = _ratios(cost, evidence)
     size = max(_FEWEST_STEPS, -(-len(ratios) // WINDOWS))
@@ -49,7 +49,7 @@ def _variation(evidence: Evidence, cost: StepCost) -> float:
     return pstdev(logs) if len(logs) > 1 else 0.0
 
 
-def _ratios(cost: StepCost, evidence: Evidence) -> list[float]:
+def _ratios(cost: StepCost, evidence: TrafficEvidence) -> list[float]:
     """Each step's duration over what it should take, in the order of time; without steps that the clock missed."""
     return [
         step.seconds / cost.seconds(step.sequences, step.tokens, step.reads, step.pairs)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.history.probe_records import FinishedRequest, Step
+from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.metrics.quantile import Weighted, each_once
 from vllm_console.prediction.figures import Figures, Known, Spread
 from vllm_launchers.engine_model.traffic_replay import Arrival
@@ -54,7 +54,7 @@ class SeenStep(msgspec.Struct, frozen=True):
     prefills: int = 0
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class TrafficEvidence(msgspec.Struct, frozen=True):
     """Recorded traffic. Times are seconds since the first arrival.
 
     ``arrivals`` come in order of time, with ``fronts``, the seconds that each spent in the front end. Those from
@@ -133,12 +133,12 @@ def _too_few(what: str) -> str:
 
 def gather(
     requests: Sequence[FinishedRequest],
-    steps: Sequence[Step],
+    steps: Sequence[EngineStep],
     block_size: int,
     budget: int,
     *,
     most: int = MOST_REQUESTS,
-) -> Evidence:
+) -> TrafficEvidence:
     """The evidence of a run's newest traffic, up to the last pause; ``budget`` is the server's tokens per step.
 
     Raises:
@@ -171,7 +171,7 @@ def gather(
     arrivals = tuple(
         Arrival(one.at - zero, one.prompt, one.output, prefix) for one, prefix in zip(around, prefixes, strict=True)
     )
-    return Evidence(
+    return TrafficEvidence(
         arrivals=arrivals,
         fronts=tuple(_front(one) for one in around),
         first=first,
@@ -193,7 +193,7 @@ def _front(one: _Known) -> float:
     return max(0.0, (one.record.e2e_seconds or 0.0) - one.queue - one.prefill - one.decode)
 
 
-def _with_step_waits(known: Sequence[_Known], timed: Sequence[tuple[Step, float]]) -> list[_Known]:
+def _with_step_waits(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]]) -> list[_Known]:
     """The requests with the wait for the step that ran when they came counted as time in the queue.
 
     It is what a request spent before it was queued beyond what all spend there, and no more than that step took.
@@ -222,7 +222,7 @@ def _newest_stretch(known: Sequence[_Known]) -> list[_Known]:
     return list(known[begin:])
 
 
-def _judged(stretch: Sequence[_Known], steps: Sequence[Step], most: int) -> list[_Known]:
+def _judged(stretch: Sequence[_Known], steps: Sequence[EngineStep], most: int) -> list[_Known]:
     """The newest requests of which all that were in flight with them are known, as far as can be said."""
     last = max(one.finished_at for one in stretch)
     whole = sorted(one.queue + one.prefill + one.decode for one in stretch)
@@ -240,7 +240,7 @@ def _judged(stretch: Sequence[_Known], steps: Sequence[Step], most: int) -> list
     return [one for one in recent if one.at >= stretch[0].at + long]
 
 
-def _vanished_until(known: Sequence[_Known], steps: Sequence[Step], until: float) -> float:
+def _vanished_until(known: Sequence[_Known], steps: Sequence[EngineStep], until: float) -> float:
     """The last moment up to ``until`` at which requests were in flight that left no record; -inf if there is none.
 
     These are requests whose clients disconnected, as at the end of a load run. What comes after them is whole again.
@@ -264,7 +264,7 @@ def _vanished_until(known: Sequence[_Known], steps: Sequence[Step], until: float
     return found
 
 
-def _durations(steps: Sequence[Step]) -> list[tuple[Step, float]]:
+def _durations(steps: Sequence[EngineStep]) -> list[tuple[EngineStep, float]]:
     """Each step, and how long it took (seconds): the shortest interval between tokens is the engine's own clock."""
     found = []
     before = None
@@ -279,7 +279,7 @@ def _durations(steps: Sequence[Step]) -> list[tuple[Step, float]]:
     return found
 
 
-def _intervals(timed: Sequence[tuple[Step, float]]) -> list[tuple[float, int]]:
+def _intervals(timed: Sequence[tuple[EngineStep, float]]) -> list[tuple[float, int]]:
     """Times between tokens and how many: of one step nearly all are equal, and the longest is known."""
     found: list[tuple[float, int]] = []
     for step, took in timed:
@@ -294,7 +294,7 @@ def _intervals(timed: Sequence[tuple[Step, float]]) -> list[tuple[float, int]]:
 
 
 def _observed(
-    judged: Sequence[_Known], timed: Sequence[tuple[Step, float]], itl: Sequence[Weighted], seconds: float
+    judged: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]], itl: Sequence[Weighted], seconds: float
 ) -> Figures:
     waiting = [(step.waiting, took) for step, took in timed if step.waiting is not None]
     usage = [(step.kv_usage, took) for step, took in timed if step.kv_usage is not None]
@@ -310,7 +310,9 @@ def _observed(
     )
 
 
-def _work(around: Sequence[_Known], timed: Sequence[tuple[Step, float]], budget: int, zero: float) -> list[SeenStep]:
+def _work(
+    around: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]], budget: int, zero: float
+) -> list[SeenStep]:
     """What each step computed, from what was under way then: a request's tokens grow evenly while it decodes.
 
     A prefill's chunks are as large as the budget leaves room for, first come, first served, and its last step computes
@@ -386,9 +388,9 @@ def _chunks(
 
 def _flaw(
     requests: Sequence[FinishedRequest],
-    steps: Sequence[Step],
+    steps: Sequence[EngineStep],
     around: Sequence[_Known],
-    timed: Sequence[tuple[Step, float]],
+    timed: Sequence[tuple[EngineStep, float]],
     seconds: float,
 ) -> str:
     """Why the records are not the whole traffic; empty if they are."""

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.metrics.quantile import Weighted, each_once, weighted_quantiles
-from vllm_console.prediction.evidence import Evidence, SeenStep
+from vllm_console.prediction.evidence import SeenStep, TrafficEvidence
 from vllm_console.prediction.figures import weighted_mean
 from vllm_launchers.engine_model.roofline import MAX_GRAPH_BATCH
 from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
@@ -34,7 +34,7 @@ _NEARLY = 0.02, 1.25
 """Sets whose typical error is at most this much above this multiple of the best one's fit almost equally well."""
 
 
-class Fit(msgspec.Struct, frozen=True):
+class CostFit(msgspec.Struct, frozen=True):
     """Parameter sets that reproduce the evidence, the best first, and the best one's typical error (0.05 is 5 %).
 
     ``start`` is the regression that the fit began with. What steps differ from it is noise: see `step_noise`.
@@ -67,7 +67,7 @@ def _cost_at(start: StepCost, point: Point) -> StepCost:
     )
 
 
-def fit(evidence: Evidence, limits: EngineLimits) -> Fit:
+def fit_step_cost(evidence: TrafficEvidence, limits: EngineLimits) -> CostFit:
     """Fit the step cost of a server with these limits to its evidence."""
     dice = random.Random(len(evidence.arrivals))
     start = step_regression(evidence.steps)
@@ -90,10 +90,10 @@ def fit(evidence: Evidence, limits: EngineLimits) -> Fit:
         width = tuple((one + pstdev(values)) / 2 for one, values in zip(width, zip(*best, strict=True), strict=True))
     limit = tried[0][0] * _NEARLY[1] + _NEARLY[0]
     kept = [point for error, point in tried if error <= limit][:KEPT]
-    return Fit(tuple(_cost_at(start, point) for point in kept), tried[0][0], start)
+    return CostFit(tuple(_cost_at(start, point) for point in kept), tried[0][0], start)
 
 
-def step_noise(cost: StepCost, evidence: Evidence) -> StepNoise:
+def step_noise(cost: StepCost, evidence: TrafficEvidence) -> StepNoise:
     """By which factor steps differed from their cost when: other work on the machine slows them for a while.
 
     None where they differ by next to nothing, or single steps are not known.
@@ -110,7 +110,7 @@ def step_noise(cost: StepCost, evidence: Evidence) -> StepNoise:
     return StepNoise(decode, prefill, steps[-1].at + steps[-1].seconds)
 
 
-def replayed_latencies(evidence: Evidence, found: Replayed) -> tuple[Sequence[Weighted], ...]:
+def replayed_latencies(evidence: TrafficEvidence, found: Replayed) -> tuple[Sequence[Weighted], ...]:
     """TTFT, ITL and end-to-end times of the judged requests of a replay, in the engine."""
     judged = [one for one in found.requests[evidence.first : evidence.end] if one is not None]
     return (
@@ -120,7 +120,7 @@ def replayed_latencies(evidence: Evidence, found: Replayed) -> tuple[Sequence[We
     )
 
 
-def _error(evidence: Evidence, limits: EngineLimits, cost: StepCost, noise: StepNoise) -> float:
+def _error(evidence: TrafficEvidence, limits: EngineLimits, cost: StepCost, noise: StepNoise) -> float:
     """The typical relative error of what a replay reaches of the known latencies; each counts the same."""
     found = replay_traffic(evidence.arrivals, limits, cost, noise, since=evidence.since, until=evidence.until)
     errors = []

@@ -26,9 +26,9 @@ from msgspec.structs import replace
 
 from vllm_console.metrics.quantile import PARTS, each_once
 from vllm_console.prediction.drift import drift_spread
-from vllm_console.prediction.evidence import Evidence
+from vllm_console.prediction.evidence import TrafficEvidence
 from vllm_console.prediction.figures import LATENCIES, RATES, Figures, Spread
-from vllm_console.prediction.fit import Fit, step_noise
+from vllm_console.prediction.fit import CostFit, step_noise
 from vllm_launchers.engine_model.step_cost import StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
 
@@ -103,16 +103,16 @@ class Change(msgspec.Struct, frozen=True):
     kv_bytes: float = 1.0
 
 
-def measured(evidence: Evidence) -> Prediction:
+def measured(evidence: TrafficEvidence) -> Prediction:
     """What was measured, without a prediction. Where a quantile is known to a bucket, that is its interval."""
     return Prediction(_estimates(evidence.observed, evidence.ends))
 
 
 def predict(
-    evidence: Evidence,
-    fitted: Fit,
+    evidence: TrafficEvidence,
+    fitted: CostFit,
     change: Change,
-    others: Sequence[tuple[Evidence, Fit]] = (),
+    others: Sequence[tuple[TrafficEvidence, CostFit]] = (),
     drifts: Sequence[float] = (),
 ) -> Prediction:
     """Predict a change. What is far from what the server has shown is flagged, or not predicted at all.
@@ -144,7 +144,7 @@ def predict(
     )
 
 
-def _engine(evidence: Evidence, fitted: Fit, change: Change) -> tuple[StepCost, StepNoise]:
+def _engine(evidence: TrafficEvidence, fitted: CostFit, change: Change) -> tuple[StepCost, StepNoise]:
     """The best cost of a step after the change, and its noise."""
     best = fitted.costs[0]
     return replace(best, per_read=best.per_read * change.kv_bytes), step_noise(fitted.start, evidence)
@@ -155,7 +155,7 @@ class _Outcome(msgspec.Struct, frozen=True):
     figures: Figures
 
 
-def _outcomes(evidence: Evidence, fitted: Fit, change: Change) -> list[_Outcome]:
+def _outcomes(evidence: TrafficEvidence, fitted: CostFit, change: Change) -> list[_Outcome]:
     """Replays of the recorded requests; several where the machine is slower at times, with these times shifted."""
     cost, noise = _engine(evidence, fitted, change)
     arrivals = _scaled(evidence.arrivals, change.traffic_scale)
@@ -164,7 +164,7 @@ def _outcomes(evidence: Evidence, fitted: Fit, change: Change) -> list[_Outcome]
 
 
 def _outcome(
-    evidence: Evidence, arrivals: Sequence[Arrival], change: Change, cost: StepCost, noise: StepNoise
+    evidence: TrafficEvidence, arrivals: Sequence[Arrival], change: Change, cost: StepCost, noise: StepNoise
 ) -> _Outcome:
     since, until = arrivals[evidence.first].at, arrivals[evidence.end - 1].at
     found = replay_traffic(arrivals, change.after, cost, noise, since=since, until=until)
@@ -187,7 +187,7 @@ def _middle(found: Sequence[Figures]) -> Figures:
     return Figures(ttft, itl, e2e, *(middle([getattr(one, name) for one in found]) for name in RATES))
 
 
-def _figures(evidence: Evidence, found: Replayed, seconds: float) -> Figures:
+def _figures(evidence: TrafficEvidence, found: Replayed, seconds: float) -> Figures:
     """A replay's figures of the judged requests, with what they spent in the front end."""
     judged = slice(evidence.first, evidence.end)
     both = zip(found.requests[judged], evidence.fronts[judged], strict=True)
@@ -213,13 +213,13 @@ def _scaled(arrivals: Sequence[Arrival], scale: float) -> list[Arrival]:
 class _Model(msgspec.Struct, frozen=True):
     """One model of the engine under one traffic, and by which factors it misses the present."""
 
-    evidence: Evidence
+    evidence: TrafficEvidence
     cost: StepCost
     noise: StepNoise
     residual: Figures
 
 
-def _models(cases: Sequence[tuple[Evidence, Fit]], now: EngineLimits) -> list[_Model]:
+def _models(cases: Sequence[tuple[TrafficEvidence, CostFit]], now: EngineLimits) -> list[_Model]:
     """The best parameter sets of each traffic, in turn."""
     by_case = [
         [(evidence, cost, step_noise(fitted.start, evidence)) for cost in fitted.costs] for evidence, fitted in cases
@@ -232,7 +232,7 @@ def _models(cases: Sequence[tuple[Evidence, Fit]], now: EngineLimits) -> list[_M
     return found
 
 
-def _draws(cases: Sequence[tuple[Evidence, Fit]], change: Change, spread: float) -> list[Figures]:
+def _draws(cases: Sequence[tuple[TrafficEvidence, CostFit]], change: Change, spread: float) -> list[Figures]:
     """What the next run may show, `DRAWS` times; ``spread`` is how much the engine's speed scatters between starts."""
     dice = random.Random(DRAWS)
     speeds = [math.exp(NormalDist(0, spread).inv_cdf((place + 0.5) / DRAWS)) for place in range(DRAWS)]
@@ -250,7 +250,7 @@ def _draws(cases: Sequence[tuple[Evidence, Fit]], change: Change, spread: float)
     return found
 
 
-def _redrawn(evidence: Evidence, block_size: int, dice: random.Random, scale: float) -> list[Arrival]:
+def _redrawn(evidence: TrafficEvidence, block_size: int, dice: random.Random, scale: float) -> list[Arrival]:
     """The same kind of traffic at another time: blocks of it put together anew (a moving-block bootstrap, Künsch,
     1989), twice.
 
@@ -310,7 +310,7 @@ def _estimate(value: float | None, drawn: Sequence[float | None], cut: int) -> E
     return Estimate(value, min(ends), max(ends))
 
 
-def _residual(modeled: Figures, evidence: Evidence) -> Figures:
+def _residual(modeled: Figures, evidence: TrafficEvidence) -> Figures:
     """By which factor what was measured differs from a replay of the present, at most `_MOST_RESIDUAL`.
 
     Between the ends of a bucket nothing is known to be missed.
@@ -362,7 +362,7 @@ def _corrected(found: Figures, residual: Figures, carried: float = 1.0) -> Figur
 # -- what can't be predicted -------------------------------------------------------------------------------------------
 
 
-def unusable(evidence: Evidence, change: Change) -> str:
+def unusable(evidence: TrafficEvidence, change: Change) -> str:
     """Why this evidence can't be replayed with the change, a sentence; empty if it can."""
     if evidence.flaw:
         known = "The records don't hold" if not evidence.ends else "The metrics don't tell"
@@ -384,7 +384,7 @@ def unusable(evidence: Evidence, change: Change) -> str:
     return ""
 
 
-def _missed(evidence: Evidence, modeled: Figures, baseline: Replayed) -> str:
+def _missed(evidence: TrafficEvidence, modeled: Figures, baseline: Replayed) -> str:
     """A sentence if a replay of the present does not come out as it was measured."""
     known = evidence.ends or (evidence.observed,)
     names = (("TTFT", "ttft_seconds"), ("ITL", "itl_seconds"), ("end-to-end time", "e2e_seconds"))
@@ -409,12 +409,12 @@ def _missed(evidence: Evidence, modeled: Figures, baseline: Replayed) -> str:
     return ""
 
 
-def _prompts(evidence: Evidence) -> int:
+def _prompts(evidence: TrafficEvidence) -> int:
     return sum(one.prompt_tokens for one in evidence.arrivals[evidence.first : evidence.end])
 
 
 def _load(
-    evidence: Evidence, arrivals: Sequence[Arrival], limits: EngineLimits, cost: StepCost, noise: StepNoise
+    evidence: TrafficEvidence, arrivals: Sequence[Arrival], limits: EngineLimits, cost: StepCost, noise: StepNoise
 ) -> float:
     """The share of its time that the server would need for this traffic if it always worked at its fullest."""
     judged = arrivals[evidence.first : evidence.end]
@@ -422,7 +422,7 @@ def _load(
     return replay_traffic(together, limits, cost, noise).busy / (judged[-1].at - judged[0].at)
 
 
-def _outside(evidence: Evidence, found: Replayed, baseline: Replayed, load: float) -> str:
+def _outside(evidence: TrafficEvidence, found: Replayed, baseline: Replayed, load: float) -> str:
     """Why a prediction says less than its figures; empty if it doesn't."""
     if load > MOST_LOAD:
         return (

@@ -23,9 +23,9 @@ from vllm_console.prediction.evidence import (
     MOST_REQUESTS,
     MOST_SECONDS,
     PAUSE_SECONDS,
-    Evidence,
     NoEvidenceError,
     SeenStep,
+    TrafficEvidence,
     format_few,
 )
 from vllm_console.prediction.figures import FEWEST_FOR, Figures, Known, Spread
@@ -97,7 +97,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 def reconstruct(
     samples: Sequence[Sample], budget: int, longest: int, *, seed: int = 0, most: int = MOST_REQUESTS
-) -> Evidence:
+) -> TrafficEvidence:
     """A traffic that agrees with the newest of ``samples`` (oldest first, of one run), up to the last pause.
 
     ``budget`` is the server's tokens per step, ``longest`` what a request may have at most.
@@ -119,7 +119,7 @@ def reconstruct(
     observed, ends = _observed(total, busy, until - since)
     front = _front(total, busy)
     steps = tuple(_steps(busy, total, budget, zero))
-    return Evidence(
+    return TrafficEvidence(
         arrivals=tuple(Arrival(one.at - zero, one.prompt, one.output) for one in requests),
         fronts=(front,) * len(requests),
         first=before,

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.prediction.drift import drift
-from vllm_console.prediction.evidence import Evidence
+from vllm_console.prediction.evidence import TrafficEvidence
 from vllm_console.prediction.figures import LATENCIES, Figures, Spread
 from vllm_console.prediction.predict import Estimate, Estimates
 from vllm_console.text import rate, seconds
@@ -29,7 +29,7 @@ class Traffic(msgspec.Struct, frozen=True):
     output_tokens: float
 
     @classmethod
-    def of(cls, evidence: Evidence, scale: float = 1.0) -> Traffic:
+    def of(cls, evidence: TrafficEvidence, scale: float = 1.0) -> Traffic:
         """The traffic of recorded requests, at ``scale`` times its rate."""
         judged = evidence.arrivals[evidence.first : evidence.end]
         count = len(judged)
@@ -78,14 +78,14 @@ class TrackRecord(msgspec.Struct, frozen=True):
     covered: float | None = None
 
 
-def settle(kept: KeptPrediction, evidence: Evidence) -> KeptPrediction:
+def settle(kept: KeptPrediction, evidence: TrafficEvidence) -> KeptPrediction:
     """Enter what was measured after the restart."""
     if evidence.flaw or not kept.traffic.like(Traffic.of(evidence)):
         return replace(kept, unlike=True)
     return replace(kept, measured=_exact(evidence), drift=drift(kept.cost, evidence))
 
 
-def _exact(evidence: Evidence) -> Figures:
+def _exact(evidence: TrafficEvidence) -> Figures:
     """What was measured exactly: without the quantiles where only their buckets are known."""
     found = evidence.observed
     if not evidence.ends:
@@ -112,7 +112,7 @@ def track_record(kept: Sequence[KeptPrediction]) -> TrackRecord:
     return TrackRecord(len(scored), median(errors), sum(inside) / len(inside))
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class PredictionOutcome(msgspec.Struct, frozen=True):
     """A figure as predicted, with its 90% interval, and as measured after the restart; seconds, or tokens/s."""
 
     name: str
@@ -123,7 +123,7 @@ class Outcome(msgspec.Struct, frozen=True):
     within: bool
 
 
-def outcomes(kept: KeptPrediction) -> tuple[Outcome, ...]:
+def outcomes(kept: KeptPrediction) -> tuple[PredictionOutcome, ...]:
     """Predicted next to measured, for each figure of which both are known; none before it is measured."""
     if kept.measured is None:
         return ()
@@ -135,7 +135,7 @@ def outcomes(kept: KeptPrediction) -> tuple[Outcome, ...]:
             predicted, measured = getattr(predicted, part), getattr(measured, part)
         if (known := compared(predicted, measured)) is not None:
             title = f"{name.removesuffix('_seconds')}_{part}" if part else name
-            found.append(Outcome(title, predicted.value, predicted.low, predicted.high, measured, known[1]))
+            found.append(PredictionOutcome(title, predicted.value, predicted.low, predicted.high, measured, known[1]))
     return tuple(found)
 
 

@@ -106,7 +106,7 @@ _OBJECTIVES = {
 }
 
 
-class Verdict(StrEnum):
+class ComparisonVerdict(StrEnum):
     """The verdict on a change. `MIXED` is only for the whole: some figures are better, others worse."""
 
     BETTER = "better"
@@ -119,11 +119,11 @@ class Verdict(StrEnum):
     TOO_LITTLE = "not enough data"
 
 
-DECIDED = (Verdict.BETTER, Verdict.WORSE, Verdict.MIXED)
+DECIDED = (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE, ComparisonVerdict.MIXED)
 """Verdicts that say what the change did."""
 
 
-class Likeness(StrEnum):
+class TrafficMatch(StrEnum):
     """How similar one aspect of the traffic was."""
 
     ALIKE = "similar"
@@ -132,7 +132,7 @@ class Likeness(StrEnum):
     UNKNOWN = "not reported"
 
 
-class Figure(msgspec.Struct, frozen=True):
+class ComparedFigure(msgspec.Struct, frozen=True):
     """One figure before and after: medians over windows, in ``unit`` (``s``, ``/s``, ``share``, ``/min``).
 
     ``change`` is after minus before, ``low`` and ``high`` its interval, jointly at 95% for all judged figures.
@@ -149,7 +149,7 @@ class Figure(msgspec.Struct, frozen=True):
     change: float | None = None
     low: float | None = None
     high: float | None = None
-    verdict: Verdict | None = None
+    verdict: ComparisonVerdict | None = None
     objective: float | None = None
     buckets: tuple[Quantile | None, Quantile | None] = (None, None)
     exact: bool = False
@@ -205,7 +205,7 @@ class Factor(msgspec.Struct, frozen=True):
     unit: str
     before: float | None
     after: float | None
-    likeness: Likeness
+    likeness: TrafficMatch
     open: tuple[bool, bool] = (False, False)
 
     @property
@@ -251,10 +251,10 @@ class Comparison(msgspec.Struct, frozen=True):
 
     before: Side
     after: Side
-    verdict: Verdict
-    traffic: Likeness
+    verdict: ComparisonVerdict
+    traffic: TrafficMatch
     factors: tuple[Factor, ...]
-    figures: tuple[Figure, ...]
+    figures: tuple[ComparedFigure, ...]
     differences: tuple[FlagChange, ...]
     closed_loop: bool = False
     matched: bool = False
@@ -269,7 +269,7 @@ class Comparison(msgspec.Struct, frozen=True):
         return all(pair == (None, None) for pair in known)
 
     @property
-    def judged(self) -> tuple[Figure, ...]:
+    def judged(self) -> tuple[ComparedFigure, ...]:
         """The figures that the verdict rests on."""
         return tuple(figure for figure in self.figures if figure.verdict is not None)
 
@@ -285,7 +285,7 @@ class Recorded(msgspec.Struct, frozen=True):
 class _Traffic(msgspec.Struct, frozen=True):
     """How similar the traffic was. ``closed_loop``: clients wait for answers; ``heavier``, ``lighter``: afterwards."""
 
-    likeness: Likeness
+    likeness: TrafficMatch
     factors: tuple[Factor, ...]
     closed_loop: bool = False
     heavier: bool = False
@@ -331,9 +331,9 @@ def _compare(
     matched = len(alike) < len(one)
     one = alike
     traffic = _traffic(one, other)
-    if traffic.likeness is Likeness.DIFFERENT:
+    if traffic.likeness is TrafficMatch.DIFFERENT:
         pair = _alike_only(one, other)
-        if pair is not None and (like := _traffic(*pair)).likeness is not Likeness.DIFFERENT:
+        if pair is not None and (like := _traffic(*pair)).likeness is not TrafficMatch.DIFFERENT:
             (one, other), traffic, matched = pair, like, True
     sides = tuple(
         _side(recorded, used, like) for recorded, used, like in ((before, one, after), (after, other, before))
@@ -442,8 +442,8 @@ def _traffic(before: Sequence[RunWindow], after: Sequence[RunWindow]) -> _Traffi
     by_key = {factor.key: factor for factor in factors}
     rate, flying = by_key["requests_per_second"], by_key["in_flight"]
     closed_loop = (
-        rate.likeness is not Likeness.ALIKE
-        and flying.likeness is Likeness.ALIKE
+        rate.likeness is not TrafficMatch.ALIKE
+        and flying.likeness is TrafficMatch.ALIKE
         and flying.before is not None
         and flying.before >= 2
         and _steady(_values(before, "in_flight"))
@@ -452,8 +452,8 @@ def _traffic(before: Sequence[RunWindow], after: Sequence[RunWindow]) -> _Traffi
     counted = [by_key[key] for key in _LENGTHS] + ([] if closed_loop else [rate])
     grades = {factor.likeness for factor in counted}
     worst = next(
-        (grade for grade in (Likeness.DIFFERENT, Likeness.ROUGHLY) if grade in grades),
-        Likeness.UNKNOWN if rate.likeness is Likeness.UNKNOWN else Likeness.ALIKE,
+        (grade for grade in (TrafficMatch.DIFFERENT, TrafficMatch.ROUGHLY) if grade in grades),
+        TrafficMatch.UNKNOWN if rate.likeness is TrafficMatch.UNKNOWN else TrafficMatch.ALIKE,
     )
     more = [factor.change for factor in counted if factor.key in _LOAD and factor.change is not None]
     return _Traffic(
@@ -482,14 +482,18 @@ def _factor(key: str, name: str, unit: str, before: Sequence[RunWindow], after: 
     return Factor(key, name, unit, one, other, _likeness(one, other, wide=6.0), is_open)
 
 
-def _likeness(one: float | None, other: float | None, wide: float = 1.0) -> Likeness:
+def _likeness(one: float | None, other: float | None, wide: float = 1.0) -> TrafficMatch:
     if one is None or other is None:
-        return Likeness.UNKNOWN
+        return TrafficMatch.UNKNOWN
     if one <= 0 or other <= 0:
-        return Likeness.ALIKE if one == other else Likeness.DIFFERENT
+        return TrafficMatch.ALIKE if one == other else TrafficMatch.DIFFERENT
     apart = max(one / other, other / one) - 1
     return (
-        Likeness.ALIKE if apart <= ALIKE * wide else Likeness.ROUGHLY if apart <= ROUGHLY * wide else Likeness.DIFFERENT
+        TrafficMatch.ALIKE
+        if apart <= ALIKE * wide
+        else TrafficMatch.ROUGHLY
+        if apart <= ROUGHLY * wide
+        else TrafficMatch.DIFFERENT
     )
 
 
@@ -523,7 +527,7 @@ def _alike(windows: Sequence[RunWindow], pattern: Sequence[RunWindow]) -> list[R
 
     def like(window: RunWindow) -> bool:
         return all(
-            _likeness(middle, window.figures.get(key)) in (Likeness.ALIKE, Likeness.ROUGHLY)
+            _likeness(middle, window.figures.get(key)) in (TrafficMatch.ALIKE, TrafficMatch.ROUGHLY)
             for key, middle in middles.items()
         )
 
@@ -542,12 +546,12 @@ def _figure(
     run: Run,
     traffic: _Traffic,
     earlier: Sequence[float] | None,
-) -> Figure:
+) -> ComparedFigure:
     """``earlier`` is None if there are too few windows to judge by."""
     objective = run.objectives.get(_OBJECTIVES.get(key, ""))
     one, other = _values(before, key), _values(after, key)
     buckets = _bucket(before, key), _bucket(after, key)
-    figure = Figure(
+    figure = ComparedFigure(
         key,
         name,
         unit,
@@ -559,10 +563,10 @@ def _figure(
     figure = replace(figure, before=_nearest(figure.before, buckets[0]), after=_nearest(figure.after, buckets[1]))
     judged = key in JUDGED and not figure.incomparable
     if figure.before is None or figure.after is None:
-        return replace(figure, verdict=Verdict.TOO_LITTLE if judged and (one or other) else None)
+        return replace(figure, verdict=ComparisonVerdict.TOO_LITTLE if judged and (one or other) else None)
     figure = replace(figure, change=figure.after - figure.before)
     if min(len(one), len(other)) < FEWEST or earlier is None:
-        return replace(figure, verdict=Verdict.TOO_LITTLE if judged else None)
+        return replace(figure, verdict=ComparisonVerdict.TOO_LITTLE if judged else None)
     _, low, high = _difference(one, other, unit, earlier)
     figure = replace(figure, low=low, high=high)
     if judged and _enough_for(key, before, after):
@@ -570,7 +574,7 @@ def _figure(
     return replace(figure, low=None, high=None, variable=True) if _is_variable(figure) else figure
 
 
-def _is_variable(figure: Figure) -> bool:
+def _is_variable(figure: ComparedFigure) -> bool:
     """Whether the interval includes no change and spans a factor of `WIDEST`, or, of a share, `WIDEST_SHARE`."""
     before, low, high = figure.before or 0.0, figure.low or 0.0, figure.high or 0.0
     if not low < 0 < high:
@@ -610,9 +614,9 @@ def _enough_for(key: str, before: Sequence[RunWindow], after: Sequence[RunWindow
     return all((_middle(windows, "requests") or 0.0) >= fewest for windows in (before, after))
 
 
-def _judge(figure: Figure, traffic: _Traffic) -> Verdict:
-    if traffic.likeness in (Likeness.DIFFERENT, Likeness.UNKNOWN):
-        return Verdict.NOT_COMPARABLE
+def _judge(figure: ComparedFigure, traffic: _Traffic) -> ComparisonVerdict:
+    if traffic.likeness in (TrafficMatch.DIFFERENT, TrafficMatch.UNKNOWN):
+        return ComparisonVerdict.NOT_COMPARABLE
     assert figure.before is not None
     assert figure.change is not None
     assert figure.low is not None
@@ -622,14 +626,18 @@ def _judge(figure: Figure, traffic: _Traffic) -> Verdict:
     rose = figure.change - more >= least and figure.low > more
     fell = figure.change - less <= -least and figure.high < less
     if not rose and not fell:
-        return Verdict.INCONCLUSIVE if _may_be_large(figure, traffic, more, less) else Verdict.NO_DIFFERENCE
+        return (
+            ComparisonVerdict.INCONCLUSIVE
+            if _may_be_large(figure, traffic, more, less)
+            else ComparisonVerdict.NO_DIFFERENCE
+        )
     better = rose if figure.key == THROUGHPUT else fell
     if figure.key != THROUGHPUT and ((better and traffic.lighter) or (not better and traffic.heavier)):
-        return Verdict.NOT_COMPARABLE
-    return Verdict.BETTER if better else Verdict.WORSE
+        return ComparisonVerdict.NOT_COMPARABLE
+    return ComparisonVerdict.BETTER if better else ComparisonVerdict.WORSE
 
 
-def _may_be_large(figure: Figure, traffic: _Traffic, more: float, less: float) -> bool:
+def _may_be_large(figure: ComparedFigure, traffic: _Traffic, more: float, less: float) -> bool:
     """Whether a figure without a certain difference moved a lot, or may have moved by any amount.
 
     ``more`` and ``less`` are what the traffic explains. If clients do not wait for answers, throughput scatters with
@@ -648,7 +656,7 @@ def _may_be_large(figure: Figure, traffic: _Traffic, more: float, less: float) -
     return change >= LARGE_CHANGE or high >= DOUBLED or low <= HALVED
 
 
-def _explained(figure: Figure, traffic: _Traffic) -> tuple[float, float]:
+def _explained(figure: ComparedFigure, traffic: _Traffic) -> tuple[float, float]:
     """How much of a rise, and of a fall, the traffic alone explains: a server generates what it is asked for."""
     if figure.key != THROUGHPUT or traffic.closed_loop or figure.before is None:
         return 0.0, 0.0
@@ -660,43 +668,50 @@ def _explained(figure: Figure, traffic: _Traffic) -> tuple[float, float]:
     return max(0.0, moved), min(0.0, moved)
 
 
-def _overall(figures: Sequence[Figure], traffic: _Traffic, enough: bool) -> Verdict:
+def _overall(figures: Sequence[ComparedFigure], traffic: _Traffic, enough: bool) -> ComparisonVerdict:
     if not enough:
-        return Verdict.TOO_LITTLE
+        return ComparisonVerdict.TOO_LITTLE
     verdicts = {figure.verdict for figure in figures if figure.verdict is not None}
-    if traffic.likeness in (Likeness.DIFFERENT, Likeness.UNKNOWN):
-        return Verdict.NOT_COMPARABLE
+    if traffic.likeness in (TrafficMatch.DIFFERENT, TrafficMatch.UNKNOWN):
+        return ComparisonVerdict.NOT_COMPARABLE
     if major_open(figures):
-        return Verdict.INCONCLUSIVE
-    if Verdict.BETTER in verdicts and Verdict.WORSE in verdicts:
+        return ComparisonVerdict.INCONCLUSIVE
+    if ComparisonVerdict.BETTER in verdicts and ComparisonVerdict.WORSE in verdicts:
         return _weighed(figures)
-    if Verdict.BETTER in verdicts:
-        return Verdict.BETTER
-    for verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE, Verdict.NO_DIFFERENCE, Verdict.INCONCLUSIVE):
+    if ComparisonVerdict.BETTER in verdicts:
+        return ComparisonVerdict.BETTER
+    for verdict in (
+        ComparisonVerdict.WORSE,
+        ComparisonVerdict.NOT_COMPARABLE,
+        ComparisonVerdict.NO_DIFFERENCE,
+        ComparisonVerdict.INCONCLUSIVE,
+    ):
         if verdict in verdicts:
             return verdict
-    return Verdict.TOO_LITTLE
+    return ComparisonVerdict.TOO_LITTLE
 
 
-def major_open(figures: Sequence[Figure]) -> bool:
+def major_open(figures: Sequence[ComparedFigure]) -> bool:
     """Whether a major figure is inconclusive and no other one is decided, so that no minor figure may count."""
     major = {figure.verdict for figure in figures if figure.major}
-    return Verdict.INCONCLUSIVE in major and not major.intersection((Verdict.BETTER, Verdict.WORSE))
+    return ComparisonVerdict.INCONCLUSIVE in major and not major.intersection(
+        (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
+    )
 
 
-def _weighed(figures: Sequence[Figure]) -> Verdict:
+def _weighed(figures: Sequence[ComparedFigure]) -> ComparisonVerdict:
     """If some figures are better and others worse: an objective that is met now, or missed now, decides with the
     end-to-end latency; neither may object, nor may throughput."""
 
-    def found(verdict: Verdict, *keys: str) -> bool:
+    def found(verdict: ComparisonVerdict, *keys: str) -> bool:
         return any(figure.verdict is verdict for figure in figures if figure.key in keys)
 
-    def objectives(met: tuple[bool, bool], *verdicts: Verdict) -> bool:
+    def objectives(met: tuple[bool, bool], *verdicts: ComparisonVerdict) -> bool:
         return any(figure.meets == met for figure in figures if not verdicts or figure.verdict in verdicts)
 
     gained, lost = (False, True), (True, False)
-    helps = found(Verdict.BETTER, "e2e_mean") or objectives(gained, Verdict.BETTER)
-    harms = found(Verdict.WORSE, "e2e_mean") or objectives(lost, Verdict.WORSE)
-    if helps and not (harms or found(Verdict.WORSE, THROUGHPUT) or objectives(lost)):
-        return Verdict.BETTER
-    return Verdict.WORSE if harms and not (helps or objectives(gained)) else Verdict.MIXED
+    helps = found(ComparisonVerdict.BETTER, "e2e_mean") or objectives(gained, ComparisonVerdict.BETTER)
+    harms = found(ComparisonVerdict.WORSE, "e2e_mean") or objectives(lost, ComparisonVerdict.WORSE)
+    if helps and not (harms or found(ComparisonVerdict.WORSE, THROUGHPUT) or objectives(lost)):
+        return ComparisonVerdict.BETTER
+    return ComparisonVerdict.WORSE if harms and not (helps or objectives(gained)) else ComparisonVerdict.MIXED

@@ -9,11 +9,11 @@ from typing import Any
 from vllm_console.history.energy import FIGURES as ENERGY
 from vllm_console.history.energy import Tariff, energy_costs
 from vllm_console.metrics.quantile import Quantile
-from vllm_console.runs.compare import QUANTILES, Comparison, Factor, Figure, Side
+from vllm_console.runs.compare import QUANTILES, ComparedFigure, Comparison, Factor, Side
 from vllm_console.runs.measurement import newest_ramp
 from vllm_console.runs.startup import saved
 from vllm_console.runs.store import KEY_QUANTILES, FlagChange, Run
-from vllm_console.runs.text import notes, sentence
+from vllm_console.runs.text import notes, verdict_text
 
 
 def run_document(run: Run, runs: Sequence[Run] = ()) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def comparison_document(found: Comparison, tariff: Tariff | None = None) -> dict
     return {
         "verdict": str(found.verdict),
         "kept": found.kept,
-        "sentence": sentence(found),
+        "sentence": verdict_text(found),
         "notes": list(notes(found)),
         "changed": [_change(change) for change in found.differences],
         "before": _side(found.before),
@@ -125,7 +125,7 @@ def _factor_side(name: str, value: float | None, is_open: bool) -> dict[str, Any
     return {name: None, f"{name}_above": value} if is_open else {name: value}
 
 
-def _figure(figure: Figure) -> dict[str, Any]:
+def _figure(figure: ComparedFigure) -> dict[str, Any]:
     return {
         "name": figure.key,
         "unit": figure.unit,

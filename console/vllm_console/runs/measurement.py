@@ -94,7 +94,7 @@ def newest_ramp(measurements: Sequence[Measurement]) -> Measurement | None:
 WIDTH, HEIGHT = 28, 7
 
 
-class Curve(msgspec.Struct, frozen=True):
+class RampCurve(msgspec.Struct, frozen=True):
     """One line of a plot: its mark, its points (rate, seconds), and its ceiling in requests per second."""
 
     mark: str
@@ -102,7 +102,7 @@ class Curve(msgspec.Struct, frozen=True):
     ceiling: float | None = None
 
 
-def plot(title: str, curves: Sequence[Curve], limit: float | None) -> list[str]:
+def plot(title: str, curves: Sequence[RampCurve], limit: float | None) -> list[str]:
     """Curves over the rate, both on logarithmic scales: a dashed line is the limit, bars are the ceilings.
 
     Lines of equal width; empty without a point.
@@ -143,7 +143,7 @@ def plot(title: str, curves: Sequence[Curve], limit: float | None) -> list[str]:
     return lines
 
 
-def side_by_side(left: Sequence[str], right: Sequence[str]) -> list[str]:
+def plots_side_by_side(left: Sequence[str], right: Sequence[str]) -> list[str]:
     """Two plots next to each other."""
     if not left or not right:
         return [line.rstrip() for line in (*left, *right)]
@@ -158,9 +158,9 @@ def plots(curves: Sequence[tuple[str, Measurement]]) -> list[str]:
         ("TTFT p99", "ttft_seconds", "ttft_p99_seconds"),
         ("ITL p99", "itl_seconds", "itl_p99_seconds"),
     ):
-        drawn = [Curve(mark, found.curve(latency), found.ceiling_requests_per_second) for mark, found in curves]
+        drawn = [RampCurve(mark, found.curve(latency), found.ceiling_requests_per_second) for mark, found in curves]
         panels.append(plot(title, drawn, limits.get(limit)))
-    return side_by_side(*panels)
+    return plots_side_by_side(*panels)
 
 
 def _rate(value: float) -> str:

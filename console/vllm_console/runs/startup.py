@@ -25,7 +25,7 @@ NAME_WIDTH, RUN_WIDTH = 16, 10
 _CACHE = {"hit": "hit", "partly": "partly hit", "new": "compiled", "failed": "unusable", "disabled": "off"}
 
 
-class Saved(msgspec.Struct, frozen=True):
+class StartSaving(msgspec.Struct, frozen=True):
     """What a measure changed: ``seconds`` less (negative: more) than in the start ``before``, which lacked it."""
 
     measure: str
@@ -48,7 +48,7 @@ class _Group(msgspec.Struct, frozen=True):
     comparable: Callable[[Run], bool] = lambda _: True
 
 
-def facts(run: Run) -> StartupFacts:
+def startup_facts(run: Run) -> StartupFacts:
     """What made a run's start short or long."""
     try:
         return convert(dict(run.startup), StartupFacts)
@@ -56,7 +56,7 @@ def facts(run: Run) -> StartupFacts:
         return StartupFacts()
 
 
-def saved(run: Run, earlier: Sequence[Run]) -> tuple[Saved, ...]:
+def saved(run: Run, earlier: Sequence[Run]) -> tuple[StartSaving, ...]:
     """What each measure of a run saved against the newest earlier run, of the same model, version and GPUs, that had
     none for the same part; ``earlier`` are runs of its server, newest first. Only where both times are known.
     """
@@ -71,7 +71,7 @@ def saved(run: Run, earlier: Sequence[Run]) -> tuple[Saved, ...]:
             if any(has(one) for has in group.measures.values()) or not group.comparable(one):
                 continue
             if (before := group.took(one)) is not None:
-                found.append(Saved(" and ".join(names), before - took, one))
+                found.append(StartSaving(" and ".join(names), before - took, one))
                 break
     return tuple(found)
 
@@ -90,7 +90,7 @@ def startup_lines(runs: Sequence[Run], width: int) -> list[str]:
     rows = [("", [f"@{run.generation}" for run in shown])]
     rows += [(name, [took(one.get(name)) for one in times]) for name in order]
     rows.append(("until ready", [took(_whole(run)) for run in shown]))
-    all_facts = [facts(run) for run in shown]
+    all_facts = [startup_facts(run) for run in shown]
     rows += [
         (name, cells)
         for name, cells in (
@@ -149,13 +149,13 @@ def _downloaded(run: Run) -> bool:
 
 
 def _compile(run: Run) -> float | None:
-    known = facts(run).compile_seconds
+    known = startup_facts(run).compile_seconds
     return known if known is not None else _stage(run, "compile")
 
 
 def _read_ahead(run: Run) -> bool:
     """Whether a notable part of its weights was read ahead; what was cached anyway is no measure."""
-    found = facts(run)
+    found = startup_facts(run)
     return (found.read_ahead_gib or 0.0) > NOTABLE * (found.weights_gib or 0.0)
 
 
@@ -165,7 +165,7 @@ def _fast_loader(run: Run) -> bool:
 
 _GROUPS = (
     _Group(
-        {"prepared restart": lambda run: facts(run).prepared_seconds is not None},
+        {"prepared restart": lambda run: startup_facts(run).prepared_seconds is not None},
         lambda run: _stage(run, *BEFORE_WEIGHTS),
     ),
     _Group(
@@ -173,16 +173,16 @@ _GROUPS = (
             READ_AHEAD: _read_ahead,
             "load format": _fast_loader,
         },
-        lambda run: facts(run).weights_seconds,
+        lambda run: startup_facts(run).weights_seconds,
         lambda run: not _downloaded(run),
     ),
     _Group(
-        {"compile cache": lambda run: facts(run).compile_cache == "hit"},
+        {"compile cache": lambda run: startup_facts(run).compile_cache == "hit"},
         _compile,
-        lambda run: facts(run).compile_cache in ("new", "failed", "disabled"),
+        lambda run: startup_facts(run).compile_cache in ("new", "failed", "disabled"),
     ),
     _Group(
-        {"fixed KV cache size": lambda run: bool(facts(run).kv_pinned)},
-        lambda run: facts(run).kv_measure_seconds,
+        {"fixed KV cache size": lambda run: bool(startup_facts(run).kv_pinned)},
+        lambda run: startup_facts(run).kv_measure_seconds,
     ),
 )

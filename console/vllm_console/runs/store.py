@@ -401,7 +401,7 @@ class RunStore:
 
     def _ask(self, question: Callable[[sqlite3.Connection], _Answer], nothing: _Answer) -> _Answer:
         try:
-            return read(self.path, question)
+            return query_runs(self.path, question)
         except RunStoreMissingError:
             return nothing
         except RunStoreDamagedError as error:
@@ -636,7 +636,7 @@ def _drop_oldest_runs(connection: sqlite3.Connection) -> None:
         connection.execute(f"DELETE FROM {table} WHERE {column} IN ({old})", (MOST_RUNS,))
 
 
-def explained(error: Exception, path: Path) -> RunStoreError:
+def store_error(error: Exception, path: Path) -> RunStoreError:
     """An error of SQLite or the file system as a `RunStoreError` of the matching class."""
     if isinstance(error, RunStoreError):
         return error
@@ -651,7 +651,7 @@ def explained(error: Exception, path: Path) -> RunStoreError:
     return RunStoreError(f"{path} can't be used right now ({error}).")
 
 
-def read(path: Path, question: Callable[[sqlite3.Connection], _Answer]) -> _Answer:
+def query_runs(path: Path, question: Callable[[sqlite3.Connection], _Answer]) -> _Answer:
     """Query the run database. Raises `RunStoreError` of the matching class, never an error of SQLite."""
     if not path.exists():
         raise RunStoreMissingError(f"{path} does not exist: no runs recorded yet.")
@@ -661,7 +661,7 @@ def read(path: Path, question: Callable[[sqlite3.Connection], _Answer]) -> _Answ
                 raise RunStoreMissingError(f"{path} is empty: no runs recorded yet.")
             return question(connection)
     except (*sqlite_files.ERRORS, OSError) as error:
-        raise explained(error, path) from None
+        raise store_error(error, path) from None
 
 
 def write(path: Path, act: Callable[[sqlite3.Connection], object]) -> str:
@@ -695,13 +695,13 @@ def set_aside(path: Path) -> Path | None:
         with _file_lock(path):
             return None if _sound(path) else sqlite_files.move_aside(path, keep_earlier=True)
     except OSError as error:
-        raise explained(error, path) from None
+        raise store_error(error, path) from None
 
 
 def _write(path: Path, act: Callable[[sqlite3.Connection], object]) -> None:
     try:
         own_folder(path.parent)
-        with contextlib.closing(sqlite_files.connect(path, BUSY_TIMEOUT_SECONDS)) as connection:
+        with contextlib.closing(sqlite_files.open_database(path, BUSY_TIMEOUT_SECONDS)) as connection:
             _version(connection, path)
             # FULL: a run's launch is written once and rarely, and must survive a power cut.
             sqlite_files.apply_pragmas(connection, "FULL")
@@ -715,7 +715,7 @@ def _write(path: Path, act: Callable[[sqlite3.Connection], object]) -> None:
                     connection.execute("ROLLBACK")
                 raise
     except (*sqlite_files.ERRORS, OSError) as error:
-        raise explained(error, path) from None
+        raise store_error(error, path) from None
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:
@@ -745,7 +745,9 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 def _sound(path: Path) -> bool:
     try:
-        return bool(read(path, lambda connection: connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok"))
+        return bool(
+            query_runs(path, lambda connection: connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
+        )
     except RunStoreMissingError:
         return True
     except RunStoreDamagedError:

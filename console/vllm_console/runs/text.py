@@ -10,7 +10,17 @@ from msgspec.structs import replace
 
 from vllm_console.history.energy import FIGURES as ENERGY
 from vllm_console.history.energy import Tariff, cost_text, joules_text
-from vllm_console.runs.compare import FEWEST, QUANTILES, WARM_UP, Comparison, Factor, Figure, Likeness, Side, Verdict
+from vllm_console.runs.compare import (
+    FEWEST,
+    QUANTILES,
+    WARM_UP,
+    ComparedFigure,
+    Comparison,
+    ComparisonVerdict,
+    Factor,
+    Side,
+    TrafficMatch,
+)
 from vllm_console.runs.measurement import newest_ramp
 from vllm_console.runs.store import FlagChange, Run
 from vllm_console.text import UNKNOWN, clock, count, duration, percent, seconds
@@ -18,17 +28,17 @@ from vllm_console.text import UNKNOWN, clock, count, duration, percent, seconds
 _HITS_APART = 0.2
 _NO_POINTS = "±0 pp"
 _WORDS = {
-    Verdict.BETTER: "Better",
-    Verdict.WORSE: "Worse",
-    Verdict.MIXED: "Mixed",
-    Verdict.NO_DIFFERENCE: "No significant difference",
-    Verdict.INCONCLUSIVE: "Inconclusive",
-    Verdict.NOT_COMPARABLE: "Not comparable",
-    Verdict.TOO_LITTLE: "Not enough data",
+    ComparisonVerdict.BETTER: "Better",
+    ComparisonVerdict.WORSE: "Worse",
+    ComparisonVerdict.MIXED: "Mixed",
+    ComparisonVerdict.NO_DIFFERENCE: "No significant difference",
+    ComparisonVerdict.INCONCLUSIVE: "Inconclusive",
+    ComparisonVerdict.NOT_COMPARABLE: "Not comparable",
+    ComparisonVerdict.TOO_LITTLE: "Not enough data",
 }
 
 
-def sentence(found: Comparison) -> str:
+def verdict_text(found: Comparison) -> str:
     """The verdict and its reason."""
     return f"{_WORDS[found.verdict]}: {_because(found)}."
 
@@ -39,30 +49,30 @@ def plain_sentence(found: Comparison) -> str:
     change = "change" if changed == 1 else "changes"
     better, worse = (
         _largest(_telling([figure for figure in found.judged if figure.verdict is one], found))
-        for one in (Verdict.BETTER, Verdict.WORSE)
+        for one in (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
     )
-    if verdict is Verdict.BETTER:
+    if verdict is ComparisonVerdict.BETTER:
         helped = f"The {change} helped" if changed else "The later run was better"
         cost = f", while {_went(worse)}" if worse is not None else ""
         return f"{helped}: {_went(better)}{_unimproved(found) or cost}."
-    if verdict is Verdict.WORSE:
+    if verdict is ComparisonVerdict.WORSE:
         return f"{f'The {change} made it worse' if changed else 'The later run was worse'}: {_went(worse)}."
-    if verdict is Verdict.MIXED:
+    if verdict is ComparisonVerdict.MIXED:
         return f"Some of it got better and some worse: {_went(better)}, but {_went(worse)}."
-    if verdict is Verdict.NO_DIFFERENCE:
+    if verdict is ComparisonVerdict.NO_DIFFERENCE:
         return (
             f"{f'The {change}' if changed else 'The later run'} made no measurable difference in these minutes"
             f"{_unimproved(found)}."
         )
-    if verdict is Verdict.INCONCLUSIVE:
+    if verdict is ComparisonVerdict.INCONCLUSIVE:
         subject = f"whether the {change} helped" if changed else "which run was better"
         return f"Inconclusive {subject}: {_went(_undecided(found)[0])}, which may be chance."
-    if verdict is Verdict.TOO_LITTLE:
+    if verdict is ComparisonVerdict.TOO_LITTLE:
         over = any(side.missing and side.run.ended_at is not None for side in (found.before, found.after))
         return "Too little was measured to compare these runs." if over else "It is too early to tell."
     why = {
-        Likeness.DIFFERENT: "their traffic differed",
-        Likeness.UNKNOWN: "the server does not report its requests",
+        TrafficMatch.DIFFERENT: "their traffic differed",
+        TrafficMatch.UNKNOWN: "the server does not report its requests",
     }.get(found.traffic, "their traffic differed enough to explain what changed")
     return f"These runs can't be compared: {why}."
 
@@ -85,18 +95,18 @@ def energy_cost_text(found: Comparison, tariff: Tariff | None) -> str:
     return f"{before} → {after} per million output tokens"
 
 
-def _by_weight(figures: Sequence[Figure]) -> list[Figure]:
+def _by_weight(figures: Sequence[ComparedFigure]) -> list[ComparedFigure]:
     """What missed its objective before comes first, since the change was to improve it; then what moved most."""
     return sorted(figures, key=lambda figure: (not figure.missed, -abs(figure.share(figure.change) or 0.0)))
 
 
-def _largest(figures: Sequence[Figure]) -> Figure | None:
+def _largest(figures: Sequence[ComparedFigure]) -> ComparedFigure | None:
     return next(iter(_by_weight(figures)), None)
 
 
-def _missing(found: Comparison) -> list[Figure]:
+def _missing(found: Comparison) -> list[ComparedFigure]:
     """The figures that missed their objective before and did not become better."""
-    return [figure for figure in found.judged if figure.missed and figure.verdict is not Verdict.BETTER]
+    return [figure for figure in found.judged if figure.missed and figure.verdict is not ComparisonVerdict.BETTER]
 
 
 def _unimproved(found: Comparison) -> str:
@@ -111,7 +121,7 @@ def _unimproved(found: Comparison) -> str:
     )
 
 
-def _went(figure: Figure | None) -> str:
+def _went(figure: ComparedFigure | None) -> str:
     """``TTFT mean fell from 1.9s to 1.1s``."""
     if figure is None or figure.change is None:
         return "nothing moved clearly"
@@ -119,12 +129,12 @@ def _went(figure: Figure | None) -> str:
     return f"{figure.name} {moved} from {side_text(figure, after=False)} to {side_text(figure, after=True)}"
 
 
-def short_verdict(verdict: Verdict) -> str:
+def short_verdict(verdict: ComparisonVerdict) -> str:
     """A verdict in one or two words, for a table."""
     short = {
-        Verdict.NO_DIFFERENCE: "no change",
-        Verdict.TOO_LITTLE: "needs data",
-        Verdict.NOT_COMPARABLE: "traffic differs",
+        ComparisonVerdict.NO_DIFFERENCE: "no change",
+        ComparisonVerdict.TOO_LITTLE: "needs data",
+        ComparisonVerdict.NOT_COMPARABLE: "traffic differs",
     }
     return short.get(verdict, str(verdict))
 
@@ -132,18 +142,22 @@ def short_verdict(verdict: Verdict) -> str:
 def brief(found: Comparison) -> str:
     """The verdict and what moved most, in a few words: ``Better: TTFT p99 −41%``."""
     word = _WORDS[found.verdict]
-    if found.verdict is Verdict.INCONCLUSIVE:
+    if found.verdict is ComparisonVerdict.INCONCLUSIVE:
         return f"{word}: {_name_and_sides(_undecided(found)[0])} may be noise"
-    if found.verdict is Verdict.NOT_COMPARABLE:
-        why = {Likeness.DIFFERENT: "traffic differs", Likeness.ROUGHLY: "traffic may be the cause"}
+    if found.verdict is ComparisonVerdict.NOT_COMPARABLE:
+        why = {TrafficMatch.DIFFERENT: "traffic differs", TrafficMatch.ROUGHLY: "traffic may be the cause"}
         return ": ".join(filter(None, (word, why.get(found.traffic))))
     parts = []
-    for verdict in (Verdict.BETTER, Verdict.WORSE) if found.verdict is Verdict.MIXED else (found.verdict,):
+    for verdict in (
+        (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
+        if found.verdict is ComparisonVerdict.MIXED
+        else (found.verdict,)
+    ):
         figures = _telling([figure for figure in found.judged if figure.verdict is verdict], found)
-        if figures and verdict is not Verdict.NO_DIFFERENCE:
+        if figures and verdict is not ComparisonVerdict.NO_DIFFERENCE:
             most = _by_weight(figures)[0]
-            parts.append(f"{most.name} {change_text(replace(most, low=None, high=None))}")
-    if found.verdict in (Verdict.BETTER, Verdict.NO_DIFFERENCE):
+            parts.append(f"{most.name} {figure_change_text(replace(most, low=None, high=None))}")
+    if found.verdict in (ComparisonVerdict.BETTER, ComparisonVerdict.NO_DIFFERENCE):
         parts += [f"{figure.name} still {side_text(figure, after=True)}" for figure in _missing(found)[:1]]
     return f"{word}: {', '.join(parts)}" if parts else word
 
@@ -151,42 +165,46 @@ def brief(found: Comparison) -> str:
 def _because(found: Comparison) -> str:
     better, worse = (
         _telling([figure for figure in found.judged if figure.verdict is verdict], found)
-        for verdict in (Verdict.BETTER, Verdict.WORSE)
+        for verdict in (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
     )
-    if found.verdict is Verdict.BETTER:
+    if found.verdict is ComparisonVerdict.BETTER:
         return _moved(better) + (f"; but {_moved(worse)} is worse" if worse else "") + _open_text(found)
-    if found.verdict is Verdict.WORSE:
+    if found.verdict is ComparisonVerdict.WORSE:
         return _moved(worse) + (f"; but {_moved(better)} is better" if better else "") + _open_text(found)
-    if found.verdict is Verdict.MIXED:
+    if found.verdict is ComparisonVerdict.MIXED:
         return f"{_moved(better)} is better; {_moved(worse)} is worse" + _open_text(found)
-    if found.verdict is Verdict.NO_DIFFERENCE:
+    if found.verdict is ComparisonVerdict.NO_DIFFERENCE:
         return _would_show(found) + _open_text(found)
-    if found.verdict is Verdict.INCONCLUSIVE:
+    if found.verdict is ComparisonVerdict.INCONCLUSIVE:
         return _too_scattered(found)
-    if found.verdict is Verdict.TOO_LITTLE:
+    if found.verdict is ComparisonVerdict.TOO_LITTLE:
         return _needed(found)
-    apart = [factor for factor in found.factors if factor.likeness is Likeness.DIFFERENT and factor.key != "in_flight"]
-    if found.traffic is Likeness.DIFFERENT and apart:
+    apart = [
+        factor for factor in found.factors if factor.likeness is TrafficMatch.DIFFERENT and factor.key != "in_flight"
+    ]
+    if found.traffic is TrafficMatch.DIFFERENT and apart:
         return "traffic differs: " + ", ".join(factor_text(factor) for factor in apart)
-    if found.traffic is Likeness.UNKNOWN:
+    if found.traffic is TrafficMatch.UNKNOWN:
         return "the server does not report its request metrics"
-    roughly = [factor for factor in found.factors if factor.likeness is Likeness.ROUGHLY and factor.key != "in_flight"]
-    moved = _moved([figure for figure in found.judged if figure.verdict is Verdict.NOT_COMPARABLE])
+    roughly = [
+        factor for factor in found.factors if factor.likeness is TrafficMatch.ROUGHLY and factor.key != "in_flight"
+    ]
+    moved = _moved([figure for figure in found.judged if figure.verdict is ComparisonVerdict.NOT_COMPARABLE])
     return f"{moved}, but the traffic may be the cause: " + ", ".join(factor_text(factor) for factor in roughly)
 
 
-def _moved(figures: Sequence[Figure]) -> str:
+def _moved(figures: Sequence[ComparedFigure]) -> str:
     """The figures that moved most, at most two."""
-    return ", ".join(f"{figure.name} {change_text(figure)}" for figure in _by_weight(figures)[:2])
+    return ", ".join(f"{figure.name} {figure_change_text(figure)}" for figure in _by_weight(figures)[:2])
 
 
-def _undecided(found: Comparison) -> list[Figure]:
+def _undecided(found: Comparison) -> list[ComparedFigure]:
     """The inconclusive figures, major ones first."""
-    figures = [figure for figure in found.judged if figure.verdict is Verdict.INCONCLUSIVE]
+    figures = [figure for figure in found.judged if figure.verdict is ComparisonVerdict.INCONCLUSIVE]
     return sorted(_by_weight(figures), key=lambda figure: not figure.major)
 
 
-def _telling(figures: Sequence[Figure], found: Comparison) -> list[Figure]:
+def _telling(figures: Sequence[ComparedFigure], found: Comparison) -> list[ComparedFigure]:
     """The figures that a headline may name: only major ones while another major one is inconclusive."""
     undecided = any(figure.major for figure in _undecided(found))
     return [figure for figure in figures if figure.major or not undecided]
@@ -198,7 +216,7 @@ def _open_text(found: Comparison) -> str:
     return f"; {_name_and_sides(major[0])} is inconclusive" if major else ""
 
 
-def _name_and_sides(figure: Figure) -> str:
+def _name_and_sides(figure: ComparedFigure) -> str:
     return f"{figure.name} {side_text(figure, after=False)} → {side_text(figure, after=True)}"
 
 
@@ -209,7 +227,7 @@ def _too_scattered(found: Comparison) -> str:
     return f"{most}; may be noise: the {_compared_of_both(found)} vary too much"
 
 
-def _interval(figure: Figure) -> str:
+def _interval(figure: ComparedFigure) -> str:
     """``95% CI −90% to ×12``."""
     if figure.variable:
         return "too variable for an interval"
@@ -236,7 +254,7 @@ def _reaches(found: Comparison) -> list[tuple[float, str]]:
     return [
         (reach, figure.name)
         for figure in found.judged
-        if figure.verdict is Verdict.NO_DIFFERENCE
+        if figure.verdict is ComparisonVerdict.NO_DIFFERENCE
         and figure.high is not None
         and figure.change is not None
         and (reach := figure.share(figure.high - figure.change)) is not None
@@ -318,7 +336,7 @@ def notes(found: Comparison) -> tuple[str, ...]:
 def times_note(found: Comparison, now: float) -> str:
     """Of which time the verdict is: ``Compared: 12:03–12:10 before, 12:14–12:19 after.``"""
     ends = [(side.since, side.until) for side in (found.before, found.after)]
-    if found.verdict is Verdict.TOO_LITTLE or any(since is None or until is None for since, until in ends):
+    if found.verdict is ComparisonVerdict.TOO_LITTLE or any(since is None or until is None for since, until in ends):
         return ""
     before, after = (f"{clock(since or now, now)}–{clock(until or now, now)}" for since, until in ends)
     later = " Later traffic does not change the verdict." if found.kept else ""
@@ -373,9 +391,11 @@ def _matched_note(found: Comparison) -> str:
 
 
 def _rough_note(found: Comparison) -> str:
-    if found.traffic is not Likeness.ROUGHLY or found.verdict is Verdict.NOT_COMPARABLE:
+    if found.traffic is not TrafficMatch.ROUGHLY or found.verdict is ComparisonVerdict.NOT_COMPARABLE:
         return ""
-    apart = [factor for factor in found.factors if factor.likeness is Likeness.ROUGHLY and factor.key != "in_flight"]
+    apart = [
+        factor for factor in found.factors if factor.likeness is TrafficMatch.ROUGHLY and factor.key != "in_flight"
+    ]
     return f"Traffic was only roughly similar: {', '.join(map(factor_text, apart))}."
 
 
@@ -424,7 +444,7 @@ def _side_of_factor(factor: Factor, value: float | None, is_open: bool) -> str:
     return f"{'>' if is_open else '~'}{text}"
 
 
-def change_text(figure: Figure) -> str:
+def figure_change_text(figure: ComparedFigure) -> str:
     """``−31% (−42 to −18%)``; in percentage points for shares, absolute if the figure was zero before."""
     if figure.change is None or figure.incomparable:
         return UNKNOWN
@@ -432,7 +452,7 @@ def change_text(figure: Figure) -> str:
         # A bound replaced a value beyond it: it moved by more than this.
         return f"over {signed(figure.share(figure.change))}"
     if figure.variable:
-        return f"{change_text(replace(figure, variable=False))}, too variable"
+        return f"{figure_change_text(replace(figure, variable=False))}, too variable"
     if figure.unit == "per request":
         return _more_per_request(figure)
     if figure.unit == "share":
@@ -449,7 +469,7 @@ def change_text(figure: Figure) -> str:
     return f"{signed(share)} ({low.removesuffix('%')} to {high})"
 
 
-def _more_per_request(figure: Figure) -> str:
+def _more_per_request(figure: ComparedFigure) -> str:
     """``+0.12 (+0.08 to +0.17)``; ``±0`` if there were no preemptions."""
     change, low, high = (_plus_minus(value) for value in (figure.change, figure.low, figure.high))
     return change if figure.low is None or change == low == high else f"{change} ({low} to {high})"
@@ -462,7 +482,7 @@ def _plus_minus(value: float | None) -> str:
     return "±0" if rounded == 0 else f"{'+' if rounded > 0 else '−'}{abs(rounded):g}"
 
 
-def side_text(figure: Figure, *, after: bool) -> str:
+def side_text(figure: ComparedFigure, *, after: bool) -> str:
     """A figure before or after; a quantile as precise as its bucket allows (``~180ms``, ``<300ms``)."""
     bucket = figure.buckets[after]
     return bucket.text if bucket is not None else value_text(figure.unit, figure.after if after else figure.before)
@@ -521,7 +541,7 @@ def _setting(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def objective_text(figure: Figure) -> str:
+def objective_text(figure: ComparedFigure) -> str:
     """``objective 1.0s``, with ``!`` if it is missed afterwards; empty without one."""
     if figure.objective is None:
         return ""

@@ -13,7 +13,15 @@ import msgspec
 from vllm_console.history import energy
 from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, agreeing, interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
-from vllm_console.metrics.window import FirstRequests, combine, growths, preemptions_per_request, quantiles, rate, share
+from vllm_console.metrics.window import (
+    FirstRequests,
+    combine,
+    growths,
+    per_second,
+    preemptions_per_request,
+    quantiles,
+    share,
+)
 
 WINDOW_SECONDS = 60.0
 
@@ -152,13 +160,13 @@ def _window(before: Sample, after: Sample, gauges: list[_Gauges]) -> RunWindow |
     usages = [one.usage for one in gauges]
     figures: dict[str, float | None] = {
         "requests": ended,
-        "requests_per_second": rate(came, seconds),
+        "requests_per_second": per_second(came, seconds),
         "in_flight": flying,
         "running": _mean([one.running for one in gauges]),
         "waiting": _mean([one.waiting for one in gauges]),
-        "prompt_tokens_per_second": rate(grown.prompt_tokens_total, seconds),
-        "generation_tokens_per_second": rate(grown.generation_tokens_total, seconds),
-        "preemptions_per_minute": rate(grown.preemptions_total, seconds / 60),
+        "prompt_tokens_per_second": per_second(grown.prompt_tokens_total, seconds),
+        "generation_tokens_per_second": per_second(grown.generation_tokens_total, seconds),
+        "preemptions_per_minute": per_second(grown.preemptions_total, seconds / 60),
         "preemption_share": preemptions_per_request(grown.preemptions_total, ended, gauges[-1].running),
         "kv_cache_usage": _mean(usages),
         "kv_cache_usage_max": max((usage for usage in usages if usage is not None), default=None),

@@ -308,7 +308,7 @@ class ConsoleApp(App[None]):
         try:
             self.snapshot = await in_thread(self._snapshot_call(), "poll")
         except Exception as error:  # noqa: BLE001 - the poll's boundary: shown, and tried again
-            self.say(f"Could not read the servers: {sentence(error)}", BAD)
+            self.say(f"Could not read the servers: {error_sentence(error)}", BAD)
             return
         finally:
             if self._late is not None:
@@ -466,7 +466,7 @@ class ConsoleApp(App[None]):
         except Exception as error:  # noqa: BLE001 - the verb's boundary: shown on the screen
             if failed is None or not failed(error):
                 wrong = "" if isinstance(error, FleetError) else "Unexpected error: "
-                self.say(f"{wrong}{sentence(error)}", BAD)
+                self.say(f"{wrong}{error_sentence(error)}", BAD)
         else:
             message = done(result)
             if message:
@@ -648,7 +648,7 @@ def _with(polling: Polling, **changes: object) -> Polling:
     return replace(polling, **changes)
 
 
-def sentence(error: BaseException) -> str:
+def error_sentence(error: BaseException) -> str:
     """An error's first line, or its kind when it says nothing."""
     first = str(error).strip().splitlines()[:1]
     return plain(first[0]) if first else type(error).__name__

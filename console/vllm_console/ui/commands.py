@@ -22,14 +22,14 @@ from vllm_console.history.time_view import CHART_RANGES, moment_from
 from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import Action, scoped, title_of
 from vllm_console.ui.keymap import key_of, label_of
-from vllm_console.ui.panes.bars import flag_text
+from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.panes.pane_bar import NAMES
 from vllm_console.ui.panes.servers import COLUMNS, DEFAULT_COLUMNS
 from vllm_console.ui.parts import staging
-from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.parts.flag_book import FlagCatalog
 from vllm_console.ui.parts.pane_layout import PANES, PaneLayout
 from vllm_console.ui.parts.server_verbs import no_server
-from vllm_console.ui.parts.staging import Step
+from vllm_console.ui.parts.staging import StagedStep
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.theme import THEMES
 from vllm_launchers.plan.command_line import line_of
@@ -127,7 +127,7 @@ class CommandError(Exception):
     """A command does not apply; the text is one sentence that says why."""
 
 
-class Command(msgspec.Struct, frozen=True):
+class TypedCommand(msgspec.Struct, frozen=True):
     """Something that can be typed, and what it does.
 
     ``prepare`` raises `CommandError`. An ``open`` one is not whole yet: its value is to be typed behind it. ``wrong``
@@ -186,16 +186,16 @@ class Commands:
             Verb("theme", "Color theme", self._themes, self._theme),
         ]
         self._verbs = {verb.name: verb for verb in verbs}
-        self._known: list[Command] | None = None
+        self._known: list[TypedCommand] | None = None
         """Every command with each argument that is known, listed when it is first wanted: each key asks for it."""
 
-    def learn(self, presets: Sequence[Preset], book: FlagBook) -> None:
+    def learn(self, presets: Sequence[Preset], book: FlagCatalog) -> None:
         """Complete presets and flags with these from now on."""
         if self._on_servers is not None:
             self._on_servers.presets, self._on_servers.book = presets, book
         self._known = None
 
-    def matching(self, typed: str, recent: Sequence[str]) -> list[Command]:
+    def matching(self, typed: str, recent: Sequence[str]) -> list[TypedCommand]:
         """The commands that match, the best kind of match first, within a kind the most recent first."""
         typed = " ".join(typed.split()) + (" " if typed.endswith(" ") and typed.strip() else "")
         verb, argument = self._split(typed)
@@ -236,12 +236,12 @@ class Commands:
         verb = self._verbs.get(name)
         return (None if verb is None or (verb.changes and self._console.read_only) else verb), argument.strip()
 
-    def _with(self, verb: Verb, argument: Argument) -> Command:
+    def _with(self, verb: Verb, argument: Argument) -> TypedCommand:
         text = f"{verb.name} {argument.text}"
         prepare = partial(verb.prepare, argument.text)
-        return Command(text, argument.title, prepare, changes=verb.changes, open=argument.open)
+        return TypedCommand(text, argument.title, prepare, changes=verb.changes, open=argument.open)
 
-    def _free(self, verb: Verb, argument: str) -> Command:
+    def _free(self, verb: Verb, argument: str) -> TypedCommand:
         """A command whose argument is not listed, with what it would do, or why it can't."""
         title, wrong = "", ""
         try:
@@ -249,9 +249,9 @@ class Commands:
         except CommandError as error:
             wrong = str(error)
         text = f"{verb.name} {argument}"
-        return Command(text, title, partial(verb.prepare, argument), changes=verb.changes, wrong=wrong)
+        return TypedCommand(text, title, partial(verb.prepare, argument), changes=verb.changes, wrong=wrong)
 
-    def _typed_before(self, text: str) -> Command | None:
+    def _typed_before(self, text: str) -> TypedCommand | None:
         """A command that was typed before and is not listed, if it can still be done."""
         verb, argument = self._split(text)
         if verb is None or verb.preview is None or not argument:
@@ -259,7 +259,7 @@ class Commands:
         command = self._free(verb, argument)
         return None if command.wrong else command
 
-    def _every(self) -> Sequence[Command]:
+    def _every(self) -> Sequence[TypedCommand]:
         """Every command there is, with each argument that is known."""
         if self._known is None:
             self._known = []
@@ -269,7 +269,7 @@ class Commands:
             self._known += self._of_registry()
         return self._known
 
-    def _words(self) -> Iterator[Command]:
+    def _words(self) -> Iterator[TypedCommand]:
         """Every verb once, and the actions of the registry."""
         for verb in self._allowed_verbs():
             yield self._alone(verb)
@@ -278,14 +278,14 @@ class Commands:
     def _allowed_verbs(self) -> Iterator[Verb]:
         return (verb for verb in self._verbs.values() if not (verb.changes and self._console.read_only))
 
-    def _alone(self, verb: Verb) -> Command:
+    def _alone(self, verb: Verb) -> TypedCommand:
         """A verb without an argument: what it does then, or a beginning."""
         action = SERVER_ACTIONS.get(verb.name)
         key = key_of(action) if action is not None else ""
         text = verb.name if verb.optional else f"{verb.name} "
-        return Command(text, verb.title, partial(verb.prepare, ""), key, verb.changes, open=not verb.optional)
+        return TypedCommand(text, verb.title, partial(verb.prepare, ""), key, verb.changes, open=not verb.optional)
 
-    def _of_registry(self) -> Iterator[Command]:
+    def _of_registry(self) -> Iterator[TypedCommand]:
         """The actions of the screen, and those that hold everywhere; not those that a verb stands for."""
         read_only = self._console.read_only
         covered = {*SERVER_ACTIONS.values(), "commands"} if self._on_servers is not None else {"commands"}
@@ -294,7 +294,7 @@ class Commands:
             if action.id not in covered:
                 yield self._of_action(action)
 
-    def _of_action(self, action: Action) -> Command:
+    def _of_action(self, action: Action) -> TypedCommand:
         words = action.id.removeprefix(f"{action.scope}_").replace("_", " ")
         owner = self._console if action.scope == "app" else self._screen
 
@@ -302,7 +302,7 @@ class Commands:
             return partial(owner.run_action, action.call)
 
         title = title_of(action, demo=self._console.polling.demo)
-        return Command(words, title, prepare, label_of(action), action.changes)
+        return TypedCommand(words, title, prepare, label_of(action), action.changes)
 
     def _themes(self) -> Sequence[Argument]:
         return [Argument(name, theme.title) for name, theme in THEMES.items()]
@@ -372,7 +372,7 @@ class ServerCommands:
     def __init__(self, console: ConsoleApp) -> None:
         self._console = console
         self.presets: Sequence[Preset] = ()
-        self.book = FlagBook()
+        self.book = FlagCatalog()
         self.verbs = (
             Verb("go", "Select a server", self._servers("Select SERVER"), self._go),
             *(
@@ -495,12 +495,12 @@ class ServerCommands:
         found = []
         for name in names:
             facts = self.book.facts(name)
-            now = f"now {flag_text(after[name])}" if name in after else "unset"
+            now = f"now {shown_value(after[name])}" if name in after else "unset"
             meaning = f" · {facts.meaning}" if facts is not None and facts.meaning else ""
             found.append(Argument(f"{name}=", f"{now}{meaning}", open=True))
         return found
 
-    def _step(self, text: str) -> tuple[ServerView, Step]:
+    def _step(self, text: str) -> tuple[ServerView, StagedStep]:
         """What ``FLAG=VALUE`` comes to on the selected server."""
         server = self._own()
         name, equals, value = text.partition("=")
@@ -508,27 +508,27 @@ class ServerCommands:
             name, _, value = text.partition(" ")
         try:
             flag = self.book.named(name)
-            step = Step(flag, self.book.value(flag, value))
+            step = StagedStep(flag, self.book.value(flag, value))
         except FlagError as error:
             text = str(error)
             raise CommandError(text if text.endswith(("?", ".")) else f"{text}.") from error
         return server, self._allowed(server, step)
 
-    def _allowed(self, server: ServerView, step: Step) -> Step:
+    def _allowed(self, server: ServerView, step: StagedStep) -> StagedStep:
         staged = self._screen.staging.of(server.name)
         if problem := staging.refused(server, step):
             raise CommandError(problem)
         if staging.stage(server.flags, staged, step) == staged:
-            value = "it unset" if step.value is None else flag_text(step.value)
+            value = "it unset" if step.value is None else shown_value(step.value)
             raise CommandError(f"{server.name} already has --{step.flag} {value}.".replace(" it unset", " unset"))
         return step
 
     def _preview_set(self, text: str) -> str:
         return self._preview(*self._step(text))
 
-    def _preview(self, server: ServerView, step: Step) -> str:
-        before = flag_text(server.flags.get(step.flag))
-        return f"Stage --{step.flag} {before} → {flag_text(step.value)} on {server.name}"
+    def _preview(self, server: ServerView, step: StagedStep) -> str:
+        before = shown_value(server.flags.get(step.flag))
+        return f"Stage --{step.flag} {before} → {shown_value(step.value)} on {server.name}"
 
     def _set(self, text: str) -> Do:
         return partial(self._screen.stage_step, *self._step(text))
@@ -538,15 +538,15 @@ class ServerCommands:
         if server is None or not server.ours:
             return ()
         after = staging.staged_flags(server.flags, self._screen.staging.of(server.name))
-        return [Argument(name, f"Leave --{name} out; now {flag_text(value)}") for name, value in after.items()]
+        return [Argument(name, f"Leave --{name} out; now {shown_value(value)}") for name, value in after.items()]
 
-    def _unset_step(self, text: str) -> tuple[ServerView, Step]:
+    def _unset_step(self, text: str) -> tuple[ServerView, StagedStep]:
         server = self._own()
         name = text.strip().lstrip("-").replace("_", "-")
         after = staging.staged_flags(server.flags, self._screen.staging.of(server.name))
         if name not in after:
             raise CommandError(f"{server.name} does not set --{name}.")
-        return server, self._allowed(server, Step(name, None))
+        return server, self._allowed(server, StagedStep(name, None))
 
     def _preview_unset(self, text: str) -> str:
         return self._preview(*self._unset_step(text))
@@ -734,10 +734,10 @@ def _one_of(name: str, known: Sequence[str], kind: str) -> None:
     raise CommandError(f"No {kind} is called '{plain(name)}'" + (f"; there is {every}." if known else "."))
 
 
-def _ranked(typed: str, commands: Sequence[Command], recent: Sequence[str], skip: int = 0) -> list[Command]:
+def _ranked(typed: str, commands: Sequence[TypedCommand], recent: Sequence[str], skip: int = 0) -> list[TypedCommand]:
     """The commands that match, from character ``skip`` on, by their text or by a word of their title."""
     last = {text: at for at, text in enumerate(recent)}
-    found: list[tuple[tuple[Kind, int, bool, Match, int], Command]] = []
+    found: list[tuple[tuple[Kind, int, bool, Match, int], TypedCommand]] = []
     for at, command in enumerate(commands):
         by_text = match(typed, command.text[skip:], name=0 if skip else len(command.text.partition(" ")[0]))
         by_title = match(typed, command.title, letters=False)

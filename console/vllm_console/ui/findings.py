@@ -10,7 +10,7 @@ from rich.style import Style
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Finding, Fix, Measure, Severity, title_of_code
 from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
 from vllm_console.text import percent, plain
-from vllm_console.ui.panes.bars import flag_text
+from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.theme import ACCENT, BAD, OK, WARN
@@ -141,10 +141,10 @@ def staged_fix(server: ServerView, fixes: Sequence[Fix], staged: Staged) -> int 
     return None
 
 
-def change_text(flags: Flags, changes: Changes) -> str:
+def flag_change_text(flags: Flags, changes: Changes) -> str:
     """A change and the present value: ``--max-num-seqs 256 → 128``."""
-    parts = [f"--{name} {flag_text(flags.get(name))} → {flag_text(value)}" for name, value in changes.set.items()]
-    parts += [f"--{name} {flag_text(flags.get(name))} → unset" for name in changes.unset]
+    parts = [f"--{name} {shown_value(flags.get(name))} → {shown_value(value)}" for name, value in changes.set.items()]
+    parts += [f"--{name} {shown_value(flags.get(name))} → unset" for name in changes.unset]
     return ", ".join(map(plain, parts))
 
 
@@ -155,4 +155,4 @@ def fix_text(flags: Flags, fix: Fix, effect: str = "") -> str:
         return plain(fix.why)
     why = f". Trade-off: {plain(fix.tradeoff)}" if fix.tradeoff else f": {plain(fix.why)}"
     predicted = f", predicted: {effect}" if effect else ""
-    return change_text(flags, fix.changes) + predicted + why
+    return flag_change_text(flags, fix.changes) + predicted + why

@@ -156,7 +156,7 @@ REFUSED = (
 )
 
 
-class Access:
+class PageAccess:
     """The path, the token and the cookie of one ``vllm-console web``."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class ConsoleServer:
     """Serves consoles that are started with ``options`` to the browser that opens the link first."""
 
     def __init__(self, options: Sequence[str]) -> None:
-        self.access = Access()
+        self.access = PageAccess()
         self._options = tuple(options)
         self._open: set[web.WebSocketResponse] = set()
         self._consoles = 0

@@ -78,7 +78,7 @@ _EIGHT_BITS = ("fp8", "fp8_per_tensor", "compressed-tensors", "modelopt", "fbgem
 _UNPACKED = ("awq", "awq_marlin", "gptq", "gptq_marlin")
 
 
-class Share(Protocol):
+class ShareLike(Protocol):
     """One request's part of an iteration: ``count`` tokens computed after ``context`` cached ones."""
 
     @property
@@ -90,11 +90,11 @@ class Share(Protocol):
         """Cached tokens before them."""
 
 
-class Batch(Protocol):
+class BatchLike(Protocol):
     """One iteration's work."""
 
     @property
-    def shares(self) -> Sequence[Share]:
+    def shares(self) -> Sequence[ShareLike]:
         """Each request's part."""
 
 
@@ -111,7 +111,7 @@ class Work(msgspec.Struct, frozen=True):
     pairs: float
 
     @classmethod
-    def of(cls, batch: Batch) -> Work:
+    def of(cls, batch: BatchLike) -> Work:
         """The numbers of a batch."""
         shares = batch.shares
         return cls(
@@ -165,11 +165,11 @@ class Roofline(msgspec.Struct, frozen=True):
     tensor_link: Interconnect | None = None
     stage_link: Interconnect | None = None
 
-    def seconds(self, batch: Batch) -> float:
+    def seconds(self, batch: BatchLike) -> float:
         """Seconds that ``batch`` takes through all stages, from its start until its tokens are ready."""
         return self.latency(Work.of(batch))
 
-    def stage_seconds(self, batch: Batch) -> float:
+    def stage_seconds(self, batch: BatchLike) -> float:
         """Seconds that the slowest pipeline stage is busy with ``batch``: the next batch can follow after that.
 
         With one stage it equals :meth:`seconds`.

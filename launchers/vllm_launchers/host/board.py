@@ -102,15 +102,15 @@ class Board(msgspec.Struct, frozen=True):
 def dump(page: BoardPage) -> bytes:
     """A page as the text of its file."""
     claims = [
-        {"gpus": list(one.gpus), "since": utc(one.since), "until": utc(one.until), "why": shown(one.why)}
+        {"gpus": list(one.gpus), "since": utc(one.since), "until": utc(one.until), "why": safe_line(one.why)}
         for one in page.claims
     ]
     servers = [
         {
-            "name": shown(one.name),
-            "preset": shown(one.preset),
-            "model": shown(one.model),
-            "engine": shown(one.engine),
+            "name": safe_line(one.name),
+            "preset": safe_line(one.preset),
+            "model": safe_line(one.model),
+            "engine": safe_line(one.engine),
             "gpus": list(one.gpus),
             "port": one.port,
             "since": utc(one.since),
@@ -162,7 +162,7 @@ def format_claim(claim: Claim, now: float, *, mine: bool = False) -> str:
     return f"taken till {format_until(claim.until, now)} by {'you' if mine else claim.user}{why}"
 
 
-def shown(text: str) -> str:
+def safe_line(text: str) -> str:
     """Others' text without terminal escapes, in one line of bounded length."""
     return "".join(c if c.isprintable() else " " for c in text[: MOST_TEXT * 4])[:MOST_TEXT].strip()
 
@@ -199,21 +199,21 @@ def _claim(entry: Mapping[str, Any], now: float) -> Claim:
         raise _BadError("begins in the future")
     if until > now + LONGEST_SECONDS + SKEW_SECONDS:
         raise _BadError(f"holds for longer than {LONGEST_SECONDS / 86_400:.0f} days")
-    return Claim(gpus, since, until, shown(_text(entry, "why")))
+    return Claim(gpus, since, until, safe_line(_text(entry, "why")))
 
 
 def _server(entry: Mapping[str, Any], now: float) -> Announced:
     since = _time(entry, "since")
     if since > now + SKEW_SECONDS:
         raise _BadError("begins in the future")
-    name = shown(_text(entry, "name"))
+    name = safe_line(_text(entry, "name"))
     if not name:
         raise _BadError("has no name")
     return Announced(
         name,
-        shown(_text(entry, "preset")),
-        shown(_text(entry, "model")),
-        shown(_text(entry, "engine")),
+        safe_line(_text(entry, "preset")),
+        safe_line(_text(entry, "model")),
+        safe_line(_text(entry, "engine")),
         _gpus(entry),
         _number(entry, "port", 65_535),
         since,

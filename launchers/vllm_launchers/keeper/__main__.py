@@ -41,21 +41,21 @@ from vllm_launchers.keeper.errors import KeeperError, StillAliveError
 from vllm_launchers.keeper.files import KEEPER_LOG, LOG, RECORD
 from vllm_launchers.keeper.lifecycle import (
     AdoptedEnded,
-    Asked,
     ChildEnded,
+    ConsoleRequest,
     Event,
     HelperFailed,
-    LetGo,
     LogLost,
     LogRecovered,
     NodeNews,
     PreparedStep,
     Probed,
+    Released,
     SleepProgress,
     WarmedUp,
 )
 from vllm_launchers.keeper.log_forwarder import LogForwarder, Redaction, RotatingLog, values_of
-from vllm_launchers.keeper.prepared_launch import Held
+from vllm_launchers.keeper.prepared_launch import WaitingProcess
 from vllm_launchers.keeper.record_writer import RESTORED, Notes
 from vllm_launchers.keeper.records import (
     Generation,
@@ -104,7 +104,7 @@ class Keeper:
         self._listener = RequestListener(context.folder, post)
         self.supervisor = Supervisor(context, record, secrets, self._forwarder, post)
         signal.signal(signal.SIGCHLD, lambda *_: post(ChildEnded()))
-        signal.signal(signal.SIGTERM, lambda *_: post(LetGo()))
+        signal.signal(signal.SIGTERM, lambda *_: post(Released()))
         for thread in (self._forwarder, self._listener, self.supervisor.prober):
             thread.start()
 
@@ -179,18 +179,18 @@ class Keeper:
                 supervisor.reap()
             case AdoptedEnded(epoch):
                 supervisor.adopted_ended(epoch)
-            case Asked():
+            case ConsoleRequest():
                 self._asked(event)
             case LogLost() | LogRecovered():
                 supervisor.note(event.sentence)
                 supervisor.record_writer.change(reason=event.sentence)
             case HelperFailed(who, what):
                 supervisor.note(f"internal error in the {who} thread: {what}")
-            case LetGo():
+            case Released():
                 supervisor.note("got SIGTERM: ending; the server keeps running and can be adopted")
                 self._let_go = True
 
-    def _asked(self, event: Asked) -> None:  # noqa: C901 (one branch per request)
+    def _asked(self, event: ConsoleRequest) -> None:  # noqa: C901 (one branch per request)
         if event.abandoned.is_set():
             return
         request = event.request
@@ -239,7 +239,7 @@ class Keeper:
             self.supervisor.record_writer.write()
         with contextlib.suppress(queue.Empty):
             while True:
-                if isinstance(event := self._events.get_nowait(), Asked):
+                if isinstance(event := self._events.get_nowait(), ConsoleRequest):
                     event.reply({"gone": True})
         self._listener.join(timeout=1.0)
 
@@ -287,7 +287,9 @@ def prepare(socket_fd: int) -> None:
     _keep(held.request, folder, held.lock, umask, answer_fd, held)
 
 
-def _keep(request: Mapping[str, Any], folder: Path, lock: int, umask: int, answer_fd: int, held: Held | None) -> None:
+def _keep(
+    request: Mapping[str, Any], folder: Path, lock: int, umask: int, answer_fd: int, held: WaitingProcess | None
+) -> None:
     try:
         keeper = _begin(request, folder, lock, umask, held)
     except (KeeperError, OSError) as error:
@@ -299,7 +301,7 @@ def _keep(request: Mapping[str, Any], folder: Path, lock: int, umask: int, answe
     keeper.run()
 
 
-def _begin(request: Mapping[str, Any], folder: Path, lock: int, umask: int, held: Held | None) -> Keeper:
+def _begin(request: Mapping[str, Any], folder: Path, lock: int, umask: int, held: WaitingProcess | None) -> Keeper:
     secrets, tuning = request.get("secrets") or {}, wire.from_plain(Tuning, request.get("tuning") or {})
     environment = dict(os.environ)
     shell = inherited_from(environment, umask)

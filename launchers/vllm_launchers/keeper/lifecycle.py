@@ -185,7 +185,7 @@ class PreparedStep(Value):
     message: Mapping[str, Any] | None
 
 
-class LaunchAsked(Value):
+class LaunchRequested(Value):
     """A console launches what was prepared for it; ``lock`` is that of the server's folder, -1: it never will."""
 
     request: Mapping[str, Any]
@@ -225,7 +225,7 @@ class LogRecovered(Value):
         return f"log writable again; {self.lost} bytes were lost"
 
 
-class Asked(Value):
+class ConsoleRequest(Value):
     """A console's request, checked to come from this user; ``reply`` must be called once.
 
     ``abandoned`` is set once the client is gone: a request that is still queued then is not executed.
@@ -236,7 +236,7 @@ class Asked(Value):
     abandoned: threading.Event
 
 
-class LetGo(Value):
+class Released(Value):
     """The keeper itself got SIGTERM (as at a shutdown): the server keeps running."""
 
 
@@ -253,13 +253,13 @@ Event = (
     | SleepProgress
     | NodeNews
     | PreparedStep
-    | LaunchAsked
+    | LaunchRequested
     | ChildEnded
     | AdoptedEnded
     | LogLost
     | LogRecovered
-    | Asked
-    | LetGo
+    | ConsoleRequest
+    | Released
     | HelperFailed
 )
 Post = Callable[[Event], None]

@@ -45,7 +45,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 HASHED = "sha256:"
 
 
-def difference(ours: Mapping[str, str], theirs: Mapping[str, str], our_rank: int, their_rank: int) -> str:
+def fingerprint_difference(ours: Mapping[str, str], theirs: Mapping[str, str], our_rank: int, their_rank: int) -> str:
     """How another node's fingerprint differs from ours, as clauses; empty if it does not. At most three are named.
 
     What is unknown (empty) on a side is not compared.
@@ -209,7 +209,7 @@ class NodeLink(threading.Thread):
         if rank in self._peers:
             return rank, f"node {rank} has joined already, from {self._peers[rank].peer}"
         told = {str(label): str(value) for label, value in theirs.items()}
-        return rank, difference(node.fingerprint, told, 0, rank)
+        return rank, fingerprint_difference(node.fingerprint, told, 0, rank)
 
     def _drop_lost(self) -> None:
         """Forget who has gone again while others are waited for."""

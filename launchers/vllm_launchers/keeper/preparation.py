@@ -29,7 +29,7 @@ from vllm_launchers.keeper.log_forwarder import Redaction
 from vllm_launchers.keeper.output import open_for_server
 from vllm_launchers.keeper.record_writer import RecordWriter
 from vllm_launchers.keeper.records import Generation, LaunchSpec, Preparation, PreparationStep, ProcessIdentity
-from vllm_launchers.keeper.spawn import Command, SpawnError
+from vllm_launchers.keeper.spawn import ProcessCommand, SpawnError
 from vllm_launchers.values import replace
 
 GO = b"g"
@@ -51,7 +51,7 @@ class PreparedProcess:
         self,
         epoch: int,
         spec: LaunchSpec,
-        command: spawn.Command,
+        command: spawn.ProcessCommand,
         post: Post,
         before: Callable[[ProcessIdentity], None],
     ) -> None:
@@ -204,7 +204,7 @@ class RestartPreparation:
         """The prepared process, while it is not the server's."""
         return self._process.process if self._process is not None and self.waits else None
 
-    def begin(self, spec: LaunchSpec, console: ProcessIdentity | None, command: Command) -> None:
+    def begin(self, spec: LaunchSpec, console: ProcessIdentity | None, command: ProcessCommand) -> None:
         """Start the process. Raises `UnwrittenError`, before anything is done."""
         now = time.time()
         self._record_writer.change(insist=True, preparation=Preparation(now, spec, step_at=now, console=console))

@@ -31,7 +31,7 @@ from typing import Any
 from vllm_launchers.keeper import wire
 from vllm_launchers.keeper.context import KeeperContext, Tuning
 from vllm_launchers.keeper.errors import KeeperError
-from vllm_launchers.keeper.lifecycle import Event, LaunchAsked, PreparedStep
+from vllm_launchers.keeper.lifecycle import Event, LaunchRequested, PreparedStep
 from vllm_launchers.keeper.preparation import PreparedProcess
 from vllm_launchers.keeper.records import LaunchSpec
 from vllm_launchers.keeper.spawn import SpawnError, server_command
@@ -180,7 +180,7 @@ class PreparedLaunch:
 # -- the keeper's side ------------------------------------------------------------------------------------------------
 
 
-class Held(Value):
+class WaitingProcess(Value):
     """A process that waits to be launched by ``request``; its events go to ``events``."""
 
     context: KeeperContext
@@ -190,7 +190,7 @@ class Held(Value):
     lock: int
 
 
-def hold(control: socket.socket, umask: int) -> Held | None:
+def hold(control: socket.socket, umask: int) -> WaitingProcess | None:
     """Prepare what the console asks for until it launches that; None if it does not."""
     data, _ = _received(control)
     if not data:
@@ -214,12 +214,12 @@ def hold(control: socket.socket, umask: int) -> Held | None:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
-    return None if launch is None else Held(context, process, events, launch.request, launch.lock)
+    return None if launch is None else WaitingProcess(context, process, events, launch.request, launch.lock)
 
 
 def _launch_of(
     control: socket.socket, process: PreparedProcess, events: queue.SimpleQueue[Event], seconds: float
-) -> LaunchAsked | None:
+) -> LaunchRequested | None:
     """Pass on what the process reports until it is launched; None once it is not to be launched any more."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not process.too_much_output:
@@ -227,7 +227,7 @@ def _launch_of(
             event = events.get(timeout=CHECK_SECONDS)
         except queue.Empty:
             continue
-        if isinstance(event, LaunchAsked):
+        if isinstance(event, LaunchRequested):
             return event if event.lock >= 0 else None
         if isinstance(event, PreparedStep):
             if event.message is None:
@@ -240,7 +240,7 @@ def _launch_of(
 def _await_launch(control: socket.socket, events: queue.SimpleQueue[Event]) -> None:
     """Post the console's request to launch; without a lock once there will be none."""
     data, lock = _received(control)
-    events.put(LaunchAsked(json.loads(data), lock) if data and lock >= 0 else LaunchAsked({}, -1))
+    events.put(LaunchRequested(json.loads(data), lock) if data and lock >= 0 else LaunchRequested({}, -1))
 
 
 def _received(control: socket.socket) -> tuple[bytes, int]:

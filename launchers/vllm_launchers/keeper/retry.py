@@ -26,7 +26,7 @@ class RetryDecision(Value):
     why: str = ""
 
 
-def decide(record: ServerRecord, log: Path, note: Callable[[str], None]) -> RetryDecision:
+def decide_restart(record: ServerRecord, log: Path, note: Callable[[str], None]) -> RetryDecision:
     """Whether the restart policy restarts a server after this failure."""
     policy, attempt = record.current.spec.restart, record.attempt
     if policy.mode is RestartMode.NEVER:

@@ -47,7 +47,7 @@ class SleepOrder(Value):
     console: ProcessIdentity | None = None
 
 
-class RefusedError(OSError):
+class SleepRefusedError(OSError):
     """The server refused a request; the message is a clause."""
 
 
@@ -85,9 +85,8 @@ class SleepRun(threading.Thread):
             else:
                 self._sleep()
         except OSError as error:
-            message = str(error) if isinstance(error, WrongProcessError | RefusedError | RequestTimeoutError) else (
-                (error.strerror or str(error)).lower() or "connection cut"
-            )  # fmt: skip
+            known = isinstance(error, WrongProcessError | SleepRefusedError | RequestTimeoutError)
+            message = str(error) if known else (error.strerror or str(error)).lower() or "connection cut"
             self._tell(SleepStep.FAILED if self._in_doubt else SleepStep.CANCELED, message)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and the server has a definite state
             self._post(HelperFailed("sleep", repr(error)))
@@ -106,7 +105,7 @@ class SleepRun(threading.Thread):
                 return
             self._suspends = self._in_doubt = True
         self._tell(SleepStep.SUSPENDING)
-        problem: OSError = RefusedError("it accepted /sleep and is not asleep")
+        problem: OSError = SleepRefusedError("it accepted /sleep and is not asleep")
         try:
             self._ask("POST", f"/sleep?level={self._order.level}", seconds=SUSPEND_SECONDS)
         except OSError as error:  # it may have fallen asleep all the same
@@ -144,7 +143,7 @@ class SleepRun(threading.Thread):
         else:
             self._ask("POST", "/wake_up", seconds=SUSPEND_SECONDS)
         if (self._ask("GET", "/is_sleeping").document or {}).get("is_sleeping") is not False:
-            raise RefusedError("it accepted /wake_up and is still asleep")
+            raise SleepRefusedError("it accepted /wake_up and is still asleep")
         self._tell(SleepStep.CHECKING)
         self._ask("POST", "/reset_prefix_cache")
         differing = tuple(one.prompt for one in self._recorded)
@@ -165,7 +164,7 @@ class SleepRun(threading.Thread):
     def _ask(self, method: str, path: str, body: object = None, *, seconds: float | None = None) -> Response:
         response = self._client.ask(method, path, body, seconds=seconds)
         if response.status != 200:
-            raise RefusedError(f"{path}: {response.message}")
+            raise SleepRefusedError(f"{path}: {response.message}")
         return response
 
     def _tell(self, step: SleepStep, message: str = "", checked: int = 0, differing: tuple[str, ...] = ()) -> None:

@@ -60,7 +60,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 """Loaded here: a forked child must not have to load anything."""
 
 
-class Command(Value):
+class ProcessCommand(Value):
     """What to run: argv, the whole environment, the working folder, and where its output goes.
 
     ``control_fd`` becomes descriptor `CONTROL_FD`, -1 for none. ``dies_with_parent``: the kernel kills it when this
@@ -78,15 +78,15 @@ class Command(Value):
 
 def server_command(
     context: KeeperContext, spec: LaunchSpec, argv: Sequence[str], given: Mapping[str, str], output: int = -1
-) -> Command:
+) -> ProcessCommand:
     """A command with the environment of the server. Raises `SecretMissingError`."""
     environment = {**context.environment, **spec.environment, **complete_secrets(spec, given, context.environment)}
     if spec.probe:
         environment = with_probe(environment, context.folder.resolve())
-    return Command(argv, environment, spec.cwd, output, context.umask)
+    return ProcessCommand(argv, environment, spec.cwd, output, context.umask)
 
 
-def start(command: Command, before: Callable[[ProcessIdentity], None]) -> ProcessIdentity:
+def start(command: ProcessCommand, before: Callable[[ProcessIdentity], None]) -> ProcessIdentity:
     """Start it; ``before`` is called with its identity while it is still held back. Raises `SpawnError`, OSError.
 
     The process is its own session leader, so its pid is its session's number too.
@@ -135,7 +135,7 @@ def find(word: str, path: str) -> str:
     raise SpawnError(f"no executable named {word} on PATH", errno.ENOENT)
 
 
-def _become(command: Command, executable: str, gate: int, failure: int) -> None:
+def _become(command: ProcessCommand, executable: str, gate: int, failure: int) -> None:
     """In the child: become the command, or report why not. Never returns."""
     step = _ELSEWHERE
     try:
@@ -178,7 +178,7 @@ def _read_all(fd: int) -> bytes:
     return data
 
 
-def _explain(command: Command, executable: str, step: int, number: int) -> str:
+def _explain(command: ProcessCommand, executable: str, step: int, number: int) -> str:
     if step == _IN_FOLDER:
         return f"can't enter its working folder {command.cwd}: {os.strerror(number)}"
     if step == _IN_EXEC and number == errno.ENOENT:
@@ -300,7 +300,7 @@ class Sidecar:
         try:
             log = os.open(self._logs[0], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
-                command = Command(wanted.argv, wanted.environment, wanted.cwd, log, wanted.umask)
+                command = ProcessCommand(wanted.argv, wanted.environment, wanted.cwd, log, wanted.umask)
                 self.process = start(command, self._changed)
             finally:
                 os.close(log)

@@ -56,7 +56,7 @@ from vllm_launchers.keeper.records import (
     WarmUpReport,
 )
 from vllm_launchers.keeper.reservation import Reservation
-from vllm_launchers.keeper.retry import decide, remaining, retry_delay
+from vllm_launchers.keeper.retry import decide_restart, remaining, retry_delay
 from vllm_launchers.keeper.sleeper import Sleeper, SleepOrder
 from vllm_launchers.keeper.spawn import Sidecar, SidecarCommand, fill, server_command
 from vllm_launchers.keeper.stop_sequence import Stop, StopSequence
@@ -738,7 +738,7 @@ class Supervisor:
         if back is not None and self.record.current.ready_at is None:
             retry = False
             reason = f"run {back.failed}: {back.reason}; with the flags of run {back.to} again: {reason}"
-        decision = decide(self.record, self._context.folder / LOG, self.note) if retry else None
+        decision = decide_restart(self.record, self._context.folder / LOG, self.note) if retry else None
         if decision is None or decision.delay is None:
             if decision is not None and decision.why:
                 reason += f"; {decision.why}"

@@ -23,7 +23,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from vllm_launchers.keeper.errors import KeeperError, NewerRecordError, RecordError, SilentError
-from vllm_launchers.keeper.lifecycle import Asked, HelperFailed, Post
+from vllm_launchers.keeper.lifecycle import ConsoleRequest, HelperFailed, Post
 from vllm_launchers.keeper.records import RECORD_VERSION, LaunchSpec, ServerRecord
 from vllm_launchers.values import Value, as_dict, replace
 
@@ -305,7 +305,7 @@ class RequestListener(threading.Thread):
             answers.append(answer)
             answered.set()
 
-        self._post(Asked(request, reply, abandoned))
+        self._post(ConsoleRequest(request, reply, abandoned))
         deadline = time.monotonic() + ANSWER_SECONDS
         while not answered.wait(GONE_SECONDS):
             if time.monotonic() > deadline or _has_gone(connection):

@@ -13,7 +13,7 @@ from vllm_launchers.engine_model.gpus import DEFAULT_GPU, find_model
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.records import ServerRecord, State
-from vllm_launchers.plan.attention import fp8_cache
+from vllm_launchers.plan.attention import fp8_cache_support
 from vllm_launchers.plan.model import Engine, EngineKind, Plan
 from vllm_launchers.presets.model import FlagSetting, Objectives, Preset, Workload
 from vllm_launchers.secrets import API_KEY
@@ -75,7 +75,7 @@ class Details(msgspec.Struct, frozen=True):
         if model is None or self.engine is None or self.engine.build == "cpu":
             return ""
         able = float(model.compute_capability)
-        verdict = fp8_cache(self.flags, self.variables, self.engine.release, able, mla=self.mla)
+        verdict = fp8_cache_support(self.flags, self.variables, self.engine.release, able, mla=self.mla)
         return f"{model.name}: {verdict.why}" if verdict.works is False else ""
 
     @classmethod
@@ -159,7 +159,7 @@ def unpack(packed: Mapping[str, Any]) -> Details:
 # -- the records of this user's servers -------------------------------------------------------------------------------
 
 
-class Records:
+class ServerRecords:
     """All records below one state folder."""
 
     def __init__(self, state: Path) -> None:

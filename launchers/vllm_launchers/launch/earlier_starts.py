@@ -13,13 +13,13 @@ from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.plan.budget.engine_report import learned_from, read_report, report_figures
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import BLOCKS, BYTES
-from vllm_launchers.plan.inputs import Learned
+from vllm_launchers.plan.inputs import EarlierReport
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
 from vllm_launchers.private import open_regular
 from vllm_launchers.units import GIB
-from vllm_launchers.vllm.startup_reports import Remembered, StartupReportStore, flags_digest, remembered
+from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport, flags_digest, remembered
 
 START_LOG_BYTES = 4 << 20
 """How much of a generation's log is searched for its startup."""
@@ -28,10 +28,10 @@ CPU = "cpu"
 """Stands in for the GPU's name with builds that use none."""
 
 
-class Earlier(msgspec.Struct, frozen=True):
+class EarlierStart(msgspec.Struct, frozen=True):
     """An earlier start of a model. ``same`` is whether it had the same engine and flags, so that its report applies."""
 
-    learned: Learned
+    learned: EarlierReport
     same: bool
 
 
@@ -45,7 +45,9 @@ def gpu_kind(gpus: tuple[Gpu, ...], build: str | None) -> str:
     return CPU if build == CPU else (gpus[0].name or "" if gpus else "")
 
 
-def find_earlier(reports: StartupReportStore, plan: Plan, kind: str, own: Remembered | None = None) -> Earlier | None:
+def find_earlier(
+    reports: StartupReportStore, plan: Plan, kind: str, own: StoredReport | None = None
+) -> EarlierStart | None:
     """The earlier start most relevant to a plan; None without any. ``own`` is the server's own."""
     place = _memory_of(plan.engine, kind, plan.environment)
     if not place:
@@ -56,11 +58,13 @@ def find_earlier(reports: StartupReportStore, plan: Plan, kind: str, own: Rememb
         return None
     learned = learned_from(found.reported, found.predicted)
     if found.engine != plan.engine.label:  # vLLM before 0.21 counts tokens differently
-        return Earlier(replace(learned, predicted_kv_tokens=None), same=False)
-    return Earlier(learned, found.flags == flags_digest(settings))
+        return EarlierStart(replace(learned, predicted_kv_tokens=None), same=False)
+    return EarlierStart(learned, found.flags == flags_digest(settings))
 
 
-def fixed_cache(reports: StartupReportStore, plan: Plan, kind: str, own: Remembered | None = None) -> Finding | None:
+def fixed_cache(
+    reports: StartupReportStore, plan: Plan, kind: str, own: StoredReport | None = None
+) -> PlanFinding | None:
     """What is known of a KV cache size that was fixed in bytes: vLLM measures nothing then. ``own`` as above."""
     size, place = plan.flags.get(BYTES), _memory_of(plan.engine, kind, plan.environment)
     if not isinstance(size, int) or plan.engine.kind is not EngineKind.VLLM or plan.engine.build == CPU or not place:
@@ -74,15 +78,15 @@ def fixed_cache(reports: StartupReportStore, plan: Plan, kind: str, own: Remembe
     memory = "the server runs out of memory if neighbors hold more than at that start"
     known = suggested.get(digest)
     if known is not None and size <= known:
-        return Finding("kv_cache_fixed", Level.ADVICE, f"{fixed}; vLLM suggested it with these flags: {memory}")
+        return PlanFinding("kv_cache_fixed", Level.ADVICE, f"{fixed}; vLLM suggested it with these flags: {memory}")
     without = Changes(unset=(BYTES,))
     if known is not None:
         text = f"{fixed}; with these flags vLLM suggested {known / GIB:.1f} GiB, so it may run out of memory"
-        return Finding("kv_cache_fixed", Level.WARNING, text, without)
+        return PlanFinding("kv_cache_fixed", Level.WARNING, text, without)
     if size in suggested.values():
         text = f"{fixed}; vLLM suggested that with other flags, so it may run out of memory: measure again without it"
-        return Finding("kv_cache_fixed", Level.WARNING, text, without)
-    return Finding("kv_cache_fixed", Level.ADVICE, f"{fixed}; vLLM does not check that it fits")
+        return PlanFinding("kv_cache_fixed", Level.WARNING, text, without)
+    return PlanFinding("kv_cache_fixed", Level.ADVICE, f"{fixed}; vLLM does not check that it fits")
 
 
 def remember_start(reports: StartupReportStore, folder: Path, record: ServerRecord) -> bool:
@@ -96,7 +100,7 @@ def remember_start(reports: StartupReportStore, folder: Path, record: ServerReco
     )
 
 
-def own_start(folder: Path, record: ServerRecord) -> Remembered | None:
+def own_start(folder: Path, record: ServerRecord) -> StoredReport | None:
     """The memory report in the log of a server's present generation; None if there is none."""
     details = unpack(record.current.spec.details)
     engine, predicted = details.engine, details.predicted

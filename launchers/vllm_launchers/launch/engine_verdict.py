@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from vllm_launchers.keeper.prepared_launch import FirstStart, PreparedLaunch
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.plan.model import EngineKind
-from vllm_launchers.plan.verdict import Answer, Verdict
+from vllm_launchers.plan.verdict import EngineAnswer, EngineVerdict
 from vllm_launchers.prepared.command import prepared_command
 from vllm_launchers.procfs import resident_mib
 from vllm_launchers.secrets import redact
@@ -47,28 +47,28 @@ class EngineVerdicts:
         pid = self.pid
         return resident_mib(pid) if pid is not None else None
 
-    def ask(self, launch: LaunchPlan, folder: Path) -> Verdict | None:
+    def ask(self, launch: LaunchPlan, folder: Path) -> EngineVerdict | None:
         """The engine's verdict on a plan; None if `end`, a launch or another question came first.
 
         ``folder`` is the one that the server is to have. After a verdict in favor the process waits to be launched.
         """
         if why := _why_not(launch):
-            return Verdict(Answer.UNKNOWN, why)
+            return EngineVerdict(EngineAnswer.UNKNOWN, why)
         start = _start(launch, folder)
         if not start.argv:
-            return Verdict(Answer.UNKNOWN, "its command may do more than to run vLLM")
+            return EngineVerdict(EngineAnswer.UNKNOWN, "its command may do more than to run vLLM")
         try:
             with self._lock:
                 self._end()
                 prepared = self._prepared = PreparedLaunch(start)
         except OSError as error:
-            return Verdict(Answer.UNKNOWN, f"its process could not be started: {error.strerror}")
+            return EngineVerdict(EngineAnswer.UNKNOWN, f"its process could not be started: {error.strerror}")
         message = prepared.wait(LONGEST_SECONDS, "judged", "refused", "unprepared")
         with self._lock:
             if self._prepared is not prepared:
                 return None
             verdict = _verdict(message, prepared)
-            if verdict.answer is not Answer.ACCEPTED:
+            if verdict.answer is not EngineAnswer.ACCEPTED:
                 self._end()
         return replace(verdict, message=redact(verdict.message, tuple(launch.secrets.values())))
 
@@ -112,15 +112,17 @@ def _why_not(launch: LaunchPlan) -> str:
     return ""
 
 
-def _verdict(message: Mapping[str, Any], prepared: PreparedLaunch) -> Verdict:
+def _verdict(message: Mapping[str, Any], prepared: PreparedLaunch) -> EngineVerdict:
     """The verdict that a message says; without one its process has ended, or took too long."""
     text, version = str(message.get("message") or ""), prepared.version
     match message.get("step"):
         case "judged":
-            return Verdict(Answer.ACCEPTED, "", version, parser_only=message.get("config_checked") is False)
+            return EngineVerdict(EngineAnswer.ACCEPTED, "", version, parser_only=message.get("config_checked") is False)
         case "refused":
-            return Verdict(Answer.REFUSED, text, version)
+            return EngineVerdict(EngineAnswer.REFUSED, text, version)
         case "unprepared":
-            return Verdict(Answer.UNKNOWN, text, version)
+            return EngineVerdict(EngineAnswer.UNKNOWN, text, version)
     late = f"it took more than {LONGEST_SECONDS:g}s"
-    return Verdict(Answer.UNKNOWN, "its process ended before it answered" if prepared.over else late, version)
+    return EngineVerdict(
+        EngineAnswer.UNKNOWN, "its process ended before it answered" if prepared.over else late, version
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vllm_launchers.keeper.errors import BadNameError, ElsewhereError, KeeperError, NoSuchServerError
 
 if TYPE_CHECKING:
-    from vllm_launchers.plan.findings import Finding
+    from vllm_launchers.plan.findings import PlanFinding
     from vllm_launchers.plan.placement import Placement
 
 
@@ -54,7 +54,7 @@ class NoPlaceError(FleetError):
 class UnfitError(FleetError):
     """The plan of a launch has errors: ``findings``. ``forceable`` says whether ``force`` helps."""
 
-    def __init__(self, text: str, findings: Sequence[Finding] = (), *, forceable: bool = False) -> None:
+    def __init__(self, text: str, findings: Sequence[PlanFinding] = (), *, forceable: bool = False) -> None:
         super().__init__(text)
         self.findings, self.forceable = tuple(findings), forceable
 

@@ -17,7 +17,7 @@ from vllm_launchers import values
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import NameTakenError
 from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, Recording, RestartMode, ServerRecord, State
-from vllm_launchers.launch.details import Records, unpack
+from vllm_launchers.launch.details import ServerRecords, unpack
 from vllm_launchers.launch.earlier_starts import own_start
 from vllm_launchers.launch.errors import FleetError, UsageError, keeper_errors
 from vllm_launchers.launch.node_start import node_spec, refuse_node, startable
@@ -25,11 +25,11 @@ from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.refusal import refuse_unfit
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
 from vllm_launchers.launch.resolve import LaunchPlan
-from vllm_launchers.launch.standby import beside, find_other, one_switch, refuse_awake, refuse_beside_partner
+from vllm_launchers.launch.standby import find_other, one_switch, refuse_awake, refuse_beside_partner, standby_request
 from vllm_launchers.plan.model import Changes, Engine, Plan
 from vllm_launchers.prepared.command import prepared_command
 from vllm_launchers.private import lock, open_file, own_folder
-from vllm_launchers.vllm.startup_reports import Remembered
+from vllm_launchers.vllm.startup_reports import StoredReport
 
 if TYPE_CHECKING:
     from vllm_launchers.keeper.prepared_launch import PreparedLaunch
@@ -151,7 +151,7 @@ class Launcher:
         self,
         state: Path,
         planner: Planner,
-        records: Records,
+        records: ServerRecords,
         *,
         sidecar: SidecarCommand = _no_sidecar,
         not_retryable: Callable[[], Sequence[NotRetryable]] = tuple,
@@ -168,7 +168,7 @@ class Launcher:
         self._refresh, self._noted, self._judged = refresh, noted, judged
         self._prepared = prepared
         self._prepare, self._rollback = prepare, rollback
-        self._own_reports: dict[str, tuple[float, Remembered | None]] = {}
+        self._own_reports: dict[str, tuple[float, StoredReport | None]] = {}
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         """Plan a launch without doing it; problems are in the plan's findings."""
@@ -177,7 +177,7 @@ class Launcher:
             freed = ""
             if request.standby_of:
                 other = find_other(self._records.read()[0], request.standby_of)
-                request, freed = beside(request, other), "" if other.state is State.ASLEEP else other.name
+                request, freed = standby_request(request, other), "" if other.state is State.ASLEEP else other.name
             launch = self.planner.plan(request, self._records.taken_ports(), self._records.starting(), freed=freed)
         return msgspec.structs.replace(launch, plan=self._judged(launch.plan))
 
@@ -428,7 +428,7 @@ class Launcher:
         sidecar = self._sidecar(launch, client.folder(self._state, name))
         return launch.spec(sidecar, self._not_retryable() if retried else (), node_spec(launch))
 
-    def _own_report(self, record: ServerRecord) -> Remembered | None:
+    def _own_report(self, record: ServerRecord) -> StoredReport | None:
         """The memory report in the server's log, read once per start."""
         if record.current.ready_at is None:
             return None

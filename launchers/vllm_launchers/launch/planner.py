@@ -31,13 +31,13 @@ from vllm_launchers.launch.placement import (
     place_on_ray,
 )
 from vllm_launchers.launch.request import LaunchRequest, RestartOptions
-from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve, suggestions, without_server
+from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve_launch, suggestions, without_server
 from vllm_launchers.plan.checks.environment import OTHER_PORT, engine_missing
 from vllm_launchers.plan.checks.request import on_ray
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
 from vllm_launchers.plan.command_line import inherited_secrets, split_secrets
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
@@ -46,7 +46,7 @@ from vllm_launchers.presets.load import PresetError, find_preset, read_presets
 from vllm_launchers.presets.model import Preset, Workload
 from vllm_launchers.vllm.engines import EngineError, engine_at, engine_problems, find_engines, simulated_engine
 from vllm_launchers.vllm.flags.releases import parse_release
-from vllm_launchers.vllm.startup_reports import Remembered, StartupReportStore
+from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT = 8000
@@ -155,17 +155,17 @@ class Planner:
         host = request.host or LOOPBACK
         if problem := host_problem(host):
             raise UsageError(problem)
-        found: list[Finding] = []
+        found: list[PlanFinding] = []
         engine = self._engine(request, found)
         if self._gpus is not None and self._gpus.recorded and engine.kind is EngineKind.VLLM:
             text = "planned for a recorded host; it can't be started on this machine"
-            found.append(Finding("recorded_host", Level.ADVICE, text))
+            found.append(PlanFinding("recorded_host", Level.ADVICE, text))
         port = request.port if request.port is not None else _free(host, taken, self._prepared())
         if not 1 <= port <= 65535:
             raise UsageError(f"--port {port}: a port lies between 1 and 65535")
         if port in taken:
             text = f"port {port} belongs to another of your servers (see 'vllm-console list'); {OTHER_PORT}"
-            found.append(Finding("port_taken", Level.ERROR, text))
+            found.append(PlanFinding("port_taken", Level.ERROR, text))
         port_to_check = request.port if request.port is not None and port not in taken else None
         environment, given = split_secrets(request.environment)
         place = request.place
@@ -196,7 +196,7 @@ class Planner:
         inputs = self.inputs.gather(resolved, port_to_check, starting, place=place, from_hub=request.from_hub)
         if freed:
             inputs = replace(inputs, host=without_server(inputs.host, freed))
-        return resolve(resolved, inputs, self._reports)
+        return resolve_launch(resolved, inputs, self._reports)
 
     def plan_restart(
         self,
@@ -204,7 +204,7 @@ class Planner:
         changes: Changes,
         options: RestartOptions,
         starting: Sequence[str] = (),
-        own: Remembered | None = None,
+        own: StoredReport | None = None,
     ) -> LaunchPlan:
         """Plan a restart with changed flags: same model, engine, address (unless another port is given) and GPUs.
 
@@ -220,7 +220,7 @@ class Planner:
             raise FleetError(f"cannot be restarted: {error}. Stop it, then start it again") from error
         resolved = self._in_place_of(record, details, preset, changes, details.environment, options)
         resolved = replace(resolved, port=options.port or resolved.port, sources=details.sources)
-        return resolve(resolved, self._restart_inputs(record.name, resolved, starting), self._reports, own)
+        return resolve_launch(resolved, self._restart_inputs(record.name, resolved, starting), self._reports, own)
 
     def plan_switch(
         self, record: ServerRecord, preset: str, options: RestartOptions, starting: Sequence[str] = ()
@@ -230,7 +230,7 @@ class Planner:
         environment = kept_slice(details.environment)
         resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, options)
         resolved = replace(resolved, beside="")  # it serves something else now
-        return resolve(resolved, self._restart_inputs(record.name, resolved, starting), self._reports)
+        return resolve_launch(resolved, self._restart_inputs(record.name, resolved, starting), self._reports)
 
     def plan_beside(
         self,
@@ -273,7 +273,7 @@ class Planner:
         )
         inputs = self.inputs.gather(resolved, None, starting, place=place)
         try:
-            return resolve(resolved, inputs, self._reports)
+            return resolve_launch(resolved, inputs, self._reports)
         except NoPlaceError as error:
             text = str(error).removesuffix(". Leave --gpus out, or name them")
             raise NoPlaceError(f"no room for a second server beside {record.name}: {text}", error.sets) from error
@@ -334,7 +334,7 @@ class Planner:
             ray = replace(ray, nodes=tuple(replace(node, free=None) for node in ray.nodes))
         return replace(inputs, host=without_server(inputs.host, name), ray=ray)
 
-    def _engine(self, request: LaunchRequest, found: list[Finding]) -> Engine:
+    def _engine(self, request: LaunchRequest, found: list[PlanFinding]) -> Engine:
         """The engine to launch, or a stand-in for a vLLM that is not installed here."""
         if request.vllm_version is not None:
             if request.vllm or request.engine == EngineKind.SIMULATED:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from vllm_launchers.launch.errors import UnfitError
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.command_line import line_word
-from vllm_launchers.plan.findings import Finding
+from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.model import Changes, Plan
 
 if TYPE_CHECKING:
-    from vllm_launchers.plan.findings import Finding
+    from vllm_launchers.plan.findings import PlanFinding
 
 
 def refuse_unfit(plan: Plan, *, force: bool) -> None:
@@ -32,13 +32,13 @@ def refuse_unfit(plan: Plan, *, force: bool) -> None:
     raise UnfitError(text + hint, standing, forceable=forceable)
 
 
-def format_finding(finding: Finding) -> str:
+def format_finding(finding: PlanFinding) -> str:
     """A finding in one line: its code, its sentence, and the change that fixes it."""
-    fix = f" (fix: {format_fix(finding.fix)})" if finding.fix is not None else ""
+    fix = f" (fix: {fix_options(finding.fix)})" if finding.fix is not None else ""
     return f"{finding.message} [{finding.code}]{fix}"
 
 
-def format_fix(fix: Changes) -> str:
+def fix_options(fix: Changes) -> str:
     """A change of flags as command-line options: ``--set max-model-len=8192``."""
     words = [f"--set {line_word(f'{name}={_value(value)}')}" for name, value in fix.set.items()]
     return " ".join([*words, *(f"--unset {name}" for name in fix.unset)])

@@ -24,7 +24,7 @@ from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.engine_report import as_reported, budget_figures
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.build import make_plan
-from vllm_launchers.plan.checks.check import check
+from vllm_launchers.plan.checks.check import check_plan
 from vllm_launchers.plan.checks.model import HERE
 from vllm_launchers.plan.checks.request import gpus_of, on_ray
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
@@ -33,7 +33,7 @@ from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInp
 from vllm_launchers.plan.choices.layout import all_layouts, fixed_layout, held_at_p95, sizes
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, check_layout, check_nodes, node_choices
 from vllm_launchers.plan.choices.pool import pool_of
-from vllm_launchers.plan.findings import Finding, Level, PlanError
+from vllm_launchers.plan.findings import Level, PlanError, PlanFinding
 from vllm_launchers.plan.flags import BLOCKS, VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
@@ -44,7 +44,7 @@ from vllm_launchers.presets.model import Preset, Workload
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.ray_cluster import ADDRESS
-from vllm_launchers.vllm.startup_reports import Remembered, StartupReportStore
+from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport
 
 REUSE_PORT_UNTIL = (0, 25, 0)
 """The first release of vLLM whose server does not set SO_REUSEPORT (with a single API server)."""
@@ -79,7 +79,7 @@ class ResolvedRequest(msgspec.Struct, frozen=True):
     workload: Workload | None = None
     sources: Mapping[str, str] | None = None
     find: Finder | None = None
-    found: tuple[Finding, ...] = ()
+    found: tuple[PlanFinding, ...] = ()
     restart: RestartPolicy = msgspec.field(default_factory=RestartPolicy)
     warm_up: bool = True
     probe: ProbeWish = "auto"
@@ -165,11 +165,11 @@ def _drain_seconds(plan: Plan) -> float:
         return 0.0
 
 
-def resolve(
+def resolve_launch(
     request: ResolvedRequest,
     inputs: PlanInputs,
     reports: StartupReportStore | None = None,
-    own: Remembered | None = None,
+    own: StoredReport | None = None,
 ) -> LaunchPlan:
     """Resolve a launch; ``reports`` are those of earlier starts, ``own`` is that of the server being replaced.
 
@@ -220,7 +220,7 @@ def resolve(
         plan = _with_nodes(plan, request, request.nodes, inputs, budget)
     else:
         plan = _with_alternatives(plan, request, inputs, budget)
-    findings = check(plan, inputs, request.workload or request.preset.workload, budget)
+    findings = check_plan(plan, inputs, request.workload or request.preset.workload, budget)
     mla = inputs.facts is not None and inputs.facts.mla
     around = inputs.environment.variables
     inherited = {BACKEND_VARIABLE: around[BACKEND_VARIABLE]} if BACKEND_VARIABLE in around else {}
@@ -409,7 +409,7 @@ def _placed(
     moved = request.sources is not None and place.gpus != request.gpus
     return replace(
         plan,
-        findings=(*plan.findings, Finding("gpus_moved", Level.WARNING, message)) if moved else plan.findings,
+        findings=(*plan.findings, PlanFinding("gpus_moved", Level.WARNING, message)) if moved else plan.findings,
         gpus=place.gpus,
         reasons={**plan.reasons, "gpus": message} if message and place.gpus else plan.reasons,
         placement=place.reason,

@@ -121,7 +121,7 @@ def refuse_beside_partner(records: Sequence[ServerRecord], record: ServerRecord)
         )
 
 
-def beside(request: LaunchRequest, other: ServerRecord) -> LaunchRequest:
+def standby_request(request: LaunchRequest, other: ServerRecord) -> LaunchRequest:
     """The request for a server with sleep mode on the GPUs of another one.
 
     Raises:

@@ -70,7 +70,7 @@ def selected_backend(flags: Flags, environment: Mapping[str, str], release: Rele
     return name if name and name != "AUTO" else None
 
 
-def fp8_cache(
+def fp8_cache_support(
     flags: Flags, environment: Mapping[str, str], release: Release | None, capability: float | None, *, mla: bool
 ) -> Fp8Cache:
     """Whether a launch can keep its KV cache in FP8, regardless of who requests that.

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.plan.checks.sleep import DEVELOPERS
 from vllm_launchers.plan.choices.inputs import Choice, Source, overlay
-from vllm_launchers.plan.findings import Finding, Level, PlanError
+from vllm_launchers.plan.findings import Level, PlanError, PlanFinding
 from vllm_launchers.plan.flags import SLEEP_MODE, flag_words, spellings
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Preset
@@ -30,7 +30,7 @@ class _Draft:
     def __init__(self, choices: Sequence[Choice], environment: Mapping[str, str]) -> None:
         self.choices = {choice.flag: choice for choice in choices}
         self.environment = dict(environment)
-        self.findings: list[Finding] = []
+        self.findings: list[PlanFinding] = []
 
     def value(self, name: str) -> FlagValue | None:
         """A flag's value, None if it is left to vLLM."""
@@ -41,7 +41,7 @@ class _Draft:
         self.choices[choice.flag] = choice
 
     def find(self, code: str, level: Level, message: str) -> None:
-        self.findings.append(Finding(code, level, message))
+        self.findings.append(PlanFinding(code, level, message))
 
 
 def make_plan(

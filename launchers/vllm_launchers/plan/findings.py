@@ -21,7 +21,7 @@ class Level(StrEnum):
     ADVICE = "advice"
 
 
-class Finding(msgspec.Struct, frozen=True):
+class PlanFinding(msgspec.Struct, frozen=True):
     """``message`` is one sentence: what, where, and what to do. ``fix`` is the flag change that fixes it, if any.
 
     ``surely`` is False for an error that rests on an estimate or on a state that may pass, so ``--force`` may override
@@ -35,10 +35,10 @@ class Finding(msgspec.Struct, frozen=True):
     surely: bool = True
 
 
-def by_weight(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def by_weight(findings: Iterable[PlanFinding]) -> tuple[PlanFinding, ...]:
     """Errors first, then warnings, then advice; otherwise in the given order; without duplicates."""
     order = list(Level)
-    once: list[Finding] = []
+    once: list[PlanFinding] = []
     for finding in findings:  # a change of flags contains a mapping and cannot be hashed
         if finding not in once:
             once.append(finding)

@@ -12,10 +12,10 @@ from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.ray_cluster import RayCluster
 
-__all__ = ["HostEnvironment", "Learned", "PlanInputs"]
+__all__ = ["EarlierReport", "HostEnvironment", "PlanInputs"]
 
 
-class Learned(msgspec.Struct, frozen=True):
+class EarlierReport(msgspec.Struct, frozen=True):
     """The report of an earlier start of this model on this kind of GPU, and the prediction for it."""
 
     report: EngineReport
@@ -41,7 +41,7 @@ class PlanInputs(msgspec.Struct, frozen=True):
     host: Host | None = None
     shares: tuple[GpuShare, ...] = ()
     environment: HostEnvironment = msgspec.field(default_factory=HostEnvironment)
-    learned: Learned | None = None
+    learned: EarlierReport | None = None
     draft: ModelFacts | None = None
     """The speculative model for this one, if the flags name a known one."""
     model_problem: str = ""

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from vllm_launchers.plan.alternatives import Alternative
     from vllm_launchers.plan.budget.budget import MemoryBudget
     from vllm_launchers.plan.choices.inputs import Choice
-    from vllm_launchers.plan.findings import Finding
+    from vllm_launchers.plan.findings import PlanFinding
     from vllm_launchers.plan.nodes import NodesPlan
     from vllm_launchers.plan.pace import Paces
     from vllm_launchers.plan.placement import Placement
-    from vllm_launchers.plan.verdict import Verdict
+    from vllm_launchers.plan.verdict import EngineVerdict
 
 
 __all__ = ["Changes", "Engine", "EngineKind", "FlagValue", "Flags", "Plan", "same_value"]
@@ -59,13 +59,13 @@ class Plan(msgspec.Struct, frozen=True):
     """Its expected speed; None if too little is known about model or GPU."""
     alternatives: tuple[Alternative, ...] = ()
     """It and other ways to launch the model here, itself first; empty if there is only one way."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[PlanFinding, ...] = ()
     """What blocks it, will hurt it or could be better, worst first."""
     probe: ProbePlan = ProbePlan()
     """The variables that add the probe, or why it has none."""
     nodes: NodesPlan | None = None
     """The machines that it is spread over; None for one."""
-    verdict: Verdict | None = None
+    verdict: EngineVerdict | None = None
     """The engine's own verdict on the flags; None if it was not asked."""
 
     @property
@@ -82,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True):
 # -- whether its model fits its GPUs ----------------------------------------------------------------------------------
 
 
-class Fit(msgspec.Struct, frozen=True):
+class MemoryFit(msgspec.Struct, frozen=True):
     """``fits`` is None if the plan knows too little about model or GPU. ``error`` is what blocks a start, in one
     sentence; empty if nothing does. ``kv_tokens`` is what the KV cache would hold.
     """
@@ -92,9 +92,9 @@ class Fit(msgspec.Struct, frozen=True):
     kv_tokens: int | None = None
 
 
-def fit_of(plan: Plan) -> Fit:
+def fit_of(plan: Plan) -> MemoryFit:
     """Summarize a plan's verdict on its model."""
     error = next((finding.message for finding in plan.findings if finding.level is Level.ERROR), "")
     if plan.memory is None:
-        return Fit(None, error)
-    return Fit(plan.memory.fits, error, plan.memory.kv_tokens if plan.memory.fits else None)
+        return MemoryFit(None, error)
+    return MemoryFit(plan.memory.fits, error, plan.memory.kv_tokens if plan.memory.fits else None)

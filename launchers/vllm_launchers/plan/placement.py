@@ -23,7 +23,7 @@ from vllm_launchers.host.gpu.sharing import (
     is_held_by_others,
     slice_gpu,
 )
-from vllm_launchers.host.gpu.topology import LinkLevel, level_of, nvlinks_in, pcie_groups, spans
+from vllm_launchers.host.gpu.topology import LinkLevel, link_level, nvlinks_in, pcie_groups, spans
 
 MOST_SETS = 20_000
 """Up to this many sets are all evaluated (16 GPUs, 8 of them: 12,870); beyond that, sets are grown from each GPU."""
@@ -93,7 +93,7 @@ class Placement(msgspec.Struct, frozen=True):
         return {"CUDA_VISIBLE_DEVICES": self.visible_devices(by_uuid=by_uuid), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-class Ranking(msgspec.Struct, frozen=True):
+class PlacementRanking(msgspec.Struct, frozen=True):
     """The sets, best first. ``problem`` says in one sentence why none fits, or nothing."""
 
     placements: tuple[Placement, ...]
@@ -124,14 +124,14 @@ class _Asked(msgspec.Struct, frozen=True):
     def level(self, a: int, b: int) -> LinkLevel:
         link = self.link(a, b)
         if link is not None:
-            return level_of(link.kind)
+            return link_level(link.kind)
         together = any(a in island and b in island for island in self.host.islands)
         return LinkLevel.NVLINK if together else LinkLevel.UNKNOWN
 
 
 def rank_placements(
     host: Host, size: int, *, need_gib: Need = None, shares: Iterable[GpuShare] = (), most: int = 8
-) -> Ranking:
+) -> PlacementRanking:
     """The best sets of ``size`` GPUs for one tensor-parallel server, at most ``most`` of them.
 
     ``need_gib`` is what the server takes of each GPU, or a function of the GPU (for a MIG slice it gets a GPU of the
@@ -139,7 +139,7 @@ def rank_placements(
     are left out; GPUs in MIG mode provide their slices only to servers on one GPU.
     """
     if size < 1:
-        return Ranking((), "a server needs at least one GPU")
+        return PlacementRanking((), "a server needs at least one GPU")
     asked = _ask(host, need_gib, tuple(shares))
     found: list[tuple[_Key, Placement | Sequence[int]]] = [
         (_key(asked, chosen), chosen) for chosen in _sets(asked, sorted(asked.gpus), size)
@@ -150,7 +150,7 @@ def rank_placements(
     found.sort(key=lambda pair: pair[0])
     choices = _different(asked, found, most)
     placements = tuple(found if isinstance(found, Placement) else _placement(asked, found) for found in choices)
-    return Ranking(placements, _problem(asked, size, placements))
+    return PlacementRanking(placements, _problem(asked, size, placements))
 
 
 _Key = tuple[float, ...]

@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.plan.findings import Finding, Level, by_weight
+from vllm_launchers.plan.findings import Level, PlanFinding, by_weight
 from vllm_launchers.plan.model import Changes, EngineKind, Plan
 
 REFUSED = "vllm_refuses"
@@ -26,7 +26,7 @@ LONGEST = 600
 _FLAG = re.compile(r"--([a-z0-9][a-z0-9._-]*)")
 
 
-class Answer(StrEnum):
+class EngineAnswer(StrEnum):
     """The engine's verdict on the flags; `UNKNOWN` if it can't be asked."""
 
     ACCEPTED = "accepted"
@@ -34,7 +34,7 @@ class Answer(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class EngineVerdict(msgspec.Struct, frozen=True):
     """The engine's verdict on the flags of a plan.
 
     ``message`` is why it refuses them, in its own words, or why it can't be asked. ``version`` is that of the vLLM that
@@ -42,7 +42,7 @@ class Verdict(msgspec.Struct, frozen=True):
     for, if anything.
     """
 
-    answer: Answer
+    answer: EngineAnswer
     message: str = ""
     version: str = ""
     parser_only: bool = False
@@ -55,30 +55,30 @@ def question(plan: Plan) -> Hashable:
     return plan.engine, plan.model, flags, tuple(sorted(plan.environment.items()))
 
 
-def with_verdict(plan: Plan, verdict: Verdict) -> Plan:
+def with_verdict(plan: Plan, verdict: EngineVerdict) -> Plan:
     """The plan with the engine's verdict instead of the findings on the same flags."""
     found = [one for one in plan.findings if one.code != REFUSED]
     match verdict.answer:
-        case Answer.ACCEPTED:
+        case EngineAnswer.ACCEPTED:
             wrong = PARSED if verdict.parser_only else CHECKED
             kept = [one for one in found if not (one.code in wrong and _certain_error(one))]
-        case Answer.REFUSED:
+        case EngineAnswer.REFUSED:
             # vLLM stops at its first error: what it does not speak of may still be wrong.
             same = [one for one in found if one.code in CHECKED and _speaks_of(verdict.message, one)]
             fix = next((one.fix for one in same if one.fix is not None), verdict.fix)
             # Not certain: it may rest on what passes, such as a network or a file.
-            refused = Finding(REFUSED, Level.ERROR, format_verdict(plan, verdict), fix, surely=False)
+            refused = PlanFinding(REFUSED, Level.ERROR, format_verdict(plan, verdict), fix, surely=False)
             kept = [refused, *(one for one in found if one not in same)]
-        case Answer.UNKNOWN:
+        case EngineAnswer.UNKNOWN:
             kept = found
     return replace(plan, findings=by_weight(kept), verdict=verdict)
 
 
-def _certain_error(finding: Finding) -> bool:
+def _certain_error(finding: PlanFinding) -> bool:
     return finding.level is Level.ERROR and finding.surely
 
 
-def _speaks_of(message: str, finding: Finding) -> bool:
+def _speaks_of(message: str, finding: PlanFinding) -> bool:
     """Whether vLLM's message names a flag that an error of the plan is about."""
     if finding.level is not Level.ERROR:
         return False
@@ -88,17 +88,17 @@ def _speaks_of(message: str, finding: Finding) -> bool:
     return any(name.partition(".")[0] in (word.lstrip("-") for word in words) for name in names)
 
 
-def format_verdict(plan: Plan, verdict: Verdict) -> str:
+def format_verdict(plan: Plan, verdict: EngineVerdict) -> str:
     """The verdict as one sentence, the engine's own as such."""
     real = plan.engine.kind is EngineKind.VLLM
     name = f"vLLM {verdict.version.partition('+')[0]}" if real and verdict.version else plan.engine.label
     match verdict.answer:
-        case Answer.ACCEPTED if verdict.parser_only:
+        case EngineAnswer.ACCEPTED if verdict.parser_only:
             return f"{name}'s parser accepts these flags; without the GPU it can't check more"
-        case Answer.ACCEPTED:
+        case EngineAnswer.ACCEPTED:
             return f"{name} accepts these flags"
-        case Answer.REFUSED:
+        case EngineAnswer.REFUSED:
             text = "; ".join(line.strip() for line in verdict.message.splitlines() if line.strip())
             return f"{name} refuses: {text if len(text) <= LONGEST else text[: LONGEST - 1] + '…'}"
-        case Answer.UNKNOWN:
+        case EngineAnswer.UNKNOWN:
             return f"{name} can't be asked about these flags: {verdict.message}"

@@ -97,7 +97,7 @@ class UnpreparedError(Exception):
     """This vLLM can't be prepared; the message is a clause."""
 
 
-class RefusedError(Exception):
+class FlagsRefusedError(Exception):
     """vLLM does not take the flags; the message is vLLM's."""
 
 
@@ -105,7 +105,7 @@ class GpuNeededError(Exception):
     """The flags can't be judged without initializing the GPU."""
 
 
-class Keeper:
+class KeeperSocket:
     """The socket to the process that started this one."""
 
     def __init__(self, start: Start) -> None:
@@ -247,7 +247,7 @@ def judge(untouched: Untouched, start: Start) -> Any:
     """
     try:
         configuration = verdict(start)
-    except (RefusedError, UnpreparedError) as error:
+    except (FlagsRefusedError, UnpreparedError) as error:
         if untouched.needed:
             raise GpuNeededError from error
         raise
@@ -263,14 +263,14 @@ def verdict(start: Start) -> Any:
         if start.parser_only:
             return None
         configuration = configure(args)
-    except (RefusedError, UnpreparedError):
+    except (FlagsRefusedError, UnpreparedError):
         raise
     except SystemExit as error:
-        raise RefusedError(f"vLLM exited with code {error.code} when it checked its configuration") from error
+        raise FlagsRefusedError(f"vLLM exited with code {error.code} when it checked its configuration") from error
     except Exception as error:  # whatever vLLM raises about flags
         if says_nothing_about_flags(error):
             raise UnpreparedError(f"its flags can't be checked: {describe(error)}") from error
-        raise RefusedError(describe(error)) from error
+        raise FlagsRefusedError(describe(error)) from error
     return configuration
 
 
@@ -293,7 +293,7 @@ def parse(command_line: ModuleType, serve: ModuleType) -> argparse.Namespace:
         if not error.code:
             raise UnpreparedError("this command line does not serve") from error
         text = "".join(messages) or (error.code if isinstance(error.code, str) else "")
-        raise RefusedError(text.strip() or f"vLLM exited with code {error.code} when it read the flags") from error
+        raise FlagsRefusedError(text.strip() or f"vLLM exited with code {error.code} when it read the flags") from error
     finally:
         command.cmd = original
     if len(arguments) != 1:
@@ -730,7 +730,7 @@ def flush(libc: ctypes.CDLL) -> None:
     libc.fflush(None)
 
 
-def become_server(keeper: Keeper) -> NoReturn:
+def become_server(keeper: KeeperSocket) -> NoReturn:
     """Report it and run vLLM's ``main`` as its command does."""
     die_with_parent(yes=False)
     keeper.report("started")
@@ -780,7 +780,7 @@ def noted_start() -> Start:
     return Start(began, bool(first), argv, dict(os.environ))
 
 
-def prepare(keeper: Keeper, untouched: Untouched, start: Start) -> tuple[Installation, Any]:
+def prepare(keeper: KeeperSocket, untouched: Untouched, start: Start) -> tuple[Installation, Any]:
     """Import vLLM, have it judge the flags, and import what a server needs besides.
 
     Returns what was imported, and the configuration if it was checked.
@@ -800,7 +800,7 @@ def prepare(keeper: Keeper, untouched: Untouched, start: Start) -> tuple[Install
     return installation, configuration
 
 
-def give_up(keeper: Keeper, message: str) -> NoReturn:
+def give_up(keeper: KeeperSocket, message: str) -> NoReturn:
     """Report that this vLLM can't be prepared."""
     keeper.report("unprepared", message=shortened(message))
     sys.exit(UNPREPARED)
@@ -811,14 +811,14 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):  # ended at once and without a traceback, also inside an import
         signal.signal(number, signal.SIG_DFL)
     start = noted_start()
-    keeper = Keeper(start)
+    keeper = KeeperSocket(start)
     take_words()
     # vLLM's command does the same. A fork after all these imports could take locks of their threads along.
     os.environ.setdefault(METHOD, "spawn")
     untouched = Untouched()
     try:
         installation, configuration = prepare(keeper, untouched, start)
-    except RefusedError as error:
+    except FlagsRefusedError as error:
         show(error)
         keeper.report("refused", seconds=keeper.seconds, message=shortened(str(error)))
         sys.exit(REFUSED)
@@ -848,7 +848,7 @@ def main() -> NoReturn:
     become_server(keeper)
 
 
-def load_ahead(keeper: Keeper, configuration: Any) -> Spare | None:
+def load_ahead(keeper: KeeperSocket, configuration: Any) -> Spare | None:
     """Do what the server would spend time on: read its weights into the page cache, start the engine's Python."""
     reader = start_reading(configuration)
     spare = start_spare(configuration)

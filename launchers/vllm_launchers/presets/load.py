@@ -54,7 +54,7 @@ def _noting(found: list[str]) -> Iterator[None]:
         found += problem.mistakes
 
 
-def shown(text: str, limit: int = 60) -> str:
+def short_text(text: str, limit: int = 60) -> str:
     """Text from a file, sanitized and short enough for a sentence."""
     safe = (
         text
@@ -81,7 +81,7 @@ def check_document(document: Mapping[str, Any], *, complete: bool) -> None:
     Raises:
         Problem: all mistakes.
     """
-    found = [f"unknown key '{shown(key)}'{near(key, KEYS, 'known are: ')}" for key in document if key not in KEYS]
+    found = [f"unknown key '{short_text(key)}'{near(key, KEYS, 'known are: ')}" for key in document if key not in KEYS]
     for key in ("extends", *TEXTS):
         if key in document:
             with _noting(found):
@@ -107,7 +107,7 @@ def check_document(document: Mapping[str, Any], *, complete: bool) -> None:
         raise Problem(*found)
 
 
-def merge(base: Mapping[str, Any], document: Mapping[str, Any], base_name: str) -> dict[str, Any]:
+def merge_preset(base: Mapping[str, Any], document: Mapping[str, Any], base_name: str) -> dict[str, Any]:
     """Lay ``document`` over what it extends: texts replace, tables are merged key by key, ``drop`` removes.
 
     Raises:
@@ -123,10 +123,10 @@ def merge(base: Mapping[str, Any], document: Mapping[str, Any], base_name: str) 
         holders = [table for table in ("flags", "environment") if name in base.get(table, {})]
         if not holders:
             inherited = [*base.get("flags", {}), *base.get("environment", {})]
-            raise Problem(f"drop: '{shown(name)}' is not set by '{base_name}'{near(name, inherited, 'it sets: ')}")
+            raise Problem(f"drop: '{short_text(name)}' is not set by '{base_name}'{near(name, inherited, 'it sets: ')}")
         for table in holders:
             if name in document.get(table, {}):
-                raise Problem(f"drop: '{shown(name)}' is both dropped and set here; leave one of them out")
+                raise Problem(f"drop: '{short_text(name)}' is both dropped and set here; leave one of them out")
             del merged[table][name]
     return merged
 
@@ -164,18 +164,18 @@ def to_preset(document: Mapping[str, Any], *, name: str, source: str, shipped: b
 
 
 def _check_flag(name: str, setting: object) -> None:
-    where = f"flags.{shown(name)}"
+    where = f"flags.{short_text(name)}"
     if not FLAG_NAME.fullmatch(name):
         head, dot, tail = name.partition(".")
         better = head.strip("-").replace("_", "-").lower() + dot + tail
         raise Problem(
             f"{where}: a flag is written without leading dashes, in small letters joined by '-'"
-            + (f": '{shown(better)}'" if FLAG_NAME.fullmatch(better) else "")
+            + (f": '{short_text(better)}'" if FLAG_NAME.fullmatch(better) else "")
         )
     if refusal := refused_flag(name):
         raise Problem(f"{where}: {refusal}")
     if name.startswith("no-"):
-        raise Problem(f"{where}: write '{shown(name[3:])}' with value = false")
+        raise Problem(f"{where}: write '{short_text(name[3:])}' with value = false")
     value = _setting(where, setting, "flags")
     _check_flag_value(f"{where}.value" if isinstance(setting, dict) else where, name, value)
 
@@ -188,15 +188,15 @@ def _check_flag_value(where: str, name: str, value: object) -> None:
         if refusal := refused_value(value):
             raise Problem(f"{where}: {refusal}")
     elif (isinstance(value, float) and not math.isfinite(value)) or abs(value) > _MAX_INT:
-        raise Problem(f"{where}: expected a finite number of a sensible size, not {shown(str(value))}")
+        raise Problem(f"{where}: expected a finite number of a sensible size, not {short_text(str(value))}")
     rule = FLAG_RULES.get(name)
     if rule is not None and not rule.allows(value):
-        given = f"'{shown(value)}'" if isinstance(value, str) else shown(str(value).lower())
+        given = f"'{short_text(value)}'" if isinstance(value, str) else short_text(str(value).lower())
         raise Problem(f"{where}: expected {rule.expected}, not {given}")
 
 
 def _check_variable(name: str, setting: object) -> None:
-    where = f"environment.{shown(name)}"
+    where = f"environment.{short_text(name)}"
     if not ENVIRONMENT_NAME.fullmatch(name):
         raise Problem(f"{where}: is not a name of an environment variable (letters, digits and '_')")
     if is_secret_name(name):
@@ -217,8 +217,10 @@ def _setting(where: str, setting: object, table: str) -> object:
     for key in setting:
         if key not in ("value", "why"):
             if "value" not in setting and isinstance(setting[key], dict) and table == "flags":
-                raise Problem(f'{where}: for a flag with a dot put it in quotes: [flags."{where[6:]}.{shown(key)}"]')
-            raise Problem(f"{where}: unknown key '{shown(key)}'{near(key, ('value', 'why'), 'known are: ')}")
+                raise Problem(
+                    f'{where}: for a flag with a dot put it in quotes: [flags."{where[6:]}.{short_text(key)}"]'
+                )
+            raise Problem(f"{where}: unknown key '{short_text(key)}'{near(key, ('value', 'why'), 'known are: ')}")
     for key in ("value", "why"):
         if key not in setting:
             what = "the reason for it, for people" if key == "why" else "what it is set to"
@@ -243,7 +245,7 @@ def _check_text(where: str, value: object, *, empty: bool = False) -> None:
     if len(value) > MAX_TEXT:
         raise Problem(f"{where}: longer than {MAX_TEXT:,} characters")
     if not value.isprintable():
-        raise Problem(f"{where}: holds a line break or a control character: '{shown(value)}'")
+        raise Problem(f"{where}: holds a line break or a control character: '{short_text(value)}'")
 
 
 def _check_struct(where: str, table: Mapping[str, Any], shape: type[_Struct], *, complete: bool) -> None:
@@ -252,7 +254,7 @@ def _check_struct(where: str, table: Mapping[str, Any], shape: type[_Struct], *,
     found: list[str] = []
     for key, value in table.items():
         if key not in fields:
-            found.append(f"{where}: unknown key '{shown(key)}'{near(key, fields, 'known are: ')}")
+            found.append(f"{where}: unknown key '{short_text(key)}'{near(key, fields, 'known are: ')}")
             continue
         try:
             convert(value, fields[key])
@@ -285,7 +287,7 @@ _TYPE_NAMES = {"int": "a whole number", "float": "a number", "str": "text", "boo
 def _sentence(message: str, value: object) -> str:
     """msgspec's message, rephrased: ``Expected `int` >= 1`` becomes ``expected a whole number >= 1, not 0``."""
     wanted = re.sub(r"`(\w+)`", lambda match: _TYPE_NAMES.get(match[1], match[1]), message.partition(", got")[0])
-    given = shown(str(value)) if isinstance(value, int | float) and not isinstance(value, bool) else _kind(value)
+    given = short_text(str(value)) if isinstance(value, int | float) and not isinstance(value, bool) else _kind(value)
     return f"{wanted[:1].lower()}{wanted[1:]}, not {given}"
 
 
@@ -294,9 +296,9 @@ def _kind(value: object) -> str:
         case bool():
             return str(value).lower()
         case int() | float():
-            return f"the number {shown(str(value))}"
+            return f"the number {short_text(str(value))}"
         case str():
-            return f"the text '{shown(value)}'"
+            return f"the text '{short_text(value)}'"
         case dict():
             return "a table"
         case list():
@@ -322,7 +324,7 @@ class PresetError(Exception):
     """An unusable preset; the message is one sentence that names file, key and what was expected."""
 
     def __init__(self, path: Path | None, message: str) -> None:
-        super().__init__(f"{shown(str(path), 500)}: {message}" if path else message)
+        super().__init__(f"{short_text(str(path), 500)}: {message}" if path else message)
         self.path = path
         self.mistake = message
         self.message = str(self)
@@ -366,7 +368,7 @@ def find_preset(name: str, presets: Mapping[str, Preset], problems: Iterable[Pre
         raise PresetError(mistakes[0].path, f"{len(mistakes)} mistakes: {' '.join(numbered)}")
     if mistakes:
         raise mistakes[0]
-    raise PresetError(None, f"no preset is called '{shown(name)}'{near(name, presets, 'there are: ')}")
+    raise PresetError(None, f"no preset is called '{short_text(name)}'{near(name, presets, 'there are: ')}")
 
 
 class _Shelf:
@@ -412,17 +414,17 @@ class _Shelf:
         if len(via) >= MAX_DEPTH:
             raise Problem(f"extends: more than {MAX_DEPTH} presets in a row")
         if not base_own and (base in self._broken and base != name):
-            raise Problem(f"extends: '{shown(base)}' cannot be used itself")
+            raise Problem(f"extends: '{short_text(base)}' cannot be used itself")
         if not base_own and base not in self._shipped:
             known = sorted({*self._shipped, *self._own} - {name})
-            raise Problem(f"extends: no preset is called '{shown(base)}'{near(base, known, 'there are: ')}")
+            raise Problem(f"extends: no preset is called '{short_text(base)}'{near(base, known, 'there are: ')}")
         try:
             inherited = self._merged(base, base_own, (*via, name))
         except Problem as problem:
             if via or str(problem).startswith("extends: "):
                 raise
-            raise Problem(f"extends: '{shown(base)}' cannot be used itself: {problem}") from None
-        return merge(inherited, document, base)
+            raise Problem(f"extends: '{short_text(base)}' cannot be used itself: {problem}") from None
+        return merge_preset(inherited, document, base)
 
 
 def _read_folder(folder: Path, problems: list[PresetError]) -> dict[str, tuple[Path, dict[str, Any]]]:
@@ -468,4 +470,6 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise PresetError(path, "is nested too deeply; a preset has three levels") from None
     except ValueError as error:  # also TOMLDecodeError, and a number with thousands of digits
         end = f"(at its end, line {len(data.splitlines()) or 1})"
-        raise PresetError(path, f"is not TOML: {shown(str(error), 200).replace('(at end of document)', end)}") from None
+        raise PresetError(
+            path, f"is not TOML: {short_text(str(error), 200).replace('(at end of document)', end)}"
+        ) from None

@@ -36,17 +36,17 @@ def serve(args: argparse.Namespace) -> int:
 
     from vllm_launchers.simulated.memory import plan_memory
     from vllm_launchers.simulated.server import bind, run
-    from vllm_launchers.simulated.settings import Simulated, resolve
-    from vllm_launchers.simulated.startup import Log, Startup, announce, announce_resumed
+    from vllm_launchers.simulated.settings import Simulated, resolve_settings
+    from vllm_launchers.simulated.startup import Log, SimulatedStartup, announce, announce_resumed
 
     log = Log()
     simulated = Simulated.from_environment(os.environ)
     if simulated.totals is None:
         announce(log, args, simulated.gpu.name)
     sock = bind(args.host, args.port)
-    settings = resolve(args, simulated)
+    settings = resolve_settings(args, simulated)
     if simulated.totals is None:
-        plan, totals = Startup(log, settings, simulated.startup_seconds).run(), ""
+        plan, totals = SimulatedStartup(log, settings, simulated.startup_seconds).run(), ""
     else:
         plan, totals = plan_memory(settings), simulated.totals.read_text()
         announce_resumed(log)

@@ -41,9 +41,9 @@ from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.requests import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
-    Answer,
+    GeneratedAnswer,
     GenerationRequest,
-    Served,
+    ServedModel,
     chat_text,
     check_continued,
     check_model,
@@ -80,7 +80,7 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 class ApiOptions(msgspec.Struct, frozen=True):
     """The API's settings from the flags."""
 
-    served: Served
+    served: ServedModel
     root: str
     style: Style
     api_keys: tuple[str, ...] = ()
@@ -96,11 +96,11 @@ class ApiOptions(msgspec.Struct, frozen=True):
 class Running:
     """The sequences of one request on their engines."""
 
-    parts: list[tuple[Answer, SimulatedEngine, Stream]]
+    parts: list[tuple[GeneratedAnswer, SimulatedEngine, Stream]]
     news: asyncio.Event
 
     @classmethod
-    def start(cls, engines: Engines, outputs: Sequence[Answer]) -> Running:
+    def start(cls, engines: Engines, outputs: Sequence[GeneratedAnswer]) -> Running:
         """Queue them all. Raises ValueError if one can never run; then none does."""
         running = cls([], asyncio.Event())
         try:
@@ -117,11 +117,11 @@ class Running:
         return all(output.request.finished is not None for output, _engine, _stream in self.parts)
 
     @property
-    def outputs(self) -> list[Answer]:
+    def outputs(self) -> list[GeneratedAnswer]:
         """Their output texts."""
         return [output for output, _engine, _stream in self.parts]
 
-    async def read(self, sent: set[int]) -> list[tuple[Answer, int, int]]:
+    async def read(self, sent: set[int]) -> list[tuple[GeneratedAnswer, int, int]]:
         """Wait for news; yields each sequence with new tokens, from and to. Ended ones are added to ``sent``."""
         while True:
             self.news.clear()
@@ -491,13 +491,13 @@ class Api:
         }
 
 
-class Writer(Protocol):
+class EventWriter(Protocol):
     """Writes one stream's events."""
 
     def begin(self) -> bytes:
         """The data before the first token's event."""
 
-    def tokens(self, output: Answer, start: int, end: int) -> bytes:
+    def tokens(self, output: GeneratedAnswer, start: int, end: int) -> bytes:
         """The event of some tokens."""
 
     def end(self) -> bytes:
@@ -514,7 +514,7 @@ class _ChoiceEvents:
     def begin(self) -> bytes:
         return self.events.begin(self.running.outputs)
 
-    def tokens(self, output: Answer, start: int, end: int) -> bytes:
+    def tokens(self, output: GeneratedAnswer, start: int, end: int) -> bytes:
         return self.events.tokens(output, start, end)
 
     def end(self) -> bytes:
@@ -530,7 +530,7 @@ class _SingleEvents:
     def begin(self) -> bytes:
         return self.writer.begin()
 
-    def tokens(self, _output: Answer, _start: int, end: int) -> bytes:
+    def tokens(self, _output: GeneratedAnswer, _start: int, end: int) -> bytes:
         return self.writer.tokens(end)
 
     def end(self) -> bytes:
@@ -545,7 +545,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, api: Api, running: Running, writer: Writer) -> None:
+    def __init__(self, api: Api, running: Running, writer: EventWriter) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_launchers.simulated.requests import Answer, GenerationRequest, Prompt
+from vllm_launchers.simulated.requests import GeneratedAnswer, GenerationRequest, Prompt
 from vllm_launchers.simulated.validation import ApiError
 from vllm_launchers.simulated.vocabulary import Ranked, Vocabulary, output_text, ranked_tokens
 
@@ -38,7 +38,7 @@ def error_event(error: ApiError) -> bytes:
 # ---- token counts
 
 
-def usage_of(ask: GenerationRequest, outputs: Sequence[Answer], style: Style) -> dict[str, Any]:
+def usage_of(ask: GenerationRequest, outputs: Sequence[GeneratedAnswer], style: Style) -> dict[str, Any]:
     """The ``usage`` object of a complete response: each prompt counts once, each choice's tokens count."""
     usage = _counts(sum(len(prompt.tokens) for prompt in ask.prompts), sum(one.request.generated for one in outputs))
     return {**usage, "prompt_tokens_details": _details(outputs, style), "completion_tokens_details": None}
@@ -48,7 +48,7 @@ def _counts(prompt: int, generated: int) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "total_tokens": prompt + generated, "completion_tokens": generated}
 
 
-def _details(outputs: Sequence[Answer], style: Style) -> dict[str, Any] | None:
+def _details(outputs: Sequence[GeneratedAnswer], style: Style) -> dict[str, Any] | None:
     if not style.usage_details:
         return None
     cached = outputs[-1].request.cached or 0
@@ -66,7 +66,7 @@ class TokenPlace(msgspec.Struct, frozen=True):
     top: Sequence[Ranked]
 
 
-def _output_places(ask: GenerationRequest, one: Answer, start: int, end: int, count: int) -> list[TokenPlace]:
+def _output_places(ask: GenerationRequest, one: GeneratedAnswer, start: int, end: int, count: int) -> list[TokenPlace]:
     seed = one.request.seed
     greedy = ask.fields.get("temperature") == 0
     places = []
@@ -157,12 +157,12 @@ def _prompt_logprobs(ask: GenerationRequest, prompt: Prompt) -> list[dict[str, A
 # ---- complete responses
 
 
-def whole_answer(ask: GenerationRequest, outputs: Sequence[Answer], style: Style) -> dict[str, Any]:
+def whole_answer(ask: GenerationRequest, outputs: Sequence[GeneratedAnswer], style: Style) -> dict[str, Any]:
     """The body of a non-streamed response."""
     return _chat_answer(ask, outputs, style) if ask.chat else _completion_answer(ask, outputs, style)
 
 
-def _completion_answer(ask: GenerationRequest, outputs: Sequence[Answer], style: Style) -> dict[str, Any]:
+def _completion_answer(ask: GenerationRequest, outputs: Sequence[GeneratedAnswer], style: Style) -> dict[str, Any]:
     return {
         "id": ask.id,
         "object": "text_completion",
@@ -178,7 +178,7 @@ def _completion_answer(ask: GenerationRequest, outputs: Sequence[Answer], style:
     }
 
 
-def _completion_choice(ask: GenerationRequest, one: Answer) -> dict[str, Any]:
+def _completion_choice(ask: GenerationRequest, one: GeneratedAnswer) -> dict[str, Any]:
     fields, end = ask.fields, one.request.generated
     ids = bool(fields.get("return_token_ids"))
     text = _echo_text(ask, one) if fields.get("echo") else ""
@@ -198,7 +198,7 @@ def _completion_choice(ask: GenerationRequest, one: Answer) -> dict[str, Any]:
 
 
 def _completion_choice_logprobs(
-    ask: GenerationRequest, one: Answer, start: int, end: int, *, echo: bool, offset: int = 0
+    ask: GenerationRequest, one: GeneratedAnswer, start: int, end: int, *, echo: bool, offset: int = 0
 ) -> dict[str, Any] | None:
     count = ask.fields.get("logprobs")
     if count is None:
@@ -213,14 +213,14 @@ def _prompt_only(ask: GenerationRequest) -> bool:
     return bool(ask.fields.get("echo")) and ask.max_tokens == 0 and not ask.chat
 
 
-def _echo_text(ask: GenerationRequest, one: Answer) -> str:
+def _echo_text(ask: GenerationRequest, one: GeneratedAnswer) -> str:
     if ask.fields.get("return_token_ids"):
         return ""
     prompt = one.prompt
     return prompt.text if prompt.text is not None else ask.served.vocabulary.text(prompt.tokens)
 
 
-def _chat_answer(ask: GenerationRequest, outputs: Sequence[Answer], style: Style) -> dict[str, Any]:
+def _chat_answer(ask: GenerationRequest, outputs: Sequence[GeneratedAnswer], style: Style) -> dict[str, Any]:
     fields, prompt = ask.fields, ask.prompts[0]
     return {
         "id": ask.id,
@@ -240,7 +240,7 @@ def _chat_answer(ask: GenerationRequest, outputs: Sequence[Answer], style: Style
     }
 
 
-def _chat_choice(ask: GenerationRequest, one: Answer) -> dict[str, Any]:
+def _chat_choice(ask: GenerationRequest, one: GeneratedAnswer) -> dict[str, Any]:
     fields, end = ask.fields, one.request.generated
     content = (echoed(ask) if fields.get("echo") else "") + one.text(end)
     message = {
@@ -263,7 +263,7 @@ def _chat_choice(ask: GenerationRequest, one: Answer) -> dict[str, Any]:
     }
 
 
-def _chat_choice_logprobs(ask: GenerationRequest, one: Answer, start: int, end: int) -> dict[str, Any] | None:
+def _chat_choice_logprobs(ask: GenerationRequest, one: GeneratedAnswer, start: int, end: int) -> dict[str, Any] | None:
     if not ask.fields.get("logprobs"):
         return None
     count = ask.fields.get("top_logprobs") or 0
@@ -326,7 +326,7 @@ class Events:
         if ask.stops and not fields.get("include_stop_str_in_output"):
             self._held = max(len(stop) for stop in ask.stops) - 1
 
-    def begin(self, outputs: Sequence[Answer]) -> bytes:
+    def begin(self, outputs: Sequence[GeneratedAnswer]) -> bytes:
         """A chat's first events: each choice's role, and what it continues."""
         ask = self.ask
         if not ask.chat:
@@ -350,7 +350,7 @@ class Events:
             written += event(body)
         return written
 
-    def tokens(self, one: Answer, start: int, end: int) -> bytes:
+    def tokens(self, one: GeneratedAnswer, start: int, end: int) -> bytes:
         """The event of the tokens at positions ``start`` to ``end`` of one choice."""
         if self._plain and one.visible is None and not self.ask.continuous_usage:
             return self._plain_event(one, start, end)
@@ -368,7 +368,7 @@ class Events:
             body["system_fingerprint"] = self.style.fingerprint
         return event(body)
 
-    def end(self, outputs: Sequence[Answer]) -> bytes:
+    def end(self, outputs: Sequence[GeneratedAnswer]) -> bytes:
         """The last events: the token counts, if requested, and the end."""
         if not self.ask.include_usage:
             return DONE
@@ -382,7 +382,7 @@ class Events:
         kind = "chat.completion.chunk" if ask.chat else "text_completion"
         return {"id": ask.id, "object": kind, "created": self._created, "model": ask.model, "choices": choices}
 
-    def _plain_event(self, one: Answer, start: int, end: int) -> bytes:
+    def _plain_event(self, one: GeneratedAnswer, start: int, end: int) -> bytes:
         text, finished = output_text(one.request.seed, start, end), one.request.finished
         finish = "null" if finished is None else f'"{finished}"'
         stop = "null" if finished is None else json.dumps(one.stop_reason)
@@ -399,7 +399,9 @@ class Events:
             tail = f',"system_fingerprint":{json.dumps(self.style.fingerprint)}'
         return f'{self._head}"choices":[{{"index":{one.index},{piece}}}]{tail}}}\n\n'.encode()
 
-    def _completion_choice(self, one: Answer, start: int, end: int, delta: str, progress: _Progress) -> dict[str, Any]:
+    def _completion_choice(
+        self, one: GeneratedAnswer, start: int, end: int, delta: str, progress: _Progress
+    ) -> dict[str, Any]:
         ask = self.ask
         first, progress.begun = not progress.begun, True
         echo = bool(ask.fields.get("echo")) and first
@@ -420,7 +422,9 @@ class Events:
             "token_ids": one.tokens(start, end) if ids else None,
         }
 
-    def _chat_choice(self, one: Answer, start: int, end: int, delta: str, _progress: _Progress) -> dict[str, Any]:
+    def _chat_choice(
+        self, one: GeneratedAnswer, start: int, end: int, delta: str, _progress: _Progress
+    ) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": one.index,
             "delta": {"content": delta},

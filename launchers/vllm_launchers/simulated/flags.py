@@ -136,7 +136,7 @@ _MAIN_USAGE = "vllm [-h] [-v]\n            {serve}\n            ..."
 _SERVE_USAGE = "vllm serve [model_tag] [options]"
 
 
-def human_int(text: str) -> int:
+def parse_human_int(text: str) -> int:
     """Read ``4096``, ``4k`` (4000), ``4K`` (4096) or ``25.6k`` (25600). Raises ArgumentTypeError."""
     found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", text.strip())
     if found is None:
@@ -150,8 +150,8 @@ def human_int(text: str) -> int:
 
 
 def human_int_or_auto(text: str) -> int:
-    """Like :func:`human_int`; ``auto`` is -1."""
-    return -1 if text == "auto" else human_int(text)
+    """Like :func:`parse_human_int`; ``auto`` is -1."""
+    return -1 if text == "auto" else parse_human_int(text)
 
 
 class _Noted(argparse.Action):
@@ -229,7 +229,7 @@ def _add_modeled(parser: argparse.ArgumentParser) -> None:
     add("--enforce-eager", action=switch, default=False)
     add("--max-model-len", type=human_int_or_auto, default=None)
     add("--gpu-memory-utilization", "--device-memory-utilization", type=float, default=default_utilization())
-    add("--kv-cache-memory-bytes", type=human_int, default=None)
+    add("--kv-cache-memory-bytes", type=parse_human_int, default=None)
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
     add("--block-size", type=int, default=None)
     add("--num-gpu-blocks-override", type=int, default=None)
@@ -239,8 +239,8 @@ def _add_modeled(parser: argparse.ArgumentParser) -> None:
     add("--enable-lora", action=switch, default=False)
     add("--max-loras", type=int, default=1)
     add("--max-lora-rank", type=int, choices=RANKS, default=16)
-    add("--max-num-seqs", type=human_int, default=None)
-    add("--max-num-batched-tokens", type=human_int, default=None)
+    add("--max-num-seqs", type=parse_human_int, default=None)
+    add("--max-num-batched-tokens", type=parse_human_int, default=None)
     add("--tensor-parallel-size", "-tp", type=int, default=1)
     add("--pipeline-parallel-size", "-pp", type=int, default=1)
     add("--data-parallel-size", "-dp", type=int, default=1)

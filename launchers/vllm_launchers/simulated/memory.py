@@ -159,13 +159,13 @@ def _check_length(plan: MemoryPlan) -> None:
     raise MemoryBudgetError(
         "ValueError",
         f"To serve at least one request with the model's max seq len ({plan.max_model_len}), "
-        f"({gib(needed_blocks * plan.block_bytes)} GiB KV cache is needed, which is larger than the available KV cache "
-        f"memory ({gib(have)} GiB). {hint}Try increasing `gpu_memory_utilization` (which also controls CPU memory on "
-        "the CPU backend) or decreasing `max_model_len` when initializing the engine. See "
+        f"({format_gib(needed_blocks * plan.block_bytes)} GiB KV cache is needed, which is larger than the available "
+        f"KV cache memory ({format_gib(have)} GiB). {hint}Try increasing `gpu_memory_utilization` (which also controls "
+        "CPU memory on the CPU backend) or decreasing `max_model_len` when initializing the engine. See "
         "https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details.",
     )
 
 
-def gib(count: float) -> str:
+def format_gib(count: float) -> str:
     """Bytes as vLLM prints them: GiB with two decimals, trailing zeros cut to one."""
     return str(round(count / GIB, 2))

@@ -13,9 +13,9 @@ from vllm_launchers.simulated.requests import (
     CHAT_FIELDS,
     EFFORTS,
     MOST_STOPS,
-    Answer,
+    GeneratedAnswer,
     GenerationRequest,
-    Served,
+    ServedModel,
     check_model,
     check_tool_parser,
     converse,
@@ -231,7 +231,7 @@ def read_messages(body: Any) -> dict[str, Any]:
     return fields
 
 
-def as_chat(fields: Mapping[str, Any], served: Served, header_id: str | None) -> GenerationRequest:
+def as_chat(fields: Mapping[str, Any], served: ServedModel, header_id: str | None) -> GenerationRequest:
     """The chat that a request becomes. Raises :class:`ApiError` as vLLM answers."""
     body = {
         "model": fields["model"],
@@ -249,7 +249,7 @@ def as_chat(fields: Mapping[str, Any], served: Served, header_id: str | None) ->
     return converse(chat, served, header_id)
 
 
-def count_tokens(body: Any, served: Served) -> dict[str, Any]:
+def count_tokens(body: Any, served: ServedModel) -> dict[str, Any]:
     """The response of ``/v1/messages/count_tokens``. Raises :class:`ApiError` as vLLM answers."""
     fields = read_body(body, COUNTED_FIELDS)
     try:
@@ -364,7 +364,7 @@ class MessageWriter:
     """Writes the answer of one request, whole or as events."""
 
     ask: GenerationRequest
-    output: Answer
+    output: GeneratedAnswer
     style: Style
     _shown: int = 0
     _begun: bool = False

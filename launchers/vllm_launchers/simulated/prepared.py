@@ -11,7 +11,7 @@ import sys
 
 from vllm_launchers.prepared.bootstrap import (
     REFUSED,
-    Keeper,
+    KeeperSocket,
     die_with_parent,
     noted_exits,
     noted_start,
@@ -23,19 +23,19 @@ from vllm_launchers.prepared.bootstrap import (
 def main() -> int:
     """Prepare, wait, serve."""
     start = noted_start()
-    keeper = Keeper(start)
+    keeper = KeeperSocket(start)
     keeper.report("importing")
     from vllm_launchers.private import open_standard_streams
     from vllm_launchers.simulated.__main__ import die_of, serve
     from vllm_launchers.simulated.flags import parse
-    from vllm_launchers.simulated.settings import Simulated, resolve
+    from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
     open_standard_streams()
     keeper.report("imported", seconds=keeper.seconds)
     try:
         with noted_exits() as messages:
             args = parse(sys.argv[1:])
-        resolve(args, Simulated.from_environment(os.environ))
+        resolve_settings(args, Simulated.from_environment(os.environ))
     except SystemExit:
         keeper.report("refused", seconds=keeper.seconds, message=shortened("".join(messages).strip()))
         return REFUSED

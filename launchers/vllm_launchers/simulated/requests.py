@@ -62,7 +62,7 @@ MOST_PROMPTS = 1024
 Check = Callable[[Mapping[str, Any]], None]
 
 
-class Served(msgspec.Struct, frozen=True):
+class ServedModel(msgspec.Struct, frozen=True):
     """The server's properties that requests depend on. ``size`` is of the model's vocabulary."""
 
     names: tuple[str, ...]
@@ -95,7 +95,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     include_usage: bool
     continuous_usage: bool
     fields: Mapping[str, Any]
-    served: Served
+    served: ServedModel
     late: ApiError | None = None
     """The engine's rejection: a stream has begun by then, and gets it in its first event."""
 
@@ -110,11 +110,11 @@ class GenerationRequest(msgspec.Struct, frozen=True):
         stop = self.fields.get("stop") or ()
         return (stop,) if isinstance(stop, str) else tuple(stop)
 
-    def sequences(self) -> list[Answer]:
+    def sequences(self) -> list[GeneratedAnswer]:
         """One sequence for each prompt and choice, in the order of the choices' indices."""
         return list(self._sequences())
 
-    def _sequences(self) -> Iterator[Answer]:
+    def _sequences(self) -> Iterator[GeneratedAnswer]:
         for place, prompt in enumerate(self.prompts):
             seed = zlib.crc32(repr(prompt.tokens[-4096:]).encode()) ^ (self.fields.get("seed") or 0) % 2**32
             limit = self.limit(prompt)
@@ -136,7 +136,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Answer:
+class GeneratedAnswer:
     """One answer being written: the scheduler's request, and where its text ends.
 
     ``visible`` is how many characters of the text are shown at the end, None for all; ``stop_reason`` is the stop
@@ -166,7 +166,9 @@ class Answer:
         return self.request.tokens[self.request.prompt_length + start : self.request.prompt_length + end]
 
 
-def plan_sequence(ask: GenerationRequest, prompt: Prompt, index: int, name: str, seed: int, limit: int) -> Answer:
+def plan_sequence(
+    ask: GenerationRequest, prompt: Prompt, index: int, name: str, seed: int, limit: int
+) -> GeneratedAnswer:
     """Decide how an answer ends: by its length, by a drawn end, by a stop token or by a stop string."""
     fields = ask.fields
     least = int(fields.get("min_tokens") or 0)
@@ -187,7 +189,7 @@ def plan_sequence(ask: GenerationRequest, prompt: Prompt, index: int, name: str,
             length, reason, begin = found
             visible = begin + len(str(reason)) if fields.get("include_stop_str_in_output") else begin
     request = Request(name, list(prompt.tokens), limit, length, seed=seed, sample=sample, stopped=reason is not None)
-    return Answer(index, prompt, request, reason, visible)
+    return GeneratedAnswer(index, prompt, request, reason, visible)
 
 
 def _output_length(ask: GenerationRequest, limit: int, seed: int, least: int) -> int:
@@ -612,7 +614,7 @@ CHAT_CHECKS: tuple[Check, ...] = (
 )  # fmt: skip
 
 
-def read_completion(body: Any, served: Served, header_id: str | None = None) -> GenerationRequest:
+def read_completion(body: Any, served: ServedModel, header_id: str | None = None) -> GenerationRequest:
     """A body of ``/v1/completions``. Raises :class:`ApiError` as vLLM answers."""
     run_checks(body, _COMPLETION_CHECKS)
     if isinstance(body, dict) and body.get("max_tokens") is None:
@@ -627,7 +629,7 @@ def read_completion(body: Any, served: Served, header_id: str | None = None) -> 
     prompts = _completion_prompts(fields["prompt"])
     check_lengths(fields, served, fields["max_tokens"], "max_tokens")
     read = tuple(read_prompt(prompt, fields, served, fields["max_tokens"]) for prompt in prompts)
-    return checked("completion", f"cmpl-{_name(fields, header_id)}", read, fields, served, fields["max_tokens"])
+    return check_request("completion", f"cmpl-{_name(fields, header_id)}", read, fields, served, fields["max_tokens"])
 
 
 def _check_suffix(fields: Mapping[str, Any]) -> None:
@@ -648,7 +650,7 @@ def _check_suffix(fields: Mapping[str, Any]) -> None:
     raise bad_request(message, "suffix")
 
 
-def read_chat(body: Any, served: Served, header_id: str | None = None) -> GenerationRequest:
+def read_chat(body: Any, served: ServedModel, header_id: str | None = None) -> GenerationRequest:
     """A body of ``/v1/chat/completions``. Raises :class:`ApiError` as vLLM answers."""
     run_checks(body, CHAT_CHECKS)
     if isinstance(body, dict) and body.get("tools") and "tool_choice" not in body:
@@ -656,7 +658,7 @@ def read_chat(body: Any, served: Served, header_id: str | None = None) -> Genera
     return converse(read_body(body, CHAT_FIELDS), served, header_id)
 
 
-def converse(fields: Mapping[str, Any], served: Served, header_id: str | None = None) -> GenerationRequest:
+def converse(fields: Mapping[str, Any], served: ServedModel, header_id: str | None = None) -> GenerationRequest:
     """The request of a conversation whose fields are read. Raises :class:`ApiError` as vLLM answers."""
     check_model(fields, served)
     check_tool_parser(fields["tool_choice"])
@@ -666,10 +668,12 @@ def converse(fields: Mapping[str, Any], served: Served, header_id: str | None = 
     prompt = read_conversation(fields, served, asked, name)
     if fields["use_beam_search"]:
         raise not_modeled("beam search", "use_beam_search")
-    return checked("chat", f"chatcmpl-{_name(fields, header_id)}", (prompt,), fields, served, asked)
+    return check_request("chat", f"chatcmpl-{_name(fields, header_id)}", (prompt,), fields, served, asked)
 
 
-def read_conversation(fields: Mapping[str, Any], served: Served, asked: int | None, name: str = "max_tokens") -> Prompt:
+def read_conversation(
+    fields: Mapping[str, Any], served: ServedModel, asked: int | None, name: str = "max_tokens"
+) -> Prompt:
     """A conversation as the model gets it; ``asked`` is its limit of tokens, as field ``name``."""
     if fields["chat_template"] is not None:
         raise bad_request(
@@ -688,7 +692,7 @@ def run_checks(body: Any, checks: Sequence[Check]) -> None:
             check(body)
 
 
-def check_model(fields: Mapping[str, Any], served: Served) -> None:
+def check_model(fields: Mapping[str, Any], served: ServedModel) -> None:
     """Reject a model that is not served. Raises :class:`ApiError`, a 404."""
     name = fields.get("model")
     if name and name not in served.names and name not in served.adapters:
@@ -714,8 +718,8 @@ def _name(fields: Mapping[str, Any], header_id: str | None) -> str:
     return header_id or fields.get("request_id") or uuid.uuid4().hex[:16]
 
 
-def checked(
-    kind: str, name: str, prompts: tuple[Prompt, ...], fields: Mapping[str, Any], served: Served, most: int | None
+def check_request(
+    kind: str, name: str, prompts: tuple[Prompt, ...], fields: Mapping[str, Any], served: ServedModel, most: int | None
 ) -> GenerationRequest:
     """The request with checked parameters; a stream gets the engine's own rejections as an event.
 
@@ -763,7 +767,7 @@ def _completion_prompts(prompt: Any) -> list[str | list[int]]:
     return list(prompt)
 
 
-def check_lengths(fields: Mapping[str, Any], served: Served, asked: int | None, name: str) -> None:
+def check_lengths(fields: Mapping[str, Any], served: ServedModel, asked: int | None, name: str) -> None:
     """Reject more output than the context holds, and truncation to more than that. Raises :class:`ApiError`."""
     length = served.max_model_len
     if asked is not None and asked > length:
@@ -782,7 +786,7 @@ def check_lengths(fields: Mapping[str, Any], served: Served, asked: int | None, 
         )
 
 
-def read_prompt(prompt: str | list[int], fields: Mapping[str, Any], served: Served, asked: int | None) -> Prompt:
+def read_prompt(prompt: str | list[int], fields: Mapping[str, Any], served: ServedModel, asked: int | None) -> Prompt:
     """A prompt as tokens, truncated on request, and rejected if longer than the context."""
     length = served.max_model_len
     truncate = fields.get("truncate_prompt_tokens")
@@ -822,7 +826,7 @@ _EITHER_CONTINUED_OR_BEGUN = (
 )
 
 
-def chat_text(messages: Sequence[Any], fields: Mapping[str, Any], served: Served) -> str:
+def chat_text(messages: Sequence[Any], fields: Mapping[str, Any], served: ServedModel) -> str:
     """The text that the simulated model's chat template makes of a conversation."""
     if not messages:
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
@@ -835,7 +839,7 @@ def chat_text(messages: Sequence[Any], fields: Mapping[str, Any], served: Served
     return f"{text}<|start|>assistant\n" if fields.get("add_generation_prompt", True) else text
 
 
-def content_text(message: Mapping[str, Any], served: Served) -> str:
+def content_text(message: Mapping[str, Any], served: ServedModel) -> str:
     """A message's content as text. Raises :class:`ApiError` for anything else."""
     content = message.get("content")
     if content is None:
@@ -978,7 +982,7 @@ def check_engine(ask: GenerationRequest) -> None:
             raise bad_request(f"Token id {most} is out of vocabulary")
 
 
-def _check_logprobs(what: str, name: str, count: int | None, served: Served) -> None:
+def _check_logprobs(what: str, name: str, count: int | None, served: ServedModel) -> None:
     if not count:
         return
     wanted = served.size if count == -1 else count

@@ -11,14 +11,14 @@ from typing import Any
 
 from vllm_launchers.simulated.requests import (
     SAMPLED_FIELDS,
-    Answer,
+    GeneratedAnswer,
     GenerationRequest,
-    Served,
+    ServedModel,
     chat_text,
     check_lengths,
     check_model,
+    check_request,
     check_tool_names,
-    checked,
     read_prompt,
 )
 from vllm_launchers.simulated.validation import (
@@ -98,7 +98,7 @@ def not_found(name: str) -> ApiError:
     return ApiError(404, "invalid_request_error", f"Response with id '{name}' not found.", "response_id")
 
 
-def read_response(body: Any, served: Served) -> GenerationRequest:
+def read_response(body: Any, served: ServedModel) -> GenerationRequest:
     """A body of ``/v1/responses``. Raises :class:`ApiError` as vLLM answers."""
     if isinstance(body, dict):
         body = _prepared(body)
@@ -126,7 +126,7 @@ def read_response(body: Any, served: Served) -> GenerationRequest:
         fields["truncate_prompt_tokens"] = -1
     prompt = read_prompt(text, fields, served, asked)
     name = fields.get("request_id") or f"resp_{uuid.uuid4().hex[:16]}"
-    return checked("response", name, (prompt,), fields, served, asked)
+    return check_request("response", name, (prompt,), fields, served, asked)
 
 
 def _prepared(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -171,7 +171,7 @@ class ResponseWriter:
     """Writes the response of one request, whole or as events."""
 
     ask: GenerationRequest
-    output: Answer
+    output: GeneratedAnswer
     created: int = field(default_factory=lambda: int(time.time()))
     _item: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex[:16]}")
     _number: int = 0

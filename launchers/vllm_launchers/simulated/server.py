@@ -28,7 +28,7 @@ from vllm_launchers.simulated.completions import Style
 from vllm_launchers.simulated.engine import Engines, SimulatedEngine, probe_of
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.metrics import Metrics
-from vllm_launchers.simulated.requests import Served
+from vllm_launchers.simulated.requests import ServedModel
 from vllm_launchers.simulated.settings import SIMULATED_VERSION, EngineSettings
 from vllm_launchers.simulated.sleep import SleepMode
 from vllm_launchers.simulated.startup import Log
@@ -69,7 +69,7 @@ async def run(
     engines = Engines(ranks)
     size = settings.model.vocabulary
     api = ApiOptions(
-        served=Served(settings.served_names, plan.max_model_len, Vocabulary(size), size, args.max_logprobs),
+        served=ServedModel(settings.served_names, plan.max_model_len, Vocabulary(size), size, args.max_logprobs),
         root=args.model,
         style=Style(fingerprint(args, settings), usage_details=args.enable_prompt_tokens_details),
         api_keys=tuple(args.api_key or filter(None, [os.environ.get("VLLM_API_KEY")])),

@@ -21,7 +21,7 @@ from vllm_launchers.vllm.modelfacts.facts import (
     ModelFactsError,
     Quantization,
     parameters_in,
-    split_name,
+    split_quantization,
 )
 from vllm_launchers.vllm.modelfacts.known import known_facts
 from vllm_launchers.vllm.modelfacts.read import facts_of_files
@@ -52,7 +52,7 @@ def resolve_model(name: str) -> Geometry:
     facts = known_facts(name)
     if facts is not None:
         return _from_facts(facts)
-    base, quantization = split_name(name)
+    base, quantization = split_quantization(name)
     size = parameters_in(base)
     if size is None:
         raise ModelNotFoundError(
@@ -183,7 +183,7 @@ class HFValidationError(ValueError):
 HFValidationError.__module__ = "huggingface_hub.errors"
 
 
-def invalid(config: str, message: str, kind: str = "value_error", field: str | None = None) -> ValidationError:
+def validation_error(config: str, message: str, kind: str = "value_error", field: str | None = None) -> ValidationError:
     """Build a :class:`ValidationError` that reads as pydantic's."""
     where = f"{field}\n  " if field else "  "
     text = message if kind != "value_error" else f"Value error, {message}"
@@ -252,7 +252,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     """``--max-model-len auto``: shorten the context until it fits."""
 
 
-def resolve(args: argparse.Namespace, simulated: Simulated) -> EngineSettings:
+def resolve_settings(args: argparse.Namespace, simulated: Simulated) -> EngineSettings:
     """Work out what the flags come to.
 
     Raises :class:`ValidationError` or :class:`HFValidationError` as vLLM does, before any engine is started.
@@ -266,7 +266,7 @@ def resolve(args: argparse.Namespace, simulated: Simulated) -> EngineSettings:
     if quantization != model.quantization:
         model = quantized_in_flight(model, "fp8")
     if model.heads % args.tensor_parallel_size:
-        raise invalid(
+        raise validation_error(
             "VllmConfig",
             f"Total number of attention heads ({model.heads}) must be divisible by tensor parallel size "
             f"({args.tensor_parallel_size}).",
@@ -312,7 +312,9 @@ def _check_ranges(args: argparse.Namespace) -> None:
                 )
     size = args.block_size
     if size is not None and size % 16:
-        raise invalid("VllmConfig", f"No valid attention backend found: block_size ({size}) must be a multiple of 16.")
+        raise validation_error(
+            "VllmConfig", f"No valid attention backend found: block_size ({size}) must be a multiple of 16."
+        )
 
 
 _POSITIVE = {
@@ -341,10 +343,10 @@ def _quantization(asked: str | None, model: Geometry) -> str | None:
     if model.quantization is None:
         if asked in _IN_FLIGHT:
             return "fp8"
-        raise invalid("ModelConfig", f"Cannot find the config file for {asked}")
+        raise validation_error("ModelConfig", f"Cannot find the config file for {asked}")
     if asked in _ALIASES.get(model.quantization, (model.quantization,)):
         return model.quantization
-    raise invalid(
+    raise validation_error(
         "ModelConfig",
         f"Quantization method specified in the model config ({model.quantization}) does not match the quantization "
         f"method specified in the `quantization` argument ({asked}).",
@@ -365,14 +367,14 @@ def _limits(args: argparse.Namespace, model: Geometry, gpu: GpuModel) -> Schedul
     if seqs is None:
         seqs = min(default_seqs, tokens)
     if tokens < length and not chunked:
-        raise invalid(
+        raise validation_error(
             "SchedulerConfig",
             f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}). This effectively limits the "
             "maximum sequence length to max_num_batched_tokens and makes vLLM reject longer sequences. Please increase "
             "max_num_batched_tokens or decrease max_model_len.",
         )
     if tokens < seqs:
-        raise invalid(
+        raise validation_error(
             "SchedulerConfig",
             f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs}).",
         )
@@ -387,7 +389,7 @@ def _max_model_len(asked: int | None, model: Geometry) -> int:
             "ModelConfig", "max_model_len", asked, "Input should be greater than or equal to -1", "greater_than_equal"
         )
     if asked > model.max_len and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
-        raise invalid(
+        raise validation_error(
             "ModelConfig",
             f"User-specified max_model_len ({asked}) is greater than the derived max_model_len "
             f"(max_position_embeddings={model.max_len} or model_max_length=None in model's config.json). To allow "

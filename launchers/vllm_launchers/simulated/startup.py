@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vllm_launchers.simulated.memory import MemoryBudgetError, MemoryPlan, MemoryStage, gib, plan_memory
+from vllm_launchers.simulated.memory import MemoryBudgetError, MemoryPlan, MemoryStage, format_gib, plan_memory
 from vllm_launchers.simulated.settings import VERSION, EngineSettings
 from vllm_launchers.units import GIB
 
@@ -136,7 +136,7 @@ def _traceback(stage: MemoryStage) -> str:
 
 
 @dataclass(slots=True)
-class Startup:
+class SimulatedStartup:
     """One startup. ``seconds`` is its total duration; 0 is allowed."""
 
     log: Log
@@ -227,7 +227,8 @@ class Startup:
         taken = time.monotonic() - started
         self.log.engine("default_loader.py:501", f"Loading weights took {taken:.2f} seconds")
         self.log.engine(
-            "model_runner.py:458", f"Model loading took {gib(plan.weights)} GiB memory and {taken + 0.02:.6f} seconds"
+            "model_runner.py:458",
+            f"Model loading took {format_gib(plan.weights)} GiB memory and {taken + 0.02:.6f} seconds",
         )
 
     def _compile(self) -> float | None:
@@ -256,13 +257,13 @@ class Startup:
             self.log.engine(
                 "kv_cache_planning.py:610",
                 f"Auto-fit max_model_len: reduced from {settings.limits.max_model_len} to {plan.max_model_len} to fit "
-                f"in available KV cache memory ({gib(plan.available)} GiB)",
+                f"in available KV cache memory ({format_gib(plan.available)} GiB)",
             )
         if plan.graphs:
             self.log.engine(
                 "gpu_model_runner.py:6101", f"Estimated CUDA graph memory: {plan.graphs / GIB:.2f} GiB total"
             )
-        self.log.engine("gpu_worker.py:612", f"Available KV cache memory: {gib(plan.available)} GiB")
+        self.log.engine("gpu_worker.py:612", f"Available KV cache memory: {format_gib(plan.available)} GiB")
         if settings.blocks_override is not None:
             profiled = plan.available // plan.block_bytes
             self.log.engine(

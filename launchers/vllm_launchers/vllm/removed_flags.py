@@ -218,7 +218,7 @@ NEVER: Release = (0, 0, 0)
 """As ``since``: no release from 0.8.5 on has it."""
 
 
-class Fate(StrEnum):
+class RemovalKind(StrEnum):
     """How a vLLM reacts to something that it no longer knows."""
 
     REFUSED = "refused"
@@ -243,11 +243,11 @@ class RemovedFlag(msgspec.Struct, frozen=True):
     carry: Callable[[Flags], Changes | None]
     ignored_since: Release | None = None
 
-    def fate(self, release: Release) -> Fate | None:
+    def fate(self, release: Release) -> RemovalKind | None:
         """A release's reaction to it; None if it still works."""
         if release >= self.since:
-            return Fate.REFUSED
-        return Fate.IGNORED if self.ignored_since is not None and release >= self.ignored_since else None
+            return RemovalKind.REFUSED
+        return RemovalKind.IGNORED if self.ignored_since is not None and release >= self.ignored_since else None
 
 
 class RemovedVariable(msgspec.Struct, frozen=True):
@@ -259,7 +259,7 @@ class RemovedVariable(msgspec.Struct, frozen=True):
     carry: Callable[[str, Flags], Changes | None] | None = None
     """Makes an equivalent flag change from its value and the flags that are set."""
 
-    def fate(self, release: Release) -> Fate | None:
+    def fate(self, release: Release) -> RemovalKind | None:
         """A release's reaction to it; None if it still works."""
         return unread_fate(release) if release >= self.since else None
 
@@ -278,9 +278,9 @@ class RemovedValue(msgspec.Struct, frozen=True):
 _WARNS_SINCE: Release = (0, 17, 0)
 
 
-def unread_fate(release: Release) -> Fate:
+def unread_fate(release: Release) -> RemovalKind:
     """A release's reaction to a ``VLLM_*`` variable that it does not read: since 0.17 it logs a warning."""
-    return Fate.WARNED if release >= _WARNS_SINCE else Fate.IGNORED
+    return RemovalKind.WARNED if release >= _WARNS_SINCE else RemovalKind.IGNORED
 
 
 _UNUSED = "remove it"

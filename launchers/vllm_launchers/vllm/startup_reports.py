@@ -41,7 +41,7 @@ _OF_SHARES = (
 """Flags that must be equal for a report to apply to another start."""
 
 
-class Remembered(msgspec.Struct, frozen=True):
+class StoredReport(msgspec.Struct, frozen=True):
     """One start: figures by name, as passed to `StartupReportStore.remember`. ``at`` is Unix seconds."""
 
     model: str
@@ -63,9 +63,9 @@ def remembered(
     reported: Mapping[str, float],
     predicted: Mapping[str, float],
     at: float,
-) -> Remembered:
+) -> StoredReport:
     """A start as stored; ``at`` in Unix seconds."""
-    return Remembered(
+    return StoredReport(
         model=model[:_MOST_TEXT],
         gpu=gpu[:_MOST_TEXT],
         engine=engine[:_MOST_TEXT],
@@ -122,8 +122,8 @@ class StartupReportStore:
         return True
 
     def find(
-        self, model: str, gpu: str, engine: str, flags: Mapping[str, object], also: Iterable[Remembered] = ()
-    ) -> Remembered | None:
+        self, model: str, gpu: str, engine: str, flags: Mapping[str, object], also: Iterable[StoredReport] = ()
+    ) -> StoredReport | None:
         """The most relevant start: the same flags before other ones, the same engine before another.
 
         Only starts of this model on this kind of GPU count, with the same parallelism and precision. ``also`` are
@@ -134,7 +134,7 @@ class StartupReportStore:
         fitting = [known for known in known_all if (known.model, known.gpu, known.shares) == (model, gpu, shares)]
         return max(fitting, key=lambda known: (known.flags == digest, known.engine == engine, known.at), default=None)
 
-    def entries(self) -> list[Remembered]:
+    def entries(self) -> list[StoredReport]:
         """All starts, oldest first."""
         try:
             return self._entries()
@@ -142,7 +142,7 @@ class StartupReportStore:
             self.problem = f"{self.path}: cannot be read: {error.strerror}"
             return []
 
-    def _entries(self) -> list[Remembered]:
+    def _entries(self) -> list[StoredReport]:
         """Raises OSError if the file exists and cannot be read: its content must not be overwritten then."""
         self._newer = False
         try:
@@ -175,7 +175,7 @@ class StartupReportStore:
         except OSError as error:
             self.problem = f"{self.path}: damaged, and cannot be moved aside: {error.strerror}"
 
-    def _write(self, entries: list[Remembered]) -> None:
+    def _write(self, entries: list[StoredReport]) -> None:
         document = {"version": VERSION, "entries": [asdict(entry) for entry in entries]}
         import tempfile  # only a start that was learned from writes
 
@@ -202,7 +202,7 @@ class StartupReportStore:
             os.close(opened)
 
 
-def _key(entry: Remembered) -> tuple[str, str, str, str]:
+def _key(entry: StoredReport) -> tuple[str, str, str, str]:
     return entry.model, entry.gpu, entry.engine, entry.flags
 
 
@@ -221,13 +221,13 @@ def _figures(figures: Mapping[str, float]) -> dict[str, float]:
     return dict(list(known.items())[:_MOST_FIGURES])
 
 
-def _entry(document: Any) -> Remembered:
+def _entry(document: Any) -> StoredReport:
     """Raises ValueError, OverflowError, KeyError or TypeError for an invalid entry."""
     texts = {name: document[name] for name in ("model", "gpu", "engine", "flags", "shares")}
     if not all(isinstance(value, str) for value in texts.values()):
         raise ValueError("an entry's name is not text")
     at, reported, predicted = _number(document["at"]), _read(document["reported"]), _read(document["predicted"])
-    return Remembered(**texts, at=at, reported=reported, predicted=predicted)
+    return StoredReport(**texts, at=at, reported=reported, predicted=predicted)
 
 
 def _read(figures: Any) -> dict[str, float]:

@@ -15,7 +15,7 @@ from vllm_launchers.keeper.records import State
 from vllm_launchers.launch import planner
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.model import Changes
-from vllm_launchers.plan.verdict import Answer
+from vllm_launchers.plan.verdict import EngineAnswer
 
 REQUEST = LaunchRequest("chatbot", engine="simulated", place="none")
 
@@ -35,7 +35,7 @@ def prepared_pid(fleet: LocalFleet) -> int:
     judged = fleet.judged_plan(REQUEST)
     assert judged is not None
     assert judged.verdict is not None
-    assert judged.verdict.answer is Answer.ACCEPTED
+    assert judged.verdict.answer is EngineAnswer.ACCEPTED
     (pid,) = fleet.prepared_pids()
     return pid
 

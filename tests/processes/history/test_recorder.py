@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_console.history.store import HistoryError, Reader
+from vllm_console.history.store import HistoryError, HistoryReader
 from vllm_console.recorder import ReadyWatch, Schedule, process_lives
 
 
@@ -22,7 +22,7 @@ def start_time(pid):
 
 def entries(path):
     try:
-        return Reader(path).since(0)
+        return HistoryReader(path).since(0)
     except HistoryError:
         return []
 

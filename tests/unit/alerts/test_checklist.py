@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from vllm_console.alerts.checklist import Disk, Monitoring, Surroundings, checklist
+from vllm_console.alerts.checklist import ChecklistInputs, Disk, Monitoring, checklist
 from vllm_console.alerts.monitoring import ask_prometheus
 from vllm_console.runs.measurement import RAMP, Measurement
 from vllm_console.runs.store import Run
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
 from vllm_launchers.presets.model import Workload
 
@@ -22,7 +22,7 @@ FITS = MemoryBudget(5.7, 1.8, 0.7, 36.7, 147_456, 267_136, 4096, 65.2, 69.6)
 URL = "http://127.0.0.1:9090"
 
 
-def plan(*findings: Finding, **changes: object) -> Plan:
+def plan(*findings: PlanFinding, **changes: object) -> Plan:
     engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "/opt/vllm")
     fields = {"gpus": (0,), "secrets": (), "findings": findings, "memory": FITS} | changes
     return Plan("chatbot", "org/model", engine, "127.0.0.1", 8000, ("vllm",), {}, {}, {}, **fields)
@@ -34,16 +34,16 @@ def run(**changes: object) -> Run:
     return Run(key="k", server="chat", generation=3, started_at=0.0, **fields | changes)
 
 
-def around(**changes: object) -> Surroundings:
+def around(**changes: object) -> ChecklistInputs:
     fields = {
         "gpu_kind": "NVIDIA RTX A6000", "hosts": ("127.0.0.1", "gpubox"), "runs": [run()],
         "disks": [Disk("model cache", "/data", 80.0)], "wanted_alerts": ("A", "B"),
         "monitoring": Monitoring(URL, ("gpubox:8000",), ("A", "B", "C")),
     }  # fmt: skip
-    return Surroundings(**fields | changes)
+    return ChecklistInputs(**fields | changes)
 
 
-def item(name: str, wanted_plan: Plan, surroundings: Surroundings):
+def item(name: str, wanted_plan: Plan, surroundings: ChecklistInputs):
     return next(one for one in checklist(wanted_plan, WORK, surroundings) if one.name == name)
 
 
@@ -67,7 +67,7 @@ def test_where_all_is_well_every_item_says_what_it_saw():
     ("level", "status"), [(Level.ERROR, "error"), (Level.WARNING, "warning"), (Level.ADVICE, "ok")]
 )
 def test_a_finding_of_the_plan_belongs_to_one_item(code, name, level, status):
-    finding = Finding(code, level, "why", Changes(set={"max-model-len": 8192, "x": True}, unset=("y",)))
+    finding = PlanFinding(code, level, "why", Changes(set={"max-model-len": 8192, "x": True}, unset=("y",)))
     items = checklist(plan(finding), WORK, around())
     touched = [one for one in items if one.status != "ok"]
     assert [(one.name, one.status) for one in touched] == ([] if status == "ok" else [(name, status)])
@@ -80,7 +80,7 @@ def test_a_finding_of_the_plan_belongs_to_one_item(code, name, level, status):
 def test_memory_without_a_budget_is_unknown_and_not_ok(gpus, why):
     found = item("memory", plan(memory=None, gpus=gpus), around())
     assert (found.status, found.message) == ("unknown", f"not known whether it fits: {why}")
-    held = Finding("memory_held", Level.ERROR, "others hold it")
+    held = PlanFinding("memory_held", Level.ERROR, "others hold it")
     assert item("memory", plan(held, memory=None), around()).status == "error"
 
 

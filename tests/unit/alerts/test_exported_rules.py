@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from vllm_console.alerts.grafana import dashboard, rows
+from vllm_console.alerts.grafana import dashboard, dashboard_rows
 from vllm_console.alerts.prometheus import (
     AlertTarget,
     MatchError,
@@ -334,7 +334,7 @@ def test_an_alert_rests_on_no_quantile_interpolated_from_zero() -> None:
 
 
 def test_the_dashboard_draws_no_latency_below_the_end_of_the_first_bucket() -> None:
-    panels = {panel.title: panel for row in rows(OBJECTIVES) for panel in row.panels}
+    panels = {panel.title: panel for row in dashboard_rows(OBJECTIVES) for panel in row.panels}
     e2e = panels["E2E Request Latency"]
     quantiles = [query.expr for query in e2e.queries if "histogram_quantile" in query.expr]
     assert quantiles

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.alerts.findings import ENDS_AFTER_SECONDS, Alert, Event, FindingTracker, OpenFinding, replayed
-from vllm_console.alerts.notifier import MOST_BYTES, FindingsLog, Notifier, Ringer, Way, ring
+from vllm_console.alerts.notifier import MOST_BYTES, FindingsLog, Notifier, TerminalBell, TerminalSignal, ring
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
 from vllm_console.settings import Alerts
@@ -128,10 +128,10 @@ def test_servers_of_others_are_none_of_our_business() -> None:
 
 
 def test_the_bytes_that_ring() -> None:
-    every = (Way.BELL, Way.OSC9, Way.OSC777)
-    assert ring("chat: x", (Way.BELL,), {}) == b"\x07"
-    assert ring("chat: x", (Way.OSC9,), {}) == b"\x1b]9;vllm-console: chat: x\x07"
-    assert ring("chat; x", (Way.OSC777,), {}) == b"\x1b]777;notify;vllm-console;chat, x\x07"
+    every = (TerminalSignal.BELL, TerminalSignal.OSC9, TerminalSignal.OSC777)
+    assert ring("chat: x", (TerminalSignal.BELL,), {}) == b"\x07"
+    assert ring("chat: x", (TerminalSignal.OSC9,), {}) == b"\x1b]9;vllm-console: chat: x\x07"
+    assert ring("chat; x", (TerminalSignal.OSC777,), {}) == b"\x1b]777;notify;vllm-console;chat, x\x07"
     assert ring("x", every, {"TMUX": "/tmp/tmux-1000/default,1,0"}) == (
         b"\x1bPtmux;\x1b\x1b]9;vllm-console: x\x07\x1b\\\x1bPtmux;\x1b\x1b]777;notify;vllm-console;x\x07\x1b\\\x07"
     )
@@ -141,14 +141,14 @@ def test_the_bytes_that_ring() -> None:
     "text", ["a\x07b", "a\x1b\\b", "a\x1b]52;c;ZXZpbA==\x07b", "a\x9cb", "a\r\nb", "ä€\u202eb", "4;3;"]
 )
 def test_text_from_outside_cannot_leave_its_sequence(text: str) -> None:
-    data = ring(text, (Way.OSC9,), {})
+    data = ring(text, (TerminalSignal.OSC9,), {})
     assert data.startswith(b"\x1b]9;vllm-console: ")
     assert data.endswith(b"\x07")
     assert all(0x20 <= byte <= 0x7E for byte in data[2:-1])
 
 
 def test_a_long_text_is_cut() -> None:
-    assert len(ring("x" * 5000, (Way.OSC9,), {})) < 200
+    assert len(ring("x" * 5000, (TerminalSignal.OSC9,), {})) < 200
 
 
 def began(finding: Finding, server: str = "chat") -> Alert:
@@ -156,7 +156,7 @@ def began(finding: Finding, server: str = "chat") -> Alert:
 
 
 def test_it_rings_at_most_every_ten_seconds_and_loses_nothing() -> None:
-    ringer = Ringer([Way.OSC9], {})
+    ringer = TerminalBell([TerminalSignal.OSC9], {})
     assert b"KV cache pressure (warning)" in ringer.take([began(PRESSURE)], 100.0)
     assert ringer.take([began(UNUSED)], 101.0) == b""
     assert ringer.take([began(PREEMPTING, "coder")], 105.0) == b""
@@ -165,7 +165,7 @@ def test_it_rings_at_most_every_ten_seconds_and_loses_nothing() -> None:
 
 
 def test_where_no_way_is_wanted_nothing_is_written() -> None:
-    assert Ringer([], {}).take([began(PREEMPTING)], 0.0) == b""
+    assert TerminalBell([], {}).take([began(PREEMPTING)], 0.0) == b""
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------

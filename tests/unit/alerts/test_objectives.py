@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.alerts.check import check, report_document
-from vllm_console.alerts.check import check_server as check_history
+from vllm_console.alerts.check import check_window, report_document
+from vllm_console.alerts.check import check_window as check_history
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.rule import Evidence
-from vllm_console.diagnosis.objectives import judge, judge_window, served
+from vllm_console.diagnosis.objectives import judge_objectives, judge_window, served_window
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.history.frames import Frames
-from vllm_console.history.store import HISTORY, Entry, Writer
+from vllm_console.history.store import HISTORY, HistoryEntry, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample, Window
 from vllm_console.metrics.window import window
 from vllm_console.runs.windows import Windows
@@ -49,17 +49,17 @@ def engine(
     return EngineSample(**{**fields, **more})  # type: ignore[arg-type]
 
 
-def entries_of(*engines: EngineSample, generation: int = 2) -> list[Entry]:
+def entries_of(*engines: EngineSample, generation: int = 2) -> list[HistoryEntry]:
     """One a second up to now."""
     begin = NOW - len(engines) + 1
     return [
-        Entry(at, begin + at, generation, Sample(begin + at, {"0": one} if one != EngineSample() else {}))
+        HistoryEntry(at, begin + at, generation, Sample(begin + at, {"0": one} if one != EngineSample() else {}))
         for at, one in enumerate(engines)
     ]
 
 
 def values(*engines: EngineSample) -> dict[str, float | None]:
-    judged = judge(served([entry.sample for entry in entries_of(*engines)]), OBJECTIVES, "chatbot")
+    judged = judge_objectives(served_window([entry.sample for entry in entries_of(*engines)]), OBJECTIVES, "chatbot")
     return {one.name: one.value for one in judged}
 
 
@@ -67,7 +67,7 @@ STEADY = tuple(engine(tick) for tick in range(120))
 
 
 def test_steady_service_holds_every_objective() -> None:
-    report = check(SERVER, entries_of(*STEADY), NOW, 300)
+    report = check_window(SERVER, entries_of(*STEADY), NOW, 300)
     assert report.ok
     assert report.problems == ()
     document = report_document(report)
@@ -90,11 +90,11 @@ def test_latencies_are_exact_where_the_probe_has_recorded_every_request(tmp_path
     for at in (begin + tick + 0.5 for tick in range(119)):
         segments["steps"].write([plugin.STEP.pack(at, 0, 1, 0, 0.5, *[-1] * 3, 9, 9, 0, 9, 0.02, 0.02, -1, -1, -1, 0)])
         segments["first_tokens"].write([plugin.FIRST_TOKEN.pack(at, 0, 1.25, 0)])
-    ttft, itl = report_document(check(SERVER, entries, now, 300, probe=tmp_path))["objectives"][2:]
+    ttft, itl = report_document(check_window(SERVER, entries, now, 300, probe=tmp_path))["objectives"][2:]
     assert (ttft["value"], ttft["exact"], ttft["ok"]) == (1.25, True, False)
     assert (itl["value"], itl["exact"], itl["ok"]) == (pytest.approx(0.02), True, True)
     segments["first_tokens"].write([plugin.FIRST_TOKEN.pack(begin + 60, 0, 1.25, 0)] * 3)
-    ttft, itl = report_document(check(SERVER, entries, now, 300, probe=tmp_path))["objectives"][2:]
+    ttft, itl = report_document(check_window(SERVER, entries, now, 300, probe=tmp_path))["objectives"][2:]
     assert not ttft["exact"], "more than vLLM has counted: these are other requests"
     assert ttft["value_below"] == 0.5
 
@@ -103,7 +103,7 @@ def test_each_broken_objective_is_one_sentence_with_figure_limit_and_source() ->
     slow = Histogram((0.5, 2.0, INF), (0.0, 200.0, 200.0), 300.0)
     broken = engine(119, usage=0.95, preempted=20, histograms={"ttft": slow, "itl": STEADY[-1].histograms["itl"]})
     full = [replace(one, kv_cache_usage=0.95) for one in STEADY[:-1]]
-    report = check(SERVER, entries_of(*full, broken), NOW, 300)
+    report = check_window(SERVER, entries_of(*full, broken), NOW, 300)
     assert not report.ok
     assert [problem.split(" is ")[0] for problem in report.problems] == [
         "chat: KV cache usage", "chat: preemptions per request", "chat: TTFT p99",
@@ -129,17 +129,17 @@ def by_the(step: int, peaks: Callable[[int], float], count: int) -> list[Sample]
 
 def test_peaks_of_rows_that_are_minutes_apart_are_not_sustained() -> None:
     """Such a row holds the highest of its minute."""
-    assert served(by_the(60, lambda at: 0.99, 30)).usage is None
-    assert served(by_the(10, lambda at: 0.99 if at in (5, 6, 7) else 0.3, 30)).usage == 0.99
+    assert served_window(by_the(60, lambda at: 0.99, 30)).usage is None
+    assert served_window(by_the(10, lambda at: 0.99 if at in (5, 6, 7) else 0.3, 30)).usage == 0.99
     gap = [one for at, one in enumerate(by_the(10, lambda at: 0.99 if at in (5, 7, 8) else 0.3, 30)) if at != 6]
-    assert served(gap).usage == 0.3
-    coarse = served(by_the(60, lambda at: 0.99, 30), by_the(10, lambda at: 0.4, 90))
+    assert served_window(gap).usage == 0.3
+    coarse = served_window(by_the(60, lambda at: 0.99, 30), by_the(10, lambda at: 0.4, 90))
     assert (coarse.usage, coarse.usage_seconds) == (0.4, 900.0)
 
 
 def test_a_window_of_many_hours_is_judged_by_the_part_that_is_known_by_ten_seconds(tmp_path: Path) -> None:
     """A peak every minute: the rows by the minute, which such a window is read by, hold nothing else."""
-    writer = Writer(tmp_path / HISTORY)
+    writer = HistoryWriter(tmp_path / HISTORY)
     for at in (-40_000, *range(-600, 1, 10)):
         writer.append(Sample(NOW + at, {"0": engine(50_000 + at, usage=0.3 if at % 60 else 0.99)}), 2)
     writer.close()
@@ -153,13 +153,13 @@ def test_a_window_of_many_hours_is_judged_by_the_part_that_is_known_by_ten_secon
 
 def test_the_fullest_engine_counts() -> None:
     samples = [Sample(NOW + at, {"0": engine(at, usage=0.2), "1": engine(at, usage=0.9)}) for at in range(60)]
-    assert served(samples).usage == 0.9
+    assert served_window(samples).usage == 0.9
 
 
 def test_an_engine_that_began_anew_within_the_window_loses_no_count() -> None:
     before = [engine(100 + tick, preempted=5) for tick in range(20)]
     after = [engine(tick, preempted=3) for tick in range(200)]
-    done = served([entry.sample for entry in entries_of(*before, *after)])
+    done = served_window([entry.sample for entry in entries_of(*before, *after)])
     assert done.counted is not None
     assert done.counted.requests_finished_total == 19 + 199
     assert done.counted.preemptions_total == 3
@@ -173,7 +173,7 @@ def test_preemptions_count_whole_where_nothing_has_ended() -> None:
 def test_only_the_present_generation_counts() -> None:
     bad = entries_of(*[engine(tick, usage=0.99) for tick in range(60)], generation=1)
     good = entries_of(*STEADY[:40])
-    report = check(SERVER, [entry._replace(at=entry.at - 60) for entry in bad] + good, NOW, 300)
+    report = check_window(SERVER, [entry._replace(at=entry.at - 60) for entry in bad] + good, NOW, 300)
     assert report.ok
     assert report.window_seconds == pytest.approx(39)
 
@@ -182,18 +182,18 @@ IDLE = tuple(engine(50, running=0, usage=0.0) for _ in range(60))
 
 
 def test_an_idle_server_is_well_only_where_that_is_asked_for() -> None:
-    strict = check(SERVER, entries_of(*IDLE), NOW, 300)
+    strict = check_window(SERVER, entries_of(*IDLE), NOW, 300)
     assert not strict.ok
     assert "served nothing in the last 59s" in strict.problems[0]
     assert "--allow-idle" in strict.problems[0]
-    kind = check(SERVER, entries_of(*IDLE), NOW, 300, allow_idle=True)
+    kind = check_window(SERVER, entries_of(*IDLE), NOW, 300, allow_idle=True)
     assert kind.ok
     assert [one.ok for one in kind.objectives] == [True, None, None, None]
 
 
 def test_idle_and_full_is_broken_all_the_same() -> None:
     full = [replace(one, kv_cache_usage=0.99) for one in IDLE]
-    report = check(SERVER, entries_of(*full), NOW, 300, allow_idle=True)
+    report = check_window(SERVER, entries_of(*full), NOW, 300, allow_idle=True)
     assert not report.ok
     assert len(report.problems) == 1
 
@@ -209,7 +209,7 @@ def test_idle_and_full_is_broken_all_the_same() -> None:
 )
 def test_a_server_that_does_not_serve_is_broken_even_where_idle_is_well(state: State, told: str) -> None:
     server = replace(SERVER, state=state, reason="out of memory" if state is State.FAILED else "")
-    report = check(server, entries_of(*STEADY), NOW, 300, allow_idle=True)
+    report = check_window(server, entries_of(*STEADY), NOW, 300, allow_idle=True)
     assert not report.ok
     assert len(report.problems) == 1
     assert told in report.problems[0]
@@ -218,21 +218,21 @@ def test_a_server_that_does_not_serve_is_broken_even_where_idle_is_well(state: S
 @pytest.mark.parametrize("code", ["engine_dead", "engine_hung"])
 def test_a_broken_engine_breaks_the_check_whatever_was_measured(code: str) -> None:
     finding = Finding(code, Severity.CRITICAL, NOW - 60, "3 requests run, and no token has come.", "It hangs.")
-    report = check(replace(SERVER, findings=(finding,)), entries_of(*STEADY), NOW, 300)
+    report = check_window(replace(SERVER, findings=(finding,)), entries_of(*STEADY), NOW, 300)
     assert report.problems == ("chat: 3 requests run, and no token has come. It hangs.",)
     assert report_document(report)["findings"][0]["code"] == code
 
 
 def test_other_conditions_are_told_and_break_nothing() -> None:
     finding = Finding("context_unused", Severity.NOTE, NOW - 60, "Short.", "Long context.")
-    report = check(replace(SERVER, findings=(finding,)), entries_of(*STEADY), NOW, 300)
+    report = check_window(replace(SERVER, findings=(finding,)), entries_of(*STEADY), NOW, 300)
     assert report.ok
     assert report.findings == (finding,)
 
 
 def test_requests_that_run_without_a_token_are_a_hang() -> None:
     stuck = [engine(50, running=3, usage=0.5) for _ in range(90)]
-    report = check(SERVER, entries_of(*stuck), NOW, 300, allow_idle=True)
+    report = check_window(SERVER, entries_of(*stuck), NOW, 300, allow_idle=True)
     assert not report.ok
     assert "produces no tokens: requests have run for 1m29s" in report.problems[0]
 
@@ -247,20 +247,22 @@ def test_requests_that_run_without_a_token_are_a_hang() -> None:
         (entries_of(*(EngineSample() for _ in range(30))), NOW, "", "--disable-log-stats"),
     ],
 )
-def test_without_data_it_is_broken_and_says_why(entries: list[Entry], now: float, trouble: str, told: str) -> None:
-    report = check(SERVER, entries, now, 300, allow_idle=True, trouble=trouble)
+def test_without_data_it_is_broken_and_says_why(
+    entries: list[HistoryEntry], now: float, trouble: str, told: str
+) -> None:
+    report = check_window(SERVER, entries, now, 300, allow_idle=True, trouble=trouble)
     assert not report.ok
     assert told in report.problems[0]
 
 
 def test_a_server_without_a_preset_is_judged_by_our_defaults_and_says_so() -> None:
-    report = check(replace(SERVER, objectives=None, preset=""), entries_of(*STEADY), NOW, 300)
+    report = check_window(replace(SERVER, objectives=None, preset=""), entries_of(*STEADY), NOW, 300)
     assert report.ok
     assert {one.source for one in report.objectives} == {"default objectives, no preset"}
 
 
 def test_a_figure_just_above_its_limit_does_not_read_as_the_limit() -> None:
-    (judged,) = [one for one in judge(served([]), OBJECTIVES, "x") if one.name == "ttft_p99_seconds"]
+    (judged,) = [one for one in judge_objectives(served_window([]), OBJECTIVES, "x") if one.name == "ttft_p99_seconds"]
     assert "1.004s, above its limit of 1.0s" in replace(judged, value=1.004, ok=False).sentence
 
 
@@ -271,7 +273,7 @@ def latency(limit: float, counts: tuple[float, ...], bounds: tuple[float, ...] =
     last = engine(119, histograms={"ttft": ttft, "itl": STEADY[-1].histograms["itl"]})
     none = Histogram(bounds, (0.0,) * len(bounds), 0.0)
     before = [replace(one, histograms={**one.histograms, "ttft": none}) for one in STEADY[:-1]]
-    report = check(replace(SERVER, objectives=objectives), entries_of(*before, last), NOW, 300)
+    report = check_window(replace(SERVER, objectives=objectives), entries_of(*before, last), NOW, 300)
     assert report.ok is (report.objectives[2].ok is not False)
     return report_document(report)["objectives"][2] | {"sentence": report.objectives[2].sentence}
 
@@ -295,10 +297,10 @@ def test_an_objective_within_the_first_bucket_is_neither_met_nor_broken() -> Non
 
 def test_a_ttft_that_leaves_out_those_that_wait_says_so() -> None:
     waiting = Window(NOW - 60, NOW, requests_running=4.0, requests_waiting=36.0, longest_wait=49.0)
-    report = check(replace(SERVER, window=waiting), entries_of(*STEADY), NOW, 300)
+    report = check_window(replace(SERVER, window=waiting), entries_of(*STEADY), NOW, 300)
     told = "; 36 waiting requests are not included yet, the longest has waited at least 49s"
     assert [one.sentence.endswith(told) for one in report.objectives] == [False, False, True, False]
-    assert "not included" not in check(SERVER, entries_of(*STEADY), NOW, 300).objectives[2].sentence
+    assert "not included" not in check_window(SERVER, entries_of(*STEADY), NOW, 300).objectives[2].sentence
 
 
 @pytest.mark.parametrize(
@@ -308,7 +310,7 @@ def test_a_ttft_that_leaves_out_those_that_wait_says_so() -> None:
 def test_preemptions_per_request_are_one_figure_everywhere(
     running: float, finished: float, expected: float | None
 ) -> None:
-    """`check`, the panes, a run's minutes and the finding: 40 preemptions in a minute."""
+    """`check_window`, the panes, a run's minutes and the finding: 40 preemptions in a minute."""
     frozen = replace(engine(50), requests_waiting=4.0)
     begun = [
         Sample(
@@ -318,7 +320,7 @@ def test_preemptions_per_request_are_one_figure_everywhere(
         )
         for at in range(0, 61, 5)
     ]  # fmt: skip
-    checked = judge(served(begun), OBJECTIVES, "chatbot")[1]
+    checked = judge_objectives(served_window(begun), OBJECTIVES, "chatbot")[1]
     shown = window(begun[0], begun[-1])
     in_pane = judge_window(shown, begun, OBJECTIVES, "chatbot")[1]
     minutes = Windows()

@@ -14,7 +14,7 @@ from vllm_console.chat.conversation import ChatOptions
 from vllm_console.chat.session import ChatSession
 from vllm_console.cli.main import main
 from vllm_console.fleet.verbs import FleetError
-from vllm_console.load.client import Access
+from vllm_console.load.client import ApiAccess
 
 TEMPLATE = (
     "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the "
@@ -40,7 +40,7 @@ def until(true) -> None:
 
 def test_the_key_is_sent_and_the_answer_counts_its_tokens(script, said, end):
     script.pieces = [said(content="Hel"), said(content="lo"), end]
-    answer = ask(ChatServer("chat", script.url, access=Access("sesame")))
+    answer = ask(ChatServer("chat", script.url, access=ApiAccess("sesame")))
     assert (answer.text(), answer.problem) == ("Hello", "")
     assert all("authorization: Bearer sesame" in head for head in script.heads)
     path, body = script.requests[0]

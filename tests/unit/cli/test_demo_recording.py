@@ -21,9 +21,9 @@ from vllm_console.fleet.own_server import JudgeContext
 from vllm_console.fleet.snapshot import Changes, ServerView
 from vllm_console.history.gpu_history import FIVES, GpuHistoryReader, card_of
 from vllm_console.history.probe_records import ProbeReader
-from vllm_console.history.store import Reader
+from vllm_console.history.store import HistoryReader
 from vllm_console.prediction.evidence import gather
-from vllm_console.runs.compare import FEWEST, WARM_UP, Recorded, Verdict, compare
+from vllm_console.runs.compare import FEWEST, WARM_UP, ComparisonVerdict, Recorded, compare
 from vllm_console.runs.store import RunStore
 from vllm_console.text import duration
 from vllm_launchers.host.gpu.document import read_host
@@ -58,7 +58,7 @@ def test_it_is_entered_as_25_minutes_that_end_now(tmp_path: Path) -> None:
     specs = [LaunchSpec((), "127.0.0.1", 8000, sidecar=("--run", key)) for key in ("one", "two")]
     spec, recording = demo_recording.enter(server, tmp_path, folder, specs, NOW)
 
-    entries = Reader(folder / "history.sqlite").since(0.0)
+    entries = HistoryReader(folder / "history.sqlite").since(0.0)
     assert NOW - 1510 < entries[0].at < NOW - 1490
     assert entries[-1].at == pytest.approx(NOW, abs=0.1)
     assert max(later.at - one.at for one, later in itertools.pairwise(entries)) < 10
@@ -84,10 +84,10 @@ def test_it_is_entered_as_25_minutes_that_end_now(tmp_path: Path) -> None:
     after, earlier = store.runs("docs")
     one, other = (Recorded(run, store.windows(run.id), store.warm_up(run.id, 2)) for run in (earlier, after))
     found = compare(one, other)
-    assert (found.verdict, found.kept) == (Verdict.BETTER, True)
-    better = {figure.key for figure in found.judged if figure.verdict is Verdict.BETTER}
+    assert (found.verdict, found.kept) == (ComparisonVerdict.BETTER, True)
+    better = {figure.key for figure in found.judged if figure.verdict is ComparisonVerdict.BETTER}
     assert {"ttft_mean", "ttft_p99"} <= better
-    assert Verdict.WORSE not in {figure.verdict for figure in found.judged}
+    assert ComparisonVerdict.WORSE not in {figure.verdict for figure in found.judged}
 
 
 @pytest.mark.parametrize("name", ["docs", "editor"])

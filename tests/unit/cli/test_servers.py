@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from vllm_console.cli.servers import describe, no_energy, table
+from vllm_console.cli.servers import describe_server, no_energy, servers_table
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_launchers.host.gpu.host import NO_DRIVER, Host
 
@@ -15,7 +15,7 @@ HIDDEN = ServerView("vllm@pid-123456", State.STARTING, NOW - 1655, ours=False, o
 
 
 def test_others_servers_take_one_line_with_their_owner_in_a_column_of_its_own() -> None:
-    heading, ours, theirs, hidden = table((OURS, THEIRS, HIDDEN), NOW)
+    heading, ours, theirs, hidden = servers_table((OURS, THEIRS, HIDDEN), NOW)
     assert heading.split()[:4] == ["NAME", "OWNER", "PRESET", "STATE"]
     assert ours.split()[:5] == ["chat", "you", "chatbot", "ready", "42s"]
     assert theirs.split()[:5] == ["vllm@8001", "anna", "–", "ready", "1m30s"]
@@ -24,11 +24,11 @@ def test_others_servers_take_one_line_with_their_owner_in_a_column_of_its_own() 
 
 
 def test_a_server_that_was_not_asked_is_running_and_not_starting() -> None:
-    row = table((HIDDEN,), NOW)[1]
+    row = servers_table((HIDDEN,), NOW)[1]
     assert "running (not probed)" in row
     assert "starting" not in row
-    assert describe(HIDDEN, NOW)[0] == "vllm@pid-123456  running (not probed)"
-    assert describe(THEIRS, NOW)[0] == "vllm@8001  ready for 1m30s"
+    assert describe_server(HIDDEN, NOW)[0] == "vllm@pid-123456  running (not probed)"
+    assert describe_server(THEIRS, NOW)[0] == "vllm@8001  ready for 1m30s"
 
 
 def test_that_a_server_of_others_is_open_to_everybody_is_still_said() -> None:
@@ -36,7 +36,7 @@ def test_that_a_server_of_others_is_open_to_everybody_is_still_said() -> None:
     opened = ServerView(
         "vllm@8001", State.READY, NOW, ours=False, owner="anna", exposed=warning, notice=f"{warning}; read-only"
     )
-    assert table((opened,), NOW)[2] == f"  {warning}"
+    assert servers_table((opened,), NOW)[2] == f"  {warning}"
 
 
 def test_why_energy_and_cost_are_unknown() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.verbs import NotFoundError
-from vllm_console.runs.compare import Likeness, Verdict
+from vllm_console.runs.compare import ComparisonVerdict, TrafficMatch
 from vllm_console.runs.store import RunHead, RunName, RunStore, run_id, store_windows, write
 from vllm_console.runs.text import brief, notes
 from vllm_launchers.keeper import client, folders
@@ -52,11 +52,11 @@ def fleet(state):
 @pytest.mark.parametrize(
     ("change", "flags", "verdict", "told"),
     [
-        ({"slower": 0.6}, OTHERS, Verdict.BETTER, "Better: "),
-        ({"slower": 1.6, "preempted": 0.05}, OTHERS, Verdict.WORSE, "Worse: "),
-        ({}, OTHERS, Verdict.NO_DIFFERENCE, "No significant difference"),
-        ({"rate": 3.4}, OTHERS, Verdict.NOT_COMPARABLE, "Not comparable: traffic differs"),
-        ({"slower": 0.6}, {"max-num-seqs": 64, "kv-cache-dtype": "fp8"}, Verdict.BETTER, "Better: "),
+        ({"slower": 0.6}, OTHERS, ComparisonVerdict.BETTER, "Better: "),
+        ({"slower": 1.6, "preempted": 0.05}, OTHERS, ComparisonVerdict.WORSE, "Worse: "),
+        ({}, OTHERS, ComparisonVerdict.NO_DIFFERENCE, "No significant difference"),
+        ({"rate": 3.4}, OTHERS, ComparisonVerdict.NOT_COMPARABLE, "Not comparable: traffic differs"),
+        ({"slower": 0.6}, {"max-num-seqs": 64, "kv-cache-dtype": "fp8"}, ComparisonVerdict.BETTER, "Better: "),
     ],
     ids=["helps", "harms", "nothing", "unlike traffic", "several flags"],
 )
@@ -66,7 +66,7 @@ def test_each_change_gets_its_verdict(fleet, serve, change, flags, verdict, told
     found = fleet.compare("chat")
     assert found.verdict is verdict
     assert brief(found).startswith(told)
-    assert (found.traffic is Likeness.DIFFERENT) is (verdict is Verdict.NOT_COMPARABLE)
+    assert (found.traffic is TrafficMatch.DIFFERENT) is (verdict is ComparisonVerdict.NOT_COMPARABLE)
     assert any("can't attribute" in note for note in notes(found)) is (len(found.differences) > 1)
     for figure in found.judged:
         assert figure.low <= figure.change <= figure.high
@@ -77,10 +77,10 @@ def test_going_back_is_worse_where_going_there_was_better(fleet, serve):
     serve(1, FLAGS)
     serve(2, OTHERS, slower=0.6)
     serve(3, FLAGS)
-    assert fleet.compare("chat@1", "chat@2").verdict is Verdict.BETTER
-    assert fleet.compare("chat").verdict is Verdict.WORSE
+    assert fleet.compare("chat@1", "chat@2").verdict is ComparisonVerdict.BETTER
+    assert fleet.compare("chat").verdict is ComparisonVerdict.WORSE
     found = fleet.compare("chat@1", "chat@3")
-    assert found.verdict is Verdict.NO_DIFFERENCE
+    assert found.verdict is ComparisonVerdict.NO_DIFFERENCE
     assert fleet.compare_again(found.before.run.id, found.after.run.id) == found
     with pytest.raises(NotFoundError, match="no run 99"):
         fleet.compare_again(99, found.after.run.id)
@@ -91,10 +91,10 @@ def test_runs_too_short_to_compare_with_are_passed_over_and_named(fleet, serve):
     serve(2, {"max-num-seqs": 128}, 1)
     serve(3, OTHERS, slower=0.6)
     found = fleet.compare("chat")
-    assert (found.before.run.generation, found.verdict) == (1, Verdict.BETTER)
+    assert (found.before.run.generation, found.verdict) == (1, ComparisonVerdict.BETTER)
     assert notes(found)[0] == "chat@2 was skipped: too little traffic to compare with."
     named = fleet.compare("chat@2", "chat@3")
-    assert (named.before.run.generation, named.verdict) == (2, Verdict.TOO_LITTLE)
+    assert (named.before.run.generation, named.verdict) == (2, ComparisonVerdict.TOO_LITTLE)
 
 
 def test_where_all_before_are_short_the_newest_is_taken(fleet, serve):

@@ -9,7 +9,7 @@ import pytest
 
 from vllm_console.fleet import chart_history
 from vllm_console.fleet.chart_history import ChartHistory, server_source
-from vllm_console.history.store import TIERS, Reader, Writer
+from vllm_console.history.store import TIERS, HistoryReader, HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES
 from vllm_console.metrics.sample import EngineSample, Sample
 
@@ -25,7 +25,7 @@ def sample(second: float, usage: float = 0.1) -> Sample:
 def path(tmp_path: Path) -> Path:
     """Two hours of history, a sample every two seconds, with one peak of a second."""
     path = tmp_path / "history.sqlite"
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     for second in range(0, 7200, 2):
         writer.append(sample(second, 0.95 if second == 1000 else 0.1))
     writer.close()
@@ -44,13 +44,13 @@ def charts(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChartHistory
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The tables that were read, by their seconds per row."""
     found: list[float] = []
-    read: Callable[..., object] = Reader.read
+    read: Callable[..., object] = HistoryReader.read
 
-    def noted(self: Reader, part: object, *more: object) -> object:
+    def noted(self: HistoryReader, part: object, *more: object) -> object:
         found.append(part.tier.step)  # type: ignore[attr-defined]
         return read(self, part, *more)
 
-    monkeypatch.setattr(Reader, "read", noted)
+    monkeypatch.setattr(HistoryReader, "read", noted)
     return found
 
 
@@ -84,7 +84,7 @@ def test_only_what_came_since_is_read_and_seldom(charts: ChartHistory, path: Pat
     for second in range(29):
         charts.series(NAMED["6h"], START + 7200 + second)
     assert reads == [], "a quarter of a point's time has not passed"
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     for second in range(7200, 7320):
         writer.append(sample(second, 0.7))
     writer.close()
@@ -96,7 +96,7 @@ def test_only_what_came_since_is_read_and_seldom(charts: ChartHistory, path: Pat
 def test_a_clock_that_was_set_back_does_not_stop_a_chart(charts: ChartHistory, path: Path) -> None:
     charts.series(NAMED["6h"], START + 7200)
     assert charts.recorded_from(START + 7200) is not None
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     for second in range(3600, 3900):
         writer.append(sample(second, 0.7))
     writer.close()
@@ -133,7 +133,7 @@ def test_how_far_back_it_reaches(charts: ChartHistory, tmp_path: Path) -> None:
 
 def test_what_was_not_recorded_is_a_gap_in_a_coarse_range_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "history.sqlite"
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     for second in (*range(0, 7200, 20), *range(21_600, 28_800, 20)):
         writer.append(sample(second))
     writer.close()

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.cli.servers import describe, status_document
+from vllm_console.cli.servers import describe_server, status_document
 from vllm_console.diagnosis.finding import Severity
 from vllm_console.fleet import judge
 from vllm_console.fleet.board import SharedBoard
-from vllm_console.fleet.gpus import GpuSource
+from vllm_console.fleet.gpus import FleetGpus
 from vllm_console.fleet.judge import Judge, OneToken, _facts, slowest_link
 from vllm_console.fleet.own_server import JudgeContext, WatchedServer
 from vllm_console.history.gpu_samples import GPU_SAMPLES
-from vllm_console.history.store import HISTORY, Writer
+from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.history.time_view import LIVE
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_console.settings import Config, ConfigError, gpu_reserves, read_settings
@@ -69,7 +69,7 @@ def record(port: int = 1, state: State = State.READY, reason: str = "", flags: A
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A server's folder whose history is of ten minutes under pressure."""
-    writer = Writer(tmp_path / HISTORY)
+    writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(600):
         writer.append(sample(NOW - 600 + second, usage=0.9))
     writer.close()
@@ -88,7 +88,7 @@ def test_a_selected_server_is_judged_by_its_history_and_the_others_are_not(folde
 
 def test_a_queue_that_came_long_before_the_first_sample_and_stays_is_named(tmp_path: Path) -> None:
     """Rows by ten seconds do not tell how short it was; those by the second reach back half an hour."""
-    writer = Writer(tmp_path / HISTORY)
+    writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(0, 1200, 3):
         seen = sample(NOW - 1200 + second)
         engine = replace(seen.engines["0"], requests_waiting=0 if second < 300 else 40)
@@ -226,7 +226,7 @@ def test_the_reserve_comes_from_the_settings() -> None:
 
 
 def test_nothing_is_concluded_from_the_gpus_of_a_recorded_host() -> None:
-    source = GpuSource(Path("4xa6000"), Path())
+    source = FleetGpus(Path("4xa6000"), Path())
     assert source.host() is not None
     assert JudgeContext(source).host is None
 
@@ -245,7 +245,7 @@ def served(tmp_path: Path) -> Path:
     """A server's folder within a state folder, and ten minutes in which it served well."""
     folder = tmp_path / "servers" / "chat"
     folder.mkdir(parents=True)
-    writer = Writer(folder / HISTORY)
+    writer = HistoryWriter(folder / HISTORY)
     for second in range(0, 600, 2):
         writer.append(sample(NOW - 600 + second))
     writer.close()
@@ -254,7 +254,7 @@ def served(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("interactive", [False, True], ids=["command", "console"])
 def test_what_recorders_saw_of_the_gpus_is_known_from_the_first_snapshot_on(served: Path, interactive: bool) -> None:
-    def found(*lines: str, gpus: GpuSource | None = None, board: SharedBoard | None = None) -> dict[str, float]:
+    def found(*lines: str, gpus: FleetGpus | None = None, board: SharedBoard | None = None) -> dict[str, float]:
         (served.parents[1] / GPU_SAMPLES).write_text("\n".join(lines))
         watched = WatchedServer(served, interactive=interactive)
         view = watched.view(record(), NOW, selected=True, load="", context=JudgeContext(gpus, board=board))
@@ -265,7 +265,7 @@ def test_what_recorders_saw_of_the_gpus_is_known_from_the_first_snapshot_on(serv
     told = found(*hot_since(NOW - 300), "", '{"at":', "no json")
     assert abs(told["gpu_throttled"] - (NOW - 300)) <= 10, "since when, though nobody else was there to see"
     assert "gpu_throttled" not in found(*hot_since(NOW - 300, until=NOW - 60)), "nobody has looked for a minute"
-    assert "gpu_throttled" not in found(*hot_since(NOW - 300), gpus=GpuSource(Path("4xa6000"), Path()))
+    assert "gpu_throttled" not in found(*hot_since(NOW - 300), gpus=FleetGpus(Path("4xa6000"), Path()))
     board = SharedBoard(served, watched=False, read_only=True)
     claim = Claim((0,), NOW - 200, time.time() + 3600, "training", uid=os.getuid() + 1, user="anna")
     board.latest = lambda: Board(served, NOW, (claim,))  # type: ignore[method-assign]
@@ -447,7 +447,7 @@ def test_reserves_in_the_config_file(tmp_path: Path) -> None:
 
 def test_one_peak_is_neither_a_mark_nor_against_healthy(tmp_path: Path) -> None:
     """Marks, findings and figures come from one judgement of the last minute."""
-    writer = Writer(tmp_path / HISTORY)
+    writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(600):
         writer.append(sample(NOW - 600 + second, usage=0.91 if second >= 596 else 0.5))
     writer.close()
@@ -463,7 +463,7 @@ def test_one_peak_is_neither_a_mark_nor_against_healthy(tmp_path: Path) -> None:
 
 
 def test_what_is_missed_now_is_not_called_healthy(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / HISTORY)
+    writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(600):
         writer.append(sample(NOW - 600 + second, usage=0.91 if second >= 575 else 0.5))
     writer.close()
@@ -483,7 +483,7 @@ def test_the_command_line_has_the_variables_that_it_needs_and_no_secret(tmp_path
     watched.close()
     hidden = "SOME_API_KEY='•••'"
     assert view.command == ("CUDA_VISIBLE_DEVICES=1", "NOTE='a b'", hidden, "vllm", "serve", "m")
-    assert f"  command     CUDA_VISIBLE_DEVICES=1 NOTE='a b' {hidden} vllm serve m" in describe(view, NOW)
+    assert f"  command     CUDA_VISIBLE_DEVICES=1 NOTE='a b' {hidden} vllm serve m" in describe_server(view, NOW)
     assert status_document(view)["env"]["CUDA_VISIBLE_DEVICES"] == "1"
     assert any("CUDA_VISIBLE_DEVICES=1" in strip.text for strip in describe_lines(view, NOW, 80))
 
@@ -515,7 +515,7 @@ def test_a_server_that_tells_no_more_keeps_its_last_frame(folder: Path, state: S
 
 def test_charts_change_where_a_point_ends_and_not_before(tmp_path: Path) -> None:
     """Figures are of this second; a chart of points of five seconds is the same until the next of them has ended."""
-    writer = Writer(tmp_path / HISTORY)
+    writer = HistoryWriter(tmp_path / HISTORY)
     watched = WatchedServer(tmp_path, interactive=True)
     served, drawn = record(), []
     for second in range(-30, 11):
@@ -537,7 +537,7 @@ def test_charts_change_where_a_point_ends_and_not_before(tmp_path: Path) -> None
 
 def test_a_new_generation_has_no_metrics_until_it_answers(tmp_path: Path) -> None:
     """Those of the generation before were shown, and printed by ``status``."""
-    writer = Writer(tmp_path / HISTORY)
+    writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(60):
         writer.append(sample(NOW - 100 + second), 1)
     before = record()
@@ -560,7 +560,7 @@ def test_a_new_generation_has_no_metrics_until_it_answers(tmp_path: Path) -> Non
 
 
 def test_an_automatic_restart_shows_nothing_of_the_process_before(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / HISTORY)
+    writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(60):
         writer.append(sample(NOW - 100 + second), 1)
     writer.close()
@@ -575,7 +575,7 @@ def test_findings_end_with_the_traffic(folder: Path) -> None:
     """Half a minute after the last request nothing is said of the queue, the cache or latencies any more."""
     watched = WatchedServer(folder, interactive=False)
     assert watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings
-    writer = Writer(folder / HISTORY)
+    writer = HistoryWriter(folder / HISTORY)
     last = sample(NOW - 1, usage=0.9).engines["0"]
     over = replace(last, requests_running=0.0, requests_waiting=0.0)
     for second in range(40):

@@ -17,7 +17,7 @@ from vllm_console.cli.runs_text import run_lines
 from vllm_console.fleet.backfill import judge_past
 from vllm_console.fleet.runs import RunRecorder
 from vllm_console.fleet.snapshot import Changes, FleetSnapshot
-from vllm_console.history.store import HISTORY, Writer
+from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
@@ -47,7 +47,7 @@ def night(tmp_path: Path) -> tuple[RunRecorder, ServerRecord]:
     record = ServerRecord("chat", State.STOPPED, begun + 2 * HOUR, begun - 60, (generation,))
     folder = client.folder(tmp_path, "chat")
     folder.mkdir(parents=True)
-    writer = Writer(folder / HISTORY)
+    writer = HistoryWriter(folder / HISTORY)
     for second in range(0, 2 * HOUR, 10):
         writer.append(poll(begun + second, begun, 0.95 if second < HOUR else 0.2))
     writer.close()
@@ -114,7 +114,7 @@ def served(folder: Path, waiting: Callable[[int], float], *, step: int = 10, slo
     )
     generation = Generation(1, spec, begun - 60, ready_at=begun, ended_at=begun + 2400)
     record = ServerRecord("chat", State.STOPPED, begun + 2400, begun - 60, (generation,))
-    writer = Writer(folder / HISTORY)
+    writer = HistoryWriter(folder / HISTORY)
     for second in range(0, 2400, step):
         engine = poll(begun + second, begun, 0.2).engines["0"]
         ended = second * 20.0

@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Severity
-from vllm_console.fleet.markers import MarkerBook, MarkerKind, finding_markers, load_markers, record_markers
+from vllm_console.fleet.markers import MarkerKind, ServerMarkers, finding_markers, load_markers, record_markers
 from vllm_console.fleet.moment import read_moment, state_at
 from vllm_console.fleet.own_server import JudgeContext, WatchedServer
 from vllm_console.fleet.runs import RunRecorder
 from vllm_console.fleet.snapshot import ServerView, StateThen
-from vllm_console.history.store import HISTORY, Reader, Writer
+from vllm_console.history.store import HISTORY, HistoryReader, HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES, LIVE, TimeView
 from vllm_console.load.spans import FILE_NAME as LOADS
 from vllm_console.load.spans import LoadSpan, noted, read_spans
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
     """A day of history: full until generation 2 began, calm since. The last half hour is there by the second."""
     folder = tmp_path / "servers" / "chat"
     folder.mkdir(parents=True)
-    writer = Writer(folder / HISTORY)
+    writer = HistoryWriter(folder / HISTORY)
     for second in range(-6000, 0, 2):
         number, usage = (1, 0.95) if second < -3000 else (2, 0.3)
         engine = EngineSample(0.0 if usage < 0.5 else 9.0, 0.0, usage, generation_tokens_total=6000.0 + second)
@@ -67,13 +67,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def history(folder: Path) -> Iterator[Reader]:
-    reader = Reader(folder / HISTORY)
+def history(folder: Path) -> Iterator[HistoryReader]:
+    reader = HistoryReader(folder / HISTORY)
     yield reader
     reader.close()
 
 
-def test_figures_and_findings_are_those_of_the_moment(history: Reader) -> None:
+def test_figures_and_findings_are_those_of_the_moment(history: HistoryReader) -> None:
     before = read_moment(history, SERVED, NOW - 3100, THEN)
     assert before.window is not None
     assert before.window.kv_cache_usage == 0.95
@@ -87,7 +87,7 @@ def test_figures_and_findings_are_those_of_the_moment(history: Reader) -> None:
     assert "kv_cache_pressure" not in [one.code for one in after.findings]
 
 
-def test_where_nothing_was_recorded_nothing_is_shown(history: Reader) -> None:
+def test_where_nothing_was_recorded_nothing_is_shown(history: HistoryReader) -> None:
     for at in (NOW - 7000, NOW + 3600):
         found = read_moment(history, SERVED, at, THEN)
         assert (found.window, found.findings, found.judged) == (None, (), ())
@@ -195,7 +195,7 @@ def test_the_run_database_remembers_starts_that_the_record_has_forgotten(tmp_pat
     assert store.past("chat")[0].changed == (("max-num-seqs", 256, 64),)
     assert store.past("other") == []
     kept = record(generation(3, NOW - 3000))
-    found = MarkerBook(tmp_path, tmp_path / FILE_NAME).markers(kept, (), (), NOW)
+    found = ServerMarkers(tmp_path, tmp_path / FILE_NAME).markers(kept, (), (), NOW)
     assert [one.label for one in found] == ["r1", "r2", "!", "✓", "r3"]
     assert "--max-num-seqs 256 → 64" in found[1].text
     assert found == tuple(sorted(found, key=lambda one: one.at))
@@ -235,7 +235,7 @@ def test_a_snapshot_of_an_earlier_moment_changes_nothing_of_now(folder: Path) ->
 
 
 def test_markers_are_made_anew_only_when_something_happened(folder: Path, tmp_path: Path) -> None:
-    book = MarkerBook(folder, tmp_path / FILE_NAME)
+    book = ServerMarkers(folder, tmp_path / FILE_NAME)
     found = [Finding("preempting", Severity.WARNING, NOW - 30, "symptom", "cause")]
     first = book.markers(SERVED, found, (), NOW)
     assert book.markers(SERVED, list(found), (), NOW + 20) is first
@@ -257,7 +257,7 @@ def test_loads_of_others_are_marked_and_those_of_this_console_once(tmp_path: Pat
         {"id": "c", "ended_at": NOW - 400},
     ]
     (tmp_path / LOADS).write_text("nonsense\n" + "\n".join(map(json.dumps, lines)))
-    found = MarkerBook(tmp_path, tmp_path / FILE_NAME).markers(record(generation(2, NOW - 3000)), (), own, NOW)
+    found = ServerMarkers(tmp_path, tmp_path / FILE_NAME).markers(record(generation(2, NOW - 3000)), (), own, NOW)
     loads = [(one.at - NOW, one.text) for one in found if one.kind is MarkerKind.LOAD]
     assert loads == [
         (-900, "Load began"),

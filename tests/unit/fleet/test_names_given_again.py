@@ -12,7 +12,7 @@ import pytest
 from vllm_console.attached import Endpoint, attached_folder, first_record
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.verbs import FleetError
-from vllm_console.history.store import HISTORY, Writer
+from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_launchers.keeper import client, folders
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
@@ -76,7 +76,7 @@ def opened(name: str) -> list[str]:
 
 def test_the_history_of_an_endpoint_that_another_console_detached_is_closed(tmp_path: Path) -> None:
     folder = attached(tmp_path, "far")
-    writer = Writer(folder / HISTORY)
+    writer = HistoryWriter(folder / HISTORY)
     writer.append(Sample(time.time(), {"0": EngineSample(generation_tokens_total=1.0)}))
     writer.close()
     fleet = LocalFleet(tmp_path, interactive=True, observe=False, gpus=False, read_only=True)

@@ -25,7 +25,7 @@ from vllm_launchers import procfs, values
 from vllm_launchers.host.processes import ObservedServer, ProcessScanner
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
-from vllm_launchers.launch.details import Records
+from vllm_launchers.launch.details import ServerRecords
 
 
 def record(name: str, port: int, state: State) -> ServerRecord:
@@ -40,12 +40,12 @@ def test_a_server_that_waits_to_start_again_keeps_its_name_and_its_port(tmp_path
     lives = record("batch", 8056, State.READY)
     for one in (waits, lives):
         folders.write_record(folders.prepare(tmp_path, one.name), one)
-    assert Records(tmp_path).taken_ports() == {8055, 8056}
-    assert Records(tmp_path).taken_ports("chat") == {8056}, "its own is not somebody else's"
-    assert Records(tmp_path).free_name("chat") == "chat-2"
+    assert ServerRecords(tmp_path).taken_ports() == {8055, 8056}
+    assert ServerRecords(tmp_path).taken_ports("chat") == {8056}, "its own is not somebody else's"
+    assert ServerRecords(tmp_path).free_name("chat") == "chat-2"
     folders.write_record(folders.prepare(tmp_path, "chat"), ended)
-    assert Records(tmp_path).taken_ports() == {8056}
-    assert Records(tmp_path).free_name("chat") == "chat"
+    assert ServerRecords(tmp_path).taken_ports() == {8056}
+    assert ServerRecords(tmp_path).free_name("chat") == "chat"
 
 
 def test_a_folder_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from vllm_console.fleet.remote_hosts import (
     Session,
     host_from,
     read_hosts,
-    split_name,
+    split_host,
     write_hosts,
 )
 from vllm_console.fleet.remote_protocol import LEFT_OUT, ProtocolError, decode, encode, snapshot_document, views_of
@@ -82,8 +82,8 @@ def test_a_file_that_somebody_wrote_into_starts_nothing_else(tmp_path: Path) -> 
 
 
 def test_names() -> None:
-    assert split_name("box/chat") == ("box", "chat")
-    assert [split_name(name) for name in ("chat", "http://h:1", "/x", "a/b/c", "box/")] == [None] * 5
+    assert split_host("box/chat") == ("box", "chat")
+    assert [split_host(name) for name in ("chat", "http://h:1", "/x", "a/b/c", "box/")] == [None] * 5
 
 
 @pytest.mark.parametrize("make", [fakes.chat, fakes.docs, fakes.broken, fakes.stopped, fakes.observed, fakes.asleep])

@@ -15,7 +15,7 @@ from fakes.made_runs import run
 from vllm_console import sqlite_files
 from vllm_console.fleet import removed
 from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers
-from vllm_console.history.store import HISTORY, Reader, Writer
+from vllm_console.history.store import HISTORY, HistoryReader, HistoryWriter
 from vllm_console.load.spans import FILE_NAME as LOADS
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_launchers.keeper.errors import KeeperError
@@ -44,7 +44,7 @@ def home(state: Path, name: str = "chat", *, closed: bool = True) -> Path:
     for other in ("record.json", "server.log", "server.log.1", "keeper.lock", "keeper.log", "sidecar.log", LOADS):
         (folder / other).write_text("hf_" + "s" * 30)
     (folder / LOADS).chmod(0o644)
-    writer = Writer(folder / HISTORY)
+    writer = HistoryWriter(folder / HISTORY)
     for second in range(5):
         writer.append(Sample(NOW - 10 + second, {"0": EngineSample(1.0)}))
     if closed:
@@ -69,7 +69,7 @@ def test_the_history_and_the_times_of_loads_are_kept_and_nothing_else(servers, t
         kept: "0o700", f"{kept}/{HISTORY}": "0o600", f"{kept}/{LOADS}": "0o600",
     }  # fmt: skip
     assert stat.S_IMODE((tmp_path / "removed").stat().st_mode) == 0o700
-    with closing(Reader(tmp_path / "removed" / kept / HISTORY)) as reader:
+    with closing(HistoryReader(tmp_path / "removed" / kept / HISTORY)) as reader:
         assert len(reader.since(0.0)) == 5
     assert not (folder / HISTORY).exists()
     assert (folder / "record.json").exists(), "the rest is deleted by who called"
@@ -81,13 +81,13 @@ def test_what_was_not_written_back_is_kept_too(servers, tmp_path):
     assert (folder / f"{HISTORY}-wal").stat().st_size
     assert servers.keep(folder, "chat", NOW - 500)
     (kept,) = servers.all()
-    with closing(Reader(kept.folder / HISTORY)) as reader:
+    with closing(HistoryReader(kept.folder / HISTORY)) as reader:
         assert len(reader.since(0.0)) == 5
 
 
 def test_a_history_that_a_console_reads_is_settled_later(servers, tmp_path):
     folder = home(tmp_path)
-    with closing(Reader(folder / HISTORY)) as reader:
+    with closing(HistoryReader(folder / HISTORY)) as reader:
         reader.since(0.0)
         assert servers.keep(folder, "chat", NOW - 500)
         (kept,) = servers.all()
@@ -101,7 +101,7 @@ def test_a_history_that_a_console_reads_is_settled_later(servers, tmp_path):
 def test_a_history_without_a_sample_is_not_kept_for_a_replay(servers, tmp_path):
     folder = home(tmp_path)
     (folder / HISTORY).unlink()
-    Writer(folder / HISTORY).close()
+    HistoryWriter(folder / HISTORY).close()
     assert not servers.keep(folder, "broken", NOW)
     assert servers.all() == []
 

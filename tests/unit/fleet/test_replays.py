@@ -17,7 +17,7 @@ from vllm_console.fleet.markers import MarkerKind
 from vllm_console.fleet.removed import KEPT_SECONDS
 from vllm_console.fleet.snapshot import State
 from vllm_console.fleet.verbs import FleetError, NotFoundError, Replay, UsageError
-from vllm_console.history.store import Writer
+from vllm_console.history.store import HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.runs.store import FILE_NAME, RunHead, RunName, RunStore
@@ -53,7 +53,7 @@ def enter(state: Path, *heads: RunHead) -> RunStore:
 
 def record(place: Path, *spans: tuple[float, float]) -> None:
     """Figures of the runs, one after the other: a full KV cache in the first, a calm one in the second."""
-    writer = Writer(place / "history.sqlite")
+    writer = HistoryWriter(place / "history.sqlite")
     for number, (begin, end) in enumerate(spans, 1):
         for at in range(int(begin) + 60, int(end), 2):
             usage = 0.95 if number == 1 else 0.3

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.cli.servers import describe
+from vllm_console.cli.servers import describe_server
 from vllm_console.fleet.gpus import recent_energy
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.history.energy import Energy, Tariff
 from vllm_console.history.gpu_samples import GPU_SAMPLES
-from vllm_console.history.store import HISTORY, Writer
+from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord
@@ -36,7 +36,7 @@ def measured(tmp_path: Path) -> Callable[..., Energy | None]:
     """``measured(record, gpus, until)``: ten minutes at 360 W, 40 tokens a second from the start of generation 2 on."""
     folder = client.folder(tmp_path, "chat")
     folder.mkdir(parents=True)
-    writer = Writer(folder / HISTORY)
+    writer = HistoryWriter(folder / HISTORY)
     for second in range(-600, 1):
         counted = (second + 400) * 40.0 if second > -400 else 9e9
         engine = EngineSample(generation_tokens_total=counted, prompt_tokens_total=counted)
@@ -63,11 +63,11 @@ def test_it_is_of_the_time_since_the_server_was_ready(measured: Callable[..., En
     assert found.per_output_token == pytest.approx(9.0)
     assert found.per_token == pytest.approx(4.5)
     view = ServerView(name="chat", state=State.READY, state_since=NOW - 300)
-    told = describe(view, NOW, replace(found, tariff=Tariff(0.5, "CHF")))
+    told = describe_server(view, NOW, replace(found, tariff=Tariff(0.5, "CHF")))
     lines = [line for line in told if "J per" in line or "CHF" in line]
     assert lines[0].startswith("  energy      9 J per output token, 4.5 J per token: GPU 0 in the last 4m")
     assert lines[1].strip() == "1.25 CHF per million output tokens, 0.625 CHF with prompts"
-    assert not [line for line in describe(view, NOW) if "energy" in line]
+    assert not [line for line in describe_server(view, NOW) if "energy" in line]
 
 
 def test_it_is_not_shown_of_another_process_other_gpus_or_another_time(measured: Callable[..., Energy | None]) -> None:

@@ -18,7 +18,7 @@ from vllm_console.fleet.verbs import FleetError, RefusedError
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, Sleep, SleepStep, State
-from vllm_launchers.launch.details import Details, Records, pack
+from vllm_launchers.launch.details import Details, ServerRecords, pack
 from vllm_launchers.values import replace
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
@@ -79,7 +79,7 @@ def keepers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Keepers:
 
 
 def sleeping(keepers: Keepers, facts: ModelFacts | None = None) -> Sleeping:
-    records = cast("Records", SimpleNamespace(read=keepers.all))
+    records = cast("ServerRecords", SimpleNamespace(read=keepers.all))
     return Sleeping(keepers.state, records, lambda _: facts, keepers.host, keepers.asked.append)
 
 

@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
-from vllm_console.history.exact import Records, exact_latencies, exact_quantiles, interval_ends, quantiles_between
-from vllm_console.history.probe_records import FinishedRequest, FirstToken, Interval, Step
+from vllm_console.history.exact import ProbeRecords, exact_latencies, exact_quantiles, interval_ends, quantiles_between
+from vllm_console.history.probe_records import EngineStep, FinishedRequest, FirstToken, Interval
 
 START, END = 1000.0, 1060.0
 
 
-def step(at: float, count: int = 10, shortest: float = 0.02, longest: float = 0.02, dropped: int = 0) -> Step:
+def step(at: float, count: int = 10, shortest: float = 0.02, longest: float = 0.02, dropped: int = 0) -> EngineStep:
     known: tuple[Any, ...] = (4, 0, 0.5, None, 0, 0, 0, count, 0, count, shortest, longest, None, None, None)
-    return Step._make((at, 0, *known, dropped))
+    return EngineStep._make((at, 0, *known, dropped))
 
 
 def request(at: float, e2e: float) -> FinishedRequest:
     return FinishedRequest("r", at - e2e, at, 0, 100, 20, 0, 0.1, 0.2, e2e - 0.3, e2e, 0, "stop", 0)
 
 
-def recorded(**more: Any) -> Records:
+def recorded(**more: Any) -> ProbeRecords:
     """A minute of one step, one first token and one request a second, and a second before and after it."""
     moments = [START - 1 + second + 0.25 for second in range(63)]
     values: dict[str, Any] = {
@@ -29,7 +29,7 @@ def recorded(**more: Any) -> Records:
         "first_tokens": [FirstToken(at, 0, 0.1 * number, 0) for number, at in enumerate(moments)],
         "requests": [request(at, 1.0 + number) for number, at in enumerate(moments)],
     }
-    return Records(**{**values, **more})
+    return ProbeRecords(**{**values, **more})
 
 
 COUNTED = {"ttft": 60.0, "itl": 600.0, "e2e": 60.0, "queue": 60.0, "prefill": 60.0, "decode": 60.0}
@@ -69,11 +69,11 @@ def test_what_does_not_hold_all_that_was_counted_is_not_exact(
 
 def test_requests_without_a_token_are_in_no_stage_they_did_not_reach() -> None:
     never = request(START + 5, 2.0)._replace(prefill_seconds=None, decode_seconds=None)
-    found = exact_latencies(Records(requests=[never]), START, END, {"e2e": 1.0, "prefill": 1.0})
+    found = exact_latencies(ProbeRecords(requests=[never]), START, END, {"e2e": 1.0, "prefill": 1.0})
     assert set(found) == {"e2e"}
 
 
-def intervals_of(steps: list[Step], *intervals: Interval) -> Any:
+def intervals_of(steps: list[EngineStep], *intervals: Interval) -> Any:
     return quantiles_between(*interval_ends(steps, intervals))
 
 

@@ -25,10 +25,10 @@ from vllm_console.history.store import (
     HistoryError,
     HistoryForeignError,
     HistoryMissingError,
+    HistoryReader,
     HistoryVersionError,
-    Reader,
+    HistoryWriter,
     Stretch,
-    Writer,
 )
 from vllm_console.metrics.parse import parse
 from vllm_console.metrics.sample import Histogram, Sample
@@ -46,7 +46,7 @@ def filled(path, engine, sample):
     """Writes ``seconds`` of samples, KV usage peaking at every 37th second."""
 
     def fill(seconds, generation=1, start=START):
-        writer = Writer(path)
+        writer = HistoryWriter(path)
         for second in range(seconds):
             usage = 0.95 if second % 37 == 0 else 0.1
             writer.append(sample(start + second, engine(usage=usage, generation=second * 10.0)), generation)
@@ -59,7 +59,7 @@ def filled(path, engine, sample):
 
 def test_rows_with_the_same_numbers_differ_in_their_time(path, engine, sample):
     """As of an idle server: such rows are not decoded again, and a row that differs is."""
-    writer, reader = Writer(path), Reader(path)
+    writer, reader = HistoryWriter(path), HistoryReader(path)
     busy = engine(usage=0.5, generation=10.0)
     for second, one in enumerate([engine(usage=0.1), engine(usage=0.1), busy, busy, engine(usage=0.1)]):
         writer.append(sample(START + second, one), 1)
@@ -76,7 +76,7 @@ def test_what_is_written_is_read_back(path, body):
         parse(body(engines=[{"running": n, "usage": n / 8, "ttft": [0.01, 0.3] * n}, {"itl": [0.5] * n}]), START + n)
         for n in range(1, 6)
     ]
-    writer, reader = Writer(path), Reader(path)
+    writer, reader = HistoryWriter(path), HistoryReader(path)
     for number, item in enumerate(written):
         writer.append(item, generation=number)
         latest = reader.latest()
@@ -95,17 +95,17 @@ def test_what_is_written_is_read_back(path, body):
 
 
 def test_not_reported_stays_not_reported(path, engine, sample):
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     writer.append(sample(START, engine(running=None, usage=None), tokens=None))
     writer.append(Sample(START + 1, {}))
-    first, second = Reader(path).since(0)
+    first, second = HistoryReader(path).since(0)
     assert (first.sample.engines["0"].requests_running, first.sample.engines["0"].kv_cache_usage) == (None, None)
     assert first.sample.kv_cache_tokens is None
     assert second.sample == Sample(START + 1, {})
 
 
 def test_coarser_rows_keep_peaks_and_last_totals(filled):
-    rows = Reader(filled(3600)).range(START, START + 3600, 100)
+    rows = HistoryReader(filled(3600)).range(START, START + 3600, 100)
     assert len(rows) <= 100
     assert all(entry.at % 60 == 59 or entry is rows[0] or entry is rows[-1] for entry in rows)
     assert rows[-1].at == START + 3599
@@ -114,12 +114,12 @@ def test_coarser_rows_keep_peaks_and_last_totals(filled):
 
 
 def test_a_short_range_is_by_the_second(filled):
-    rows = Reader(filled(600)).range(START + 300, START + 359, 100)
+    rows = HistoryReader(filled(600)).range(START + 300, START + 359, 100)
     assert [entry.at - START for entry in rows] == list(range(300, 360))
 
 
 def test_a_range_is_never_longer_than_asked(filled):
-    reader = Reader(filled(1000))
+    reader = HistoryReader(filled(1000))
     for count in (1, 2, 7, 90):
         rows = reader.range(START, START + 1000, count)
         assert 0 < len(rows) <= count
@@ -129,7 +129,7 @@ def test_a_range_is_never_longer_than_asked(filled):
 
 def test_a_restart_is_a_boundary(filled):
     filled(100, generation=1)
-    rows = Reader(filled(100, generation=2, start=START + 130)).range(START, START + 400, 50)
+    rows = HistoryReader(filled(100, generation=2, start=START + 130)).range(START, START + 400, 50)
     assert [entry.generation for entry in rows] == sorted(entry.generation for entry in rows)
     last_of_first = max(entry.at for entry in rows if entry.generation == 1)
     assert last_of_first == START + 99
@@ -143,7 +143,7 @@ def test_tables_keep_a_fixed_number_of_rows(path, engine, sample, monkeypatch):
     monkeypatch.setattr(store, "TIERS", tiers)
     monkeypatch.setattr(store, "_PRUNE_EVERY", 10)
     monkeypatch.setattr(store, "_TIDY_EVERY", 60)
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     for second in range(1200):
         writer.append(sample(START + second, engine(generation=float(second))))
     writer.close()
@@ -155,7 +155,7 @@ def test_tables_keep_a_fixed_number_of_rows(path, engine, sample, monkeypatch):
     assert 20 <= counts["tens"] <= 22
     assert 5 <= counts["minutes"] <= 7
     assert bases <= 10
-    assert Reader(path).latest().at == START + 1199
+    assert HistoryReader(path).latest().at == START + 1199
 
 
 def test_many_engines_keep_fewer_rows_and_the_bytes_stay_bounded(path, engine, sample, monkeypatch):
@@ -165,7 +165,7 @@ def test_many_engines_keep_fewer_rows_and_the_bytes_stay_bounded(path, engine, s
     monkeypatch.setattr(store, "TIERS", tuple(Tier(name, 1.0, 1000, 20_000) for name in ("seconds", "tens", "minutes")))
     monkeypatch.setattr(store, "_PRUNE_EVERY", 10)
     rng = random.Random(3)
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     for second in range(400):
         writer.append(sample(START + second, *(engine(generation=rng.random() * 1e9) for _ in range(16))))
     with sqlite3.connect(path) as connection:
@@ -176,9 +176,9 @@ def test_many_engines_keep_fewer_rows_and_the_bytes_stay_bounded(path, engine, s
 
 
 def test_a_sample_too_large_is_stored_as_one_engine(path, engine, sample):
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     writer.append(sample(START, *(engine(running=1.0, generation=2.0, ttft=(1, 2, 3, 4)) for _ in range(800))))
-    found = Reader(path).latest().sample
+    found = HistoryReader(path).latest().sample
     assert list(found.engines) == ["all"]
     assert found.engines["all"].requests_running == 800.0
     assert found.engines["all"].histograms["ttft"].count == 3200.0
@@ -186,16 +186,16 @@ def test_a_sample_too_large_is_stored_as_one_engine(path, engine, sample):
 
 def test_a_folder_that_is_not_there_is_trouble_and_no_crash(tmp_path, engine, sample):
     folder = tmp_path / "later"
-    writer = Writer(folder / "history.sqlite")
+    writer = HistoryWriter(folder / "history.sqlite")
     writer.append(sample(START, engine()))
     assert "No such file" in writer.trouble
     folder.mkdir()
     writer.append(sample(START + 10, engine()))
-    assert [entry.at - START for entry in Reader(folder / "history.sqlite").since(0)] == [0, 10]
+    assert [entry.at - START for entry in HistoryReader(folder / "history.sqlite").since(0)] == [0, 10]
 
 
 def test_a_clock_set_back_loses_nothing_and_the_newest_is_newest(path, engine, sample):
-    writer, reader = Writer(path), Reader(path)
+    writer, reader = HistoryWriter(path), HistoryReader(path)
     for second in range(30):
         writer.append(sample(START + second, engine(running=1.0)))
     seen = reader.latest().sequence
@@ -209,39 +209,39 @@ def test_a_clock_set_back_loses_nothing_and_the_newest_is_newest(path, engine, s
 
 
 def test_only_the_owner_may_read(path, engine, sample):
-    Writer(path).append(sample(START, engine()))
+    HistoryWriter(path).append(sample(START, engine()))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_readers_tell_what_is_wrong(path):
     with pytest.raises(HistoryMissingError):
-        Reader(path).latest()
+        HistoryReader(path).latest()
     path.write_bytes(b"")
     with pytest.raises(HistoryMissingError):
-        Reader(path).latest()
+        HistoryReader(path).latest()
     path.write_bytes(b"this is not a database, however long it may be" * 100)
     with pytest.raises(HistoryCorruptError) as caught:
-        Reader(path).since(0)
+        HistoryReader(path).since(0)
     assert "\n" not in str(caught.value)
     path.unlink()
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE addresses (name TEXT)")
     connection.close()
     with pytest.raises(HistoryForeignError):
-        Reader(path).range(0, 1)
+        HistoryReader(path).range(0, 1)
 
 
 def test_a_newer_version_is_said_and_kept_aside(path, engine, sample):
-    Writer(path).close()
+    HistoryWriter(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(HistoryVersionError):
-        Reader(path).latest()
-    writer = Writer(path)
+        HistoryReader(path).latest()
+    writer = HistoryWriter(path)
     writer.append(sample(START, engine()))
     assert "newer" in writer.notice
-    assert Reader(path).latest().at == START
+    assert HistoryReader(path).latest().at == START
     assert path.with_name(path.name + ".broken").exists()
 
 
@@ -251,10 +251,10 @@ def test_a_damaged_file_is_moved_aside_and_begun_anew(filled, engine, sample, da
     data = bytearray(path.read_bytes())
     data[0 if damage == "garbage" else 4096 :] = random.Random(1).randbytes(len(data))
     path.write_bytes(data)
-    reader = Reader(path)
+    reader = HistoryReader(path)
     with pytest.raises(HistoryCorruptError):
         reader.since(0)
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     for second in range(70):  # damage inside shows when it is met: at the latest when old rows are removed
         writer.append(sample(START + 1000 + second, engine()))
     assert writer.trouble == ""
@@ -264,7 +264,7 @@ def test_a_damaged_file_is_moved_aside_and_begun_anew(filled, engine, sample, da
 
 def test_a_locked_file_is_told_and_waited_for(filled, engine, sample):
     path = filled(5)
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     writer._connection.execute("PRAGMA busy_timeout = 1")
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -276,7 +276,7 @@ def test_a_locked_file_is_told_and_waited_for(filled, engine, sample):
     holder.close()
     writer.append(sample(START + 106, engine()))
     assert writer.trouble == ""
-    assert [entry.at - START for entry in Reader(path).since(START + 50)] == [100, 101, 106]
+    assert [entry.at - START for entry in HistoryReader(path).since(START + 50)] == [100, 101, 106]
 
 
 def test_an_exclusive_lock_is_no_sqlite_error_for_a_reader(filled):
@@ -285,7 +285,7 @@ def test_an_exclusive_lock_is_no_sqlite_error_for_a_reader(filled):
     holder.execute("PRAGMA locking_mode = EXCLUSIVE")
     holder.execute("BEGIN EXCLUSIVE")
     holder.execute("DELETE FROM seconds")
-    reader = Reader(path)
+    reader = HistoryReader(path)
     with pytest.raises(HistoryBusyError):
         reader.latest()
     holder.execute("ROLLBACK")
@@ -294,7 +294,7 @@ def test_an_exclusive_lock_is_no_sqlite_error_for_a_reader(filled):
 
 
 def test_a_full_disk_is_waited_out_in_memory(path, body):
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     text = body()
     writer.append(parse(text, START))
     pages = writer._connection.execute("PRAGMA page_count").fetchone()[0]
@@ -312,11 +312,11 @@ def test_a_full_disk_is_waited_out_in_memory(path, body):
     # The next connection has no such limit: as if room had been made.
     writer.append(parse(text, START + second + 10))
     assert writer.trouble == ""
-    assert [entry.at - START for entry in Reader(path).since(START)] == [*range(1, second + 1), second + 10]
+    assert [entry.at - START for entry in HistoryReader(path).since(START)] == [*range(1, second + 1), second + 10]
 
 
 def test_a_file_that_is_removed_is_made_again(path, engine, sample):
-    writer, reader = Writer(path), Reader(path)
+    writer, reader = HistoryWriter(path), HistoryReader(path)
     writer.append(sample(START, engine()))
     assert reader.latest().at == START
     for file in path.parent.glob(path.name + "*"):
@@ -335,22 +335,22 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(path, engine, sample):
     assert started.wait(120)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    reader = Reader(path)
+    reader = HistoryReader(path)
     rows = reader.since(0)
     assert len(rows) >= 30
     assert [entry.at for entry in rows] == [rows[0].at + n for n in range(len(rows))]
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     writer.append(sample(rows[-1].at + 1, engine()))
     assert (writer.trouble, writer.notice) == ("", "")
     assert reader.latest().sequence > rows[-1].sequence
 
 
 def test_coarser_steps_go_on_after_a_kill(path, engine, sample):
-    first = Writer(path)
+    first = HistoryWriter(path)
     for second in range(35):
         first.append(sample(START + second, engine(usage=0.9 if second == 32 else 0.1, generation=float(second))))
     first._connection.close()  # killed: what close() would have written is lost
-    second_writer = Writer(path)
+    second_writer = HistoryWriter(path)
     for second in range(35, 65):
         second_writer.append(sample(START + second, engine(usage=0.1, generation=float(second))))
     second_writer.close()
@@ -363,7 +363,7 @@ def test_coarser_steps_go_on_after_a_kill(path, engine, sample):
 def test_a_reader_keeps_nothing_of_runs_that_are_long_over(path, body):
     """Every restart begins a base of its own, of some 8 KiB: 120 of them are read, and memory stays as it was."""
     sampled = parse(body(engines=[{"running": 1, "ttft": [0.01, 0.3], "itl": [0.5]}]), START)
-    writer, reader = Writer(path), Reader(path)
+    writer, reader = HistoryWriter(path), HistoryReader(path)
     sequence, read, sizes = 0, 0, {}
     tracemalloc.start()
     try:
@@ -387,7 +387,7 @@ def test_a_reader_keeps_nothing_of_runs_that_are_long_over(path, body):
 
 def test_a_span_is_read_from_the_coarsest_table_that_suits_and_where_it_begins_late_from_a_coarser_one(filled):
     path = filled(4000)
-    reader = Reader(path)
+    reader = HistoryReader(path)
     end = START + 4000
     parts = reader.stretches(START - 100, end, 20.0)
     assert [part.tier.table for part in parts] == ["minutes", "tens", "seconds"]
@@ -400,20 +400,20 @@ def test_a_span_is_read_from_the_coarsest_table_that_suits_and_where_it_begins_l
 
 @pytest.mark.parametrize("start", [-50.0, 0.0, 7.5, 1234.0, 1498.5, 5000.0])
 def test_a_stretch_begins_right_after_its_start(filled, start):
-    reader = Reader(filled(1500))
+    reader = HistoryReader(filled(1500))
     entries = reader.read(Stretch(TIERS[0], START + start, START + 2000), 3)
     assert [entry.at - START for entry in entries] == [second for second in range(1500) if second > start][:3]
     reader.close()
 
 
 def test_rows_that_come_as_one_keep_totals_peaks_and_restarts(path, engine, sample):
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     for second in range(600):
         tokens = 10.0 * (second if second < 307 else second - 307)  # the process began anew, the generation did not
         usage = 0.9 if second == 123 else 0.1
         writer.append(sample(START + second, engine(usage=usage, generation=tokens, ttft=(0, 1, second, second))), 1)
     writer.close()
-    reader = Reader(path)
+    reader = HistoryReader(path)
     part = Stretch(TIERS[0], START - 1, START + 600)
     every, joined = reader.read(part, 1000), reader.read(part, 1000, 60.0)
     assert len(joined) < 15
@@ -431,10 +431,10 @@ def test_rows_that_come_as_one_keep_totals_peaks_and_restarts(path, engine, samp
 
 def test_whether_prefixes_are_cached_is_kept_and_unknown_in_rows_of_before(path, engine, sample):
     known = replace(sample(START, engine()), prefix_caching=False, prefix_step=1152)
-    writer = Writer(path)
+    writer = HistoryWriter(path)
     writer.append(known, 1)
     writer.close()
-    (entry,) = Reader(path).since(0.0)
+    (entry,) = HistoryReader(path).since(0.0)
     assert (entry.sample.prefix_caching, entry.sample.prefix_step) == (False, 1152)
     earlier = msgspec.msgpack.encode([[], 1000, "m"])
     assert msgspec.msgpack.decode(earlier, type=Shape) == Shape((), 1000, "m", None, None)

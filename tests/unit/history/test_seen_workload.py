@@ -14,7 +14,7 @@ from vllm_console.diagnosis.live.fixes import fewer_sequences, more_sequences
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.fleet.probe import seen_traffic
 from vllm_console.history.frames import Frame, Frames
-from vllm_console.history.store import HISTORY, Reader, Writer
+from vllm_console.history.store import HISTORY, HistoryReader, HistoryWriter
 from vllm_console.history.workload import FEWEST, SeenWorkload, seen_room, seen_workload
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
@@ -167,12 +167,12 @@ def test_buckets_may_change_with_a_restart() -> None:
 
 
 def test_from_the_history_on_disk(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "history.sqlite")
+    writer = HistoryWriter(tmp_path / "history.sqlite")
     for second in range(0, 3000, 5):
         count = second // 5
         writer.append(Sample(1e9 + second, {"0": engine([150] * count, [50] * count, cached=(0, count), running=4)}), 1)
     writer.close()
-    reader = Reader(tmp_path / "history.sqlite")
+    reader = HistoryReader(tmp_path / "history.sqlite")
     found = seen_workload(reader.range(1e9, 1e9 + 3000), BEFORE, longest=4096)
     reader.close()
     assert found.workload is not None

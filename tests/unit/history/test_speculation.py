@@ -9,7 +9,7 @@ import pytest
 from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frames
-from vllm_console.history.store import Reader, Writer
+from vllm_console.history.store import HistoryReader, HistoryWriter
 from vllm_console.history.timeline import Timeline
 from vllm_console.metrics.parse import parse
 from vllm_console.metrics.sample import ACCEPTED, Sample
@@ -83,13 +83,13 @@ def test_half_of_it_is_none(missing: str) -> None:
 
 
 def test_it_is_kept_and_charted(tmp_path) -> None:
-    writer = Writer(tmp_path / "history.sqlite")
+    writer = HistoryWriter(tmp_path / "history.sqlite")
     charted = Timeline(10.0, 12)
     for sample in minutes(1, 0.5):
         writer.append(sample, 1)
         charted.append(sample, 1)
     writer.close()
-    reader = Reader(tmp_path / "history.sqlite")
+    reader = HistoryReader(tmp_path / "history.sqlite")
     kept = [entry.sample for entry in reader.range(START, START + 100)]
     reader.close()
     assert kept[-1].engines["0"].histograms[ACCEPTED].sum == 305.0

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.history.probe_records import FirstToken, Step
+from vllm_console.history.probe_records import EngineStep, FirstToken
 from vllm_console.history.step_timeline import StepTimeline, with_exact_points
 from vllm_console.metrics.sample import Series
 
 
-def step(at: float, interval: float = 0.02, prompts: int = 0, dropped: int = 0, context: int | None = None) -> Step:
-    return Step(at, 0, 4, 1, 0.5, None, 0, 0, prompts, 4, 0, 3, interval, interval, None, context, None, dropped)
+def step(
+    at: float, interval: float = 0.02, prompts: int = 0, dropped: int = 0, context: int | None = None
+) -> EngineStep:
+    return EngineStep(at, 0, 4, 1, 0.5, None, 0, 0, prompts, 4, 0, 3, interval, interval, None, context, None, dropped)
 
 
-def timeline(*rows: Step | FirstToken) -> StepTimeline:
+def timeline(*rows: EngineStep | FirstToken) -> StepTimeline:
     found = StepTimeline(5.0, 4)
     for row in rows:
         found.append(row)

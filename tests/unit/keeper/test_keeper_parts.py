@@ -21,7 +21,15 @@ from vllm_launchers.keeper import health, processes, wire
 from vllm_launchers.keeper.__main__ import Keeper
 from vllm_launchers.keeper.context import StopTimeouts, Tuning
 from vllm_launchers.keeper.errors import SilentError
-from vllm_launchers.keeper.lifecycle import TRANSITIONS, Asked, HelperFailed, Probed, Transition, exit_of, next_state
+from vllm_launchers.keeper.lifecycle import (
+    TRANSITIONS,
+    ConsoleRequest,
+    HelperFailed,
+    Probed,
+    Transition,
+    exit_of,
+    next_state,
+)
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
 from vllm_launchers.keeper.retry import retry_delay
 from vllm_launchers.keeper.stop_sequence import StopSequence
@@ -252,7 +260,7 @@ def test_a_listener_that_cannot_take_a_connection_says_so_once_and_goes_on(tmp_p
 
     def post(event):
         posted.append(event)
-        if isinstance(event, Asked):
+        if isinstance(event, ConsoleRequest):
             event.reply({"heard": True})
 
     listener = wire.RequestListener(tmp_path, post)
@@ -261,7 +269,7 @@ def test_a_listener_that_cannot_take_a_connection_says_so_once_and_goes_on(tmp_p
     try:
         assert wire.ask(tmp_path, {"do": "read"}, 10.0) == {"heard": True}
         assert short.left == 0
-        assert [type(event) for event in posted] == [HelperFailed, Asked]
+        assert [type(event) for event in posted] == [HelperFailed, ConsoleRequest]
         assert "Too many open files" in posted[0].what
     finally:
         listener.close()
@@ -294,7 +302,7 @@ def test_the_wire_works_below_a_path_longer_than_a_socket_name(tmp_path):
         wire.ask(folder, {"do": "stop"})
 
     def post(event):
-        assert isinstance(event, Asked)
+        assert isinstance(event, ConsoleRequest)
         event.reply({"heard": event.request})
 
     listener = wire.RequestListener(folder, post)

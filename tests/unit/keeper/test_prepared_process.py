@@ -19,7 +19,7 @@ def test_without_a_thread_for_its_messages_it_is_ended(monkeypatch: pytest.Monke
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    command = spawn.Command((sys.executable, "-c", "import time; time.sleep(600)"), {}, "/", 1)
+    command = spawn.ProcessCommand((sys.executable, "-c", "import time; time.sleep(600)"), {}, "/", 1)
     begun: list[ProcessIdentity] = []
     with pytest.raises(OSError, match="can't start new thread"):
         PreparedProcess(1, cast("LaunchSpec", None), command, cast("Any", None), begun.append)

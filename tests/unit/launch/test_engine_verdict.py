@@ -20,7 +20,7 @@ from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.plan.model import Changes, Engine, EngineKind
-from vllm_launchers.plan.verdict import Answer, Verdict
+from vllm_launchers.plan.verdict import EngineAnswer, EngineVerdict
 from vllm_launchers.vllm.startup_reports import StartupReportStore
 
 HANGS = """
@@ -89,11 +89,11 @@ def in_thread(call: Callable[[], object]) -> Callable[[], object]:
 
 def test_the_engine_itself_accepts_and_refuses(plan: Plan, folder: Path) -> None:
     verdicts = EngineVerdicts()
-    assert verdicts.ask(plan(), folder) == Verdict(Answer.ACCEPTED)
+    assert verdicts.ask(plan(), folder) == EngineVerdict(EngineAnswer.ACCEPTED)
     assert verdicts.memory_mib, "it waits to be launched"
     refused = verdicts.ask(plan(**{"no-such-flag": 1}), folder)
     assert refused is not None
-    assert refused.answer is Answer.REFUSED
+    assert refused.answer is EngineAnswer.REFUSED
     assert "unrecognized arguments: --no-such-flag 1" in refused.message
     assert verdicts.memory_mib is None
 
@@ -127,7 +127,9 @@ def test_a_process_that_dies_says_nothing_about_flags(
     plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_verdict, "prepared_command", lambda *_: (sys.executable, "-c", "raise SystemExit(9)"))
-    assert EngineVerdicts().ask(plan(), folder) == Verdict(Answer.UNKNOWN, "its process ended before it answered")
+    assert EngineVerdicts().ask(plan(), folder) == EngineVerdict(
+        EngineAnswer.UNKNOWN, "its process ended before it answered"
+    )
 
 
 def test_ending_it_ends_everything_it_started(plan: Plan, folder: Path, hang: Callable[[], list[int]]) -> None:
@@ -151,7 +153,7 @@ def test_a_new_question_ends_the_one_before(
     first = in_thread(lambda: verdicts.ask(launch, folder))
     pids = hang()
     monkeypatch.undo()
-    assert verdicts.ask(launch, folder) == Verdict(Answer.ACCEPTED)
+    assert verdicts.ask(launch, folder) == EngineVerdict(EngineAnswer.ACCEPTED)
     assert first() is None
     assert gone(pids)
 
@@ -163,8 +165,12 @@ def test_an_engine_that_cannot_be_asked_is_not_started(plan: Plan, tmp_path: Pat
     engine = Engine(EngineKind.VLLM, (str(script),), "0.33.0", "cuda", str(script))
     launch = plan()
     wrapped = replace(launch, plan=replace(launch.plan, engine=engine, argv=(str(script), "serve", "m")))
-    assert EngineVerdicts().ask(wrapped, tmp_path) == Verdict(Answer.UNKNOWN, "the model is not on this machine")
+    assert EngineVerdicts().ask(wrapped, tmp_path) == EngineVerdict(
+        EngineAnswer.UNKNOWN, "the model is not on this machine"
+    )
     here = replace(wrapped, model_here=True)
-    assert EngineVerdicts().ask(here, tmp_path) == Verdict(Answer.UNKNOWN, "its command may do more than to run vLLM")
+    assert EngineVerdicts().ask(here, tmp_path) == EngineVerdict(
+        EngineAnswer.UNKNOWN, "its command may do more than to run vLLM"
+    )
     absent = replace(here, plan=replace(here.plan, engine=replace(engine, path="")))
-    assert EngineVerdicts().ask(absent, tmp_path) == Verdict(Answer.UNKNOWN, "it is not installed here")
+    assert EngineVerdicts().ask(absent, tmp_path) == EngineVerdict(EngineAnswer.UNKNOWN, "it is not installed here")

@@ -13,12 +13,12 @@ from vllm_console.fleet.verbs import NoPlaceError
 from vllm_launchers.host.gpu.document import host_from_topo, read_host
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.launch.placement import GpuRequest, find_place
-from vllm_launchers.launch.resolve import ResolvedRequest, resolve
+from vllm_launchers.launch.resolve import ResolvedRequest, resolve_launch
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
 from vllm_launchers.presets.load import read_presets
-from vllm_launchers.vllm.flags.check_value import judge, newly_refused
+from vllm_launchers.vllm.flags.check_value import newly_refused, refused_together
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import expert_split_problem, split_problem
 from vllm_launchers.vllm.modelfacts.known import known_facts, siblings
@@ -66,7 +66,7 @@ def plan(preset: str, model: str, host: Host, changes: Changes | None = None, gp
         PRESETS[preset], engine, changes or Changes(), model, "127.0.0.1", 8000, {}, gpus=gpus,
         find=find,  # type: ignore[arg-type]
     )  # fmt: skip
-    return resolve(ask, PlanInputs(known_facts(model), None, host)).plan
+    return resolve_launch(ask, PlanInputs(known_facts(model), None, host)).plan
 
 
 def laid(made: Plan) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ def test_other_ways_have_no_fp8_cache_where_vllm_refuses_it() -> None:
 def test_neither_the_layout_nor_another_one_contradicts_a_flag_that_is_set(flags: Flags) -> None:
     made = plan("chatbot", "Qwen/Qwen2.5-7B-Instruct", HOSTS["4xl40s-switch"], Changes(set=flags))
     table = release_table("0.33.0")
-    assert judge(table, made.flags) == []
+    assert refused_together(table, made.flags) == []
     assert [newly_refused(table, made.flags, one.changes) for one in made.alternatives] == [()] * len(made.alternatives)
 
 

@@ -19,9 +19,9 @@ from vllm_launchers.launch.details import Details, pack, unpack
 from vllm_launchers.launch.earlier_starts import own_start, remember_start, report_store
 from vllm_launchers.launch.placement import GpuRequest, find_place, find_place_again
 from vllm_launchers.launch.planner import Planner
-from vllm_launchers.launch.refusal import format_fix, refuse_unfit
-from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve, without_server
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.launch.refusal import fix_options, refuse_unfit
+from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve_launch, without_server
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
 from vllm_launchers.presets.load import read_presets
@@ -71,19 +71,19 @@ def host(name: str) -> Host:
 
 def test_a_cpu_build_has_neither_gpus_nor_their_speed(ask: Callable[..., ResolvedRequest]) -> None:
     inputs = PlanInputs(EIGHT, host=host("4xa6000"))
-    assert resolve(ask(), inputs).plan.paces is not None
+    assert resolve_launch(ask(), inputs).plan.paces is not None
     on_cpu = replace(VLLM, build="cpu")
-    plan = resolve(ask(engine=on_cpu), inputs).plan
+    plan = resolve_launch(ask(engine=on_cpu), inputs).plan
     assert plan.paces is None
-    launch = resolve(ask("", engine=on_cpu, gpus=(0,)), inputs)
+    launch = resolve_launch(ask("", engine=on_cpu, gpus=(0,)), inputs)
     assert (launch.plan.gpus, launch.details.gpus) == ((), ())
     assert "cpu_no_gpu" in [finding.code for finding in launch.plan.findings]
 
 
 def test_as_many_gpus_as_the_model_needs_and_no_more(ask: Callable[..., ResolvedRequest]) -> None:
-    one = resolve(ask(), PlanInputs(EIGHT, host=host("8xh100"))).plan
+    one = resolve_launch(ask(), PlanInputs(EIGHT, host=host("8xh100"))).plan
     assert len(one.gpus) == 1
-    more = resolve(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100"))).plan
+    more = resolve_launch(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100"))).plan
     assert more.flags["tensor-parallel-size"] == len(more.gpus)
     assert len(more.gpus) in (2, 4)
     assert more.memory is not None
@@ -94,7 +94,7 @@ def test_as_many_gpus_as_the_model_needs_and_no_more(ask: Callable[..., Resolved
 
 def test_measured_traffic_takes_the_place_of_the_presets(ask: Callable[..., ResolvedRequest]) -> None:
     seen = Workload(12_000, 2_000, 0.0, 8)
-    plan = resolve(ask(workload=seen), PlanInputs(EIGHT, host=host("8xh100"))).plan
+    plan = resolve_launch(ask(workload=seen), PlanInputs(EIGHT, host=host("8xh100"))).plan
     length = plan.flags["max-model-len"]
     assert isinstance(length, int)
     assert length >= 14_000
@@ -103,7 +103,7 @@ def test_measured_traffic_takes_the_place_of_the_presets(ask: Callable[..., Reso
 
 def test_a_restart_chooses_nothing_anew(ask: Callable[..., ResolvedRequest]) -> None:
     """What was chosen at the start stays, with its source; only what a person changes differs."""
-    first = resolve(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100")))
+    first = resolve_launch(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100")))
     details = unpack(
         pack(Details.of(first.plan, read_presets(None)[0]["chatbot"], gpus_chosen=first.details.gpus_chosen))
     )
@@ -113,7 +113,7 @@ def test_a_restart_chooses_nothing_anew(ask: Callable[..., ResolvedRequest]) -> 
         gpus=details.gpus, sources=details.sources, workload=None,
         find=lambda plan, seen: find_place_again(GpuRequest(plan.flags, plan.engine), seen, details.gpus, chosen=True),
     )  # fmt: skip
-    plan = resolve(again, PlanInputs(SEVENTY, host=host("8xh100"))).plan
+    plan = resolve_launch(again, PlanInputs(SEVENTY, host=host("8xh100"))).plan
     assert dict(plan.flags) == {**first.plan.flags, "max-num-seqs": 32}
     assert plan.gpus == first.plan.gpus
     sources = {choice.flag: choice.source for choice in plan.choices}
@@ -123,11 +123,11 @@ def test_a_restart_chooses_nothing_anew(ask: Callable[..., ResolvedRequest]) -> 
 
 
 def test_a_restart_on_more_gpus_moves_and_says_so(ask: Callable[..., ResolvedRequest]) -> None:
-    preset = Details.of(resolve(ask(), PlanInputs(EIGHT)).plan, read_presets(None)[0]["chatbot"]).as_preset()
+    preset = Details.of(resolve_launch(ask(), PlanInputs(EIGHT)).plan, read_presets(None)[0]["chatbot"]).as_preset()
     find = partial(_again, gpus=(1,))
     again = ResolvedRequest(preset, VLLM, Changes({"tensor-parallel-size": 2}), "/models/eight", "127.0.0.1", 8000, {},
                             gpus=(1,), sources={}, find=find)  # fmt: skip
-    plan = resolve(again, PlanInputs(EIGHT, host=host("4xa6000"))).plan
+    plan = resolve_launch(again, PlanInputs(EIGHT, host=host("4xa6000"))).plan
     assert len(plan.gpus) == 2
     assert plan.environment["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, plan.gpus))
     assert [found.level for found in plan.findings if found.code == "gpus_moved"] == [Level.WARNING]
@@ -141,7 +141,7 @@ def test_where_the_first_gpus_are_too_small_others_are_taken(ask: Callable[..., 
     small = Gpu(0, "GPU-0", "NVIDIA L4", 22.5, 22.4, used_gib=0.1, compute_capability="8.9")
     large = Gpu(1, "GPU-1", "NVIDIA L40S", 45.0, 44.0, used_gib=1.0, compute_capability="8.9")
     busy = replace(large, used_by=(Holder(7, "anna", 0.9, command="python"),))
-    plan = resolve(ask(set={"max-model-len": 100_000}), PlanInputs(EIGHT, host=Host(gpus=(small, busy)))).plan
+    plan = resolve_launch(ask(set={"max-model-len": 100_000}), PlanInputs(EIGHT, host=Host(gpus=(small, busy)))).plan
     assert plan.gpus == (1,)
     assert plan.memory is not None
     assert plan.memory.fits
@@ -174,12 +174,12 @@ def test_what_the_engine_reported_replaces_the_estimate_and_betters_the_next(
 ) -> None:
     known = PlanInputs(EIGHT, host=host("4xa6000"))
     book = report_store(tmp_path)
-    first = resolve(ask(), known, book)
+    first = resolve_launch(ask(), known, book)
     assert first.plan.memory is not None
     assert first.plan.memory.source == "estimate"
     assert remember_start(book, tmp_path, ready(first, tmp_path))
 
-    same = resolve(ask(), known, book)
+    same = resolve_launch(ask(), known, book)
     assert same.plan.memory is not None
     assert (same.plan.memory.source, same.plan.memory.kv_tokens) == ("engine", 245_760)
     assert same.plan.estimated == first.plan.memory
@@ -188,11 +188,11 @@ def test_what_the_engine_reported_replaces_the_estimate_and_betters_the_next(
         same.details.predicted == first.details.predicted
     )  # what is kept beside the next report is never a corrected estimate
 
-    other = resolve(ask(set={"max-num-seqs": 64}), known, book)
+    other = resolve_launch(ask(set={"max-num-seqs": 64}), known, book)
     assert other.plan.memory is not None
     assert other.plan.memory.source == "estimate, corrected"
     assert other.plan.memory.weights_gib == pytest.approx(15.5)
-    elsewhere = resolve(ask(), PlanInputs(EIGHT, host=host("8xh100")), book)
+    elsewhere = resolve_launch(ask(), PlanInputs(EIGHT, host=host("8xh100")), book)
     assert elsewhere.plan.memory is not None
     assert elsewhere.plan.memory.source == "estimate"
 
@@ -202,9 +202,9 @@ def test_a_simulated_start_teaches_simulated_ones_and_no_other(
 ) -> None:
     simulated = Engine(EngineKind.SIMULATED, ("python",), "0.33.0", "simulated", "")
     book, known = report_store(tmp_path), PlanInputs(EIGHT, host=host("4xa6000"))
-    first = resolve(ask(engine=simulated), known, book)
+    first = resolve_launch(ask(engine=simulated), known, book)
     assert remember_start(book, tmp_path, ready(first, tmp_path))
-    again, real = resolve(ask(engine=simulated), known, book), resolve(ask(), known, book)
+    again, real = resolve_launch(ask(engine=simulated), known, book), resolve_launch(ask(), known, book)
     assert again.plan.memory is not None
     assert (again.plan.memory.source, again.plan.memory.kv_tokens) == ("engine", 245_760)
     assert real.plan.memory is not None
@@ -214,9 +214,9 @@ def test_a_simulated_start_teaches_simulated_ones_and_no_other(
 def test_a_restart_goes_by_the_servers_own_log(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     """Also where nothing was kept: a read-only console keeps none."""
     known = PlanInputs(EIGHT, host=host("4xa6000"))
-    first = resolve(ask(), known)
+    first = resolve_launch(ask(), known)
     own = own_start(tmp_path, ready(first, tmp_path))
-    staged = resolve(ask(set={"max-num-seqs": 64}), known, report_store(tmp_path), own)
+    staged = resolve_launch(ask(set={"max-num-seqs": 64}), known, report_store(tmp_path), own)
     assert staged.plan.memory is not None
     assert staged.plan.memory.source == "estimate, corrected"
 
@@ -224,7 +224,7 @@ def test_a_restart_goes_by_the_servers_own_log(ask: Callable[..., ResolvedReques
 def test_blocks_that_were_given_say_nothing_of_memory(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     """vLLM logs the memory that it could have had, and the tokens of the blocks that it was told to take."""
     known = PlanInputs(EIGHT, host=host("4xa6000"))
-    own = own_start(tmp_path, ready(resolve(ask(set={"num-gpu-blocks-override": 40}), known), tmp_path))
+    own = own_start(tmp_path, ready(resolve_launch(ask(set={"num-gpu-blocks-override": 40}), known), tmp_path))
     assert own is not None
     assert "kv_gib" not in own.predicted
 
@@ -235,25 +235,25 @@ def test_a_limited_cache_is_planned_with_the_memory_that_its_blocks_take(
     """Also once a start has reported the memory that it could have had."""
     known, book = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
     limit = {"num-gpu-blocks-override": 40}
-    first = resolve(ask(set=limit), known, book).plan.memory
+    first = resolve_launch(ask(set=limit), known, book).plan.memory
     assert first is not None
     assert first.kv_bytes_per_token is not None
     assert first.kv_gib == pytest.approx(40 * 16 * first.kv_bytes_per_token / GIB)
-    remember_start(book, tmp_path, ready(resolve(ask(set=limit), known), tmp_path))
-    again = resolve(ask(set=limit), known, book).plan.memory
+    remember_start(book, tmp_path, ready(resolve_launch(ask(set=limit), known), tmp_path))
+    again = resolve_launch(ask(set=limit), known, book).plan.memory
     assert again is not None
     assert again.source == "engine"
     assert again.kv_gib == pytest.approx(first.kv_gib)
     assert [gpu.kv_gib for gpu in again.per_gpu] == pytest.approx([gpu.kv_gib for gpu in first.per_gpu])
 
 
-def plan_with(*found: Finding) -> Plan:
+def plan_with(*found: PlanFinding) -> Plan:
     return Plan("chatbot", "m", VLLM, "127.0.0.1", 8000, (), {}, {}, {}, findings=found)
 
 
-SURE = Finding("flag_unknown", Level.ERROR, "no such flag", Changes({"a": True}, ("b",)))
-PASSING = Finding("memory_held", Level.ERROR, "anna holds it", surely=False)
-HURTS = Finding("utilization_high", Level.WARNING, "much")
+SURE = PlanFinding("flag_unknown", Level.ERROR, "no such flag", Changes({"a": True}, ("b",)))
+PASSING = PlanFinding("memory_held", Level.ERROR, "anna holds it", surely=False)
+HURTS = PlanFinding("utilization_high", Level.WARNING, "much")
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ HURTS = Finding("utilization_high", Level.WARNING, "much")
         ((PASSING, HURTS), True, ()),
     ],
 )
-def test_what_stops_a_start(found: tuple[Finding, ...], force: bool, standing: tuple[Finding, ...]) -> None:
+def test_what_stops_a_start(found: tuple[PlanFinding, ...], force: bool, standing: tuple[PlanFinding, ...]) -> None:
     if not standing:
         refuse_unfit(plan_with(*found), force=force)
         return
@@ -281,10 +281,10 @@ def test_what_stops_a_start(found: tuple[Finding, ...], force: bool, standing: t
 
 
 def test_a_way_out_is_said_in_the_commands_own_words() -> None:
-    assert format_fix(Changes({"max-model-len": 8192, "x": True}, ("y",))) == (
+    assert fix_options(Changes({"max-model-len": 8192, "x": True}, ("y",))) == (
         "--set max-model-len=8192 --set x=true --unset y"
     )
-    assert format_fix(Changes({"speculative-config": '{"a": 1}'})) == """--set 'speculative-config={"a": 1}'"""
+    assert fix_options(Changes({"speculative-config": '{"a": 1}'})) == """--set 'speculative-config={"a": 1}'"""
 
 
 def test_why_what_is_there_cannot_be_launched_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,14 +310,14 @@ def test_a_fixed_cache_size_is_judged_by_the_start_that_suggested_it(
 ) -> None:
     known, book = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
     suggested = 20 * GIB
-    record = ready(resolve(ask(), known, book), tmp_path)
+    record = ready(resolve_launch(ask(), known, book), tmp_path)
     with (tmp_path / "server.log").open("a") as log:
         log.write(f"INFO 01-01 00:00:04 [x.py:1] config with `--kv-cache-memory={suggested}` (20.0 GiB) to fit into ")
         log.write("requested memory, or `--kv-cache-memory=22222222222` (20.70 GiB) to fully utilize gpu memory.\n")
 
-    def found(**flags: Any) -> Finding | None:
+    def found(**flags: Any) -> PlanFinding | None:
         changes = {name.replace("_", "-"): value for name, value in flags.items()}
-        plan = resolve(ask(set=changes), known, book).plan
+        plan = resolve_launch(ask(set=changes), known, book).plan
         return next((one for one in plan.findings if one.code == "kv_cache_fixed"), None)
 
     unknown = found(kv_cache_memory_bytes=suggested)

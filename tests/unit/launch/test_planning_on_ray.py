@@ -22,9 +22,9 @@ from vllm_launchers.launch.inputs import PlanInputsReader
 from vllm_launchers.launch.placement import AUTO, OFFERED, Place, place_on_ray
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
-from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve
+from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve_launch
 from vllm_launchers.plan.choices.nodes import NodesRequest
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind
@@ -53,10 +53,10 @@ def launch(
     )  # fmt: skip
     facts = known_facts("meta-llama/Llama-3.1-8B-Instruct")
     inputs = PlanInputs(facts, release_table("0.33.0"), read_host(Path("8xh100")), ray=cluster)
-    return resolve(request, inputs)
+    return resolve_launch(request, inputs)
 
 
-def finding(found: LaunchPlan) -> Finding:
+def finding(found: LaunchPlan) -> PlanFinding:
     """The one finding about Ray."""
     (one,) = [one for one in found.plan.findings if one.code.startswith("ray_")]
     return one

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.launch.errors import UsageError
 from vllm_launchers.launch.placement import GpuRequest, find_place
-from vllm_launchers.launch.resolve import ResolvedRequest, resolve
+from vllm_launchers.launch.resolve import ResolvedRequest, resolve_launch
 from vllm_launchers.plan.choices.nodes import NodesRequest
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
@@ -47,7 +47,7 @@ def planned(
         ),
     )  # fmt: skip
     there = read_host(Path(host)) if host else None
-    return resolve(request, PlanInputs(facts, release_table(version), there)).plan
+    return resolve_launch(request, PlanInputs(facts, release_table(version), there)).plan
 
 
 def nodes_of(plan: Plan) -> NodesPlan:

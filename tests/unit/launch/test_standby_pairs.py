@@ -12,12 +12,12 @@ from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.errors import FleetError, NotFoundError, UsageError
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.launch.standby import (
-    beside,
     find_other,
     one_switch,
     partner_of,
     refuse_awake,
     refuse_beside_partner,
+    standby_request,
 )
 from vllm_launchers.plan.flags import SLEEP_MODE
 
@@ -46,11 +46,11 @@ def test_each_of_a_pair_knows_the_other() -> None:
 
 
 def test_a_standby_takes_the_gpus_and_sleeps() -> None:
-    request = beside(LaunchRequest("batch", standby_of="chat"), record("chat"))
+    request = standby_request(LaunchRequest("batch", standby_of="chat"), record("chat"))
     assert request.gpus == (2,)
     assert request.changes.set == {SLEEP_MODE: True}
     with pytest.raises(UsageError, match="leave --gpus out"):
-        beside(LaunchRequest("batch", standby_of="chat", gpus=(0,)), record("chat"))
+        standby_request(LaunchRequest("batch", standby_of="chat", gpus=(0,)), record("chat"))
 
 
 def test_what_no_standby_can_be_of() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from vllm_launchers.keeper.node_link import difference
+from vllm_launchers.keeper.node_link import fingerprint_difference
 from vllm_launchers.keeper.records import Generation, LaunchSpec, NodeSpec, ServerRecord, State
 from vllm_launchers.launch.errors import RefusedError, UsageError
 from vllm_launchers.launch.node_start import fingerprint, refuse_node, startable
@@ -72,19 +72,22 @@ def test_one_node_is_not_restarted_alone() -> None:
 def test_the_same_model_elsewhere_is_the_same(tmp_path: Path) -> None:
     one, other = model(tmp_path / "a"), model(tmp_path / "other", _name_or_path="there")
     ours, theirs = fingerprint(plan(one), one), fingerprint(plan(other, **{"node-rank": 1}), other)
-    assert difference(ours, theirs, 0, 1) == ""
+    assert fingerprint_difference(ours, theirs, 0, 1) == ""
 
 
 def test_another_configuration_other_weights_and_other_flags_differ(tmp_path: Path) -> None:
     one, config = model(tmp_path / "a"), model(tmp_path / "b", hidden_size=128)
     weights = model(tmp_path / "c", weights=b"WEIGHTS")
     ours = fingerprint(plan(one), one)
-    assert difference(ours, fingerprint(plan(config), config), 0, 1) == (
+    assert fingerprint_difference(ours, fingerprint(plan(config), config), 0, 1) == (
         "node 1 has another model configuration than node 0"
     )
-    assert difference(ours, fingerprint(plan(weights), weights), 0, 1) == "node 1 has other model weights than node 0"
+    assert (
+        fingerprint_difference(ours, fingerprint(plan(weights), weights), 0, 1)
+        == "node 1 has other model weights than node 0"
+    )
     flags = fingerprint(plan(one, **{"max-num-seqs": 8, "enforce-eager": True}), one)
-    assert difference(ours, flags, 0, 1) == (
+    assert fingerprint_difference(ours, flags, 0, 1) == (
         "node 1 has --max-num-seqs 8, node 0 has --max-num-seqs 4; "
         "node 1 has --enforce-eager true, node 0 has no --enforce-eager"
     )
@@ -92,7 +95,7 @@ def test_another_configuration_other_weights_and_other_flags_differ(tmp_path: Pa
 
 def test_a_model_that_is_nowhere_yet_is_compared_by_its_name(tmp_path: Path) -> None:
     ours, theirs = (fingerprint(plan(tmp_path / name), None) for name in ("a", "b"))
-    assert "model" in difference(ours, theirs, 0, 1)
+    assert "model" in fingerprint_difference(ours, theirs, 0, 1)
 
 
 def test_no_secret_is_part_of_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_console.load.client import Answer, AnswerError, message_of
+from vllm_console.load.client import RequestFailedError, StreamedAnswer, message_of
 from vllm_console.load.report import Tally
 
 
@@ -31,7 +31,7 @@ WHOLE = token() + token() + token("length") + usage(3) + DONE
 
 def test_first_token_gaps_and_tokens() -> None:
     tally = Tally()
-    answer = Answer(tally, 10.0)
+    answer = StreamedAnswer(tally, 10.0)
     for at, data in ((10.5, token()), (10.6, token()), (10.9, token("length") + usage(3) + DONE)):
         answer.feed(data, at)
     answer.end()
@@ -45,7 +45,7 @@ def test_first_token_gaps_and_tokens() -> None:
 @settings(deadline=None)
 def test_cuts_between_bytes_do_not_matter(cuts: list[int]) -> None:
     tally = Tally()
-    answer = Answer(tally)
+    answer = StreamedAnswer(tally)
     edges = [0, *sorted(cuts), len(WHOLE)]
     for at, (start, end) in enumerate(pairwise(edges)):
         answer.feed(WHOLE[start:end], float(at))
@@ -55,7 +55,7 @@ def test_cuts_between_bytes_do_not_matter(cuts: list[int]) -> None:
 
 def test_carriage_returns_and_comments_are_understood() -> None:
     tally = Tally()
-    answer = Answer(tally)
+    answer = StreamedAnswer(tally)
     answer.feed(b": ping\r\n\r\n" + WHOLE.replace(b"\n", b"\r\n"), 1.0)
     answer.end()
     assert tally.output_tokens == 3
@@ -63,7 +63,7 @@ def test_carriage_returns_and_comments_are_understood() -> None:
 
 def test_an_event_that_brings_several_tokens_counts_by_usage() -> None:
     tally = Tally()
-    answer = Answer(tally)
+    answer = StreamedAnswer(tally)
     answer.feed(token() + token("length") + usage(8) + DONE, 1.0)
     answer.end()
     assert tally.output_tokens == 8
@@ -71,7 +71,7 @@ def test_an_event_that_brings_several_tokens_counts_by_usage() -> None:
 
 def test_without_usage_every_event_counts_as_a_token() -> None:
     tally = Tally()
-    answer = Answer(tally)
+    answer = StreamedAnswer(tally)
     answer.feed(token() + token("length") + DONE, 1.0)
     answer.end()
     assert tally.output_tokens == 2
@@ -86,9 +86,9 @@ def test_without_usage_every_event_counts_as_a_token() -> None:
     ],
 )
 def test_an_answer_that_ends_too_soon_is_a_failure(data: bytes, reason: str) -> None:
-    answer = Answer(Tally())
+    answer = StreamedAnswer(Tally())
     answer.feed(data, 1.0)
-    with pytest.raises(AnswerError, match=reason):
+    with pytest.raises(RequestFailedError, match=reason):
         answer.end()
 
 
@@ -101,8 +101,8 @@ def test_an_answer_that_ends_too_soon_is_a_failure(data: bytes, reason: str) -> 
     ],
 )
 def test_what_is_no_answer_is_refused(data: bytes, reason: str) -> None:
-    with pytest.raises(AnswerError, match=reason):
-        Answer(Tally()).feed(data, 1.0)
+    with pytest.raises(RequestFailedError, match=reason):
+        StreamedAnswer(Tally()).feed(data, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.load.ramp_search import StepFigures, Tried, bracket, ceiling, judge, next_step
+from vllm_console.load.ramp_search import StepFigures, TriedRate, bracket, ceiling, judge_step, next_step
 from vllm_launchers.presets.model import Objectives
 
 GOALS = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
@@ -26,8 +26,8 @@ def searched(miss, start, *, steps=40, seed=0, requests=1500):
             count += 10
             late += sum(chance.random() < miss(wanted.rate) for _ in range(10))
             figures = replace(CALM, rate=wanted.rate, ttft=(count - late, late))
-            outcome = judge(figures, GOALS, final=count >= requests, early=not wanted.full)
-        tried.append(Tried(wanted.rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
+            outcome = judge_step(figures, GOALS, final=count >= requests, early=not wanted.full)
+        tried.append(TriedRate(wanted.rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
     return ceiling(tried), tried
 
 
@@ -70,12 +70,12 @@ def test_no_rate_holds_and_every_rate_holds():
 
 def test_a_rate_that_failed_by_a_disturbance_does_not_hold_the_ceiling_down():
     tried = [
-        Tried(4.0, True),
-        Tried(8.0, False),
-        Tried(5.7, True),
-        Tried(9.0, True),
-        Tried(9.5, True),
-        Tried(16.0, False),
+        TriedRate(4.0, True),
+        TriedRate(8.0, False),
+        TriedRate(5.7, True),
+        TriedRate(9.0, True),
+        TriedRate(9.5, True),
+        TriedRate(16.0, False),
     ]
     assert (bracket(tried).low, bracket(tried).high) == (9.5, 16.0)
 
@@ -84,8 +84,8 @@ def test_a_full_cache_is_bisected_to_the_end():
     tried = []
     while (wanted := next_step(tried, 1.0, 0.1, 1000.0)) is not None:
         figures = replace(CALM, rate=wanted.rate, kv_cache_usage=(wanted.rate / 10,) * 30)
-        outcome = judge(figures, GOALS, final=True)
-        tried.append(Tried(wanted.rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
+        outcome = judge_step(figures, GOALS, final=True)
+        tried.append(TriedRate(wanted.rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
     assert ceiling(tried).limited_by == "kv_cache_usage"
     assert 8.5 / 1.04 <= ceiling(tried).rate <= 8.5
     assert len(tried) < 12
@@ -107,32 +107,32 @@ def test_a_full_cache_is_bisected_to_the_end():
     ],
 )
 def test_what_a_finished_step_misses(changed, reason):
-    outcome = judge(replace(CALM, **changed), GOALS, final=True)
+    outcome = judge_step(replace(CALM, **changed), GOALS, final=True)
     assert (outcome.ok, outcome.limited_by) == (not reason, reason)
 
 
 def test_a_step_goes_on_while_its_queue_grows_and_while_it_is_short():
-    assert judge(CALM, GOALS) is not None
-    assert judge(replace(CALM, seconds=3.0), GOALS) is None
-    assert judge(replace(CALM, ttft=(20, 0)), GOALS) is None
-    assert judge(replace(CALM, in_flight=tuple(float(20 + 2 * at) for at in range(60))), GOALS) is None
-    assert judge(CALM, GOALS, early=False) is None
+    assert judge_step(CALM, GOALS) is not None
+    assert judge_step(replace(CALM, seconds=3.0), GOALS) is None
+    assert judge_step(replace(CALM, ttft=(20, 0)), GOALS) is None
+    assert judge_step(replace(CALM, in_flight=tuple(float(20 + 2 * at) for at in range(60))), GOALS) is None
+    assert judge_step(CALM, GOALS, early=False) is None
 
 
 def test_few_slow_gaps_at_the_start_do_not_end_a_step():
-    assert judge(replace(CALM, seconds=1.0, ttft=(4, 0), itl=(300, 60)), GOALS) is None
+    assert judge_step(replace(CALM, seconds=1.0, ttft=(4, 0), itl=(300, 60)), GOALS) is None
 
 
 def test_an_empty_step_does_not_hold():
-    outcome = judge(StepFigures(1.0, 10.0), GOALS, final=True)
+    outcome = judge_step(StepFigures(1.0, 10.0), GOALS, final=True)
     assert not outcome.ok
     assert outcome.attained is None
 
 
 def test_a_queue_that_grew_bounds_the_ceiling_and_does_not_pull_it_down():
     """Beyond its capacity a server misses nearly every limit, however little too high the rate is."""
-    held = [Tried(rate, True, ttft=(300, 0), itl=(9000, 0)) for rate in (4.0, 6.0, 8.0)]
-    failed = [Tried(rate, False, "ttft_p99_seconds", ttft=(100, 200), itl=(9000, 10)) for rate in (9.6, 8.6)]
+    held = [TriedRate(rate, True, ttft=(300, 0), itl=(9000, 0)) for rate in (4.0, 6.0, 8.0)]
+    failed = [TriedRate(rate, False, "ttft_p99_seconds", ttft=(100, 200), itl=(9000, 10)) for rate in (9.6, 8.6)]
     found = ceiling(held + failed)
     assert 7.8 <= found.rate <= 8.6
     assert found.low < 8.0 < found.high < 8.6
@@ -142,12 +142,12 @@ def test_a_queue_that_grew_bounds_the_ceiling_and_does_not_pull_it_down():
 def test_one_queue_in_a_short_step_does_not_close_the_bracket_for_good():
     """Many requests came at once in its eleven seconds; minutes at about that rate show that it was chance."""
     early = [
-        Tried(10.3, True, ttft=(86, 0), itl=(406, 2)),
-        Tried(14.6, False, "itl_p99_seconds", ttft=(115, 0), itl=(287, 4)),
-        Tried(12.3, False, "ttft_p99_seconds", ttft=(83, 13), itl=(249, 3)),
+        TriedRate(10.3, True, ttft=(86, 0), itl=(406, 2)),
+        TriedRate(14.6, False, "itl_p99_seconds", ttft=(115, 0), itl=(287, 4)),
+        TriedRate(12.3, False, "ttft_p99_seconds", ttft=(83, 13), itl=(249, 3)),
     ]
     assert ceiling(early).high > 12.3
-    long = [Tried(rate, True, ttft=(round(120 * rate), 0), itl=(5900, 47)) for rate in (11.3, 11.8, 12.3, 12.5)]
+    long = [TriedRate(rate, True, ttft=(round(120 * rate), 0), itl=(5900, 47)) for rate in (11.3, 11.8, 12.3, 12.5)]
     later = [*early, *long]
     assert next_step(later, 2.6, 0.1, 1000.0).rate > 12.2
     assert ceiling(later).rate > 12.2
@@ -157,10 +157,10 @@ def test_one_queue_in_a_short_step_does_not_close_the_bracket_for_good():
 def test_a_ceiling_may_be_far_above_a_failure_by_chance():
     """Of ten minutes at up to 6.4 requests/s nearly all held; only the shortest step, at 5.2, did not."""
     tried = [
-        Tried(4.3, True, ttft=(55, 0), itl=(848, 4)),
-        Tried(5.2, False, "itl_p99_seconds", ttft=(52, 0), itl=(534, 6)),
+        TriedRate(4.3, True, ttft=(55, 0), itl=(848, 4)),
+        TriedRate(5.2, False, "itl_p99_seconds", ttft=(52, 0), itl=(534, 6)),
         *(
-            Tried(rate, True, ttft=(round(120 * rate), 0), itl=(8000, slow))
+            TriedRate(rate, True, ttft=(round(120 * rate), 0), itl=(8000, slow))
             for rate, slow in ((5.9, 62), (6.1, 61), (6.4, 70))
         ),
     ]
@@ -173,20 +173,20 @@ def test_a_ceiling_may_be_far_above_a_failure_by_chance():
 def test_a_ceiling_among_failures_in_bursts_is_not_called_unlimited():
     steps = [(4.8, True), (5.1, False), (5.16, False), (5.04, True), (5.14, True), (5.27, True), (5.37, True)]
     tried = [
-        Tried(rate, ok, "" if ok else "itl_p99_seconds", ttft=(300, 0), itl=(9900, 95 if ok else 105))
+        TriedRate(rate, ok, "" if ok else "itl_p99_seconds", ttft=(300, 0), itl=(9900, 95 if ok else 105))
         for rate, ok in steps
     ]
     assert bracket(tried).high is not None
     assert ceiling(tried).rate == pytest.approx(5.2, rel=0.1)
-    far = [Tried(1.0, False, "itl_p99_seconds"), *(Tried(rate, True) for rate in (2.0, 4.0, 8.0))]
+    far = [TriedRate(1.0, False, "itl_p99_seconds"), *(TriedRate(rate, True) for rate in (2.0, 4.0, 8.0))]
     assert bracket(far).high is None, "that was a disturbance"
 
 
 def test_a_latency_that_was_not_measured_is_not_the_limit():
     """Answers of one token have no gaps between tokens."""
-    held = [Tried(rate, True, ttft=(300, 0)) for rate in (4.0, 6.0, 8.0)]
-    tried = [*held, Tried(8.6, False, "ttft_p99_seconds", ttft=(294, 6))]
+    held = [TriedRate(rate, True, ttft=(300, 0)) for rate in (4.0, 6.0, 8.0)]
+    tried = [*held, TriedRate(8.6, False, "ttft_p99_seconds", ttft=(294, 6))]
     assert ceiling(tried).limited_by == "ttft_p99_seconds"
-    nothing = [Tried(8.0, True), Tried(8.6, False, "ttft_p99_seconds", ttft=(100, 200))]
+    nothing = [TriedRate(8.0, True), TriedRate(8.6, False, "ttft_p99_seconds", ttft=(100, 200))]
     found = ceiling(nothing)
     assert (found.rate, found.limited_by, found.error) == (8.0, "ttft_p99_seconds", None)

@@ -16,7 +16,7 @@ from vllm_console.load.shape import (
     Stratified,
     TrafficShape,
     arrivals,
-    fit,
+    fit_lengths,
     length_at,
     request_count,
     suggested_rate,
@@ -106,9 +106,9 @@ def test_every_request_fits_into_the_context(prompt: int, output: int, reuse: fl
 
 
 def test_what_fits_is_left_as_it_is() -> None:
-    assert fit(100, 50, 4096) == (100, 50)
-    assert fit(5000, 50, 4096) == (4046, 50)
-    assert fit(5000, 5000, 4096) == (2048, 2048)
+    assert fit_lengths(100, 50, 4096) == (100, 50)
+    assert fit_lengths(5000, 50, 4096) == (4046, 50)
+    assert fit_lengths(5000, 5000, 4096) == (2048, 2048)
 
 
 def test_exact_lengths_are_the_same_for_all() -> None:

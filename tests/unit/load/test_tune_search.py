@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from vllm_console.load.ramp_search import Tried
+from vllm_console.load.ramp_search import TriedRate
 from vllm_console.load.tune_search import (
     GOODPUT,
     SHORTEST_SECONDS,
@@ -15,7 +15,7 @@ from vllm_console.load.tune_search import (
     TTFT,
     Candidate,
     Measured,
-    Next,
+    NextTrial,
     Trial,
     combinations,
     decide,
@@ -103,7 +103,7 @@ def test_what_runs_already_is_measured_again_without_a_restart():
     steps, _, _ = play([2.4, 2.6, 3.0])
     assert (steps[-1].place, steps[-1].restart) == (2, False)
     alone, _, _ = play([2.4])
-    assert alone == [Next(0, pytest.approx(960.0), restart=True)]
+    assert alone == [NextTrial(0, pytest.approx(960.0), restart=True)]
 
 
 def test_no_second_round_where_nothing_was_better_and_failures_count():
@@ -172,11 +172,11 @@ def test_bounds_are_not_taken_for_values():
 
 def test_measurements():
     assert measured_ceiling([], 900.0) is None
-    assert measured_ceiling([Tried(2.0, False, "queue"), Tried(1.0, False, "queue")], 900.0) == Measured(
+    assert measured_ceiling([TriedRate(2.0, False, "queue"), TriedRate(1.0, False, "queue")], 900.0) == Measured(
         1.0, 0.05, "most"
     )
-    assert measured_ceiling([Tried(2.0, True), Tried(4.0, True)], 225.0) == Measured(4.0, 0.1, "least")
-    found = measured_ceiling([Tried(2.0, True), Tried(4.0, False, "queue")], 900.0)
+    assert measured_ceiling([TriedRate(2.0, True), TriedRate(4.0, True)], 225.0) == Measured(4.0, 0.1, "least")
+    found = measured_ceiling([TriedRate(2.0, True), TriedRate(4.0, False, "queue")], 900.0)
     assert found.value == pytest.approx(math.sqrt(8))
     assert 0.1 < found.error < 0.3
     assert measured_mean([1.0] * 4) is None

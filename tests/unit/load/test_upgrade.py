@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 
 from vllm_console.load.report import Times
-from vllm_console.load.upgrade import FEWEST_ROUNDS, Turn, UpgradeVerdict, compare_engines
+from vllm_console.load.upgrade import FEWEST_ROUNDS, EngineTurn, UpgradeVerdict, compare_engines
 
 
-def turn(factor: float, *, ttft: float = 1.0, missing: int = 0) -> Turn:
+def turn(factor: float, *, ttft: float = 1.0, missing: int = 0) -> EngineTurn:
     """Forty requests of different lengths whose tokens take ``factor`` times as long."""
     answers = {at: Times(0.1 * factor * ttft, None if at == 0 else 0.01 * factor, at * factor + 1) for at in range(40)}
-    return Turn(40, {at: times for at, times in answers.items() if at >= missing})
+    return EngineTurn(40, {at: times for at, times in answers.items() if at >= missing})
 
 
-def rounds(slower: float, *, spread: float = 0.01, seed: int = 1, ttft: float = 1.0) -> list[tuple[Turn, Turn]]:
+def rounds(
+    slower: float, *, spread: float = 0.01, seed: int = 1, ttft: float = 1.0
+) -> list[tuple[EngineTurn, EngineTurn]]:
     dice = random.Random(seed)
     return [
         (turn(dice.gauss(1, spread)), turn(slower * dice.gauss(1, spread), ttft=ttft)) for _ in range(2 * FEWEST_ROUNDS)
@@ -50,6 +52,6 @@ def test_answers_that_failed_are_not_compared() -> None:
 
 def test_few_rounds_or_requests_say_nothing() -> None:
     assert compare_engines(rounds(2.0)[: FEWEST_ROUNDS - 1]).verdict is UpgradeVerdict.TOO_LITTLE
-    short = Turn(5, {at: Times(0.1, 0.01, 1.0) for at in range(5)})
+    short = EngineTurn(5, {at: Times(0.1, 0.01, 1.0) for at in range(5)})
     assert compare_engines([(short, short)] * 8).verdict is UpgradeVerdict.TOO_LITTLE
     assert compare_engines([]).verdict is UpgradeVerdict.TOO_LITTLE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_console.logs.access import access_of, fold
-from vllm_console.logs.file import Level, Line, level_of
+from vllm_console.logs.access import fold, parse_access_line
+from vllm_console.logs.file import Line, LogLevel, log_level_of
 
 OK = '(APIServer pid=7) INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK'
 METRICS = 'INFO:     127.0.0.1:5001 - "GET /metrics?x=1 HTTP/1.1" 200 OK'
@@ -17,7 +17,7 @@ def stats(clock: str) -> str:
 
 
 def lines(*texts: str) -> list[Line]:
-    return [Line(10 * at, 10 * at + 10, text, level_of(text)) for at, text in enumerate(texts)]
+    return [Line(10 * at, 10 * at + 10, text, log_level_of(text)) for at, text in enumerate(texts)]
 
 
 def folded(texts: Sequence[str], rows: int = 20, *, whole: bool = True) -> list[str]:
@@ -25,10 +25,10 @@ def folded(texts: Sequence[str], rows: int = 20, *, whole: bool = True) -> list[
 
 
 def test_an_access_line_says_its_status_and_request() -> None:
-    found = access_of(METRICS)
+    found = parse_access_line(METRICS)
     assert found is not None
     assert (found.status, found.request) == ("200 OK", "GET /metrics")
-    assert access_of(stats("10:00:00")) is None
+    assert parse_access_line(stats("10:00:00")) is None
 
 
 def test_a_run_between_two_times_has_a_rate_with_its_window() -> None:
@@ -58,7 +58,7 @@ def test_fewer_than_one_a_second_are_counted() -> None:
 def test_each_status_has_its_row_with_its_level_and_a_single_line_stands_as_it_is() -> None:
     shown = fold(lines(OK, BAD, OK, BAD, METRICS), 20, whole=True)
     assert [line.text.split("  ")[0] for line in shown] == ["400 Bad Request ×2", "200 OK ×3"]
-    assert [line.level for line in shown] == [Level.WARNING, Level.INFO]
+    assert [line.level for line in shown] == [LogLevel.WARNING, LogLevel.INFO]
     assert folded([OK, BAD]) == [OK, BAD]
 
 

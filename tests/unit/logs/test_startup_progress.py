@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_console.logs.startup import FIRST_REQUEST, QUIET_SECONDS, durations, progress, too_quiet
+from vllm_console.logs.startup import FIRST_REQUEST, QUIET_SECONDS, durations, startup_progress, too_quiet
 from vllm_console.metrics.sample import Stage
 
 EARLIER = {"process": 1.0, "config": 9.0, "weights": 50.0, "compile": 30.0, "graphs": 10.0}
@@ -24,7 +24,7 @@ def way(*stages, now, earlier=EARLIER):
         Stage(name, at, (stages[index + 1][1] - at) if index + 1 < len(stages) else None, *detail)
         for index, (name, at, *detail) in enumerate(stages)
     ]
-    return progress(made, earlier, now)
+    return startup_progress(made, earlier, now)
 
 
 def test_half_of_the_way_after_half_of_the_usual_time():
@@ -99,7 +99,7 @@ def test_the_share_never_goes_back_and_stays_a_share(usual, taken, present):
         if name not in present:
             continue
         for part in (0.0, 0.3, 0.7, 0.99):
-            found = progress([*begun, Stage(name, at, None)], earlier, at + seconds * part)
+            found = startup_progress([*begun, Stage(name, at, None)], earlier, at + seconds * part)
             if found is not None:
                 assert last - 1e-9 <= found.share <= 1
                 assert found.seconds_left is None or found.seconds_left >= 0

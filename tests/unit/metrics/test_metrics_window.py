@@ -8,7 +8,7 @@ import pytest
 
 from vllm_console.metrics.quantile import Quantile, interpolated
 from vllm_console.metrics.sample import Histogram, Sample
-from vllm_console.metrics.window import combine, merge, window
+from vllm_console.metrics.window import combine, merge_histograms, window
 
 INF = math.inf
 
@@ -129,8 +129,8 @@ def test_no_engines_at_all():
 def test_different_bounds_are_added_where_they_agree():
     one = Histogram((0.1, 0.5, 1.0, INF), (1.0, 2.0, 3.0, 4.0), 2.0)
     other = Histogram((0.5, 0.7, 1.0, INF), (10.0, 20.0, 30.0, 40.0), 20.0)
-    assert merge([one, other]) == Histogram((0.5, 1.0, INF), (12.0, 33.0, 44.0), 22.0)
-    assert merge([]) is None
+    assert merge_histograms([one, other]) == Histogram((0.5, 1.0, INF), (12.0, 33.0, 44.0), 22.0)
+    assert merge_histograms([]) is None
 
 
 def test_changed_bounds_mean_a_new_histogram(engine, sample):

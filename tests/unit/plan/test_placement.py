@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, Link
 from vllm_launchers.host.gpu.sharing import GpuShare
-from vllm_launchers.host.gpu.topology import LinkLevel, islands_of, level_of
+from vllm_launchers.host.gpu.topology import LinkLevel, islands_of, link_level
 from vllm_launchers.plan.placement import rank_placements, set_level, takes_uuids
 
 GIB = 48.0
@@ -250,7 +250,7 @@ def test_rankings_keep_their_promises(host: Host, size: int, need: float | None)
                 assert any(text.startswith(f"GPU {gpu.index}: ") for text in found.warnings), holder
         assert "\n" not in found.reason
         assert ("idle" not in found.reason) or not any(gpu.holders for gpu in gpus)
-        crosses = any(level_of(kind_of(host, a, b)) is LinkLevel.SYS for a, b in combinations(found.gpus, 2))
+        crosses = any(link_level(kind_of(host, a, b)) is LinkLevel.SYS for a, b in combinations(found.gpus, 2))
         if crosses and found.level is not LinkLevel.MESH:
             assert any("CPU interconnect" in text for text in found.warnings)
 
@@ -264,7 +264,7 @@ def test_of_sets_that_nobody_holds_none_is_nearer_than_the_best(host: Host, size
         return
 
     def level(a: int, b: int) -> LinkLevel:
-        return level_of(kind_of(free, a, b))
+        return link_level(kind_of(free, a, b))
 
     every = [set_level(level, chosen) for chosen in combinations([gpu.index for gpu in free.gpus], size)]
     assert best.level == min(every, key=lambda found: found if found is not None else -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_launchers.plan.attention import fp8_cache, is_fp8, selected_backend
+from vllm_launchers.plan.attention import fp8_cache_support, is_fp8, selected_backend
 from vllm_launchers.plan.model import Flags
 
 OLD, TRITON, MIDDLE, NEW = (0, 10, 1), (0, 11, 0), (0, 17, 1), (0, 33, 0)
@@ -43,7 +43,7 @@ def test_an_fp8_cache_needs_arithmetic_in_fp8_or_a_backend_without(
     capability: float | None, release: tuple[int, int, int] | None, backend: str | None, mla: bool, works: bool | None
 ) -> None:
     flags: Flags = {"attention-backend": backend} if backend is not None else {}
-    verdict = fp8_cache(flags, {}, release, capability, mla=mla)
+    verdict = fp8_cache_support(flags, {}, release, capability, mla=mla)
     assert verdict.works is works
     if works is False:
         assert verdict.why
@@ -99,6 +99,6 @@ def test_what_counts_as_fp8() -> None:
 def test_a_refusal_says_what_vllm_tries(
     capability: float, release: tuple[int, int, int] | None, said: str, unsaid: str
 ) -> None:
-    why = fp8_cache({}, {}, release, capability, mla=False).why
+    why = fp8_cache_support({}, {}, release, capability, mla=False).why
     assert said in why
     assert unsaid not in why

@@ -7,17 +7,17 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Changes, Plan
-from vllm_launchers.plan.verdict import Answer, Verdict, format_verdict, question, with_verdict
+from vllm_launchers.plan.verdict import EngineAnswer, EngineVerdict, format_verdict, question, with_verdict
 
-DEAD = Finding("flag_dead", Level.ERROR, "vLLM 0.33 refuses --swap-space: …", Changes(unset=("swap-space",)))
-LONG = Finding(
+DEAD = PlanFinding("flag_dead", Level.ERROR, "vLLM 0.33 refuses --swap-space: …", Changes(unset=("swap-space",)))
+LONG = PlanFinding(
     "context_over_model", Level.ERROR, "--max-model-len 9999 is above 4096", Changes(set={"max-model-len": 4096})
 )
-IGNORED = Finding("flag_dead", Level.WARNING, "vLLM 0.33 takes --old but ignores it")
-MEMORY = Finding("memory_held", Level.ERROR, "anna holds 20 GiB", surely=False)
-ACCEPTED = Verdict(Answer.ACCEPTED, version="0.33.0+cpu")
+IGNORED = PlanFinding("flag_dead", Level.WARNING, "vLLM 0.33 takes --old but ignores it")
+MEMORY = PlanFinding("memory_held", Level.ERROR, "anna holds 20 GiB", surely=False)
+ACCEPTED = EngineVerdict(EngineAnswer.ACCEPTED, version="0.33.0+cpu")
 
 Make = Callable[..., Plan]
 
@@ -42,14 +42,18 @@ def test_acceptance_by_the_parser_leaves_what_the_configuration_decides(found: P
 
 def test_a_refusal_replaces_the_finding_about_the_flag_that_it_names_and_keeps_its_fix(found: Plan) -> None:
     message = "vllm: error: unrecognized arguments: --swap-space 4"
-    judged = with_verdict(found, Verdict(Answer.REFUSED, message, "0.33.0"))
+    judged = with_verdict(found, EngineVerdict(EngineAnswer.REFUSED, message, "0.33.0"))
     refusal, *others = judged.findings
     assert others == [LONG, MEMORY, IGNORED], "vLLM stops at its first error"
-    assert refusal == Finding("vllm_refuses", Level.ERROR, f"vLLM 0.33.0 refuses: {message}", DEAD.fix, surely=False)
+    assert refusal == PlanFinding(
+        "vllm_refuses", Level.ERROR, f"vLLM 0.33.0 refuses: {message}", DEAD.fix, surely=False
+    )
 
 
 def test_a_refusal_in_the_configurations_words_names_the_flag_too(found: Plan) -> None:
-    judged = with_verdict(found, Verdict(Answer.REFUSED, "User-specified max_model_len (9999) is\n  too long"))
+    judged = with_verdict(
+        found, EngineVerdict(EngineAnswer.REFUSED, "User-specified max_model_len (9999) is\n  too long")
+    )
     assert LONG not in judged.findings
     assert judged.findings[0].fix == LONG.fix
     assert judged.findings[0].message == "vLLM 0.33.0 cuda refuses: User-specified max_model_len (9999) is; too long"
@@ -57,19 +61,19 @@ def test_a_refusal_in_the_configurations_words_names_the_flag_too(found: Plan) -
 
 def test_a_refusal_for_another_reason_has_the_fix_that_its_words_call_for(found: Plan) -> None:
     fix = Changes(set={"max-num-seqs": 1})
-    judged = with_verdict(found, Verdict(Answer.REFUSED, "max_num_seqs must be positive", fix=fix))
+    judged = with_verdict(found, EngineVerdict(EngineAnswer.REFUSED, "max_num_seqs must be positive", fix=fix))
     assert judged.findings[0].fix == fix
     assert judged.findings[1:] == found.findings
 
 
 def test_only_the_newest_refusal_stands(found: Plan) -> None:
-    once = with_verdict(found, Verdict(Answer.REFUSED, "no"))
-    again = with_verdict(once, Verdict(Answer.REFUSED, "never"))
+    once = with_verdict(found, EngineVerdict(EngineAnswer.REFUSED, "no"))
+    again = with_verdict(once, EngineVerdict(EngineAnswer.REFUSED, "never"))
     assert [one.message for one in again.findings if one.code == "vllm_refuses"] == ["vLLM 0.33.0 cuda refuses: never"]
 
 
 def test_an_unknown_verdict_changes_no_finding(found: Plan) -> None:
-    judged = with_verdict(found, Verdict(Answer.UNKNOWN, "it is a container"))
+    judged = with_verdict(found, EngineVerdict(EngineAnswer.UNKNOWN, "it is a container"))
     assert judged.findings == found.findings
 
 

@@ -12,7 +12,7 @@ from vllm_launchers.host.gpu.document import recorded_hosts
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, Link
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.host.gpu.topology import islands_of
-from vllm_launchers.plan.placement import Ranking, rank_placements
+from vllm_launchers.plan.placement import PlacementRanking, rank_placements
 
 RANKED: dict[tuple[str, int], tuple[str, ...]] = {
     # One GPU with a desktop on it.
@@ -78,7 +78,7 @@ SAID: dict[tuple[str, int], tuple[str, ...]] = {
 """What is said of the first set; nothing of those that are not named."""
 
 
-def told(ranking: Ranking) -> list[str]:
+def told(ranking: PlacementRanking) -> list[str]:
     return [found.reason if found.fits else f"- {found.reason}" for found in ranking.placements]
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from vllm_console.prediction.capacity import Engine, held_rate, saturated_tokens, served
+from vllm_console.prediction.capacity import ReplayedEngine, held_rate, replay_at, saturated_tokens
 from vllm_launchers.engine_model.scheduler import SchedulerLimits
 from vllm_launchers.engine_model.step_cost import StepCost
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits
@@ -18,15 +18,15 @@ dice = random.Random(3)
 TRAFFIC = tuple(Arrival(at, 200, 50) for at in sorted(dice.uniform(0, 300) for _ in range(300)))
 
 
-def engine(seqs: int = 16, *, blocks: int = 4000, batched: int = 2048) -> Engine:
-    return Engine(EngineLimits(SchedulerLimits(seqs, batched, 4096, 16), blocks, prefix_caching=False), COST)
+def engine(seqs: int = 16, *, blocks: int = 4000, batched: int = 2048) -> ReplayedEngine:
+    return ReplayedEngine(EngineLimits(SchedulerLimits(seqs, batched, 4096, 16), blocks, prefix_caching=False), COST)
 
 
 def test_the_highest_rate_holds_and_a_higher_one_does_not():
     rate = held_rate(TRAFFIC, engine(), GOALS, 1.0)
     assert rate is not None
-    assert served(TRAFFIC, engine(), GOALS, rate).holds
-    assert not served(TRAFFIC, engine(), GOALS, 1.05 * rate).holds
+    assert replay_at(TRAFFIC, engine(), GOALS, rate).holds
+    assert not replay_at(TRAFFIC, engine(), GOALS, 1.05 * rate).holds
     assert held_rate(TRAFFIC, engine(), GOALS, 50.0) == pytest.approx(rate, rel=0.02)
 
 
@@ -43,7 +43,7 @@ def test_an_objective_that_no_rate_meets():
 
 def test_requests_longer_than_the_context_are_never_held():
     long = (*TRAFFIC[:-1], Arrival(TRAFFIC[-1].at, 5000, 50))
-    assert not served(long, engine(), GOALS, 0.1).holds
+    assert not replay_at(long, engine(), GOALS, 0.1).holds
 
 
 def test_saturated_throughput_follows_from_batch_and_step_time():

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from fakes.virtual_records import Recorded, record, traffic
 from vllm_console.prediction.drift import drift, drift_spread
-from vllm_console.prediction.evidence import Evidence, NoEvidenceError, gather
-from vllm_console.prediction.fit import Fit, fit, step_regression
+from vllm_console.prediction.evidence import NoEvidenceError, TrafficEvidence, gather
+from vllm_console.prediction.fit import CostFit, fit_step_cost, step_regression
 from vllm_console.prediction.predict import (
     CUT,
     FEWEST_DRAWS,
@@ -32,20 +32,20 @@ def recorded(line: str = BASE, *, rate: float = 2.6, seed: int = 1, count: int =
     return record(line, traffic(count, rate, seed=seed, shared=shared))
 
 
-def evidence_of(found: Recorded) -> Evidence:
+def evidence_of(found: Recorded) -> TrafficEvidence:
     limits = found.limits.scheduler
     return gather(found.requests, found.steps, limits.block_size, limits.max_num_batched_tokens)
 
 
 @cache
-def fitted(line: str = BASE, shared: int = 0) -> tuple[Recorded, Evidence, Fit]:
+def fitted(line: str = BASE, shared: int = 0) -> tuple[Recorded, TrafficEvidence, CostFit]:
     found = recorded(line, shared=shared)
     evidence = evidence_of(found)
-    return found, evidence, fit(evidence, found.limits)
+    return found, evidence, fit_step_cost(evidence, found.limits)
 
 
 @cache
-def predicted(line: str, before: str = BASE, shared: int = 0, scale: float = 1.0) -> tuple[Prediction, Evidence]:
+def predicted(line: str, before: str = BASE, shared: int = 0, scale: float = 1.0) -> tuple[Prediction, TrafficEvidence]:
     found, evidence, cost = fitted(before, shared)
     after = record(line, traffic(100, 2.6 * scale, seed=1, shared=shared))
     return predict(evidence, cost, Change(found.limits, after.limits, scale)), evidence_of(after)
@@ -211,7 +211,7 @@ def test_shared_prefixes_are_told_from_the_cached_tokens() -> None:
     assert len({one.prefix[:32] for one in hit}) == 1
 
 
-def kept(after: Evidence, *, outside: bool = False) -> KeptPrediction:
+def kept(after: TrafficEvidence, *, outside: bool = False) -> KeptPrediction:
     _, evidence, cost = fitted()
     prediction, _ = predicted("--max-num-seqs 16 --max-model-len 4096")
     one = KeptPrediction(0.0, {"max-num-seqs": 16}, prediction.predicted, Traffic.of(evidence), cost.costs[0], outside)

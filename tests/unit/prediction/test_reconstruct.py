@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from fakes.virtual_records import Recorded, record, traffic
-from vllm_console.prediction.evidence import Evidence, NoEvidenceError, gather
-from vllm_console.prediction.fit import Fit, fit
+from vllm_console.prediction.evidence import NoEvidenceError, TrafficEvidence, gather
+from vllm_console.prediction.fit import CostFit, fit_step_cost
 from vllm_console.prediction.predict import Change, Estimates, predict
 from vllm_console.prediction.reconstruct import reconstruct
 
@@ -24,18 +24,18 @@ def recorded(line: str = BASE, **more: Any) -> Recorded:
     return record(line, traffic(COUNT, 2.0, seed=5, **more), sampled=True)
 
 
-def rebuilt(one: Recorded, **more: Any) -> Evidence:
+def rebuilt(one: Recorded, **more: Any) -> TrafficEvidence:
     limits = one.limits.scheduler
     return reconstruct(one.samples, limits.max_num_batched_tokens, limits.max_model_len, **more)
 
 
 @cache
-def fitted(seed: int = 0) -> Fit:
+def fitted(seed: int = 0) -> CostFit:
     """Of the usual traffic; by 100 requests, as the console does it."""
-    return fit(rebuilt(recorded(), seed=seed, most=100), recorded().limits)
+    return fit_step_cost(rebuilt(recorded(), seed=seed, most=100), recorded().limits)
 
 
-def exact(one: Recorded) -> Evidence:
+def exact(one: Recorded) -> TrafficEvidence:
     limits = one.limits.scheduler
     return gather(one.requests, one.steps, limits.block_size, limits.max_num_batched_tokens)
 
@@ -78,7 +78,7 @@ def test_its_prediction_holds_and_is_less_certain_than_the_probes():
     found = predict(*cases[0], change, cases[1:])
     assert not found.outside
     known = exact(one)
-    by_probe = predict(known, fit(known, one.limits), change)
+    by_probe = predict(known, fit_step_cost(known, one.limits), change)
     truth = exact(then).observed
     for name in ("ttft_seconds", "itl_seconds", "e2e_seconds"):
         estimate, value = getattr(found.predicted, name).mean, getattr(truth, name).mean

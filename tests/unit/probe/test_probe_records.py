@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from vllm_console.history.probe_records import FinishedRequest, ProbeReader, ProbeSpans, Resumed, Step
+from vllm_console.history.probe_records import EngineStep, FinishedRequest, ProbeReader, ProbeSpans, Resumed
 from vllm_launchers.probe.plugin import vllm_console_probe as plugin
 from vllm_launchers.probe.plugin.vllm_console_probe import HEADER_BYTES, Probe, Recorder
 
@@ -66,7 +66,7 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
     made.close()
 
 
-def written(recorder: Recorder, folder: Path) -> tuple[list[Step], list[FinishedRequest]]:
+def written(recorder: Recorder, folder: Path) -> tuple[list[EngineStep], list[FinishedRequest]]:
     """What is in the folder once the recorder has ended."""
     recorder.close()
     reader = ProbeReader(folder)
@@ -495,7 +495,7 @@ def test_the_plugin_needs_the_standard_library_only() -> None:
 
 
 def test_the_reader_names_the_fields_as_the_plugin_does() -> None:
-    assert Step._fields == plugin.STEP_FIELDS
+    assert EngineStep._fields == plugin.STEP_FIELDS
     assert FinishedRequest._fields == plugin.REQUEST_FIELDS
     assert Resumed._fields == plugin.RESUMED_FIELDS
 
@@ -530,7 +530,7 @@ def test_slices_of_a_span_follow_each_other_without_a_gap(tmp_path: Path, an_hou
         found += rows
         at = rows[-1].at
     assert [row.at for row in found] == sorted(row.at for row in found)
-    steps = [row for row in found if isinstance(row, Step)]
+    steps = [row for row in found if isinstance(row, EngineStep)]
     assert [round(step.at - an_hour) for step in steps] == list(range(100, 501))
     assert len(found) - len(steps) == 41
     assert spans.first_at() == pytest.approx(an_hour)

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from fakes import made_runs
-from vllm_console.cli.runs_text import comparison_lines, run_lines, step_lines
+from vllm_console.cli.runs_text import comparison_lines, ramp_step_lines, run_lines
 from vllm_console.runs import store as run_store
 from vllm_console.runs.compare import compare
 from vllm_console.runs.document import comparison_document
-from vllm_console.runs.measurement import Curve, Measurement, plot
+from vllm_console.runs.measurement import Measurement, RampCurve, plot
 from vllm_console.runs.store import RunHead, RunName, RunStore
 
 
@@ -74,7 +74,7 @@ def test_a_comparison_draws_both_curves():
 
 
 def test_a_plot_marks_points_limit_and_ceiling():
-    lines = plot("TTFT p99", [Curve("*", [(1.0, 0.1), (10.0, 10.0)], 10.0**0.5)], 1.0)
+    lines = plot("TTFT p99", [RampCurve("*", [(1.0, 0.1), (10.0, 10.0)], 10.0**0.5)], 1.0)
     assert lines[1].rstrip().endswith("*"), "top right"
     assert lines[-2][7] == "*", "bottom left"
     assert {line[7 + 13] for line in lines[2:-1]} | {line[7 + 14] for line in lines[2:-1]} >= {"|"}
@@ -83,11 +83,11 @@ def test_a_plot_marks_points_limit_and_ceiling():
 
 @pytest.mark.parametrize("points", [[], [(1.0, 0.1)], [(1.0, 0.1), (1.0, 0.1)]])
 def test_a_plot_of_hardly_any_points(points):
-    assert bool(plot("TTFT p99", [Curve("*", points)], None)) is bool(points)
+    assert bool(plot("TTFT p99", [RampCurve("*", points)], None)) is bool(points)
 
 
 def test_steps_are_lines_of_80_columns():
-    lines = step_lines(ramp())
+    lines = ramp_step_lines(ramp())
     assert all(len(line) <= 80 for line in lines)
     assert lines[-1].endswith("!")
     assert not lines[-2].endswith("!")

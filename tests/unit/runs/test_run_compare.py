@@ -12,18 +12,18 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
-from vllm_console.runs.compare import FEWEST, JUDGED, Likeness, Recorded, Verdict, compare, differences
+from vllm_console.runs.compare import FEWEST, JUDGED, ComparisonVerdict, Recorded, TrafficMatch, compare, differences
 from vllm_console.runs.confidence import difference, student, worth
 from vllm_console.runs.document import comparison_document
 from vllm_console.runs.text import (
     brief,
-    change_text,
     factor_sides,
+    figure_change_text,
     notes,
     plain_sentence,
-    sentence,
     side_text,
     times_note,
+    verdict_text,
 )
 from vllm_console.runs.windows import Windows
 
@@ -41,10 +41,10 @@ def verdicts(made, seeds, count=10, before=None, after=None):
 @pytest.mark.parametrize("count", [FEWEST, 10])
 def test_a_change_that_does_nothing_is_seldom_said_to_do_something(made, count):
     found = verdicts(made, 200, count)
-    assert found[Verdict.BETTER] + found[Verdict.WORSE] + found[Verdict.MIXED] <= 10
+    assert found[ComparisonVerdict.BETTER] + found[ComparisonVerdict.WORSE] + found[ComparisonVerdict.MIXED] <= 10
 
 
-@pytest.mark.parametrize(("slower", "verdict"), [(0.7, Verdict.BETTER), (1.3, Verdict.WORSE)])
+@pytest.mark.parametrize(("slower", "verdict"), [(0.7, ComparisonVerdict.BETTER), (1.3, ComparisonVerdict.WORSE)])
 def test_a_change_of_30_percent_is_seen_in_ten_minutes_each(made, slower, verdict):
     found = verdicts(made, 60, after={"slower": slower})
     assert found[verdict] >= 54, found
@@ -52,18 +52,18 @@ def test_a_change_of_30_percent_is_seen_in_ten_minutes_each(made, slower, verdic
 
 def test_figures_and_their_uncertainty_stand_beside_the_verdict(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=1.5)))
-    assert found.verdict is Verdict.WORSE
-    assert sentence(found).startswith("Worse: ")
+    assert found.verdict is ComparisonVerdict.WORSE
+    assert verdict_text(found).startswith("Worse: ")
     figures = {figure.key: figure for figure in found.figures}
     itl = figures["itl_mean"]
-    assert itl.verdict is Verdict.WORSE
+    assert itl.verdict is ComparisonVerdict.WORSE
     assert itl.before == pytest.approx(0.0264, rel=0.1)
     assert itl.low < itl.change < itl.high
     assert itl.share(itl.change) == pytest.approx(0.5, abs=0.12)
     assert figures["itl_p50"].verdict is None, "shown, not judged"
     assert {figure.key for figure in found.judged} == set(JUDGED)
-    assert figures["generation_tokens_per_second"].verdict is Verdict.NO_DIFFERENCE, "as much was asked for"
-    assert "(" in sentence(found), "never a bare difference"
+    assert figures["generation_tokens_per_second"].verdict is ComparisonVerdict.NO_DIFFERENCE, "as much was asked for"
+    assert "(" in verdict_text(found), "never a bare difference"
 
 
 def with_exact_ttft(windows, factor, but=()):
@@ -94,7 +94,7 @@ def test_quantiles_are_exact_only_if_every_minute_of_both_runs_has_them(made, mi
     ttft = figures["ttft_p99"]
     assert ttft.exact is exact
     assert not figures["e2e_p99"].exact
-    assert ttft.verdict not in (Verdict.BETTER, Verdict.WORSE)
+    assert ttft.verdict not in (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
     estimates = {figure.key: figure for figure in compare(*made.pair(made.minutes(1), made.minutes(2))).figures}
     assert ttft.after == pytest.approx(estimates["ttft_p99"].after * (1.5 if exact else 1.0))
     assert ("TTFT p50, TTFT p90, TTFT p99: exact, from the records of the probe." in notes(found)) is exact
@@ -116,10 +116,10 @@ def test_it_always_says_the_same_and_quickly(made):
 )
 def test_traffic_that_was_not_alike_is_not_compared(made, traffic, named):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=0.5, **traffic)))
-    assert found.verdict is Verdict.NOT_COMPARABLE
-    assert found.traffic is Likeness.DIFFERENT
-    assert named in sentence(found)
-    assert "%" in sentence(found)
+    assert found.verdict is ComparisonVerdict.NOT_COMPARABLE
+    assert found.traffic is TrafficMatch.DIFFERENT
+    assert named in verdict_text(found)
+    assert "%" in verdict_text(found)
 
 
 def test_a_p95_of_lengths_is_marked_as_an_estimate(made):
@@ -148,7 +148,7 @@ def test_a_p95_above_the_last_bucket_is_only_a_bound(made):
     (factor,) = (factor for factor in found.factors if factor.key == "prompt_length_p95")
     assert factor_sides(factor)[1] == ">20.0k tokens"
     assert factor.change is None, "what is known only as a bound has not changed by a known share"
-    assert factor.likeness is Likeness.DIFFERENT
+    assert factor.likeness is TrafficMatch.DIFFERENT
     document = next(one for one in comparison_document(found)["traffic"]["factors"] if one["name"] == factor.key)
     assert (document["after"], document["after_above"]) == (None, 20_000.0)
     assert "before_above" not in document
@@ -159,15 +159,15 @@ def test_heavier_traffic_excuses_what_it_may_have_caused(made):
     lighter = [made.minutes(seed, rate=2.4, slower=0.6) for seed in range(1, 40, 2)]
     worse = Counter(compare(*made.pair(made.minutes(2), other)).verdict for other in heavier)
     better = Counter(compare(*made.pair(made.minutes(2), other)).verdict for other in lighter)
-    assert worse[Verdict.NOT_COMPARABLE] > 15, worse
-    assert better[Verdict.BETTER] > 15, better
+    assert worse[ComparisonVerdict.NOT_COMPARABLE] > 15, worse
+    assert better[ComparisonVerdict.BETTER] > 15, better
 
 
 def test_where_clients_wait_for_answers_the_rate_is_a_result(made):
     found = compare(*made.pair(made.minutes(1, in_flight=16.0), made.minutes(2, in_flight=16.0, slower=0.6)))
-    assert found.verdict is Verdict.BETTER
+    assert found.verdict is ComparisonVerdict.BETTER
     throughput = next(figure for figure in found.figures if figure.key == "generation_tokens_per_second")
-    assert throughput.verdict is Verdict.BETTER
+    assert throughput.verdict is ComparisonVerdict.BETTER
     assert any("wait for answers" in note for note in notes(found))
 
 
@@ -176,14 +176,14 @@ def test_more_traffic_is_no_better_throughput(made):
         found = compare(*made.pair(made.minutes(2 * seed), made.minutes(2 * seed + 1, rate=2.4)))
         throughput = next(figure for figure in found.figures if figure.key == "generation_tokens_per_second")
         assert throughput.change > 0
-        assert throughput.verdict in (Verdict.NO_DIFFERENCE, Verdict.NOT_COMPARABLE)
+        assert throughput.verdict in (ComparisonVerdict.NO_DIFFERENCE, ComparisonVerdict.NOT_COMPARABLE)
 
 
 def test_of_the_minutes_before_only_those_like_the_ones_after_are_compared(made):
     night = made.minutes(1, 60, rate=0.4)
     day = made.minutes(2, 7, rate=2.0, begins=made.BEGAN + 180 + 60 * 60)
     found = compare(*made.pair(night + day, made.minutes(3, 20, rate=2.0, slower=2.0)))
-    assert found.verdict is Verdict.WORSE
+    assert found.verdict is ComparisonVerdict.WORSE
     assert found.before.compared <= 7
     assert any("similar traffic are compared" in note for note in notes(found))
 
@@ -191,7 +191,7 @@ def test_of_the_minutes_before_only_those_like_the_ones_after_are_compared(made)
 def test_a_verdict_is_kept_whatever_traffic_comes_later(made):
     before, minutes = made.minutes(1, 20), made.minutes(2, 10, slower=0.6)
     first = compare(*made.pair(before, minutes))
-    assert (first.verdict, first.kept) == (Verdict.BETTER, True)
+    assert (first.verdict, first.kept) == (ComparisonVerdict.BETTER, True)
     for seed in range(3):
         later = made.minutes(seed, 60, rate=6.0, slower=3.0, begins=minutes[-1].end + 600 * seed)
         again = compare(*made.pair(before, minutes + later))
@@ -206,15 +206,15 @@ def test_a_verdict_over_few_requests_is_not_kept(made):
     few = {"rate": 0.3}
     before, minutes = made.minutes(1, 20, **few), made.minutes(51, 5, slower=0.3, **few)
     first = compare(*made.pair(before, minutes))
-    assert (first.verdict, first.kept) == (Verdict.BETTER, False)
+    assert (first.verdict, first.kept) == (ComparisonVerdict.BETTER, False)
     later = made.minutes(91, 40, slower=1.0, begins=minutes[-1].end, **few)
-    assert compare(*made.pair(before, minutes + later)).verdict is not Verdict.BETTER
+    assert compare(*made.pair(before, minutes + later)).verdict is not ComparisonVerdict.BETTER
 
 
 def test_what_shows_no_difference_is_judged_again_with_more_minutes_up_to_two_hours(made):
     before, minutes = made.minutes(1, 120), made.minutes(2, 300)
     compared = {count: compare(*made.pair(before, minutes[:count])) for count in (5, 9, 10, 39, 119, 120, 300)}
-    assert [found.verdict for found in compared.values()] == [Verdict.NO_DIFFERENCE] * len(compared)
+    assert [found.verdict for found in compared.values()] == [ComparisonVerdict.NO_DIFFERENCE] * len(compared)
     assert [found.after.compared for found in compared.values()] == [5, 5, 10, 20, 80, 120, 120]
     assert [found.kept for found in compared.values()] == [False] * 5 + [True] * 2
     assert [found.again for found in compared.values()] == [10, 10, 20, 40, 120, None, None]
@@ -235,24 +235,24 @@ def test_of_which_time_a_verdict_is(made):
 
 def test_too_little_says_how_much_more_is_needed(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, 2, slower=2.0)))
-    assert found.verdict is Verdict.TOO_LITTLE
+    assert found.verdict is ComparisonVerdict.TOO_LITTLE
     assert found.after.minutes_missing == pytest.approx(FEWEST - 2)
-    assert "chat@2 needs 3 more" in sentence(found)
-    assert all(figure.verdict is Verdict.TOO_LITTLE for figure in found.judged)
+    assert "chat@2 needs 3 more" in verdict_text(found)
+    assert all(figure.verdict is ComparisonVerdict.TOO_LITTLE for figure in found.judged)
 
 
 def test_a_run_without_a_minute_needs_its_warm_up_too(made):
     before, after = made.pair(made.minutes(1), [])
     found = compare(before, replace(after, warm_at=None))
-    assert found.verdict is Verdict.TOO_LITTLE
+    assert found.verdict is ComparisonVerdict.TOO_LITTLE
     assert found.after.minutes_missing == FEWEST + 2
 
 
 def test_a_run_that_never_served_is_named_with_its_cause(made):
     before, after = made.pair(made.minutes(1), [], ready_at=None, cause="weights_do_not_fit")
     found = compare(before, replace(after, warm_at=None))
-    assert found.verdict is Verdict.TOO_LITTLE
-    assert "never served a request (weights_do_not_fit)" in sentence(found)
+    assert found.verdict is ComparisonVerdict.TOO_LITTLE
+    assert "never served a request (weights_do_not_fit)" in verdict_text(found)
 
 
 def test_the_minutes_after_a_start_and_at_the_edges_of_traffic_are_left_out(made):
@@ -262,7 +262,7 @@ def test_the_minutes_after_a_start_and_at_the_edges_of_traffic_are_left_out(made
     before, after = made.pair(cold + steady + later, made.minutes(4))
     found = compare(replace(before, warm_at=cold[-1].end), after)
     assert found.before.compared == 18, "without the two before and after the pause"
-    assert found.verdict is Verdict.NO_DIFFERENCE
+    assert found.verdict is ComparisonVerdict.NO_DIFFERENCE
 
 
 def test_a_queue_that_grew_all_the_time_is_no_excuse_for_seeing_nothing(made):
@@ -275,7 +275,7 @@ def test_a_queue_that_grew_all_the_time_is_no_excuse_for_seeing_nothing(made):
         ]  # fmt: skip
 
     found = compare(*made.pair(queued(made.minutes(1)), made.minutes(2)))
-    assert found.verdict is Verdict.BETTER
+    assert found.verdict is ComparisonVerdict.BETTER
     ttft = next(figure for figure in found.figures if figure.key == "ttft_mean")
     assert ttft.share(ttft.low) > -1
 
@@ -286,13 +286,13 @@ def test_minutes_in_which_a_queue_is_worked_off_are_left_out(made, long):
             for w in made.minutes(3, long, begins=made.BEGAN + 780)]  # fmt: skip
     found = compare(*made.pair(made.minutes(1) + idle, made.minutes(2)))
     assert found.before.compared == 10
-    assert found.verdict is Verdict.NO_DIFFERENCE
+    assert found.verdict is ComparisonVerdict.NO_DIFFERENCE
 
 
 def test_several_changes_cannot_be_told_apart(made):
     flags = {"max-num-seqs": 64, "kv-cache-dtype": "fp8"}
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=0.5), flags))
-    assert found.verdict is Verdict.BETTER
+    assert found.verdict is ComparisonVerdict.BETTER
     assert any("can't attribute" in note and "kv-cache-dtype" in note for note in notes(found))
 
 
@@ -309,9 +309,9 @@ def test_some_figures_better_and_others_worse_is_mixed(made):
         for w in made.minutes(2, slower=0.6)
     ]
     found = compare(*made.pair(made.minutes(1), after))
-    assert found.verdict is Verdict.MIXED
-    assert "is better" in sentence(found)
-    assert "is worse" in sentence(found)
+    assert found.verdict is ComparisonVerdict.MIXED
+    assert "is better" in verdict_text(found)
+    assert "is worse" in verdict_text(found)
     assert any("No longer within its objective: TTFT p99 ≤ " in note for note in notes(found))
 
 
@@ -321,19 +321,19 @@ def test_what_whole_requests_take_decides_where_no_objective_objects(made):
         for w in made.minutes(2, slower=0.6)
     ]  # fmt: skip
     found = compare(*made.pair(made.minutes(1), after))
-    assert found.verdict is Verdict.BETTER
-    assert "but ITL mean" in sentence(found)
+    assert found.verdict is ComparisonVerdict.BETTER
+    assert "but ITL mean" in verdict_text(found)
     back = compare(*made.pair(after, made.minutes(3)))
-    assert back.verdict is Verdict.WORSE
-    assert "is better" in sentence(back)
+    assert back.verdict is ComparisonVerdict.WORSE
+    assert "is better" in verdict_text(back)
 
 
 def test_preemptions_count_from_half_a_percent_on(made):
     few = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.003)))
     many = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.05)))
-    assert few.verdict is Verdict.NO_DIFFERENCE
-    assert many.verdict is Verdict.WORSE
-    assert "preemptions/req +0.05" in sentence(many)
+    assert few.verdict is ComparisonVerdict.NO_DIFFERENCE
+    assert many.verdict is ComparisonVerdict.WORSE
+    assert "preemptions/req +0.05" in verdict_text(many)
 
 
 def test_a_p99_of_a_dozen_requests_is_not_judged(made):
@@ -353,15 +353,15 @@ def test_figures_that_were_not_reported_are_no_zeros(made):
     found = compare(*made.pair(made.minutes(1), bare))
     ttft = next(figure for figure in found.figures if figure.key == "ttft_mean")
     assert ttft.after is None
-    assert ttft.verdict is Verdict.TOO_LITTLE
-    assert found.verdict is Verdict.NO_DIFFERENCE
+    assert ttft.verdict is ComparisonVerdict.TOO_LITTLE
+    assert found.verdict is ComparisonVerdict.NO_DIFFERENCE
     silent = [replace(w, figures={}) for w in made.minutes(2)]
-    assert compare(*made.pair(silent, silent)).verdict is Verdict.NOT_COMPARABLE
+    assert compare(*made.pair(silent, silent)).verdict is ComparisonVerdict.NOT_COMPARABLE
 
 
 def test_nothing_recorded_at_all(made):
     found = compare(Recorded(made.run(1, windows=0), ()), Recorded(made.run(2, windows=0), ()))
-    assert found.verdict is Verdict.TOO_LITTLE
+    assert found.verdict is ComparisonVerdict.TOO_LITTLE
     assert comparison_document(found)["verdict"] == "not enough data"
 
 
@@ -400,7 +400,7 @@ def test_a_comparison_uses_no_clock_and_no_chance_of_its_own():
 
 
 def test_a_long_run_tells_how_a_short_one_drifts(made):
-    alarms = {Verdict.BETTER, Verdict.WORSE, Verdict.MIXED}
+    alarms = {ComparisonVerdict.BETTER, ComparisonVerdict.WORSE, ComparisonVerdict.MIXED}
 
     def said(seed, slower):
         before = made.minutes(2 * seed, 60, drift=(0.8, 0.1))
@@ -408,11 +408,11 @@ def test_a_long_run_tells_how_a_short_one_drifts(made):
         return compare(*made.pair(before, after)).verdict
 
     assert sum(said(seed, 1.0) in alarms for seed in range(20)) <= 2
-    assert sum(said(seed, 2.0) is Verdict.WORSE for seed in range(10)) >= 9
+    assert sum(said(seed, 2.0) is ComparisonVerdict.WORSE for seed in range(10)) >= 9
 
 
 def test_an_earlier_long_run_tells_how_two_short_ones_drift(made):
-    alarms = {Verdict.BETTER, Verdict.WORSE, Verdict.MIXED}
+    alarms = {ComparisonVerdict.BETTER, ComparisonVerdict.WORSE, ComparisonVerdict.MIXED}
     drift = (0.9, 0.1)
 
     def said(seed, slower, known):
@@ -423,7 +423,7 @@ def test_an_earlier_long_run_tells_how_two_short_ones_drift(made):
 
     without = sum(said(seed, 1.0, False) in alarms for seed in range(20))
     assert sum(said(seed, 1.0, True) in alarms for seed in range(20)) < without / 2
-    assert sum(said(seed, 2.0, True) is Verdict.WORSE for seed in range(8)) >= 7
+    assert sum(said(seed, 2.0, True) is ComparisonVerdict.WORSE for seed in range(8)) >= 7
 
 
 def test_an_earlier_run_of_another_kind_changes_nothing(made):
@@ -446,9 +446,9 @@ def test_minutes_too_wild_to_see_anything_are_no_proof_of_no_difference(made):
         found = compare(*made.pair(made.minutes(2 * seed, **wild), made.minutes(2 * seed + 1, **wild)))
         latencies = [replace(figure, verdict=None) if figure.unit != "s" else figure for figure in found.figures]
         found = replace(found, figures=tuple(latencies))
-        assert found.verdict is Verdict.INCONCLUSIVE
-        assert sentence(found).startswith("Inconclusive: ")
-        assert "may be noise: the 10 + 10 minutes vary too much" in sentence(found)
+        assert found.verdict is ComparisonVerdict.INCONCLUSIVE
+        assert verdict_text(found).startswith("Inconclusive: ")
+        assert "may be noise: the 10 + 10 minutes vary too much" in verdict_text(found)
         assert brief(found).endswith(" may be noise")
         assert not any("met:" in note for note in notes(found)), "a goal that is met by chance is not told"
 
@@ -471,13 +471,13 @@ def test_shares_too_have_no_interval_that_says_nothing(made):
     after = with_figures(made.minutes(2), preemption_share=(0.0, 0.1, 3.0, 1.2, 0.1))
     figure = next(one for one in compare(*made.pair(before, after)).figures if one.key == "preemption_share")
     assert (figure.low, figure.high, figure.variable) == (None, None, True)
-    assert change_text(figure) == "±0, too variable"
+    assert figure_change_text(figure) == "±0, too variable"
 
 
 def test_a_certain_change_keeps_its_interval_however_wide(made):
     found = compare(*made.pair(made.minutes(1, slower=400.0), made.minutes(2)))
     ttft = next(figure for figure in found.figures if figure.key == "ttft_mean")
-    assert ttft.verdict is Verdict.BETTER
+    assert ttft.verdict is ComparisonVerdict.BETTER
     assert ttft.low is not None
     assert not ttft.variable
 
@@ -487,11 +487,13 @@ def test_a_large_change_that_may_be_chance_is_inconclusive_and_not_none(made):
     before = with_figures(made.minutes(1), ttft_mean=(4.7, 4.9, 5.1))
     found = compare(*made.pair(before, with_figures(made.minutes(2), ttft_mean=WILD)))
     ttft = next(figure for figure in found.figures if figure.key == "ttft_mean")
-    assert ttft.verdict is Verdict.INCONCLUSIVE
+    assert ttft.verdict is ComparisonVerdict.INCONCLUSIVE
     assert (ttft.low, ttft.high, ttft.variable) == (None, None, True), "it spanned a factor of more than 20"
-    assert change_text(ttft).endswith(", too variable")
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert sentence(found).startswith("Inconclusive: TTFT mean 4.9s → 40s (too variable for an interval); may be noise")
+    assert figure_change_text(ttft).endswith(", too variable")
+    assert found.verdict is ComparisonVerdict.INCONCLUSIVE
+    assert verdict_text(found).startswith(
+        "Inconclusive: TTFT mean 4.9s → 40s (too variable for an interval); may be noise"
+    )
     assert brief(found) == "Inconclusive: TTFT mean 4.9s → 40s may be noise"
     assert comparison_document(found)["verdict"] == "inconclusive"
 
@@ -501,33 +503,35 @@ def test_the_headline_names_no_minor_figure_while_a_major_one_is_inconclusive(ma
     before = with_figures(made.minutes(1), ttft_mean=(4.7, 4.9, 5.1), **itl)
     slower = {key: tuple(1.2 * value for value in values) for key, values in itl.items()}
     found = compare(*made.pair(before, with_figures(made.minutes(2), ttft_mean=WILD, **slower)))
-    assert next(figure for figure in found.figures if figure.key == "itl_mean").verdict is Verdict.WORSE
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert "ITL" not in sentence(found)
+    assert next(figure for figure in found.figures if figure.key == "itl_mean").verdict is ComparisonVerdict.WORSE
+    assert found.verdict is ComparisonVerdict.INCONCLUSIVE
+    assert "ITL" not in verdict_text(found)
     assert "ITL" not in brief(found)
     # Once a major figure is decided the verdict is its, and the other is named as open.
     whole = with_figures(made.minutes(2), ttft_mean=WILD, e2e_mean=(9.0, 9.1), **slower)
     found = compare(*made.pair(with_figures(before, e2e_mean=(4.6, 4.7)), whole))
-    assert found.verdict is Verdict.WORSE
-    assert sentence(found).startswith("Worse: end-to-end mean +9")
-    assert sentence(found).endswith("TTFT mean 4.9s → 40s is inconclusive.")
-    assert "ITL" not in sentence(found)
+    assert found.verdict is ComparisonVerdict.WORSE
+    assert verdict_text(found).startswith("Worse: end-to-end mean +9")
+    assert verdict_text(found).endswith("TTFT mean 4.9s → 40s is inconclusive.")
+    assert "ITL" not in verdict_text(found)
 
 
 def test_the_headline_is_about_the_objective_that_was_missed_before(made):
     """``Inconclusive: TTFT`` was said of a change that a finding offered against preemptions, and that ended them."""
     wild = with_figures(made.minutes(1, preempted=0.5), ttft_mean=(4.7, 4.9, 5.1))
     found = compare(*made.pair(wild, with_figures(made.minutes(2), ttft_mean=WILD)))
-    assert next(figure for figure in found.figures if figure.key == "ttft_mean").verdict is Verdict.INCONCLUSIVE
-    assert found.verdict is Verdict.BETTER
+    assert (
+        next(figure for figure in found.figures if figure.key == "ttft_mean").verdict is ComparisonVerdict.INCONCLUSIVE
+    )
+    assert found.verdict is ComparisonVerdict.BETTER
     assert plain_sentence(found).startswith("The change helped: preemptions/req fell from 0.5")
-    assert sentence(found).startswith("Better: preemptions/req −0.5")
-    assert sentence(found).endswith("; TTFT mean 4.9s → 40s is inconclusive.")
+    assert verdict_text(found).startswith("Better: preemptions/req −0.5")
+    assert verdict_text(found).endswith("; TTFT mean 4.9s → 40s is inconclusive.")
     assert brief(found).startswith("Better: preemptions/req −0.5")
     # More has changed in other figures, and even so; also where that objective is missed as before.
     for preempted, said in ((0.0, "preemptions/req fell from"), (0.5, "preemptions/req did not clearly improve (0.5")):
         found = compare(*made.pair(made.minutes(1, preempted=0.5), made.minutes(2, preempted=preempted, slower=0.3)))
-        assert found.verdict is Verdict.BETTER
+        assert found.verdict is ComparisonVerdict.BETTER
         assert said in plain_sentence(found)
         assert "preemptions/req" in brief(found)
 
@@ -536,18 +540,18 @@ def test_an_objective_that_is_met_now_decides_where_requests_take_no_longer_as_a
     before = made.minutes(1, preempted=0.5)
     later = {"ttft_mean": (0.36, 0.37, 0.38)}
     found = compare(*made.pair(before, with_figures(made.minutes(2), **later)))
-    assert next(figure for figure in found.figures if figure.key == "ttft_mean").verdict is Verdict.WORSE
-    assert found.verdict is Verdict.BETTER
+    assert next(figure for figure in found.figures if figure.key == "ttft_mean").verdict is ComparisonVerdict.WORSE
+    assert found.verdict is ComparisonVerdict.BETTER
     assert plain_sentence(found).startswith("The change helped: preemptions/req fell from 0.5")
     assert "while TTFT mean rose from" in plain_sentence(found)
-    assert "but TTFT mean +" in sentence(found)
+    assert "but TTFT mean +" in verdict_text(found)
     # It is no reason to take longer as a whole, or to lose another objective.
     whole = with_figures(made.minutes(2), e2e_mean=(9.0, 9.1), **later)
-    assert compare(*made.pair(before, whole)).verdict is Verdict.MIXED
+    assert compare(*made.pair(before, whole)).verdict is ComparisonVerdict.MIXED
     lost = with_figures(made.minutes(2), ttft_p99=(30.0, 31.0), **later)
-    assert compare(*made.pair(before, lost)).verdict is Verdict.MIXED
+    assert compare(*made.pair(before, lost)).verdict is ComparisonVerdict.MIXED
     back = compare(*made.pair(with_figures(made.minutes(1), **later), made.minutes(2, preempted=0.5)))
-    assert back.verdict is Verdict.WORSE
+    assert back.verdict is ComparisonVerdict.WORSE
 
 
 def bounded(made, seed, value=None):
@@ -562,7 +566,7 @@ def bounded(made, seed, value=None):
 def test_two_quantiles_in_the_first_bucket_are_not_compared(made):
     found = compare(*made.pair(bounded(made, 1), bounded(made, 2)))
     figure = next(figure for figure in found.figures if figure.key == "e2e_p99")
-    assert (figure.verdict, side_text(figure, after=True), change_text(figure)) == (None, "<300ms", "–")
+    assert (figure.verdict, side_text(figure, after=True), figure_change_text(figure)) == (None, "<300ms", "–")
     document = next(one for one in comparison_document(found)["figures"] if one["name"] == "e2e_p99")
     assert (document["before"], document["before_below"], document["change"]) == (None, 0.3, None)
 
@@ -570,9 +574,9 @@ def test_two_quantiles_in_the_first_bucket_are_not_compared(made):
 def test_a_quantile_that_left_the_first_bucket_moved_by_more_than_to_its_end(made):
     found = compare(*made.pair(bounded(made, 1), bounded(made, 2, 0.45)))
     figure = next(figure for figure in found.figures if figure.key == "e2e_p99")
-    assert figure.verdict is Verdict.WORSE
+    assert figure.verdict is ComparisonVerdict.WORSE
     assert (side_text(figure, after=False), side_text(figure, after=True)) == ("<300ms", "~450ms")
-    assert change_text(figure) == "over +50%"
+    assert figure_change_text(figure) == "over +50%"
     assert comparison_document(found)["figures"][[one.key for one in found.figures].index("e2e_p99")]["low"] is None
 
 

@@ -26,7 +26,7 @@ from vllm_console.runs.store import (
     RunStoreDamagedError,
     RunStoreError,
     RunStoreNewerError,
-    read,
+    query_runs,
     run_id,
     store_windows,
     thin,
@@ -217,21 +217,21 @@ def test_a_full_disk_is_told_and_loses_nothing_old(store, path, monkeypatch, mad
     log = WindowRecorder(path, RunName("chat-1", "chat", 1))
     log._waiting.extend(made.minutes(1, 2))
     log.flush()
-    real = sqlite_files.connect
+    real = sqlite_files.open_database
 
     def full(path, timeout):
         connection = real(path, timeout)
         connection.execute(f"PRAGMA max_page_count = {connection.execute('PRAGMA page_count').fetchone()[0]}")
         return connection
 
-    monkeypatch.setattr(sqlite_files, "connect", full)
+    monkeypatch.setattr(sqlite_files, "open_database", full)
     with pytest.raises(RunStoreError, match="disk is full"):
         store.enter([head(number, flags={"x": "y" * 5000}) for number in range(2, 40)])
     log._waiting.extend(made.minutes(2, 600, begins=made.BEGAN + 10_000))
     log.flush()
     assert "disk is full" in log.trouble
     assert [run.windows for run in store.runs()] == [2]
-    monkeypatch.setattr(sqlite_files, "connect", real)
+    monkeypatch.setattr(sqlite_files, "open_database", real)
     log.flush()
     assert log.trouble == ""
     assert [run.windows for run in store.runs()] == [602]
@@ -289,7 +289,7 @@ def test_a_file_of_an_older_version_is_brought_up_to_date(store, path, monkeypat
     monkeypatch.setattr(run_store, "MIGRATIONS", more)
     assert len(store.runs()) == 1, "it can be read before it is written"
     store.enter([head(2)])
-    assert read(path, lambda c: c.execute("SELECT note FROM runs ORDER BY id").fetchall()) == [("old",), (None,)]
+    assert query_runs(path, lambda c: c.execute("SELECT note FROM runs ORDER BY id").fetchall()) == [("old",), (None,)]
     broken = (*more, ("ALTER TABLE runs ADD COLUMN further TEXT", "no SQL"))
     monkeypatch.setattr(run_store, "MIGRATIONS", broken)
     with pytest.raises(RunStoreError):
@@ -312,7 +312,7 @@ def test_the_oldest_runs_are_thinned_and_stay_good_for_a_comparison(store, path,
     monkeypatch.setattr(run_store, "MOST_RUNS", 2)
     write(path, thin)
     assert [run.generation for run in store.runs()] == [3, 2]
-    assert read(path, lambda c: c.execute("SELECT count(DISTINCT run) FROM windows").fetchone()[0]) == 2
+    assert query_runs(path, lambda c: c.execute("SELECT count(DISTINCT run) FROM windows").fetchone()[0]) == 2
 
 
 def test_what_a_later_version_adds_to_a_run_is_passed_over(store, path):

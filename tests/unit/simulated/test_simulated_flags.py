@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_launchers.engine_model.gpus import UnknownGpuError, find_gpu
-from vllm_launchers.simulated.flags import human_int, parse
+from vllm_launchers.simulated.flags import parse, parse_human_int
 from vllm_launchers.simulated.memory import MemoryBudgetError
 from vllm_launchers.simulated.settings import ModelNotFoundError, Simulated, ValidationError, resolve_model
 
@@ -20,7 +20,7 @@ from vllm_launchers.simulated.settings import ModelNotFoundError, Simulated, Val
     [("4096", 4096), ("4k", 4000), ("4K", 4096), ("25.6k", 25_600), ("1m", 10**6), ("1M", 2**20), ("2G", 2**31)],
 )
 def test_human_numbers(text: str, value: int) -> None:
-    assert human_int(text) == value
+    assert parse_human_int(text) == value
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fakes.scripted_chat import end, said, script  # noqa: F401 - fixtures
 from vllm_console.chat.client import ChatServer
 from vllm_console.chat.conversation import ChatOptions
 from vllm_console.fleet.snapshot import State
-from vllm_console.ui.screens.chat import LINE_BREAK, ChatScreen, _wrapped, as_line, as_text, changed, waiting_text
+from vllm_console.ui.screens.chat import LINE_BREAK, ChatScreen, _wrapped, as_line, as_text, waiting_text, with_option
 
 HOSTILE = "[red]x[/] \x1b[31mred\x1b]52;c;aGk=\x07\u202e end"
 
@@ -145,11 +145,11 @@ def test_texts():
     assert as_text(as_line("a\r\nb\rc")) == "a\nb\nc"
     assert _wrapped("日本語" * 5, 10) == ["日本語日本", "語日本語日", "本語日本語"]
     assert _wrapped("    def f(): return 1", 12) == ["    def f():", "return 1"]
-    assert changed(ChatOptions(), "stop", " a | \\n ").stop == ("a", "\n")
-    assert changed(ChatOptions(max_tokens=3), "max tokens", "").max_tokens is None
+    assert with_option(ChatOptions(), "stop", " a | \\n ").stop == ("a", "\n")
+    assert with_option(ChatOptions(max_tokens=3), "max tokens", "").max_tokens is None
     for name, text in (("max tokens", "0"), ("max tokens", "x"), ("temperature", "2.1"), ("temperature", "nan")):
         with pytest.raises(ValueError, match=name):
-            changed(ChatOptions(), name, text)
+            with_option(ChatOptions(), name, text)
 
 
 def waits_of(fakes, waiting, at=100.0):

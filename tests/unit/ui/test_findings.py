@@ -60,7 +60,7 @@ async def test_the_plan_says_whether_the_cure_fits_and_what_becomes_of_the_cache
 async def test_a_cure_that_would_not_start_says_so_beside_it(console, fakes):
     fleet = fakes.FakeFleet(fakes.pressed)
     fleet.findings_after = (
-        plan_findings.Finding("kv_too_small", Level.ERROR, "not one request of the full length fits"),
+        plan_findings.PlanFinding("kv_too_small", Level.ERROR, "not one request of the full length fits"),
     )
     async with console(fleet=fleet) as c:
         await c.press("f")
@@ -69,8 +69,8 @@ async def test_a_cure_that_would_not_start_says_so_beside_it(console, fakes):
 
 async def test_what_is_found_of_the_server_as_it_runs_is_not_laid_to_the_change(console, fakes):
     fleet = fakes.FakeFleet(fakes.pressed)
-    fleet.findings = (plan_findings.Finding("old", Level.WARNING, "an old warning"),)
-    fleet.findings_after = (plan_findings.Finding("new", Level.WARNING, "fp8 needs an Ada GPU"),)
+    fleet.findings = (plan_findings.PlanFinding("old", Level.WARNING, "an old warning"),)
+    fleet.findings_after = (plan_findings.PlanFinding("new", Level.WARNING, "fp8 needs an Ada GPU"),)
     async with console(fleet=fleet) as c:
         await c.press("f")
         await c.sees("fits (estimate); KV cache 123k → 246k tokens; fp8 needs an Ada GPU")

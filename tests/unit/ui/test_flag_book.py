@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.parts.flag_book import FlagCatalog
 from vllm_console.ui.parts.flag_edits import FlagEdits
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
@@ -12,13 +12,13 @@ from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 
 @pytest.fixture
 def book(fakes):
-    return FlagBook(fakes.FLAG_TABLE)
+    return FlagCatalog(fakes.FLAG_TABLE)
 
 
 def test_the_table_decides_which_flags_there_are_and_common_ones_come_first(book, fakes):
     assert set(book.names) == set(fakes.FLAG_TABLE.flags)
     assert list(book.names).index("kv-transfer-config") == len(book.names) - 1, "the only one that is not common"
-    assert "scheduling-policy" in FlagBook().names, "without a table the common ones are known"
+    assert "scheduling-policy" in FlagCatalog().names, "without a table the common ones are known"
     assert book.source == f"all {len(fakes.FLAG_TABLE.flags)} flags of vLLM 0.33.0"
 
 
@@ -85,8 +85,8 @@ def test_a_name_that_this_vllm_has_not_is_refused_with_the_nearest(book):
     assert book.named("kv-transfer-config.kv_role") == "kv-transfer-config.kv_role"
     with pytest.raises(FlagError):
         book.named("api-key")
-    assert FlagBook().named("max-num-sequenzes") == "max-num-sequenzes", "unknown to us is not unknown to vLLM"
-    assert "max-num-seqs" in FlagBook().unknown("max-num-sequenzes")
+    assert FlagCatalog().named("max-num-sequenzes") == "max-num-sequenzes", "unknown to us is not unknown to vLLM"
+    assert "max-num-seqs" in FlagCatalog().unknown("max-num-sequenzes")
     with pytest.raises(FlagError, match=r"has no flag --swap-space any more: .*kv-offloading-size"):
         book.value("swap-space", "4")
     assert "any more" in book.no_match("swap_space=4")
@@ -118,6 +118,6 @@ def test_search_leads_by_name_meaning_and_help_the_best_first(book):
 
 def test_text_from_a_table_is_plain():
     spec = FlagSpec("odd", ValueKind.TEXT, "\x1b[31mred", help="One\x1b[2J thing.\nAnother.", group="G\x07")
-    facts = FlagBook(FlagTable("1.0", "installation", {"odd": spec})).facts("odd")
+    facts = FlagCatalog(FlagTable("1.0", "installation", {"odd": spec})).facts("odd")
     assert "\x1b" not in facts.default + facts.help + facts.group
     assert facts.meaning == "One thing"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vllm_console.fleet.snapshot import Changes, State
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.runs.compare import compare
-from vllm_console.ui.parts.server_verbs import Verb, VerbsInProgress
+from vllm_console.ui.parts.server_verbs import RunningVerb, VerbsInProgress
 from vllm_console.ui.screens.compare import CompareScreen
 from vllm_console.ui.theme import BAD
 
@@ -83,23 +83,23 @@ def test_a_verb_is_under_way_until_a_poll_shows_more(fakes):
     chat = fakes.chat(0.0)
     stopping = replace(chat, state=State.STOPPING, state_since=1.0)
     held = VerbsInProgress()
-    held.begin(chat, Verb.STOP)
+    held.begin(chat, RunningVerb.STOP)
     held.observe([stopping])
-    assert held.on(chat) is Verb.STOP, "not answered yet: another one had it stopped"
+    assert held.on(chat) is RunningVerb.STOP, "not answered yet: another one had it stopped"
     held.accept("chat")
     held.observe([chat])
-    assert held.on(chat) is Verb.STOP
+    assert held.on(chat) is RunningVerb.STOP
     held.observe([stopping])
     assert held.on(stopping) is None
-    held.begin(chat, Verb.SWITCH)
-    assert held.on(stopping, to_stop=True) is Verb.SWITCH
+    held.begin(chat, RunningVerb.SWITCH)
+    assert held.on(stopping, to_stop=True) is RunningVerb.SWITCH
     held.accept("chat")
     held.observe([stopping])
-    assert held.on(stopping) is Verb.SWITCH
+    assert held.on(stopping) is RunningVerb.SWITCH
     assert held.on(stopping, to_stop=True) is None, "a stop goes before what is to start"
     held.observe([replace(stopping, state=State.STOPPED)])
     assert held.on(chat) is None
-    held.begin(chat, Verb.REMOVE)
+    held.begin(chat, RunningVerb.REMOVE)
     held.accept("chat")
     held.observe([])
     assert held.on(chat) is None

@@ -10,11 +10,11 @@ from vllm_console.fleet.verbs import NoPlaceError
 from vllm_console.ui.parts.server_verbs import refusal_rows
 from vllm_launchers.launch.placement import AUTO, GpuRequest, find_place, find_place_again
 from vllm_launchers.launch.refusal import refuse_unfit
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 
 SHORTER = Changes({"max-model-len": 8192}, ("swap-space",))
-SURE = Finding("context_over_model", Level.ERROR, "max-model-len 131072 is over the model's 8192", SHORTER)
-ESTIMATE = Finding("kv_too_small", Level.ERROR, "the KV cache holds no request of full length", surely=False)
+SURE = PlanFinding("context_over_model", Level.ERROR, "max-model-len 131072 is over the model's 8192", SHORTER)
+ESTIMATE = PlanFinding("kv_too_small", Level.ERROR, "the KV cache holds no request of full length", surely=False)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from vllm_launchers.vllm.removed_flags import (
     REMOVED_FLAGS,
     REMOVED_VALUES,
     REMOVED_VARIABLES,
-    Fate,
+    RemovalKind,
     removed_value,
     unread_fate,
 )
@@ -222,12 +222,12 @@ def test_new_spellings_are_flags_that_can_be_set(flag: Any) -> None:
 def test_fates() -> None:
     swap = REMOVED_FLAGS["swap-space"]
     assert [swap.fate(r) for r in ((0, 10, 2), (0, 11, 0), (0, 17, 1), (0, 18, 0))] == [
-        None, Fate.IGNORED, Fate.IGNORED, Fate.REFUSED,
+        None, RemovalKind.IGNORED, RemovalKind.IGNORED, RemovalKind.REFUSED,
     ]  # fmt: skip
-    assert unread_fate((0, 16, 0)) is Fate.IGNORED
-    assert unread_fate((0, 17, 0)) is Fate.WARNED
+    assert unread_fate((0, 16, 0)) is RemovalKind.IGNORED
+    assert unread_fate((0, 17, 0)) is RemovalKind.WARNED
     assert REMOVED_VARIABLES["VLLM_USE_V1"].fate((0, 10, 2)) is None
-    assert REMOVED_VARIABLES["VLLM_USE_V1"].fate((0, 33, 0)) is Fate.WARNED
+    assert REMOVED_VARIABLES["VLLM_USE_V1"].fate((0, 33, 0)) is RemovalKind.WARNED
 
 
 def test_values_by_name() -> None:

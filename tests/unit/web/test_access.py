@@ -6,15 +6,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from vllm_console.web.server import COOKIE, Access, names_this_machine, same_origin
+from vllm_console.web.server import COOKIE, PageAccess, names_this_machine, same_origin
 
 
-def token_of(access: Access) -> str:
+def token_of(access: PageAccess) -> str:
     return parse_qs(urlsplit(access.link(8321)).query)["token"][0]
 
 
 def test_the_token_is_exchanged_once():
-    access = Access()
+    access = PageAccess()
     token = token_of(access)
     assert not access.admits({COOKIE: token})
     assert access.exchange("") is None
@@ -30,14 +30,14 @@ def test_the_token_is_exchanged_once():
     "cookies", [{}, {COOKIE: ""}, {COOKIE: "é"}, {COOKIE: "\udcff"}, {COOKIE: "x" * 43}, {"other": "x"}]
 )
 def test_any_other_cookie_is_refused(cookies):
-    access = Access()
+    access = PageAccess()
     assert not access.admits(cookies)
     access.exchange(token_of(access))
     assert not access.admits(cookies)
 
 
 def test_the_link_is_on_loopback_and_each_is_another():
-    links = {Access().link(8321) for _ in range(10)}
+    links = {PageAccess().link(8321) for _ in range(10)}
     assert len(links) == 10
     assert all(link.startswith("http://127.0.0.1:8321/") for link in links)
 

@@ -13,13 +13,13 @@ import msgspec
 from vllm_console.diagnosis.failure.failure_line import SERVES, FailureLine
 from vllm_console.logs.vllm_lines import LogLine
 from vllm_launchers.engine_model.gpus import find_model
-from vllm_launchers.plan.attention import Fp8Cache, fp8_cache
+from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
 from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise, token_count
 from vllm_launchers.plan.model import Flags
 from vllm_launchers.vllm.flags.changes import FlagValue
-from vllm_launchers.vllm.modelfacts.facts import split_name
+from vllm_launchers.vllm.modelfacts.facts import split_quantization
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 _ARGS = re.compile(r"non-default args: (?P<args>\{.*\})")
@@ -82,7 +82,7 @@ class Case(msgspec.Struct, frozen=True):
     def fp8_cache(self) -> Fp8Cache:
         """Whether this vLLM can keep its KV cache in FP8 on the GPU it ran on."""
         release = (*self.release, 0) if self.release is not None else None
-        return fp8_cache(self.flags, self.environment, release, self.capability, mla=self.mla)
+        return fp8_cache_support(self.flags, self.environment, release, self.capability, mla=self.mla)
 
     @property
     def text(self) -> str:
@@ -110,7 +110,7 @@ class Case(msgspec.Struct, frozen=True):
     @property
     def quantized(self) -> bool:
         """Whether its weights are already quantized, by the log, a flag or the model's name."""
-        named = split_name(self.model.rstrip("/"))[1] is not None
+        named = split_quantization(self.model.rstrip("/"))[1] is not None
         return bool(self.quantization) or "quantization" in self.flags or named
 
     @property

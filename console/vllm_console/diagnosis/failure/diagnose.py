@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from vllm_console.diagnosis.failure.case import case_of
 from vllm_console.diagnosis.failure.failure_line import SIGKILL_CODES, failure_in
-from vllm_console.diagnosis.failure.fixes import remedies_for
+from vllm_console.diagnosis.failure.fixes import fixes_for
 from vllm_console.diagnosis.failure.rules import RULES
 from vllm_console.diagnosis.finding import Cause, Diagnosis
 from vllm_console.logs.vllm_lines import parse_lines
@@ -39,7 +39,7 @@ def diagnose(
         if exit_code in SIGKILL_CODES:
             return Diagnosis(Cause.ENGINE_DIED, 0.6, None, "", KILLED)
         return Diagnosis(Cause.OTHER, 0.0, None, "", NOTHING_SEEN)
-    fixes = remedies_for(case_of(found, parsed, flags, gpu, mla=mla, environment=environment))
+    fixes = fixes_for(case_of(found, parsed, flags, gpu, mla=mla, environment=environment))
     explanation = found.explanation or UNNAMED
     return Diagnosis(found.cause, found.confidence, found.number, found.text, explanation, fixes, found.also)
 

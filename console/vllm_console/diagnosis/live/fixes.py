@@ -20,7 +20,7 @@ from vllm_console.text import percent, round_duration, seconds
 from vllm_launchers.plan import attention
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import Changes, Flags, same_value
-from vllm_launchers.vllm.flags.changes import FlagValue, changed
+from vllm_launchers.vllm.flags.changes import FlagValue, apply_changes
 from vllm_launchers.vllm.release_defaults import can_cache_linear_prefixes, online_fp8
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def setting(name: str, value: FlagValue, why: str, tradeoff: str = "") -> Fix:
     return Fix(Changes({name: value}), why, tradeoff)
 
 
-def elsewhere(evidence: Evidence) -> Fix:
+def reduce_load(evidence: Evidence) -> Fix:
     """What helps if no flag does: less load on this server."""
     return Fix(Changes(), f"{SECOND_SERVER} on another {evidence.hardware}, or send fewer concurrent requests.")
 
@@ -84,7 +84,7 @@ def more_cache(evidence: Evidence) -> list[Fix]:
     offered = (
         free_size(evidence),
         None if by_blocks or by_bytes else quantize(evidence),
-        None if by_blocks else fp8_cache(evidence),
+        None if by_blocks else fp8_cache_fix(evidence),
         share_prefixes(evidence),
         more_memory(evidence),
     )
@@ -121,7 +121,7 @@ def quantize(evidence: Evidence, why: str = FOR_ROOM) -> Fix | None:
     return setting("quantization", online_fp8(evidence.release), why, tradeoff)
 
 
-def fp8_cache(evidence: Evidence) -> Fix | None:
+def fp8_cache_fix(evidence: Evidence) -> Fix | None:
     """An FP8 KV cache, which holds twice the tokens, if vLLM supports it here."""
     asked = str(evidence.flags.get("kv-cache-dtype", "auto"))
     if asked not in ("auto", "bfloat16", "float16") or (asked == "auto" and evidence.own_fp8_cache):
@@ -130,7 +130,9 @@ def fp8_cache(evidence: Evidence) -> Fix | None:
     if evidence.build == "cpu" or numbers is None:
         return None
     able = float(f"{numbers[0]}.{numbers[1]}")
-    verdict = attention.fp8_cache(evidence.flags, evidence.environment, evidence.release, able, mla=evidence.mla)
+    verdict = attention.fp8_cache_support(
+        evidence.flags, evidence.environment, evidence.release, able, mla=evidence.mla
+    )
     if not verdict.works:
         return None
     tradeoff = f"Output can differ slightly; {verdict.why}." if verdict.why else "Output can differ slightly."
@@ -334,7 +336,7 @@ def _experience(changes: Changes, flags: Flags, earlier: Sequence[PastRun], code
     """One sentence about the newest earlier run with exactly the flags after ``changes``; empty if nothing is known."""
     if changes.empty:
         return ""
-    after = changed(flags, changes)
+    after = apply_changes(flags, changes)
     run = next((run for run in earlier if _same(run.flags, after)), None)
     if run is None:
         return ""

@@ -11,7 +11,7 @@ from vllm_console.diagnosis.live.rule import Evidence, Judgement, moments_within
 from vllm_console.text import UNKNOWN, percent, seconds, temperature
 from vllm_launchers.host.gpu.hardware_warnings import HOT
 from vllm_launchers.host.gpu.host import Gpu
-from vllm_launchers.host.gpu.topology import LinkLevel, level_of
+from vllm_launchers.host.gpu.topology import LinkLevel, link_level
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.vllm.release_defaults import default_utilization
 
@@ -151,7 +151,7 @@ class PcieNarrow:
                     f"generation {gpu.pcie_generation_max} ×{gpu.pcie_width_max}", "maximum of GPU and slot")
             for gpu in narrow
         )  # fmt: skip
-        talks = evidence.tensor_parallel > 1 and level_of(evidence.link) is not LinkLevel.NVLINK
+        talks = evidence.tensor_parallel > 1 and link_level(evidence.link) is not LinkLevel.NVLINK
         symptom = f"{named(narrow, 'has', 'have')} a degraded PCIe link: {', '.join(map(_pcie, narrow))}."
         cause = "Slot, riser or BIOS setting; no vLLM flag changes it."
         cause += " Tensor parallelism uses this link." if talks else " It only slows weight loading."
@@ -183,7 +183,7 @@ class TensorParallelStalls:
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """By memory traffic of GPUs that are split over a slow link while they decode."""
         frames = evidence.frames
-        if evidence.tensor_parallel < 2 or not evidence.link or level_of(evidence.link) is LinkLevel.NVLINK:
+        if evidence.tensor_parallel < 2 or not evidence.link or link_level(evidence.link) is LinkLevel.NVLINK:
             return [Judgement.GOOD] * len(frames)
         found = []
         for frame, moments in moments_within(evidence):
@@ -219,7 +219,7 @@ class TensorParallelStalls:
         )
         symptom = f"The {split} GPUs are busy {works} of the time, but access memory only {read} of it."
         cause = (
-            f"They wait for each other: each layer's all-reduce crosses a slow link, {level_of(evidence.link).words}."
+            f"They wait for each other: each layer's all-reduce crosses a slow link, {link_level(evidence.link).words}."
         )
         fixes = present((self._half(evidence), self._stages(evidence)))
         return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, fixes)

@@ -8,13 +8,13 @@ from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import (
     AT_THE_LIMIT,
     FOR_SPEED,
-    elsewhere,
     more_capacity,
     more_sequences,
     no_more_sequences,
     present,
     quantize,
     queue_delays,
+    reduce_load,
     setting,
     share_prefixes,
     shorter_steps,
@@ -245,7 +245,7 @@ class SlowTokens:
             cause += " Fewer at once would lengthen the queue, and TTFT is above its objective, too."
             return cause, present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), more_capacity(evidence)))
         fewer = shorter_steps(evidence) if running >= 8 else None
-        return cause, present((quantize(evidence, FOR_SPEED), fewer, elsewhere(evidence)))
+        return cause, present((quantize(evidence, FOR_SPEED), fewer, reduce_load(evidence)))
 
 
 def _slower_with_load(frames: Sequence[Frame], goal: float) -> bool:
@@ -319,6 +319,6 @@ class SlowFirstToken(SlowTokens):
                 faster = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence)))
                 return cause, (*faster, more_capacity(evidence))
             more = more_sequences(evidence) if full else None
-            return cause, present((more, share_prefixes(evidence), elsewhere(evidence)))
-        offered = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), elsewhere(evidence)))
+            return cause, present((more, share_prefixes(evidence), reduce_load(evidence)))
+        offered = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), reduce_load(evidence)))
         return "Prefill is slow, of the request's own prompt or of those ahead of it.", offered

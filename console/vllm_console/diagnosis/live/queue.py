@@ -10,13 +10,13 @@ from vllm_console.diagnosis.live.fixes import (
     AT_THE_LIMIT,
     FOR_SPEED,
     chunked,
-    elsewhere,
     more_cache,
     more_capacity,
     more_sequences,
     no_more_sequences,
     present,
     quantize,
+    reduce_load,
     setting,
     share_prefixes,
     slow_steps,
@@ -136,7 +136,7 @@ class OversubscribedSequences:
         frame, _ = _newest(evidence, Bottleneck.SEQUENCES)
         symptom = f"{_queue(evidence)}, and {percent(frame.usage_max)} of the KV cache used."
         cause = f"At most {limit} sequences run at once{evidence.each} (max-num-seqs).{no_more_sequences(evidence)}"
-        fixes = present((more_sequences(evidence), elsewhere(evidence)))
+        fixes = present((more_sequences(evidence), reduce_load(evidence)))
         measures = _measures(evidence, frame)
         if (itl := slow_steps(evidence)) is not None:
             goal = evidence.objectives.itl_p99_seconds
@@ -165,7 +165,7 @@ class OversubscribedMemory:
         usage, cache = frame.usage_max or 0.0, evidence.cache_tokens
         symptom = f"{_queue(evidence)}, and the KV cache is {percent(usage)} full."
         cause = "Demand exceeds the KV cache: more sequences would only cause preemptions."
-        fixes = (*more_cache(evidence), elsewhere(evidence))
+        fixes = (*more_cache(evidence), reduce_load(evidence))
         measures = _measures(evidence, frame)
         if usage <= evidence.objectives.kv_cache_usage and not frame.grown.preemptions_total and cache is not None:
             free = f"{(1 - usage) * cache:,.0f}"
@@ -189,7 +189,7 @@ class OversubscribedCompute:
         symptom = f"{_queue(evidence)}, though max-num-seqs and the KV cache have room."
         cause = "Prompts arrive faster than the GPU prefills them."
         offered = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), chunked(evidence)))
-        fixes = (*offered, elsewhere(evidence))
+        fixes = (*offered, reduce_load(evidence))
         if not offered:
             cause = (
                 f"Demand exceeds what this {evidence.hardware} can serve: prompts arrive faster than it prefills them."

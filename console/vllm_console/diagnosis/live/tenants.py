@@ -12,7 +12,7 @@ from vllm_console.diagnosis.live.gpus import Judge, by_gpu, newest
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment, Judgement, moments_within
 from vllm_console.text import gib, percent, plain
 from vllm_launchers.host.gpu.host import Gpu, Holder
-from vllm_launchers.host.gpu.sharing import is_desktop, owner
+from vllm_launchers.host.gpu.sharing import holder_user, is_desktop
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.secrets import redact
 
@@ -52,7 +52,7 @@ class GpuMemoryBelowReserve:
             for gpu in short
         ]  # fmt: skip
         measures += [
-            Measure(f"GPU {gpu.index} held by {holder.server or owner(holder)}", gib(holder.gib))
+            Measure(f"GPU {gpu.index} held by {holder.server or holder_user(holder)}", gib(holder.gib))
             for gpu in short
             for holder in gpu.holders
             if not is_desktop(holder)

@@ -162,7 +162,7 @@ def notices_of(server: ServerView | None, snapshot: FleetSnapshot | None) -> lis
     return [(f"{now}{text}", style) for text, style in notices]
 
 
-def flag_text(value: FlagValue | None) -> str:
+def shown_value(value: FlagValue | None) -> str:
     """A flag's value for people: on, off, unset, or what it is."""
     return plain(common_flags.flag_text(value, unset="unset"))
 
@@ -215,9 +215,9 @@ def staged_line(
 def _staged_texts(flags: Flags, staged: Staged, room: int) -> list[str]:
     """Each staged change, all in the longest form in which they fit; in the shortest if none does."""
     forms = (
-        [f"  --{step.flag} {flag_text(flags.get(step.flag))} → {flag_text(step.value)}" for step in staged],
-        [f"  --{step.flag} {flag_text(step.value)}" for step in staged],
-        [f"  {_SHORT_NAMES.get(step.flag, step.flag)} {flag_text(step.value)}" for step in staged],
+        [f"  --{step.flag} {shown_value(flags.get(step.flag))} → {shown_value(step.value)}" for step in staged],
+        [f"  --{step.flag} {shown_value(step.value)}" for step in staged],
+        [f"  {_SHORT_NAMES.get(step.flag, step.flag)} {shown_value(step.value)}" for step in staged],
     )
     return next((texts for texts in forms if sum(map(cell_len, texts)) <= room), forms[-1])
 

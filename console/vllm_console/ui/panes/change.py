@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.runs.compare import Comparison, Verdict
+from vllm_console.runs.compare import Comparison, ComparisonVerdict
 from vllm_console.runs.text import brief, missing_text, setting_text
 from vllm_console.text import plain
 from vllm_console.ui.keymap import key_of
@@ -17,20 +17,20 @@ from vllm_console.ui.widgets.draw import fit
 SIGN = "Δ"
 """Before every verdict on a change, which is in words: other signs are those of findings."""
 
-_STYLES: dict[Verdict, Style] = {
-    Verdict.BETTER: OK,
-    Verdict.WORSE: BAD,
-    Verdict.MIXED: WARN,
-    Verdict.NO_DIFFERENCE: STRONG,
-    Verdict.INCONCLUSIVE: WARN,
-    Verdict.NOT_COMPARABLE: WARN,
-    Verdict.TOO_LITTLE: DIM,
+_STYLES: dict[ComparisonVerdict, Style] = {
+    ComparisonVerdict.BETTER: OK,
+    ComparisonVerdict.WORSE: BAD,
+    ComparisonVerdict.MIXED: WARN,
+    ComparisonVerdict.NO_DIFFERENCE: STRONG,
+    ComparisonVerdict.INCONCLUSIVE: WARN,
+    ComparisonVerdict.NOT_COMPARABLE: WARN,
+    ComparisonVerdict.TOO_LITTLE: DIM,
 }
 
 
 def worth_reporting(found: Comparison) -> bool:
     """Whether there is, or will be, something to report: flags changed, and the run before has enough minutes."""
-    return bool(found.differences) and not (found.verdict is Verdict.TOO_LITTLE and found.before.missing)
+    return bool(found.differences) and not (found.verdict is ComparisonVerdict.TOO_LITTLE and found.before.missing)
 
 
 def change_line(found: Comparison, name_width: int, width: int) -> Strip:
@@ -39,13 +39,15 @@ def change_line(found: Comparison, name_width: int, width: int) -> Strip:
     style = _STYLES[found.verdict]
     number = f"run {run.generation}"
     message, key = brief(found), f"{key_of('compare')} compares"
-    if found.verdict is Verdict.TOO_LITTLE:
+    if found.verdict is ComparisonVerdict.TOO_LITTLE:
         message, key = f"too early to tell: needs {missing_text(found.after)} more traffic", ""
     room = width - name_width - 5 - (len(key) + 3 if key else 1)
-    plainly = found.verdict in (Verdict.BETTER, Verdict.WORSE)
+    plainly = found.verdict in (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
     text = plain(f"{number} is {message[0].lower()}{message[1:]}" if plainly else f"{number}: {message}")
     changed = f" ({_changed(found)})"
-    parts = [(fit(text, min(cell_len(text), room)), style if found.verdict is not Verdict.NO_DIFFERENCE else None)]
+    parts = [
+        (fit(text, min(cell_len(text), room)), style if found.verdict is not ComparisonVerdict.NO_DIFFERENCE else None)
+    ]
     if cell_len(text) + cell_len(changed) <= room:
         parts.append((changed, DIM))
     used = sum(cell_len(part) for part, _ in parts)

@@ -9,7 +9,7 @@ import msgspec
 from textual.strip import Strip
 
 from vllm_console.metrics.quantile import PARTS
-from vllm_console.runs.compare import Figure
+from vllm_console.runs.compare import ComparedFigure
 from vllm_console.runs.text import side_text
 from vllm_console.text import seconds
 from vllm_console.ui.terminal.lines import line
@@ -24,7 +24,7 @@ MARKS = "├┼┤"
 """Where the median, p90 and p99 are."""
 
 
-class Spread(msgspec.Struct, frozen=True):
+class SpreadChange(msgspec.Struct, frozen=True):
     """A latency's quantiles before and after, in seconds and as text, the median first."""
 
     name: str
@@ -33,7 +33,7 @@ class Spread(msgspec.Struct, frozen=True):
     texts: tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def spreads(figures: Sequence[Figure]) -> list[Spread]:
+def spreads(figures: Sequence[ComparedFigure]) -> list[SpreadChange]:
     """The latencies of which both runs have every quantile."""
     by_key = {figure.key: figure for figure in figures}
     found = []
@@ -43,7 +43,7 @@ def spreads(figures: Sequence[Figure]) -> list[Spread]:
             if len(whole) < len(parts):
                 continue
             found.append(
-                Spread(
+                SpreadChange(
                     whole[0].name.rpartition(" ")[0],
                     tuple(one.before or 0.0 for one in whole),
                     tuple(one.after or 0.0 for one in whole),
@@ -56,7 +56,7 @@ def spreads(figures: Sequence[Figure]) -> list[Spread]:
     return found
 
 
-def distribution_lines(figures: Sequence[Figure], width: int) -> list[Strip]:
+def distribution_lines(figures: Sequence[ComparedFigure], width: int) -> list[Strip]:
     """A heading, and for each latency two rows over its axis; none where no latency has both sides."""
     found = spreads(figures)
     axis = width - 2 - _NAME - _SIDE - 3 * _VALUE
@@ -81,7 +81,7 @@ def _legend(axis: int) -> str:
     return "├ median ┼ p90 ┤ p99" if axis >= 22 else "├ p50 ┼ p90 ┤ p99"
 
 
-def _ends(one: Spread) -> tuple[float, float]:
+def _ends(one: SpreadChange) -> tuple[float, float]:
     """The ends of the axis, as powers of e: a little beyond the smallest and the largest quantile."""
     values = [math.log(value) for value in (*one.before, *one.after)]
     low, high = min(values), max(values)

@@ -44,8 +44,8 @@ def event_line(server: ServerView, event: tuple[float, str] | None, now: float, 
         return line((fit(f" · {plain(server.name)}  {_then(server.then, server.moment)}", width).rstrip(), DIM))
     if event is not None:
         at, text = event
-        return line((fit(f" · {clock(at, now).removeprefix('since ')}  {plain(text)}", width).rstrip(), DIM))
-    text = f" · {plain(server.name)}  {server.state_text} {clock(server.state_since, now)}"
+        return line((fit(f" · {since_text(at, now).removeprefix('since ')}  {plain(text)}", width).rstrip(), DIM))
+    text = f" · {plain(server.name)}  {server.state_text} {since_text(server.state_since, now)}"
     return line((fit(text, width).rstrip(), DIM))
 
 
@@ -84,7 +84,7 @@ def _then(then: StateThen, moment: float) -> str:
     """What is known of a server's state at an earlier moment."""
     if then.state is None:
         return "was not launched yet" if then.before else "its state then is not known"
-    since = clock(then.since, moment) if then.since is not None else ""
+    since = since_text(then.since, moment) if then.since is not None else ""
     return f"{then.state} {since}, run {then.generation}"
 
 
@@ -120,7 +120,7 @@ def finding_lines(
         return _verdict_lines(server, staged, width, most)
     top, others = found[0], len(found) - 1
     name = fit(plain(server.name), min(cell_len(plain(server.name)), 20 if width >= WIDE else 12))
-    parts = heading(top, name, now)
+    parts = finding_heading(top, name, now)
     if top.severity is Severity.GOOD:
         verdict_lines = _verdict_lines(server, staged, width, most - 1)
         return [_good_line(top, parts, width, _findings_key(top, others)), *verdict_lines]
@@ -145,7 +145,7 @@ def finding_lines(
 
 def _unreachable_lines(server: ServerView, now: float, width: int, most: int) -> list[Strip]:
     """Since when an endpoint or a machine can't be reached, and why."""
-    text = f"{server.state_text} {clock(server.state_since, now)}: {server.reason}"
+    text = f"{server.state_text} {since_text(server.state_since, now)}: {server.reason}"
     rows = _rows(text, BAD, cell_len(plain(server.name)) + 5, width, "", most)
     first = line((" ! ", BAD), (f"{plain(server.name)}  ", STRONG))
     return [Strip.join([first, rows[0].crop(first.cell_length)]), *rows[1:]]
@@ -226,7 +226,7 @@ def _rows(text: str, style: Style | None, indent: int, width: int, key: str, mos
     return [_with_key([" " * indent, (row, style)], key if not at else "", width) for at, row in enumerate(rows)]
 
 
-def clock(since: float, now: float) -> str:
+def since_text(since: float, now: float) -> str:
     """Since when: a time of day, or how long when that is more than a day."""
     if now - since > 86_400:
         return f"for {duration(now - since)}"
@@ -239,14 +239,14 @@ def measure_text(measure: Measure) -> str:
     return f"{plain(measure.name)} {plain(measure.value)}{limit}"
 
 
-def heading(found: ServerFinding, name: str, now: float) -> list[Part]:
+def finding_heading(found: ServerFinding, name: str, now: float) -> list[Part]:
     """Sign, server, what it is and since when."""
     sign, style = SIGNS[found.severity]
     quiet = found.severity is Severity.GOOD
     parts: list[Part] = [(f" {sign} ", style), (f"{name}  ", None if quiet else STRONG)]
     parts.append((found.title, DIM if quiet else style))
     if found.since is not None:
-        parts.append((f" {clock(found.since, now)}", DIM if quiet else None))
+        parts.append((f" {since_text(found.since, now)}", DIM if quiet else None))
     return parts
 
 

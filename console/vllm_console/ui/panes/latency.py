@@ -82,7 +82,7 @@ def latency_lines(server: ServerView, now: float, width: int, height: int, view:
 
 def _table(server: ServerView, rows: tuple[str, ...], width: int) -> list[Strip]:
     """The heading, and a row for each of these latencies."""
-    columns, objectives = _Columns.of(width), objectives_of(server)
+    columns, objectives = _Columns.of(width), latency_objectives(server)
     heads = "".join(fit(head, columns.width, ">") for head in ("mean", *columns.parts))
     heading = fit("", columns.label) + heads + fit("obj.", columns.objective, ">")
     axis = _Axis.of(server, rows, min(LONGEST_SPREAD, width - cell_len(heading) - 6)) if width >= SPREAD else None
@@ -113,7 +113,7 @@ def latency_chart(
         width,
         height - 1,
         seconds,
-        objective=objectives_of(server).get(latency),
+        objective=latency_objectives(server).get(latency),
         view=replace(view, log=log),
         markers=server.markers,
     )
@@ -124,7 +124,7 @@ def on_log_scale(server: ServerView, latency: str, view: ChartView) -> bool:
     """Whether this latency's chart has a logarithmic scale: as chosen, else where p50 would lie at its bottom."""
     if view.log is not None:
         return view.log
-    objective = objectives_of(server).get(latency, 0.0)
+    objective = latency_objectives(server).get(latency, 0.0)
     values = server.series.values if server.series is not None else {}
     return _far_apart(tuple(values.get(f"{latency}_p50", ())), tuple(values.get(f"{latency}_p99", ())), objective)
 
@@ -173,7 +173,7 @@ def _point_words(series: Series | None, latency: str) -> str:
     return words + (", partly bucket bounds" if any(values.get(f"{latency}_p99_bound", ())) else "")
 
 
-def objectives_of(server: ServerView) -> dict[str, float]:
+def latency_objectives(server: ServerView) -> dict[str, float]:
     """The p99 objectives, in seconds, by latency."""
     objectives = server.objectives
     return {"ttft": objectives.ttft_p99_seconds, "itl": objectives.itl_p99_seconds} if objectives else {}

@@ -15,7 +15,7 @@ from vllm_console.ui.panes.launch_settings import section_title, wrapped
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import BAD, CURSOR, DIM, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
-from vllm_launchers.plan.model import Fit
+from vllm_launchers.plan.model import MemoryFit
 
 if TYPE_CHECKING:
     from vllm_launchers.vllm.modelfacts.local import LocalModel
@@ -30,7 +30,7 @@ PLANNING = "planning…"
 
 def model_lines(
     models: Sequence[LocalModel],
-    fits: Mapping[str, Fit],
+    fits: Mapping[str, MemoryFit],
     picked: int,
     size: tuple[int, int],
     *,
@@ -68,7 +68,12 @@ def model_lines(
 
 
 def _row(
-    one: LocalModel, verdict: Fit | None, columns: Sequence[tuple[str, int]], names: int, width: int, current: bool
+    one: LocalModel,
+    verdict: MemoryFit | None,
+    columns: Sequence[tuple[str, int]],
+    names: int,
+    width: int,
+    current: bool,
 ) -> Strip:
     cells = "".join(fit(f"{plain(cell)} ", room) for cell, (_, room) in zip(model_cells(one), columns, strict=True))
     text = f"{'▸' if current else ' '} {fit(_short(plain(one.model), names), names)} {cells}"
@@ -78,7 +83,7 @@ def _row(
     return line((text, base), (fit(verdict_text, left), _style(verdict, base)))
 
 
-def _style(verdict: Fit | None, base: Style | None) -> Style | None:
+def _style(verdict: MemoryFit | None, base: Style | None) -> Style | None:
     if base is CURSOR or verdict is None:
         return base or DIM
     if verdict.fits is False or verdict.error:
@@ -91,7 +96,7 @@ def _short(name: str, room: int) -> str:
     return name if len(name) <= room else "…" + name[-(room - 1) :]
 
 
-def _detail(one: LocalModel, fits: Mapping[str, Fit], width: int) -> list[Strip]:
+def _detail(one: LocalModel, fits: Mapping[str, MemoryFit], width: int) -> list[Strip]:
     verdict = fits.get(one.model)
     lines = wrapped(one.model, width, STRONG, " ")
     lines += wrapped(f"in {one.folder}", width, DIM, " ")[:2] if one.folder != one.model else []

@@ -8,13 +8,13 @@ from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.alternatives_text import format_legend, format_pace, sentence, table
+from vllm_console.alternatives_text import alternative_text, alternatives_table, format_legend, format_pace
 from vllm_console.model_text import no_estimate
 from vllm_console.runs.text import signed
 from vllm_console.text import count, plain, size
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.launch_settings import rows_of, section_title, wrapped
-from vllm_console.ui.parts.launch_planner import Outcome
+from vllm_console.ui.parts.launch_planner import PlanOutcome
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, SIMULATED, WARN
 from vllm_console.ui.widgets.draw import Part, fit
@@ -23,9 +23,9 @@ from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.command_line import assignments, line_word
 from vllm_launchers.plan.common_flags import flag_text
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Changes, EngineKind, Flags, Plan
-from vllm_launchers.plan.verdict import Answer, format_verdict
+from vllm_launchers.plan.verdict import EngineAnswer, format_verdict
 
 LEVELS: dict[Level, tuple[str, Style | None]] = {
     Level.ERROR: ("✗", BAD), Level.WARNING: ("!", WARN), Level.ADVICE: ("i", None),
@@ -44,7 +44,7 @@ NO_VLLM = (
 GPU and leaves nothing behind, and new users see this screen first."""
 
 
-def outcome_parts(outcome: Outcome) -> list[Part]:
+def outcome_parts(outcome: PlanOutcome) -> list[Part]:
     """The outcome in a few words, for a title: where it would listen, or that it cannot be."""
     if outcome.error:
         return [("✗ can't be launched", BAD)]
@@ -58,7 +58,7 @@ def outcome_parts(outcome: Outcome) -> list[Part]:
     return [*counted, (where, SIMULATED if simulated else DIM)]
 
 
-def counted_findings(findings: Sequence[Finding]) -> list[Part]:
+def counted_findings(findings: Sequence[PlanFinding]) -> list[Part]:
     """``1 error · 2 warnings``; advice is not counted."""
     parts: list[Part] = []
     for level in (Level.ERROR, Level.WARNING):
@@ -69,8 +69,8 @@ def counted_findings(findings: Sequence[Finding]) -> list[Part]:
     return parts
 
 
-def plan_lines(
-    outcome: Outcome,
+def launch_plan_lines(
+    outcome: PlanOutcome,
     size: tuple[int, int],
     active: bool,
     selected: int = 0,
@@ -98,7 +98,7 @@ def plan_lines(
     command, room = command_lines(plan, width), height - len(strips)
     for whole, ways in ((True, _ways(plan, width, whole=True)), (False, _ways(plan, width, whole=False))):
         memory = [*_memory(plan, width, whole), *ways]
-        findings = finding_lines(outcome.findings, plan.flags, width, selected, active)
+        findings = plan_finding_lines(outcome.findings, plan.flags, width, selected, active)
         findings += _conclusion(plan, width, asking)
         if len(memory) + len(findings) + 1 + len(command) <= room:
             return [*strips, *memory, *findings, line(), *command]
@@ -106,13 +106,13 @@ def plan_lines(
     room = height - len(strips)
     conclusion = _conclusion(plan, width, asking)
     most = max(4, room - 1 - len(conclusion) - max(LEAST_COMMAND, min(len(command), room // 2)))
-    findings = [*finding_lines(outcome.findings, plan.flags, width, selected, active, most), *conclusion]
+    findings = [*plan_finding_lines(outcome.findings, plan.flags, width, selected, active, most), *conclusion]
     strips += findings if len(findings) + len(command) >= room else [*findings, line()]
     return [*strips, *_cut(command, height - len(strips), width)]
 
 
 def strip_lines(
-    outcome: Outcome, width: int, selected: int, *, fresh: bool = True, height: int = 3, asking: str = ""
+    outcome: PlanOutcome, width: int, selected: int, *, fresh: bool = True, height: int = 3, asking: str = ""
 ) -> list[Strip]:
     """Budget and the finding that counts, in two or three lines, for where the plan itself is not shown."""
     plan = outcome.plan
@@ -170,10 +170,10 @@ def _verdict(plan: Plan, asking: str) -> tuple[str, Style | None]:
     Empty if it was not asked, or its verdict is a finding.
     """
     verdict = plan.verdict
-    if verdict is None or verdict.answer is Answer.REFUSED:
+    if verdict is None or verdict.answer is EngineAnswer.REFUSED:
         return plain(asking), DIM
     text = "; ".join(filter(None, (format_verdict(plan, verdict), asking)))
-    return plain(text), OK if verdict.answer is Answer.ACCEPTED else DIM
+    return plain(text), OK if verdict.answer is EngineAnswer.ACCEPTED else DIM
 
 
 def _where(plan: Plan, width: int, *, noted: bool) -> list[Strip]:
@@ -235,7 +235,7 @@ def _ways(plan: Plan, width: int, *, whole: bool) -> list[Strip]:
     """The expected pace, and the other ways to launch it: all of them, or how many there are."""
     others = len(plan.alternatives) - 1
     if whole and others > 0:
-        rows = table(plan.alternatives, narrow=width < WIDE_TABLE)
+        rows = alternatives_table(plan.alternatives, narrow=width < WIDE_TABLE)
         strips = [line((fit(f" {row}", width), DIM if at == 0 else None)) for at, row in enumerate(rows)]
         return [*strips, line((fit(f" {format_legend(plan.alternatives)}", width), DIM))]
     strips = []
@@ -247,7 +247,7 @@ def _ways(plan: Plan, width: int, *, whole: bool) -> list[Strip]:
     return strips
 
 
-def layout_lines(outcome: Outcome, size: tuple[int, int], selected: int, *, fresh: bool = True) -> list[Strip]:
+def layout_lines(outcome: PlanOutcome, size: tuple[int, int], selected: int, *, fresh: bool = True) -> list[Strip]:
     """Ways to launch it side by side, and of the one under the cursor why, at what cost, and which flags change."""
     width, height = size
     marks: list[Part] = [] if fresh else [(WAITING, DIM)]
@@ -257,10 +257,10 @@ def layout_lines(outcome: Outcome, size: tuple[int, int], selected: int, *, fres
         return [*strips, line((f" {WAITING}", DIM))]
     at = min(selected, len(plan.alternatives) - 1)
     one = plan.alternatives[at]
-    below = wrapped(f"{one.label}: {sentence(one)}", width, None, " ")
+    below = wrapped(f"{one.label}: {alternative_text(one)}", width, None, " ")
     if not one.chosen:
-        below += wrapped(f"{key_of('launch_open')} applies: {format_layout(one, plan.flags)}", width, KEY, " ")
-    rows = table(plan.alternatives, narrow=width < WIDE_TABLE)
+        below += wrapped(f"{key_of('launch_open')} applies: {format_alternative(one, plan.flags)}", width, KEY, " ")
+    rows = alternatives_table(plan.alternatives, narrow=width < WIDE_TABLE)
     shown = [line((fit(f"  {rows[0]}", width), DIM))]
     shown += [
         line((fit(f"{'▸' if number == at else ' '} {row}", width), ACCENT if number == at else None))
@@ -275,7 +275,7 @@ WIDE_TABLE = 100
 """Columns from which labels of layouts are shown in full."""
 
 
-def format_layout(one: Alternative, flags: Flags) -> str:
+def format_alternative(one: Alternative, flags: Flags) -> str:
     """What applying it changes: flags, and the model where it is another checkpoint."""
     changed = {name: value for name, value in one.changes.set.items() if flags.get(name) != value}
     words = [f"model {plain(one.model)}"] if one.model is not None else []
@@ -286,8 +286,8 @@ def format_layout(one: Alternative, flags: Flags) -> str:
 # -- findings ----------------------------------------------------------------------------------------------------------
 
 
-def finding_lines(
-    findings: Sequence[Finding], flags: Flags, width: int, selected: int, active: bool, most: int | None = None
+def plan_finding_lines(
+    findings: Sequence[PlanFinding], flags: Flags, width: int, selected: int, active: bool, most: int | None = None
 ) -> list[Strip]:
     """Each finding's level, code and sentence; of the selected one also what would fix it.
 
@@ -315,7 +315,7 @@ def finding_lines(
     return strips
 
 
-def _finding(finding: Finding, flags: Flags, width: int, under_cursor: bool, with_fix: bool) -> list[Strip]:
+def _finding(finding: PlanFinding, flags: Flags, width: int, under_cursor: bool, with_fix: bool) -> list[Strip]:
     mark, style = LEVELS[finding.level]
     first = f"{'▸' if under_cursor else ' '}{mark} "
     rows = rows_of(f"{finding.level} {finding.code}: {finding.message}", width - 3)
@@ -327,7 +327,7 @@ def _finding(finding: Finding, flags: Flags, width: int, under_cursor: bool, wit
     return strips
 
 
-def _short(finding: Finding, width: int) -> Strip:
+def _short(finding: PlanFinding, width: int) -> Strip:
     mark, style = LEVELS[finding.level]
     return line((fit(f" {mark} {finding.level} {finding.code}: {plain(finding.message)}", width), style))
 

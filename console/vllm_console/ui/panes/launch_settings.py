@@ -14,7 +14,7 @@ from textual.strip import Strip
 from vllm_console.fleet.snapshot import Preset
 from vllm_console.fleet.verbs import PresetProblem
 from vllm_console.text import plain, seconds, sourced
-from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.parts.flag_book import FlagCatalog
 from vllm_console.ui.parts.launch_draft import ABOUT, CHOSEN, FIELDS, LaunchDraft, set_devices
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG, WARN
@@ -89,7 +89,7 @@ def _about_preset(preset: Preset, chosen: str, width: int) -> list[Strip]:
 
 
 def setting_lines(
-    draft: LaunchDraft, plan: Plan | None, book: FlagBook, size: tuple[int, int], cursor: int, active: bool
+    draft: LaunchDraft, plan: Plan | None, book: FlagCatalog, size: tuple[int, int], cursor: int, active: bool
 ) -> list[Strip]:
     """Fields and flags, as many as fit around the cursor, with the reason for each, in full where rows are left.
 
@@ -126,7 +126,7 @@ def setting_lines(
     return [title, *shown, *detail]
 
 
-def adding_lines(book: FlagBook, found: Sequence[str], pick: int, text: str, size: tuple[int, int]) -> list[Strip]:
+def adding_lines(book: FlagCatalog, found: Sequence[str], pick: int, text: str, size: tuple[int, int]) -> list[Strip]:
     """The flags that match what is typed, the picked one marked, with its meaning below."""
     width, height = size
     strips = [section_title("Add a flag", width, True, ((book.source, DIM),))]
@@ -215,7 +215,7 @@ def _gpus_setting(draft: LaunchDraft, plan: Plan | None) -> _Setting:
     return _Setting(True, chosen.reason, "; ".join([set_devices(chosen), *chosen.warnings]))
 
 
-def _about_setting(draft: LaunchDraft, book: FlagBook, name: str, setting: _Setting, width: int) -> list[Strip]:
+def _about_setting(draft: LaunchDraft, book: FlagCatalog, name: str, setting: _Setting, width: int) -> list[Strip]:
     """What a field or flag is, why it has its value, and the trade-off."""
     if name in FIELDS:
         return [*wrapped(ABOUT[name], width, None, " "), *wrapped(setting.why, width, DIM, " ")]

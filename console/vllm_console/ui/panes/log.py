@@ -12,7 +12,7 @@ from vllm_console.text import plain
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView, clickable, clickable_line, line
 from vllm_console.ui.theme import ACCENT, DIM, KEY
-from vllm_console.ui.widgets.draw import Frame, Part, rule
+from vllm_console.ui.widgets.draw import Part, TextFrame, rule
 from vllm_console.ui.widgets.placed_area import PlacedArea
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class LogPane(PlacedArea):
         self._title = LineView(id="log-title")
         self._none = LineView(id="log-none")
         self._edges = LineView(id="log-left"), LineView(id="log-right"), LineView(id="log-bottom")
-        self._frame = Frame()
+        self._frame = TextFrame()
         self._drawn: object = None
         """What the title and the edges were drawn for."""
         self._view: LogView | None = None

@@ -12,7 +12,7 @@ from textual.strip import Strip
 from vllm_console.fleet.probe import ORDERS, RequestsSeen
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.prefix_use import LengthClass, PrefixUse, StillCached
-from vllm_console.history.probe_records import FinishedRequest, Step
+from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.metrics.sample import Window
 from vllm_console.text import UNKNOWN, clock, count, percent, plain, round_duration, seconds
 from vllm_console.ui.keymap import key_of
@@ -123,7 +123,7 @@ def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> 
     return line(*parts[:-1], (str(parts[-1][0]).rstrip(" ·,"), DIM)).crop(0, width)
 
 
-def _running(last: Step, now: float) -> list[Part]:
+def _running(last: EngineStep, now: float) -> list[Part]:
     age = now - last.at
     parts: list[Part] = [count(last.running), (" running · ", DIM)]
     parts += [(count(last.waiting), WARN if last.waiting else None), (" waiting", DIM)]

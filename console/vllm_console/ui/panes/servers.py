@@ -22,7 +22,7 @@ from vllm_console.ui.panes.base import STALE_SECONDS, latencies_of, past_load, u
 from vllm_console.ui.panes.state import format_left
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, OK, SIMULATED, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, bar, fit, progress, rule
+from vllm_console.ui.widgets.draw import Part, bar, fit, progress_line, rule
 from vllm_console.ui.widgets.framed import FramedView
 
 STATE_STYLE = {
@@ -56,7 +56,7 @@ SortKey = str | float | None
 """What a column is sorted by; None is unknown, and comes last."""
 
 
-class Column(msgspec.Struct, frozen=True):
+class ServerColumn(msgspec.Struct, frozen=True):
     """A column: heading, width in cells, alignment, the cell of a server at a moment, and what it is sorted by.
 
     A metric column stands empty for a server that has none to show, and its text runs on over it. Where not all fit,
@@ -114,7 +114,7 @@ TEXTS = ("NAME", "MODEL", "PRESET", "OWNER", "HOST", "STATE", "GPU", "PORT", "EN
 """Columns that are sorted upwards first."""
 
 
-def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] = ()) -> list[Column]:
+def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] = ()) -> list[ServerColumn]:
     """The columns to choose from on a screen of this width: those of ``chosen`` (names of `COLUMNS`) in that order.
 
     Without a choice they are all, OWNER where somebody else's server is listed, HOST where one runs elsewhere, MODEL
@@ -128,34 +128,35 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
     elsewhere = any(server.where for server in servers)  # figures before what is of one machine
     owner_rank, gpu_rank, port_rank = (9, 9, 9) if elsewhere else (2, 1, 2)
     columns = [
-        Column("NAME", min(names, 20 if width < 140 else 32), "<", _name_cell, lambda s: s.name.casefold(), 0, False),
-        Column("MODEL", min(models, 20 if width < 160 else 28), "<", lambda s, _now, _width: (_model(s), DIM),
+        ServerColumn("NAME", min(names, 20 if width < 140 else 32), "<", _name_cell, lambda s: s.name.casefold(), 0,
+                     False),
+        ServerColumn("MODEL", min(models, 20 if width < 160 else 28), "<", lambda s, _now, _width: (_model(s), DIM),
                lambda s: _model(s).casefold() if s.model else None, 9, False),
-        Column("PRESET", min(presets, 10 if width < 100 else 16), "<", _preset_cell,
+        ServerColumn("PRESET", min(presets, 10 if width < 100 else 16), "<", _preset_cell,
                lambda s: _preset(s).casefold() if s.preset else None, 10, False),
-        Column("OWNER", min(owners, 10), "<", lambda s, _now, _width: (_owner(s), STRONG if s.owner else None),
+        ServerColumn("OWNER", min(owners, 10), "<", lambda s, _now, _width: (_owner(s), STRONG if s.owner else None),
                lambda s: _owner(s).casefold(), owner_rank, False),
-        Column("HOST", min(hosts, 12 if width < 140 else 24), "<",
+        ServerColumn("HOST", min(hosts, 12 if width < 140 else 24), "<",
                lambda s, _now, _width: (plain(s.where) or "here", STRONG if s.where else DIM),
                lambda s: s.where, 2, False),
-        Column("STATE", 13, "<", _state_cell, lambda s: str(s.state), 0, False),
-        Column("GPU", 4, "<", _gpu_cell, lambda s: s.gpus[0] if s.gpus else None, gpu_rank, False),
-        Column("PORT", 6 if any(server.exposed for server in servers) else 5, "<", _port_cell,
+        ServerColumn("STATE", 13, "<", _state_cell, lambda s: str(s.state), 0, False),
+        ServerColumn("GPU", 4, "<", _gpu_cell, lambda s: s.gpus[0] if s.gpus else None, gpu_rank, False),
+        ServerColumn("PORT", 6 if any(server.exposed for server in servers) else 5, "<", _port_cell,
                lambda s: s.port or None, port_rank, False),
-        Column("KV CACHE", 13 if width < 160 else 24, "<", _kv_cell, _by("kv_cache_usage"), 3),
-        Column("RUN", 4, ">", lambda s, _now, _width: (count(_value(s, "requests_running")), None),
+        ServerColumn("KV CACHE", 13 if width < 160 else 24, "<", _kv_cell, _by("kv_cache_usage"), 3),
+        ServerColumn("RUN", 4, ">", lambda s, _now, _width: (count(_value(s, "requests_running")), None),
                _by("requests_running"), 4),
-        Column("WAIT", 5, ">", _waiting_cell, _by("requests_waiting"), 5),
-        Column("PREEMPT/min", 11, ">", _preemption_cell, _by("preemptions_per_minute"), 6),
-        Column("TTFT p99", 8, ">", lambda s, _now, _width: _latency_cell(s, "ttft"), _by_latency("ttft"), 7),
-        Column("ITL p99", 8, ">", lambda s, _now, _width: _latency_cell(s, "itl"), _by_latency("itl"), 8),
-        Column("TOK/S", 7, ">", lambda s, _now, _width: (count(_value(s, "generation_tokens_per_second")), None),
+        ServerColumn("WAIT", 5, ">", _waiting_cell, _by("requests_waiting"), 5),
+        ServerColumn("PREEMPT/min", 11, ">", _preemption_cell, _by("preemptions_per_minute"), 6),
+        ServerColumn("TTFT p99", 8, ">", lambda s, _now, _width: _latency_cell(s, "ttft"), _by_latency("ttft"), 7),
+        ServerColumn("ITL p99", 8, ">", lambda s, _now, _width: _latency_cell(s, "itl"), _by_latency("itl"), 8),
+        ServerColumn("TOK/S", 7, ">", lambda s, _now, _width: (count(_value(s, "generation_tokens_per_second")), None),
                _by("generation_tokens_per_second"), 11),
-        Column("REQ/S", 6, ">", lambda s, _now, _width: (amount(_value(s, "requests_per_second")), None),
+        ServerColumn("REQ/S", 6, ">", lambda s, _now, _width: (amount(_value(s, "requests_per_second")), None),
                _by("requests_per_second"), 12),
-        Column("HIT", 5, ">", lambda s, _now, _width: (percent(_value(s, "prefix_hit_rate")), None),
+        ServerColumn("HIT", 5, ">", lambda s, _now, _width: (percent(_value(s, "prefix_hit_rate")), None),
                _by("prefix_hit_rate"), 13),
-        Column("ENGINE", 17, "<", lambda s, _now, _width: (s.engine.label if s.engine else UNKNOWN, DIM),
+        ServerColumn("ENGINE", 17, "<", lambda s, _now, _width: (s.engine.label if s.engine else UNKNOWN, DIM),
                lambda s: s.engine.label if s.engine else None, 14, False),
     ]  # fmt: skip
     if chosen:  # what the user names first is kept longest
@@ -168,7 +169,7 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
     return [column for column in columns if column.title not in absent]
 
 
-def columns_for(servers: Sequence[ServerView], width: int, chosen: Sequence[str] = ()) -> list[Column]:
+def columns_for(servers: Sequence[ServerView], width: int, chosen: Sequence[str] = ()) -> list[ServerColumn]:
     """The columns that fit into ``width`` cells, in their order; the least important are left out."""
     columns = columns_of(servers, width, chosen)
     used, fitting, full = 2, set(), False
@@ -194,7 +195,7 @@ def _by_latency(latency: str) -> Callable[[ServerView], SortKey]:
     return key
 
 
-def heading(columns: Sequence[Column], order: Order = Order()) -> Strip:  # noqa: B008 - immutable
+def column_titles(columns: Sequence[ServerColumn], order: Order = Order()) -> Strip:  # noqa: B008 - immutable
     """The line of column titles, with an arrow at the one that is sorted by; a click on a title sorts by it."""
     parts: list[Part] = ["  "]
     for column in columns:
@@ -210,7 +211,7 @@ def heading(columns: Sequence[Column], order: Order = Order()) -> Strip:  # noqa
 
 def row(
     server: ServerView,
-    columns: Sequence[Column],
+    columns: Sequence[ServerColumn],
     now: float,
     width: int,
     selected: bool,
@@ -251,7 +252,7 @@ def row(
     return line(*parts)
 
 
-def _status_room(columns: Sequence[Column], width: int) -> dict[int, int]:
+def _status_room(columns: Sequence[ServerColumn], width: int) -> dict[int, int]:
     """By the index of the first of each run of metric columns, the cells of that run; the first takes what is left.
 
     So a status stands in the first run, and what follows stays below its heading.
@@ -334,7 +335,7 @@ def starting_text(server: ServerView, now: float, width: int) -> str:
     if stage is None:
         return server.reason or "waiting for its first log line"
     share = stage.share
-    drawn = f" {progress(share, 8 if width < 100 else 16)}" if share is not None else ""
+    drawn = f" {progress_line(share, 8 if width < 100 else 16)}" if share is not None else ""
     running = duration(stage.seconds if stage.seconds is not None else now - stage.started_at)
     done = server.startup.progress if server.startup is not None else None
     left = f" · {format_left(done)}" if done is not None and done.seconds_left is not None and width >= 100 else ""
@@ -449,7 +450,7 @@ def _with_mark(text: str, missed: bool) -> Cell:
     return (f"{text} !", BAD) if missed and text != UNKNOWN else (f"{text}  ", None)
 
 
-def counted(servers: Sequence[ServerView]) -> str:
+def state_counts(servers: Sequence[ServerView]) -> str:
     """How many servers are in each state: ``2 ready · 1 starting``."""
     listed = [server for server in servers if not server.replayed]
     here = [server for server in listed if server.attached is None]
@@ -526,10 +527,10 @@ class ServersTable(FramedView):
         hidden = len(servers) - len(self._shown)
         more = f"{hidden} more ↑↓" if hidden else ""
         marks = f"{len(state.marked)} marked" if state.marked else ""
-        right = " · ".join(filter(None, (marks, ("now: " if state.past else "") + counted(servers), more)))
+        right = " · ".join(filter(None, (marks, ("now: " if state.past else "") + state_counts(servers), more)))
         if cell_len(right) + cell_len(state.title) > width - 12:
             right = marks or more or f"{len(servers)} total"
-        lines = [rule(state.title, width, (right,) if right else ()), heading(columns, state.order)]
+        lines = [rule(state.title, width, (right,) if right else ()), column_titles(columns, state.order)]
         lines += [
             row(server, columns, now, width, server.name == state.selected, server.name in state.marked, state.past)
             for server in self._shown

@@ -14,7 +14,7 @@ from vllm_console.ui.findings import findings_of, fix_text
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, OK, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, fit, progress, rule
+from vllm_console.ui.widgets.draw import Part, fit, progress_line, rule
 
 if TYPE_CHECKING:
     from vllm_console.logs.startup import Progress, Startup
@@ -84,7 +84,7 @@ def progress_lines(startup: Startup | None, width: int) -> list[Strip]:
         done = startup.progress
         text = f"  {done.share:4.0%}  {format_left(done)} (last start took {took(done.usual)})"
         room = max(6, min(40, width - 4 - len(text)))
-        lines.append(line("   ", (progress(done.share, room), ACCENT), fit(text, width - room - 3).rstrip()))
+        lines.append(line("   ", (progress_line(done.share, room), ACCENT), fit(text, width - room - 3).rstrip()))
     else:
         lines.append(line((fit("   No estimate: first start of this model here", width).rstrip(), DIM)))
     if startup.quiet_seconds is not None:
@@ -140,7 +140,7 @@ def stage_lines(stages: Sequence[Stage], now: float, width: int) -> list[Strip]:
         if room < 6:
             drawn = ""
         elif running and share is not None:
-            drawn = progress(share, room)
+            drawn = progress_line(share, room)
         else:
             drawn = fit("█" * max(1, round(seconds / longest * room)), room)
         lines.append(

@@ -119,9 +119,9 @@ class ChangeReport:
         if not worth_reporting(found):
             report.done = True
             return
-        from vllm_console.runs.compare import Verdict
+        from vllm_console.runs.compare import ComparisonVerdict
 
         report.found = found
-        if found.verdict is not Verdict.TOO_LITTLE and report.judged_at is None:
+        if found.verdict is not ComparisonVerdict.TOO_LITTLE and report.judged_at is None:
             report.judged_at = report.requested_at
         self._changed()

@@ -23,7 +23,7 @@ from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise_setting, parse_value
 from vllm_launchers.vllm.flags.check_value import expected, problem
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
-from vllm_launchers.vllm.flags.search import closest, resolve, search
+from vllm_launchers.vllm.flags.search import closest, resolve_flag_name, search
 from vllm_launchers.vllm.removed_flags import REMOVED_FLAGS
 
 _NUMBERS = (ValueKind.INT, ValueKind.FLOAT, ValueKind.HUMAN_INT)
@@ -45,7 +45,7 @@ class FlagFacts(msgspec.Struct, frozen=True):
     deprecated: str = ""
 
 
-class FlagBook:
+class FlagCatalog:
     """Looks flags up in ``table``, those of one vLLM; without one only the common flags are known."""
 
     def __init__(self, table: FlagTable | None = None) -> None:
@@ -98,7 +98,7 @@ class FlagBook:
         head = name.partition(".")[0]
         if self.table is None:
             return name_warning(name)
-        if resolve(self.table, head)[0] is not None:
+        if resolve_flag_name(self.table, head)[0] is not None:
             return ""
         if (removed := REMOVED_FLAGS.get(head)) is not None:
             return f"vLLM {plain(self.table.version or '')} has no flag --{head} any more: {removed.instead}"
@@ -129,7 +129,7 @@ class FlagBook:
             return name
         if refused := self.unknown(name):
             raise FlagError(refused)
-        meant, _ = resolve(self.table, name)
+        meant, _ = resolve_flag_name(self.table, name)
         return meant.name if meant is not None and meant.name.startswith(name) else name
 
     def next_value(self, name: str, value: FlagValue | None) -> FlagValue | None:

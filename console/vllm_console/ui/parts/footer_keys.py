@@ -15,7 +15,7 @@ from vllm_console.ui.widgets.draw import KeyHint
 from vllm_launchers.plan.flags import SLEEP_MODE
 
 
-class Situation(msgspec.Struct, frozen=True):
+class FooterContext(msgspec.Struct, frozen=True):
     """What keys would act on: the server under the cursor, whether changes are staged for it, how many are marked."""
 
     server: ServerView | None = None
@@ -30,7 +30,7 @@ class Situation(msgspec.Struct, frozen=True):
     """Whether there is no server at all."""
 
 
-def _with_server(applies: Callable[[ServerView], bool]) -> Callable[[Situation], bool]:
+def _with_server(applies: Callable[[ServerView], bool]) -> Callable[[FooterContext], bool]:
     return lambda now: now.server is not None and applies(now.server)
 
 
@@ -43,7 +43,7 @@ def _has_findings(server: ServerView) -> bool:
     return any(found.severity is not Severity.GOOD for found in findings_of(server))
 
 
-_APPLIES: Mapping[str, Callable[[Situation], bool]] = {
+_APPLIES: Mapping[str, Callable[[FooterContext], bool]] = {
     "stage_fix": _with_server(_has_fix),
     "findings": _with_server(_has_findings),
     "open_log": _with_server(lambda server: bool(server.log_path)),
@@ -87,13 +87,13 @@ _PAST = (
 )  # fmt: skip
 
 
-def footer_hints(now: Situation) -> list[KeyHint]:
+def footer_hints(now: FooterContext) -> list[KeyHint]:
     """The keys that apply, with what a click on each does."""
     found = [action for action in applying(now) if action.footer]
     return [(key_of(action.id), _label(action, now), f"screen.{action.call}") for action in found]
 
 
-def applying(now: Situation) -> list[Action]:
+def applying(now: FooterContext) -> list[Action]:
     """What can be done with the selection, most important first."""
     known: dict[str, Action] = {action.id: action for action in scoped("operations", now.read_only)}
     wanted = dict.fromkeys(_wanted(now))
@@ -105,7 +105,7 @@ def tail_hints() -> list[KeyHint]:
     return [(key_of(action.id), action.short, f"app.{action.call}") for action in scoped("app") if action.footer]
 
 
-def _wanted(now: Situation) -> Sequence[str]:
+def _wanted(now: FooterContext) -> Sequence[str]:
     if now.past:
         return _PAST
     if now.marked:
@@ -123,11 +123,11 @@ def _wanted(now: Situation) -> Sequence[str]:
     return (*_BY_STATE.get(now.server.state, _RUNNING), *_ALWAYS)
 
 
-def _always(_now: Situation) -> bool:
+def _always(_now: FooterContext) -> bool:
     return True
 
 
-def _label(action: Action, now: Situation) -> str:
+def _label(action: Action, now: FooterContext) -> str:
     """What an action does to this selection, in a word."""
     if action.id == "restart" and not now.marked and now.server is not None and not now.server.state.alive:
         return "start"

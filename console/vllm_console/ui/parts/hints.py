@@ -17,7 +17,7 @@ from vllm_console.ui.theme import ACCENT, KEY
 from vllm_console.ui.widgets.draw import fit
 
 
-class Step(NamedTuple):
+class HintStep(NamedTuple):
     """A step: the action that follows it, and its text; ``{key}`` and ``{name}`` are filled in."""
 
     action: str
@@ -25,10 +25,10 @@ class Step(NamedTuple):
 
 
 STEPS = (
-    Step("findings", "{key} shows the findings of {name}: figures, cause, fixes"),
-    Step("stage_fix", "{key} stages the best fix; its trade-off is shown"),
-    Step("restart", "{key}, then y, restarts {name} with the change"),
-    Step("compare", "{key} compares the runs"),
+    HintStep("findings", "{key} shows the findings of {name}: figures, cause, fixes"),
+    HintStep("stage_fix", "{key} stages the best fix; its trade-off is shown"),
+    HintStep("restart", "{key}, then y, restarts {name} with the change"),
+    HintStep("compare", "{key} compares the runs"),
 )
 _STAGE, _RESTART = 1, 2
 """The steps of which the first is to be taken again where the change was dropped before the second."""
@@ -40,7 +40,7 @@ def _troubled(server: ServerView | None) -> bool:
     return server is not None and any(found.severity is not Severity.GOOD for found in findings_of(server))
 
 
-class Hints:
+class DemoHints:
     """Which hint is shown. ``ended`` is called once they were followed to the end or hidden."""
 
     def __init__(self, shown: bool, ended: Callable[[], None]) -> None:

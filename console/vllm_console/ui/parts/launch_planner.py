@@ -12,12 +12,12 @@ from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError
-from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.parts.flag_book import FlagCatalog
 from vllm_console.ui.parts.launch_draft import LaunchDraft
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_launchers.plan.findings import Finding
+from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.verdict import Answer, Verdict, with_verdict
+from vllm_launchers.plan.verdict import EngineAnswer, EngineVerdict, with_verdict
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ REDRAW_SECONDS = 1.0
 """How often the memory of that process is shown anew."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class PlanOutcome(msgspec.Struct, frozen=True):
     """The result of planning: a plan, or a sentence that says why there is none; neither while it is planned."""
 
     plan: Plan | None = None
     error: str = ""
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[PlanFinding, ...]:
         """Problems of the plan, the worst first."""
         return self.plan.findings if self.plan is not None else ()
 
@@ -63,10 +63,10 @@ class LaunchPlanner:
         self._screen, self._fleet = screen, fleet
         self._invalidated, self._planned, self._redraw = invalidated, planned, redraw
         self.draft: LaunchDraft | None = None
-        self.outcome = Outcome()
+        self.outcome = PlanOutcome()
         self.fresh = False
         """Whether the outcome is that of the present draft."""
-        self.book = FlagBook()
+        self.book = FlagCatalog()
         self._timer: Timer | None = None
         self._asked: Hashable = None
         """The start that is prepared, or is about to be; None: nothing."""
@@ -101,13 +101,13 @@ class LaunchPlanner:
         try:
             call = partial(self._ask, request, self.book.table, self.outcome.plan)
             plan, table, name = await answer_for(self._screen, call, "plan")
-            self.outcome = Outcome(self.draft.planned(plan, name))
+            self.outcome = PlanOutcome(self.draft.planned(plan, name))
             if table is not self.book.table:
-                self.book = FlagBook(table)
+                self.book = FlagCatalog(table)
         except FleetError as error:
-            self.outcome = Outcome(error=self.draft.refused(error))
+            self.outcome = PlanOutcome(error=self.draft.refused(error))
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
-            self.outcome = Outcome(error=f"planning failed: {error}")
+            self.outcome = PlanOutcome(error=f"planning failed: {error}")
         self.fresh = True
         self._judge_soon(request)
         self._planned()
@@ -153,7 +153,7 @@ class LaunchPlanner:
         plan = self.outcome.plan
         wanted = None
         if plan is not None and self._fleet.judge_launches:
-            useless = plan.verdict is not None and plan.verdict.answer is not Answer.ACCEPTED
+            useless = plan.verdict is not None and plan.verdict.answer is not EngineAnswer.ACCEPTED
             wanted = _start_of(plan, request.name) if not useless else None
         if wanted is not None and wanted == self._asked:
             return
@@ -173,15 +173,15 @@ class LaunchPlanner:
             same = judged is not None and _start_of(judged, request.name) == asked
             verdict = judged.verdict if judged is not None and same else None
         except FleetError as error:
-            verdict = Verdict(Answer.UNKNOWN, str(error).partition("\n")[0])
+            verdict = EngineVerdict(EngineAnswer.UNKNOWN, str(error).partition("\n")[0])
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
-            verdict = Verdict(Answer.UNKNOWN, f"unexpected error: {error}")
+            verdict = EngineVerdict(EngineAnswer.UNKNOWN, f"unexpected error: {error}")
         if self._asked != asked:
             return  # another question came first
-        if verdict is None or verdict.answer is not Answer.ACCEPTED:
+        if verdict is None or verdict.answer is not EngineAnswer.ACCEPTED:
             self.stop_judging()
         if verdict is not None and self.outcome.plan is not None:
-            self.outcome = Outcome(with_verdict(self.outcome.plan, verdict))
+            self.outcome = PlanOutcome(with_verdict(self.outcome.plan, verdict))
         self._redraw()
 
 

@@ -16,7 +16,7 @@ from textual.dom import DOMNode
 from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_launchers.plan.model import Fit, fit_of
+from vllm_launchers.plan.model import MemoryFit, fit_of
 from vllm_launchers.vllm.model_folder import HUB_ID
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ModelPicker:
         """Models that what is typed is found in."""
         self.picked = TYPED
         """Index of the match that enter takes, or `TYPED`."""
-        self.fits: dict[str, Fit] = {}
+        self.fits: dict[str, MemoryFit] = {}
         """The verdicts of plans so far, by model."""
         self._request: LaunchRequest | None = None
         self._unchanged = self._text = ""
@@ -119,7 +119,7 @@ class ModelPicker:
             try:
                 self.fits[one.model] = await answer_for(self._screen, partial(self._plan, one.model), "fit")
             except Exception as error:  # noqa: BLE001 - the thread's boundary: shown beside the model
-                self.fits[one.model] = Fit(error=f"no plan: {error}")
+                self.fits[one.model] = MemoryFit(error=f"no plan: {error}")
             self._redraw()
 
     def _next(self) -> LocalModel | None:
@@ -127,9 +127,9 @@ class ModelPicker:
         known = [one for one in (*self.matches, *(self._models or ())) if one.facts is not None]
         return next((one for one in known if one.model not in self.fits), None)
 
-    def _plan(self, model: str) -> Fit:
+    def _plan(self, model: str) -> MemoryFit:
         assert self._request is not None
         try:
             return fit_of(self._fleet.plan(replace(self._request, model=model)))
         except FleetError as error:
-            return Fit(error=str(error).partition("\n")[0])
+            return MemoryFit(error=str(error).partition("\n")[0])

@@ -49,7 +49,7 @@ class PaneLayout(StrEnum):
     TALL = "tall"
 
 
-class Shown(msgspec.Struct, frozen=True):
+class LayoutInputs(msgspec.Struct, frozen=True):
     """What there is to lay out: a server or none, whether it is measured, and how many rows its GPUs would fill."""
 
     server: bool
@@ -78,7 +78,7 @@ def best_layout(screen: Size) -> PaneLayout:
     return PaneLayout.TALL if screen.height >= TALL_HEIGHT else PaneLayout.FOCUS
 
 
-def arrange(layout: PaneLayout, large: str, area: Size, shown: Shown) -> Arrangement:
+def arrange(layout: PaneLayout, large: str, area: Size, shown: LayoutInputs) -> Arrangement:
     """The arrangement of an area of panes. ``large`` is the pane that the user zoomed, empty if none."""
     whole = Region(0, 0, area.width, max(0, area.height))
     if large in (LOG, GPUS) and not (shown.measured and shown.server):
@@ -108,7 +108,7 @@ def _focus(area: Region, large: str) -> Arrangement:
     return Arrangement(PaneLayout.FOCUS, regions, large)
 
 
-def _overview(area: Region, shown: Shown) -> dict[str, Region]:
+def _overview(area: Region, shown: LayoutInputs) -> dict[str, Region]:
     """Three panes above, requests and the log below, GPUs between where there is room; else as many as fit."""
     if area.width >= 3 * COLUMN + 2 and area.height >= 2 * SMALLEST_PANE:
         gpus = min(shown.gpu_rows, area.height // 3) if area.height >= GPU_ROWS else 0
@@ -124,7 +124,7 @@ def _overview(area: Region, shown: Shown) -> dict[str, Region]:
     return dict(zip(PANES, [region for row in rows for region in _columns(row, columns)], strict=False))
 
 
-def _tall(area: Region, shown: Shown) -> dict[str, Region]:
+def _tall(area: Region, shown: LayoutInputs) -> dict[str, Region]:
     """Panes in pairs, then the log and the GPUs over the whole width."""
     if area.height < 3 * SMALLEST_PANE:
         return _overview(area, shown)
@@ -151,7 +151,7 @@ def _state(area: Region) -> dict[str, Region]:
     return {STATE: area}
 
 
-def _welcome(area: Region, shown: Shown) -> dict[str, Region]:
+def _welcome(area: Region, shown: LayoutInputs) -> dict[str, Region]:
     gpus = min(shown.gpu_rows, area.height // 2)
     upper, lower = _rows(area, (area.height - gpus, gpus))
     return {WELCOME: upper} | ({GPUS: lower} if gpus else {})
@@ -181,7 +181,7 @@ class PaneChoice:
         self.zoomed = ""
         """The pane that is large in place of the layout; empty if none."""
 
-    def arrangement(self, screen: Size, area: Size, shown: Shown) -> Arrangement:
+    def arrangement(self, screen: Size, area: Size, shown: LayoutInputs) -> Arrangement:
         """Where everything is on a screen of this size."""
         return arrange(self.on(screen), self.zoomed, area, shown)
 

@@ -22,7 +22,7 @@ class ServerEvent(msgspec.Struct, frozen=True):
     aloud: bool = False
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SeenServer(msgspec.Struct, frozen=True):
     """What a snapshot showed of a server: its state, its problems by code, its last restart and any rollback."""
 
     state: State
@@ -32,14 +32,15 @@ class Seen(msgspec.Struct, frozen=True):
     rollback: str = ""
 
 
-def seen_of(servers: Sequence[ServerView]) -> dict[str, Seen]:
+def seen_of(servers: Sequence[ServerView]) -> dict[str, SeenServer]:
     """What the next snapshot is compared with."""
     return {
-        server.name: Seen(server.state, _problems(server), _restart_of(server), server.rollback) for server in servers
+        server.name: SeenServer(server.state, _problems(server), _restart_of(server), server.rollback)
+        for server in servers
     }
 
 
-def events_between(before: Mapping[str, Seen], servers: Sequence[ServerView]) -> list[ServerEvent]:
+def events_between(before: Mapping[str, SeenServer], servers: Sequence[ServerView]) -> list[ServerEvent]:
     """What happened since ``before``; nothing for a server that was not there then."""
     events: list[ServerEvent] = _machine_events(before, servers)
     for server in servers:
@@ -62,7 +63,7 @@ def events_between(before: Mapping[str, Seen], servers: Sequence[ServerView]) ->
     return events
 
 
-def _machine_events(before: Mapping[str, Seen], servers: Sequence[ServerView]) -> list[ServerEvent]:
+def _machine_events(before: Mapping[str, SeenServer], servers: Sequence[ServerView]) -> list[ServerEvent]:
     """Machines whose connection was lost: one row stands for their servers; and those that are back."""
     events = []
     for server in servers:
@@ -80,7 +81,7 @@ def _restart_of(server: ServerView) -> tuple[float, str] | None:
     return (server.restart.asked_at, str(server.restart.step)) if server.restart is not None else None
 
 
-def _restart_event(server: ServerView, then: Seen) -> ServerEvent | None:
+def _restart_event(server: ServerView, then: SeenServer) -> ServerEvent | None:
     """A restart that did not happen as requested, or was undone."""
     name, restart = server.name, server.restart
     if server.rollback and server.rollback != then.rollback:

@@ -14,17 +14,17 @@ from vllm_console.fleet.snapshot import Changes, FleetSnapshot, Preset, ServerVi
 from vllm_console.fleet.verbs import DRAIN_SECONDS, FleetError, NoPlaceError, UnfitError
 from vllm_console.text import plain, took
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.bars import flag_text
+from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.panes.finding import draining
 from vllm_console.ui.parts.staged_prediction import Predictions
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of, combined_warning
-from vllm_console.ui.parts.verdict import Verdicts
-from vllm_console.ui.screens.dialogs import Answer, Choose, Confirm
+from vllm_console.ui.parts.verdict import PlanVerdicts
+from vllm_console.ui.screens.dialogs import Choose, Confirm, DialogAnswer
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.widgets.draw import Part
 from vllm_launchers.launch.errors import node_alone
 from vllm_launchers.launch.request import RestartOptions
-from vllm_launchers.plan.findings import Finding
+from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.flags import SLEEP_MODE
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Verb(StrEnum):
+class RunningVerb(StrEnum):
     """What is being done to a server, for ``is being …``."""
 
     RESTART = "restarted"
@@ -46,7 +46,7 @@ class Verb(StrEnum):
 
 
 class _InProgress(msgspec.Struct):
-    verb: Verb
+    verb: RunningVerb
     before: tuple[int, State, float]
     earlier_restart: float | None = None
     """When the last restart before this was requested that did not happen."""
@@ -62,7 +62,7 @@ class VerbsInProgress:
     def __init__(self) -> None:
         self._by_server: dict[str, _InProgress] = {}
 
-    def begin(self, server: ServerView, verb: Verb) -> None:
+    def begin(self, server: ServerView, verb: RunningVerb) -> None:
         """A verb was requested for the server as it was shown."""
         earlier = server.restart.asked_at if server.restart is not None else None
         self._by_server[server.name] = _InProgress(verb, _identity(server), earlier)
@@ -76,7 +76,7 @@ class VerbsInProgress:
         """The verb was refused, or the server is another one now."""
         self._by_server.pop(name, None)
 
-    def on(self, server: ServerView, *, to_stop: bool = False) -> Verb | None:
+    def on(self, server: ServerView, *, to_stop: bool = False) -> RunningVerb | None:
         """What is in progress on a server. ``to_stop``: a restart that is still stopping may become a plain stop."""
         found = self._by_server.get(server.name)
         if found is None or (to_stop and _stopping_to_start(found, server)):
@@ -106,7 +106,7 @@ def _abandoned(found: _InProgress, server: ServerView) -> bool:
 
 def _stopping_to_start(found: _InProgress, server: ServerView) -> bool:
     """Whether the old generation is stopping, or about to, so that the new one can start."""
-    starts = found.verb in (Verb.RESTART, Verb.SWITCH)
+    starts = found.verb in (RunningVerb.RESTART, RunningVerb.SWITCH)
     preparing = server.restart is not None and server.restart.under_way
     stopping = server.state is State.STOPPING or preparing
     return starts and found.accepted and stopping and server.generation == found.before[0]
@@ -134,7 +134,7 @@ class RollingUpdates:
         staged = self._staging.of(server.name)
         details = ["Starts it again on another port, on GPUs with room. It keeps serving until you stop it."]
         details += [
-            f"--{step.flag}  {flag_text(server.flags.get(step.flag))} → {flag_text(step.value)}" for step in staged
+            f"--{step.flag}  {shown_value(server.flags.get(step.flag))} → {shown_value(step.value)}" for step in staged
         ] or ["No flag changes."]
         self._verbs.ask(
             f"Start a second {server.name} next to it?", details, "start", lambda: self._start(server, staged)
@@ -199,7 +199,7 @@ class ServerVerbs:
         self,
         console: ConsoleApp,
         staging: Staging,
-        verdicts: Verdicts,
+        verdicts: PlanVerdicts,
         predictions: Predictions,
         forget: Callable[[str], None],
     ) -> None:
@@ -265,7 +265,7 @@ class ServerVerbs:
             self._restart(server, staged)
             return
         details += [
-            f"--{step.flag}  {flag_text(server.flags.get(step.flag))} → {flag_text(step.value)}" for step in staged
+            f"--{step.flag}  {shown_value(server.flags.get(step.flag))} → {shown_value(step.value)}" for step in staged
         ] or ["No flag changes."]
         details += [*filter(None, [combined_warning(server, staged), _downtime(server)]), *_exposure(server)]
         again = partial(self._restart, server, staged)
@@ -306,7 +306,7 @@ class ServerVerbs:
 
         self._run(
             server,
-            Verb.RESTART,
+            RunningVerb.RESTART,
             f"Restarting {name}…",
             restart,
             done,
@@ -343,7 +343,9 @@ class ServerVerbs:
 
     def _stop(self, server: ServerView) -> None:
         fleet, name = self._console.fleet, server.name
-        self._run(server, Verb.STOP, f"Stopping {name}…", lambda: fleet.stop(name), lambda _: f"{name} is stopping.")
+        self._run(
+            server, RunningVerb.STOP, f"Stopping {name}…", lambda: fleet.stop(name), lambda _: f"{name} is stopping."
+        )
 
     # -- several servers -------------------------------------------------------------------------------------------
 
@@ -393,7 +395,7 @@ class ServerVerbs:
     def _staged_note(self, server: ServerView) -> str:
         """What is staged for a server, in one line."""
         return ", ".join(
-            f"--{step.flag} {flag_text(server.flags.get(step.flag))} → {flag_text(step.value)}"
+            f"--{step.flag} {shown_value(server.flags.get(step.flag))} → {shown_value(step.value)}"
             for step in self._staging.of(server.name)
         )
 
@@ -412,11 +414,11 @@ class ServerVerbs:
             return f"{name} is removed" + (f"; {key_of('replay')} replays its runs." if kept else ".")
 
         def remove(*, purge: bool) -> None:
-            self._run(server, Verb.REMOVE, f"Removing {name}…", lambda: fleet.forget(name, purge=purge), gone)
+            self._run(server, RunningVerb.REMOVE, f"Removing {name}…", lambda: fleet.forget(name, purge=purge), gone)
 
         details = ["Its record and log are deleted from disk. Its history is kept for 30 days, so that its runs can be "
                    "replayed. A purge deletes the history, too."]  # fmt: skip
-        purge = Answer("p", "purge", lambda: remove(purge=True))
+        purge = DialogAnswer("p", "purge", lambda: remove(purge=True))
         self.ask(f"Remove {name}?", details, "remove", lambda: remove(purge=False), other=purge)
 
     def switch(self, selected: ServerView | None) -> None:
@@ -468,7 +470,7 @@ class ServerVerbs:
 
         self._run(
             server,
-            Verb.SWITCH,
+            RunningVerb.SWITCH,
             f"Switching {name} to {preset}…",
             lambda: fleet.switch(name, preset, RestartOptions(force=force)),
             done,
@@ -510,7 +512,11 @@ class ServerVerbs:
         fleet, name, notes = self._console.fleet, server.name, list[str]()
         doing = f"{name} goes to sleep once its requests have ended; {key_of('clear')} cancels it."
         self._run(
-            server, Verb.SLEEP, doing, lambda: fleet.sleep(name, say=notes.append), lambda _: f"{name} is asleep."
+            server,
+            RunningVerb.SLEEP,
+            doing,
+            lambda: fleet.sleep(name, say=notes.append),
+            lambda _: f"{name} is asleep.",
         )
 
     def _wake(self, server: ServerView) -> None:
@@ -520,7 +526,7 @@ class ServerVerbs:
             doubts = [note.partition(": ")[2] for note in notes if "not confirmed" in note]
             return "; ".join([f"{name} is awake" + ("" if doubts else " and answers as before"), *doubts]) + "."
 
-        self._run(server, Verb.WAKE, f"Waking up {name}…", lambda: fleet.wake(name, say=notes.append), done)
+        self._run(server, RunningVerb.WAKE, f"Waking up {name}…", lambda: fleet.wake(name, say=notes.append), done)
 
     def toggle_load(self, selected: ServerView | None) -> None:
         """Send the preset's workload, or stop it."""
@@ -563,7 +569,7 @@ class ServerVerbs:
     def _run(
         self,
         server: ServerView,
-        verb: Verb,
+        verb: RunningVerb,
         doing: str,
         call: Callable[[], T],
         done: Callable[[T], str],
@@ -614,7 +620,7 @@ class ServerVerbs:
         note: Part = "",
         *,
         late: bool = False,
-        other: Answer | None = None,
+        other: DialogAnswer | None = None,
     ) -> Confirm:
         """Ask a question; ``then`` is called after a yes. ``late``: it comes unasked, so that enter does not answer."""
 
@@ -700,12 +706,12 @@ def refusal_rows(error: FleetError, fix: str) -> list[str]:
     return [text.removesuffix(".") + "."]
 
 
-def _finding(finding: Finding, fix: str) -> str:
+def _finding(finding: PlanFinding, fix: str) -> str:
     message = plain(finding.message).removesuffix(".")
     return f"{message}. {_fix(finding.fix)} ({fix})." if finding.fix is not None else f"{message}."
 
 
 def _fix(fix: Changes) -> str:
     """``Fix: --max-model-len 8192, no --swap-space``."""
-    words = [f"--{plain(name)} {flag_text(value)}" for name, value in fix.set.items()]
+    words = [f"--{plain(name)} {shown_value(value)}" for name, value in fix.set.items()]
     return "Fix: " + ", ".join([*words, *(f"no --{plain(name)}" for name in fix.unset)])

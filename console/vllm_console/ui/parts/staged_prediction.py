@@ -17,7 +17,7 @@ from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import count, plain, seconds
 from vllm_console.ui.findings import findings_of, steps_of
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of
-from vllm_console.ui.parts.verdict import CHECKING, Verdicts
+from vllm_console.ui.parts.verdict import CHECKING, PlanVerdicts
 from vllm_console.ui.theme import ACCENT, DIM
 from vllm_console.ui.threads import begin_worker, in_thread
 from vllm_console.ui.widgets.draw import Part
@@ -68,7 +68,9 @@ class Predictions:
     One at a time; ``changed`` is called with each answer.
     """
 
-    def __init__(self, console: ConsoleApp, staging: Staging, verdicts: Verdicts, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, console: ConsoleApp, staging: Staging, verdicts: PlanVerdicts, changed: Callable[[], None]
+    ) -> None:
         self._console, self._staging, self._verdicts, self._changed = console, staging, verdicts, changed
         self._answers: dict[_Key, _Answer] = {}
         self._wanted: _Key | None = None

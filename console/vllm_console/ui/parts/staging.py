@@ -23,7 +23,7 @@ FALLBACK_CONTEXT = 8192
 """Taken as the present context when neither a flag sets it nor the model's own is known."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class StagedStep(msgspec.Struct, frozen=True):
     """One staged change. ``value`` None removes the flag; ``note`` says what was assumed, if anything."""
 
     flag: str
@@ -41,7 +41,7 @@ DEFAULTS: Flags = {
 }
 """What vLLM does when the flag is not given, with a model that allows it."""
 
-Staged = tuple[Step, ...]
+Staged = tuple[StagedStep, ...]
 """At most one step per flag, the newest last."""
 
 
@@ -55,8 +55,8 @@ def changes_of(staged: Staged) -> Changes:
 
 def staged_of(changes: Changes) -> Staged:
     """A difference of flags as staged steps."""
-    return tuple(Step(flag, value) for flag, value in changes.set.items()) + tuple(
-        Step(flag, None) for flag in changes.unset
+    return tuple(StagedStep(flag, value) for flag, value in changes.set.items()) + tuple(
+        StagedStep(flag, None) for flag in changes.unset
     )
 
 
@@ -71,13 +71,13 @@ def staged_flags(flags: Flags, staged: Staged) -> Flags:
     return after
 
 
-def stage(flags: Flags, staged: Staged, step: Step) -> Staged:
+def stage(flags: Flags, staged: Staged, step: StagedStep) -> Staged:
     """``staged`` with one more step; one that restores the running value is removed instead."""
     kept = tuple(other for other in staged if other.flag != step.flag)
     return kept if applied(flags, step) else (*kept, step)
 
 
-def applied(flags: Flags, step: Step) -> bool:
+def applied(flags: Flags, step: StagedStep) -> bool:
     """Whether a server already runs with what a step would change."""
     if step.value is None:
         return step.flag not in flags
@@ -136,56 +136,56 @@ def default_value(server: ServerView, flag: str) -> FlagValue | None:
     return server.unset.max_model_len if flag == "max-model-len" else DEFAULTS.get(flag)
 
 
-def halve_sequences(server: ServerView, flags: Flags) -> Step:
+def halve_sequences(server: ServerView, flags: Flags) -> StagedStep:
     """Half as many sequences at once."""
     present, note = _sequences(server, flags)
     return _step(server, "max-num-seqs", max(1, present // 2), note)
 
 
-def double_sequences(server: ServerView, flags: Flags) -> Step:
+def double_sequences(server: ServerView, flags: Flags) -> StagedStep:
     """Twice as many sequences at once."""
     present, note = _sequences(server, flags)
     return _step(server, "max-num-seqs", min(65536, present * 2), note)
 
 
-def halve_context(server: ServerView, flags: Flags) -> Step:
+def halve_context(server: ServerView, flags: Flags) -> StagedStep:
     """Half the context length."""
     present, note = _context(server, flags)
     return _step(server, "max-model-len", max(16, present // 2), note)
 
 
-def double_context(server: ServerView, flags: Flags) -> Step:
+def double_context(server: ServerView, flags: Flags) -> StagedStep:
     """Twice the context length. Whether the model can do it is for the plan to say."""
     present, note = _context(server, flags)
     return _step(server, "max-model-len", min(LARGEST_CONTEXT, present * 2), note)
 
 
-def lower_utilization(server: ServerView, flags: Flags) -> Step:
+def lower_utilization(server: ServerView, flags: Flags) -> StagedStep:
     """0.02 less of the GPU's memory."""
     return _utilization(server, flags, -UTILIZATION_STEP)
 
 
-def raise_utilization(server: ServerView, flags: Flags) -> Step:
+def raise_utilization(server: ServerView, flags: Flags) -> StagedStep:
     """0.02 more of the GPU's memory."""
     return _utilization(server, flags, UTILIZATION_STEP)
 
 
-def toggle_prefix_caching(server: ServerView, flags: Flags) -> Step:
+def toggle_prefix_caching(server: ServerView, flags: Flags) -> StagedStep:
     """Prefix caching on or off; vLLM has it on when the model allows it."""
     return _toggle(server, flags, "enable-prefix-caching")
 
 
-def toggle_chunked_prefill(server: ServerView, flags: Flags) -> Step:
+def toggle_chunked_prefill(server: ServerView, flags: Flags) -> StagedStep:
     """Chunked prefill on or off; vLLM has it on when the model allows it."""
     return _toggle(server, flags, "enable-chunked-prefill")
 
 
-def cycle_kv_dtype(server: ServerView, flags: Flags) -> Step:
+def cycle_kv_dtype(server: ServerView, flags: Flags) -> StagedStep:
     """KV cache in FP8, or in the model's own type."""
     return _step(server, "kv-cache-dtype", "auto" if is_fp8(flags.get("kv-cache-dtype")) else "fp8")
 
 
-def refused(server: ServerView, step: Step) -> str:
+def refused(server: ServerView, step: StagedStep) -> str:
     """Why a key does not stage a step: vLLM can fail on it. Empty where it may be staged."""
     if step.flag == "kv-cache-dtype" and is_fp8(step.value) and server.fp8_cache_problem:
         return f"FP8 KV cache not staged. {server.fp8_cache_problem}."
@@ -203,7 +203,7 @@ class TuningKey(msgspec.Struct, frozen=True):
     id: str
     key: str
     title: str
-    step: Callable[[ServerView, Flags], Step]
+    step: Callable[[ServerView, Flags], StagedStep]
 
 
 class Tuned(msgspec.Struct, frozen=True):
@@ -257,13 +257,13 @@ TUNING_KEYS = {key.id: key for tuned in TUNED for key in tuned.keys}
 """Their keys, by the action's id."""
 
 
-def _step(server: ServerView, flag: str, value: FlagValue, note: str = "") -> Step:
+def _step(server: ServerView, flag: str, value: FlagValue, note: str = "") -> StagedStep:
     """A step to a value; a flag that the server does not set is unset again where that is what it starts from."""
     start = default_value(server, flag)
     if start is None:
         start = {"max-num-seqs": FALLBACK_SEQUENCES, "max-model-len": FALLBACK_CONTEXT}.get(flag)
     back = flag not in server.flags and same_value(value, start)
-    return Step(flag, None if back else value, note)
+    return StagedStep(flag, None if back else value, note)
 
 
 def _sequences(server: ServerView, flags: Flags) -> tuple[int, str]:
@@ -286,7 +286,7 @@ def _context(server: ServerView, flags: Flags) -> tuple[int, str]:
     return FALLBACK_CONTEXT, f"--max-model-len was unset (the model's own limit); starting from {FALLBACK_CONTEXT}"
 
 
-def _utilization(server: ServerView, flags: Flags, step: float) -> Step:
+def _utilization(server: ServerView, flags: Flags, step: float) -> StagedStep:
     value, note = flags.get("gpu-memory-utilization"), ""
     if value is None or isinstance(value, bool):
         value = _default_utilization(server)
@@ -298,17 +298,17 @@ def _utilization(server: ServerView, flags: Flags, step: float) -> Step:
     except ValueError:
         present = _default_utilization(server)
     lowest, highest = min(0.1, present), max(0.98, present)  # a step up never lowers what was set by hand
-    return Step("gpu-memory-utilization", round(min(highest, max(lowest, present + step)), 2), note)
+    return StagedStep("gpu-memory-utilization", round(min(highest, max(lowest, present + step)), 2), note)
 
 
 def _default_utilization(server: ServerView) -> float:
     return default_utilization(server.engine.release if server.engine else None)
 
 
-def _toggle(server: ServerView, flags: Flags, flag: str) -> Step:
+def _toggle(server: ServerView, flags: Flags, flag: str) -> StagedStep:
     if flag in flags:
         return _step(server, flag, not flags[flag])
-    return Step(flag, False, f"--{flag} was unset; vLLM enables it where the model supports it")
+    return StagedStep(flag, False, f"--{flag} was unset; vLLM enables it where the model supports it")
 
 
 class MeasuredTraffic(msgspec.Struct, frozen=True):

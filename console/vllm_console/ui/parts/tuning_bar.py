@@ -12,7 +12,7 @@ from textual.strip import Strip
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.bars import flag_text
+from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.staging import Staged, Staging, TuningKey
 from vllm_console.ui.parts.verdict import PlanVerdict
@@ -136,7 +136,7 @@ def tuning_lines(
         mark = "*" if tuned.flag in changed else " "
         label = tuned.label if width >= _WIDE else tuned.short
         style = CURSOR if number == at else (ACCENT if tuned.flag in changed else None)
-        text = f" {label} {flag_text(after.get(tuned.flag, staging.default_value(server, tuned.flag)))}{mark}"
+        text = f" {label} {shown_value(after.get(tuned.flag, staging.default_value(server, tuned.flag)))}{mark}"
         parts.append((text, clickable(f"focused.choose({number})", style)))
     keys: list[Part] = []
     for ids, text in _KEYS:

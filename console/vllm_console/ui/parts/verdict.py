@@ -16,7 +16,7 @@ from vllm_console.text import count, plain
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of
 from vllm_console.ui.theme import BAD, DIM, OK, WARN
 from vllm_console.ui.threads import begin_worker, in_thread
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Plan
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class PlanVerdict(msgspec.Struct, frozen=True):
     refused: bool = False
 
 
-class Verdicts:
+class PlanVerdicts:
     """Keeps the plan's verdict on each server's staged changes up to date; ``changed`` is called with each new one."""
 
     def __init__(self, console: ConsoleApp, staging: Staging, changed: Callable[[ServerView, Staged], None]) -> None:
@@ -137,13 +137,13 @@ def verdict(before: Plan, after: Plan) -> PlanVerdict:
     return PlanVerdict("; ".join(filter(None, (fits, tokens))) + warning, WARN if warned else OK)
 
 
-def _message(finding: Finding) -> str:
+def _message(finding: PlanFinding) -> str:
     """What is wrong; not how to undo the change that is judged."""
     message = plain(finding.message)
     return message.partition(": set ")[0] if finding.code == "gpus_unused" else message
 
 
-def _of_level(findings: list[Finding], level: Level) -> list[Finding]:
+def _of_level(findings: list[PlanFinding], level: Level) -> list[PlanFinding]:
     return [finding for finding in findings if finding.level is level]
 
 

@@ -37,7 +37,7 @@ from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, bar, fit, keys_line, parts_length, side_by_side
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
-from vllm_console.ui.widgets.reader import Reader
+from vllm_console.ui.widgets.reader import TextReader
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.units import counted
 
@@ -65,7 +65,7 @@ _OPTIONS = {
 }
 
 
-class Prompt(Entry):
+class PromptLine(Entry):
     """The line that is typed into; pasted line ends stay, as `LINE_BREAK`."""
 
     def _on_paste(self, event: events.Paste) -> None:
@@ -95,7 +95,7 @@ class ChatScreen(Screen[None]):
         self._lines, self._keys = LineView(id="chat-lines"), LineView(id="chat-keys")
         self._scroll = VerticalScroll(self._lines, can_focus=False)
         self._box = FrameBox(self._status, self._scroll)
-        self._entry = Prompt(id="chat-entry")
+        self._entry = PromptLine(id="chat-entry")
         self._follows = True
         """Whether the end stays in sight while it grows."""
         self._ticks = 0
@@ -276,7 +276,7 @@ class ChatScreen(Screen[None]):
 
     def _take(self, name: str, text: str) -> None:
         try:
-            self._chat.options = changed(self._chat.options, name, text)
+            self._chat.options = with_option(self._chat.options, name, text)
         except ValueError as error:
             self._main.say(str(error), WARN)
             return
@@ -347,7 +347,7 @@ class CodeScreen(Screen[None]):
         self._main, self._codes = console, codes
         self._language = next(iter(codes))
         hints = [(key_of(one.id), one.short, f"screen.{one.call}") for one in scoped("code")]
-        self._reader = Reader(lambda: f"The same request: {self._language}", self._code_lines, lambda: hints)
+        self._reader = TextReader(lambda: f"The same request: {self._language}", self._code_lines, lambda: hints)
 
     def compose(self) -> ComposeResult:
         """The code."""
@@ -381,7 +381,7 @@ def as_text(value: str) -> str:
     return value.replace(LINE_BREAK, "\n")
 
 
-def changed(options: ChatOptions, name: str, text: str) -> ChatOptions:
+def with_option(options: ChatOptions, name: str, text: str) -> ChatOptions:
     """The options with another value of one, as typed.
 
     Raises:

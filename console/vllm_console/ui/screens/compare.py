@@ -23,28 +23,28 @@ from vllm_console.runs.compare import (
     SMALLEST_CHANGE,
     SMALLEST_SHARE,
     WARM_UP,
+    ComparedFigure,
     Comparison,
+    ComparisonVerdict,
     Factor,
-    Figure,
-    Likeness,
-    Verdict,
+    TrafficMatch,
 )
 from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     ceiling_text,
-    change_text,
     compared_text,
     energy_cost_text,
     factor_sides,
+    figure_change_text,
     notes,
     objective_text,
     plain_sentence,
-    sentence,
     setting_text,
     short_verdict,
     side_text,
     signed,
     times_note,
+    verdict_text,
 )
 from vllm_console.text import clock, plain
 from vllm_console.ui.actions import bindings
@@ -56,15 +56,20 @@ from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import KeyHint, fit
-from vllm_console.ui.widgets.reader import Reader, scroll_hint
+from vllm_console.ui.widgets.reader import TextReader, scroll_hint
 
 if TYPE_CHECKING:
     from vllm_console.history.energy import Tariff
     from vllm_console.prediction.score import KeptPrediction
 
-VERDICT_STYLES = {Verdict.BETTER: OK, Verdict.WORSE: BAD, Verdict.MIXED: WARN, Verdict.NOT_COMPARABLE: WARN,
-                  Verdict.INCONCLUSIVE: WARN}  # fmt: skip
-_LIKENESS = {Likeness.ROUGHLY: WARN, Likeness.DIFFERENT: BAD}
+VERDICT_STYLES = {
+    ComparisonVerdict.BETTER: OK,
+    ComparisonVerdict.WORSE: BAD,
+    ComparisonVerdict.MIXED: WARN,
+    ComparisonVerdict.NOT_COMPARABLE: WARN,
+    ComparisonVerdict.INCONCLUSIVE: WARN,
+}
+_LIKENESS = {TrafficMatch.ROUGHLY: WARN, TrafficMatch.DIFFERENT: BAD}
 
 AGAIN_SECONDS = 10.0
 """How often it is compared anew while the screen is open: a run goes on and gives more minutes."""
@@ -118,7 +123,7 @@ class CompareScreen(Screen[None]):
         self._told: Sequence[str] = ()
         """What was predicted of the change, next to what came."""
         self._tariff = recorded.tariff if recorded is not None else None
-        self._reader = Reader(
+        self._reader = TextReader(
             self._title,
             lambda width: compare_lines(
                 self.found, width, may_revert=self._revert is not None, told=self._told, tariff=self._tariff
@@ -267,7 +272,7 @@ class NothingToCompareScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """The reason, and the steps."""
-        yield Reader(
+        yield TextReader(
             lambda: f"{self._server}: before and after",
             lambda width: nothing_lines(self._server, self._reason, width),
         )
@@ -323,19 +328,19 @@ def compare_lines(
     their intervals, latencies before and after, what was predicted (``told``), the traffic, and all other figures."""
     style = VERDICT_STYLES.get(found.verdict, STRONG)
     lines = []
-    if found.verdict is not Verdict.TOO_LITTLE:
+    if found.verdict is not ComparisonVerdict.TOO_LITTLE:
         lines += [line((f" {row}", style)) for row in _wrapped(plain_sentence(found), width)]
-    lines += [line((f" {row}", style if not lines else None)) for row in _wrapped(sentence(found), width)]
+    lines += [line((f" {row}", style if not lines else None)) for row in _wrapped(verdict_text(found), width)]
     for note in filter(None, (times_note(found, time.time()), *notes(found))):
         rows = _wrapped(note, width - 2)
         lines += [line(" · " if index == 0 else "   ", (row, None)) for index, row in enumerate(rows)]
     lines += _changed(found, width, may_revert)
     if found.empty:
         return lines
-    columns, settled = _columns(width), found.verdict is not Verdict.TOO_LITTLE
+    columns, settled = _columns(width), found.verdict is not ComparisonVerdict.TOO_LITTLE
     draw = partial(_figure, columns=columns, reach=_reach(found.judged), settled=settled)
     lines += [_heading(found, columns), *map(draw, found.judged)]
-    if found.verdict is not Verdict.TOO_LITTLE:
+    if found.verdict is not ComparisonVerdict.TOO_LITTLE:
         lines += distribution_lines(found.figures, width)
     if told:
         lines.append(line((" Predicted", STRONG)))
@@ -405,7 +410,7 @@ def _columns(width: int) -> _Columns:
 def _heading(found: Comparison, columns: _Columns) -> Strip:
     names = [_side(found, after=after) if columns.wide else ("after" if after else "before") for after in (False, True)]
     sides = "".join(fit(name, columns.value, ">") for name in names)
-    judged = found.verdict is not Verdict.TOO_LITTLE
+    judged = found.verdict is not ComparisonVerdict.TOO_LITTLE
     change = fit(f"change{' (95% CI)' if judged else ''}", columns.change)
     axis = fit(_axis(_reach(found.judged), columns.bar) if judged else "", columns.bar)
     tail = f"{axis}  {change}{fit('verdict', _VERDICT)}objective" if columns.wide and judged else change + axis
@@ -424,7 +429,7 @@ def _axis(reach: float, room: int) -> str:
 def _basis(found: Comparison) -> str:
     """Over what the figures are taken, and how sure they are."""
     compared = f"{compared_text(found.before)} before, {compared_text(found.after)} after"
-    sure = "" if found.verdict is Verdict.TOO_LITTLE else " The 95% CI covers all judged figures together."
+    sure = "" if found.verdict is ComparisonVerdict.TOO_LITTLE else " The 95% CI covers all judged figures together."
     later = found.kept or found.again is not None
     rest = "warm-up, different traffic or later traffic" if later else "warm-up or different traffic"
     return f"Medians over {compared}; the rest is {rest}.{sure}"
@@ -435,15 +440,15 @@ def _side(found: Comparison, *, after: bool) -> str:
     return ("after" if after else "before") + f" @{run.generation}"
 
 
-def _figure(figure: Figure, columns: _Columns, reach: float, settled: bool) -> Strip:
+def _figure(figure: ComparedFigure, columns: _Columns, reach: float, settled: bool) -> Strip:
     before, after = (fit(side_text(figure, after=after), columns.value, ">") for after in (False, True))
     judged = figure.verdict is not None
     verdict = short_verdict(figure.verdict) if figure.verdict is not None else ""
     drawn = fit(_bar(figure, reach, columns.bar) if judged else "", columns.bar)
     style = VERDICT_STYLES.get(figure.verdict, None if settled else DIM) if figure.verdict is not None else DIM
-    if figure.verdict is Verdict.NOT_COMPARABLE:
+    if figure.verdict is ComparisonVerdict.NOT_COMPARABLE:
         style = DIM
-    change = change_text(figure)
+    change = figure_change_text(figure)
     room = columns.change
     if not columns.wide and cell_len(change) > room:  # its figures rather than the bar
         room, drawn = room + columns.bar, ""
@@ -460,13 +465,13 @@ def _figure(figure: Figure, columns: _Columns, reach: float, settled: bool) -> S
     ).crop(0, columns.width)
 
 
-def _reach(figures: Sequence[Figure]) -> float:
+def _reach(figures: Sequence[ComparedFigure]) -> float:
     """How far what is drawn reaches to either side, as a share: as far as needed, a doubling at most."""
     bounds = [abs(figure.share(bound) or 0.0) for figure in figures for bound in (figure.low, figure.high)]
     return min(1.0, max([SMALLEST_CHANGE, *bounds]))
 
 
-def _bar(figure: Figure, reach: float, room: int) -> str:
+def _bar(figure: ComparedFigure, reach: float, room: int) -> str:
     """A change with its bounds on a line from ``-reach`` to ``reach`` (shares) with zero in its middle.
 
     What is given in points, since it may have been nothing, has a scale of its own.

@@ -22,7 +22,7 @@ from vllm_console.runs.store import Run
 from vllm_console.text import count, duration, percent, plain, size, took
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.bars import flag_text, now_lines
+from vllm_console.ui.panes.bars import now_lines, shown_value
 from vllm_console.ui.panes.state import memory_lines, stage_lines
 from vllm_console.ui.screens.compare import RecordedRuns
 from vllm_console.ui.terminal.clipboard import copy
@@ -30,7 +30,7 @@ from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, SIMULATED, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import beside, fit
-from vllm_console.ui.widgets.reader import Reader, scroll_hint
+from vllm_console.ui.widgets.reader import TextReader, scroll_hint
 from vllm_console.ui.widgets.table import Column, Value, heading, table
 from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.model import same_value
@@ -68,7 +68,7 @@ class DescribeScreen(Screen[None]):
         self._server, self._now, self._moment, self._fleet = server, now, moment, fleet
         self._runs: Sequence[Run] = ()
         self._adapters: Adapters | None = None
-        self._reader = Reader(
+        self._reader = TextReader(
             lambda: self._server.marked_name,
             lambda width: [
                 *now_lines(self._moment, self._now, width),
@@ -154,7 +154,7 @@ def _section(title: str, lines: Sequence[Strip]) -> list[Strip]:
     return [heading(title), *lines] if lines else []
 
 
-def facts(server: ServerView, now: float) -> Mapping[str, str]:
+def describe_facts(server: ServerView, now: float) -> Mapping[str, str]:
     """What there is to say of a server, by name; empty where nothing is known."""
     engine = server.engine
     return {
@@ -188,7 +188,7 @@ def _owner(server: ServerView) -> str:
 def _facts(server: ServerView, now: float, width: int) -> list[Strip]:
     """Names and values; why it is down, and what the user should know, last."""
     rows: list[tuple[Value, Value]] = []
-    for name, value in facts(server, now).items():
+    for name, value in describe_facts(server, now).items():
         if value:
             simulated = name == "engine" and value.startswith("simulated")
             rows.append(((name, DIM), (value, SIMULATED if simulated else None)))
@@ -221,7 +221,7 @@ def _flags(server: ServerView, width: int) -> list[Strip]:
 
 
 def _short(value: FlagValue | None) -> str:
-    text = flag_text(value)
+    text = shown_value(value)
     return fit(text, min(MOST_VALUE, cell_len(text)))
 
 
@@ -230,7 +230,7 @@ def _changed(server: ServerView, width: int) -> list[Strip]:
     if before is None:
         return []
     rows: list[list[Value]] = [
-        [f"--{flag}", (_short(before.get(flag)), DIM), (flag_text(after.get(flag)), ACCENT)]
+        [f"--{flag}", (_short(before.get(flag)), DIM), (shown_value(after.get(flag)), ACCENT)]
         for flag in sorted({*before, *after})
         if not same_value(before.get(flag), after.get(flag))
     ]

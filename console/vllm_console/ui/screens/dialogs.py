@@ -22,7 +22,7 @@ from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import Part, fit
 
 
-class Answer(NamedTuple):
+class DialogAnswer(NamedTuple):
     """A third answer to a question: its key, what it does in a word, and what is called."""
 
     key: str
@@ -48,7 +48,7 @@ class Confirm(ModalScreen[bool]):
         yes: str = "yes",
         *,
         late: bool = False,
-        other: Answer | None = None,
+        other: DialogAnswer | None = None,
     ) -> None:
         super().__init__()
         self._late, self._other = late, other

@@ -20,10 +20,10 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.closing import close_screen
-from vllm_console.ui.findings import SIGNS, ServerFinding, change_text, findings_of, unjudged
+from vllm_console.ui.findings import SIGNS, ServerFinding, findings_of, flag_change_text, unjudged
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.base import Draw
-from vllm_console.ui.panes.finding import clock
+from vllm_console.ui.panes.finding import since_text
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_chart
 from vllm_console.ui.panes.pane_bar import FINDING_PANES, KV_CACHE, LATENCY, PREEMPTIONS, THROUGHPUT
@@ -33,7 +33,7 @@ from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG
 from vllm_console.ui.widgets.chart import ChartView
 from vllm_console.ui.widgets.draw import KeyHint, Part, beside, fit
-from vllm_console.ui.widgets.reader import Reader, scroll_hint
+from vllm_console.ui.widgets.reader import TextReader, scroll_hint
 from vllm_console.ui.widgets.table import LEAST_LAST, Column, table
 
 LEAST_MEASURE = 26
@@ -54,7 +54,7 @@ SIDE_BY_SIDE = 76
 """Minimum width for a fix's trade-off beside its reason."""
 
 
-class Item(msgspec.Struct, frozen=True):
+class FindingItem(msgspec.Struct, frozen=True):
     """A `Choice` on a page, with its rows: first, one past last."""
 
     finding: int
@@ -67,11 +67,11 @@ Choice = tuple[int, Fix | None]
 """What can be picked: the place of a finding, with one of its fixes if any can be staged."""
 
 
-class Page(msgspec.Struct, frozen=True):
+class FindingsPage(msgspec.Struct, frozen=True):
     """The lines, and what can be picked, in order."""
 
     lines: tuple[Strip, ...]
-    items: tuple[Item, ...]
+    items: tuple[FindingItem, ...]
 
 
 class FindingsScreen(Screen[None]):
@@ -95,7 +95,7 @@ class FindingsScreen(Screen[None]):
         self._server, self._now, self._stage, self._predicted = server, now, stage, predicted
         self._picked: Choice = (0, None)
         """By what it is, not by its place: which findings can be picked depends on the width."""
-        self._reader = Reader(
+        self._reader = TextReader(
             lambda: f"Findings · {server.marked_name}", lambda width: self._page(width).lines, self._hints
         )
 
@@ -103,7 +103,7 @@ class FindingsScreen(Screen[None]):
         """The findings."""
         yield self._reader
 
-    def _page(self, width: int) -> Page:
+    def _page(self, width: int) -> FindingsPage:
         return findings_page(
             self._server, self._now, width, self._at(width), stages=self._stage is not None, predicted=self._predicted
         )
@@ -176,7 +176,7 @@ def findings_page(
     *,
     stages: bool = False,
     predicted: Callable[[Fix], Part] = lambda _fix: "",
-) -> Page:
+) -> FindingsPage:
     """Every finding, the worst first: on a wide screen as a list beside the one that is picked, else below each other.
 
     ``picked`` counts what can be picked. ``stages``: fixes can be staged.
@@ -184,10 +184,10 @@ def findings_page(
     found = findings_of(server)
     if not found:
         lines = [line(), *(line(f" {row}") for row in _wrapped(_nothing(server), width))]
-        return Page(tuple(lines), ())
+        return FindingsPage(tuple(lines), ())
     if width < TWO_COLUMNS:
         return _stacked(server, found, now, width, picked if stages else None, predicted)
-    items = [Item(at, fix, 0, 0) for at, fix in choices(found, width, stages=stages)]
+    items = [FindingItem(at, fix, 0, 0) for at, fix in choices(found, width, stages=stages)]
     here = items[min(picked, len(items) - 1)].finding
     before = next(at for at, item in enumerate(items) if item.finding == here)
     room = width - LIST - 2
@@ -200,7 +200,7 @@ def findings_page(
         beside(beside(left, LIST, line(("│", DIM))), LIST + 2, right)
         for left, right in zip_longest(listed, lines, fillvalue=line())
     ]
-    return Page(tuple(joined), tuple(items))
+    return FindingsPage(tuple(joined), tuple(items))
 
 
 def choices(found: Sequence[ServerFinding], width: int, *, stages: bool) -> list[Choice]:
@@ -219,24 +219,24 @@ def _stacked(
     width: int,
     picked: int | None,
     predicted: Callable[[Fix], Part],
-) -> Page:
+) -> FindingsPage:
     """All findings below each other; what can be picked are fixes."""
     lines: list[Strip] = []
-    items: list[Item] = []
+    items: list[FindingItem] = []
     for at, one in enumerate(found):
         here = picked - len(items) if picked is not None else None
         detail, rows = _detail(server, one, now, width, here, predicted)
         if picked is not None:
             fixes = zip(one.flag_fixes, rows, strict=True)
-            items += [Item(at, fix, first + len(lines), end + len(lines)) for fix, (first, end) in fixes]
+            items += [FindingItem(at, fix, first + len(lines), end + len(lines)) for fix, (first, end) in fixes]
         lines += [*detail, line()]
-    return Page(tuple(lines), tuple(items))
+    return FindingsPage(tuple(lines), tuple(items))
 
 
 def _listed(found: ServerFinding, here: bool, now: float) -> Strip:
     """A finding's line in the list."""
     sign, style = SIGNS[found.severity]
-    since = clock(found.since, now).removeprefix("since ") if found.since is not None else ""
+    since = since_text(found.since, now).removeprefix("since ") if found.since is not None else ""
     title = fit(found.title, LIST - 5 - len(since))
     if here:
         return line((f" {sign} {title} {since} ", CURSOR))
@@ -280,7 +280,7 @@ def _detail(
 
 def _about(found: ServerFinding, now: float, width: int) -> list[Strip]:
     sign, style = SIGNS[found.severity]
-    since = f" {clock(found.since, now)}" if found.since is not None else ""
+    since = f" {since_text(found.since, now)}" if found.since is not None else ""
     lines = [line((f" {sign} ", style), (found.title, style if found.severity is not Severity.GOOD else STRONG),
                   since, (f"  {found.severity}", DIM))]  # fmt: skip
     for text, tone in ((found.symptom, None), (found.cause, None), (found.line, DIM)):
@@ -351,7 +351,7 @@ def _fix(server: ServerView, fix: Fix, width: int, here: bool, effect: Part) -> 
         lines = [line(mark, "· ", first), *(line("     " + row) for row in rest)]
         texts = [f"Trade-off: {fix.tradeoff}"] if fix.tradeoff else []
     else:
-        change = fit(change_text(server.flags, fix.changes), width - INDENT).rstrip()
+        change = fit(flag_change_text(server.flags, fix.changes), width - INDENT).rstrip()
         lines = [line(mark, (change, STRONG + CURSOR if here else ACCENT))]
         text, style = (effect, None) if isinstance(effect, str) else effect
         lines += [line("     ", (row, style)) for row in _wrapped(text, width - 2)]

@@ -22,7 +22,7 @@ from vllm_console.ui.actions import bindings
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer, note_lines
-from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.parts.flag_book import FlagCatalog
 from vllm_console.ui.parts.flag_edits import FlagEdits
 from vllm_console.ui.parts.staging import MeasuredTraffic, measured_traffic
 from vllm_console.ui.terminal.lines import LineView, line
@@ -68,7 +68,7 @@ class FlagsScreen(Screen[Changes | None]):
     ) -> None:
         super().__init__()
         self._server, self._fleet = server, fleet
-        self._book = FlagBook()
+        self._book = FlagCatalog()
         self._edits = FlagEdits.of(server.flags, staged)
         self._before = self._edits.changes
         self._search = ""
@@ -106,7 +106,7 @@ class FlagsScreen(Screen[Changes | None]):
             self._draw()
             return
         if table is not None:
-            self._book = FlagBook(table)
+            self._book = FlagCatalog(table)
             self._list_again(self._under)
 
     def on_resize(self, _event: events.Resize) -> None:
@@ -148,7 +148,7 @@ class FlagsScreen(Screen[Changes | None]):
         if self._search:
             right.insert(0, (f"/{plain(self._search)} · ", DIM))
         self._box.show_title(title, right)
-        self._show("#flags-head", [heading(self._box.inner_width)])
+        self._show("#flags-head", [flags_heading(self._box.inner_width)])
         self._draw_list()
         self._draw_about()
         note = self.query_one("#flags-note", LineView)
@@ -420,12 +420,14 @@ class FlagsScreen(Screen[Changes | None]):
             close_screen(self)
 
 
-def heading(width: int) -> Strip:
+def flags_heading(width: int) -> Strip:
     """Titles of the columns."""
     return line((_columns(("", "FLAG", "NOW", "STAGED", "VLLM'S DEFAULT", "MEANING"), width), DIM))
 
 
-def flag_row(name: str, server: ServerView, edits: FlagEdits, book: FlagBook, width: int, under_cursor: bool) -> Strip:
+def flag_row(
+    name: str, server: ServerView, edits: FlagEdits, book: FlagCatalog, width: int, under_cursor: bool
+) -> Strip:
     """A flag: present value, staged value, vLLM's default, and meaning."""
     flag, changed, value = book.facts(name), edits.changed(name), edits.value(name)
     staged = ("unset" if value is None else flag_text(value)) if changed else ""
@@ -447,7 +449,7 @@ def _columns(texts: tuple[str, str, str, str, str, str], width: int) -> str:
 
 
 def about_lines(
-    name: str, server: ServerView, book: FlagBook, proposed: Choice | None, traffic: str, width: int
+    name: str, server: ServerView, book: FlagCatalog, proposed: Choice | None, traffic: str, width: int
 ) -> list[Strip]:
     """What a flag is and takes, why it is set or is to change (by the ``traffic``), and vLLM's own help."""
     flag, reason = book.facts(name), server.reasons.get(name)

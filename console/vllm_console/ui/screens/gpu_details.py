@@ -17,7 +17,7 @@ from vllm_console.ui.panes.bars import now_lines
 from vllm_console.ui.panes.gpu_lines import colors_of, process_count, process_lines
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import BAD, DIM, WARN
-from vllm_console.ui.widgets.reader import Reader
+from vllm_console.ui.widgets.reader import TextReader
 from vllm_console.ui.widgets.table import Column, Value, heading, table
 from vllm_launchers.host.gpu.hardware_warnings import HOT, IDLE, hardware_warnings
 from vllm_launchers.host.gpu.host import Gpu, Host
@@ -37,7 +37,7 @@ class GpuDetailsScreen(Screen[None]):
     ) -> None:
         super().__init__()
         self._snapshot, self._latest = snapshot, latest
-        self._reader = Reader(
+        self._reader = TextReader(
             lambda: "GPUs" + (" · recorded host" if self._snapshot.host_recorded else ""),
             lambda width: [
                 *now_lines(moment, self._snapshot.at, width, f"the charts ({key_of('gpu_history')}) reach back"),

@@ -20,7 +20,7 @@ from vllm_console.ui.terminal.lines import BLANK, line
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import beside, fit
 from vllm_console.ui.widgets.entry import Entry
-from vllm_console.ui.widgets.reader import Reader, scroll_hint
+from vllm_console.ui.widgets.reader import TextReader, scroll_hint
 
 # Width of the keys, in cells.
 _KEYS = 10
@@ -71,7 +71,7 @@ class HelpScreen(Screen[None]):
         self._scope, self._now = scope, now
         self._wanted = ""
         self._entry = Entry(id="help-input")
-        self._reader = Reader(
+        self._reader = TextReader(
             self._title,
             lambda width: help_lines(
                 width, self._read_only, self._wanted, demo=self._demo, scope=self._scope, now=self._now

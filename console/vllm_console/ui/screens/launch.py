@@ -28,15 +28,15 @@ from vllm_console.ui.panes.launch_plan import (
     NO_VLLM,
     command_text,
     format_fix,
+    launch_plan_lines,
     layout_lines,
     outcome_parts,
-    plan_lines,
     strip_lines,
 )
 from vllm_console.ui.panes.launch_settings import adding_lines, preset_lines, setting_lines
 from vllm_console.ui.parts.launch_draft import LaunchDraft
 from vllm_console.ui.parts.launch_editor import LaunchEditor
-from vllm_console.ui.parts.launch_planner import LaunchPlanner, Outcome
+from vllm_console.ui.parts.launch_planner import LaunchPlanner, PlanOutcome
 from vllm_console.ui.parts.model_download import ModelDownloads
 from vllm_console.ui.parts.model_picker import ModelPicker
 from vllm_console.ui.terminal.clipboard import copy
@@ -47,7 +47,7 @@ from vllm_console.ui.widgets.draw import rule, title_bar
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.framed import FramedView, frames_fit
 from vllm_launchers.plan.alternatives import Alternative
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -187,7 +187,7 @@ class LaunchScreen(Screen[ServerView | None]):
 
     def _take_preset(self, draft: LaunchDraft, preset: Preset) -> None:
         draft.switch_to(preset)
-        self.planner.outcome, self._selected = Outcome(), 0
+        self.planner.outcome, self._selected = PlanOutcome(), 0
         self.planner.plan_soon()
 
     def _presets_by_use(self) -> tuple[Sequence[Preset], Sequence[PresetProblem]]:
@@ -286,7 +286,9 @@ class LaunchScreen(Screen[ServerView | None]):
         outcome, wanted = self.planner.outcome, None
         known = outcome.plan is not None or bool(outcome.error)
         if self.has_class("-two") and width > 0 and known and self._layout_index is None:
-            plan = plan_lines(outcome, (width, UNBOUNDED), active=False, selected=self._selected, note=_note_of(draft))
+            plan = launch_plan_lines(
+                outcome, (width, UNBOUNDED), active=False, selected=self._selected, note=_note_of(draft)
+            )
             least = total * 4 // 9
             wanted = max(least, total - len(plan))
             if not (self.editor.adding or self.editor.picking):
@@ -324,7 +326,7 @@ class LaunchScreen(Screen[ServerView | None]):
         if section == "plan" and self._layout_index is not None:
             return layout_lines(planner.outcome, size, self._layout_index, fresh=planner.fresh)
         if section == "plan":
-            return plan_lines(
+            return launch_plan_lines(
                 planner.outcome,
                 size,
                 active,
@@ -636,7 +638,7 @@ class LaunchScreen(Screen[ServerView | None]):
             request = self.planner.draft.request(force=bool(errors))
             self.run_worker(self._start(request), name="start", group="start")
 
-    def _select(self, finding: Finding) -> None:
+    def _select(self, finding: PlanFinding) -> None:
         self._selected = self.planner.outcome.findings.index(finding)
 
     async def _start(self, request: LaunchRequest) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST_SHOWN = 8
 
 
-def remove_leftovers(console: ConsoleApp) -> None:
+def confirm_leftovers(console: ConsoleApp) -> None:
     """Find, ask, and remove; says what was spared. A demo removes nothing: what there is belongs to other servers."""
     fleet = console.fleet
     if console.polling.demo:

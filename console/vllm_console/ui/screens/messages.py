@@ -15,7 +15,7 @@ from vllm_console.text import plain
 from vllm_console.ui.parts.messages import Message
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM
-from vllm_console.ui.widgets.reader import Reader
+from vllm_console.ui.widgets.reader import TextReader
 
 _TIME = 11
 
@@ -36,9 +36,9 @@ class MessagesScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """The messages."""
-        yield Reader(
+        yield TextReader(
             lambda: "Messages since the console was opened, newest first",
-            lambda width: [*notice_lines(self._notices(), width), *message_lines(self._history(), width)],
+            lambda width: [*notice_lines(self._notices(), width), *history_lines(self._history(), width)],
         )
 
 
@@ -51,7 +51,7 @@ def notice_lines(notices: Sequence[tuple[str, Style | None]], width: int) -> lis
     return [*lines, line()] if lines else []
 
 
-def message_lines(history: Sequence[Message], width: int) -> list[Strip]:
+def history_lines(history: Sequence[Message], width: int) -> list[Strip]:
     """Each message with the time of day, as many lines as it takes."""
     lines: list[Strip] = []
     for message in reversed(history):

@@ -44,8 +44,8 @@ from vllm_console.ui.parts import change_report, staging
 from vllm_console.ui.parts.change_report import ChangeReport
 from vllm_console.ui.parts.filter_line import FilterLine, matches
 from vllm_console.ui.parts.fixes import FixCycle
-from vllm_console.ui.parts.footer_keys import Situation, applying, footer_hints, tail_hints
-from vllm_console.ui.parts.hints import Hints
+from vllm_console.ui.parts.footer_keys import FooterContext, applying, footer_hints, tail_hints
+from vllm_console.ui.parts.hints import DemoHints
 from vllm_console.ui.parts.pane_layout import (
     GPUS,
     PANES,
@@ -54,18 +54,18 @@ from vllm_console.ui.parts.pane_layout import (
     STEPS,
     Arrangement,
     GpuHistoryChoice,
+    LayoutInputs,
     PaneChoice,
     PaneLayout,
-    Shown,
     best_layout,
 )
-from vllm_console.ui.parts.server_events import Seen, events_between, seen_of
+from vllm_console.ui.parts.server_events import SeenServer, events_between, seen_of
 from vllm_console.ui.parts.server_verbs import ServerVerbs, no_server
 from vllm_console.ui.parts.staged_prediction import Predictions, prediction_text
-from vllm_console.ui.parts.staging import MeasuredTraffic, Staged, Staging, Step, measured_traffic
+from vllm_console.ui.parts.staging import MeasuredTraffic, Staged, StagedStep, Staging, measured_traffic
 from vllm_console.ui.parts.time_cursor import TimeCursor
 from vllm_console.ui.parts.tuning_bar import TuningBar
-from vllm_console.ui.parts.verdict import Verdicts
+from vllm_console.ui.parts.verdict import PlanVerdicts
 from vllm_console.ui.screens.dialogs import Choose, Confirm
 from vllm_console.ui.terminal.choice import in_browser
 from vllm_console.ui.terminal.clipboard import copy
@@ -121,7 +121,7 @@ class OperationsScreen(PartialRepaintScreen):
         super().__init__()
         self.console = console
         self.staging = Staging(self._staging_changed)
-        self.verdicts = Verdicts(console, self.staging, self._verdict_changed)
+        self.verdicts = PlanVerdicts(console, self.staging, self._verdict_changed)
         self.predictions = Predictions(console, self.staging, self.verdicts, self.redraw)
         self.verbs = ServerVerbs(console, self.staging, self.verdicts, self.predictions, self._forget)
         self.fixes = FixCycle(console, self.staging)
@@ -131,7 +131,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.columns = tuple(columns)
         """The columns of the table that the user chose, by name; empty for what fits."""
         self.gpu_history = GpuHistoryChoice()
-        self.hints = Hints(console.hints is not None, console.hints_ended)
+        self.hints = DemoHints(console.hints is not None, console.hints_ended)
         self._arrangement: Arrangement | None = None
         self._selected_name: str | None = None
         self._wanted = replay.name if replay is not None else server or None
@@ -139,7 +139,7 @@ class OperationsScreen(PartialRepaintScreen):
         self._filter = ""
         self._order = Order()
         self._marked: frozenset[str] = frozenset()
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, SeenServer] = {}
         self._table_height = TableHeight()
         self._sized_for: Size | None = None
         self._identities: dict[str, tuple[str, str, int]] = {}
@@ -465,12 +465,12 @@ class OperationsScreen(PartialRepaintScreen):
             return False
         return self.changes.judged(server) and bool(self.changes.lines(server, snapshot.at, size.width, 1))
 
-    def _situation(self, server: ServerView | None) -> Situation:
+    def _situation(self, server: ServerView | None) -> FooterContext:
         staged = server is not None and bool(self.staging.of(server.name))
         replay = self.time.replay is not None
         snapshot = self.console.snapshot
         empty = snapshot is not None and not snapshot.servers
-        return Situation(server, staged, len(self._marked), self.console.read_only, self.past, replay, empty)
+        return FooterContext(server, staged, len(self._marked), self.console.read_only, self.past, replay, empty)
 
     @property
     def applying(self) -> tuple[str, Sequence[Action]]:
@@ -576,7 +576,7 @@ class OperationsScreen(PartialRepaintScreen):
         gpu_rows = self._gpus.wanted_height(snapshot, screen.width) + framed if known else 0
         if known and self.gpu_history.shown:
             gpu_rows = max(gpu_rows, CHART_ROWS)
-        shown = Shown(server is not None, measured, gpu_rows)
+        shown = LayoutInputs(server is not None, measured, gpu_rows)
         self._arrangement = self.panes.arrangement(screen, area, shown)
         for pane in (self._table, self._state, self._gpus, self._log, *self._panes):
             pane.framed, pane.focused_frame = framed, bool(pane.id) and pane.id == self.panes.zoomed
@@ -951,7 +951,7 @@ class OperationsScreen(PartialRepaintScreen):
             return
         self.stage_step(server, step)
 
-    def stage_step(self, server: ServerView, step: Step) -> None:
+    def stage_step(self, server: ServerView, step: StagedStep) -> None:
         """Stage a step, which is allowed, for a server."""
         staged = self.staging.of(server.name)
         self.staging.put(server.name, staging.stage(server.flags, staged, step))
@@ -1191,9 +1191,9 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_remove_leftovers(self) -> None:
         """Remove what ended servers left behind, after a yes."""
-        from vllm_console.ui.screens.leftovers import remove_leftovers
+        from vllm_console.ui.screens.leftovers import confirm_leftovers
 
-        remove_leftovers(self.console)
+        confirm_leftovers(self.console)
 
     def action_adapters(self) -> None:
         """Load a LoRA adapter into the selected server, or unload one."""

@@ -19,8 +19,8 @@ from vllm_console.fleet.snapshot import Preset
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
 from vllm_console.ui.closing import close_screen
-from vllm_console.ui.commands import Command, CommandError, Commands, Do
-from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.commands import CommandError, Commands, Do, TypedCommand
+from vllm_console.ui.parts.flag_book import FlagCatalog
 from vllm_console.ui.parts.recent_commands import RecentCommands
 from vllm_console.ui.terminal.lines import LineView, clickable, line
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG, WARN
@@ -56,7 +56,7 @@ class PaletteScreen(ModalScreen[Do | None]):
     def __init__(self, commands: Commands, recent: RecentCommands, fleet: LocalFleet, engine: Engine | None) -> None:
         super().__init__()
         self._commands, self._recent, self._fleet, self._engine = commands, recent, fleet, engine
-        self._found: Sequence[Command] = ()
+        self._found: Sequence[TypedCommand] = ()
         self._at: int | None = None
         self._top = 0
         self._wrong = ""
@@ -178,7 +178,7 @@ class PaletteScreen(ModalScreen[Do | None]):
             self._at = index
             self._run(self._found[index])
 
-    def _run(self, command: Command) -> None:
+    def _run(self, command: TypedCommand) -> None:
         """Close, and do it; one that is not whole yet is completed, one that does not apply says why."""
         if command.open:
             self._entry.put(command.text)
@@ -207,11 +207,11 @@ class PaletteScreen(ModalScreen[Do | None]):
         self._move(1)
 
 
-def _known(fleet: LocalFleet, engine: Engine | None, recent: RecentCommands) -> tuple[Sequence[Preset], FlagBook]:
+def _known(fleet: LocalFleet, engine: Engine | None, recent: RecentCommands) -> tuple[Sequence[Preset], FlagCatalog]:
     """In a thread: the presets, and the flags of an engine; reads what was typed before, too."""
     recent.read()
     presets, _ = fleet.presets()
-    return presets, FlagBook(fleet.flags(engine) if engine is not None else None)
+    return presets, FlagCatalog(fleet.flags(engine) if engine is not None else None)
 
 
 def _title(count: int, width: int) -> Strip:
@@ -223,7 +223,7 @@ def _title(count: int, width: int) -> Strip:
     return rule(number, width, keys)
 
 
-def _row(command: Command, index: int, here: bool, column: int, width: int) -> Strip:
+def _row(command: TypedCommand, index: int, here: bool, column: int, width: int) -> Strip:
     """A command, what it does, and its key."""
     action = f"screen.choose({index})"
     key = f" {command.key} " if command.key and width >= 60 else ""

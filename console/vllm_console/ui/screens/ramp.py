@@ -19,7 +19,7 @@ from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import BAD, DIM, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
-from vllm_console.ui.widgets.reader import Reader
+from vllm_console.ui.widgets.reader import TextReader
 from vllm_console.ui.widgets.scatter import scatter
 from vllm_console.ui.widgets.table import Column, Value, table
 
@@ -45,7 +45,7 @@ class RampScreen(Screen[None]):
         super().__init__()
         self._main, self._server = console, server
         self._asked = False
-        self._reader = Reader(
+        self._reader = TextReader(
             lambda: f"{title}: ramp to the highest rate that meets the objectives",
             lambda width: ramp_lines(self._view, width, self.app.size.height),
             step_back=self._end,

@@ -10,22 +10,22 @@ from typing import Any
 
 from textual.drivers.web_driver import WebDriver
 
-from vllm_console.ui.terminal.driver import LEAVE_SECONDS, Outlet
+from vllm_console.ui.terminal.driver import LEAVE_SECONDS, OutputWriter
 
 
 class BrowserDriver(WebDriver):
-    """Textual's driver for browsers, with an `Outlet` for its packets. It notifies the app of what happens to the page:
-    ``terminal_caught_up`` and ``terminal_lost``, from another thread."""
+    """Textual's driver for browsers, with an `OutputWriter` for its packets. It notifies the app of what happens to the
+    page: ``terminal_caught_up`` and ``terminal_lost``, from another thread."""
 
     def __init__(self, app: Any, **options: Any) -> None:
         super().__init__(app, **options)
         # A packet is written as a whole or not at all, and none is dropped: the next one would not be understood.
-        self._outlet = Outlet(self.fileno, app.terminal_caught_up, app.terminal_lost)
+        self._outlet = OutputWriter(self.fileno, app.terminal_caught_up, app.terminal_lost)
         self._write = self._outlet.write  # type: ignore[assignment]
 
     @property
     def behind(self) -> bool:
-        """Whether a picture had better be left out (`Outlet.behind`)."""
+        """Whether a picture had better be left out (`OutputWriter.behind`)."""
         return self._outlet.behind()
 
     def run_input_thread(self) -> None:

@@ -43,7 +43,7 @@ READ_BYTES = 4 << 10
 """What is read of the keys at once."""
 
 
-class Outlet:
+class OutputWriter:
     """Bytes on their way to a terminal. A thread of its own writes them: whoever calls here never waits for it.
 
     ``caught_up`` is called, in that thread, when the terminal has taken all after `behind` was true; ``lost`` when
@@ -151,19 +151,19 @@ class WakingEvent(threading.Event):
 
 
 class ConsoleDriver(LinuxDriver):
-    """Textual's driver for Linux, with an `Outlet` for what it writes. It calls the app's ``terminal_caught_up`` and
-    ``terminal_lost`` from another thread."""
+    """Textual's driver for Linux, with an `OutputWriter` for what it writes. It calls the app's ``terminal_caught_up``
+    and ``terminal_lost`` from another thread."""
 
     def __init__(self, app: Any, **options: Any) -> None:
         super().__init__(app, **options)
         self.exit_event = self._input_ends = WakingEvent()
         self._descriptor = sys.__stdout__.fileno() if sys.__stdout__ is not None else 1
-        self._outlet: Outlet | None = None
+        self._outlet: OutputWriter | None = None
         self._cast: Cast | None = app.cast
 
     @property
     def behind(self) -> bool:
-        """Whether a picture had better be left out (`Outlet.behind`)."""
+        """Whether a picture had better be left out (`OutputWriter.behind`)."""
         return self._outlet is not None and self._outlet.behind()
 
     def write(self, data: str) -> None:
@@ -175,7 +175,7 @@ class ConsoleDriver(LinuxDriver):
 
     def start_application_mode(self) -> None:
         """Take the terminal. (Textual's own writer is started too, and gets nothing to write.)"""
-        self._outlet = Outlet(self._descriptor, self._app.terminal_caught_up, self._app.terminal_lost)  # type: ignore[attr-defined]
+        self._outlet = OutputWriter(self._descriptor, self._app.terminal_caught_up, self._app.terminal_lost)  # type: ignore[attr-defined]
         super().start_application_mode()  # type: ignore[no-untyped-call]
 
     def stop_application_mode(self) -> None:

@@ -52,7 +52,7 @@ def title_bar(title: str, width: int, right: Sequence[Part] = ()) -> Strip:
     return line(" ", (title, STRONG), *((" " * room, *right) if room > 0 else ()))
 
 
-class Frame:
+class TextFrame:
     """Puts lines into a frame. A line that is the same object as before keeps its row, which nobody draws again."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ def bar(share: float | None, width: int) -> str:
     return fit("█" * full + (_EIGHTHS[rest] if rest else ""), width)
 
 
-def progress(share: float, width: int) -> str:
+def progress_line(share: float, width: int) -> str:
     """A thin progress line: ``━━━━────``."""
     done = round(min(1.0, max(0.0, share)) * width)
     return "━" * done + "─" * (width - done)

@@ -9,7 +9,7 @@ from textual.strip import Strip
 
 from vllm_console.ui.terminal.lines import LineView
 from vllm_console.ui.theme import ACCENT, DIM
-from vllm_console.ui.widgets.draw import Frame
+from vllm_console.ui.widgets.draw import TextFrame
 
 LEAST_WIDTH, LEAST_HEIGHT = 120, 32
 """Minimum size of the screen for frames. On a smaller one only the title lines separate the views."""
@@ -31,7 +31,7 @@ class FramedView(LineView):
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
-        self._frame = Frame()
+        self._frame = TextFrame()
 
     @property
     def room(self) -> Size:

@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import msgspec
 
-from vllm_console.logs.access import access_of, fold
-from vllm_console.logs.file import Level, Line, LogFile, compile_pattern
+from vllm_console.logs.access import fold, parse_access_line
+from vllm_console.logs.file import Line, LogFile, LogLevel, compile_pattern
 from vllm_console.logs.times import find_time, newest_stamp, not_after, parse_moment
 from vllm_console.ui.keymap import key_of
 
@@ -72,10 +72,10 @@ SKIP_BYTES = 128 * 1024
 
 _CHUNK = 200
 
-Filter = Level | None
+Filter = LogLevel | None
 
 
-class Page(msgspec.Struct, frozen=True):
+class LogPage(msgspec.Struct, frozen=True):
     """What is to be shown. ``new_lines`` counts what came below since the reader left the end."""
 
     lines: tuple[Line, ...] = ()
@@ -104,7 +104,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class LogPager:
-    """Moves through a `LogFile` on behalf of one reader. Every method reads a bounded amount and returns a `Page`.
+    """Moves through a `LogFile` on behalf of one reader. Every method reads a bounded amount and returns a `LogPage`.
 
     Kept is a window of lines that pass the filter, read without gaps from ``_low`` to ``_high``. While following,
     the page is its end; else ``_top`` is the first line shown, and stays the same line however the log grows.
@@ -139,11 +139,11 @@ class LogPager:
         self._note = ""
         self._to_end()
 
-    def page(self) -> Page:
+    def page(self) -> LogPage:
         """What is to be shown now."""
         shown, count = self._shown(), self._count
         counting = count is not None and not count.done
-        return Page(
+        return LogPage(
             lines=tuple(shown),
             following=self._following,
             new_lines=self._new,
@@ -177,12 +177,12 @@ class LogPager:
         """Whether the rows end where the lines end, and are filled from above: at the newest, or at a moment."""
         return self._following or self._until is not None
 
-    def resize(self, rows: int) -> Page:
+    def resize(self, rows: int) -> LogPage:
         """The screen has so many rows now."""
         self._rows = max(1, rows)
         return self.step()
 
-    def poll(self) -> Page:
+    def poll(self) -> LogPage:
         """Read what was written since."""
         end = self.log.refresh()
         if self.log.epoch != self._epoch:
@@ -202,7 +202,7 @@ class LogPager:
             self._new += more
         return self.step()
 
-    def step(self) -> Page:
+    def step(self) -> LogPage:
         """Go on with what is left over: lines to scroll, a search, a page not yet full, matches to count."""
         if self._search_at is not None:
             self._search_step()
@@ -215,19 +215,19 @@ class LogPager:
             self._count.step()
         return self.page()
 
-    def scroll(self, rows: int) -> Page:
+    def scroll(self, rows: int) -> LogPage:
         """Scroll down, or up when negative; arriving at the end follows it again."""
         self._note = ""
         self._move(self._owed + rows)
         return self.page()
 
-    def home(self) -> Page:
+    def home(self) -> LogPage:
         """Go to the oldest line."""
         self._pause()
         self._start_at(self.log.start)
         return self.page()
 
-    def end(self) -> Page:
+    def end(self) -> LogPage:
         """Go to the newest line and follow."""
         self._note = ""
         self._owed = 0
@@ -236,7 +236,7 @@ class LogPager:
         self._to_end()
         return self.page()
 
-    def show_moment(self, moment: str) -> Page:
+    def show_moment(self, moment: str) -> LogPage:
         """Show what was written up to a time (`11-22 03:10:00`)."""
         self.log.refresh()
         newest = newest_stamp(self.log)
@@ -255,33 +255,33 @@ class LogPager:
         self._until = until
         self._read_up(self._rows)
 
-    def hold(self) -> Page:
+    def hold(self) -> LogPage:
         """Stop following where the reader is."""
         self._pause()
         return self.page()
 
-    def set_filter(self, level: Filter) -> Page:
+    def set_filter(self, level: Filter) -> LogPage:
         """Show only lines of at least this level; None shows all."""
         self._filter = level
         self._count_matches()
         self._read_again()
         return self.page()
 
-    def set_hides_access(self, hides: bool) -> Page:
+    def set_hides_access(self, hides: bool) -> LogPage:
         """Leave out access lines of requests that were answered, or show them."""
         self._hides_access = hides
         self._count_matches()
         self._read_again()
         return self.page()
 
-    def set_only_matches(self, only: bool) -> Page:
+    def set_only_matches(self, only: bool) -> LogPage:
         """Show only lines that match the search, or all of them."""
         self._only = only and bool(self._wanted)
         self._note = ""
         self._read_again()
         return self.page()
 
-    def find_only(self, text: str) -> Page:
+    def find_only(self, text: str) -> LogPage:
         """Show only the lines that hold a text, the newest at the bottom."""
         self.find("")
         if text:
@@ -290,7 +290,7 @@ class LogPager:
             self._to_end()
         return self.page()
 
-    def go_to(self, moment: str) -> Page:
+    def go_to(self, moment: str) -> LogPage:
         """Go to the first line at or after the moment that the user typed; the note says where that is."""
         self.log.refresh()
         newest = newest_stamp(self.log)
@@ -335,7 +335,7 @@ class LogPager:
         """Count the matches of the search from the beginning."""
         self._count = MatchCount(self.log, self._wanted, self._passes_filter) if self._wanted else None
 
-    def find(self, text: str, backwards: bool = True) -> Page:
+    def find(self, text: str, backwards: bool = True) -> LogPage:
         """Search from the reader's place; an empty text ends the search. Goes on in `step`."""
         self._wanted, self._match, self._note = text, None, ""
         self._search_at = None
@@ -349,7 +349,7 @@ class LogPager:
             self._begin_search(here, backwards)
         return self.page()
 
-    def find_next(self, backwards: bool) -> Page:
+    def find_next(self, backwards: bool) -> LogPage:
         """The next match of the same text in this direction."""
         if not self._wanted:
             return self.page()
@@ -440,7 +440,7 @@ class LogPager:
         """Whether a line passes the level, and is no access line that is left out."""
         if self._filter is not None and (line.level is None or line.level < self._filter):
             return False
-        access = access_of(line.text) if self._hides_access else None
+        access = parse_access_line(line.text) if self._hides_access else None
         return access is None or access.status >= "4"
 
     def _passes(self, line: Line) -> bool:

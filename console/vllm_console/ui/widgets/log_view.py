@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -16,14 +16,14 @@ from textual import events
 from textual.message import Message
 from textual.strip import Strip
 
-from vllm_console.logs.file import Level, Line, LogFile, compile_pattern
+from vllm_console.logs.file import Line, LogFile, LogLevel, compile_pattern
 from vllm_console.logs.vllm_lines import parse_line
 from vllm_console.text import UNKNOWN
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, WARN
 from vllm_console.ui.threads import begin_worker, in_thread, woken
 from vllm_console.ui.widgets.draw import fit
-from vllm_console.ui.widgets.log_pager import Filter, LogPager, Page
+from vllm_console.ui.widgets.log_pager import Filter, LogPage, LogPager
 
 _ENGINE = r"Engine (\d+): "
 _STATISTICS = (
@@ -82,16 +82,21 @@ SIDEWAYS = 16
 WHEEL = 3
 """Lines per notch of the mouse wheel."""
 
-FILTERS: tuple[Filter, ...] = (None, Level.WARNING, Level.ERROR)
+FILTERS: tuple[Filter, ...] = (None, LogLevel.WARNING, LogLevel.ERROR)
 
-EMPTY = {None: "log is empty", Level.WARNING: "no warnings or errors", Level.ERROR: "no errors"}
+EMPTY = {None: "log is empty", LogLevel.WARNING: "no warnings or errors", LogLevel.ERROR: "no errors"}
 """What is shown where no line passes the filter."""
 
-FILTER_NAMES = {None: "all lines", Level.WARNING: "warnings and errors", Level.ERROR: "errors"}
+FILTER_NAMES = {None: "all lines", LogLevel.WARNING: "warnings and errors", LogLevel.ERROR: "errors"}
 
 ERROR = Style(color="red")
 MATCH = Style(color="black", bgcolor="yellow")
 PLAIN = Style()
+_STYLES: Mapping[LogLevel | None, Style] = {
+    LogLevel.ERROR: ERROR,
+    LogLevel.WARNING: WARN,
+    LogLevel.DEBUG: DIM,
+}
 
 NARROW = 140
 """Below this width lines that are cut begin with their time and message: what vLLM writes before takes half of it."""
@@ -103,7 +108,7 @@ _PREFIX = re.compile(
     r"\d\d:\d\d:\d\d |(?:\([\w.-]+ pid=\d+\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\] )?|[A-Z]+: +)"
 )
 
-_Command = Callable[[LogPager], Page]
+_Command = Callable[[LogPager], LogPage]
 
 
 class LogView(LineView):
@@ -131,7 +136,7 @@ class LogView(LineView):
 
     def __init__(self, *, compact: bool = True, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.page = Page()
+        self.page = LogPage()
         """What was read last."""
         self.wrap = False
         self._compact = compact
@@ -322,10 +327,10 @@ class LogView(LineView):
         try:
             page = await in_thread(partial(self._read, self._path, self._rows, commands), "read log")
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown in place of the log
-            page = Page(note=f"can't read the log: {getattr(error, 'strerror', None) or error}")
+            page = LogPage(note=f"can't read the log: {getattr(error, 'strerror', None) or error}")
         self._show_page(page)
 
-    def _read(self, path: Path, rows: int, commands: list[_Command]) -> Page:
+    def _read(self, path: Path, rows: int, commands: list[_Command]) -> LogPage:
         """In the thread: the only place that touches the pager."""
         if self._pager is None or self._pager.log.path != path:
             if self._pager is not None:
@@ -340,7 +345,7 @@ class LogView(LineView):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def _show_page(self, page: Page) -> None:
+    def _show_page(self, page: LogPage) -> None:
         changed = page != self.page
         self.page = page
         if changed:
@@ -418,8 +423,8 @@ def _redact() -> Callable[[str], str]:
 def styled(line: Line, wanted: str, current: bool) -> Strip:
     """One line, as wide as it is. ``wanted`` is marked wherever it stands; ``current`` marks the whole line."""
     text = line.text
-    base = CURSOR if current else {Level.ERROR: ERROR, Level.WARNING: WARN, Level.DEBUG: DIM}.get(line.level, PLAIN)  # type: ignore[arg-type]
-    prefix = _PREFIX.match(text) if line.level is Level.INFO and not current else None
+    base = CURSOR if current else _STYLES.get(line.level, PLAIN)
+    prefix = _PREFIX.match(text) if line.level is LogLevel.INFO and not current else None
     styles = [(0, prefix.end(), DIM), (prefix.end(), len(text), base)] if prefix else [(0, len(text), base)]
     marks = [match.span() for match in compile_pattern(wanted).finditer(text)] if wanted else []
     segments: list[Segment] = []

@@ -21,7 +21,7 @@ from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 
 
-class Reader(Vertical, can_focus=True):
+class TextReader(Vertical, can_focus=True):
     """Fills a screen with lines. ``title``, ``content`` (for a width in cells) and ``keys`` are asked again at each
     `redraw`.
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.engine_model.gpus import GpuModel, find_model, near_names
 from vllm_launchers.host.gpu.host import Gpu, Host, HostError, Link, with_claims
-from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, islands_of, level_of, nvlinks_in
+from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, islands_of, link_level, nvlinks_in
 from vllm_launchers.host.gpu.vendors import vendor_of
 from vllm_launchers.typed_decoding import decode_json
 
@@ -160,7 +160,7 @@ def _with_memory(gpu: Gpu) -> Gpu:
 
 
 def _with_bandwidth(link: Link, gpus: dict[int, Gpu]) -> Link:
-    if level_of(link.kind) is LinkLevel.UNKNOWN or link.bandwidth_gbs is not None:
+    if link_level(link.kind) is LinkLevel.UNKNOWN or link.bandwidth_gbs is not None:
         return link
     return replace(link, bandwidth_gbs=bandwidth(link.kind, gpus[link.a], gpus[link.b]))
 
@@ -345,4 +345,4 @@ def _links(matrix: _Matrix, indices: Sequence[int], gpus: dict[int, Gpu]) -> Ite
 
 
 def _distance(kind: str) -> tuple[LinkLevel, int]:
-    return level_of(kind), -nvlinks_in(kind)
+    return link_level(kind), -nvlinks_in(kind)

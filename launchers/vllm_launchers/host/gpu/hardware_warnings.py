@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from vllm_launchers.host.gpu.host import Gpu, Host
-from vllm_launchers.host.gpu.topology import LinkLevel, level_of
+from vllm_launchers.host.gpu.topology import LinkLevel, link_level
 
 BUSY_PERCENT = 50
 MANY_REPLAYS = 1000
@@ -70,9 +70,9 @@ def _slow(gpu: Gpu) -> Iterator[str]:
 
 def _peers(host: Host) -> Iterator[str]:
     for link in host.links:
-        if level_of(link.kind) is LinkLevel.NVLINK and link.p2p not in (None, "ok"):
+        if link_level(link.kind) is LinkLevel.NVLINK and link.p2p not in (None, "ok"):
             yield f"GPU {link.a} and {link.b} have NVLink, but peer-to-peer access fails: {link.p2p}"
-    blocked = {link.p2p for link in host.links if level_of(link.kind) is not LinkLevel.NVLINK} - {None, "ok"}
+    blocked = {link.p2p for link in host.links if link_level(link.kind) is not LinkLevel.NVLINK} - {None, "ok"}
     if blocked and not host.islands_linked:
         yield f"no peer-to-peer access over PCIe: {sorted(map(str, blocked))[0]}; copies go through the CPU"
     for a, b in combinations(host.gpus, 2):

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.host import DriverError, Gpu, Host
 from vllm_launchers.host.gpu.reader import SystemReader
-from vllm_launchers.host.gpu.sharing import owner
+from vllm_launchers.host.gpu.sharing import holder_user
 
 DEADLINE_SECONDS = 5.0
 MOST_BACKOFF_SECONDS = 60.0
@@ -195,6 +195,6 @@ def _held(gpu: Gpu, wanted: float, ours: Collection[int]) -> str:
     holder = holders[0]
     size = f"{holder.gib:.1f} GiB" if holder.gib is not None else "memory"
     return (
-        f"GPU {gpu.index}: {wanted - free:.1f} GiB did not come back; pid {holder.pid} of {owner(holder)} still "
+        f"GPU {gpu.index}: {wanted - free:.1f} GiB did not come back; pid {holder.pid} of {holder_user(holder)} still "
         f"holds {size}"
     )

@@ -365,9 +365,9 @@ class Device:
             ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), handle
         )
         return {
-            "memory_gib": gib(memory.total) if memory is not None else None,
-            "used_gib": gib(memory.used) if memory is not None else None,
-            "free_gib": gib(memory.free) if memory is not None else None,
+            "memory_gib": to_gib(memory.total) if memory is not None else None,
+            "used_gib": to_gib(memory.used) if memory is not None else None,
+            "free_gib": to_gib(memory.free) if memory is not None else None,
             "utilization": use.gpu if use is not None else None,
             "memory_utilization": use.memory if use is not None else None,
             "temperature_c": self._temperature(),
@@ -395,7 +395,7 @@ class Device:
                     process.pid,
                     Holder(
                         pid=process.pid,
-                        gib=gib(process.usedGpuMemory) if process.usedGpuMemory is not None else None,
+                        gib=to_gib(process.usedGpuMemory) if process.usedGpuMemory is not None else None,
                         kind=kind,
                         instance=None if instance in (None, 0xFFFFFFFF) else instance,
                     ),
@@ -417,8 +417,8 @@ class Device:
         return MigInstance(
             uuid=uuid,
             profile=profile or None,
-            memory_gib=gib(memory.total) if memory is not None else None,
-            free_gib=gib(memory.free) if memory is not None else None,
+            memory_gib=to_gib(memory.total) if memory is not None else None,
+            free_gib=to_gib(memory.free) if memory is not None else None,
             gpu_instance=call("nvmlDeviceGetGpuInstanceId", handle),
             compute_instance=call("nvmlDeviceGetComputeInstanceId", handle),
         )
@@ -428,7 +428,7 @@ def _kb_as_gb(rate: int | None) -> float | None:
     return None if rate is None else round(rate / 1e6, 3)
 
 
-def gib(count: int) -> float:
+def to_gib(count: int) -> float:
     """Bytes as GiB, to a MiB."""
     return round(count / GIB, 3)
 
@@ -470,7 +470,7 @@ class ProcessDetails:
         wanted = set(pids)
         if wanted == self._known.keys():
             return
-        self._known = {pid: self._known.get(pid) or describe(pid) for pid in wanted}
+        self._known = {pid: self._known.get(pid) or describe_process(pid) for pid in wanted}
 
     def complete(self, holder: Holder) -> Holder:
         """The same holder with user, command and age."""
@@ -482,7 +482,7 @@ class ProcessDetails:
         )
 
 
-def describe(pid: int) -> Holder:
+def describe_process(pid: int) -> Holder:
     """The known details of a process; unknown ones are None."""
     try:
         process = psutil.Process(pid)

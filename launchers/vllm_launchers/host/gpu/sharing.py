@@ -61,7 +61,7 @@ def holdings(gpu: Gpu) -> Holdings:
     ours: dict[str, float] = {}
     others: dict[str, float] = {}
     for holder in gpu.holders:
-        into, name = (ours, holder.server) if holder.server else (others, owner(holder))
+        into, name = (ours, holder.server) if holder.server else (others, holder_user(holder))
         into[name] = round(into.get(name, 0.0) + (holder.gib or 0.0), 3)
     seen = sum(ours.values()) + sum(others.values())
     unseen = max(0.0, (gpu.used_gib or 0.0) - seen)
@@ -69,7 +69,7 @@ def holdings(gpu: Gpu) -> Holdings:
     silent = [holder for holder in gpu.holders if holder.gib is None]
     if silent and unseen > DRIVER_GIB:
         first = silent[0]
-        into, name = (ours, first.server) if first.server else (others, owner(first))
+        into, name = (ours, first.server) if first.server else (others, holder_user(first))
         into[name], unseen = round(into.get(name, 0.0) + unseen, 3), 0.0
     return Holdings(ours, others, round(unseen, 3) if unseen > DRIVER_GIB else 0.0, gpu.free_gib)
 
@@ -89,7 +89,7 @@ def is_held_by_others(gpu: Gpu) -> bool:
     return bool(holdings(gpu).unseen) or any(not h.server and not is_desktop(h) for h in gpu.holders)
 
 
-def owner(holder: Holder) -> str:
+def holder_user(holder: Holder) -> str:
     """The user of a process; a description if it is invisible."""
     return holder.user or f"pid {holder.pid} (not seen from here)"
 

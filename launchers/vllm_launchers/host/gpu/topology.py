@@ -70,7 +70,7 @@ NAME_VERSIONS = (
 """NVLink's version by the GPU's name, for a host whose driver was not queried."""
 
 
-def level_of(kind: str) -> LinkLevel:
+def link_level(kind: str) -> LinkLevel:
     """The level of a kind such as ``NV4`` or ``PHB``."""
     word = kind.strip().upper()
     if _NVLINK.fullmatch(word) and nvlinks_in(word):
@@ -123,14 +123,14 @@ def bandwidth(kind: str, a: Gpu, b: Gpu) -> float | None:
 
 def islands_of(indices: Iterable[int], links: Sequence[Link]) -> tuple[tuple[int, ...], ...]:
     """Groups of GPUs connected by NVLink, directly or through neighbors."""
-    return connected(indices, [(link.a, link.b) for link in links if level_of(link.kind) is LinkLevel.NVLINK])
+    return connected(indices, [(link.a, link.b) for link in links if link_level(link.kind) is LinkLevel.NVLINK])
 
 
 def pcie_groups(indices: Sequence[int], links: Sequence[Link]) -> tuple[tuple[int, ...], ...]:
     """Groups of GPUs that reach each other without crossing the CPU interconnect."""
     wanted = set(indices)
     return connected(
-        indices, [(k.a, k.b) for k in links if k.a in wanted and k.b in wanted and level_of(k.kind) <= LinkLevel.NODE]
+        indices, [(k.a, k.b) for k in links if k.a in wanted and k.b in wanted and link_level(k.kind) <= LinkLevel.NODE]
     )
 
 
@@ -228,7 +228,7 @@ def pair_cell(host: Host, a: int, b: int) -> Cell:
     link = host.link(a, b)
     if link is None:
         return Cell(f"{'–':>{CELL}}", "unknown", a, b)
-    return Cell(f"{link.kind[: CELL - 1]:>{CELL}}", _ROLES.get(level_of(link.kind), "unknown"), a, b)
+    return Cell(f"{link.kind[: CELL - 1]:>{CELL}}", _ROLES.get(link_level(link.kind), "unknown"), a, b)
 
 
 def _all_facts(gpu: Gpu | None) -> str:
@@ -278,7 +278,7 @@ def list_rows(host: Host) -> list[Row]:
         rows.append((Cell(f"GPU {spans(group)}", "head", group[0]), Cell(_inside(host, group), "fact")))
     for position, one in enumerate(groups):
         for other in groups[position + 1 :]:
-            kinds = sorted({link.kind for a in one for b in other if (link := host.link(a, b))}, key=level_of)
+            kinds = sorted({link.kind for a in one for b in other if (link := host.link(a, b))}, key=link_level)
             text = "/".join(kinds) or "–"
             rows.append((Cell(f"{spans(one)} – {spans(other)}", "head"), Cell(f"  {text}", "fact")))
     return rows
@@ -288,7 +288,7 @@ def _inside(host: Host, group: Sequence[int]) -> str:
     kinds = {link.kind for link in host.links if link.a in group and link.b in group}
     if len(group) == 1:
         return "  alone"
-    return "  " + ("/".join(sorted(kinds, key=lambda kind: (level_of(kind), -nvlinks_in(kind)))) or "–")
+    return "  " + ("/".join(sorted(kinds, key=lambda kind: (link_level(kind), -nvlinks_in(kind)))) or "–")
 
 
 LinkGroups = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
@@ -312,7 +312,7 @@ def _link_groups(indices: tuple[int, ...], links: tuple[Link, ...]) -> LinkGroup
         return None
     group_of: dict[int, tuple[int, ...]] = {index: (index,) for index in indices}
     found = []
-    for kind in sorted({kinds[pair] for pair in pairs}, key=lambda kind: (level_of(kind), -nvlinks_in(kind), kind)):
+    for kind in sorted({kinds[pair] for pair in pairs}, key=lambda kind: (link_level(kind), -nvlinks_in(kind), kind)):
         joined = _joined(group_of, [pair for pair in pairs if kinds[pair] == kind])
         for group in set(joined.values()):
             if any(kinds[frozenset((a, b))] != kind and group_of[a] != group_of[b] for a, b in combinations(group, 2)):

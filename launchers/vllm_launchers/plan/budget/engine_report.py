@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from vllm_launchers.plan.budget.budget import EngineReport, MemoryBudget
 
 if TYPE_CHECKING:
-    from vllm_launchers.plan.inputs import Learned
+    from vllm_launchers.plan.inputs import EarlierReport
 
 WEIGHTS = re.compile(r"(?:Model loading took|Loading model weights took) ([\d.]+) ?Gi?B")
 KV_MEMORY = re.compile(
@@ -146,11 +146,11 @@ def budget_figures(budget: MemoryBudget) -> dict[str, float]:
     return figures if budget.kv_tokens is None else {**figures, "kv_tokens": float(budget.kv_tokens)}
 
 
-def learned_from(reported: Mapping[str, float], predicted: Mapping[str, float]) -> Learned:
+def learned_from(reported: Mapping[str, float], predicted: Mapping[str, float]) -> EarlierReport:
     """Stored figures (see `report_figures` and `budget_figures`) in a plan's form."""
-    from vllm_launchers.plan.inputs import Learned
+    from vllm_launchers.plan.inputs import EarlierReport
 
-    return Learned(
+    return EarlierReport(
         EngineReport(
             weights_gib=reported.get("weights_gib"),
             kv_gib=reported.get("kv_gib"),

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.budget.budget import GpuBudget, GpuShape, MemoryBudget, shapes
 from vllm_launchers.plan.budget.cache import CacheLayout, layout
-from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal, draft_tensor, read_settings, whole
+from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal, draft_tensor, effective_flags, whole
 from vllm_launchers.plan.budget.weights import LoadedWeights, offloaded_bytes, pipeline_stages, weights_of
-from vllm_launchers.plan.inputs import Learned
+from vllm_launchers.plan.inputs import EarlierReport
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Flags
@@ -212,7 +212,7 @@ def estimate(
     *,
     release: Release | None = None,
     workload: Workload | None = None,
-    learned: Learned | None = None,
+    learned: EarlierReport | None = None,
     build: str | None = "cuda",
     environment: Mapping[str, str] | None = None,
     draft: ModelFacts | None = None,
@@ -230,7 +230,7 @@ def estimate(
     first = shapes(gpus, 1)[:1]
     if not on_cpu and (not first or first[0].total_gib is None):
         return None
-    settings = read_settings(facts, flags, release, environment, None if on_cpu else first[0], assumed, draft)
+    settings = effective_flags(facts, flags, release, environment, None if on_cpu else first[0], assumed, draft)
     weights = weights_of(facts, flags, settings, assumed)
     if weights is None or settings.tensor * settings.pipeline * settings.data > _MOST_GPUS:
         return None
@@ -267,7 +267,7 @@ def _draft_bytes(draft: ModelFacts, flags: Flags, settings: EffectiveFlags, assu
 
 def loaded_weights(facts: ModelFacts, flags: Flags, release: Release | None = None) -> LoadedWeights | None:
     """All weights of one copy in GPU memory; None if neither their size nor number is known."""
-    settings = read_settings(facts, flags, release, {}, GpuShape(), [])
+    settings = effective_flags(facts, flags, release, {}, GpuShape(), [])
     return weights_of(facts, flags, settings, [])
 
 
@@ -307,7 +307,7 @@ def _fixed_bytes(flags: Flags, settings: EffectiveFlags) -> int:
     return whole(flags, "kv-cache-memory-bytes", 0) if settings.release >= (0, 10, 2) else 0
 
 
-def _corrected(ranks: Sequence[_Rank], learned: Learned, flags: Flags, settings: EffectiveFlags) -> list[_Rank]:
+def _corrected(ranks: Sequence[_Rank], learned: EarlierReport, flags: Flags, settings: EffectiveFlags) -> list[_Rank]:
     """Weights by the ratio of reported to predicted, overhead by the remaining difference of the two KV caches."""
     report, corrected = learned.report, []
     for rank in ranks:
@@ -346,7 +346,7 @@ def _cpu_rank(
     stage: range,
     flags: Flags,
     environment: Mapping[str, str],
-    learned: Learned | None,
+    learned: EarlierReport | None,
     assumed: list[str],
 ) -> _Rank:
     """The CPU build: its KV cache has the configured size."""

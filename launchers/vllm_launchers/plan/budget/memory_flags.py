@@ -92,7 +92,7 @@ class EffectiveFlags(msgspec.Struct, frozen=True):
         return self.tensor * self.pipeline
 
 
-def read_settings(
+def effective_flags(
     facts: ModelFacts,
     flags: Flags,
     release: Release | None,

@@ -17,7 +17,7 @@ from vllm_launchers.plan.checks.request import simulated, variables
 from vllm_launchers.plan.checks.sleep import sleep_findings
 from vllm_launchers.plan.checks.workload import workload_findings
 from vllm_launchers.plan.choices.inputs import BudgetFor
-from vllm_launchers.plan.findings import Finding, Level, by_weight
+from vllm_launchers.plan.findings import Level, PlanFinding, by_weight
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Workload
@@ -38,9 +38,9 @@ THIS_MACHINE = frozenset(
 """Errors of this machine's present state: another one may have the model, the network, the port and the memory."""
 
 
-def check(
+def check_plan(
     plan: Plan, inputs: PlanInputs, workload: Workload | None = None, budget: BudgetFor | None = None
-) -> tuple[Finding, ...]:
+) -> tuple[PlanFinding, ...]:
     """What blocks a plan, will hurt it or could be better, worst first.
 
     Includes the plan's own findings. ``workload`` gives the request lengths; ``budget`` the memory of the same launch
@@ -52,7 +52,7 @@ def check(
     return by_weight(found)
 
 
-def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None) -> Iterator[Finding]:
+def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     yield from engine_findings(plan)
     yield from flag_findings(plan.flags, plan.environment, inputs.flags, plan.engine.release)
     if not simulated(plan):
@@ -76,15 +76,15 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
     yield from other_tools(plan, inputs, workload)
 
 
-def _harmless(finding: Finding) -> bool:
+def _harmless(finding: PlanFinding) -> bool:
     return finding.level is Level.ERROR and finding.code in GPU_ONLY
 
 
-def errors_anywhere(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def errors_anywhere(findings: tuple[PlanFinding, ...]) -> tuple[PlanFinding, ...]:
     """Errors that block the launch on any machine with these GPUs."""
     return tuple(finding for finding in errors(findings) if finding.code not in THIS_MACHINE)
 
 
-def errors(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def errors(findings: tuple[PlanFinding, ...]) -> tuple[PlanFinding, ...]:
     """The errors that block a launch."""
     return tuple(finding for finding in findings if finding.level is Level.ERROR)

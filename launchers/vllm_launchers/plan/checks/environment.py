@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vllm_launchers.addresses import format_exposure
 from vllm_launchers.plan.checks.request import local_ranks, simulated, uses_gpus
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY
@@ -24,7 +24,7 @@ SHM_GIB_PER_RANK = 0.25
 DISK_SLACK = 1.02
 
 
-def machine_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def machine_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Limits of the machine that end a start or cause failures under load."""
     around = inputs.environment
     if around.open_files is not None and around.open_files < FEW_FILES:
@@ -32,7 +32,7 @@ def machine_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
             f"open-file limit is {around.open_files:,}, and each connection uses one; "
             f"run 'ulimit -n 65536' before starting"
         )
-        yield Finding("open_files_low", Level.WARNING, text)
+        yield PlanFinding("open_files_low", Level.WARNING, text)
     count = local_ranks(plan.flags)
     needed = SHM_GIB_PER_RANK * count
     if uses_gpus(plan) and count > 1 and around.shm_free_gib is not None and around.shm_free_gib < needed:
@@ -40,7 +40,7 @@ def machine_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
             f"/dev/shm has {_size(around.shm_free_gib)} free; {count} NCCL ranks may need "
             f"{_size(needed)}; in a container, use --ipc=host or --shm-size=8g"
         )
-        yield Finding("shm_small", Level.WARNING, text)
+        yield PlanFinding("shm_small", Level.WARNING, text)
     yield from _disk(inputs)
     if around.starting:
         many = len(around.starting) > 1
@@ -48,10 +48,10 @@ def machine_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
             f"{' and '.join(around.starting)} {'are' if many else 'is'} starting right now: servers that start "
             f"together can take each other's memory and ports; wait until {'they are' if many else 'it is'} ready"
         )
-        yield Finding("another_starting", Level.WARNING, text)
+        yield PlanFinding("another_starting", Level.WARNING, text)
 
 
-def _disk(inputs: PlanInputs) -> Iterator[Finding]:
+def _disk(inputs: PlanInputs) -> Iterator[PlanFinding]:
     facts, free = inputs.facts, inputs.environment.model_disk_free_gib
     if facts is None or not facts.bytes_to_download or free is None:
         return
@@ -62,7 +62,7 @@ def _disk(inputs: PlanInputs) -> Iterator[Finding]:
             f"{facts.model} needs a {needed:.1f} GiB download, but {where} has {free:.1f} GiB free; free up space or "
             "point HF_HOME to a larger disk"
         )
-        yield Finding("disk_for_download", Level.ERROR, text, surely=False)
+        yield PlanFinding("disk_for_download", Level.ERROR, text, surely=False)
 
 
 def _size(gib: float) -> str:
@@ -76,12 +76,12 @@ OLDEST = (0, 10, 0)
 """The first release with well-known flags, defaults and log."""
 
 
-def engine_missing(problem: str, *, elsewhere: bool = False) -> Finding:
+def engine_missing(problem: str, *, elsewhere: bool = False) -> PlanFinding:
     """No vLLM can be run; ``problem`` is the sentence that says why. A plan for ``elsewhere`` needs none here."""
-    return Finding("engine_missing", Level.ADVICE if elsewhere else Level.ERROR, problem)
+    return PlanFinding("engine_missing", Level.ADVICE if elsewhere else Level.ERROR, problem)
 
 
-def engine_findings(plan: Plan) -> Iterator[Finding]:
+def engine_findings(plan: Plan) -> Iterator[PlanFinding]:
     """Unknown, too old or too new versions, and the installation's own notes."""
     engine = plan.engine
     if simulated(plan):
@@ -90,15 +90,15 @@ def engine_findings(plan: Plan) -> Iterator[Finding]:
     if engine.kind is EngineKind.VLLM and release is None:
         note = engine.note or "vLLM version unknown"
         text = f"{note}: assuming the flags and defaults of the newest release"
-        yield Finding("engine_version_unknown", Level.WARNING, text)
+        yield PlanFinding("engine_version_unknown", Level.WARNING, text)
     elif engine.note:
-        yield Finding("engine_note", Level.ADVICE, engine.note)
+        yield PlanFinding("engine_note", Level.ADVICE, engine.note)
     if release is not None and release < OLDEST:
         text = f"vLLM {engine.public_version} is older than 0.10, the oldest release supported here; upgrade it"
-        yield Finding("engine_old", Level.WARNING, text)
+        yield PlanFinding("engine_old", Level.WARNING, text)
     if release is not None and release[:2] > NEWEST[:2]:
         text = f"vLLM {engine.public_version} is newer than {NEWEST[0]}.{NEWEST[1]}: changed defaults are unknown here"
-        yield Finding("engine_new", Level.ADVICE, text)
+        yield PlanFinding("engine_new", Level.ADVICE, text)
 
 
 # -- the address a server listens on, and whether it can be watched there. Pure ---------------------------------------
@@ -111,28 +111,28 @@ CERTIFICATE_REQUIRED = 2
 """`ssl.CERT_REQUIRED`."""
 
 
-def network_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def network_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Port, key, and flags that prevent monitoring of a server."""
     if holder := inputs.environment.port_holder:
         text = f"port {plan.port} is in use {holder}; {OTHER_PORT}"
-        yield Finding("port_taken", Level.ERROR, text)
+        yield PlanFinding("port_taken", Level.ERROR, text)
     if message := format_exposure(plan.host, API_KEY in plan.secrets):
         text = f"{message}. Export {API_KEY} first, or omit --host to stay on this machine"
-        yield Finding("open_to_all_without_key", Level.WARNING, text)
+        yield PlanFinding("open_to_all_without_key", Level.WARNING, text)
     yield from _watching(plan)
 
 
-def _watching(plan: Plan) -> Iterator[Finding]:
+def _watching(plan: Plan) -> Iterator[PlanFinding]:
     flags = plan.flags
     if flags.get("disable-log-stats") is True:
         text = "--disable-log-stats disables all metrics: this server cannot be monitored"
-        yield Finding("unwatchable", Level.WARNING, text, Changes(unset=("disable-log-stats",)))
+        yield PlanFinding("unwatchable", Level.WARNING, text, Changes(unset=("disable-log-stats",)))
     if flags.get("ssl-cert-reqs") == CERTIFICATE_REQUIRED:
         text = (
             "--ssl-cert-reqs 2 requires client certificates; this console has none and will never see the server ready"
         )
-        yield Finding("unwatchable", Level.WARNING, text, Changes(unset=("ssl-cert-reqs",)))
+        yield PlanFinding("unwatchable", Level.WARNING, text, Changes(unset=("ssl-cert-reqs",)))
     for name in ("headless", "grpc"):
         if flags.get(name) is True and plan.nodes is None:
             text = f"--{name} disables the HTTP API: the server will never appear ready"
-            yield Finding("unwatchable", Level.WARNING, text, Changes(unset=(name,)))
+            yield PlanFinding("unwatchable", Level.WARNING, text, Changes(unset=(name,)))

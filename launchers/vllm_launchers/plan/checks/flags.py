@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from vllm_launchers.plan.budget.budget import shapes
 from vllm_launchers.plan.budget.memory_flags import batch_sizes
 from vllm_launchers.plan.checks.request import gpus_of, simulated, utilization
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import (
     BATCHED,
     BLOCKS,
@@ -33,17 +33,17 @@ from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.rules import FLAG_RULES
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
-from vllm_launchers.vllm.flags.check_value import judge, problem
+from vllm_launchers.vllm.flags.check_value import problem, refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import RELEASES, first_release, parse_release, release_table, variable_releases
-from vllm_launchers.vllm.flags.search import resolve
+from vllm_launchers.vllm.flags.search import resolve_flag_name
 from vllm_launchers.vllm.release_defaults import Release
 from vllm_launchers.vllm.removed_flags import (
     MISREAD_VARIABLES,
     NEVER,
     REMOVED_FLAGS,
     REMOVED_VARIABLES,
-    Fate,
+    RemovalKind,
     RemovedFlag,
     removed_value,
     unread_fate,
@@ -81,7 +81,7 @@ class _Engine(msgspec.Struct, frozen=True):
 
 def flag_findings(
     flags: Flags, environment: Mapping[str, str], table: FlagTable | None, release: Release | None
-) -> list[Finding]:
+) -> list[PlanFinding]:
     """How the vLLM with that flag table, of that release, will react to these flags and variables.
 
     Without a table only what is certainly dead in the release is found; without both, only misread variables and names
@@ -91,7 +91,7 @@ def flag_findings(
     if release is None and table is not None and table.version:
         release = parse_release(table.version)
     engine = _Engine(table, release)
-    found: list[Finding] = []
+    found: list[PlanFinding] = []
     known: dict[str, FlagValue] = {}
     for name, value in flags.items():
         of_name = list(_flag(name, value, flags, engine))
@@ -105,10 +105,10 @@ def flag_findings(
 
 def variable_findings(
     flags: Flags, environment: Mapping[str, str], table: FlagTable | None, release: Release | None
-) -> list[Finding]:
+) -> list[PlanFinding]:
     """Like :func:`flag_findings`, only for the environment variables."""
     engine = _Engine(table, release)
-    found: list[Finding] = []
+    found: list[PlanFinding] = []
     for name, value in environment.items():
         if name.startswith("VLLM_"):
             found += _variable(name, value, flags, engine)
@@ -121,7 +121,7 @@ def variable_value_findings(
     table: FlagTable | None,
     release: Release | None,
     build: str | None = None,
-) -> Iterator[Finding]:
+) -> Iterator[PlanFinding]:
     """Values of environment variables that vLLM cannot convert.
 
     ``environment`` is the server's complete one; what is not in ``given`` is inherited.
@@ -139,74 +139,74 @@ def variable_value_findings(
         code = "variable_value" if name in given else "variable_inherited"
         if table.reads_all:
             text = f"{engine.name} will not start: {name} takes {wanted}, not '{shown}'{whence}"
-            yield Finding(code, Level.ERROR, text)
+            yield PlanFinding(code, Level.ERROR, text)
         else:
             text = f"{engine.name} fails where it reads {name}: it takes {wanted}, not '{shown}'{whence}"
-            yield Finding(code, Level.WARNING, text)
+            yield PlanFinding(code, Level.WARNING, text)
 
 
-def _flag(name: str, value: FlagValue, flags: Flags, engine: _Engine) -> Iterator[Finding]:
+def _flag(name: str, value: FlagValue, flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
     """Findings on a flag's name."""
     head, _, key = name.partition(".")
     removed = REMOVED_FLAGS.get(head)
     fate = removed.fate(engine.release) if removed and engine.release else None
-    spec, several = resolve(engine.table, head) if engine.table else (None, ())
+    spec, several = resolve_flag_name(engine.table, head) if engine.table else (None, ())
     if spec is not None and spec.name == head:
-        if removed and fate is Fate.IGNORED:
-            yield _dead(removed, flags, engine, Fate.IGNORED)
+        if removed and fate is RemovalKind.IGNORED:
+            yield _dead(removed, flags, engine, RemovalKind.IGNORED)
         if spec.deprecated:
             yield _deprecated(spec)
-    elif removed and (fate is Fate.REFUSED or engine.table):
+    elif removed and (fate is RemovalKind.REFUSED or engine.table):
         taken = spec is not None and spec.opposite == head
-        yield _dead(removed, flags, engine, Fate.WARNED if taken else Fate.REFUSED)
+        yield _dead(removed, flags, engine, RemovalKind.WARNED if taken else RemovalKind.REFUSED)
     elif spec is not None:
         yield from _second_name(spec, head, key, value)
     elif engine.table is not None:
         yield _unknown(head, key, value, several, engine)
     elif engine.release is None and not removed:
         newest = _Engine(release_table(RELEASES[-1]), parse_release(RELEASES[-1]))
-        if newest.table is not None and resolve(newest.table, head) == (None, ()):
+        if newest.table is not None and resolve_flag_name(newest.table, head) == (None, ()):
             yield replace(_unknown(head, key, value, (), newest), level=Level.WARNING)
     if head == "config" and engine.release and engine.release <= _FALSE_DROPPED_TO:
         message = f"{engine.name} drops a line 'x: false' of the --config file silently; write 'no-x: true' there"
-        yield Finding("config_drops_false", Level.ADVICE, message)
+        yield PlanFinding("config_drops_false", Level.ADVICE, message)
 
 
-def _dead(removed: RemovedFlag, flags: Flags, engine: _Engine, fate: Fate) -> Finding:
+def _dead(removed: RemovedFlag, flags: Flags, engine: _Engine, fate: RemovalKind) -> PlanFinding:
     fix = removed.carry(flags)
     if fix is not None and engine.table is not None and any(name not in engine.table.flags for name in fix.set):
         fix = Changes(unset=fix.unset)
-    if fate is Fate.REFUSED:
+    if fate is RemovalKind.REFUSED:
         gone = f"removed in {_short(removed.since)}" if removed.since != NEVER else "removed long ago"
         message = f"{engine.name} refuses --{removed.name} ({gone}): {removed.instead}"
-        return Finding("flag_dead", Level.ERROR, message, fix)
-    what = "but ignores it" if fate is Fate.IGNORED else "only as the negation of another flag"
+        return PlanFinding("flag_dead", Level.ERROR, message, fix)
+    what = "but ignores it" if fate is RemovalKind.IGNORED else "only as the negation of another flag"
     message = f"{engine.name} takes --{removed.name} {what}: {removed.instead}"
-    return Finding("flag_dead", Level.WARNING, message, fix)
+    return PlanFinding("flag_dead", Level.WARNING, message, fix)
 
 
-def _deprecated(spec: FlagSpec) -> Finding:
+def _deprecated(spec: FlagSpec) -> PlanFinding:
     notice = " ".join(spec.deprecated.split())
     message = notice if f"--{spec.name}" in notice else f"--{spec.name} is deprecated: {notice}"
-    return Finding("flag_deprecated", Level.ADVICE, message)
+    return PlanFinding("flag_deprecated", Level.ADVICE, message)
 
 
-def _second_name(spec: FlagSpec, head: str, key: str, value: FlagValue) -> Iterator[Finding]:
+def _second_name(spec: FlagSpec, head: str, key: str, value: FlagValue) -> Iterator[PlanFinding]:
     """A name that this vLLM accepts for a flag, and others perhaps do not."""
     written = f"{head}.{key}" if key else head
     if spec.opposite == head:
         if isinstance(value, bool):
             fix = _swap(written, spec.name, "", not value)
             message = f"--{head} is the name for --no-{spec.name} in vLLM 0.33 and later only"
-            yield Finding("flag_unknown", Level.WARNING, message, fix)
+            yield PlanFinding("flag_unknown", Level.WARNING, message, fix)
     elif f"--{head}" not in spec.aliases:
         message = (
             f"--{head} is short for --{spec.name}; write it in full, since another release may have two such flags"
         )
-        yield Finding("flag_unknown", Level.WARNING, message, _swap(written, spec.name, key, value))
+        yield PlanFinding("flag_unknown", Level.WARNING, message, _swap(written, spec.name, key, value))
 
 
-def _values(flags: Flags, engine: _Engine) -> Iterator[Finding]:
+def _values(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
     """Findings on values, each alone and then together."""
     assert engine.table is not None
     known = dict(flags)
@@ -214,17 +214,17 @@ def _values(flags: Flags, engine: _Engine) -> Iterator[Finding]:
         if (finding := _value(name, value, engine)) is not None:
             del known[name]
             yield finding
-    for name, sentence in judge(engine.table, known):
+    for name, sentence in refused_together(engine.table, known):
         alone = name in known and problem(engine.table, name, known[name]) is not None
         if _BATCHED in sentence and not alone:
             continue  # two contradictory flags: `values` reports it, with a fix
-        spec, _ = resolve(engine.table, name.partition(".")[0])
+        spec, _ = resolve_flag_name(engine.table, name.partition(".")[0])
         choices = (spec.choices or (spec.words if spec.closed else ())) if spec else ()
         fix = _nearest_value(name, str(known[name]), choices) if alone else None
-        yield Finding("flag_value", Level.ERROR, f"{engine.name} will not start: {sentence}", fix)
+        yield PlanFinding("flag_value", Level.ERROR, f"{engine.name} will not start: {sentence}", fix)
 
 
-def _value(name: str, value: FlagValue, engine: _Engine) -> Finding | None:
+def _value(name: str, value: FlagValue, engine: _Engine) -> PlanFinding | None:
     """Findings on a value beyond the parser's and the configuration's."""
     spec = engine.table.get(name) if engine.table else None
     if spec is None:
@@ -234,16 +234,18 @@ def _value(name: str, value: FlagValue, engine: _Engine) -> Finding | None:
     if gone is not None and engine.release is not None and engine.release >= gone.since:
         since = f"removed in {_short(gone.since)}" if gone.since != NEVER else "removed long ago"
         fix = Changes(set={name: gone.new_value}) if gone.new_value else None
-        return Finding(
+        return PlanFinding(
             "flag_value", Level.ERROR, f"{engine.name} does not support {shown} ({since}): {gone.instead}", fix
         )
     if value is False and spec.kind is ValueKind.BOOL and not spec.negatable and name not in TRUE_ONLY:
         message = f"{engine.name} will not start: --{name} cannot be set to false, only omitted"
-        return Finding("flag_value", Level.ERROR, message, Changes(unset=(name,)))
+        return PlanFinding("flag_value", Level.ERROR, message, Changes(unset=(name,)))
     if name in _OPEN_VALUES and not spec.closed and spec.words and str(value).lower() not in spec.words:
         fix = _nearest_value(name, str(value), spec.words)
         hint = f"; did you mean {fix.set[name]}?" if fix else ""
-        return Finding("flag_value", Level.ERROR, f"{engine.name} does not support {shown}{hint}", fix, surely=False)
+        return PlanFinding(
+            "flag_value", Level.ERROR, f"{engine.name} does not support {shown}{hint}", fix, surely=False
+        )
     return None
 
 
@@ -253,25 +255,25 @@ def _nearest_value(name: str, value: str, choices: tuple[str, ...]) -> Changes |
     return Changes(set={name: near[0]}) if near else None
 
 
-def _unknown(head: str, key: str, value: FlagValue, several: tuple[str, ...], engine: _Engine) -> Finding:
+def _unknown(head: str, key: str, value: FlagValue, several: tuple[str, ...], engine: _Engine) -> PlanFinding:
     assert engine.table is not None
     written = f"{head}.{key}" if key else head
     first = first_release(head)
     if first is not None and engine.release is not None and engine.release < (parse_release(first) or NEVER):
         message = f"{engine.name} does not have --{head} yet: added in {first}"
-        return Finding("flag_too_new", Level.ERROR, message, Changes(unset=(written,)))
+        return PlanFinding("flag_too_new", Level.ERROR, message, Changes(unset=(written,)))
     if several:
         names = " or ".join(f"--{name}" for name in several[:3]) + (" or another" if len(several) > 3 else "")
-        return Finding("flag_unknown", Level.ERROR, f"{engine.name} refuses --{head}: it could be {names}")
+        return PlanFinding("flag_unknown", Level.ERROR, f"{engine.name} refuses --{head}: it could be {names}")
     new = _other_form(head, value, engine.table)
     if new is not None:
         message = f"{engine.name} has no --{head}; write {flag_words(dict([new]))[0]}"
-        return Finding("flag_unknown", Level.ERROR, message, Changes(set=dict([new]), unset=(written,)))
+        return PlanFinding("flag_unknown", Level.ERROR, message, Changes(set=dict([new]), unset=(written,)))
     meant, clear = _meant(head, engine.table)
     hint = f"; did you mean --{meant}?" if meant else ""
     fits = clear and not problem(engine.table, meant + (f".{key}" if key else ""), value)
     fix = _swap(written, meant, key, value) if fits else None
-    return Finding("flag_unknown", Level.ERROR, f"{engine.name} has no --{head}{hint}", fix)
+    return PlanFinding("flag_unknown", Level.ERROR, f"{engine.name} has no --{head}{hint}", fix)
 
 
 def _other_form(head: str, value: FlagValue, table: FlagTable) -> tuple[str, FlagValue] | None:
@@ -300,9 +302,9 @@ def _meant(head: str, table: FlagTable) -> tuple[str, bool]:
     return near[0], likeness[0] >= CLEARLY and (len(near) == 1 or likeness[0] - likeness[1] >= _APART)
 
 
-def _variable(name: str, value: str, flags: Flags, engine: _Engine) -> Iterator[Finding]:
+def _variable(name: str, value: str, flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
     if meaning := MISREAD_VARIABLES.get(name):
-        yield Finding("variable_misread", Level.ADVICE, f"{name}: {meaning}")
+        yield PlanFinding("variable_misread", Level.ADVICE, f"{name}: {meaning}")
         return
     known = engine.table.variables if engine.table else frozenset[str]()
     if name in known or (not known and engine.release is None):
@@ -314,25 +316,25 @@ def _variable(name: str, value: str, flags: Flags, engine: _Engine) -> Iterator[
         if fix is not None and engine.table is not None and any(flag not in engine.table.flags for flag in fix.set):
             fix = None
         message = f"{_unread(name, engine)}: {removed.instead}"
-        yield Finding("variable_dead", Level.ERROR if strict else Level.WARNING, message, fix)
+        yield PlanFinding("variable_dead", Level.ERROR if strict else Level.WARNING, message, fix)
     elif known:
         yield _unread_variable(name, known, engine, Level.ERROR if strict else Level.WARNING)
 
 
-def _unread_variable(name: str, known: frozenset[str], engine: _Engine, level: Level) -> Finding:
+def _unread_variable(name: str, known: frozenset[str], engine: _Engine, level: Level) -> PlanFinding:
     span = variable_releases(name)
     if span is None:
         near = get_close_matches(name, known, 1, NEAR)
         hint = f"; did you mean {near[0]}?" if near else ""
-        return Finding("variable_unknown", level, f"{_unread(name, engine)}{hint}")
+        return PlanFinding("variable_unknown", level, f"{_unread(name, engine)}{hint}")
     first, last = span
     if last is not None and engine.release is not None and engine.release > (parse_release(last) or NEVER):
-        return Finding("variable_dead", level, f"{_unread(name, engine)}: {last} was the last that did")
-    return Finding("variable_unknown", level, f"{_unread(name, engine)}: releases from {first} on do")
+        return PlanFinding("variable_dead", level, f"{_unread(name, engine)}: {last} was the last that did")
+    return PlanFinding("variable_unknown", level, f"{_unread(name, engine)}: releases from {first} on do")
 
 
 def _unread(name: str, engine: _Engine) -> str:
-    silent = engine.release is not None and unread_fate(engine.release) is Fate.IGNORED
+    silent = engine.release is not None and unread_fate(engine.release) is RemovalKind.IGNORED
     return f"{engine.name} {'silently ignores' if silent else 'does not read'} {name}"
 
 
@@ -352,7 +354,7 @@ OFF_SINCE = (0, 11, 1)
 """From here on vLLM accepts ``--no-enable-chunked-prefill``."""
 
 
-def value_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def value_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Each value alone (if no flag table does that better), then contradictory ones."""
     if inputs.flags is None:
         yield from _rules(plan)
@@ -363,23 +365,23 @@ def value_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     yield from _cache_bytes(plan)
 
 
-def _rules(plan: Plan) -> Iterator[Finding]:
+def _rules(plan: Plan) -> Iterator[PlanFinding]:
     for name, value in plan.flags.items():
         rule = FLAG_RULES.get(name)
         if rule is not None and not rule.allows(value):
             text = f"vLLM will refuse --{name} {str(value)[:40]}: expected {rule.expected}"
-            yield Finding("flag_value", Level.ERROR, text)
+            yield PlanFinding("flag_value", Level.ERROR, text)
 
 
-def _cache_blocks(plan: Plan) -> Iterator[Finding]:
+def _cache_blocks(plan: Plan) -> Iterator[PlanFinding]:
     """vLLM takes any whole number, and needs a block when it starts (``BlockPool``)."""
     blocks = plan.flags.get(BLOCKS)
     if isinstance(blocks, int) and not isinstance(blocks, bool) and blocks < 1:
         text = f"--{BLOCKS} {blocks} leaves no block for the KV cache, so vLLM will not start: expected 1 or more"
-        yield Finding("flag_value", Level.ERROR, text, Changes(unset=(BLOCKS,)))
+        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(BLOCKS,)))
 
 
-def _cache_bytes(plan: Plan) -> Iterator[Finding]:
+def _cache_bytes(plan: Plan) -> Iterator[PlanFinding]:
     """Sizes of the KV cache that vLLM parses, and which leave no memory for a block.
 
     On a GPU 0 counts as not set (``Worker.determine_available_memory``).
@@ -390,13 +392,13 @@ def _cache_bytes(plan: Plan) -> Iterator[Finding]:
         return  # with a unit, or not a number: reported elsewhere
     if size < 0 or (size == 0 and plan.engine.build == "cpu"):
         text = f"--{BYTES} {size} leaves no memory for the KV cache, so vLLM will not start: expected bytes above 0"
-        yield Finding("flag_value", Level.ERROR, text, Changes(unset=(BYTES,)))
+        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(BYTES,)))
     elif size == 0:
         text = f"--{BYTES} 0 counts as not set: --{UTILIZATION} decides"
-        yield Finding("flag_value", Level.WARNING, text, Changes(unset=(BYTES,)))
+        yield PlanFinding("flag_value", Level.WARNING, text, Changes(unset=(BYTES,)))
 
 
-def _utilization(plan: Plan) -> Iterator[Finding]:
+def _utilization(plan: Plan) -> Iterator[PlanFinding]:
     share = utilization(plan)
     if not HIGH_UTILIZATION < share <= 1:
         return
@@ -404,10 +406,10 @@ def _utilization(plan: Plan) -> Iterator[Finding]:
         f"--{UTILIZATION} {share:g} leaves {1 - share:.0%} of the GPU free. vLLM can run out of memory while serving, "
         f"since it sizes the KV cache before all that it needs is known. Use at most {HIGH_UTILIZATION}"
     )
-    yield Finding("utilization_high", Level.WARNING, text, Changes(set={UTILIZATION: HIGH_UTILIZATION}))
+    yield PlanFinding("utilization_high", Level.WARNING, text, Changes(set={UTILIZATION: HIGH_UTILIZATION}))
 
 
-def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """vLLM's own two conditions on ``max-num-batched-tokens`` (``SchedulerConfig.verify_max_model_len``)."""
     flags = plan.flags
     yield from _whole_prompts(plan)
@@ -420,17 +422,17 @@ def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
             f"vLLM will refuse --{BATCHED} {batched}: each of {sequences} sequences (--{SEQUENCES}) "
             "needs room for a token in every step"
         )
-        yield Finding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: max(2048, sequences)}))
+        yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: max(2048, sequences)}))
     context = token_count(flags.get(LENGTH))
     if flags.get("enable-chunked-prefill") is False and context is not None and batched < context:
         text = (
             f"vLLM will refuse --{BATCHED} {batched} without chunked prefill: a whole prompt of up to "
             f"{context} tokens (--{LENGTH}) must fit in one step"
         )
-        yield Finding("batch_too_small", Level.ERROR, text, Changes(set={"enable-chunked-prefill": True}))
+        yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={"enable-chunked-prefill": True}))
 
 
-def _over_default_step(plan: Plan, inputs: PlanInputs, sequences: int | None) -> Iterator[Finding]:
+def _over_default_step(plan: Plan, inputs: PlanInputs, sequences: int | None) -> Iterator[PlanFinding]:
     """More sequences than the tokens of a step that vLLM takes for these GPUs: it does not raise its own default."""
     gpus = gpus_of(plan, inputs)
     on_cpu = plan.engine.build == "cpu"
@@ -444,10 +446,10 @@ def _over_default_step(plan: Plan, inputs: PlanInputs, sequences: int | None) ->
         f"vLLM will refuse --{SEQUENCES} {sequences}: without --{BATCHED} a step has {default:,} tokens here, and each "
         "sequence needs room for one in every step"
     )
-    yield Finding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: sequences}))
+    yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: sequences}))
 
 
-def _whole_prompts(plan: Plan) -> Iterator[Finding]:
+def _whole_prompts(plan: Plan) -> Iterator[PlanFinding]:
     """Chunked prefill switched off for a generative model, at any length.
 
     The flag is ignored up to 0.11.0 and taken since 0.11.1; since 0.12 vLLM warns of it
@@ -464,4 +466,4 @@ def _whole_prompts(plan: Plan) -> Iterator[Finding]:
             f"--no-{CHUNKED}: vLLM does not support disabling chunked prefill for generative models; it warns that "
             "the engine may crash or give wrong answers"
         )
-    yield Finding("chunked_prefill_off", Level.WARNING, text, Changes(unset=(CHUNKED,)))
+    yield PlanFinding("chunked_prefill_off", Level.WARNING, text, Changes(unset=(CHUNKED,)))

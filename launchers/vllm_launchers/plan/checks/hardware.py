@@ -13,7 +13,7 @@ from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.vendors import vendor_of, vendor_of_build
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.checks.request import capability, fp8_cache_of, gpus_of, names, ranks, simulated
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import KV_DTYPE, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -33,7 +33,7 @@ FP8_METHODS = frozenset({"fp8", "fbgemm_fp8", "ptpc_fp8", "modelopt", "fp8_per_t
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d{1,2})(\d)([af]?)")
 
 
-def hardware_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def hardware_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """What ends a start on these GPUs whatever the flags are, then the requirements of the weights' format."""
     gpus = gpus_of(plan, inputs)
     yield from _other_vendors(plan, inputs, gpus)
@@ -48,7 +48,7 @@ def hardware_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
         yield from _weights(plan, inputs, able, who)
 
 
-def _other_vendors(plan: Plan, inputs: PlanInputs, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+def _other_vendors(plan: Plan, inputs: PlanInputs, gpus: tuple[Gpu, ...]) -> Iterator[PlanFinding]:
     """Devices of vendors other than NVIDIA, or a vLLM built for them."""
     if simulated(plan) or plan.engine.build == "cpu":
         return
@@ -58,10 +58,10 @@ def _other_vendors(plan: Plan, inputs: PlanInputs, gpus: tuple[Gpu, ...]) -> Ite
     if not sentences and not gpus:
         sentences = list(inputs.environment.accelerators)
     for text in sentences:
-        yield Finding("hardware_unsupported", Level.WARNING, text)
+        yield PlanFinding("hardware_unsupported", Level.WARNING, text)
 
 
-def _unsupported(gpus: tuple[Gpu, ...], plan: Plan, table: FlagTable | None) -> Iterator[Finding]:
+def _unsupported(gpus: tuple[Gpu, ...], plan: Plan, table: FlagTable | None) -> Iterator[PlanFinding]:
     """The first GPU that this vLLM or its PyTorch has no code for."""
     limits = table.limits if table is not None else Limits()
     engine = f"vLLM {plan.engine.public_version}" if plan.engine.version else "this vLLM"
@@ -72,13 +72,13 @@ def _unsupported(gpus: tuple[Gpu, ...], plan: Plan, table: FlagTable | None) -> 
         who = f"{names((gpu,))} (compute capability {gpu.compute_capability})"
         if number < LEAST:
             text = f"{who} is too old for vLLM, which needs compute capability 7.0 or later; choose another GPU"
-            yield Finding("gpu_unsupported", Level.ERROR, text)
+            yield PlanFinding("gpu_unsupported", Level.ERROR, text)
         elif limits.architectures and not runs_on(limits.architectures, (number[0], number[1])):
             installed = table is not None and table.source == "installation"
             whose = f"the PyTorch of {engine}" if installed else f"the PyTorch published with {engine}"
             built = ", ".join(limits.architectures)
             text = f"{whose} has no code for {who}: it was built for {built}{_other_release(number)}"
-            yield Finding("gpu_unsupported", Level.ERROR, text, surely=installed)
+            yield PlanFinding("gpu_unsupported", Level.ERROR, text, surely=installed)
 
 
 def runs_on(architectures: tuple[str, ...], number: tuple[int, int]) -> bool:
@@ -110,7 +110,7 @@ def _other_release(number: tuple[int, ...]) -> str:
     return f"; releases from {first} on support it"
 
 
-def _weights(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Finding]:
+def _weights(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[PlanFinding]:
     facts = inputs.facts
     stored = facts.quantization if facts is not None else None
     asked = plan.flags.get("quantization")
@@ -126,13 +126,13 @@ def _weights(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[
             "; use an AWQ or GPTQ model" if fp8 and able >= TURING else "; use a GPTQ or an unquantized model"
         )
         code = "fp8_unsupported" if fp8 else "quantization_unsupported"
-        yield Finding(code, Level.ERROR, text, fix)
+        yield PlanFinding(code, Level.ERROR, text, fix)
     elif fp8 and able < ADA:
         text = (
             f"{who} has no FP8 arithmetic: vLLM keeps {plan.model if stored else 'the'} weights in FP8, half the "
             "memory, and computes in 16 bits (Marlin kernels), no faster than with 16-bit weights"
         )
-        yield Finding("fp8_unsupported", Level.ADVICE if stored else Level.WARNING, text, fix)
+        yield PlanFinding("fp8_unsupported", Level.ADVICE if stored else Level.WARNING, text, fix)
 
 
 def _least(method: str, stored: Quantization | None, table: FlagTable | None) -> int | None:
@@ -157,7 +157,7 @@ FAST = 32
 _PREFERRED_SINCE = (0, 11, 0)
 
 
-def cpu_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def cpu_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Block sizes: since 0.29 only multiples of 32 are accepted, since 0.21 multiples of 16.
 
     MLA models and those with linear layers get their own size, whatever is requested.
@@ -173,11 +173,11 @@ def cpu_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     if step is not None and size % step:
         more = -(-size // step) * step
         text = f"{engine} will refuse --{BLOCK} {size}: the CPU build needs a multiple of {step}; {more} works"
-        yield Finding("block_size", Level.ERROR, text, Changes(set={BLOCK: more}))
+        yield PlanFinding("block_size", Level.ERROR, text, Changes(set={BLOCK: more}))
     elif size % FAST and release is not None and release >= _PREFERRED_SINCE:
         more = -(-size // FAST) * FAST
         text = f"--{BLOCK} {size} is slow on the CPU: fast kernels need a multiple of {FAST}"
-        yield Finding("block_size", Level.WARNING, text, Changes(set={BLOCK: more}))
+        yield PlanFinding("block_size", Level.WARNING, text, Changes(set={BLOCK: more}))
 
 
 # -- number formats that a GPU does not support. Pure -----------------------------------------------------------------
@@ -186,7 +186,7 @@ def cpu_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
 AMPERE = 8.0
 
 
-def precision_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def precision_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """BF16 and an FP8 KV cache against the oldest of its GPUs. NVIDIA's compute capabilities."""
     gpus = gpus_of(plan, inputs)
     able = capability(gpus)
@@ -197,20 +197,20 @@ def precision_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     yield from _fp8_cache(plan, inputs, able, who)
 
 
-def _bf16(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Finding]:
+def _bf16(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[PlanFinding]:
     if able >= AMPERE:
         return
     asked = plan.flags.get("dtype", "auto")
     fix = Changes(set={"dtype": "float16"})
     if asked == "bfloat16":
         text = f"{who} has no BF16 (needs 8.0): vLLM will refuse --dtype bfloat16"
-        yield Finding("bf16_unsupported", Level.ERROR, text, fix)
+        yield PlanFinding("bf16_unsupported", Level.ERROR, text, fix)
     elif asked == "auto" and inputs.facts is not None and inputs.facts.dtype == "bfloat16":
         text = f"{who} has no BF16, the format of {plan.model}: vLLM uses FP16, which has a smaller range"
-        yield Finding("bf16_unsupported", Level.WARNING, text, fix)
+        yield PlanFinding("bf16_unsupported", Level.WARNING, text, fix)
 
 
-def _fp8_cache(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Finding]:
+def _fp8_cache(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[PlanFinding]:
     """One verdict, regardless of who set the flag."""
     asked = plan.flags.get(KV_DTYPE)
     if not is_fp8(asked):
@@ -220,10 +220,10 @@ def _fp8_cache(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterato
         ends = "will fail" if able < AMPERE else "may fail"
         text = f"--{KV_DTYPE} {asked} {ends} startup on {who}: {verdict.why}"
         level = Level.ERROR if able < AMPERE else Level.WARNING
-        yield Finding("fp8_unsupported", level, text, Changes(unset=(KV_DTYPE,)), surely=False)
+        yield PlanFinding("fp8_unsupported", level, text, Changes(unset=(KV_DTYPE,)), surely=False)
     elif verdict.why:
         text = f"--{KV_DTYPE} {asked} on {who}: {verdict.why}; answers can differ slightly"
-        yield Finding("fp8_kv_slow", Level.ADVICE, text)
+        yield PlanFinding("fp8_kv_slow", Level.ADVICE, text)
 
 
 MAXWELL = 5.0
@@ -233,14 +233,14 @@ SMALL_GIB = 12.5
 """A card of 12 GB at most."""
 
 
-def other_tools(plan: Plan, inputs: PlanInputs, workload: Workload | None) -> Iterator[Finding]:
+def other_tools(plan: Plan, inputs: PlanInputs, workload: Workload | None) -> Iterator[PlanFinding]:
     """The first that is true, if any; nothing where GPUs are unknown."""
     gpus = gpus_of(plan, inputs)
     if simulated(plan) or not gpus or plan.engine.build not in ("cuda", None):
         return
     text = _old(gpus) or _larger(plan, inputs) or _single(gpus, inputs, workload)
     if text:
-        yield Finding("other_tool", Level.ADVICE, text)
+        yield PlanFinding("other_tool", Level.ADVICE, text)
 
 
 def _old(gpus: tuple[Gpu, ...]) -> str:

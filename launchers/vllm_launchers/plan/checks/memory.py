@@ -14,7 +14,7 @@ from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.checks.model import longest_supported
 from vllm_launchers.plan.checks.request import fixed_size, fp8_cache_of, gpus_of, ranks, utilization, without_fixed_size
 from vllm_launchers.plan.choices.inputs import BudgetFor
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import BYTES, DATA, KV_DTYPE, LENGTH, PIPELINE, TENSOR, UTILIZATION
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -36,7 +36,7 @@ MOST_TENSOR = 16
 
 def memory_findings(
     plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None
-) -> Iterator[Finding]:
+) -> Iterator[PlanFinding]:
     """Memory in use, weights that do not fit, a KV cache too small for one request."""
     gpus = gpus_of(plan, inputs)
     yield from _unusable(plan, gpus)
@@ -47,37 +47,37 @@ def memory_findings(
         yield from _room(plan, inputs, plan.memory, workload, budget)
 
 
-def _claimed(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+def _claimed(gpus: tuple[Gpu, ...]) -> Iterator[PlanFinding]:
     """GPUs claimed by other users on the shared board; claims are advisory."""
     for gpu in gpus:
         if gpu.claimed:
-            yield Finding(
+            yield PlanFinding(
                 "gpu_claimed", Level.WARNING, f"GPU {gpu.index} is {gpu.claimed}; ask first or choose another"
             )
 
 
-def _unusable(plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+def _unusable(plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[PlanFinding]:
     for gpu in gpus:
         if gpu.lost:
             text = f"{gpu.label} does not respond ({gpu.lost}); choose another or reset it"
-            yield Finding("gpu_lost", Level.ERROR, text, surely=False)
+            yield PlanFinding("gpu_lost", Level.ERROR, text, surely=False)
         elif gpu.mig_mode and gpu.index in plan.gpus and not _on_slice(plan):
             text = f"{gpu.label} is in MIG mode and cannot be used as a whole; choose one of its slices"
-            yield Finding("gpu_in_mig_mode", Level.ERROR, text, surely=False)
+            yield PlanFinding("gpu_in_mig_mode", Level.ERROR, text, surely=False)
     if _on_slice(plan) and not takes_uuids(plan.engine.release):
         since = ".".join(map(str, UUID_SINCE[:2]))
         version = plan.engine.public_version
         text = f"vLLM {version} may not start on a MIG slice: it needs {since} or later"
         if version is None:
             text = f"needs vLLM {since} or later on a MIG slice; your version is unknown"
-        yield Finding("mig_unsupported", Level.WARNING, text)
+        yield PlanFinding("mig_unsupported", Level.WARNING, text)
 
 
 def _on_slice(plan: Plan) -> bool:
     return plan.environment.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
 
 
-def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, budget: BudgetFor | None) -> Iterator[Finding]:
+def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     """vLLM refuses to start unless its whole share is free at that moment."""
     free, total = available_gib(gpu, inputs.shares), gpu.memory_gib
     who = format_held(gpu) or f"GPU {gpu.index}"
@@ -87,7 +87,7 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, budget: BudgetFor | None) ->
     needed = utilization(plan) * total
     if free + SLACK_GIB >= needed:
         if is_held_by_others(gpu):
-            yield Finding("gpu_shared", Level.ADVICE, f"{who}: memory they allocate later is lost to this server")
+            yield PlanFinding("gpu_shared", Level.ADVICE, f"{who}: memory they allocate later is lost to this server")
         return
     fitting = math.floor(free / total * 100) / 100
     less = budget({**plan.flags, UTILIZATION: fitting}) if budget is not None and fitting >= LEAST_UTILIZATION else None
@@ -97,12 +97,12 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, budget: BudgetFor | None) ->
         f"{who}{why}: {free:.1f} of {total:.1f} GiB available; {needed - free:.1f} GiB short of "
         f"--{UTILIZATION} {utilization(plan):g} ({needed:.1f} GiB), so vLLM will not start"
     )
-    yield Finding("memory_held", Level.ERROR, text, fix, surely=False)
+    yield PlanFinding("memory_held", Level.ERROR, text, fix, surely=False)
 
 
 def _room(
     plan: Plan, inputs: PlanInputs, memory: MemoryBudget, workload: Workload | None, budget: BudgetFor | None
-) -> Iterator[Finding]:
+) -> Iterator[PlanFinding]:
     if memory.kv_gib <= 0:
         rest = memory.overhead_gib + memory.graphs_gib
         room = max(0.0, memory.kv_gib + memory.weights_gib + rest)
@@ -111,7 +111,7 @@ def _room(
             f"weights need {memory.weights_gib:.1f} GiB per GPU and activations {rest:.1f}, of {room:.1f} available: "
             f"{-memory.kv_gib:.1f} GiB short"
         ) + ("" if way is not None else "; use a quantized or smaller model, or more GPUs")
-        yield Finding("weights_do_not_fit", Level.ERROR, text, way, surely=False)
+        yield PlanFinding("weights_do_not_fit", Level.ERROR, text, way, surely=False)
         return
     if memory.fixed and (found := _beyond(plan, memory, budget)) is not None:
         yield found
@@ -122,10 +122,10 @@ def _room(
     has = f"{memory.kv_tokens:,} tokens" if memory.kv_tokens is not None else f"{memory.kv_gib:.1f} GiB"
     fix, words = _smaller(plan, inputs, memory, workload, budget)
     text = f"the KV cache holds {has}, not enough for one request of {asked}{words}"
-    yield Finding("kv_too_small", Level.ERROR, text, fix, surely=False)
+    yield PlanFinding("kv_too_small", Level.ERROR, text, fix, surely=False)
 
 
-def _beyond(plan: Plan, memory: MemoryBudget, budget: BudgetFor | None) -> Finding | None:
+def _beyond(plan: Plan, memory: MemoryBudget, budget: BudgetFor | None) -> PlanFinding | None:
     """A KV cache whose size was given in bytes, and which does not fit beside the rest."""
     gpu = min(memory.per_gpu, key=lambda one: one.free_gib, default=None)
     if gpu is None or gpu.free_gib + SLACK_GIB >= 0:
@@ -141,7 +141,7 @@ def _beyond(plan: Plan, memory: MemoryBudget, budget: BudgetFor | None) -> Findi
     less = budget({**plan.flags, **smaller}) if budget is not None and most > 0 else None
     fix = Changes(set=smaller) if less is not None and less.fits else None
     more = f"; {most:.1f} GiB would fit" if fix is not None else ""
-    return Finding("kv_cache_too_large", Level.ERROR, text + more, fix, surely=False)
+    return PlanFinding("kv_cache_too_large", Level.ERROR, text + more, fix, surely=False)
 
 
 def _smaller(

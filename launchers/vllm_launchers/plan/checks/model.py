@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vllm_launchers.addresses import is_loopback
 from vllm_launchers.plan.checks.request import on, simulated, variables
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import LENGTH, LORA, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -48,10 +48,10 @@ IN_FLIGHT = frozenset(
 """Methods that quantize while loading, or bring what they need; any checkpoint works."""
 
 
-def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Everything about the model that ends a start."""
     if inputs.model_problem:
-        yield Finding("model_missing", Level.ERROR, inputs.model_problem)
+        yield PlanFinding("model_missing", Level.ERROR, inputs.model_problem)
     facts = inputs.facts
     if facts is None:
         return
@@ -64,13 +64,13 @@ def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
         way = " ('plan --hub' queries the hub)" if facts.source == "table" else ""
         memory = "memory cannot be estimated" if plan.memory is None else "memory is an estimate"
         text = f"incomplete data on {facts.model}: {'; '.join(facts.missing)}; {memory}{way}"
-        yield Finding("facts_missing", Level.ADVICE, text)
+        yield PlanFinding("facts_missing", Level.ADVICE, text)
     if facts.needs_remote_code and plan.flags.get("trust-remote-code") is not True:
         text = (
             f"{facts.model} ships its own code; unless vLLM supports the model itself, loading needs "
             "--trust-remote-code, which runs that code as you"
         )
-        yield Finding("remote_code", Level.WARNING, text, Changes(set={"trust-remote-code": True}))
+        yield PlanFinding("remote_code", Level.WARNING, text, Changes(set={"trust-remote-code": True}))
 
 
 def _no_token(inputs: PlanInputs) -> bool:
@@ -82,31 +82,31 @@ def _sure(facts: ModelFacts) -> bool:
     return facts.source in (*HERE, "hub")
 
 
-def _there(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[Finding]:
+def _there(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFinding]:
     settings = variables(plan, inputs)
     offline = on(settings, "HF_HUB_OFFLINE") or on(settings, "TRANSFORMERS_OFFLINE")
     if facts.gated:
         token = inputs.environment.has_hub_token
         way = "ask for access on its page" if token else "ask for access on its page and export HF_TOKEN"
-        yield Finding("model_gated", Level.ERROR, f"{facts.model} is gated and its files are not accessible; {way}")
+        yield PlanFinding("model_gated", Level.ERROR, f"{facts.model} is gated and its files are not accessible; {way}")
     elif facts.source not in (*HERE, "hub") and facts.model.startswith(GATED) and _no_token(inputs) and not offline:
         text = f"{facts.model} is gated on the hub and no token is set; export HF_TOKEN"
-        yield Finding("model_gated", Level.WARNING, text)
+        yield PlanFinding("model_gated", Level.WARNING, text)
     elif offline and facts.source not in HERE:
         text = f"{facts.model} is not on this machine and HF_HUB_OFFLINE prevents the download; download it first"
-        yield Finding("model_missing", Level.ERROR, text)
+        yield PlanFinding("model_missing", Level.ERROR, text)
     if facts.files_missing:
         few = ", ".join(facts.files_missing[:3])
         more = f" and {len(facts.files_missing) - 3} more" if len(facts.files_missing) > 3 else ""
         if facts.source == "folder" or offline:
             text = f"{facts.folder or facts.model} has no {few}{more}: download incomplete"
-            yield Finding("model_incomplete", Level.ERROR, text)
+            yield PlanFinding("model_incomplete", Level.ERROR, text)
         else:
             text = f"the download of {facts.model} is incomplete ({few}{more} missing); vLLM will resume it first"
-            yield Finding("model_incomplete", Level.WARNING, text)
+            yield PlanFinding("model_incomplete", Level.WARNING, text)
 
 
-def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[Finding]:
+def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     asked = plan.flags.get("quantization")
     if not isinstance(asked, str) or asked in ("", "None", "auto") or not facts.architecture:
         return
@@ -117,12 +117,12 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[Finding]:
                 f"--quantization {asked} needs a checkpoint in that format, and {facts.model} is not quantized; leave "
                 f"the flag out or use a model quantized as {asked}"
             )
-            yield Finding("quantization_without_checkpoint", Level.ERROR, text, fix, surely=_sure(facts))
+            yield PlanFinding("quantization_without_checkpoint", Level.ERROR, text, fix, surely=_sure(facts))
         return
     stored = facts.quantization.method
     if not _reads(asked, stored):
         text = f"{facts.model} is quantized as {stored}, not {asked} (--quantization); vLLM detects it by itself"
-        yield Finding("quantization_mismatch", Level.ERROR, text, fix, surely=_sure(facts))
+        yield PlanFinding("quantization_mismatch", Level.ERROR, text, fix, surely=_sure(facts))
 
 
 def _reads(asked: str, stored: str) -> bool:
@@ -141,21 +141,21 @@ def longest_supported(plan: Plan, inputs: PlanInputs) -> int | None:
     return inputs.facts.max_context
 
 
-def _context(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[Finding]:
+def _context(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFinding]:
     asked, most = token_count(plan.flags.get(LENGTH)), longest_supported(plan, inputs)
     if asked is None or most is None or asked <= most:
         return
     text = f"--{LENGTH} {asked:,} exceeds the {most:,} tokens that {facts.model} supports; vLLM will refuse it"
-    yield Finding("context_over_model", Level.ERROR, text, Changes(set={LENGTH: most}), surely=_sure(facts))
+    yield PlanFinding("context_over_model", Level.ERROR, text, Changes(set={LENGTH: most}), surely=_sure(facts))
 
 
-def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Who could load adapters into this server."""
     if not updates_adapters({**inputs.environment.variables, **plan.environment}):
         return
     if plan.flags.get(LORA) is not True:
         text = f"{RUNTIME_LORA} has no effect without --{LORA}"
-        yield Finding("adapters_off", Level.WARNING, text)
+        yield PlanFinding("adapters_off", Level.WARNING, text)
         return
     local, keyed = is_loopback(plan.host), API_KEY in plan.secrets
     if not local or (inputs.environment.shared and not keyed):
@@ -165,4 +165,4 @@ def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
             f"with {RUNTIME_LORA} {who}{key} can change its answers by loading adapters from any folder that it can "
             "read; vLLM intends this for development only: unset the variable, and list adapters in --lora-modules"
         )
-        yield Finding("adapters_exposed", Level.WARNING if keyed or local else Level.ERROR, text)
+        yield PlanFinding("adapters_exposed", Level.WARNING if keyed or local else Level.ERROR, text)

@@ -7,11 +7,11 @@ from itertools import combinations
 
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.host.gpu.host import Gpu, Host, connected
-from vllm_launchers.host.gpu.topology import LinkLevel, level_of, pcie_groups, spans
+from vllm_launchers.host.gpu.topology import LinkLevel, link_level, pcie_groups, spans
 from vllm_launchers.plan.checks.request import gpus_of, local_ranks, simulated, spread
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.findings import Level as Weight
 from vllm_launchers.plan.flags import DATA, EXPERTS, PIPELINE, TENSOR
 from vllm_launchers.plan.inputs import PlanInputs
@@ -35,7 +35,7 @@ def _is_dense(facts: ModelFacts) -> bool:
     return not facts.experts and facts.architecture in _WITHOUT_EXPERTS
 
 
-def parallel_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def parallel_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Sizes against the model, the GPUs, and the links between them."""
     if inputs.facts is not None:
         yield from _split(plan, inputs.facts)
@@ -43,21 +43,21 @@ def parallel_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     yield from _links(plan, inputs)
 
 
-def _split(plan: Plan, facts: ModelFacts) -> Iterator[Finding]:
+def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     tensor, pipeline = whole_number(plan.flags, TENSOR), whole_number(plan.flags, PIPELINE)
     if tensor > 1 and (problem := split_problem(facts, tensor)):
         fitting = divisors(facts, min(tensor, MOST_TENSOR))
         sizes_text = ", ".join(map(str, fitting[-3:]))
         text = f"--{TENSOR} {tensor}: {problem}; {sizes_text} would work"
         sure = facts.source != "table"
-        yield Finding("tp_not_divisor", Weight.ERROR, text, Changes(set={TENSOR: fitting[-1]}), surely=sure)
+        yield PlanFinding("tp_not_divisor", Weight.ERROR, text, Changes(set={TENSOR: fitting[-1]}), surely=sure)
     spread = tensor * whole_number(plan.flags, DATA)
     if plan.flags.get(EXPERTS) is not True and (problem := expert_split_problem(facts, spread)):
         text = f"{spread} GPUs share each expert: {problem}; with --{EXPERTS} each GPU holds whole experts"
-        yield Finding("experts_not_divisible", Weight.ERROR, text, Changes(set={EXPERTS: True}), surely=False)
+        yield PlanFinding("experts_not_divisible", Weight.ERROR, text, Changes(set={EXPERTS: True}), surely=False)
     if plan.flags.get(EXPERTS) is True and _is_dense(facts):
         text = f"--{EXPERTS}: {facts.model} has no experts to distribute; vLLM will refuse it"
-        yield Finding("no_experts", Weight.ERROR, text, Changes(unset=(EXPERTS,)), surely=facts.source != "table")
+        yield PlanFinding("no_experts", Weight.ERROR, text, Changes(unset=(EXPERTS,)), surely=facts.source != "table")
     external = plan.flags.get(RANK) is not None or plan.flags.get(BALANCED_OUTSIDE) is True
     if external and whole_number(plan.flags, DATA) > 1 and _is_dense(facts):
         given = tuple(sorted(name for name in plan.flags if name.startswith("data-parallel-")))
@@ -65,13 +65,13 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[Finding]:
             f"--{RANK if RANK in plan.flags else BALANCED_OUTSIDE}: vLLM 0.32.0 refuses data-parallel ranks behind a "
             f"balancer of your own for models without experts, such as {facts.model}; start independent servers"
         )
-        yield Finding("external_ranks_of_dense", Weight.WARNING, text, Changes(unset=given))
+        yield PlanFinding("external_ranks_of_dense", Weight.WARNING, text, Changes(unset=given))
     if facts.layers and pipeline > len(facts.layers):
         text = f"--{PIPELINE} {pipeline} is more than the {len(facts.layers)} layers of {facts.model}"
-        yield Finding("pp_over_layers", Weight.ERROR, text, Changes(unset=(PIPELINE,)))
+        yield PlanFinding("pp_over_layers", Weight.ERROR, text, Changes(unset=(PIPELINE,)))
 
 
-def _count(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def _count(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Ranks against GPUs: the chosen ones, else all available."""
     wanted = local_ranks(plan.flags)
     there = len(plan.gpus) or (len(inputs.host.gpus) if inputs.host is not None else 0)
@@ -85,12 +85,12 @@ def _count(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
         fix = Changes(set={TENSOR: there}) if whole_number(plan.flags, TENSOR) == wanted and not each else None
         if fix is not None and inputs.facts is not None:
             fix = Changes(set={TENSOR: divisors(inputs.facts, there)[-1]})
-        yield Finding("gpus_too_few", Weight.ERROR if sure else Weight.ADVICE, text, fix)
+        yield PlanFinding("gpus_too_few", Weight.ERROR if sure else Weight.ADVICE, text, fix)
     elif len(plan.gpus) > wanted:
         yield _unused(plan, inputs, wanted)
 
 
-def _unused(plan: Plan, inputs: PlanInputs, wanted: int) -> Finding:
+def _unused(plan: Plan, inputs: PlanInputs, wanted: int) -> PlanFinding:
     """GPUs that no rank takes, and the tensor-parallel size that takes all of them, if the model can be split so."""
     count, tensor = len(plan.gpus), whole_number(plan.flags, TENSOR)
     size, rest = divmod(count, max(1, wanted // tensor))
@@ -98,15 +98,15 @@ def _unused(plan: Plan, inputs: PlanInputs, wanted: int) -> Finding:
     fits = fits and (inputs.facts is None or not split_problem(inputs.facts, size))
     way = f"set {TENSOR}={size} or assign fewer" if fits else "assign fewer"
     text = f"{count} GPUs assigned, {wanted} used: {way}"
-    return Finding("gpus_unused", Weight.WARNING, text, Changes(set={TENSOR: size}) if fits else None)
+    return PlanFinding("gpus_unused", Weight.WARNING, text, Changes(set={TENSOR: size}) if fits else None)
 
 
-def _links(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def _links(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Only the ranks of one tensor-parallel group exchange data at every layer: each group is judged by itself."""
     gpus, host = gpus_of(plan, inputs), inputs.host
     if len({gpu.name for gpu in gpus if gpu.name}) > 1:
         text = "mixed GPUs: the slowest limits speed, the smallest limits memory"
-        yield Finding("gpus_differ", Weight.WARNING, text)
+        yield PlanFinding("gpus_differ", Weight.WARNING, text)
     size = whole_number(plan.flags, TENSOR)
     if host is None or size < 2 or len(gpus) < size:
         return
@@ -149,13 +149,13 @@ def _against_nvlink(host: Host, gpus: tuple[Gpu, ...]) -> str:
     return f"{slowest}: NVLink, available for these GPUs, carries {int(nvlink)} GB/s, {times:.1f}× that"
 
 
-def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[PlanFinding]:
     indices = [gpu.index for gpu in gpus]
 
     def level(a: int, b: int) -> LinkLevel:
         link = host.link(a, b)
         if link is not None:
-            return level_of(link.kind)
+            return link_level(link.kind)
         return LinkLevel.NVLINK if any(a in island and b in island for island in host.islands) else LinkLevel.UNKNOWN
 
     found = set_level(level, indices)
@@ -169,7 +169,7 @@ def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
             f"tensor parallelism over {spans(sorted(indices))} uses PCIe ({found.words}) at every layer"
             f"{_against_nvlink(host, gpus)}; use no more GPUs than the model needs"
         )
-        yield Finding("tp_over_pcie", Weight.ADVICE, text)
+        yield PlanFinding("tp_over_pcie", Weight.ADVICE, text)
         return
     fix = None
     if len({len(group) for group in groups}) == 1 and len(groups) > 1 and whole_number(plan.flags, PIPELINE) == 1:
@@ -178,12 +178,12 @@ def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     if faster := _fastest_all_the_same(plan):
         way = "crosses the CPU interconnect" if found is LinkLevel.SYS else "uses unknown links"
         text = f"tensor parallelism over {spans(sorted(indices))} {way} at every layer; {faster}"
-        yield Finding("tp_over_pcie", Weight.ADVICE, text)
+        yield PlanFinding("tp_over_pcie", Weight.ADVICE, text)
         return
-    yield Finding("tp_over_pcie", Weight.WARNING if found is LinkLevel.SYS else Weight.ADVICE, text, fix)
+    yield PlanFinding("tp_over_pcie", Weight.WARNING if found is LinkLevel.SYS else Weight.ADVICE, text, fix)
 
 
-def node_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[Finding]:
+def node_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     """Pipeline stages on a CPU, then what concerns several machines."""
     stages, tensor = whole_number(plan.flags, PIPELINE), whole_number(plan.flags, TENSOR)
     if plan.engine.build == "cpu" and stages > 1 and not simulated(plan):
@@ -192,38 +192,38 @@ def node_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> I
             f"fails; use --{TENSOR}"
         )
         fix = Changes(set={TENSOR: stages * tensor}, unset=(PIPELINE,))
-        yield Finding("pp_on_cpu", Level.WARNING, text, fix)
+        yield PlanFinding("pp_on_cpu", Level.WARNING, text, fix)
     if plan.nodes is not None:
         yield from _across(plan, plan.nodes)
         yield from _experts(plan, plan.nodes, inputs, budget)
 
 
-def _across(plan: Plan, nodes: NodesPlan) -> Iterator[Finding]:
+def _across(plan: Plan, nodes: NodesPlan) -> Iterator[PlanFinding]:
     count = len(nodes.nodes)
     if nodes.fits_one:
         text = (
             f"by the same estimate it fits on one of these machines: {count} servers, one on each, behind a router "
             "need no network between them and survive each other"
         )
-        yield Finding("nodes_not_needed", Level.ADVICE, text)
+        yield PlanFinding("nodes_not_needed", Level.ADVICE, text)
     if nodes.across == "tensor" and plan.engine.build != "cpu":
         fix = Changes(set={TENSOR: nodes.gpus_each, PIPELINE: count}) if nodes.layout.pipeline == 1 else None
         text = (
             f"tensor parallelism over {nodes.layout.tensor} GPUs crosses the network twice per layer; without NVLink "
             "or InfiniBand between the machines pipeline stages are faster"
         )
-        yield Finding("tp_over_nodes", Level.WARNING, text, fix)
+        yield PlanFinding("tp_over_nodes", Level.WARNING, text, fix)
     needed, given = (nodes.network.needed_gbits, nodes.network.given_gbits) if nodes.network else (None, None)
     if needed is not None and given is not None and given < needed:
         text = (
             f"at full load sending would take more than a tenth of the time: {given:g} Gbit/s are given, about "
             f"{needed:.3g} needed"
         )
-        yield Finding("network_slow", Level.WARNING, text)
-    yield Finding("nodes_open", Level.ADVICE, _open(nodes))
+        yield PlanFinding("network_slow", Level.WARNING, text)
+    yield PlanFinding("nodes_open", Level.ADVICE, _open(nodes))
 
 
-def _experts(plan: Plan, nodes: NodesPlan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[Finding]:
+def _experts(plan: Plan, nodes: NodesPlan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     """For a mixture of experts, vLLM's other way over nodes: a copy of the attention on each GPU."""
     facts, memory, ranks = inputs.facts, plan.memory, nodes.gpus_each * len(nodes.nodes)
     if (
@@ -248,7 +248,7 @@ def _experts(plan: Plan, nodes: NodesPlan, inputs: PlanInputs, budget: BudgetFor
         "on the others also --headless and --data-parallel-start-rank, all without the multi-node flags here (source: "
         "vLLM's documentation, Expert Parallel Deployment)"
     )
-    yield Finding("experts_over_nodes", Level.ADVICE, text)
+    yield PlanFinding("experts_over_nodes", Level.ADVICE, text)
 
 
 def _open(nodes: NodesPlan) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import slice_gpu
-from vllm_launchers.plan.attention import Fp8Cache, fp8_cache
+from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
 from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.flags import (
     BACKEND,
@@ -124,7 +124,7 @@ def fp8_cache_of(plan: Plan, inputs: PlanInputs) -> Fp8Cache:
     """Whether this vLLM can keep its KV cache in FP8 on these GPUs."""
     able = capability(gpus_of(plan, inputs))
     mla = inputs.facts is not None and inputs.facts.mla
-    return fp8_cache(plan.flags, variables(plan, inputs), plan.engine.release, able, mla=mla)
+    return fp8_cache_support(plan.flags, variables(plan, inputs), plan.engine.release, able, mla=mla)
 
 
 def names(gpus: tuple[Gpu, ...]) -> str:

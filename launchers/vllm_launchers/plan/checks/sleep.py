@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from vllm_launchers.addresses import is_loopback
 from vllm_launchers.plan.checks.request import local_ranks, simulated, uses_gpus
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import KV_DTYPE, LORA, SLEEP_MODE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Flags, Plan
@@ -31,59 +31,59 @@ def sleeps(flags: Flags) -> bool:
     return flags.get(SLEEP_MODE) is True
 
 
-def sleep_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def sleep_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """What a server that can sleep must not do, and what may go wrong with it."""
     if not sleeps(plan.flags):
         return
     if not uses_gpus(plan):
-        yield Finding("sleep_unsupported", Level.ERROR, f"vLLM can't sleep on a CPU: remove --{SLEEP_MODE}")
+        yield PlanFinding("sleep_unsupported", Level.ERROR, f"vLLM can't sleep on a CPU: remove --{SLEEP_MODE}")
         return
     if not is_loopback(plan.host):
         text = (
             f"--{SLEEP_MODE} opens vLLM's development endpoints, which need no API key, to everyone who can reach "
             f"{plan.host}: omit --host to listen on 127.0.0.1"
         )
-        yield Finding("sleep_exposed", Level.ERROR, text)
+        yield PlanFinding("sleep_exposed", Level.ERROR, text)
     elif inputs.environment.shared:
         text = (
             f"this machine has other users; with --{SLEEP_MODE} each of them can put this server to sleep and call its "
             "workers on 127.0.0.1, without an API key"
         )
-        yield Finding("sleep_exposed", Level.WARNING, text)
+        yield PlanFinding("sleep_exposed", Level.WARNING, text)
     release = plan.engine.release
     if release is not None and release < SINCE and not simulated(plan):
-        yield Finding("sleep_unsupported", Level.ERROR, f"vLLM {plan.engine.version} can't sleep: it needs 0.8.5")
+        yield PlanFinding("sleep_unsupported", Level.ERROR, f"vLLM {plan.engine.version} can't sleep: it needs 0.8.5")
     yield from _known_bugs(plan, inputs.facts)
     yield from _host_memory(plan, inputs)
 
 
-def _known_bugs(plan: Plan, facts: ModelFacts | None) -> Iterator[Finding]:
+def _known_bugs(plan: Plan, facts: ModelFacts | None) -> Iterator[PlanFinding]:
     flags, release = plan.flags, plan.engine.release
     if release is not None and LITTLE_FREED[0] <= release < LITTLE_FREED[1]:
         text = (
             f"with vLLM {plan.engine.version} sleeping was reported to free only part of the memory (#32714); the "
             "other server of a pair is not woken up unless enough is free"
         )
-        yield Finding("sleep_bug", Level.WARNING, text)
+        yield PlanFinding("sleep_bug", Level.WARNING, text)
     if flags.get(LORA) is True and facts is not None and _nvfp4(facts):
         text = (
             "LoRA adapters on NVFP4 weights were reported to give wrong answers after sleeping, without an error "
             f"(#53888, seen with 0.27.1): leave --{LORA} or --{SLEEP_MODE} out"
         )
-        yield Finding("sleep_bug", Level.ERROR, text, surely=False)
+        yield PlanFinding("sleep_bug", Level.ERROR, text, surely=False)
     if flags.get("kv-offloading-backend") == "native":
         text = "with --kv-offloading-backend native the engine was reported to die after waking up (#45268, 0.22.1)"
-        yield Finding("sleep_bug", Level.WARNING, text)
+        yield PlanFinding("sleep_bug", Level.WARNING, text)
     if "kv-transfer-config" in flags:
         text = "with a KV connector (--kv-transfer-config) waking up was reported to end the server (#36753)"
-        yield Finding("sleep_bug", Level.WARNING, text)
+        yield PlanFinding("sleep_bug", Level.WARNING, text)
 
 
 def _nvfp4(facts: ModelFacts) -> bool:
     return facts.quantization is not None and facts.quantization.method == "modelopt_fp4"
 
 
-def _host_memory(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def _host_memory(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     needed, free = (
         host_gib(plan.memory.weights_gib if plan.memory is not None else None, plan.flags),
         inputs.environment.memory_free_gib,
@@ -94,7 +94,7 @@ def _host_memory(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
         f"sleeping at level 1 keeps its weights in host memory, about {needed:.1f} GiB, and {free:.1f} GiB are "
         "available; level 2 needs none, and reads the weights again when it wakes up"
     )
-    yield Finding("sleep_host_memory", Level.WARNING, text)
+    yield PlanFinding("sleep_host_memory", Level.WARNING, text)
 
 
 def host_gib(weights_gib: float | None, flags: Flags) -> float | None:

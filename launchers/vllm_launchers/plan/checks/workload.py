@@ -11,7 +11,7 @@ from vllm_launchers.plan.checks.request import fixed_size, without_fixed_size
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.choices.layout import LONG_AT_ONCE, UNASKED, format_layout, held_at_p95
 from vllm_launchers.plan.choices.lengths import rounded_up
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import BLOCKS, DATA, KV_DTYPE, LENGTH, SEQUENCES, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -31,7 +31,7 @@ FAR_ABOVE = 4
 
 def workload_findings(
     plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None
-) -> Iterator[Finding]:
+) -> Iterator[PlanFinding]:
     """Too little room for the requests in flight, and a context too short or needlessly long for them."""
     if workload is None:
         return
@@ -40,7 +40,7 @@ def workload_findings(
     yield from _length(plan, inputs, workload, budget)
 
 
-def _held(plan: Plan, workload: Workload) -> Iterator[Finding]:
+def _held(plan: Plan, workload: Workload) -> Iterator[PlanFinding]:
     held = held_at_p95(plan.memory)
     if held is None:
         return
@@ -50,7 +50,7 @@ def _held(plan: Plan, workload: Workload) -> Iterator[Finding]:
     if held >= NOTED * wanted:
         if more is not None and held >= wanted:
             text = f"weights are quantized while loading to use few GPUs; {_more_gpus(more)}"
-            yield Finding("gpus_left_idle", Level.ADVICE, text, more.changes)
+            yield PlanFinding("gpus_left_idle", Level.ADVICE, text, more.changes)
         return
     known = f"the KV cache holds about {int(held):,} of {counted(flight, 'request')} of p95 length"
     limit = token_count(plan.flags.get(SEQUENCES))
@@ -71,7 +71,7 @@ def _held(plan: Plan, workload: Workload) -> Iterator[Finding]:
     ways = [f"--{BLOCKS} {plan.flags[BLOCKS]} limits it: unset it"] if BLOCKS in plan.flags else []
     text = ". ".join([known, *(ways or _ways_out(plan.alternatives, held, more))])
     level = Level.WARNING if held < UNASKED * wanted else Level.ADVICE
-    yield Finding("workload_not_held", level, text, fix)
+    yield PlanFinding("workload_not_held", level, text, fix)
 
 
 def _sequences_held(held: float, workload: Workload) -> int:
@@ -84,7 +84,7 @@ def _sequences_held(held: float, workload: Workload) -> int:
     return max(1, math.floor(held / LONG_AT_ONCE * (prompt + answer) / (prompt + answer / 2)))
 
 
-def _far(plan: Plan) -> Iterator[Finding]:
+def _far(plan: Plan) -> Iterator[PlanFinding]:
     """Tensor parallelism over slow links, which is not chosen automatically, if it would still be much faster."""
     if not plan.alternatives or not plan.alternatives[0].near or not plan.alternatives[0].throughput:
         return
@@ -97,7 +97,7 @@ def _far(plan: Plan) -> Iterator[Finding]:
             f"{chosen.throughput:,.0f}, although its GPUs are not connected by NVLink or one PCIe switch: worth a try "
             "if nothing else uses these links"
         )
-        yield Finding("tensor_parallel_faster", Level.ADVICE, text, fastest.changes)
+        yield PlanFinding("tensor_parallel_faster", Level.ADVICE, text, fastest.changes)
 
 
 def _more_gpus(more: Alternative) -> str:
@@ -136,7 +136,7 @@ def _longer(plan: Plan, length: int, budget: BudgetFor) -> tuple[Changes | None,
     return None, f"; {length:,} do not fit either: use more GPUs, or a smaller or quantized model"
 
 
-def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor | None) -> Iterator[Finding]:
+def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     wanted = workload.input_tokens_p95 + workload.output_tokens_p95
     most = inputs.facts.max_context if inputs.facts is not None else None
     asked = token_count(plan.flags.get(LENGTH))
@@ -148,11 +148,11 @@ def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFo
         elif budget is not None:
             fix, why = _longer(plan, fitting, budget)
         text = f"--{LENGTH} {asked:,} is below the p95 request length ({wanted:,} tokens): longer ones are refused{why}"
-        yield Finding("context_below_traffic", Level.WARNING, text, fix)
+        yield PlanFinding("context_below_traffic", Level.WARNING, text, fix)
     if plan.flags.get(LENGTH) is None and most is not None and most >= FAR_ABOVE * wanted:
         length = rounded_up(wanted)
         text = (
             f"without --{LENGTH} requests may be as long as the model supports, {most:,} tokens (p95: {wanted:,}): one "
             "such request can take the KV cache of many"
         )
-        yield Finding("context_not_limited", Level.ADVICE, text, Changes(set={LENGTH: length}))
+        yield PlanFinding("context_not_limited", Level.ADVICE, text, Changes(set={LENGTH: length}))

@@ -18,10 +18,10 @@ from vllm_launchers.plan.choices.inputs import (
     overlay,
 )
 from vllm_launchers.plan.choices.layout import (
-    Fit,
+    LayoutFit,
     budget_for,
     expert_choice,
-    fit,
+    fit_layout,
     kv_choice,
     layout_choices,
     own_format,
@@ -173,10 +173,10 @@ class _Picked:
             self.ask = inputs.budget
             return (self.ask(self.flags) if self.ask is not None else None), None
         pool = pool_of(inputs.host, inputs.gpus, inputs.shares)
-        found: Fit | None = None
+        found: LayoutFit | None = None
         if pool is not None:
             self.ask = budget_for(inputs, pool)
-            found = fit(inputs, self.flags, pool, self.given)
+            found = fit_layout(inputs, self.flags, pool, self.given)
         formats = found.formats if found is not None else {}
         self._take(QUANTIZATION, lambda: quantization_choice(inputs, formats, pool))
         if found is not None and pool is not None:

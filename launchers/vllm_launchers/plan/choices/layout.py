@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
-from vllm_launchers.plan.attention import fp8_cache, is_fp8
+from vllm_launchers.plan.attention import fp8_cache_support, is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, BudgetFor, Choice, ChoiceInputs, Source
@@ -97,7 +97,7 @@ class Option(msgspec.Struct, frozen=True):
         return {**self.formats, **sizes(self.layout)}
 
 
-class Fit(msgspec.Struct, frozen=True):
+class LayoutFit(msgspec.Struct, frozen=True):
     """The search result. ``fits`` is whether weights and one request fit, ``serves`` whether the traffic does too.
 
     ``formats`` are its number formats, as flags. ``budget`` is for one copy. ``fixed`` is whether a user or preset set
@@ -115,7 +115,7 @@ class Fit(msgspec.Struct, frozen=True):
     rival: Option | None = None
 
 
-def fit(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str]) -> Fit | None:
+def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str]) -> LayoutFit | None:
     """The layout and formats for the other flags; None if too little is known about model or GPU.
 
     ``settled`` names the flags already decided, by ``flags`` or by being unset.
@@ -137,14 +137,14 @@ def fit(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str]
         if chosen is not None:
             single = search.option(Layout(), weights)
             rival = best([one for one in options if one.layout != chosen.layout], wanted)
-            return Fit(
+            return LayoutFit(
                 chosen.layout, chosen.formats, chosen.budget, fits=True, serves=chosen.serves(wanted), fixed=fixed,
                 chosen=chosen, single=single, rival=rival,
             )  # fmt: skip
     largest = max(layouts, key=lambda layout: (layout.replica, layout.tensor), default=Layout())
     largest = largest if fixed or pool.exact else Layout(largest.tensor, largest.pipeline)
     found = Search(inputs, flags, ask, pool, settled).option(largest, {})
-    return Fit(largest, found.formats, found.budget, fits=False, serves=False, fixed=fixed)
+    return LayoutFit(largest, found.formats, found.budget, fits=False, serves=False, fixed=fixed)
 
 
 def sizes(layout: Layout) -> dict[str, FlagValue]:
@@ -380,7 +380,7 @@ def _online_fp8(inputs: ChoiceInputs, pool: Pool, settled: Collection[str]) -> l
 # -- the choices of layout and number formats, with reasons and trade-offs. Pure --------------------------------------
 
 
-def layout_choices(inputs: ChoiceInputs, found: Fit, pool: Pool) -> Iterator[Choice]:
+def layout_choices(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Iterator[Choice]:
     """Tensor, pipeline and data parallel as found."""
     layout = found.layout
     why = _why_more(inputs, found, pool)
@@ -401,7 +401,7 @@ def layout_choices(inputs: ChoiceInputs, found: Fit, pool: Pool) -> Iterator[Cho
         yield _copies(inputs, found, pool)
 
 
-def _why_more(inputs: ChoiceInputs, found: Fit, pool: Pool) -> str:
+def _why_more(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> str:
     """Why it uses more than one GPU."""
     layout = found.layout
     size = "" if pool.memory_gib is None else f" of {pool.memory_gib:.0f} GiB"
@@ -419,7 +419,7 @@ def _why_more(inputs: ChoiceInputs, found: Fit, pool: Pool) -> str:
     return f"Weights and KV cache need more than one GPU{size}"
 
 
-def _why_not_cut(inputs: ChoiceInputs, found: Fit, pool: Pool, why: str) -> str:
+def _why_not_cut(inputs: ChoiceInputs, found: LayoutFit, pool: Pool, why: str) -> str:
     """Why layers are not split over GPUs."""
     if not found.fits:
         return why
@@ -439,7 +439,7 @@ def _why_not_cut(inputs: ChoiceInputs, found: Fit, pool: Pool, why: str) -> str:
     return _no_cut(inputs, found, pool)
 
 
-def _no_cut(inputs: ChoiceInputs, found: Fit, pool: Pool) -> str:
+def _no_cut(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> str:
     near = max((len(group) for group in pool.groups), default=1)
     if near > 1 and near < pool.size:
         return f"Only {near} of them are close ({pool.link})."
@@ -451,19 +451,19 @@ def _no_cut(inputs: ChoiceInputs, found: Fit, pool: Pool) -> str:
     return f"{heads} heads cannot be split over these GPUs." if heads else "The layers cannot be split."
 
 
-def _joined(pool: Pool, found: Fit) -> str:
+def _joined(pool: Pool, found: LayoutFit) -> str:
     near = any(len(group) >= found.layout.tensor for group in pool.groups)
     return pool.link if near else pool.far_link or "unknown links"
 
 
-def _tensor_price(pool: Pool, found: Fit) -> str:
+def _tensor_price(pool: Pool, found: LayoutFit) -> str:
     link = _joined(pool, found)
     if link == "NVLink":
         return "Two short all-reduces in every layer."
     return f"Two all-reduces in every layer over {link} cost some speed."
 
 
-def _against_rival(found: Fit) -> str:
+def _against_rival(found: LayoutFit) -> str:
     """The layout's estimated speed, and the next best on the same number of GPUs; empty if unknown."""
     one, other = _speed(found.chosen), _speed(found.rival)
     if not one:
@@ -485,7 +485,7 @@ def format_layout(layout: Layout) -> str:
     return " × ".join(f"{name} {size}" for name, size in parts if size > 1) or "one GPU"
 
 
-def _copies(inputs: ChoiceInputs, found: Fit, pool: Pool) -> Choice:
+def _copies(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Choice:
     layout = found.layout
     held = held_at_p95(found.budget)
     one = "one GPU" if layout.replica == 1 else f"{layout.replica} GPUs"
@@ -561,7 +561,7 @@ def _plain(facts: ModelFacts, pool: Pool | None) -> str:
     return text
 
 
-def kv_choice(inputs: ChoiceInputs, found: Fit, pool: Pool, flags: Flags) -> Choice | None:
+def kv_choice(inputs: ChoiceInputs, found: LayoutFit, pool: Pool, flags: Flags) -> Choice | None:
     """The KV cache stays in the model's own format; mentions the effect of FP8. None if it does not apply."""
     held = found.chosen.held if found.chosen is not None else held_at_p95(found.budget)
     if held is None:
@@ -586,7 +586,7 @@ def cache_verdict(inputs: ChoiceInputs, flags: Flags, pool: Pool | None) -> bool
     """Whether vLLM can keep the KV cache in FP8 on these GPUs; None if unknown."""
     mla = inputs.facts is not None and inputs.facts.mla
     able = pool.capability if pool is not None else None
-    return fp8_cache(flags, inputs.environment, inputs.release, able, mla=mla).works
+    return fp8_cache_support(flags, inputs.environment, inputs.release, able, mla=mla).works
 
 
 def own_format(inputs: ChoiceInputs, flags: Flags, pool: Pool | None) -> Choice | None:

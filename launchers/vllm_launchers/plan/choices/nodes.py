@@ -14,7 +14,7 @@ import msgspec
 
 from vllm_launchers.engine_model.gpus import Interconnect
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInputs, Source
-from vllm_launchers.plan.choices.layout import Fit
+from vllm_launchers.plan.choices.layout import LayoutFit
 from vllm_launchers.plan.choices.pool import Pool
 from vllm_launchers.plan.findings import PlanError
 from vllm_launchers.plan.flags import BACKEND, DATA, PIPELINE, TENSOR
@@ -88,7 +88,7 @@ def node_choices(nodes: NodesRequest) -> Iterator[Choice]:
         yield Choice(name, value, _REASONS[name], Source.YOU if name == NODES else Source.CONSOLE)
 
 
-def layout_over_nodes(inputs: ChoiceInputs, found: Fit, pool: Pool) -> Iterator[Choice]:
+def layout_over_nodes(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Iterator[Choice]:
     """Tensor and pipeline parallel as found."""
     layout, count = found.layout, inputs.nodes
     local = layout.total // count

@@ -10,7 +10,7 @@ import msgspec
 from vllm_launchers.engine_model.gpus import Interconnect, over_nvlink, over_pcie_slot
 from vllm_launchers.host.gpu.host import Gpu, Host, Link, connected
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, best_slice, is_held
-from vllm_launchers.host.gpu.topology import LinkLevel, level_of
+from vllm_launchers.host.gpu.topology import LinkLevel, link_level
 
 IDLE_SHARE = 0.9
 """A GPU counts as free if this share of its memory is free."""
@@ -153,7 +153,9 @@ _FAR = {
 def _farthest(host: Host, indices: list[int]) -> LinkLevel | None:
     """The level of the two farthest GPUs; None for one GPU, and if links are unknown."""
     links = [host.link(a, b) for a, b in combinations(indices, 2)]
-    return max((level_of(link.kind) for link in links if link is not None), default=None) if None not in links else None
+    return (
+        max((link_level(link.kind) for link in links if link is not None), default=None) if None not in links else None
+    )
 
 
 def _slowest(host: Host, pairs: Sequence[tuple[int, int]], *, nvlink: bool = False) -> Interconnect | None:
@@ -161,7 +163,7 @@ def _slowest(host: Host, pairs: Sequence[tuple[int, int]], *, nvlink: bool = Fal
     links = [host.link(a, b) for a, b in pairs]
     known = [link for link in links if link is not None]
     if nvlink:
-        known = [link for link in known if level_of(link.kind) is LinkLevel.NVLINK]
+        known = [link for link in known if link_level(link.kind) is LinkLevel.NVLINK]
     elif None in links:
         return None
     found = [_interconnect(host, link) for link in known]
@@ -174,7 +176,7 @@ def _interconnect(host: Host, link: Link) -> Interconnect | None:
     rate = link.bandwidth_gbs
     if rate is None:
         return None
-    level = level_of(link.kind)
+    level = link_level(link.kind)
     if level is LinkLevel.NVLINK:
         return over_nvlink(rate / 2 * 1e9)
     geforce = any("GeForce" in (gpu.name or "") for gpu in host.gpus if gpu.index in (link.a, link.b))
@@ -185,7 +187,7 @@ def _interconnect(host: Host, link: Link) -> Interconnect | None:
 def _joined(host: Host, indices: list[int], farthest: LinkLevel) -> Iterator[tuple[int, int]]:
     wanted = set(indices)
     for link in host.links:
-        if link.a in wanted and link.b in wanted and level_of(link.kind) <= farthest:
+        if link.a in wanted and link.b in wanted and link_level(link.kind) <= farthest:
             yield link.a, link.b
     if farthest is LinkLevel.MESH:
         for island in host.islands:

@@ -37,7 +37,7 @@ class Changes(msgspec.Struct, frozen=True):
         return not self.set and not self.unset
 
 
-def changed(flags: Flags, changes: Changes) -> Flags:
+def apply_changes(flags: Flags, changes: Changes) -> Flags:
     """The flags after a change; where it both sets and unsets a flag, that is unset."""
     return {name: value for name, value in {**flags, **changes.set}.items() if name not in changes.unset}
 

@@ -16,12 +16,12 @@ from difflib import get_close_matches
 
 import msgspec
 
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, Number, changed, human_int
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, Number, apply_changes, human_int
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import parse_release
-from vllm_launchers.vllm.flags.search import closest, resolve
+from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
 
-__all__ = ["judge", "newly_refused", "problem"]
+__all__ = ["newly_refused", "problem", "refused_together"]
 
 _SHOWN = 60
 _MANY = 8
@@ -35,7 +35,7 @@ _ONLY_WITH = {"LoRAConfig": "enable-lora"}
 """Groups whose configuration is only created, and so only validated, if another flag is on."""
 
 
-def judge(
+def refused_together(
     table: FlagTable, flags: Mapping[str, FlagValue], resolved: Mapping[str, FlagValue] | None = None
 ) -> list[tuple[str, str]]:
     """What vLLM would reject among flags that are set together: ``(flag, sentence)``, in the flags' order.
@@ -48,7 +48,7 @@ def judge(
     found: list[tuple[str, str]] = []
     bad: set[str] = set()
     for name, value in flags.items():
-        spec, _ = resolve(table, name.partition(".")[0])
+        spec, _ = resolve_flag_name(table, name.partition(".")[0])
         switch = _ONLY_WITH.get(spec.group) if spec is not None else None
         idle = switch is not None and flags.get(switch) is not True
         if (sentence := _problem(table, name, value, bounds=not idle)) is not None:
@@ -59,8 +59,10 @@ def judge(
 
 def newly_refused(table: FlagTable, flags: Flags, changes: Changes) -> tuple[str, ...]:
     """What vLLM would reject once these changes are made to the flags, and does not reject now; a sentence each."""
-    before = {sentence for _, sentence in judge(table, flags)}
-    return tuple(sentence for _, sentence in judge(table, changed(flags, changes)) if sentence not in before)
+    before = {sentence for _, sentence in refused_together(table, flags)}
+    return tuple(
+        sentence for _, sentence in refused_together(table, apply_changes(flags, changes)) if sentence not in before
+    )
 
 
 def problem(table: FlagTable, name: str, value: FlagValue) -> str | None:
@@ -70,7 +72,7 @@ def problem(table: FlagTable, name: str, value: FlagValue) -> str | None:
 
 def _problem(table: FlagTable, name: str, value: FlagValue, *, bounds: bool) -> str | None:
     head, dot, key = name.partition(".")
-    spec, several = resolve(table, head)
+    spec, several = resolve_flag_name(table, head)
     if spec is None:
         return _unknown(table, head, several)
     if dot:
@@ -262,7 +264,7 @@ class Given:
         self._keys: dict[str, dict[str, FlagValue]] = {}
         for name, value in flags.items():
             head, dot, key = name.partition(".")
-            spec, _ = resolve(table, head)
+            spec, _ = resolve_flag_name(table, head)
             if spec is None:
                 continue
             if dot:
@@ -329,7 +331,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 def broken_conditions(table: FlagTable, flags: Flags, resolved: Flags | None = None) -> list[tuple[str, str]]:
-    """Violated conditions between flags: ``(flag, sentence)``. ``resolved`` as for `check_value.judge`."""
+    """Violated conditions between flags: ``(flag, sentence)``. ``resolved`` as for `check_value.refused_together`."""
     given = Given(table, flags, resolved or {})
     release = parse_release(table.version or "")
     found = []

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from vllm_launchers.vllm.flags.hints import UNKNOWN, EnumMember, FieldValue, Hints, Instance, Optional, hints_of
+from vllm_launchers.vllm.flags.hints import UNKNOWN, EnumMember, FieldValue, Instance, Optional, TypeHints, hints_of
 from vllm_launchers.vllm.flags.package import Module, Package, Symbol
 
 Scope = Mapping[str, object]
@@ -358,7 +358,7 @@ def _defines(statement: ast.stmt, name: str) -> bool:
 
 
 def _untold(value: object) -> bool:
-    return value is UNKNOWN or isinstance(value, (Symbol, Instance, FieldValue, Hints))
+    return value is UNKNOWN or isinstance(value, (Symbol, Instance, FieldValue, TypeHints))
 
 
 def _small(value: object) -> bool:

@@ -50,7 +50,7 @@ class FieldValue(msgspec.Struct, frozen=True):
     bounds: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class Hints(msgspec.Struct, frozen=True):
+class TypeHints(msgspec.Struct, frozen=True):
     """A parsed annotation: the plain types in it, and its parts.
 
     ``names`` are of ``bool int float str list tuple set dict None literal class``. ``element`` is what a list, tuple
@@ -59,18 +59,18 @@ class Hints(msgspec.Struct, frozen=True):
 
     names: frozenset[str] = frozenset()
     options: tuple[object, ...] = ()
-    element: Hints | None = None
+    element: TypeHints | None = None
     count: int | None = None
     config: Symbol | None = None
     """The dataclass that the JSON object is checked against."""
     enum: Symbol | None = None
     bounds: dict[str, float] = msgspec.field(default_factory=dict)
-    values: Hints | None = None
+    values: TypeHints | None = None
     """The type of a dictionary's values."""
 
-    def joined(self, other: Hints) -> Hints:
+    def joined(self, other: TypeHints) -> TypeHints:
         """Union of both."""
-        return Hints(
+        return TypeHints(
             self.names | other.names,
             self.options + tuple(option for option in other.options if option not in self.options),
             self.element or other.element,
@@ -89,7 +89,7 @@ class ConfigField(msgspec.Struct, frozen=True):
     """
 
     name: str
-    hints: Hints
+    hints: TypeHints
     default: object
     help: str
     bounds: dict[str, float]
@@ -113,17 +113,17 @@ _SEQUENCES = {
 }
 _DICTS = frozenset(("dict", "Dict"))
 _THROUGH = frozenset(("SkipValidation", "Required", "NotRequired", "Final"))
-_OTHER = Hints(frozenset(("class",)))
+_OTHER = TypeHints(frozenset(("class",)))
 _DEPTH = 12
 
 
-def hints_of(evaluator: Evaluator, module: Module, node: ast.AST | None, depth: int = 0) -> Hints:
+def hints_of(evaluator: Evaluator, module: Module, node: ast.AST | None, depth: int = 0) -> TypeHints:
     """The types in an annotation at the top level of ``module``."""
     if depth > _DEPTH:
         return _OTHER
     match node:
         case ast.Constant(value=None):
-            return Hints(frozenset(("None",)))
+            return TypeHints(frozenset(("None",)))
         case ast.Constant(value=str(text)):
             try:
                 return hints_of(evaluator, module, ast.parse(text, mode="eval").body, depth + 1)
@@ -139,12 +139,12 @@ def hints_of(evaluator: Evaluator, module: Module, node: ast.AST | None, depth: 
     return _OTHER
 
 
-def _named(evaluator: Evaluator, symbol: Symbol, depth: int) -> Hints:
+def _named(evaluator: Evaluator, symbol: Symbol, depth: int) -> TypeHints:
     name = symbol.name
     if symbol.dotted.startswith("builtins.") and name in _PLAIN:
-        return Hints(frozenset((name,)))
+        return TypeHints(frozenset((name,)))
     if symbol.module is None:
-        return Hints(frozenset((_SEQUENCES.get(name) or ("dict" if name in _DICTS else "class"),)))
+        return TypeHints(frozenset((_SEQUENCES.get(name) or ("dict" if name in _DICTS else "class"),)))
     match symbol.node:
         case ast.Assign(value=value) | ast.AnnAssign(value=value):
             return hints_of(evaluator, symbol.module, value, depth + 1)
@@ -155,13 +155,13 @@ def _named(evaluator: Evaluator, symbol: Symbol, depth: int) -> Hints:
     return _OTHER
 
 
-def _class(evaluator: Evaluator, symbol: Symbol) -> Hints:
+def _class(evaluator: Evaluator, symbol: Symbol) -> TypeHints:
     if evaluator.is_enum(symbol):
-        return Hints(frozenset(("class",)), enum=symbol)
+        return TypeHints(frozenset(("class",)), enum=symbol)
     if is_dataclass(symbol):
-        return Hints(frozenset(("class",)), config=symbol)
+        return TypeHints(frozenset(("class",)), config=symbol)
     bases = {base.dotted for base in evaluator.package.bases(symbol)}
-    return Hints(frozenset(("dict",))) if "builtins.dict" in bases else _OTHER
+    return TypeHints(frozenset(("dict",))) if "builtins.dict" in bases else _OTHER
 
 
 def is_dataclass(symbol: Symbol) -> bool:
@@ -175,14 +175,14 @@ def is_dataclass(symbol: Symbol) -> bool:
     return False
 
 
-def _subscript(evaluator: Evaluator, module: Module, node: ast.Subscript, depth: int) -> Hints:
+def _subscript(evaluator: Evaluator, module: Module, node: ast.Subscript, depth: int) -> TypeHints:
     symbol = evaluator.package.name_of(module, node.value)
     name = symbol.name if symbol is not None else ast.unparse(node.value).rpartition(".")[2]
     inner = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
     if name == "Literal":
-        return Hints(frozenset(("literal",)), options=_options(evaluator, module, inner, depth))
+        return TypeHints(frozenset(("literal",)), options=_options(evaluator, module, inner, depth))
     if name in ("Union", "Optional"):
-        result = Hints(frozenset(("None",)) if name == "Optional" else frozenset())
+        result = TypeHints(frozenset(("None",)) if name == "Optional" else frozenset())
         for part in inner:
             result = result.joined(hints_of(evaluator, module, part, depth + 1))
         return result
@@ -191,18 +191,18 @@ def _subscript(evaluator: Evaluator, module: Module, node: ast.Subscript, depth:
         for extra in inner[1:]:
             if isinstance(value := evaluator.value(module, extra), FieldValue):
                 bounds |= value.bounds
-        return Hints(bounds=bounds).joined(hints_of(evaluator, module, inner[0], depth + 1))
+        return TypeHints(bounds=bounds).joined(hints_of(evaluator, module, inner[0], depth + 1))
     if name in _THROUGH:
         return hints_of(evaluator, module, inner[0], depth + 1)
     if name in _DICTS:
         values = hints_of(evaluator, module, inner[1], depth + 1) if len(inner) == 2 else None
-        return Hints(frozenset(("dict",)), values=values)
+        return TypeHints(frozenset(("dict",)), values=values)
     kind = _SEQUENCES.get(name, "class")
     if kind == "class":
         return _OTHER
     element = hints_of(evaluator, module, inner[0], depth + 1)
     counted = kind == "tuple" and not any(isinstance(p, ast.Constant) and p.value is Ellipsis for p in inner)
-    return Hints(frozenset((kind,)), element=element, count=len(inner) if counted else None)
+    return TypeHints(frozenset((kind,)), element=element, count=len(inner) if counted else None)
 
 
 def _options(evaluator: Evaluator, module: Module, inner: list[ast.expr], depth: int) -> tuple[object, ...]:

@@ -40,7 +40,7 @@ def closest(table: FlagTable, name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*begun[:_CLOSEST], *_alike(table, plain))))[:_CLOSEST]
 
 
-def resolve(table: FlagTable, name: str) -> tuple[FlagSpec | None, tuple[str, ...]]:
+def resolve_flag_name(table: FlagTable, name: str) -> tuple[FlagSpec | None, tuple[str, ...]]:
     """The flag that argparse resolves a name to, or else the flags that it could be a prefix of.
 
     ``--`` names may be shortened while the prefix is unique; aliases and ``_`` for ``-`` count too.

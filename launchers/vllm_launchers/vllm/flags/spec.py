@@ -20,9 +20,9 @@ from vllm_launchers.vllm.flags.hints import (
     ConfigField,
     EnumMember,
     FieldValue,
-    Hints,
     Instance,
     Optional,
+    TypeHints,
     hints_of,
     is_dataclass,
 )
@@ -145,7 +145,7 @@ def argparse_kwargs(field: ConfigField, humans: Mapping[str, str]) -> Kwargs:  #
     return kwargs
 
 
-def _literal(hints: Hints) -> Kwargs:
+def _literal(hints: TypeHints) -> Kwargs:
     choices = [option for option in hints.options if isinstance(option, (str, int))]
     kind = "int" if choices and all(isinstance(option, int) for option in choices) else "str"
     if len(choices) != len(hints.options):
@@ -154,7 +154,7 @@ def _literal(hints: Hints) -> Kwargs:
     return {"type": kind, ("metavar" if "str" in hints.names else "choices"): ordered}
 
 
-def _collection(hints: Hints, is_tuple: bool) -> Kwargs:
+def _collection(hints: TypeHints, is_tuple: bool) -> Kwargs:
     nargs = hints.count if is_tuple and hints.count is not None else "+"
     element = hints.element
     if element is None:
@@ -523,7 +523,7 @@ def _enum_word(member: EnumMember) -> str:
     return member.value if isinstance(member.value, str) and re.fullmatch(r"[a-z0-9_]+", member.value) else member.name
 
 
-def _parts(evaluator: Evaluator, hints: Hints) -> tuple[FlagSpec, ...]:
+def _parts(evaluator: Evaluator, hints: TypeHints) -> tuple[FlagSpec, ...]:
     """The keys that a JSON object may have, if the class that reads it forbids others."""
     if hints.config is None or not _forbids(evaluator, hints.config):
         return ()

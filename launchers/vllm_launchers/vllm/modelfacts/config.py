@@ -234,7 +234,7 @@ def _with_layers(facts: ModelFacts, config: Config, model_type: str) -> ModelFac
     return replace(
         facts,
         layers=kinds,
-        window=window(config, model_type) if LayerKind.SLIDING in kinds else chunk,
+        window=sliding_window(config, model_type) if LayerKind.SLIDING in kinds else chunk,
         state_bytes=state[0] if state else None,
         state_bytes_per_draft_token=state[1] if state else None,
     )
@@ -380,7 +380,7 @@ def layer_kinds(config: Config, model_type: str, count: int | None) -> Kinds | N
         if count is None or count > MOST_LAYERS:
             return None
         kinds = _derived(config, model_type, count)
-    if window(config, model_type) is None:
+    if sliding_window(config, model_type) is None:
         kinds = tuple(_FULL if kind is _SLIDING else kind for kind in kinds)
     if number(config, "attention_chunk_size") is None:
         kinds = tuple(_FULL if kind is _CHUNKED else kind for kind in kinds)
@@ -388,7 +388,7 @@ def layer_kinds(config: Config, model_type: str, count: int | None) -> Kinds | N
     return (*kinds[: len(kinds) - shared], *(_NONE for _ in range(shared)))
 
 
-def window(config: Config, model_type: str) -> int | None:
+def sliding_window(config: Config, model_type: str) -> int | None:
     """Tokens in a sliding layer's window, or None if the model has no such layers."""
     wanted = config.get("use_sliding_window", model_type not in _WINDOW_ON_REQUEST)
     if wanted is False:
@@ -458,7 +458,7 @@ def _derived(config: Config, model_type: str, count: int) -> Kinds:
         kinds = [_SLIDING if (index + 1) % pattern else _FULL for index in layers]
         return (*kinds[:-1], _FULL) if model_type.startswith("gemma4") else tuple(kinds)
     first = number(config, "max_window_layers") if config.get("use_sliding_window") is True else None
-    if window(config, model_type) is not None:
+    if sliding_window(config, model_type) is not None:
         return tuple(_SLIDING if index >= (first or 0) else _FULL for index in layers)
     return (_FULL,) * count
 

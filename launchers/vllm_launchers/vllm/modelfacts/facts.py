@@ -160,7 +160,7 @@ _SHARED = 0.83
 """In ``8x7B`` the experts share all but their MLPs: Mixtral's 8 × 7 are 46.7, its 8 × 22 are 141."""
 
 
-def split_name(model: str) -> tuple[str, Quantization | None]:
+def split_quantization(model: str) -> tuple[str, Quantization | None]:
     """Return a hub id's last part in lower case without its quantization keyword, and that keyword's meaning."""
     name = model.rsplit("/", 1)[-1].lower().replace("_", "-")
     for word, quantization in _QUANTIZED:

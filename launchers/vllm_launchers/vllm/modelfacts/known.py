@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.vllm.modelfacts.config import facts_from_config
 from vllm_launchers.vllm.modelfacts.defaults import SHAPE
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization, split_name
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization, split_quantization
 
 _TYPES = {
     "qwen2": "Qwen2ForCausalLM",
@@ -177,7 +177,7 @@ def known_facts(model: str) -> ModelFacts | None:
 
     The quantization is taken from the name.
     """
-    base, quantization = split_name(model)
+    base, quantization = split_quantization(model)
     base = _CODER.sub("", _META.sub("", _FILLER.sub("", base)))
     row = _ROWS.get(base)
     if row is None:
@@ -246,7 +246,7 @@ def sibling_facts(facts: ModelFacts) -> Iterator[ModelFacts]:
         if known is not None:
             yield known
             continue
-        _, quantization = split_name(name)
+        _, quantization = split_quantization(name)
         if quantization is not None:
             yield replace(_without_weights(facts, quantization), model=name)
 

@@ -17,7 +17,7 @@ from vllm_launchers.host.hub_folders import cache_folder
 from vllm_launchers.vllm.model_folder import REMOTE, config_from_params, model_folder_problem
 from vllm_launchers.vllm.modelfacts.config import BYTES, facts_from_config
 from vllm_launchers.vllm.modelfacts.encoder import largest_picture, with_pixels
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError, parameters_in, split_name
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError, parameters_in, split_quantization
 from vllm_launchers.vllm.modelfacts.known import known_facts
 from vllm_launchers.vllm.modelfacts.values import Config, read_json
 from vllm_launchers.vllm.modelfacts.weights import WeightFiles, weights_in
@@ -69,7 +69,7 @@ def from_name(model: str) -> ModelFacts:
     if known is not None:
         words = (*known.missing, "its files (not cached locally: using built-in architecture data)")
         return replace(known, missing=words, bytes_to_download=estimated_bytes(known))
-    name, quantization = split_name(model)
+    name, quantization = split_quantization(model)
     parameters = parameters_in(name)
     missing = ["its config (not cached locally)"]
     if parameters is None:
@@ -146,7 +146,7 @@ def _has_config(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("config.json", "params.json"))
 
 
-def _to_download(facts: ModelFacts, weights: WeightFiles, held: Cached | None) -> int | None:
+def _to_download(facts: ModelFacts, weights: WeightFiles, held: CachedRevision | None) -> int | None:
     if not facts.files_missing:
         return 0
     total = estimated_bytes(facts)
@@ -217,14 +217,14 @@ _MOST_REF = 200
 _MOST_BLOBS = 20_000
 
 
-class Cached(msgspec.Struct, frozen=True):
+class CachedRevision(msgspec.Struct, frozen=True):
     """One revision in the cache: the folder with its files, and bytes of unfinished downloads."""
 
     snapshot: Path
     unfinished: int = 0
 
 
-def find_cached(model: str, cache: Path, revision: str | None = None) -> Cached | None:
+def find_cached(model: str, cache: Path, revision: str | None = None) -> CachedRevision | None:
     """Find a model's revision (a branch, a tag or a commit; default ``main``), or None if it is missing."""
     folder = cache / ("models--" + model.replace("/", "--"))
     commit = _commit(folder, revision or "main")
@@ -236,7 +236,7 @@ def find_cached(model: str, cache: Path, revision: str | None = None) -> Cached 
             return None
     except OSError:
         return None
-    return Cached(snapshot, sum(_unfinished(folder / "blobs")))
+    return CachedRevision(snapshot, sum(_unfinished(folder / "blobs")))
 
 
 def stored_bytes(model: str, cache: Path) -> int | None:

@@ -17,7 +17,7 @@ from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.metrics import Metrics
-from vllm_launchers.simulated.settings import Simulated, resolve
+from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
 START = 1_000_000.0
 BOUNDS = (100.0, 200.0, 500.0, 1000.0, 5000.0, math.inf)
@@ -60,7 +60,7 @@ COUNTED = (
 
 def test_the_cache_of_each_engine_is_known_from_what_a_server_tells() -> None:
     args = parse(["serve", "Qwen/Qwen3-8B-AWQ", "--data-parallel-size", "4"])
-    settings = resolve(args, Simulated.from_environment({"SIMULATED_GPU": "RTX A6000"}))
+    settings = resolve_settings(args, Simulated.from_environment({"SIMULATED_GPU": "RTX A6000"}))
     plan = plan_memory(settings)
     metrics, parser, frames = Metrics(settings, plan), Parser(), Frames()
     for at in (0.0, 5.0, 10.0):

@@ -15,7 +15,7 @@ from vllm_console.diagnosis.failure.diagnose import NOTHING_SEEN, diagnose
 from vllm_console.diagnosis.failure.failure_line import FailureLine
 from vllm_console.diagnosis.failure.fixes import environment, settings
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix, change_text, diagnosis_document, diagnosis_lines
-from vllm_console.diagnosis.live.fixes import fp8_cache, share_prefixes
+from vllm_console.diagnosis.live.fixes import fp8_cache_fix, share_prefixes
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.vllm.flags.changes import FlagValue
@@ -417,15 +417,15 @@ def test_an_fp8_cache_is_offered_alike_after_a_failure_and_while_it_serves(
 ) -> None:
     failed = diagnose(["Traceback (most recent call last):", '  File "a.py", line 1, in f', SHORT], 1, flags, gpu)
     assert any("kv-cache-dtype" in one.changes.set for one in failed.fixes) == offered
-    serving = fp8_cache(Evidence(0.0, 0.0, (), flags=flags, compute_capability=capability))
+    serving = fp8_cache_fix(Evidence(0.0, 0.0, (), flags=flags, compute_capability=capability))
     assert (serving is not None) == offered
     assert serving is None or "differ" in serving.tradeoff
 
 
 def test_an_fp8_cache_is_not_offered_to_a_checkpoint_that_brings_its_own() -> None:
     known = Evidence(0.0, 0.0, (), compute_capability=(9, 0), own_fp8_cache=True)
-    assert fp8_cache(known) is None
-    assert fp8_cache(replace(known, flags={"kv-cache-dtype": "bfloat16"})) is not None
+    assert fp8_cache_fix(known) is None
+    assert fp8_cache_fix(replace(known, flags={"kv-cache-dtype": "bfloat16"})) is not None
 
 
 def test_prefix_caching_is_not_offered_to_linear_layers_without_chunked_prefill() -> None:

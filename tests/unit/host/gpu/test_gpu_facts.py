@@ -14,7 +14,7 @@ from vllm_launchers.host.gpu.hardware_warnings import hardware_warnings
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, HostError, Link, NvLink
 from vllm_launchers.host.gpu.reader import bits_of, ranges
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings, is_held, parse_share
-from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, level_of, nvlinks_in
+from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, link_level, nvlinks_in
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_pcie_bandwidth_is_that_of_the_narrower_slot() -> None:
      ("XGMI", LinkLevel.UNKNOWN, 0)],
 )  # fmt: skip
 def test_kinds_are_read_as_nvidia_smi_writes_them(kind: str, level: LinkLevel, count: int) -> None:
-    assert (level_of(kind), nvlinks_in(kind)) == (level, count)
+    assert (link_level(kind), nvlinks_in(kind)) == (level, count)
 
 
 def test_memory_is_told_by_server_by_user_and_by_nobody_seen() -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import activations, encoder_bytes, patch_bytes
-from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, read_settings
+from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, effective_flags
 from vllm_launchers.plan.model import Flags
 from vllm_launchers.vllm.modelfacts.encoder import encoder_of
 from vllm_launchers.vllm.modelfacts.facts import Encoder, ModelFacts
@@ -27,7 +27,7 @@ def seeing(model_type: str = "qwen2_5_vl") -> ModelFacts:
 
 
 def settings_of(facts: ModelFacts, flags: Flags, release: tuple[int, int, int] = NEW) -> EffectiveFlags:
-    return read_settings(facts, {"max-model-len": 16384, **flags}, release, {}, GPU, [])
+    return effective_flags(facts, {"max-model-len": 16384, **flags}, release, {}, GPU, [])
 
 
 def measured(facts: ModelFacts, flags: Flags) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.budget.budget import EngineReport, GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.inputs import Learned
+from vllm_launchers.plan.inputs import EarlierReport
 from vllm_launchers.plan.model import FlagValue
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.modelfacts.facts import Encoder, LayerKind, ModelFacts, Quantization
@@ -38,7 +38,7 @@ def plan(
     gpu: GpuShape | Gpu | list[GpuShape] | list[Gpu] = SMALL,
     release: tuple[int, int, int] | None = (0, 33, 0),
     workload: Workload | None = None,
-    learned: Learned | None = None,
+    learned: EarlierReport | None = None,
     environment: dict[str, str] | None = None,
     **flags: FlagValue,
 ) -> MemoryBudget:
@@ -345,7 +345,7 @@ def test_wrong_values_count_as_not_set(flags: dict[str, FlagValue]) -> None:
 def test_what_a_start_reported_corrects_the_next_estimate() -> None:
     before = plan(max_num_seqs=64)
     report = EngineReport(weights_gib=15.4, kv_gib=before.kv_gib - 1.5)
-    learned = Learned(report, before.weights_gib, before.kv_gib)
+    learned = EarlierReport(report, before.weights_gib, before.kv_gib)
     after = plan(learned=learned, max_num_seqs=64)
     assert after.source == "estimate, corrected"
     assert after.weights_gib == pytest.approx(15.4)
@@ -356,7 +356,7 @@ def test_what_a_start_reported_corrects_the_next_estimate() -> None:
 
 def test_a_report_without_figures_corrects_nothing() -> None:
     before = plan()
-    after = plan(learned=Learned(EngineReport(), before.weights_gib, before.kv_gib))
+    after = plan(learned=EarlierReport(EngineReport(), before.weights_gib, before.kv_gib))
     assert after.kv_gib == before.kv_gib
 
 
@@ -408,7 +408,7 @@ def test_tokens_follow_the_engine_where_it_fits_fewer_into_a_gib() -> None:
     before = plan(max_num_seqs=64)
     assert before.kv_tokens is not None
     report = EngineReport(kv_gib=before.kv_gib, kv_tokens=round(before.kv_tokens * 0.87))
-    learned = Learned(report, before.weights_gib, before.kv_gib, before.kv_tokens)
+    learned = EarlierReport(report, before.weights_gib, before.kv_gib, before.kv_tokens)
     staged = plan(learned=learned, max_num_seqs=48)
     plain = plan(max_num_seqs=48)
     assert staged.kv_tokens == pytest.approx((plain.kv_tokens or 0) * 0.87, rel=0.02)

@@ -11,9 +11,9 @@ from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.build import make_plan
-from vllm_launchers.plan.checks.check import check
+from vllm_launchers.plan.checks.check import check_plan
 from vllm_launchers.plan.checks.request import gpus_of
-from vllm_launchers.plan.findings import Finding
+from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags
 from vllm_launchers.presets.load import read_presets
@@ -53,7 +53,7 @@ A_HOST = Host(gpus=(Gpu(0, "GPU-0", "NVIDIA RTX A6000", 48.0, 47.6, compute_capa
 
 
 @pytest.fixture(scope="session")
-def find() -> Callable[..., list[Finding]]:
+def find() -> Callable[..., list[PlanFinding]]:
     """Findings of a launch: ``find(set={…}, facts=…, gpus=(0,), host=…, around={…})``; all is well by default."""
     presets = read_presets(None)[0]
 
@@ -72,7 +72,7 @@ def find() -> Callable[..., list[Finding]]:
         table: bool = True,
         model_problem: str = "",
         **more: Any,
-    ) -> list[Finding]:
+    ) -> list[PlanFinding]:
         kind = EngineKind.SIMULATED if build == "simulated" else EngineKind.VLLM
         engine = Engine(kind, ("/opt/vllm",), version, build, "/opt/vllm", note)
         chosen, changes = presets[preset], Changes(set or {}, unset)
@@ -96,6 +96,6 @@ def find() -> Callable[..., list[Finding]]:
             )
 
         plan = replace(plan, memory=budget(plan.flags))
-        return list(check(plan, inputs, chosen.workload, budget))
+        return list(check_plan(plan, inputs, chosen.workload, budget))
 
     return find

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vllm_launchers.plan.checks.flags import flag_findings
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.vllm.flags.releases import RELEASES, release_table
@@ -15,11 +15,11 @@ from vllm_launchers.vllm.flags.releases import RELEASES, release_table
 ERROR, WARNING, ADVICE = Level.ERROR, Level.WARNING, Level.ADVICE
 
 
-def findings(flags: Any = None, environment: Any = None, version: str = "0.33.0") -> list[Finding]:
+def findings(flags: Any = None, environment: Any = None, version: str = "0.33.0") -> list[PlanFinding]:
     return flag_findings(flags or {}, environment or {}, release_table(version), None)
 
 
-def only(flags: Any = None, environment: Any = None, version: str = "0.33.0") -> Finding:
+def only(flags: Any = None, environment: Any = None, version: str = "0.33.0") -> PlanFinding:
     (finding,) = findings(flags, environment, version)
     return finding
 

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.plan.checks.hardware import hardware_findings, runs_on
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.engines import Engine, EngineKind
@@ -42,7 +42,7 @@ def test_code_for_one_architecture_runs_on_later_ones_of_its_generation(built, n
 
 def findings(
     able: str, table: FlagTable | None, quantization: Quantization | None = None, name: str = "Tesla"
-) -> list[Finding]:
+) -> list[PlanFinding]:
     version = table.version if table is not None else None
     engine = Engine(EngineKind.VLLM, ("/opt/vllm",), version, "cuda", "/opt/vllm")
     plan = Plan("chatbot", "org/model", engine, "127.0.0.1", 8000, (), {}, {}, {}, gpus=(0,))

@@ -14,13 +14,13 @@ from vllm_launchers.host.gpu.host import Gpu, Holder, Host, Link, MigInstance
 from vllm_launchers.host.gpu.topology import bandwidth
 from vllm_launchers.plan.checks.hardware import other_tools
 from vllm_launchers.plan.choices.inputs import Choice, Source
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 
-Find = Callable[..., list[Finding]]
+Find = Callable[..., list[PlanFinding]]
 
 
 def gpu(index: int = 0, name: str = "NVIDIA RTX A6000", gib: float = 48.0, able: str = "8.6", **more: Any) -> Gpu:
@@ -510,7 +510,12 @@ def test_a_cache_given_in_bytes_must_fit_beside_the_weights(find: Find, size: in
 
 @pytest.mark.parametrize(
     ("size", "build", "level"),
-    [(-1, "cuda", Level.ERROR), ("-5", "cuda", Level.ERROR), (0, "cuda", Level.WARNING), (0, "cpu", Level.ERROR)],
+    [
+        (-1, "cuda", Level.ERROR),
+        ("-5", "cuda", Level.ERROR),
+        (0, "cuda", Level.WARNING),
+        (0, "cpu", Level.ERROR),
+    ],
 )
 def test_a_cache_without_bytes_is_refused_or_not_set_as_in_vllm(
     find: Find, size: int | str, build: str, level: Level

@@ -12,7 +12,16 @@ from vllm_console.settings import Config
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines
 from vllm_console.ui.panes.preemptions import preemption_lines
-from vllm_console.ui.panes.servers import COLUMNS, Order, columns_for, columns_of, counted, heading, ordered, row
+from vllm_console.ui.panes.servers import (
+    COLUMNS,
+    Order,
+    column_titles,
+    columns_for,
+    columns_of,
+    ordered,
+    row,
+    state_counts,
+)
 from vllm_console.ui.panes.sparks import SPARKS, spark_lines
 
 
@@ -43,9 +52,9 @@ def test_choosing_a_column_again_reverses_it_and_then_ends_it():
 
 def test_the_heading_shows_by_what_it_is_sorted(fakes):
     columns = columns_for([fakes.chat(fakes.NOW)], 120)
-    assert "PREEMPT/min↓" in heading(columns, Order("PREEMPT/min", True)).text
-    assert "STATE↑" in heading(columns, Order("STATE", False)).text
-    assert heading(columns).cell_length == heading(columns, Order("STATE", False)).cell_length
+    assert "PREEMPT/min↓" in column_titles(columns, Order("PREEMPT/min", True)).text
+    assert "STATE↑" in column_titles(columns, Order("STATE", False)).text
+    assert column_titles(columns).cell_length == column_titles(columns, Order("STATE", False)).cell_length
 
 
 def test_an_owner_has_a_column_where_there_is_another_one(fakes):
@@ -102,7 +111,7 @@ def test_of_a_server_that_can_not_be_asked_only_that_it_runs_is_said(fakes):
     text = row(server, columns_for([server], 120), fakes.NOW, 120, False).text
     assert "running" in text
     assert "starting" not in text
-    assert counted([server, fakes.chat(fakes.NOW)]) == "1 ready · 1 running"
+    assert state_counts([server, fakes.chat(fakes.NOW)]) == "1 ready · 1 running"
 
 
 @pytest.mark.parametrize(("width", "expected"), [(80, False), (117, False), (160, True)])
@@ -211,6 +220,6 @@ def test_a_status_stands_in_the_first_metric_columns_and_leaves_the_others_alone
     server = fakes.broken(fakes.NOW)
     columns = columns_for([server], 100, ("name", "kv", "state", "ttft"))
     shown = row(server, columns, fakes.NOW, 100, selected=False).text
-    head = heading(columns, Order()).text
+    head = column_titles(columns, Order()).text
     assert shown[head.index("KV CACHE") :].startswith("Exited with")
     assert shown[head.index("STATE") :].startswith("failed")

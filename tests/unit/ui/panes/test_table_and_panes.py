@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from textual.strip import Strip
 
 from tools import generate_docs
-from vllm_console.cli.servers import describe
+from vllm_console.cli.servers import describe_server
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.objectives import agreed
 from vllm_console.fleet.snapshot import Stage, State
@@ -20,11 +20,11 @@ from vllm_console.ui.panes.bars import Polling, footer_line, header_line, messag
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines, on_log_scale
 from vllm_console.ui.panes.preemptions import preemption_lines
-from vllm_console.ui.panes.servers import columns_for, counted, heading, row
+from vllm_console.ui.panes.servers import column_titles, columns_for, row, state_counts
 from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.throughput import throughput_lines
 from vllm_console.ui.parts import staging
-from vllm_console.ui.parts.footer_keys import Situation, footer_hints, tail_hints
+from vllm_console.ui.parts.footer_keys import FooterContext, footer_hints, tail_hints
 from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.screens.describe import describe_lines
 from vllm_console.ui.screens.help import help_lines
@@ -58,7 +58,7 @@ def test_columns_drop_from_the_right(fakes):
 def test_no_line_of_the_table_is_wider_than_the_screen(fakes, width):
     servers = [replace(maker(fakes.NOW), name="模型" * 12) for maker in (*fakes.EVERY_STATE, fakes.asleep)]
     columns = columns_for(servers, width)
-    for strip in [heading(columns), *(row(server, columns, fakes.NOW, width, True) for server in servers)]:
+    for strip in [column_titles(columns), *(row(server, columns, fakes.NOW, width, True) for server in servers)]:
         assert strip.cell_length <= width
 
 
@@ -141,7 +141,7 @@ def test_the_acceptance_length_stands_where_drafts_are_made(fakes):
     charted = replace(drafted, series=Series(fakes.NOW, 10.0, {"acceptance_length": (1.4,) * 10}))
     assert "acceptance length of drafts" in text(throughput_lines(charted, fakes.NOW, 80, 16))
     line = "speculation acceptance length 1.43, accepted by position 30%, 13%"
-    assert any(line in one for one in describe(drafted, fakes.NOW))
+    assert any(line in one for one in describe_server(drafted, fakes.NOW))
 
 
 def test_what_was_not_reported_is_a_dash(fakes):
@@ -156,7 +156,7 @@ def test_what_was_not_reported_is_a_dash(fakes):
 
 def test_states_are_counted(fakes):
     servers = [maker(fakes.NOW) for maker in fakes.EVERY_STATE]
-    assert counted(servers) == "3 ready · 1 starting · 1 unresponsive · 1 failed · 1 stopped"
+    assert state_counts(servers) == "3 ready · 1 starting · 1 unresponsive · 1 failed · 1 stopped"
 
 
 def test_latencies_stand_beside_their_goals(fakes):
@@ -326,7 +326,7 @@ def test_the_staged_line_says_what_changes_and_how_many_more(fakes):
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120])
 def test_help_and_quit_are_always_in_the_footer(width):
-    shown = footer_line(footer_hints(Situation()), tail_hints(), width)
+    shown = footer_line(footer_hints(FooterContext()), tail_hints(), width)
     assert shown.cell_length <= width
     assert "? help" in text(shown)
     assert "q quit" in text(shown)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from vllm_console.ui.keymap import chosen_keys, use_keys
-from vllm_console.ui.parts.footer_keys import Situation, applying, footer_hints, tail_hints
+from vllm_console.ui.parts.footer_keys import FooterContext, applying, footer_hints, tail_hints
 
 
 def shown(*args, **more):
-    return [f"{key} {text}" for key, text, *_ in footer_hints(Situation(*args, **more))]
+    return [f"{key} {text}" for key, text, *_ in footer_hints(FooterContext(*args, **more))]
 
 
 def test_by_state(fakes):
@@ -62,8 +62,8 @@ def test_an_earlier_moment_offers_keys_of_time_and_none_that_acts_now(fakes):
 
 
 def test_without_a_server_help_begins_with_what_the_empty_screen_offers():
-    ids = [action.id for action in applying(Situation(empty=True))]
+    ids = [action.id for action in applying(FooterContext(empty=True))]
     assert ids[:3] == ["new_server", "find_model", "demo"]
     assert shown(empty=True) == shown(), "the footer has no room for them; the screen names their keys"
-    assert not {"find_model", "demo"} & {action.id for action in applying(Situation())}
-    assert not {"find_model", "demo"} & {action.id for action in applying(Situation(empty=True, read_only=True))}
+    assert not {"find_model", "demo"} & {action.id for action in applying(FooterContext())}
+    assert not {"find_model", "demo"} & {action.id for action in applying(FooterContext(empty=True, read_only=True))}

@@ -14,14 +14,14 @@ from vllm_console.ui.parts.pane_layout import (
     REQUESTS,
     SPARKS,
     STEPS,
+    LayoutInputs,
     PaneChoice,
     PaneLayout,
-    Shown,
     arrange,
     best_layout,
 )
 
-MEASURED = Shown(server=True, measured=True, gpu_rows=12)
+MEASURED = LayoutInputs(server=True, measured=True, gpu_rows=12)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,13 @@ AREAS = ((60, 5), (80, 13), (111, 23), (120, 27), (90, 46), (200, 10), (200, 47)
 @pytest.mark.parametrize("layout", [one for one in PaneLayout if one is not PaneLayout.AUTO])
 @pytest.mark.parametrize(
     "shown",
-    [MEASURED, Shown(True, True), Shown(True, False, 12), Shown(False, False, 12), Shown(False, False)],
+    [
+        MEASURED,
+        LayoutInputs(True, True),
+        LayoutInputs(True, False, 12),
+        LayoutInputs(False, False, 12),
+        LayoutInputs(False, False),
+    ],
     ids=["measured", "no GPUs", "starting", "no server", "nothing"],
 )
 def test_regions_fill_the_area_and_do_not_overlap(layout, shown):
@@ -81,7 +87,7 @@ def test_a_tall_screen_has_all_but_the_panes_of_the_probe():
 
 
 def test_a_log_zoomed_while_a_server_starts_is_alone():
-    assert list(arrange(PaneLayout.OVERVIEW, LOG, Size(120, 27), Shown(True, False)).regions) == [LOG]
+    assert list(arrange(PaneLayout.OVERVIEW, LOG, Size(120, 27), LayoutInputs(True, False)).regions) == [LOG]
 
 
 def test_numbers_and_tab_choose_the_large_pane():

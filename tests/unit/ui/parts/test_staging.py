@@ -6,7 +6,7 @@ from vllm_console.diagnosis.finding import Fix
 from vllm_console.fleet.snapshot import Changes, FlagValue, ServerView, State, UnsetFlags
 from vllm_console.ui.findings import steps_of
 from vllm_console.ui.parts import staging
-from vllm_console.ui.parts.staging import Step
+from vllm_console.ui.parts.staging import StagedStep
 
 UNKNOWN = UnsetFlags()
 LARGE_GPU = UnsetFlags(max_num_seqs=1024, max_model_len=131_072)
@@ -52,5 +52,5 @@ def test_back_at_its_start_an_unset_flag_is_unset_again(there: str) -> None:
 def test_a_value_that_is_often_the_default_is_staged_where_the_flag_is_not_set(flag: str, value: FlagValue) -> None:
     """It may not be the default of this GPU, model and release."""
     fix = Fix(Changes({flag: value}), "why")
-    assert steps_of({}, fix) == (Step(flag, value),)
+    assert steps_of({}, fix) == (StagedStep(flag, value),)
     assert steps_of({flag: value}, fix) == ()

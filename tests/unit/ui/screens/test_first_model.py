@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.ui.screens.launch import LaunchScreen
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.modelfacts.local import LocalModel, LocalModels
 
@@ -23,7 +23,7 @@ def fleet(fakes):
         def plan(self, request):
             plan = super().plan(request)
             if request.model == "org/large":
-                return replace(plan, findings=(Finding("weights_do_not_fit", Level.ERROR, "does not fit"),))
+                return replace(plan, findings=(PlanFinding("weights_do_not_fit", Level.ERROR, "does not fit"),))
             return plan
 
     fleet = Fleet()

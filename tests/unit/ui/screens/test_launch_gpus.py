@@ -11,7 +11,7 @@ from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.launch.placement import GpuRequest, find_place
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 
 TALL = (160, 50)
 TO_GPUS = ("tab", "down", "down", "down", "down", "down")
@@ -28,7 +28,7 @@ def fleet(fakes):
             found = find_place(
                 GpuRequest(flags, fakes.VLLM), read_host(Path(self.name)), request.place, request.gpus
             )  # fmt: skip
-            told = tuple(Finding("gpus", Level.WARNING, text) for text in found.warnings)
+            told = tuple(PlanFinding("gpus", Level.WARNING, text) for text in found.warnings)
             return replace(
                 super().plan(request), gpus=found.gpus, findings=told, placement=found.reason, sets=found.sets
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.alternatives_text import format_legend, format_pace, table
+from vllm_console.alternatives_text import alternatives_table, format_legend, format_pace
 from vllm_console.fleet.snapshot import Changes, LaunchRequest
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_launchers.plan.alternatives import Alternative, thrift
@@ -140,7 +140,7 @@ async def test_where_there_is_one_way_it_is_said(screen, fleet, wait_until):
 
 def test_rows_fit_a_narrow_screen_and_say_what_is_not_known() -> None:
     long = replace(OTHER, layout=Layout(2, 2, 2), model="somebody/a-model-with-a-very-long-name-indeed-AWQ")
-    rows = table([ONE, PAIR, long], narrow=True)
+    rows = alternatives_table([ONE, PAIR, long], narrow=True)
     assert max(map(len, rows)) <= 76
     assert rows[0].split()[:1] == ["layout"]
     assert rows[1].startswith("1* one GPU")

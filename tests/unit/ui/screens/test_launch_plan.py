@@ -10,17 +10,17 @@ from msgspec.structs import replace
 from vllm_console.fleet.snapshot import Changes, LaunchRequest
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.ui.panes.launch_settings import setting_lines
-from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.parts.flag_book import FlagCatalog
 from vllm_console.ui.parts.launch_draft import LaunchDraft
 from vllm_console.ui.screens.launch import LaunchScreen
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 
 SMALL, WIDE, TALL = (80, 24), (120, 40), (200, 60)
 FIX = Changes(set={"max-model-len": 2048})
-TOO_SMALL = Finding("kv-too-small", Level.ERROR, "one request does not fit into the KV cache", FIX)
+TOO_SMALL = PlanFinding("kv-too-small", Level.ERROR, "one request does not fit into the KV cache", FIX)
 MAYBE = replace(TOO_SMALL, code="memory-held", message="anna holds 20.5 GiB of GPU 0 now", surely=False)
-HURTS = Finding("tp-over-pcie", Level.WARNING, "tensor parallelism crosses the CPU interconnect")
-ADVICE = Finding("prefix-caching", Level.ADVICE, "prompts repeat: prefix caching would help")
+HURTS = PlanFinding("tp-over-pcie", Level.WARNING, "tensor parallelism crosses the CPU interconnect")
+ADVICE = PlanFinding("prefix-caching", Level.ADVICE, "prompts repeat: prefix caching would help")
 TO_SEQUENCES = ("tab", *["down"] * 5)
 
 
@@ -170,7 +170,7 @@ def test_reasons_and_prices_are_whole_where_there_is_room_and_a_row_each_where_n
     plan = draft.planned(fakes.FakeFleet().plan(LaunchRequest("chatbot")), "chatbot-2")
 
     def shown(height):
-        strips = setting_lines(draft, plan, FlagBook(fakes.FLAG_TABLE), (84, height), 0, False)
+        strips = setting_lines(draft, plan, FlagCatalog(fakes.FLAG_TABLE), (84, height), 0, False)
         return ["".join(segment.text for segment in strip) for strip in strips]
 
     whole = " ".join(" ".join(shown(40)).split())
@@ -405,7 +405,7 @@ async def test_where_memory_is_not_known_nothing_is_called_ready(screen, fleet, 
 
 
 def test_each_flag_has_a_row_before_a_reason_has_two_and_reasons_are_whole_where_rows_are_left(fakes):
-    draft, book = LaunchDraft(fakes.PRESETS[0]), FlagBook(fakes.FLAG_TABLE)
+    draft, book = LaunchDraft(fakes.PRESETS[0]), FlagCatalog(fakes.FLAG_TABLE)
     plan = draft.planned(fakes.FakeFleet().plan(LaunchRequest("chatbot")), "chatbot-2")
     needed = len(draft.names) + 2
 

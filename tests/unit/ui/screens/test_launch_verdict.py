@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from vllm_console.ui.parts import launch_planner
 from vllm_console.ui.screens.launch import LaunchScreen
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Changes
-from vllm_launchers.plan.verdict import Answer, Verdict, with_verdict
+from vllm_launchers.plan.verdict import EngineAnswer, EngineVerdict, with_verdict
 
 SIZE = (120, 40)
-LEARNED = Finding("flag_unknown", Level.ERROR, "vLLM 0.33.0 has no --new-flag", Changes(unset=("new-flag",)))
+LEARNED = PlanFinding("flag_unknown", Level.ERROR, "vLLM 0.33.0 has no --new-flag", Changes(unset=("new-flag",)))
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def fleet(fakes, monkeypatch):
     class Fleet(fakes.FakeFleet):
         """Judges once ``answer`` is set, unless it is stopped before."""
 
-        verdict = Verdict(Answer.ACCEPTED, version="0.33.0")
+        verdict = EngineVerdict(EngineAnswer.ACCEPTED, version="0.33.0")
 
         def __init__(self):
             super().__init__()
@@ -76,7 +76,7 @@ async def test_its_memory_is_shown_until_it_accepts(screen, fleet, wait_until):
 
 
 async def test_a_refusal_is_a_finding_that_stops_a_launch(screen, fleet, wait_until):
-    fleet.verdict = Verdict(Answer.REFUSED, "unrecognized arguments: --new-flag", "0.33.0")
+    fleet.verdict = EngineVerdict(EngineAnswer.REFUSED, "unrecognized arguments: --new-flag", "0.33.0")
     fleet.findings = (LEARNED,)
     fleet.answer.set()
     async with screen.run_test(size=SIZE) as pilot:
@@ -88,7 +88,7 @@ async def test_a_refusal_is_a_finding_that_stops_a_launch(screen, fleet, wait_un
 
 
 async def test_an_engine_that_cannot_be_asked_is_said_beside_the_findings(screen, fleet, wait_until):
-    fleet.verdict = Verdict(Answer.UNKNOWN, "the model is not on this machine")
+    fleet.verdict = EngineVerdict(EngineAnswer.UNKNOWN, "the model is not on this machine")
     fleet.findings = (replace(LEARNED, level=Level.WARNING),)
     fleet.answer.set()
     async with screen.run_test(size=SIZE) as pilot:

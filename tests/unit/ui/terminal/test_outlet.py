@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vllm_console.ui.terminal.driver import MOST_BYTES, WAITING_BYTES, Outlet
+from vllm_console.ui.terminal.driver import MOST_BYTES, WAITING_BYTES, OutputWriter
 
 SECONDS = 20.0
 
@@ -20,7 +20,7 @@ class Pipe:
     def __init__(self) -> None:
         self.reads, self.writes = os.pipe()
         self.caught_up, self.lost = threading.Event(), threading.Event()
-        self.outlet = Outlet(self.writes, self.caught_up.set, self.lost.set)
+        self.outlet = OutputWriter(self.writes, self.caught_up.set, self.lost.set)
 
     def read(self, count: int) -> bytes:
         found = b""

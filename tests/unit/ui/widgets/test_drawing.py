@@ -13,7 +13,7 @@ from textual.strip import Strip
 from vllm_console.ui.terminal.lines import cells_of, changed_spans, line
 from vllm_console.ui.theme import to_ascii, wants_ascii
 from vllm_console.ui.widgets.chart import nice_ceiling, resample
-from vllm_console.ui.widgets.draw import Frame, bar, fit, rule
+from vllm_console.ui.widgets.draw import TextFrame, bar, fit, rule
 
 RED = Style(color="red")
 WORDS = st.text(alphabet="abc 日本é─😀", max_size=20)
@@ -120,13 +120,13 @@ def test_cells_of_a_wide_character():
 @pytest.mark.parametrize(("width", "height"), [(2, 2), (12, 3), (40, 8)])
 def test_a_frame_has_its_size_whatever_is_in_it(width, height):
     lines = [rule("Title", width - 2, key="1"), *(line("x" * 60) for _ in range(12))]
-    framed = Frame().around(lines, width, height)
+    framed = TextFrame().around(lines, width, height)
     assert [strip.cell_length for strip in framed] == [width] * height
     assert framed[0].text[0] + framed[0].text[-1] + framed[-1].text[0] + framed[-1].text[-1] == "╭╮╰╯"
 
 
 def test_a_frame_in_another_color_leaves_the_title_as_it_is():
-    framed = Frame().around([rule("Title", 30, ("99%",))], 32, 4, RED)
+    framed = TextFrame().around([rule("Title", 30, ("99%",))], 32, 4, RED)
     styles = {text.strip(): style for text, style, _ in framed[0] if text.strip()}
     assert styles["Title"] != RED
     assert styles["╭"] == styles["╮"] == RED
@@ -134,7 +134,7 @@ def test_a_frame_in_another_color_leaves_the_title_as_it_is():
 
 
 def test_a_line_that_stays_keeps_its_row_in_the_frame():
-    box, lines = Frame(), [rule("Title", 18), line("one"), line("two")]
+    box, lines = TextFrame(), [rule("Title", 18), line("one"), line("two")]
     before = box.around(lines, 20, 6)
     after = box.around([*lines[:2], line("three")], 20, 6)
     assert [one is other for one, other in zip(before, after, strict=True)] == [True, True, False, True, True, True]

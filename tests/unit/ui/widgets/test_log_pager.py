@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.logs.file import Level, LogFile
-from vllm_console.ui.widgets.log_pager import LogPager, Page
+from vllm_console.logs.file import LogFile, LogLevel
+from vllm_console.ui.widgets.log_pager import LogPage, LogPager
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def log(tmp_path):
     return path
 
 
-def minutes(page: Page) -> list[int]:
+def minutes(page: LogPage) -> list[int]:
     return [int(line.text.split()[-1]) for line in page.lines]
 
 
@@ -29,7 +29,7 @@ def test_a_moment_shows_the_lines_up_to_it_also_where_more_would_fit(log, rows, 
     for leave_out in (pager.set_hides_access, pager.set_only_matches):
         assert minutes(leave_out(True)) == shown
         assert minutes(leave_out(False)) == shown
-    assert minutes(pager.set_filter(Level.ERROR)) == []
+    assert minutes(pager.set_filter(LogLevel.ERROR)) == []
     assert minutes(pager.set_filter(None)) == shown
     assert minutes(pager.resize(24)) == [10, 11, 12]
     assert minutes(pager.show_moment("11-22 03:09:00")) == []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.vllm.flags.changes import FlagValue
-from vllm_launchers.vllm.flags.check_value import expected, judge, problem
+from vllm_launchers.vllm.flags.check_value import expected, problem, refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 
 GOOD: list[tuple[str, FlagValue]] = [
@@ -150,21 +150,21 @@ def test_text_from_outside_is_cleaned_and_cut(table: FlagTable) -> None:
 
 def test_all_flags_of_a_plan_are_judged_in_their_order(table: FlagTable) -> None:
     flags: dict[str, FlagValue] = {"watermark": 2, "max-num-seqs": 8, "enforce-eager": True, "nonsense-flag": 1}
-    assert [name for name, _ in judge(table, flags)] == ["watermark", "nonsense-flag"]
-    assert judge(table, {}) == []
+    assert [name for name, _ in refused_together(table, flags)] == ["watermark", "nonsense-flag"]
+    assert refused_together(table, {}) == []
 
 
 def test_bounds_of_lora_count_once_lora_is_on(table: FlagTable) -> None:
-    assert judge(table, {"max-loras": 0}) == []
-    assert [name for name, _ in judge(table, {"max-loras": 0, "enable-lora": True})] == ["max-loras"]
+    assert refused_together(table, {"max-loras": 0}) == []
+    assert [name for name, _ in refused_together(table, {"max-loras": 0, "enable-lora": True})] == ["max-loras"]
     assert problem(table, "max-loras", 0) is not None
-    assert judge(table, {"max-loras": "x"}) != []
+    assert refused_together(table, {"max-loras": "x"}) != []
 
 
 def test_conditions_are_asked_only_of_flags_that_are_right(table: FlagTable) -> None:
     broken: dict[str, FlagValue] = {"max-num-seqs": 64, "max-num-batched-tokens": 32}
-    assert len(judge(table, broken)) == 1
-    assert judge(table, {**broken, "max-num-seqs": "64x"}) == [
+    assert len(refused_together(table, broken)) == 1
+    assert refused_together(table, {**broken, "max-num-seqs": "64x"}) == [
         ("max-num-seqs", "--max-num-seqs takes a whole number, not '64x'")
     ]
 
@@ -201,7 +201,7 @@ def test_every_value_gets_a_verdict_of_plain_sentences(flags: dict[str, FlagValu
         },
     )
     flag_words(flags)
-    for name, sentence in judge(table, flags):
+    for name, sentence in refused_together(table, flags):
         assert name in {*flags, "max-num-seqs", "max-num-batched-tokens"}
         assert sentence
         assert "\x1b" not in sentence

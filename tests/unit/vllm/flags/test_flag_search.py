@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
-from vllm_launchers.vllm.flags.search import closest, resolve, search
+from vllm_launchers.vllm.flags.search import closest, resolve_flag_name, search
 
 
 def names(table: FlagTable, text: str) -> list[str]:
@@ -77,12 +77,12 @@ def test_shortened_names_resolve_as_argparse_resolves_them(make_table: Callable[
         FlagSpec("eager", bool_, negatable=True),
         FlagSpec("tensor-size", int_, aliases=("-ts", "--tensors")),
     )
-    assert resolve(table, "max-loras")[0] == table.flags["max-loras"]
-    assert resolve(table, "max_lora_r")[0] == table.flags["max-lora-rank"]
-    assert resolve(table, "max-lora") == (None, ("max-lora-rank", "max-loras"))
-    assert resolve(table, "port")[0] == table.flags["port"]
-    assert resolve(table, "no-e")[0] == table.flags["eager"]
-    assert resolve(table, "tensors")[0] == table.flags["tensor-size"]
-    assert resolve(table, "tensor") == (None, ("tensor-size", "tensors"))
-    assert resolve(table, "ts") == (None, ())
-    assert resolve(table, "q") == (None, ())
+    assert resolve_flag_name(table, "max-loras")[0] == table.flags["max-loras"]
+    assert resolve_flag_name(table, "max_lora_r")[0] == table.flags["max-lora-rank"]
+    assert resolve_flag_name(table, "max-lora") == (None, ("max-lora-rank", "max-loras"))
+    assert resolve_flag_name(table, "port")[0] == table.flags["port"]
+    assert resolve_flag_name(table, "no-e")[0] == table.flags["eager"]
+    assert resolve_flag_name(table, "tensors")[0] == table.flags["tensor-size"]
+    assert resolve_flag_name(table, "tensor") == (None, ("tensor-size", "tensors"))
+    assert resolve_flag_name(table, "ts") == (None, ())
+    assert resolve_flag_name(table, "q") == (None, ())

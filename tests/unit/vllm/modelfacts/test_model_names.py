@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_launchers.presets.load import read_presets
-from vllm_launchers.vllm.modelfacts.facts import Quantization, parameters_in, split_name
+from vllm_launchers.vllm.modelfacts.facts import Quantization, parameters_in, split_quantization
 from vllm_launchers.vllm.modelfacts.known import known_facts
 from vllm_launchers.vllm.modelfacts.read import model_facts
 
@@ -46,7 +46,7 @@ def test_size_in_a_name(name: str, expected: float | None) -> None:
     ],
 )
 def test_quantization_in_a_name(model: str, base: str, expected: Quantization | None) -> None:
-    assert split_name(model) == (base, expected)
+    assert split_quantization(model) == (base, expected)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from vllm_console.diagnosis.failure.rules import Topic
 from vllm_console.diagnosis.finding import Cause, Fix
 from vllm_launchers.plan.attention import is_fp8
 
-__all__ = ["remedies_for"]
+__all__ = ["fixes_for"]
 
-_REMEDIES: Mapping[Cause, Callable[[Case], tuple[Fix, ...]]] = {
+_FIXES: Mapping[Cause, Callable[[Case], tuple[Fix, ...]]] = {
     Cause.KV_CACHE_TOO_SMALL: memory.kv_cache_too_small,
     Cause.FREE_MEMORY_BELOW_UTILIZATION: memory.free_memory_below_utilization,
     Cause.WEIGHTS_DO_NOT_FIT: memory.weights_do_not_fit,
@@ -63,9 +63,9 @@ _BY_TOPIC: Mapping[Topic, Callable[[Case], tuple[Fix, ...]]] = {
 """For causes that cover failures with different fixes."""
 
 
-def remedies_for(case: Case) -> tuple[Fix, ...]:
+def fixes_for(case: Case) -> tuple[Fix, ...]:
     """The fixes for this failure, best first; none for an unnamed one."""
-    find = _BY_TOPIC.get(case.failure.topic) or _REMEDIES.get(case.failure.cause)
+    find = _BY_TOPIC.get(case.failure.topic) or _FIXES.get(case.failure.cause)
     if find is None:
         return ()
     others = memory.freed_by_others(case) if case.failure.cause in _OUT_OF_MEMORY else ()

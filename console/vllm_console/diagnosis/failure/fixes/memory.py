@@ -69,7 +69,7 @@ LARGEST_GPU_GIB = 288.0
 """Where the GPU is not known: more memory than any has."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldByOthers(msgspec.Struct, frozen=True):
     """What other processes hold of the GPU, by PyTorch's message. ``sure``: none of them can be the server's own."""
 
     pids: tuple[str, ...]
@@ -88,7 +88,7 @@ class Held(msgspec.Struct, frozen=True):
         return f"{who} {self.gib:.1f} of the GPU's {self.total_gib:.1f} GiB"
 
 
-def held_by_others(text: str) -> Held | None:
+def held_by_others(text: str) -> HeldByOthers | None:
     """What others hold of the GPU, where the message of running out of memory lists them and it is much.
 
     The failing process is listed as "this process", but by its number where it cannot tell its own (in a container).
@@ -102,7 +102,7 @@ def held_by_others(text: str) -> Held | None:
     sure = _THIS_PROCESS in text
     if held < LEAST_HELD_SHARE * total or held > total or (not sure and len(holders) == 1 and used - held < UNTOLD_GIB):
         return None
-    return Held(tuple(one["pid"] for one in holders), held, total, sure)
+    return HeldByOthers(tuple(one["pid"] for one in holders), held, total, sure)
 
 
 def freed_by_others(case: Case) -> tuple[Fix, ...]:
