@@ -110,7 +110,7 @@ _Q = 0.95
 
 
 class StoredSample(Protocol):
-    """A stored sample of a server, as the history returns it (`Entry`)."""
+    """A stored sample of a server, as the history returns it (`HistoryEntry`)."""
 
     @property
     def generation(self) -> int:

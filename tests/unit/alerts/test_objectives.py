@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.alerts.check import check_server as check_history
 from vllm_console.alerts.check import check_window, report_document
-from vllm_console.alerts.check import check_window as check_history
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.rule import Evidence

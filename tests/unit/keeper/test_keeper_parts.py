@@ -222,7 +222,7 @@ def refused():
     if call == "pipe" and len(calls) % 2:
         return real()
     raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-command = spawn.Command((sys.executable, "-c", "pass"), {}, "/", 1)
+command = spawn.ProcessCommand((sys.executable, "-c", "pass"), {}, "/", 1)
 before = os.listdir("/proc/self/fd")
 setattr(os, call, refused)
 for _ in range(3):

@@ -214,8 +214,8 @@ import json
 from vllm_launchers.host.gpu import reader as processes
 from vllm_launchers.host.gpu.reader import GpuReader
 looked = []
-describe = processes.describe
-processes.describe = lambda pid: looked.append(pid) or describe(pid)
+describe = processes.describe_process
+processes.describe_process = lambda pid: looked.append(pid) or describe(pid)
 reader = GpuReader()
 reader.open()
 for at in range(5):
