@@ -51,6 +51,9 @@ def test_commands_about_its_servers_run_there(program: Any, gpubox: Path) -> Non
     (chat,) = (one for one in program.json("list") if one["name"] == "gpubox/chat")
     assert (chat["ours"], chat["host"], chat["state"]) == (False, "gpubox", "ready")
     assert program.json("status", "gpubox/chat")["name"] == "chat"
+    assert program("chat", "gpubox/chat", "--max-tokens", "4", typed="hi").stdout.strip()
+    assert "chat runs without --enable-lora" in program("lora", "list", "gpubox/chat").stdout
+    assert program.json("plan", "gpubox/chatbot", "--engine", "simulated")["preset"] == "chatbot"
     after = program.json("restart", "gpubox/chat", "--set", "max-num-seqs=64", "--wait")
     assert after["generation"] == 2
     refused = program("restart", "gpubox/chat", "--set", "max-num-seqs=-4")

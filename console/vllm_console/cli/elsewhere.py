@@ -7,6 +7,7 @@ shown as they are.
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 import threading
@@ -17,8 +18,11 @@ from vllm_console.cli.fleet_access import read_only_by, settings_from
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
 
-POSITIONS = ("name", "server", "preset", "before", "after")
+POSITIONS = ("name", "server", "also", "preset", "before", "after")
 """The arguments that name a server or a run, or the preset to start."""
+
+READS_INPUT = ("chat",)
+"""Commands that get this one's standard input."""
 
 LONGEST_LINE = 1 << 20
 
@@ -27,7 +31,7 @@ def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
     """Run the command on the machine that it names; returns its exit code, or None if it names none.
 
     Raises:
-        FleetError: ssh can't be run, or the command names two machines.
+        FleetError: ssh can't be run, the command names two machines, or it needs a terminal there.
     """
     from vllm_console.fleet.remote_hosts import read_hosts, split_host
     from vllm_launchers.keeper.folders import default_root
@@ -42,6 +46,9 @@ def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
         return None
     if others := [word for word, (other, _) in split if other != name]:
         raise FleetError(f"{plain(others[0], 200)} is not on {name}: a command is run on one machine")
+    if args.command in READS_INPUT and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
+        way = shlex.join(["ssh", "-t", *(["-p", str(host.port)] if host.port else []), host.destination, host.command])
+        raise FleetError(f"on screen it runs on {name} itself: {way} {args.command} {plain(split[0][1][1], 200)}")
     there = {word: server for word, (_, server) in split}
     at = list(words).index(args.command)  # options before it are for this console
     read_only = ["--read-only"] if read_only_by(args, settings_from(args)) else []
@@ -49,7 +56,7 @@ def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
     try:
         process = subprocess.Popen(
             host.argv(remote_words, terminal=True),
-            stdin=subprocess.DEVNULL,
+            stdin=None if args.command in READS_INPUT else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )

@@ -36,7 +36,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "presets": Command("list the presets, or show one with the reason for each flag"),
-    "plan": Command("plan a launch without starting it: flags, memory, findings"),
+    "plan": Command("plan a launch without starting it: flags, memory, findings", elsewhere=True),
     "start": Command("launch a server from a preset", changes=True, elsewhere=True),
     "list": Command("list all servers", module="servers"),
     "status": Command("show one server, with its metrics", module="servers", elsewhere=True),
@@ -66,7 +66,7 @@ COMMANDS = {
     ),
     "leftovers": Command("list or remove what ended servers left behind: processes, files in /dev/shm"),
     "logs": Command("print or follow a server's log", elsewhere=True),
-    "chat": Command("chat with a server, on screen or in a pipe", changes=True),
+    "chat": Command("chat with a server, on screen or in a pipe", changes=True, elsewhere=True),
     "load": Command("send load to a server and measure it", changes=True, elsewhere=True),
     "ramp": Command("find the highest request rate at which a server's objectives hold", changes=True, elsewhere=True),
     "bench": Command(
@@ -77,7 +77,7 @@ COMMANDS = {
     "requests": Command("list finished requests with the time spent in each stage", elsewhere=True),
     "predict": Command("predict the effect of changed flags or more traffic", elsewhere=True),
     "tune": Command("find better flags: predict every combination, measure the best few", changes=True, elsewhere=True),
-    "lora": Command("list, load or unload a running server's LoRA adapters"),
+    "lora": Command("list, load or unload a running server's LoRA adapters", elsewhere=True),
     "runs": Command("list past and present runs, with flags and figures", elsewhere=True),
     "replay": Command("open the console on a past run, also of a removed server", module="console"),
     "compare": Command("compare two runs: did the change help?", elsewhere=True),
