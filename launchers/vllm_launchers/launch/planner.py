@@ -159,6 +159,9 @@ class Planner:
         engine = self._engine(request, found)
         if self._gpus is not None and self._gpus.recorded and engine.kind is EngineKind.VLLM:
             text = "planned for a recorded host; it can't be started on this machine"
+            if engine.build == "cpu" and engine.version and not request.vllm and self._gpus.read().gpus:
+                engine = _release(engine.version.partition("+")[0])
+                text += f". The vLLM here is a CPU build: planned for vLLM {engine.version} with CUDA"
             found.append(PlanFinding("recorded_host", Level.ADVICE, text))
         port = request.port if request.port is not None else _free(host, taken, self._prepared())
         if not 1 <= port <= 65535:

@@ -16,6 +16,7 @@ from vllm_console.settings import Config, ConfigError, gpu_shares, read_settings
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import GpuShare
+from vllm_launchers.launch import planner
 from vllm_launchers.launch.placement import GpuRequest, Place, find_place, find_place_again, kept_slice
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.model import Engine, EngineKind
@@ -255,6 +256,21 @@ def test_a_fleet_on_a_recorded_host_plans_with_it_and_starts_no_real_server_ther
     assert len(plan.sets) > 1
     with pytest.raises(RefusedError, match="recorded host"):
         fleet._launcher.planner.refuse_elsewhere(replace(plan, engine=VLLM))
+    fleet.close()
+
+
+def test_a_cpu_build_here_does_not_decide_a_plan_for_recorded_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Engine(EngineKind.VLLM, ("/v/bin/vllm",), "0.32.0+cpu", "cpu", "/v/bin/vllm")
+    monkeypatch.setattr(planner, "find_engines", lambda _paths: [here])
+    fleet = LocalFleet(tmp_path, observe=False, host_file=Path("8xh100"), interactive=True)
+    plan = fleet.plan(LaunchRequest("chatbot", place="offered"))
+    assert (plan.engine.build, plan.engine.version) == ("cuda", "0.32.0")
+    assert len(plan.gpus) == 1
+    assert plan.memory is not None
+    assert plan.memory.per_gpu[0].total_gib > 70
+    assert any("The vLLM here is a CPU build" in found.message for found in plan.findings)
     fleet.close()
 
 
