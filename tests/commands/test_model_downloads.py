@@ -160,3 +160,15 @@ def test_offline_is_one_sentence(program: Any) -> None:
             assert answer.returncode == 1
             assert sentence in answer.stderr
             assert answer.stderr.count("\n") == 1
+
+
+def test_gguf_files_are_not_offered_as_a_model_to_start(program: Any) -> None:
+    with FakeHub({"org/ggufs": {"a-Q4_K_M.gguf": b"GGUF", "README.md": b"about"}}) as hub:
+        env = hub_env(program, hub)
+        got = program("models", "get", "org/ggufs", "--yes", env=env)
+        assert got.returncode == 0, got.stderr
+        assert "serves no model without one" in got.stdout
+        assert "start PRESET" not in got.stdout
+        (listed,) = program.json("models", env=env)
+        assert "GGUF files alone" in listed["problem"]
+        assert listed["last_used"] is None

@@ -112,7 +112,7 @@ def test_a_server_and_its_findings() -> None:
 
 def test_models() -> None:
     one = LocalModel("org/name", "cache", "/cache", 1, ModelFacts("org/name"))
-    assert not undescribed([model_document(one, {"org/name": MemoryFit(True, "", 7)})])
+    assert not undescribed([model_document(one, {"org/name": MemoryFit(True, "", 7)}, {})])
 
 
 def test_a_prediction() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from vllm_console.cli.output import Document, DownloadLine, complain, confirmed,
 from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.model_text import COLUMNS, fit_text, model_cells
-from vllm_console.text import count, plain, size
+from vllm_console.text import UNKNOWN, count, plain, size
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 FITS = 15
 """Columns of a plan's verdict."""
+LAST_USED = 10
+"""Columns of a day."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +67,9 @@ def run(args: argparse.Namespace) -> int:
     for problem in found.problems:
         complain(problem)
     fits = _fits(fleet, args, [one.model for one in found.models if one.facts is not None]) if args.fits else None
+    used = _used(fleet)
     if args.json:
-        print_json([model_document(one, fits) for one in found.models])
+        print_json([model_document(one, fits, used) for one in found.models])
         return 0
     if not found.models:
         print(
@@ -75,20 +79,34 @@ def run(args: argparse.Namespace) -> int:
             )
         )
         return 0
-    taken = sum(width for _, width in COLUMNS) + (0 if fits is None else FITS)
+    taken = sum(width for _, width in COLUMNS) + (FITS if fits is not None else LAST_USED)
     names = _name_width([one.model for one in found.models], taken)
     heading = f"{'MODEL':<{names}}" + "".join(f"{title:<{width}}" for title, width in COLUMNS)
-    print((heading + ("FITS" if fits is not None else "")).rstrip())
+    print((heading + ("FITS" if fits is not None else "LAST USED")).rstrip())
     printed: set[str] = set()
     for one in found.models:
         cells = "".join(f"{cell:<{width}}" for cell, (_, width) in zip(model_cells(one), COLUMNS, strict=True))
-        fit = fit_text(fits.get(one.model)) if fits is not None else ""
-        print(f"{_name(one.model, names)}{plain(cells + fit)}".rstrip())
+        last = fit_text(fits.get(one.model)) if fits is not None else _day(used.get(one.model))
+        print(f"{_name(one.model, names)}{plain(cells + last)}".rstrip())
         reason = one.problem or (fits[one.model].error if fits is not None and one.model in fits else "")
         if reason and reason not in printed:
             print(prose(f"  {reason}", "  "))
         printed.add(reason)
     return 0
+
+
+def _used(fleet: LocalFleet) -> Mapping[str, float]:
+    """When each model was last started by this program; nothing where that can't be read."""
+    try:
+        used: Mapping[str, float] = fleet.used_models()
+    except FleetError as error:
+        complain(str(error))
+        return {}
+    return used
+
+
+def _day(at: float | None) -> str:
+    return UNKNOWN if at is None else time.strftime("%Y-%m-%d", time.localtime(at))
 
 
 def _search(fleet: LocalFleet, args: argparse.Namespace) -> int:
@@ -154,8 +172,8 @@ def _fits(
     return fits
 
 
-def model_document(one: LocalModel, fits: Mapping[str, MemoryFit] | None) -> Document:
-    """A model as JSON; ``fits`` maps the planned models, None if no plan was requested."""
+def model_document(one: LocalModel, fits: Mapping[str, MemoryFit] | None, used: Mapping[str, float]) -> Document:
+    """A model as JSON; ``fits`` maps the planned models, None if no plan was requested; ``used`` is `_used`."""
     from vllm_launchers.plan.model import MemoryFit
 
     facts = one.facts
@@ -165,6 +183,7 @@ def model_document(one: LocalModel, fits: Mapping[str, MemoryFit] | None) -> Doc
         **{name: getattr(facts, name, None) for name in ("architecture", "parameters", "dtype", "max_context")},
         "quantization": quantization.method if quantization is not None else None,
         "quantization_bits": quantization.bits if quantization is not None else None,
+        "last_used": used.get(one.model),
     }
     if fits is not None:
         fit = fits.get(one.model, MemoryFit())
@@ -184,6 +203,7 @@ def get_model(args: argparse.Namespace) -> int:
         FleetError: it can't be downloaded.
     """
     from vllm_launchers.vllm.hub import HubError, HubNameError
+    from vllm_launchers.vllm.model_folder import CONFIGS
 
     refuse_read_only(args)
     hub, model = _hub(args), _one_word(args)
@@ -207,7 +227,10 @@ def get_model(args: argparse.Namespace) -> int:
         )  # fmt: skip
     else:
         print(plain(f"{model}: every file verified, {size(found.bytes)}"))
-        print(plain(f"  vllm-console start PRESET --model {model}"))
+        if any(one.name in CONFIGS for one in found.files):
+            print(plain(f"  vllm-console start PRESET --model {model}"))
+        else:
+            print("  There is no config.json among these files, and vLLM serves no model without one.")
     return 0
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -1040,6 +1040,10 @@ class LocalFleet:
     def used_presets(self) -> Sequence[str]:
         """The presets that ran, most recently used first, from what is recorded so far."""
         return self._history.used_presets()
+
+    def used_models(self) -> Mapping[str, float]:
+        """When each model was started last (Unix seconds), from what is recorded so far."""
+        return self._history.used_models()
 
     def compare(self, before: str, after: str | None = None) -> Comparison:
         """Compare two runs: numbers, ``NAME@GENERATION``, or ``NAME`` (its newest); with one name its last two."""

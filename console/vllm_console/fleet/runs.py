@@ -271,6 +271,19 @@ class RunHistory:
         with _read():
             return list(dict.fromkeys(run.preset for run in self._recorder.open().runs(None) if run.preset))
 
+    def used_models(self) -> Mapping[str, float]:
+        """When each model was started last (Unix seconds), as far as runs are kept; as `used_presets`.
+
+        Raises:
+            FleetError: the store cannot be read.
+        """
+        found: dict[str, float] = {}
+        with _read():
+            for run in self._recorder.open().runs(None):
+                if run.model:
+                    found[run.model] = max(run.started_at, found.get(run.model, 0.0))
+        return found
+
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
         """The newest runs, newest first, of one server or of all; and problems with the store, if any.
 

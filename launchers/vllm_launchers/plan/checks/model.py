@@ -14,6 +14,7 @@ from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.model_folder import RUNTIME_LORA, updates_adapters
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.removed_flags import NEVER, removed_value
 
 HERE = ("folder", "cache")
 GATED = (
@@ -107,6 +108,7 @@ def _there(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFi
 
 
 def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
+    yield from _dropped(plan, facts)
     asked = plan.flags.get("quantization")
     if not isinstance(asked, str) or asked in ("", "None", "auto") or not facts.architecture:
         return
@@ -123,6 +125,20 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     if not _reads(asked, stored):
         text = f"{facts.model} is quantized as {stored}, not {asked} (--quantization); vLLM detects it by itself"
         yield PlanFinding("quantization_mismatch", Level.ERROR, text, fix, surely=_sure(facts))
+
+
+def _dropped(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
+    """A checkpoint in a format that this release no longer reads."""
+    stored, release = facts.quantization, plan.engine.release
+    gone = removed_value("quantization", stored.method) if stored is not None else None
+    if stored is None or gone is None or gone.new_value is not None or release is None or release < gone.since:
+        return
+    since = f" since {gone.since[0]}.{gone.since[1]}" if gone.since != NEVER else ""
+    text = (
+        f"{facts.model} is stored as {stored.method}, which vLLM reads no more{since}: use a checkpoint in "
+        "another format, such as AWQ or FP8, or an older vLLM"
+    )
+    yield PlanFinding("quantization_dropped", Level.ERROR, text, surely=_sure(facts))
 
 
 def _reads(asked: str, stored: str) -> bool:

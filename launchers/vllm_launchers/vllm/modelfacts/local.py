@@ -141,7 +141,11 @@ def _model(name: str, place: str, path: Path, cache: Path, environ: Mapping[str,
     except ModelFactsError as error:
         return msgspec.structs.replace(found, problem=str(error))
     if facts.source not in ("cache", "folder"):
-        return msgspec.structs.replace(found, problem="no config.json in the cache: vLLM would download it")
+        problem = "no config.json in the cache: vLLM would download it"
+        held = find_cached(name, cache) if place == "cache" else None
+        if held is not None and any(entry.suffix == ".gguf" for entry in _entries(held.snapshot, [])):
+            problem = "has GGUF files alone, which vLLM reads no more since 0.24; older ones take the path of one"
+        return msgspec.structs.replace(found, problem=problem)
     try:
         broken = broken_file(Path(facts.folder)) if facts.folder and path.is_dir() else ""
     except (ModelFactsError, OSError):  # what cannot be read was reported before

@@ -17,7 +17,13 @@ from vllm_launchers.host.hub_folders import cache_folder
 from vllm_launchers.vllm.model_folder import REMOTE, config_from_params, model_folder_problem
 from vllm_launchers.vllm.modelfacts.config import BYTES, facts_from_config
 from vllm_launchers.vllm.modelfacts.encoder import largest_picture, with_pixels
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError, parameters_in, split_quantization
+from vllm_launchers.vllm.modelfacts.facts import (
+    ModelFacts,
+    ModelFactsError,
+    Quantization,
+    parameters_in,
+    split_quantization,
+)
 from vllm_launchers.vllm.modelfacts.known import known_facts
 from vllm_launchers.vllm.modelfacts.values import Config, read_json
 from vllm_launchers.vllm.modelfacts.weights import WeightFiles, weights_in
@@ -111,6 +117,7 @@ def _from_gguf(model: str, path: Path) -> ModelFacts:
         model=model,
         source="folder",
         folder=str(path.parent),
+        quantization=Quantization("gguf"),
         weight_bytes=path.stat().st_size,
         bytes_to_download=0,
     )

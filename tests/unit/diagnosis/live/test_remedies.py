@@ -697,3 +697,16 @@ def test_a_setting_that_pydantic_only_lists_is_not_blamed() -> None:
         "input_value=ArgsKwargs((), {'model_co... 'shutdown_timeout': 0}), input_type=ArgsKwargs]",
     ]
     assert [one.changes for one in diagnose(lines, 1).fixes] == [Changes(unset=("enable-eplb",))]
+
+
+def test_a_format_of_the_models_files_is_no_flag_to_leave_out() -> None:
+    lines = [
+        "non-default args: {'model': 'org/nf4'}",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        "  Value error, Unknown quantization method: bitsandbytes. Must be one of ['awq', 'fp8']. [type=value_error]",
+    ]
+    (fix,) = diagnose(lines, 1).fixes
+    assert (fix.changes, "another checkpoint" in fix.why) == (Changes(), True)
+    assert diagnose(lines, 1, flags={"quantization": "bitsandbytes"}).fixes[0].changes == Changes(
+        unset=("quantization",)
+    )

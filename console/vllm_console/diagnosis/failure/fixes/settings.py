@@ -111,6 +111,9 @@ def invalid_value(case: Case) -> tuple[Fix, ...]:
     name = _named(case)
     if name is None:
         return ()
+    if name == "quantization" and case.flags and name not in case.flags:
+        why = "The model's files are in this format, which this vLLM does not read: use another checkpoint (AWQ, FP8)."
+        return (Fix(Changes(), why),)
     if name == "num-speculative-tokens" and name not in case.flags:
         return speculation(case)  # a key of a flag
     found = []
