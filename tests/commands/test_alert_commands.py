@@ -107,7 +107,7 @@ def test_check_refuses_what_makes_no_sense(program, words, code, told):
     assert told in answer.stderr
 
 
-def test_watch_tells_a_failure_once_and_ends_when_told(program):
+def test_watch_reports_a_failure_once_and_ends_on_a_signal(program):
     server = start(program)
     watch = subprocess.Popen(
         [sys.executable, "-m", "vllm_console", "watch", "--json"],

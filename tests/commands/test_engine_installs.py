@@ -110,7 +110,7 @@ def test_pip_that_outlives_a_killed_installation_keeps_others_out(tmp_path: Path
         os.kill(pip, signal.SIGKILL)
 
 
-def test_what_this_machine_can_not_run_is_said_before_the_download(program: Any, tmp_path: Path) -> None:
+def test_what_this_machine_cannot_run_is_reported_before_the_download(program: Any, tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     make_wheel(wheels, "vllm", "9.1.0", ("nvidia-cuda-runtime",))
     make_wheel(wheels, "nvidia-cuda-runtime", "13.0.96")

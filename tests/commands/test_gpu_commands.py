@@ -47,7 +47,9 @@ def test_the_ranking_is_had_as_json(program: Callable[..., Any]) -> None:
     assert first["fits"] is True
 
 
-def test_the_set_stays_within_the_shares_of_the_config_and_says_so(program: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_set_stays_within_the_shares_of_the_config_and_reports_it(
+    program: Callable[..., Any], tmp_path: Path
+) -> None:
     config = tmp_path / "config" / "vllm-console" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text('[shares]\n1 = 0\n2 = "24 GiB"\n')
@@ -82,7 +84,7 @@ def test_a_saved_matrix_becomes_a_host_to_plan_with(program: Callable[..., Any],
     assert answer.stdout == "0,1\n"
 
 
-def test_a_recorded_host_is_printed_whole_and_told_to_people(program: Callable[..., Any]) -> None:
+def test_a_recorded_host_is_printed_whole_and_reported_to_people(program: Callable[..., Any]) -> None:
     document = program.json("host", "--host", "8xh100")  # type: ignore[attr-defined]
     assert {"hostname", "driver", "cuda", "cpu", "memory_gib", "gpus", "links", "islands"} <= document.keys()
     assert {"index", "uuid", "name", "memory_gib", "free_gib", "used_by", "utilization"} <= document["gpus"][0].keys()
@@ -118,13 +120,13 @@ def test_files_that_are_of_no_use_end_in_a_sentence(program: Callable[..., Any],
         assert "\x1b" not in answer.stderr
 
 
-def test_a_machine_without_a_driver_says_so_and_loses_nothing_else(program: Callable[..., Any]) -> None:
+def test_a_machine_without_a_driver_reports_it_and_loses_nothing_else(program: Callable[..., Any]) -> None:
     document = program.json("host")  # type: ignore[attr-defined]
     assert document["memory_gib"]
     assert bool(document["gpus"]) != bool(document["problem"])
 
 
-def test_a_server_gets_the_best_gpus_of_a_host_with_the_reason_said(program: Callable[..., Any]) -> None:
+def test_a_server_gets_the_best_gpus_of_a_host_with_the_reason_reported(program: Callable[..., Any]) -> None:
     words = ("start", "chatbot", "--engine", "simulated", "--gpus", "auto", "--set", "tensor-parallel-size=2")
     answer = program("--host", "4xa6000", *words)
     assert answer.returncode == 0, answer.stderr

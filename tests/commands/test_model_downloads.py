@@ -130,7 +130,7 @@ def test_parts_that_killed_downloads_left_are_deleted_once_their_file_is_complet
         (["org/vast"], "free some"),
     ],
 )
-def test_what_can_not_be_downloaded_is_one_sentence(program: Any, words: list[str], sentence: str) -> None:
+def test_what_cannot_be_downloaded_is_one_sentence(program: Any, words: list[str], sentence: str) -> None:
     models = {
         "org/tiny": FILES, "org/gated": FILES, "org/evil": {"../../out": b"x", "config.json": CONFIG},
         "org/coded": {**FILES, "config.json": b'{"auto_map": {}}', "m.py": b"raise SystemExit"}, "org/vast": FILES,

@@ -40,7 +40,7 @@ def test_starts_at_once_without_a_name_get_names_of_their_own(program):
     assert sorted(answer["name"] for answer in answers) == ["batch", "batch-2"]
 
 
-def test_a_stopped_server_whose_port_is_taken_says_so_and_moves_only_when_asked_to(program):
+def test_a_stopped_server_whose_port_is_taken_reports_it_and_moves_only_when_asked_to(program):
     port = str(ports.free_port())  # not one that a server of another test takes by itself
     program.json("start", "batch", "--engine", "simulated", "--name", "first", "--port", port, "--wait")
     program.json("stop", "first")

@@ -123,7 +123,7 @@ def test_no_such_server_and_no_such_moment(program):
     assert "--since tomorrow" in answer.stderr
 
 
-def test_a_setting_turns_it_off_and_the_plan_says_so(program):
+def test_a_setting_turns_it_off_and_the_plan_reports_it(program):
     plan = program.json("plan", "chatbot", "--engine", "simulated", env={"PYTHONPATH": "/mine"})
     assert plan["probe"] == {"added": True, "why_not": None}
     assert plan["env"]["PYTHONPATH"].endswith(":/mine")

@@ -37,7 +37,7 @@ def test_the_new_generation_serves_next_to_the_old_one_until_that_is_stopped(pro
     assert document["url"] == f"http://127.0.0.1:{document['new']['port']}"
 
 
-def test_without_room_one_sentence_says_so_and_nothing_is_started(program):
+def test_without_room_one_sentence_reports_it_and_nothing_is_started(program):
     host = ("--host", "1xrtx4090")
     program.json(*host, "start", "chatbot", "--name", "chat", "--engine", "simulated", "--wait")
     done = program(*host, "restart", "chat", "--rolling")

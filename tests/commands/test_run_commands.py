@@ -97,7 +97,7 @@ def assert_commands(program, before, after):
     assert "--max-num-seqs 64 → 1" in program("runs").stdout
 
 
-def test_what_is_not_there_is_said(program):
+def test_what_is_not_there_is_reported(program):
     assert json.loads(program("runs", "--json").stdout) == []
     assert "No runs yet" in program("runs").stdout
     for words, code in ((["runs", "nobody"], 3), (["compare", "nobody"], 3), (["compare", "7"], 3),

@@ -186,7 +186,7 @@ def test_bad_words_end_in_a_sentence_and_a_code(program, words, code, text):
     assert "Traceback" not in answer.stderr
 
 
-def test_a_taken_port_is_said_with_its_holder(program):
+def test_a_taken_port_is_reported_with_its_holder(program):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         answer = program("start", "chatbot", "--engine", "simulated", "--port", str(port))
@@ -308,7 +308,7 @@ def test_a_refusal_of_the_engine_leaves_the_server_alone(program):
     assert after["restart"]["changes"] == ["block-size unset → 24"]
 
 
-def test_a_generation_that_fails_is_rolled_back_and_the_exit_code_says_so(program):
+def test_a_generation_that_fails_is_rolled_back_and_the_exit_code_reports_it(program):
     start(program, "--gpus", "none")
     answer = program("restart", "chat", "--set", "kv-cache-memory-bytes=1000", "--force", "--wait")
     assert answer.returncode == 1, answer.stdout + answer.stderr

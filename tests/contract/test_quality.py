@@ -57,7 +57,7 @@ def test_types() -> None:
     run("mypy")
 
 
-def test_the_project_speaks_of_itself_alone() -> None:
+def test_the_project_mentions_nothing_of_its_authors_machine() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
         for path, text in texts()

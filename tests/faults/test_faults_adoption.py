@@ -291,7 +291,7 @@ def test_a_stop_is_the_last_word_over_a_pending_start(bench, keepers, session_of
     assert ended.server is None
 
 
-def test_a_launch_that_was_told_to_have_failed_is_not_made_later(bench, keepers):
+def test_a_launch_that_was_reported_as_failed_is_not_made_later(bench, keepers):
     fault, _ = keepers
     fault.write_text("early")
     with pytest.raises(errors.KeeperError, match="ended at its start"):

@@ -30,7 +30,7 @@ def test_full_before_the_start_nothing_is_started_and_the_disk_is_named(bench, d
     assert bench.ready(bench.spec()).current.number == 1
 
 
-def test_full_while_serving_the_keeper_goes_on_and_says_so(bench, disk, tmp_path, wait_until):
+def test_full_while_serving_the_keeper_goes_on_and_reports_it(bench, disk, tmp_path, wait_until):
     quiet = tmp_path / "quiet"
     spec = bench.spec("--quiet-file", str(quiet))
     ready = bench.ready(spec)

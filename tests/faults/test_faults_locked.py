@@ -66,7 +66,7 @@ def within(seconds: float, act: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def test_locked_databases_stop_no_look_and_no_verb(bench, monkeypatch):
+def test_locked_databases_stop_no_sampling_and_no_verb(bench, monkeypatch):
     monkeypatch.setattr(run_store, "BUSY_TIMEOUT_SECONDS", 0.1)
     ready = bench.ready(bench.spec())
     folder = client.folder(bench.root, "one")
@@ -93,7 +93,7 @@ def test_locked_databases_stop_no_look_and_no_verb(bench, monkeypatch):
         fleet.close()
 
 
-def test_a_recorder_whose_history_is_locked_says_so_and_goes_on(tmp_path):
+def test_a_recorder_whose_history_is_locked_reports_it_and_goes_on(tmp_path):
     path = tmp_path / "history.sqlite"
     writer = HistoryWriter(path)
     writer.append(Sample(at=1.0, engines={}))
@@ -131,7 +131,7 @@ def test_locks_that_are_never_given_back_are_waited_for_only_so_long(tmp_path, m
         assert within(20, FindingsLog(tmp_path).mine) is False
 
 
-def test_a_foreign_process_that_holds_the_keepers_lock_is_said_and_nothing_is_done(bench, monkeypatch):
+def test_a_foreign_process_that_holds_the_keepers_lock_is_reported_and_nothing_is_done(bench, monkeypatch):
     """Such as a backup program, or a person's own script."""
     monkeypatch.setattr(client, "RETRY_SECONDS", 0.3)
     ready = bench.ready(bench.spec())

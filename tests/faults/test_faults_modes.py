@@ -179,7 +179,7 @@ def too_open(folder: Path) -> list[str]:
     return [str(path) for path in paths if not path.is_symlink() and path.stat().st_mode & 0o077]
 
 
-def test_what_is_open_to_others_is_fixed_at_start_and_said_once(state, capsys):
+def test_what_is_open_to_others_is_fixed_at_start_and_reported_once(state, capsys):
     assert len(too_open(state)) == 10, "the fault"
     passwd = Path("/etc/passwd").stat()
     assert main(["list", "--ours", "--json"]) == 0
@@ -223,7 +223,7 @@ def test_a_console_says_it_on_its_screen(state):
         terminal.close()
 
 
-def test_a_folder_for_more_than_this_is_said_and_never_given_other_rights(state, capsys):
+def test_a_folder_for_more_than_this_is_reported_and_never_given_other_rights(state, capsys):
     (state / "thesis.tex").write_text("mine")
     assert main(["list", "--ours"]) == 0
     assert "can be entered by others (mode 0777) and is left so, for it holds 'thesis.tex'" in capsys.readouterr().err
@@ -259,7 +259,7 @@ def test_what_belongs_to_others_is_refused_and_left_as_it_is(state, tmp_path, ca
     assert sorted(map(str, state.rglob("*"))) == before, "nothing was put there, which root could"
 
 
-def test_a_look_at_32_servers_costs_little(tmp_path):
+def test_sampling_32_servers_costs_little(tmp_path):
     for server in range(32):
         folder = tmp_path / "servers" / f"s{server}"
         private.make_folder(folder)

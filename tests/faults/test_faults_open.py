@@ -58,7 +58,7 @@ def said(tmp_path, monkeypatch, capsys) -> Iterator[Callable[..., Any]]:
             main(["stop", "open"])
 
 
-def test_it_is_said_by_every_command_and_on_every_screen_until_it_has_a_key(said, tmp_path, monkeypatch):
+def test_it_is_reported_by_every_command_and_on_every_screen_until_it_has_a_key(said, tmp_path, monkeypatch):
     start = ("start", "chatbot", "--engine", "simulated", "--name", "open", "--host", "0.0.0.0", "--wait", "--json")
     out, err = said(*start)
     assert json.loads(out)["notice"] == WORDS

@@ -248,7 +248,7 @@ def test_a_state_folder_of_another_user_is_refused_whole(bench, foreign, tmp_pat
     assert list(theirs.iterdir()) == []
 
 
-def test_a_socket_of_another_user_is_told_nothing(bench, foreign, tmp_path):
+def test_a_socket_of_another_user_is_sent_nothing(bench, foreign, tmp_path):
     there = foreign(NOBODY).identity
     forged(bench.root, "one", there, state=State.STOPPING)
     code = (

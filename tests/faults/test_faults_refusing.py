@@ -160,7 +160,7 @@ def test_what_a_keeper_cannot_understand_is_answered_and_hurts_nothing(bench):
     bench.stopped()
 
 
-def test_a_stopped_keeper_is_said_in_bounded_time_and_hurts_nobody_else(bench, monkeypatch):
+def test_a_stopped_keeper_is_reported_in_bounded_time_and_hurts_nobody_else(bench, monkeypatch):
     """SIGSTOP: it holds its lock and its socket, and answers nothing."""
     monkeypatch.setattr(wire, "ANSWER_SECONDS", 0.4)
     ready, other = bench.ready(bench.spec()), bench.ready(bench.spec(), "two")
@@ -246,7 +246,7 @@ def test_what_a_probe_needs_is_loaded_before_the_first(port):
     assert said == ["connection refused"] * 4
 
 
-def test_two_consoles_that_act_on_one_server_at_once_are_told_what_became_of_it(bench, monkeypatch):
+def test_two_consoles_that_act_on_one_server_at_once_both_see_the_outcome(bench, monkeypatch):
     """At the level that a person acts on: start, restart, stop and switch, from two fleets, side by side."""
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
     fleets = [LocalFleet(bench.root, observe=False, gpus=False) for _ in range(2)]

@@ -37,7 +37,7 @@ MAY_PASS = {
 }  # fmt: skip
 
 
-def test_what_cannot_be_mended_is_not_tried_again_and_what_may_pass_is(bench):
+def test_what_cannot_be_fixed_is_not_retried_and_what_may_pass_is(bench):
     """Every kind that is known, under real keepers, side by side."""
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=2, backoff_seconds=0.05, not_retryable=NOT_RETRYABLE)
     for name, (log, code, *_) in (LOGS | MAY_PASS).items():

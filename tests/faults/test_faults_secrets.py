@@ -146,7 +146,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         box("stop", "open")
 
 
-def test_nothing_that_was_written_or_said_holds_a_secret(box: Box) -> None:
+def test_nothing_that_was_written_or_shown_holds_a_secret(box: Box) -> None:
     record = box.home / "state/vllm-console/servers/chat/record.json"
     log = record.with_name("server.log").read_text()
     assert "non-default args" in log

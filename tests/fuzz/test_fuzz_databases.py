@@ -73,7 +73,7 @@ def damaged(data: bytes, damage: object) -> bytes:
     return bytes(changed)
 
 
-def test_a_damaged_run_store_is_read_or_said_to_be_one(good: dict[str, bytes]) -> None:
+def test_a_damaged_run_store_is_read_or_reported_as_one(good: dict[str, bytes]) -> None:
     @examples(60)
     @given(DAMAGES)
     def run(damage: object) -> None:
@@ -92,7 +92,7 @@ def test_a_damaged_run_store_is_read_or_said_to_be_one(good: dict[str, bytes]) -
     run()
 
 
-def test_a_damaged_history_is_read_or_said_to_be_one(good: dict[str, bytes]) -> None:
+def test_a_damaged_history_is_read_or_reported_as_one(good: dict[str, bytes]) -> None:
     @examples(60)
     @given(DAMAGES)
     def run(damage: object) -> None:
@@ -133,7 +133,7 @@ def test_a_run_with_any_document_has_what_its_columns_say(document: dict[str, ob
     assert all(isinstance(gpu, int) for gpu in found.gpus)
 
 
-def test_a_damaged_history_of_gpus_is_read_or_said_to_be_one(good: dict[str, bytes]) -> None:
+def test_a_damaged_history_of_gpus_is_read_or_reported_as_one(good: dict[str, bytes]) -> None:
     @examples(60)
     @given(DAMAGES)
     def run(damage: object) -> None:

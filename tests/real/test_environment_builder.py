@@ -53,7 +53,7 @@ def test_two_builders_at_once_build_once(builder: ModuleType, installs: list[Pat
     assert len(installs) == 1
 
 
-def test_a_build_that_was_broken_off_is_done_anew(builder: ModuleType, installs: list[Path], tmp_path: Path) -> None:
+def test_a_build_that_was_broken_off_is_done_again(builder: ModuleType, installs: list[Path], tmp_path: Path) -> None:
     half = tmp_path / builder.recipe_key() / "venv"
     half.mkdir(parents=True)
     builder.build(tmp_path)
@@ -80,7 +80,7 @@ def test_every_package_of_the_recipe_is_pinned() -> None:
     assert all(package.count("==") == 1 and " " not in package for package in packages)
 
 
-def test_another_machine_is_told_why(
+def test_another_machine_gets_the_reason(
     builder: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
@@ -88,7 +88,7 @@ def test_another_machine_is_told_why(
     assert "Linux x86-64" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_told(
+def test_a_full_disk_is_reported(
     builder: ModuleType, installs: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(builder, "NEEDED_BYTES", 10**18)

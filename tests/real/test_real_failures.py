@@ -149,6 +149,6 @@ def test_the_cause_of_a_context_too_long_for_the_kv_cache_stands_far_above_the_e
     assert len(case.lines) - case.diagnosis.line > 50  # the end of the log only refers to it
 
 
-def test_the_context_that_is_said_to_fit_really_starts(failed: Get, start_server: StartServer) -> None:
+def test_the_context_that_is_reported_to_fit_really_starts(failed: Get, start_server: StartServer) -> None:
     length = failed("context over the KV cache").diagnosis.fixes[0].changes.set["max-model-len"]
     start_server("--max-model-len", str(length), "--num-gpu-blocks-override", "8").wait_ready()

@@ -379,7 +379,7 @@ def verdicts(learned: FlagTable, forks: Forks, tiny_model: Path) -> tuple[list[d
     return sets, run_real(forks, tiny_model, VERDICTS, [list(flag_words(flags)) for flags in sets])
 
 
-def test_our_verdict_on_conditions_is_vllms(
+def test_our_verdict_on_findings_is_vllms(
     learned: FlagTable, verdicts: tuple[list[dict[str, FlagValue]], list[str]]
 ) -> None:
     sets, answers = verdicts

@@ -237,7 +237,7 @@ def test_a_refused_restart_leaves_the_server_alone(steady):
     assert (after["state"], after["generation"], after["pid"]) == ("ready", 1, before["pid"])
 
 
-def test_flags_that_only_vllm_refuses_leave_the_server_alone_and_are_refused_in_its_words(steady):
+def test_flags_that_only_vllm_refuses_leave_the_server_alone_and_are_refused_with_its_message(steady):
     program, before = steady
     change = 'kv-transfer-config={"kv_role":"none"}'
     answer = program("restart", "steady", "--set", change, "--force", "--wait", check=False)

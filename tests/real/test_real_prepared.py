@@ -102,7 +102,7 @@ def test_it_ends_with_its_keeper(start: Start) -> None:
         (["--max-num-seqs", "0"], "SchedulerConfig.max_num_seqs: Input should be greater than or equal to 1"),
     ],
 )
-def test_flags_are_refused_in_vllms_words(start: Start, flags: list[str], message: str) -> None:
+def test_flags_are_refused_with_vllms_message(start: Start, flags: list[str], message: str) -> None:
     prepared = start(*flags)
     said = prepared.until("refused")["message"]
     assert message in said

@@ -68,7 +68,7 @@ def test_more_long_answers_than_the_cache_holds_are_preempted(server: RealServer
     assert counter(server, "num_preemptions_total") > before
 
 
-def test_a_model_that_is_not_served_is_said_so(server: RealServer) -> None:
+def test_a_model_that_is_not_served_is_reported(server: RealServer) -> None:
     from vllm_console.load.client import LoadError
 
     with pytest.raises(LoadError, match="serves tiny, not llama"):

@@ -103,7 +103,7 @@ def test_kv_cache_pressure_before_anything_is_preempted(server) -> None:
     assert [set(fix.changes.set) for fix in finding.fixes] == [{"kv-cache-dtype"}, {"max-num-seqs"}]
 
 
-def test_too_few_sequences_and_too_little_memory_are_told_apart(server) -> None:
+def test_too_few_sequences_and_too_little_memory_are_distinguished(server) -> None:
     """The queue grows in both: one is fixed by more sequences, the other must not be."""
     few = server({"max-model-len": 4096, "max-num-seqs": 16}, **KNOWN)
     before, finding, after = fixed(few, lambda: randomly(2.5, 180, 300, 400), 180, "oversubscribed_sequences")

@@ -136,5 +136,5 @@ def test_size(snap_compare, made, opened, screen, size):
 
 @pytest.mark.parametrize("look_name", LOOKS)
 @pytest.mark.parametrize("screen", KEYS)
-def test_look(snap_compare, made, opened, look, screen, look_name):
+def test_appearance(snap_compare, made, opened, look, screen, look_name):
     assert snap_compare(made(screen, **look(look_name)), terminal_size=(80, 24), run_before=opened(screen))

@@ -19,7 +19,7 @@ SIZES = [(80, 24), (120, 40), (200, 60)]
 
 
 @pytest.mark.parametrize("size", SIZES[1:], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_every_state_without_colour(snap_compare, app, pressing, monkeypatch, size):
+def test_every_state_without_color(snap_compare, app, pressing, monkeypatch, size):
     monkeypatch.setenv("NO_COLOR", "1")
     assert snap_compare(app(), terminal_size=size, run_before=pressing())
 

@@ -40,7 +40,7 @@ def test_comparison_at_other_sizes(snap_compare, alone, made, size):
 
 
 @pytest.mark.parametrize("look_name", ["light", "no-color", "ascii"])
-def test_comparison_in_other_looks(snap_compare, alone, made, look, look_name):
+def test_comparison_in_other_themes(snap_compare, alone, made, look, look_name):
     options = look(look_name)
     app = alone(lambda: CompareScreen(found(made, "worse"), lambda _: lambda: None))
     app.ascii = options["ascii"]

@@ -14,7 +14,7 @@ def test_pressure(snap_compare, app, pressing, fakes, size):
 
 
 @SIZES
-def test_cure_staged(snap_compare, app, pressing, fakes, size):
+def test_fix_staged(snap_compare, app, pressing, fakes, size):
     servers = (fakes.pressed, fakes.calm, fakes.loading)
     assert snap_compare(app(*servers), terminal_size=size, run_before=pressing("f"))
 
@@ -24,7 +24,7 @@ def test_pressure_in_ascii(snap_compare, app, pressing, fakes):
     assert snap_compare(app(*servers, ascii=True), terminal_size=(80, 24), run_before=pressing("j"))
 
 
-def test_pressure_without_colour(snap_compare, app, pressing, fakes, monkeypatch):
+def test_pressure_without_color(snap_compare, app, pressing, fakes, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     servers = (fakes.pressed, fakes.calm)
     assert snap_compare(app(*servers), terminal_size=(120, 40), run_before=pressing())

@@ -50,7 +50,7 @@ def test_size(snap_compare, replayed, size):
 
 
 @pytest.mark.parametrize("look_name", LOOKS)
-def test_look(snap_compare, replayed, look, look_name):
+def test_appearance(snap_compare, replayed, look, look_name):
     app, run = replayed(**look(look_name))
     assert snap_compare(app, terminal_size=(80, 24), run_before=run)
 

@@ -141,7 +141,7 @@ def test_launch(snap_compare, alone, fleet, size, section):
 
 @pytest.mark.parametrize("screen", ["launch", "flags", "log"])
 @pytest.mark.parametrize("look_name", ["light", "no-color", "ascii"])
-def test_look(snap_compare, alone, fleet, fakes, look, tmp_path, monkeypatch, screen, look_name):
+def test_appearance(snap_compare, alone, fleet, fakes, look, tmp_path, monkeypatch, screen, look_name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "server.log").write_text(LOG * 12)
     staged = Changes(set={"max-num-seqs": 128}, unset=("enable-prefix-caching",))
@@ -156,7 +156,7 @@ def test_look(snap_compare, alone, fleet, fakes, look, tmp_path, monkeypatch, sc
     assert snap_compare(app, terminal_size=(80, 24), run_before=settled("down", ready=ready))
 
 
-def test_launch_without_colour(snap_compare, alone, fleet, monkeypatch):
+def test_launch_without_color(snap_compare, alone, fleet, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     run = settled("tab", "tab", "down", ready="long-document")
     assert snap_compare(alone(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
@@ -256,7 +256,7 @@ def test_log(snap_compare, alone, tmp_path, monkeypatch, size, keys):
     assert snap_compare(app, terminal_size=size, run_before=settled(*keys, ready="ValueError"))
 
 
-def test_log_without_colour(snap_compare, alone, tmp_path, monkeypatch):
+def test_log_without_color(snap_compare, alone, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "server.log").write_text(LOG * 12)

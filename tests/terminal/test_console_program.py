@@ -222,7 +222,7 @@ def test_a_recording_of_the_demo_replays_to_the_same_screen(terminal, tmp_path):
     assert any("KV cache" in row for row in played.display)
 
 
-def test_without_a_terminal_the_console_says_so(command):
+def test_without_a_terminal_the_console_reports_it(command):
     answer = command()
     assert answer.returncode == 2
     assert "needs a terminal" in answer.stderr

@@ -56,7 +56,7 @@ def test_nobody_else_can_read_it(failed):
     assert report.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_where_no_report_can_be_written_it_is_said(tmp_path):
+def test_where_no_report_can_be_written_it_is_reported(tmp_path):
     (tmp_path / "state").write_text("a file where the folder should be")
     said = crash_report.tell(RuntimeError("lost"), ["list"], tmp_path / "state")
     assert "The report could not be saved" in said

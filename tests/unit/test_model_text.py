@@ -22,7 +22,7 @@ def test_figures_have_their_units():
     assert (size(3_000_000), parameters_text(494_000_000), parameters_text(235e9)) == ("2.9 MiB", "494M", "235B")
 
 
-def test_a_model_that_does_not_fit_is_told_from_one_that_cannot_start():
+def test_a_model_that_does_not_fit_is_distinguished_from_one_that_cannot_start():
     assert fit_text(MemoryFit(True, "", 54_800)) == "✓ 54.8k tokens"
     assert fit_text(MemoryFit(False, "3 GiB are missing.")) == "✗ too large"
     assert fit_text(MemoryFit(True, "FP8 is not supported")) == fit_text(MemoryFit(None, "no vLLM")) == "! error"

@@ -53,7 +53,7 @@ other.kill()
 """
 
 
-def test_memory_that_its_process_keeps_is_told_until_it_is_free(
+def test_memory_that_its_process_keeps_is_reported_until_it_is_free(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
@@ -73,7 +73,7 @@ print(json.dumps([stuck, pid, psutil.Process().username()]))
     )  # fmt: skip
 
 
-def test_memory_that_comes_back_is_waited_for_and_nothing_is_said(
+def test_memory_that_comes_back_is_waited_for_and_nothing_is_reported(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")

@@ -38,7 +38,7 @@ def test_the_server_lives_on_and_no_line_of_its_log_is_lost(bench):
     assert lines == [f"tick {number}" for number in range(len(lines))]
 
 
-def test_how_an_adopted_server_ended_is_unknown_and_said_so(bench, session_of):
+def test_how_an_adopted_server_ended_is_unknown_and_reported(bench, session_of):
     record = bench.ready(bench.spec("--children", "2", "--children-ignore-term"))
     bench.until(lambda _: bench.log().count("child up") == 2)
     bench.orphaned(record)
@@ -207,7 +207,7 @@ def test_a_stop_is_the_last_word_over_a_restart_whose_keeper_died(bench):
     assert (stopped.current.number, stopped.next_spec) == (1, None)
 
 
-def test_a_restart_that_a_reboot_cut_short_is_said_not_done(bench):
+def test_a_restart_that_a_reboot_cut_short_is_reported_not_done(bench):
     first = bench.ready(bench.spec())
     bench.orphaned(first)
     processes.send(first.server, signal.SIGKILL)
@@ -220,7 +220,7 @@ def test_a_restart_that_a_reboot_cut_short_is_said_not_done(bench):
     assert "its pending restart with other flags was dropped" in stopped.reason
 
 
-def test_a_keeper_told_to_end_lets_go_of_its_server(bench, wait_until):
+def test_a_keeper_that_is_to_end_releases_its_server(bench, wait_until):
     record = bench.ready(bench.spec())
     os.kill(record.keeper.pid, signal.SIGTERM)
     wait_until(lambda: not client.keeper_alive(bench.root, "one"))

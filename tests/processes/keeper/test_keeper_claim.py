@@ -52,7 +52,7 @@ def test_a_command_opens_standard_streams_that_are_closed(bench):
     assert (bench.root / "fds").read_text() == "/dev/null /dev/null /dev/null"
 
 
-def test_a_deleted_lock_is_locked_anew_and_nobody_adopts_meanwhile(bench, wait_until):
+def test_a_deleted_lock_is_locked_again_and_nobody_adopts_meanwhile(bench, wait_until):
     record = bench.ready(bench.spec())
     lock = bench.file("keeper.lock")
     for _ in range(2):

@@ -120,7 +120,7 @@ def test_an_end_nobody_asked_for_is_a_failure_whatever_its_code(bench, code):
     assert bench.log().endswith("fatal: made to fail\n")
 
 
-def test_an_executable_that_cannot_run_is_said_so(bench, tmp_path):
+def test_an_executable_that_cannot_run_is_reported(bench, tmp_path):
     plain = tmp_path / "plain.txt"
     plain.write_text("no program")
     cases = {
@@ -278,7 +278,7 @@ def test_descriptors_that_have_run_out_are_waited_for(bench):
     bench.stopped()
 
 
-def test_what_a_restart_cannot_mend_is_not_tried_again(bench):
+def test_what_a_restart_cannot_fix_is_not_retried(bench):
     not_retryable = (NotRetryable("(", "no expression"), NotRetryable(r"^FATAL: made to \w+$", "it was made to fail"))
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05, not_retryable=not_retryable)
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "7", restart=policy))

@@ -80,7 +80,7 @@ def test_no_process_starts_until_all_are_there_and_all_are_ready_after_one_reque
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_node_that_is_lost_ends_the_other_which_says_so(nodes: Nodes, lost: int) -> None:
+def test_a_node_that_is_lost_ends_the_other_which_reports_it(nodes: Nodes, lost: int) -> None:
     nodes.ready()
     nodes.kill(lost)
     ended = nodes.wait(1 - lost, State.FAILED)

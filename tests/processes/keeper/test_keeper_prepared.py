@@ -168,7 +168,7 @@ def test_a_server_that_ends_by_itself_meanwhile_is_restarted_at_once(bench, prep
     wait_until(lambda: not processes.alive(process), "its end")
 
 
-def test_a_prepared_process_dies_with_its_keeper_and_the_next_keeper_says_so(bench, prepared, wait_until):
+def test_a_prepared_process_dies_with_its_keeper_and_the_next_keeper_reports_it(bench, prepared, wait_until):
     before = bench.ready(bench.spec())
     bench.restart(prepared(before.current.spec.port, {"hang": True}))
     record = bench.until(preparing)
@@ -201,7 +201,7 @@ def test_a_prepared_process_killed_before_it_takes_over_is_replaced_by_a_new_one
     assert "ended" in after.preparation.message
 
 
-def test_what_an_earlier_preparation_said_is_gone_with_the_next_restart(bench, prepared):
+def test_what_an_earlier_preparation_reported_is_gone_with_the_next_restart(bench, prepared):
     """Else a restart that is under way would be taken for one that was refused."""
     before = bench.ready(bench.spec())
     refused = {"say": {"step": "refused", "message": "no"}}
@@ -348,7 +348,7 @@ def test_a_stop_while_the_next_generation_starts_is_a_stop(bench):
     assert len(bench.stopped().generations) == 2
 
 
-def test_what_it_does_besides_is_said_while_the_server_serves(bench, prepared):
+def test_what_it_does_besides_is_reported_while_the_server_serves(bench, prepared):
     before = bench.ready(bench.spec())
     reading = {"say": {"step": "reading", "message": "the weights are read ahead, 3.20 of 15.00 GiB"}}
     bench.restart(prepared(before.current.spec.port, IMPORTED, reading, {"hang": True}))

@@ -84,7 +84,7 @@ def test_it_may_be_launched_before_it_has_judged_its_flags(bench: Bench, tmp_pat
     assert "judging" in bench.log()
 
 
-def test_flags_that_are_refused_after_the_launch_fail_it_in_the_servers_words(bench: Bench, tmp_path: Path):
+def test_flags_that_are_refused_after_the_launch_fail_it_with_the_servers_message(bench: Bench, tmp_path: Path):
     gate, spec = tmp_path / "gate", bench.spec()
     script = ({"say": {"step": "imported"}}, {"wait": str(gate)}, {"print": "no such flag"}, REFUSED, {"exit": 2})
     prepared = prepare(bench, spec, *script)

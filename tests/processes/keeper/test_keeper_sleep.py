@@ -102,7 +102,7 @@ def test_a_server_that_requests_keep_busy_serves_on(bench: Bench) -> None:
             client.cancel(bench.root, "one")
 
 
-def test_what_can_not_sleep_says_why(bench: Bench) -> None:
+def test_what_cannot_sleep_says_why(bench: Bench) -> None:
     bench.ready(sleepy(bench, sleep_mode=False))
     with pytest.raises(CannotSleepError, match="without sleep mode"):
         client.sleep(bench.root, "one", 1, 1.0)

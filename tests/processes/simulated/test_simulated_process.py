@@ -541,7 +541,7 @@ def test_the_access_log_can_leave_paths_out(launch: Any) -> None:
     assert "GET /health" not in server.text
 
 
-async def test_a_paused_engine_lets_nobody_in_and_goes_on_when_told(launch: Any, until: Callable[..., Any]) -> None:
+async def test_a_paused_engine_admits_no_request_until_it_is_resumed(launch: Any, until: Callable[..., Any]) -> None:
     paused = launch(VLLM_SERVER_DEV_MODE="1", SIMULATED_SPEED="20").ready()
     body = {"prompt": "one two three", "max_tokens": 5, "ignore_eos": True}
     long = {**body, "max_tokens": 4000}

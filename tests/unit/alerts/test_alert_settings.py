@@ -15,7 +15,7 @@ def read(folder: Path, text: str) -> Alerts:
     return read_settings(path).alerts
 
 
-def test_nothing_is_told_but_to_the_log_by_default(tmp_path: Path) -> None:
+def test_nothing_is_reported_but_to_the_log_by_default(tmp_path: Path) -> None:
     assert read(tmp_path, "") == Alerts(severity="warning", terminal=(), webhook="")
 
 

@@ -148,7 +148,7 @@ def test_prometheus_says_what_it_scrapes_and_which_rules_it_has(prometheus):
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"status": "error"}', b"[" * 100_000, b"\xff"])
-def test_what_is_no_prometheus_is_said_in_one_sentence(prometheus, body):
+def test_what_is_no_prometheus_is_reported_in_one_sentence(prometheus, body):
     answers, url = prometheus
     answers["/api/v1/targets"] = answers["/api/v1/rules"] = body
     assert ask_prometheus(url).problem == f"no Prometheus at {url}: the response is not from Prometheus"

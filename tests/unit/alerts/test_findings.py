@@ -32,7 +32,7 @@ def told_by(tracker: FindingTracker, server: ServerView | None, at: float) -> li
     return [(str(one.event), one.finding.finding.code) for one in tracker.update(servers, at)]
 
 
-def test_a_condition_is_told_when_it_begins_and_when_it_ends() -> None:
+def test_a_finding_is_reported_when_it_begins_and_when_it_ends() -> None:
     tracker = FindingTracker()
     assert told_by(tracker, CHAT, NOW) == []
     assert told_by(tracker, with_(PRESSURE), NOW + 5) == [("began", "kv_cache_pressure")]
@@ -43,7 +43,7 @@ def test_a_condition_is_told_when_it_begins_and_when_it_ends() -> None:
     assert told_by(tracker, with_(PRESSURE), NOW + 300) == [("began", "kv_cache_pressure")]
 
 
-def test_one_that_comes_and_goes_is_told_once() -> None:
+def test_one_that_comes_and_goes_is_reported_once() -> None:
     tracker = FindingTracker()
     told = [
         one for step in range(60) for one in told_by(tracker, with_(PRESSURE) if step % 4 else CHAT, NOW + step * 10)
@@ -69,7 +69,7 @@ def test_a_restart_ends_nothing_that_comes_back() -> None:
     assert told_by(tracker, with_(PRESSURE, state_since=NOW + 200), NOW + 300) == []
 
 
-def test_a_restart_that_cured_it_ends_it() -> None:
+def test_a_restart_that_fixed_it_ends_it() -> None:
     tracker = FindingTracker()
     told_by(tracker, with_(PRESSURE), NOW)
     assert told_by(tracker, with_(state_since=NOW + 100), NOW + 150) == []
@@ -94,7 +94,7 @@ def test_findings_of_a_removed_server_end_and_not_where_it_is_missing_in_one_sna
     assert tracker.open == ()
 
 
-def test_a_failure_is_told_once_over_its_retries_and_ends_when_it_serves() -> None:
+def test_a_failure_is_reported_once_over_its_retries_and_ends_when_it_serves() -> None:
     tracker = FindingTracker()
     failed = with_(state=State.FAILED, reason="CUDA out of memory", next_attempt_at=NOW + 20)
     (told,) = tracker.update([failed], NOW)
@@ -194,7 +194,7 @@ def test_of_two_consoles_one_writes_and_the_other_takes_over(tmp_path: Path) -> 
     assert not one.mine()
 
 
-def test_a_log_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     log = FindingsLog(tmp_path)
     log.path.mkdir()
     log.append({"event": "began"})
@@ -245,7 +245,7 @@ def test_a_finding_goes_to_the_log_and_the_terminal(tmp_path: Path) -> None:
     assert notifier.trouble == ""
 
 
-def test_below_the_severity_the_log_alone_is_told(tmp_path: Path) -> None:
+def test_below_the_severity_the_log_alone_is_reported(tmp_path: Path) -> None:
     written: list[bytes] = []
     notifier = Notifier(tmp_path, Alerts(severity="critical", terminal=("bell",)), environ={}, write=written.append)
     notifier.update(snapshot(with_(PRESSURE, UNUSED)))
@@ -256,7 +256,7 @@ def test_below_the_severity_the_log_alone_is_told(tmp_path: Path) -> None:
     notifier.close()
 
 
-def test_the_next_console_tells_nothing_again_and_tells_the_end(tmp_path: Path) -> None:
+def test_the_next_console_reports_nothing_again_and_reports_the_end(tmp_path: Path) -> None:
     first = Notifier(tmp_path, Alerts(), environ={})
     first.update(snapshot(with_(PRESSURE)))
     first.close()
@@ -281,7 +281,7 @@ def test_two_consoles_at_once_write_each_finding_once(tmp_path: Path) -> None:
         console.close()
 
 
-def test_a_missing_secret_is_said_and_not_sent_without(tmp_path: Path) -> None:
+def test_a_missing_secret_is_reported_and_not_sent_without(tmp_path: Path) -> None:
     wanted = Alerts(webhook="https://example.org/hook", webhook_header_env="NOT_THERE")
     notifier = Notifier(tmp_path, wanted, environ={})
     assert notifier.trouble == "alerts: NOT_THERE is not set, so the webhook is not used"

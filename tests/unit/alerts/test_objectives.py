@@ -156,7 +156,7 @@ def test_the_fullest_engine_counts() -> None:
     assert served_window(samples).usage == 0.9
 
 
-def test_an_engine_that_began_anew_within_the_window_loses_no_count() -> None:
+def test_an_engine_that_began_again_within_the_window_loses_no_count() -> None:
     before = [engine(100 + tick, preempted=5) for tick in range(20)]
     after = [engine(tick, preempted=3) for tick in range(200)]
     done = served_window([entry.sample for entry in entries_of(*before, *after)])
@@ -223,7 +223,7 @@ def test_a_broken_engine_breaks_the_check_whatever_was_measured(code: str) -> No
     assert report_document(report)["findings"][0]["code"] == code
 
 
-def test_other_conditions_are_told_and_break_nothing() -> None:
+def test_other_findings_are_reported_and_break_nothing() -> None:
     finding = Finding("context_unused", Severity.NOTE, NOW - 60, "Short.", "Long context.")
     report = check_window(replace(SERVER, findings=(finding,)), entries_of(*STEADY), NOW, 300)
     assert report.ok
@@ -255,7 +255,7 @@ def test_without_data_it_is_broken_and_says_why(
     assert told in report.problems[0]
 
 
-def test_a_server_without_a_preset_is_judged_by_our_defaults_and_says_so() -> None:
+def test_a_server_without_a_preset_is_judged_by_our_defaults_and_reports_it() -> None:
     report = check_window(replace(SERVER, objectives=None, preset=""), entries_of(*STEADY), NOW, 300)
     assert report.ok
     assert {one.source for one in report.objectives} == {"default objectives, no preset"}
@@ -295,7 +295,7 @@ def test_an_objective_within_the_first_bucket_is_neither_met_nor_broken() -> Non
     assert (beyond["value"], beyond["value_above"], beyond["ok"]) == (None, 0.5, None)
 
 
-def test_a_ttft_that_leaves_out_those_that_wait_says_so() -> None:
+def test_a_ttft_that_leaves_out_those_that_wait_reports_it() -> None:
     waiting = Window(NOW - 60, NOW, requests_running=4.0, requests_waiting=36.0, longest_wait=49.0)
     report = check_window(replace(SERVER, window=waiting), entries_of(*STEADY), NOW, 300)
     told = "; 36 waiting requests are not included yet, the longest has waited at least 49s"

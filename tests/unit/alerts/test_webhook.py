@@ -132,7 +132,7 @@ def test_one_that_hangs_is_left_at_the_deadline_and_holds_up_nobody(receiver: Re
     webhook.close(0.0)
 
 
-def test_one_that_is_not_there_is_said_without_path_or_secret() -> None:
+def test_one_that_is_not_there_is_reported_without_path_or_secret() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -82,7 +82,7 @@ def test_without_counts_each_event_with_text_is_a_token(said):
         (b"", "ended before"),
     ],
 )
-def test_what_is_no_answer_says_so_in_one_sentence(stream, why):
+def test_what_is_no_answer_reports_it_in_one_sentence(stream, why):
     with pytest.raises(AnswerError, match=why):
         read(stream).end()
 

@@ -48,7 +48,7 @@ def test_the_key_is_sent_and_the_answer_counts_its_tokens(script, said, end):
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
 
 
-def test_a_base_model_continues_the_text_and_says_so(script):
+def test_a_base_model_continues_the_text_and_reports_it(script):
     script.refusals["/v1/chat/completions"] = (400, TEMPLATE)
     script.pieces = [b'data: {"choices": [{"text": " time", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n']
     client = ChatClient(ChatServer("base", script.url))

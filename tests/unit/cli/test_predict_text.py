@@ -41,7 +41,7 @@ def test_each_dash_has_its_reason(case, side):
     assert [line for line in lines if line.startswith("–")] == ([reason] if reason else [])
 
 
-def test_a_replay_that_serves_nothing_says_so():
+def test_a_replay_that_serves_nothing_reports_it():
     found = PredictedChange((), Prediction(_estimates(ALL, ())), 600, 10.0, "recorded", TrackRecord(0, None, None))
     assert "no recorded request would be served" in list(_lines("chat", found))[-1]
 

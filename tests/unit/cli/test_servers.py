@@ -31,7 +31,7 @@ def test_a_server_that_was_not_asked_is_running_and_not_starting() -> None:
     assert describe_server(THEIRS, NOW)[0] == "vllm@8001  ready for 1m30s"
 
 
-def test_that_a_server_of_others_is_open_to_everybody_is_still_said() -> None:
+def test_that_a_server_of_others_is_open_to_everybody_is_still_reported() -> None:
     warning = "it listens on all addresses (0.0.0.0), no API key seen"
     opened = ServerView(
         "vllm@8001", State.READY, NOW, ours=False, owner="anna", exposed=warning, notice=f"{warning}; read-only"

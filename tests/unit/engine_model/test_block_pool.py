@@ -21,7 +21,7 @@ def test_too_many_blocks_are_refused_and_none_is_taken() -> None:
     assert pool.free == 4
 
 
-def test_a_chain_tells_equal_blocks_behind_different_prefixes_apart() -> None:
+def test_a_chain_distinguishes_equal_blocks_behind_different_prefixes() -> None:
     first, other = extend_chain(0, [1, 2]), extend_chain(0, [3, 4])
     assert extend_chain(first, [5, 6]) != extend_chain(other, [5, 6])
     assert extend_chain(first, [5, 6]) == extend_chain(extend_chain(0, [1, 2]), [5, 6])

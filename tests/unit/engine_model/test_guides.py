@@ -17,7 +17,7 @@ def test_a_guides_claim_is_judged_by_what_the_model_gives(claim: Claim) -> None:
     assert claim.outcome.explained, f"{claim.filled(claim.gives)}: {claim.filled(claim.reason)}"
 
 
-def test_a_claim_that_fails_as_it_stands_needs_a_condition_to_hold() -> None:
+def test_a_claim_that_fails_as_it_stands_needs_a_finding_to_hold() -> None:
     assert Outcome({}, as_claimed=True).verdict is Verdict.HOLDS
     assert Outcome({}, as_claimed=False, with_condition=True).verdict is Verdict.CONDITIONAL
     assert Outcome({}, as_claimed=False).verdict is Verdict.WRONG

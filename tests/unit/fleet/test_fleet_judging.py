@@ -111,7 +111,7 @@ def test_a_console_judges_every_server(folder: Path) -> None:
     watched.close()
 
 
-def test_nothing_is_said_of_a_server_without_a_history(tmp_path: Path) -> None:
+def test_nothing_is_reported_of_a_server_without_a_history(tmp_path: Path) -> None:
     watched = WatchedServer(tmp_path, interactive=True)
     assert watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings == ()
 
@@ -337,7 +337,7 @@ def test_an_answer_counts_only_when_it_comes_from_the_engine(answering: Answerin
     assert request.silent_seconds == silent
 
 
-def test_one_token_is_asked_for_once_a_minute_with_the_key(answering: Answering, monkeypatch: Any) -> None:
+def test_one_token_is_requested_once_a_minute_with_the_key(answering: Answering, monkeypatch: Any) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     seen = answering(200)
     request = OneToken()
@@ -373,7 +373,7 @@ def test_nobody_is_asked_where_nothing_listens() -> None:
     assert "refused" in request.refused
 
 
-def test_a_key_that_no_header_can_hold_is_said(answering: Answering, monkeypatch: Any) -> None:
+def test_a_key_that_no_header_can_hold_is_reported(answering: Answering, monkeypatch: Any) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sec\nret")
     request = OneToken()
     request.ask(ITSELF, answering(200).port, "m")
@@ -499,7 +499,7 @@ def test_right_after_a_restart_nothing_is_missed_by_the_figures_of_the_run_befor
 
 
 @pytest.mark.parametrize("state", [State.STOPPED, State.READY])
-def test_a_server_that_tells_no_more_keeps_its_last_frame(folder: Path, state: State) -> None:
+def test_a_server_that_reports_no_more_keeps_its_last_frame(folder: Path, state: State) -> None:
     """Also one that runs and is not recorded any more, and in a console that was opened only now."""
     watched = WatchedServer(folder, interactive=True)
     later = NOW + 7200

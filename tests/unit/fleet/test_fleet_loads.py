@@ -48,7 +48,7 @@ def test_a_report_counts_although_some_requests_failed(pretend: Callable[[str], 
     loads.close()
 
 
-def test_a_quantile_that_is_only_a_bound_is_told_as_one(pretend: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_quantile_that_is_only_a_bound_is_reported_as_one(pretend: Callable[[str], Path], tmp_path: Path) -> None:
     ttft = {"p99": None, "p99_above": 60.0}
     pretend(f"echo '{json.dumps(REPORT | {'ttft_seconds': ttft, 'itl_seconds': {'p99': None}})}'; exit 1")
     loads = Loads()
@@ -57,7 +57,7 @@ def test_a_quantile_that_is_only_a_bound_is_told_as_one(pretend: Callable[[str],
     loads.close()
 
 
-def test_the_result_is_told_for_a_while_only(
+def test_the_result_is_reported_for_a_while_only(
     pretend: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(f"echo '{json.dumps(REPORT)}'")
@@ -70,7 +70,7 @@ def test_the_result_is_told_for_a_while_only(
     loads.close()
 
 
-def test_without_a_report_its_last_sentence_is_told(pretend: Callable[[str], Path], tmp_path: Path) -> None:
+def test_without_a_report_its_last_sentence_is_reported(pretend: Callable[[str], Path], tmp_path: Path) -> None:
     pretend("echo 'vllm-console: chat is stopped, so it takes no requests; wait' >&2; exit 1")
     loads = Loads()
     loads.start("chat", tmp_path, 5, 10)

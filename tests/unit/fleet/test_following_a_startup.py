@@ -96,7 +96,7 @@ def test_a_local_model_is_looked_for_in_no_cache(tmp_path, log):
     assert names(way.update(record(of), BEGUN + 5))[-1] == "weights"
 
 
-def test_silence_is_told_once_it_is_longer_than_the_stage_is_used_to(log):
+def test_silence_is_reported_once_it_is_longer_than_the_stage_is_used_to(log):
     of = details()
     way = StartupProgress(log, record(of), of, {})
     assert way.update(record(of), BEGUN + 100)[1].quiet_seconds is None

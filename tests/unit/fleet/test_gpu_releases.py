@@ -75,7 +75,7 @@ def test_memory_that_stays_names_who_holds_it_until_it_is_free(machine: Machine)
     assert machine.releases.notice("chat") == ""
 
 
-def test_nothing_is_said_while_the_server_still_ends(machine: Machine) -> None:
+def test_nothing_is_reported_while_the_server_still_ends(machine: Machine) -> None:
     machine.stop()
     assert machine.threads() == 1
     assert machine.releases.notice("chat") == ""

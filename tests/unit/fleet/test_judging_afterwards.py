@@ -85,7 +85,7 @@ def client_name(run):
     return RunName(run.key, run.server, run.generation)
 
 
-def test_a_damaged_history_is_said_and_judged_when_it_can_be_read(night, tmp_path):
+def test_a_damaged_history_is_reported_and_judged_when_it_can_be_read(night, tmp_path):
     book, record = night
     path = client.folder(tmp_path, "chat") / HISTORY
     whole = path.read_bytes()
@@ -173,7 +173,7 @@ def test_a_check_judges_the_past_of_the_server_that_it_looks_at(fakes, monkeypat
     assert len(said) > 1, "what is wrong with the server comes first"
 
 
-def test_a_restart_with_several_changes_says_that_they_cannot_be_told_apart(capsys):
+def test_a_restart_with_several_changes_says_that_they_cannot_be_distinguished(capsys):
     flags = {"max-num-seqs": 64, "enable-prefix-caching": True, "kv-cache-dtype": "fp8"}
     restart.say_several(flags, Changes({"max-num-seqs": 32, "enable-prefix-caching": True}))
     assert capsys.readouterr().err == "", "one of the two stands already"

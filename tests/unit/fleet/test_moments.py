@@ -234,7 +234,7 @@ def test_a_snapshot_of_an_earlier_moment_changes_nothing_of_now(folder: Path) ->
     watched.close()
 
 
-def test_markers_are_made_anew_only_when_something_happened(folder: Path, tmp_path: Path) -> None:
+def test_markers_are_made_again_only_when_something_happened(folder: Path, tmp_path: Path) -> None:
     book = ServerMarkers(folder, tmp_path / FILE_NAME)
     found = [Finding("preempting", Severity.WARNING, NOW - 30, "symptom", "cause")]
     first = book.markers(SERVED, found, (), NOW)

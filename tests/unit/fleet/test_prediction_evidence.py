@@ -9,7 +9,7 @@ from vllm_console.fleet.predictions import RecordedRun, evidence_of
 from vllm_console.fleet.verbs import FleetError
 
 
-def test_where_every_step_had_a_preempted_request_it_is_said_and_nothing_fails() -> None:
+def test_where_every_step_had_a_preempted_request_it_is_reported_and_nothing_fails() -> None:
     found = record("--max-num-seqs 48 --max-model-len 4096", traffic(100, 2.6, seed=1, shared=0))
     whole, part = evidence_of(RecordedRun(found.requests, found.steps), "chat", found.limits)
     assert whole.steps

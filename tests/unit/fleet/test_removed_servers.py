@@ -115,7 +115,7 @@ def test_without_a_history_nothing_is_kept(servers, tmp_path):
     assert not (tmp_path / "removed").exists()
 
 
-def test_what_can_not_be_kept_leaves_the_server_whole(servers, tmp_path, monkeypatch):
+def test_what_cannot_be_kept_leaves_the_server_whole(servers, tmp_path, monkeypatch):
     folder = home(tmp_path)
     before = tree(folder)
     move = Path.rename

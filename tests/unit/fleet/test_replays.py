@@ -176,7 +176,7 @@ def test_a_run_is_named_as_for_compare_or_by_a_time(fleet, word, at, name):
         ("other", None, FleetError, "other@1 has not ended"),
     ],
 )
-def test_what_can_not_be_replayed_says_why(fleet, word, at, error, why):
+def test_what_cannot_be_replayed_says_why(fleet, word, at, error, why):
     with pytest.raises(error, match=why):
         fleet.replay(word, at)
 
@@ -211,7 +211,7 @@ def test_what_was_read_is_kept_for_a_moment_and_then_closed(fleet, state, monkey
     assert not opened()
 
 
-def test_a_history_that_goes_meanwhile_is_said_and_no_other_server_is_lost(fleet, state):
+def test_a_history_that_goes_meanwhile_is_reported_and_no_other_server_is_lost(fleet, state):
     replay = fleet.replay("chat")
     assert shown(fleet, replay).notice == ""
     (place,) = (state / "removed").iterdir()
@@ -265,7 +265,7 @@ def test_a_removed_server_is_shown_by_its_name_at_a_time(fleet, present):
     assert fleet.removed_at("nobody", NOW) is None
 
 
-def test_a_server_whose_history_can_not_be_kept_is_not_removed(fleet, present):
+def test_a_server_whose_history_cannot_be_kept_is_not_removed(fleet, present):
     place = present / "servers" / "chat"
     before = {path.name for path in place.iterdir()}
     kept = present / "removed"

@@ -31,7 +31,7 @@ from vllm_launchers.keeper.server_client import Response
         ),
     ],
 )
-def test_a_difference_is_said_with_what_may_explain_it(compared: AnswerComparison, said: str) -> None:
+def test_a_difference_is_reported_with_what_may_explain_it(compared: AnswerComparison, said: str) -> None:
     assert compared.sentence == said
 
 

@@ -153,7 +153,7 @@ def test_a_level_that_would_give_wrong_answers_is_refused(keepers: Keepers) -> N
         sleeping(keepers, gemma).sleep(keepers.records["chat"], 2, 60.0, lambda _: None)
 
 
-def test_weights_that_the_host_can_not_hold_are_refused_at_level_1(keepers: Keepers) -> None:
+def test_weights_that_the_host_cannot_hold_are_refused_at_level_1(keepers: Keepers) -> None:
     big = record("chat", State.READY, predicted={"weights_gib": 1e6})
     with pytest.raises(RefusedError, match="Use --level 2"):
         sleeping(keepers).sleep(big, 1, 60.0, lambda _: None)

@@ -170,7 +170,7 @@ def test_a_damaged_row_hides_no_others(path: Path) -> None:
     writer.close()
 
 
-def test_a_disk_that_takes_nothing_is_said_and_the_next_row_is_tried(tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing_is_reported_and_the_next_row_is_tried(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     writer = GpuHistoryWriter(folder / GPU_HISTORY)
     writer.append(host(BUSY), START)

@@ -89,7 +89,7 @@ def test_one_samples_for_all_and_another_takes_its_place(
     assert {card.temperature_slowdown_c for card in recorded_cards} == {95}
 
 
-def test_what_conditions_are_judged_by_comes_back_and_secrets_do_not(
+def test_what_findings_are_judged_by_comes_back_and_secrets_do_not(
     looks: Callable[..., GpuSampleStore], tmp_path: Path
 ) -> None:
     holder = Holder(9, "anna", 1.5, command="train --hf-token hf_abcdefghijklmnopqrstuvwxyz0123456789", ancestors=(8,))
@@ -125,7 +125,7 @@ def test_what_is_old_goes_and_what_is_damaged_is_passed_over(
     assert b'"at":1.0,' not in path.read_bytes()
 
 
-def test_a_folder_that_takes_nothing_is_told_and_tried_again(
+def test_a_folder_that_takes_nothing_is_reported_and_tried_again(
     looks: Callable[..., GpuSampleStore], tmp_path: Path
 ) -> None:
     path = tmp_path / GPU_SAMPLES

@@ -213,7 +213,7 @@ def test_only_the_owner_may_read(path, engine, sample):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_readers_tell_what_is_wrong(path):
+def test_readers_report_what_is_wrong(path):
     with pytest.raises(HistoryMissingError):
         HistoryReader(path).latest()
     path.write_bytes(b"")
@@ -231,7 +231,7 @@ def test_readers_tell_what_is_wrong(path):
         HistoryReader(path).range(0, 1)
 
 
-def test_a_newer_version_is_said_and_kept_aside(path, engine, sample):
+def test_a_newer_version_is_reported_and_kept_aside(path, engine, sample):
     HistoryWriter(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
@@ -246,7 +246,7 @@ def test_a_newer_version_is_said_and_kept_aside(path, engine, sample):
 
 
 @pytest.mark.parametrize("damage", ["garbage", "middle"])
-def test_a_damaged_file_is_moved_aside_and_begun_anew(filled, engine, sample, damage):
+def test_a_damaged_file_is_moved_aside_and_begun_again(filled, engine, sample, damage):
     path = filled(200)
     data = bytearray(path.read_bytes())
     data[0 if damage == "garbage" else 4096 :] = random.Random(1).randbytes(len(data))
@@ -262,7 +262,7 @@ def test_a_damaged_file_is_moved_aside_and_begun_anew(filled, engine, sample, da
     assert reader.latest().at == START + 1069
 
 
-def test_a_locked_file_is_told_and_waited_for(filled, engine, sample):
+def test_a_locked_file_is_reported_and_waited_for(filled, engine, sample):
     path = filled(5)
     writer = HistoryWriter(path)
     writer._connection.execute("PRAGMA busy_timeout = 1")

@@ -94,7 +94,7 @@ def test_a_new_generation_begins_a_new_window(engine, sample):
     assert (line.window().start, line.window().generation_tokens_per_second) == (1020.0, 10.0)
 
 
-def test_old_samples_are_ignored_and_a_clock_set_back_begins_anew(engine, sample):
+def test_old_samples_are_ignored_and_a_clock_set_back_begins_again(engine, sample):
     line = Timeline(step=5.0, points=4)
     line.append(sample(1000.0, engine(running=1.0)))
     line.append(sample(999.0, engine(running=9.0)))
@@ -146,7 +146,7 @@ def test_rates_end_with_the_traffic(engine, sample):
     assert found.preemption_share is None, "no share of requests stands over a rate of nothing"
 
 
-def test_a_chart_draws_a_bound_and_says_so(engine, sample):
+def test_a_chart_draws_a_bound_and_reports_it(engine, sample):
     timeline = Timeline(5.0, 4)
     timeline.append(sample(0.0, engine(ttft=(0, 0, 0, 0))))
     timeline.append(sample(1.0, engine(ttft=(8, 8, 8, 8))))

@@ -181,7 +181,7 @@ def test_from_the_history_on_disk(tmp_path: Path) -> None:
     assert found.workload.prefix_reuse == 0.0
 
 
-def test_a_server_without_a_history_is_told_in_words_and_not_by_a_path(tmp_path: Path) -> None:
+def test_a_server_without_a_history_is_reported_in_words_and_not_by_a_path(tmp_path: Path) -> None:
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(workload=BEFORE)))
     record = ServerRecord("chat", State.READY, 1e9, 1e9, (Generation(1, spec, 1e9),))
     none = seen_traffic(tmp_path, record, 1e9)
@@ -223,7 +223,7 @@ def test_a_count_that_was_preempted_did_not_run_well() -> None:
     assert "held 660 of the KV cache's 40,000 tokens (p95)" in full.reason
 
 
-def test_without_a_goal_or_figures_no_room_is_told() -> None:
+def test_without_a_objective_or_figures_no_room_is_reported() -> None:
     assert seen_workload(hour(crowd=49, usage=0.76), BEFORE).room is None
     unknown = [one._replace(sample=replace(one.sample, engines={"0": engine()})) for one in hour(crowd=4, usage=0.5)]
     assert seen_room(tuple(frames_of(unknown)), 0.85) is None

@@ -30,7 +30,7 @@ def test_a_server_that_is_a_minute_old_fills_the_chart():
     assert points_shown(NAMED["15m"], 3600.0, 5.0) == 180
 
 
-def test_a_growing_chart_is_not_drawn_anew_with_each_point():
+def test_a_growing_chart_is_not_drawn_again_with_each_point():
     counts = {points_shown(NAMED["15m"], float(age), 5.0) for age in range(450, 900)}
     assert len(counts) < 30
     for age in range(60, 900):

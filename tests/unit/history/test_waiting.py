@@ -53,7 +53,7 @@ def test_those_that_end_or_are_preempted_made_room_too() -> None:
     assert longest((0.0, engine(4, 3)), (2.0, engine(4, 3, first=3))) == 0.0, "vLLM counts no aborted requests"
 
 
-def test_a_gap_and_another_generation_begin_anew() -> None:
+def test_a_gap_and_another_generation_begin_again() -> None:
     assert longest((0.0, engine(1, 3)), (1.0, engine(1, 3)), (21.0, engine(1, 3)), (22.0, engine(1, 3))) == 1.0
     timeline = Timeline(5.0, 10)
     timeline.append(Sample(0.0, {"0": engine(1, 3)}), 1)

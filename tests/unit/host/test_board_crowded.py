@@ -82,7 +82,7 @@ def test_thousands_of_pages_in_other_names_hide_no_claim(board: Path) -> None:
 
 
 @as_root
-def test_what_is_wrong_with_a_page_is_told_before_what_is_no_page(board: Path) -> None:
+def test_what_is_wrong_with_a_page_is_reported_before_what_is_no_page(board: Path) -> None:
     for number in range(500):
         (board / f"+{number}").touch()
     (board / "0.json").write_text("no page")
@@ -140,7 +140,7 @@ def test_files_in_the_way_of_a_new_page_stop_no_claim(board: Path) -> None:
 
 
 @as_root
-def test_another_persons_file_in_place_of_ones_page_is_said_to_be_theirs(board: Path) -> None:
+def test_another_persons_file_in_place_of_ones_page_is_reported_as_theirs(board: Path) -> None:
     page = board / "0.json"
     page.touch()
     os.chown(page, NOBODY, -1)
@@ -149,7 +149,7 @@ def test_another_persons_file_in_place_of_ones_page_is_said_to_be_theirs(board: 
 
 
 @as_root
-def test_a_launch_lock_of_another_user_is_said_to_be_theirs(board: Path) -> None:
+def test_a_launch_lock_of_another_user_is_reported_as_theirs(board: Path) -> None:
     state = board / "state"
     state.mkdir()
     state.chmod(0o777)

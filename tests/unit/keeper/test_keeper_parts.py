@@ -254,7 +254,7 @@ class NoDescriptors:
         return getattr(self.real, name)
 
 
-def test_a_listener_that_cannot_take_a_connection_says_so_once_and_goes_on(tmp_path, monkeypatch):
+def test_a_listener_that_cannot_take_a_connection_reports_it_once_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "REST_SECONDS", 0.01)
     posted = []
 

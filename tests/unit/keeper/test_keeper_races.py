@@ -118,7 +118,7 @@ def test_what_does_not_end_by_sigkill_is_looked_at_less_often(server):
     assert server.due() == 0.1, "at once again as soon as it moves"
 
 
-def test_a_death_that_is_told_twice_counts_once(server):
+def test_a_death_that_is_reported_twice_counts_once(server):
     os.kill(server.record.server.pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
     while server.record.exit is None:

@@ -71,7 +71,7 @@ def test_a_record_of_an_earlier_console_says_nothing_of_latent_attention() -> No
         ("FlashMLA is not supported on this GPU.", True),
     ],
 )
-def test_a_log_tells_of_latent_attention(said: str, offered: bool) -> None:
+def test_a_log_reports_of_latent_attention(said: str, offered: bool) -> None:
     info = "INFO 11-20 10:00:00 [api_server.py:1] "
     lines = [f"{info}vLLM API server version 0.17.1", f"{info}{said}", "Traceback (most recent call last):", SHORT]
     failed = diagnose(lines, 1, {}, "NVIDIA L40S")

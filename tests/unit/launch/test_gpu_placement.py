@@ -155,7 +155,7 @@ def test_a_restart_on_as_many_gpus_keeps_them_whatever_stands_on_them() -> None:
     assert again((), 2) == Place((), chosen=True)
 
 
-def test_a_restart_on_another_number_of_gpus_is_placed_anew_where_its_gpus_were_found_for_it() -> None:
+def test_a_restart_on_another_number_of_gpus_is_placed_again_where_its_gpus_were_found_for_it() -> None:
     more = again((1,), 2)
     assert more.gpus == (2, 3)
     assert more.reason == "2,3: NVLink ×4, 112 GB/s, both idle"
@@ -179,7 +179,7 @@ def test_a_restart_on_more_gpus_than_a_person_named_is_refused_with_the_way_out(
     assert again((0,), 2, engine=CPU) == Place((0,), chosen=True)
 
 
-def test_what_was_found_is_told_apart_from_what_was_named() -> None:
+def test_what_was_found_is_distinguished_from_what_was_named() -> None:
     assert place("4xa6000").chosen
     assert place("4xa6000", "offered").chosen
     assert not place("4xa6000", "", 1).chosen

@@ -121,7 +121,7 @@ def test_a_folder_that_is_no_model_says_why(cache: Cache, tmp_path: Path) -> Non
     assert "config.json" in found.problem
 
 
-def test_the_hub_is_asked_only_when_told_and_only_for_what_is_not_here(
+def test_the_hub_is_queried_only_on_request_and_only_for_what_is_not_here(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from vllm_launchers.vllm.modelfacts import hub

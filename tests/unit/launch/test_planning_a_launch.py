@@ -101,7 +101,7 @@ def test_measured_traffic_takes_the_place_of_the_presets(ask: Callable[..., Reso
     assert {c.flag: c.source for c in plan.choices}["max-model-len"] == "workload"
 
 
-def test_a_restart_chooses_nothing_anew(ask: Callable[..., ResolvedRequest]) -> None:
+def test_a_restart_chooses_nothing_again(ask: Callable[..., ResolvedRequest]) -> None:
     """What was chosen at the start stays, with its source; only what a person changes differs."""
     first = resolve_launch(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100")))
     details = unpack(
@@ -122,7 +122,7 @@ def test_a_restart_chooses_nothing_anew(ask: Callable[..., ResolvedRequest]) -> 
     assert sources["max-model-len"] == "preset"
 
 
-def test_a_restart_on_more_gpus_moves_and_says_so(ask: Callable[..., ResolvedRequest]) -> None:
+def test_a_restart_on_more_gpus_moves_and_reports_it(ask: Callable[..., ResolvedRequest]) -> None:
     preset = Details.of(resolve_launch(ask(), PlanInputs(EIGHT)).plan, read_presets(None)[0]["chatbot"]).as_preset()
     find = partial(_again, gpus=(1,))
     again = ResolvedRequest(preset, VLLM, Changes({"tensor-parallel-size": 2}), "/models/eight", "127.0.0.1", 8000, {},
@@ -280,14 +280,14 @@ def test_what_stops_a_start(found: tuple[PlanFinding, ...], force: bool, standin
     assert ("--force" in str(told.value)) is (SURE not in found)
 
 
-def test_a_way_out_is_said_in_the_commands_own_words() -> None:
+def test_a_way_out_is_reported_in_the_commands_own_words() -> None:
     assert fix_options(Changes({"max-model-len": 8192, "x": True}, ("y",))) == (
         "--set max-model-len=8192 --set x=true --unset y"
     )
     assert fix_options(Changes({"speculative-config": '{"a": 1}'})) == """--set 'speculative-config={"a": 1}'"""
 
 
-def test_why_what_is_there_cannot_be_launched_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_what_is_there_cannot_be_launched_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):

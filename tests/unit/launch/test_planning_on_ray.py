@@ -242,7 +242,7 @@ def test_an_address_without_a_port_is_a_sentence_and_local_is_no_address(
     assert (found.local, found.address, found.problem) == (True, "", "")
 
 
-def test_a_python_without_ray_or_without_an_answer_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_python_without_ray_or_without_an_answer_is_reported_as_so(tmp_path: Path) -> None:
     found = RayClusters().read(sys.executable, {"PATH": "/usr/bin:/bin"})
     assert "No module named 'ray'" in found.missing
     assert "No such file" in RayClusters().read(str(tmp_path / "nothing"), {}).problem

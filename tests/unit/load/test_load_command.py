@@ -62,7 +62,7 @@ def test_lengths_are_exact_unless_a_distribution_is_asked_for(
         (("--duration", "0.2", "--concurrency", "2"), "closed loop, 2 in flight · "),
     ],
 )
-def test_which_loop_it_was_is_said(
+def test_which_loop_it_was_is_reported(
     tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], loop: str
 ) -> None:
     assert load(tmp_path, stub.url, *words, "--output-tokens", "2") == 0

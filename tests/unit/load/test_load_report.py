@@ -118,7 +118,7 @@ def test_the_share_that_failed(stopped: bool, share: float) -> None:
     assert report.ttft.unfinished == 2
 
 
-def test_failures_are_told_most_frequent_first() -> None:
+def test_failures_are_reported_most_frequent_first() -> None:
     tally = Tally()
     for kind in ("once", "thrice", "thrice", "thrice"):
         tally.fail(kind)

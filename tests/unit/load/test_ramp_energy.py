@@ -47,7 +47,7 @@ def test_no_figure_where_the_server_was_given_other_gpus(gpus: tuple[int, ...]) 
     assert meter.energy(samples(20)) is None
 
 
-def test_nothing_is_said_where_nothing_is_read() -> None:
+def test_nothing_is_reported_where_nothing_is_read() -> None:
     assert EnergyMeter(PID, (0,), lambda: None).energy(samples(20)) is None
     late = [host(99.0 + step) for step in range(6, 25)]
     meter = EnergyMeter(PID, (0,), lambda: late.pop(0))

@@ -52,7 +52,7 @@ async def test_exact_lengths_are_what_the_server_counts(stub: Stub, workload: Wo
     assert report.tpot.count == 20
 
 
-async def test_answers_of_another_length_are_counted_and_said(stub: Stub, workload: Workload) -> None:
+async def test_answers_of_another_length_are_counted_and_reported(stub: Stub, workload: Workload) -> None:
     stub.most_tokens, stub.prompt_extra = 5, 1
     report = await run_load(stub.url, None, workload, 40, 0.5, exact=Exact(120, 7))
     assert (report.completed, report.other_prompt, report.other_output) == (20, 20, 20)
@@ -219,7 +219,7 @@ async def test_a_server_that_goes_away_counts_as_refused(
     assert "connection refused" in report.failure
 
 
-async def test_progress_is_told_and_ends_with_the_whole(stub: Stub, workload: Workload) -> None:
+async def test_progress_is_reported_and_ends_with_the_whole(stub: Stub, workload: Workload) -> None:
     told: list[LoadProgress] = []
     report = await run_load(stub.url, None, workload, 10, 0.3, on_progress=told.append)
     assert told[0].sent == 0
@@ -283,7 +283,7 @@ async def test_nothing_listening_is_one_clear_sentence(free_port: int, workload:
         await run_load(f"http://127.0.0.1:{free_port}", None, workload, 25, 0.2)
 
 
-async def test_a_server_that_hangs_is_told_from_one_that_is_not_there(
+async def test_a_server_that_hangs_is_distinguished_from_one_that_is_not_there(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "CONNECT_SECONDS", 0.2)

@@ -72,7 +72,7 @@ def test_offsets_stay_valid_over_rotation(writer):
     assert texts(log.after(second.offset, 10)) == ["2", "3", "4"]
 
 
-def test_truncation_starts_over_and_says_so(writer):
+def test_truncation_starts_over_and_reports_it(writer):
     writer.write(b"old line\n" * 3)
     log = LogFile(writer.path)
     log.tail(3)
@@ -91,7 +91,7 @@ def test_truncation_seen_by_another_call_is_not_missed_by_poll(writer):
     assert texts(log.poll()) == ["new"]
 
 
-def test_deletion_keeps_what_was_open_and_goes_on_with_the_file_created_anew(writer):
+def test_deletion_keeps_what_was_open_and_goes_on_with_the_file_created_again(writer):
     writer.write(b"1\n")
     log = LogFile(writer.path)
     writer.write(b"2\n")

@@ -243,7 +243,7 @@ def told(watch, seconds):
     return [(s.name, s.seconds, s.detail) for s in watch.stages(BEGUN.timestamp() + seconds)]
 
 
-def test_a_download_that_the_log_tells_of_afterwards_is_a_stage_of_its_own():
+def test_a_download_that_the_log_reports_of_afterwards_is_a_stage_of_its_own():
     lines = (*GPU[1:6], (140, "Time spent downloading weights for m: 119.500000 seconds"), *GPU[6:])
     found = rounded(seen(log(*lines), ready_at=BEGUN.timestamp() + 178.5))
     assert [name for name, *_ in found[2:5]] == ["config", "download", "weights"]

@@ -81,7 +81,7 @@ def judged(polls: Sequence[Sample]) -> list[str]:
     return [finding.code for finding in found]
 
 
-def test_it_is_said_while_it_lasts_and_no_fix_is_offered_for_it() -> None:
+def test_it_is_reported_while_it_lasts_and_no_fix_is_offered_for_it() -> None:
     polls = compiling()
     assert judged(polls[:36]) == ["first_request"]
     after = [code for end in range(60, len(polls), 5) for code in judged(polls[:end])]

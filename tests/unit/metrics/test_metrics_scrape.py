@@ -46,7 +46,7 @@ def test_samples_over_one_kept_connection(server, body):
     scraper.close()
 
 
-def test_a_connection_that_the_server_let_go_is_opened_anew(server, body):
+def test_a_connection_that_the_server_let_go_is_opened_again(server, body):
     text = body().encode()
     server.answer = lambda path: b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text) + text + b""
     scraper = Scraper(server.url)

@@ -78,7 +78,7 @@ def test_a_limit_is_judged_by_the_bucket_or_not_at_all(found: Quantile, limit: f
     assert found.within(limit) is within
 
 
-def test_the_true_quantile_is_never_outside_of_what_is_said() -> None:
+def test_the_true_quantile_is_never_outside_of_what_is_reported() -> None:
     chance = random.Random(7)
     for _ in range(300):
         values = sorted(chance.lognormvariate(-1.0, 1.5) for _ in range(chance.randint(1, 80)))
@@ -101,7 +101,7 @@ def test_a_part_is_not_shown_to_take_longer_than_the_whole_where_the_buckets_all
     assert not contradicting(found)
 
 
-def test_figures_of_different_requests_are_left_alone_and_said_to_be_that() -> None:
+def test_figures_of_different_requests_are_left_alone_and_reported_as_that() -> None:
     """A queue that was worked off: those that ended had waited long, those that begin now do not."""
     given = {
         "queue": Quantiles(9, 4.0, p50=Quantile(4.0, 2.5, 5.0)),

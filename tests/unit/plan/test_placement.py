@@ -56,7 +56,7 @@ def test_the_best_set_of_a_recorded_host_is_what_an_expert_takes(
 
 
 @pytest.mark.parametrize(("name", "size"), [("4xa6000", 8), ("1xrtx4090", 2), ("1xa100-mig", 2)])
-def test_too_few_gpus_are_told(name: str, size: int, recorded: Callable[[str], Host]) -> None:
+def test_too_few_gpus_are_reported(name: str, size: int, recorded: Callable[[str], Host]) -> None:
     ranking = rank_placements(recorded(name), size)
     assert ranking.best is None
     assert str(size) in ranking.problem
@@ -114,7 +114,7 @@ def test_a_free_island_is_left_whole_for_the_next_server() -> None:
     assert best.gpus == (3,)
 
 
-def test_across_the_cpu_interconnect_the_way_out_is_told() -> None:
+def test_across_the_cpu_interconnect_the_way_out_is_reported() -> None:
     best = rank_placements(box({(0, 3): "NV4", (1, 2): "NV4"}, 4), 4).best
     assert best is not None
     assert best.gpus == (0, 3, 1, 2)
@@ -132,7 +132,7 @@ def test_a_mesh_of_nvlinks_stays_on_nvlink() -> None:
     assert best.warnings == ()
 
 
-def test_links_that_are_not_known_are_told() -> None:
+def test_links_that_are_not_known_are_reported() -> None:
     best = rank_placements(Host(gpus=(Gpu(0), Gpu(1))), 2).best
     assert best is not None
     assert best.level is LinkLevel.UNKNOWN
@@ -146,7 +146,7 @@ def test_lost_gpus_are_left_out() -> None:
     assert "GPU 0 lost" in rank_placements(host, 3).problem
 
 
-def test_unlike_gpus_are_taken_last_and_told() -> None:
+def test_unlike_gpus_are_taken_last_and_reported() -> None:
     host = box({(0, 1): "PIX"}, 3)
     host = replace(host, gpus=(replace(host.gpus[0], name="Y"), *host.gpus[1:]))
     ranked = rank_placements(host, 2).placements

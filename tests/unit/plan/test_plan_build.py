@@ -25,7 +25,7 @@ def test_argv_of_a_preset(plan: MakePlan) -> None:
     assert set(made.reasons) == set(made.flags)
 
 
-def test_changes_win_and_say_so(plan: MakePlan) -> None:
+def test_changes_win_and_report_it(plan: MakePlan) -> None:
     made = plan(set={"--max_num_seqs": 128, "enforce-eager": True, "max-model-len": 4096}, unset=("kv-cache-dtype",))
     assert made.flags["max-num-seqs"] == 128
     assert made.reasons["max-num-seqs"] == "set by you"

@@ -85,7 +85,7 @@ def test_paces_end_where_memory_does() -> None:
     assert timing.paces(CHAT, None).full == timing.pace(64, CHAT)
 
 
-def test_nothing_is_said_of_a_gpu_or_model_that_is_not_known() -> None:
+def test_nothing_is_reported_of_a_gpu_or_model_that_is_not_known() -> None:
     facts = known_facts("Qwen/Qwen3-8B-AWQ")
     assert facts is not None
     memory = estimate(facts, {}, [GpuShape("NVIDIA RTX A6000", 48.0)], release=(0, 33, 0))

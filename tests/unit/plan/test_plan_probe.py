@@ -48,7 +48,7 @@ def test_it_does_not_turn_statistics_on_that_were_turned_off() -> None:
     assert planned(simulated_engine(), disable_log_stats=False).variables
 
 
-def test_without_it_the_reason_is_who_said_so() -> None:
+def test_without_it_the_reason_is_who_decided() -> None:
     assert planned(simulated_engine(), "off", asked=True).why_not == "--no-probe was given"
     assert planned(simulated_engine(), "off").why_not == 'the settings have probe = "off"'
 

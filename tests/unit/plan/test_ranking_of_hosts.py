@@ -125,7 +125,7 @@ def test_what_is_taken_of_each_gpu_may_depend_on_its_size() -> None:
     assert shared.placements[3].warnings == ("GPU 3: anna holds 10.0 GiB",)
 
 
-def test_of_unlike_gpus_the_alike_ones_are_put_together_and_the_rest_is_told() -> None:
+def test_of_unlike_gpus_the_alike_ones_are_put_together_and_the_rest_is_reported() -> None:
     pairs = rank_placements(mixed(), 2, need_gib=share_of(0.9))
     assert pairs.best is not None
     assert pairs.best.gpus == (0, 1)

@@ -136,7 +136,7 @@ def test_a_quantile_that_few_requests_decide_is_not_shown() -> None:
     assert prediction.predicted.ttft_seconds.p90.value is not None
 
 
-def test_near_capacity_only_the_direction_is_told() -> None:
+def test_near_capacity_only_the_direction_is_reported() -> None:
     prediction, _ = predicted("--max-num-seqs 3 --max-model-len 4096")
     assert "direction and order of magnitude" in prediction.outside
     assert prediction.predicted.ttft_seconds.p50.value is not None
@@ -204,7 +204,7 @@ def test_while_traffic_runs_requests_with_unknown_company_are_not_judged() -> No
     assert not evidence.flaw
 
 
-def test_shared_prefixes_are_told_from_the_cached_tokens() -> None:
+def test_shared_prefixes_are_inferred_from_the_cached_tokens() -> None:
     found, evidence, _ = fitted(BASE, 512)
     assert evidence.cached_tokens > 0.8 * 512 * evidence.requests
     hit = [one for one, request in zip(evidence.arrivals, found.requests, strict=False) if request.cached_tokens]

@@ -94,7 +94,7 @@ def test_its_prediction_holds_and_is_less_certain_than_the_probes():
         (BASE, {"shared": 512}, "which prompts share a prefix"),
     ],
 )
-def test_what_metrics_do_not_tell_is_refused(line, more, why):
+def test_what_metrics_do_not_report_is_refused(line, more, why):
     one = recorded(line, **more)
     assert why in rebuilt(one).flaw
     change = Change(one.limits, replace(one.limits, blocks=one.limits.blocks + 1))

@@ -166,7 +166,7 @@ def test_a_spare_that_is_late_takes_over_once_it_has_imported_all(
     assert prepared.server_output.read_text().endswith("ended with 5\n")
 
 
-def test_a_spare_that_is_late_is_ended_where_it_can_not_be_used(start: Start, impatient: Path, tmp_path: Path) -> None:
+def test_a_spare_that_is_late_is_ended_where_it_cannot_be_used(start: Start, impatient: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     late = {"FAKE_WORKER": "vllm.engine.late.Worker", "FAKE_GATE": str(gate), "FAKE_ADDED": '{"ADDED": "x"}'}
@@ -255,7 +255,7 @@ def children(prepared: Prepared) -> list[int]:
         ),
     ],
 )
-def test_flags_are_refused_in_vllms_words(start: Start, flags: list[str], message: str) -> None:
+def test_flags_are_refused_with_vllms_message(start: Start, flags: list[str], message: str) -> None:
     prepared = start("serve", "m", *flags)
     assert prepared.until("refused")["message"] == message
     assert prepared.wait() == 2

@@ -115,7 +115,7 @@ def test_vllm_run_as_a_module(folder: Path) -> None:
         [],
     ],
 )
-def test_what_can_not_be_prepared(folder: Path, words: list[str]) -> None:
+def test_what_cannot_be_prepared(folder: Path, words: list[str]) -> None:
     script = written(folder, PIP)
     argv = [word.format(python=folder / "python", vllm=script) for word in words]
     assert prepared_command(argv, {"PATH": str(folder)}) == ()

@@ -66,7 +66,7 @@ def test_no_more_than_memory_allows(cache: PageCache, tmp_path: Path) -> None:
     assert read(tmp_path, limit=2500).read == 2000
 
 
-def test_it_ends_where_nothing_stays_or_nothing_can_be_told(cache: PageCache, tmp_path: Path) -> None:
+def test_it_ends_where_nothing_stays_or_nothing_can_be_reported(cache: PageCache, tmp_path: Path) -> None:
     cache.keeps = False
     assert read(tmp_path).read == CHUNK
     cache.tells = False

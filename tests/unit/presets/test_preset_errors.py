@@ -121,7 +121,7 @@ def test_unknown_name_says_which_come_near() -> None:
         find_preset("zzz", presets, problems)
 
 
-def test_a_wrong_override_is_told_and_never_replaced_silently(own: Path) -> None:
+def test_a_wrong_override_is_reported_and_never_replaced_silently(own: Path) -> None:
     (own / "chatbot.toml").write_text('extends = "chatbot"\n[flags]\nmax-num-seqs = "x"\n')
     presets, problems = read_presets(own)
     assert set(presets) == {"code-generation", "long-document", "batch"}

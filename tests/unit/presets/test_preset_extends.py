@@ -75,7 +75,7 @@ def test_a_circle_breaks_only_itself(write: Write, read: Read) -> None:
     assert all("circle" in str(problem) for problem in problems)
 
 
-def test_what_extends_a_broken_one_says_so(write: Write, read: Read) -> None:
+def test_what_extends_a_broken_one_reports_it(write: Write, read: Read) -> None:
     write("base", 'extends = "chatbot"\n[flags]\nmax-num-seqs = -1\n')
     write("unread", "= no toml")
     write("one", 'extends = "base"\n')

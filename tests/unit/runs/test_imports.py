@@ -53,7 +53,7 @@ def test_a_tool_that_sent_much_faster_than_asked_has_the_rate_that_was_measured(
 
 
 @pytest.mark.parametrize("name", ["vllm-bench-serve-0.32.json", "guidellm-0.8.1.json"])
-def test_a_result_without_an_answered_request_says_so(tmp_path, name):
+def test_a_result_without_an_answered_request_reports_it(tmp_path, name):
     document = json.loads((RESULTS / name).read_text())
     if "benchmarks" in document:
         document["benchmarks"][0]["metrics"]["request_totals"] |= {"successful": 0, "errored": 12}

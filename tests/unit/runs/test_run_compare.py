@@ -39,7 +39,7 @@ def verdicts(made, seeds, count=10, before=None, after=None):
 
 
 @pytest.mark.parametrize("count", [FEWEST, 10])
-def test_a_change_that_does_nothing_is_seldom_said_to_do_something(made, count):
+def test_a_change_that_does_nothing_is_seldom_reported_to_do_something(made, count):
     found = verdicts(made, 200, count)
     assert found[ComparisonVerdict.BETTER] + found[ComparisonVerdict.WORSE] + found[ComparisonVerdict.MIXED] <= 10
 
@@ -289,7 +289,7 @@ def test_minutes_in_which_a_queue_is_worked_off_are_left_out(made, long):
     assert found.verdict is ComparisonVerdict.NO_DIFFERENCE
 
 
-def test_several_changes_cannot_be_told_apart(made):
+def test_several_changes_cannot_be_distinguished(made):
     flags = {"max-num-seqs": 64, "kv-cache-dtype": "fp8"}
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=0.5), flags))
     assert found.verdict is ComparisonVerdict.BETTER
@@ -399,7 +399,7 @@ def test_a_comparison_uses_no_clock_and_no_chance_of_its_own():
     assert not {"time", "random", "datetime", "sqlite3"} & set(own.split())
 
 
-def test_a_long_run_tells_how_a_short_one_drifts(made):
+def test_a_long_run_reports_how_a_short_one_drifts(made):
     alarms = {ComparisonVerdict.BETTER, ComparisonVerdict.WORSE, ComparisonVerdict.MIXED}
 
     def said(seed, slower):
@@ -411,7 +411,7 @@ def test_a_long_run_tells_how_a_short_one_drifts(made):
     assert sum(said(seed, 2.0) is ComparisonVerdict.WORSE for seed in range(10)) >= 9
 
 
-def test_an_earlier_long_run_tells_how_two_short_ones_drift(made):
+def test_an_earlier_long_run_reports_how_two_short_ones_drift(made):
     alarms = {ComparisonVerdict.BETTER, ComparisonVerdict.WORSE, ComparisonVerdict.MIXED}
     drift = (0.9, 0.1)
 

@@ -112,7 +112,7 @@ def test_minutes_of_a_run_that_no_console_has_seen_are_kept(store, path, made):
     assert store.warm_up(found.id, 4) is None
 
 
-def test_conditions_close_together_are_one_stretch(store):
+def test_findings_close_together_are_one_stretch(store):
     run = RunName("chat-1", "chat", 1)
     for at in (0.0, 60.0, 120.0, 4000.0, 4060.0):
         store.note_findings(run, 1e9 + at, ["preempting"])
@@ -212,7 +212,7 @@ def test_a_minute_has_exact_quantiles_once_the_probe_has_written_all_of_it(path,
     assert window.figures["e2e_p99_exact"] == 1.0
 
 
-def test_a_full_disk_is_told_and_loses_nothing_old(store, path, monkeypatch, made):
+def test_a_full_disk_is_reported_and_loses_nothing_old(store, path, monkeypatch, made):
     store.enter([head()])
     log = WindowRecorder(path, RunName("chat-1", "chat", 1))
     log._waiting.extend(made.minutes(1, 2))
@@ -238,7 +238,7 @@ def test_a_full_disk_is_told_and_loses_nothing_old(store, path, monkeypatch, mad
 
 
 @pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 5000])
-def test_a_damaged_file_is_set_aside_and_told(store, path, content):
+def test_a_damaged_file_is_set_aside_and_reported(store, path, content):
     path.parent.mkdir(mode=0o700)
     path.write_bytes(content)
     with pytest.raises(RunStoreDamagedError):
@@ -344,7 +344,7 @@ def test_a_reader_waits_for_no_writer(store, path):
         thread.join()
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path, made):
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path, made):
     blocked = tmp_path / "file"
     blocked.write_text("x")
     log = WindowRecorder(blocked / "runs.sqlite", RunName("k", "chat", 1))

@@ -72,14 +72,14 @@ def test_idle_minutes_are_left_out_and_a_hang_is_not():
     assert window.figures["generation_tokens_per_second"] == 0
 
 
-def test_after_a_gap_and_a_clock_set_back_it_begins_anew():
+def test_after_a_gap_and_a_clock_set_back_it_begins_again():
     windows = Windows(10)
     polls = [poll(float(s), finished=s) for s in (0, 5, 300, 305, 310, 100, 105, 110)]
     found = feed(windows, polls)
     assert [(window.at, window.seconds) for window in found] == [(300.0, 10.0), (100.0, 10.0)]
 
 
-def test_an_engine_that_began_anew_has_counted_only_since():
+def test_an_engine_that_began_again_has_counted_only_since():
     polls = [poll(float(s), finished=50.0 + s if s < 30 else s - 30.0) for s in range(61)]
     (window,) = feed(Windows(), polls)
     assert window.figures["requests"] == pytest.approx(30, abs=2)

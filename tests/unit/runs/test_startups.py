@@ -44,7 +44,7 @@ def test_each_measure_is_compared_with_the_newest_start_that_lacked_it() -> None
     assert saved(third, [SECOND, FIRST])[0].sentence == "compile cache: 26s less than chat@1"
 
 
-def test_nothing_is_said_where_one_side_is_unknown_or_another_model_ran() -> None:
+def test_nothing_is_reported_where_one_side_is_unknown_or_another_model_ran() -> None:
     assert savings(SECOND) == {}
     assert savings(SECOND, run(1, {})) == {}
     other = Run(**{**{name: getattr(FIRST, name) for name in FIRST.__struct_fields__}, "model": "other"})
@@ -53,7 +53,7 @@ def test_nothing_is_said_where_one_side_is_unknown_or_another_model_ran() -> Non
     assert savings(SECOND, failed) == {}
 
 
-def test_two_measures_for_the_weights_are_not_told_apart() -> None:
+def test_two_measures_for_the_weights_are_not_distinguished() -> None:
     fast = run(3, WARM, {"load-format": "runai_streamer"}, weights_seconds=5.0, read_ahead_gib=3.0)
     assert savings(fast, SECOND, FIRST) == {"weights read ahead and load format": 14.0}
 

@@ -50,7 +50,7 @@ def test_flags_that_are_not_modelled_are_taken_and_named() -> None:
     assert args.disable_log_stats is True
 
 
-def test_what_was_given_is_told_apart_from_defaults() -> None:
+def test_what_was_given_is_distinguished_from_defaults() -> None:
     args = parse(["serve", "m", "--port", "8000", "--max-model-len", "4K"])
     assert args.given["max_model_len"] == 4096
     assert "port" not in args.given
@@ -94,7 +94,7 @@ def test_a_wrong_flag_is_refused_as_vllm_refuses_it(
         ("--max-num-batched-tokens 64 --max-num-seqs 128", "must be greater than or equal to max_num_seqs (128)"),
     ],
 )
-def test_a_wrong_value_is_refused_in_vllms_words(lab: Callable[..., Any], line: str, words: str) -> None:
+def test_a_wrong_value_is_refused_with_vllms_message(lab: Callable[..., Any], line: str, words: str) -> None:
     with pytest.raises(ValidationError) as error:
         lab(line)
     assert words in str(error.value)
@@ -140,7 +140,7 @@ def test_no_room_for_any_block(lab: Callable[..., Any]) -> None:
         lab("--gpu-memory-utilization 0.14")
 
 
-def test_a_context_that_does_not_fit_is_told_what_would(lab: Callable[..., Any]) -> None:
+def test_for_a_context_that_does_not_fit_one_that_would_is_named(lab: Callable[..., Any]) -> None:
     line = "--num-gpu-blocks-override 8 --block-size 32"
     with pytest.raises(MemoryBudgetError, match="the estimated maximum model length is 224") as error:
         lab(f"{line} --max-model-len 2048")
@@ -206,7 +206,7 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"num_attention_heads": 0}'])
-def test_a_folder_that_is_no_model_says_so(tmp_path: Path, content: str | None) -> None:
+def test_a_folder_that_is_no_model_reports_it(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelNotFoundError, match=r"config\.json"):

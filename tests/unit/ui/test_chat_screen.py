@@ -170,7 +170,7 @@ def test_while_a_request_waits_it_says_how_long_and_how_many_are_before_it_at_mo
 
 
 @pytest.mark.parametrize("waiting", [None, 0.0, 1.0])
-def test_no_number_is_said_that_is_not_known(fakes, waiting):
+def test_no_number_is_reported_that_is_not_known(fakes, waiting):
     assert waiting_text(waits_of(fakes, waiting), 90.0, 102.5) == "waiting 12s for the first token"
     assert waiting_text(waits_of(fakes, 8.0, at=80.0), 90.0, 102.5) == "waiting 12s for the first token", "too old"
     assert waiting_text(None, 90.0, 102.5) == "waiting 12s for the first token"

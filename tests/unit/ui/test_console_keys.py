@@ -114,7 +114,7 @@ async def test_a_refusal_is_one_sentence_and_keeps_what_was_staged(console):
         assert c.app.operations.staging.by_server["chat"]
 
 
-async def test_an_unforeseen_error_is_said_and_the_console_lives(console):
+async def test_an_unforeseen_error_is_reported_and_the_console_lives(console):
     async with console() as c:
         c.fleet.error = ZeroDivisionError("[/b] division")
         await c.press("s", "y")
@@ -166,7 +166,7 @@ async def test_a_server_without_a_partner_is_put_to_sleep(console, fakes):
         assert c.fleet.calls == [("sleep", "sleeper")]
 
 
-async def test_a_server_that_can_not_sleep_says_how_it_could(console):
+async def test_a_server_that_cannot_sleep_says_how_it_could(console):
     async with console() as c:
         await c.press("W")
         await c.sees("chat can't sleep: e sets --enable-sleep-mode, r restarts.")
@@ -358,7 +358,7 @@ async def test_a_first_generation_offers_no_revert(console, fakes):
         await c.lacks("z revert")
 
 
-async def test_in_the_demo_it_is_said_that_its_servers_end(console):
+async def test_in_the_demo_it_is_reported_that_its_servers_end(console):
     async with console(demo=True) as c:
         await c.press("ctrl+c")
         await c.sees("q quits; the demo's servers end with it.")

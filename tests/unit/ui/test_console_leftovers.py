@@ -29,14 +29,14 @@ async def test_they_are_named_and_go_after_a_yes(console):
         assert c.fleet.calls[-1] == ("remove_leftovers", LEFT)
 
 
-async def test_where_no_process_is_left_none_is_said_to_be_ended(console):
+async def test_where_no_process_is_left_none_is_reported_as_ended(console):
     async with console() as c:
         c.fleet.left = Leftovers((), LEFT.files)
         await c.press("X")
         await c.sees("  Remove 1 file (240 MiB) in /dev/shm?")
 
 
-async def test_nothing_left_is_said_so(console):
+async def test_nothing_left_is_reported(console):
     async with console() as c:
         await c.press("X")
         await c.sees("No leftovers of ended servers.")

@@ -36,7 +36,7 @@ async def test_the_top_finding_stands_on_the_screen_with_its_key(console, fakes,
         await c.sees("Servers")
 
 
-async def test_one_key_stages_the_cure_and_r_restarts_with_it(console, fakes):
+async def test_one_key_stages_the_fix_and_r_restarts_with_it(console, fakes):
     async with console(fakes.pressed, fakes.coder) as c:
         await c.press("f")
         await c.sees("staged  --kv-cache-dtype unset → fp8")
@@ -47,7 +47,7 @@ async def test_one_key_stages_the_cure_and_r_restarts_with_it(console, fakes):
         assert c.fleet.calls == [("restart", "chat", FP8)]
 
 
-async def test_the_plan_says_whether_the_cure_fits_and_what_becomes_of_the_cache(console, fakes):
+async def test_the_plan_says_whether_the_fix_fits_and_what_becomes_of_the_cache(console, fakes):
     async with console(fakes.pressed) as c:
         await c.press("f")
         await c.sees("fits (estimate); KV cache 123k → 246k tokens")
@@ -57,7 +57,7 @@ async def test_the_plan_says_whether_the_cure_fits_and_what_becomes_of_the_cache
         assert c.fleet.planned[2:] == [("chat", FEWER)], "what runs now is planned once"
 
 
-async def test_a_cure_that_would_not_start_says_so_beside_it(console, fakes):
+async def test_a_fix_that_would_not_start_reports_it_beside_it(console, fakes):
     fleet = fakes.FakeFleet(fakes.pressed)
     fleet.findings_after = (
         plan_findings.PlanFinding("kv_too_small", Level.ERROR, "not one request of the full length fits"),
@@ -86,7 +86,7 @@ async def test_a_plan_that_cannot_be_made_says_why(console, fakes):
         assert c.app.operations.staging.by_server["chat"], "it stays staged"
 
 
-async def test_memory_that_is_not_known_is_said_to_be_not_known(console, fakes):
+async def test_memory_that_is_not_known_is_reported_as_not_known(console, fakes):
     fleet = fakes.FakeFleet(fakes.pressed)
     fleet.memory = None
     async with console(fleet=fleet) as c:
@@ -110,7 +110,7 @@ async def test_every_server_gets_its_own_verdict(console, fakes):
         await c.sees("fits (estimate); KV cache 123k → 246k tokens")
 
 
-async def test_the_same_key_goes_to_the_next_cure_and_round(console, fakes):
+async def test_the_same_key_goes_to_the_next_fix_and_round(console, fakes):
     async with console(fakes.pressed) as c:
         await c.press("f")
         await c.sees("fix 1/2, f next")
@@ -122,7 +122,7 @@ async def test_the_same_key_goes_to_the_next_cure_and_round(console, fakes):
         await c.sees("staged  --kv-cache-dtype unset → fp8")
 
 
-async def test_a_cure_takes_the_place_of_what_was_staged_and_says_so(console, fakes):
+async def test_a_fix_takes_the_place_of_what_was_staged_and_reports_it(console, fakes):
     async with console(fakes.pressed) as c:
         await c.press("p", "f")
         await c.sees("Staged (replaces the earlier changes). r restarts.")
@@ -200,7 +200,7 @@ async def test_what_another_console_has_done_is_staged_no_more(console, fakes):
         assert c.app.operations.staging.by_server == {}
 
 
-async def test_healthy_is_said_plainly_and_offers_nothing(console, fakes):
+async def test_healthy_is_reported_plainly_and_offers_nothing(console, fakes):
     async with console(fakes.calm) as c:
         await c.sees("✓ coder  healthy since ")
         await c.sees("KV cache usage 24% (limit 85%)")
@@ -209,7 +209,7 @@ async def test_healthy_is_said_plainly_and_offers_nothing(console, fakes):
         await c.sees("No problems found on coder.")
 
 
-async def test_a_failed_server_is_cured_by_the_same_two_keys(console, fakes):
+async def test_a_failed_server_is_fixed_by_the_same_two_keys(console, fakes):
     async with console(fakes.diagnosed) as c:
         await c.sees("✗ nightly  KV cache too small for max-model-len since")
         await c.press("f")
@@ -248,7 +248,7 @@ async def test_read_only_shows_the_finding_and_stages_nothing(console, fakes):
         assert c.app.operations.staging.by_server == {}
 
 
-async def test_somebody_elses_server_is_not_cured(console, fakes):
+async def test_no_fix_is_staged_for_another_users_server(console, fakes):
     async with console(lambda at: replace(fakes.observed(at), findings=fakes.PRESSED)) as c:
         await c.sees("preempting")
         await c.press("f")
@@ -258,7 +258,7 @@ async def test_somebody_elses_server_is_not_cured(console, fakes):
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-async def test_why_tells_figures_limits_and_their_source_causes_and_prices(console, fakes, size):
+async def test_the_findings_show_figures_limits_and_their_source_causes_and_tradeoffs(console, fakes, size):
     async with console(fakes.pressed, size=size) as c:
         await c.press("i")
         await c.sees("Findings · chat")
@@ -325,7 +325,7 @@ async def test_what_a_fix_costs_comes_first_where_there_is_one_line(console, fak
         await c.sees("Staged. Trade-off: A little precision; check the answers. r restarts.")
 
 
-async def test_a_full_cache_that_no_finding_tells_of_yet_is_said(console, fakes):
+async def test_a_full_cache_that_no_finding_reports_of_yet_is_reported(console, fakes):
     def full(at):
         server = fakes.chat(at)
         window = replace(server.window, kv_cache_usage=0.99, kv_cache_usage_max=0.99)

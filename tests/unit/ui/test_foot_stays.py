@@ -98,7 +98,7 @@ async def test_an_error_stays_until_it_was_seen(console, monkeypatch):
         await c.until(lambda: "disk full" not in c.text, "the error was seen")
 
 
-async def test_m_shows_everything_that_was_said(console):
+async def test_m_shows_all_messages(console):
     async with console(size=(80, 24)) as c:
         c.app.say(LONG)
         c.app.say("disk full", BAD)
@@ -119,7 +119,7 @@ async def test_m_shows_what_holds_now_in_full(console, fakes):
         await c.sees("word end")
 
 
-async def test_a_layout_that_changes_nothing_says_so(console, fakes):
+async def test_a_layout_that_changes_nothing_reports_it(console, fakes):
     async with console(fakes.chat, size=(60, 15)) as c:
         await c.press("L")
         await c.sees("The other layouts make no difference on a screen")

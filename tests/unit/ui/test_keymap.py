@@ -57,13 +57,13 @@ def test_keys_may_be_written_as_they_are_shown():
         ("default", {"help": "l"}, "keys: 'l' is assigned to both 'open_log' and 'help' on the operations screen"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_said_in_a_sentence(preset, own, sentence):
+def test_what_cannot_be_is_reported_in_a_sentence(preset, own, sentence):
     with pytest.raises(KeysError, match=re.escape(sentence)) as raised:
         chosen_keys(preset, own)
     assert "\n" not in str(raised.value)
 
 
-def test_the_program_says_so_and_names_the_file(fakes):
+def test_the_program_reports_it_and_names_the_file(fakes):
     config = Settings(keys={"restart": "s"}, sources={"keys": "/home/me/config.toml"})
     with pytest.raises(UsageError, match=re.escape("/home/me/config.toml: keys: 's' is assigned to both")):
         show(fakes.FakeFleet(), config, Namespace())
@@ -76,7 +76,7 @@ async def test_the_first_key_is_shown_and_all_are_listed():
     assert keys_of(action_named("restart")) == ("r",)
 
 
-async def test_vim_keys_move_and_the_screens_say_so(console):
+async def test_vim_keys_move_and_the_screens_report_it(console):
     async with console(keymap="vim") as c:
         await c.sees("o log")
         await c.until(lambda: c.app.operations.selected.series is not None)
@@ -116,7 +116,7 @@ async def test_what_is_drawn_names_a_persons_own_keys(console, fakes, tmp_path):
         await c.until(lambda: not re.search(others, c.text), "no default key")
 
 
-async def test_what_is_said_names_a_persons_own_keys(console, fakes):
+async def test_messages_name_a_persons_own_keys(console, fakes):
     async with console(fakes.stopped, keys=OWN) as c:
         await c.press("s")
         await c.sees("old is already stopped: f12 removes it, R starts it.")

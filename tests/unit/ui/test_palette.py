@@ -112,7 +112,7 @@ async def test_without_a_server_there_is_nothing_to_act_on(console, fakes):
         await c.sees("No server selected: n launches one.")
 
 
-async def test_read_only_lists_nothing_that_changes_something_and_says_so(console, tmp_path):
+async def test_read_only_lists_nothing_that_changes_something_and_reports_it(console, tmp_path):
     async with console(read_only=True, state=tmp_path) as c:
         await opened(c)
         assert not {"restart", "stop", "set ", "launch"} & set(listed(c))

@@ -83,7 +83,7 @@ def test_a_png_is_one(fakes, tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_can_not_be_is_said_before_anything_is_done(fakes, tmp_path: Path, monkeypatch) -> None:
+def test_what_cannot_be_is_reported_before_anything_is_done(fakes, tmp_path: Path, monkeypatch) -> None:
     fleet = fakes.FakeFleet(fakes.chat)
     with pytest.raises(UsageError, match=r"must end in \.svg or \.png"):
         take_picture(fleet, Shot(tmp_path / "picture.gif"))

@@ -35,7 +35,7 @@ def prepared(at, step, message="", **more):
     return PreparedRestart(at, step, at, ("max-num-seqs 256 → 128",), message, **more)
 
 
-async def test_it_is_said_how_far_it_is_and_escape_cancels_it(console, fleet):
+async def test_it_is_reported_how_far_it_is_and_escape_cancels_it(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("r", "y")
         await c.sees("The restart of chat is being prepared.")
@@ -72,7 +72,7 @@ async def test_another_verb_has_to_wait_for_it_but_a_stop(console, fleet):
         await c.sees("Stop chat?")
 
 
-async def test_a_refusal_is_said_aloud_in_its_own_words_and_the_next_restart_may_begin(console, fleet):
+async def test_a_refusal_is_announced_with_its_message_and_the_next_restart_may_begin(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("r", "y")
         await c.sees("loading vLLM")
@@ -83,7 +83,7 @@ async def test_a_refusal_is_said_aloud_in_its_own_words_and_the_next_restart_may
         await c.until(lambda: len(fleet.calls) == 2, "it can be restarted again")
 
 
-async def test_a_rollback_is_said_aloud(console, fleet):
+async def test_a_rollback_is_announced(console, fleet):
     async with console(fleet=fleet) as c:
         await c.until(lambda: c.app.operations.selected is not None)
         fleet.now = {

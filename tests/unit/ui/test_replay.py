@@ -136,7 +136,7 @@ async def test_a_console_opens_on_the_server_that_is_named(console, fakes, fleet
         await c.until(lambda: c.app.operations.selected.moment == fakes.NOW - 60)
 
 
-async def test_without_a_run_the_key_says_so(console, fakes, fleet):
+async def test_without_a_run_the_key_reports_it(console, fakes, fleet):
     async with console(fleet=fleet) as c:
         await c.press("O")
         await c.sees("There is no run to replay")
@@ -186,7 +186,7 @@ async def test_forgetting_keeps_the_history_and_a_purge_does_not(console, fakes,
         assert c.fleet.calls == [call]
 
 
-async def test_what_can_not_be_kept_is_said_and_p_is_no_answer_elsewhere(console, fakes):
+async def test_what_cannot_be_kept_is_reported_and_p_is_no_answer_elsewhere(console, fakes):
     async with console(fakes.stopped, fakes.chat) as c:
         c.fleet.error = FleetError("its history can't be kept")
         await c.press("x", "y")

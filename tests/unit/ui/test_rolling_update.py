@@ -70,7 +70,7 @@ async def test_one_that_fails_is_not_compared(console, fleet):
     assert fleet.calls == [("start_beside", "chat", Changes())]
 
 
-async def test_no_room_is_said_in_a_sentence(console, fleet):
+async def test_no_room_is_reported_in_a_sentence(console, fleet):
     fleet.error = NoPlaceError("no room for a second server beside chat: GPU 0 has 0.6 GiB")
     async with console(fleet=fleet) as c:
         await c.press("U", "y")

@@ -63,7 +63,7 @@ async def test_forgetting_drops_it_before_the_next_poll(console, world):
         await c.until(lambda: c.app.operations.staging.by_server == {})
 
 
-async def test_another_generation_is_judged_anew(console, world):
+async def test_another_generation_is_judged_again(console, world):
     async with console(fleet=world) as c:
         await judged(c)
         planned = len(world.planned)

@@ -115,7 +115,7 @@ async def test_an_old_prediction_is_neither_shown_nor_kept(console, fleet, monke
         assert screen.predictions.seen(server, staged) is None
 
 
-def test_in_short_it_tells_the_figure_that_the_finding_is_about():
+def test_in_short_it_reports_the_figure_that_the_finding_is_about():
     assert brief_prediction(FOUND) == TTFT.removeprefix("predicted: ")
     assert brief_prediction(FOUND, "ITL") == "ITL p50 24ms → 22ms (20ms–25ms)"
     assert brief_prediction(predicted(outside="Too far."), "ITL") == ""
@@ -142,7 +142,7 @@ async def test_the_line_of_a_finding_has_the_predicted_effect_of_its_fix(console
         assert len(asked(troubled)) == 1, "what is staged has been predicted as a fix"
 
 
-async def test_where_the_fix_cannot_be_predicted_nothing_is_said_and_it_is_not_asked_again(console, troubled):
+async def test_where_the_fix_cannot_be_predicted_nothing_is_reported_and_it_is_not_asked_again(console, troubled):
     troubled.predictions[fix_values(troubled)] = FleetError("chat: a prediction needs at least 30 requests")
     async with console(fleet=troubled, size=(160, 40)) as c:
         await c.until(lambda: len(asked(troubled)) == 1)

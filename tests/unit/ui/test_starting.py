@@ -33,13 +33,13 @@ async def test_the_table_says_how_long_yet_of_a_server_that_is_not_selected(cons
         await c.sees("~50s left")
 
 
-async def test_silence_is_said_in_table_and_pane(console, fakes):
+async def test_silence_is_reported_in_table_and_pane(console, fakes):
     async with console(fakes.silent) as c:
         await c.sees("! compile: no progress for 5m12s")
         await c.sees("neither its log nor the model's cache")
 
 
-def test_without_an_earlier_start_that_is_said(fakes):
+def test_without_an_earlier_start_that_is_reported(fakes):
     view = replace(fakes.docs(fakes.NOW), startup=Startup())
     assert "first start of this model here" in text(state_lines(view, fakes.NOW, 80, 20), 80)
 
@@ -86,7 +86,7 @@ def test_a_failed_server_shows_what_was_found_its_line_and_the_remedies(fakes):
     assert "f fix   i findings" in shown
 
 
-async def test_before_the_servers_are_read_a_key_says_so(console, fakes):
+async def test_before_the_servers_are_read_a_key_reports_it(console, fakes):
     fleet = fakes.FakeFleet(fakes.chat)
     fleet.open.clear()
     async with console(fleet=fleet) as c:

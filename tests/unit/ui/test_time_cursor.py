@@ -249,7 +249,7 @@ def row_of(c, name):
     return next(row for row in c.text.splitlines()[:8] if f"{name} " in row)
 
 
-async def test_what_is_not_of_the_moment_has_no_figures_and_says_so(console, fakes):
+async def test_what_is_not_of_the_moment_has_no_figures_and_reports_it(console, fakes):
     async with console(fakes.chat, fakes.coder, fakes.observed) as c:
         await charted(c)
         c.fleet.then = StateThen(State.READY, fakes.NOW - 500, 1)
@@ -276,7 +276,7 @@ async def test_before_its_launch_a_server_is_not_called_ready(console, fakes):
         await c.sees("chat  was not launched yet")
 
 
-async def test_what_was_said_of_a_marker_goes_with_the_cursor(console, fakes):
+async def test_what_was_reported_of_a_marker_goes_with_the_cursor(console, fakes):
     async with console(fakes.chat) as c:
         await charted(c)
         c.fleet.markers = (Marker(fakes.NOW - 300, MarkerKind.START, "r2", "Restarted: run 2"),)
@@ -287,7 +287,7 @@ async def test_what_was_said_of_a_marker_goes_with_the_cursor(console, fakes):
         await c.until(lambda: "Restarted: run 2" not in c.text)
 
 
-async def test_what_is_of_now_says_so_while_the_screen_shows_an_earlier_moment(console, fakes):
+async def test_what_is_of_now_reports_it_while_the_screen_shows_an_earlier_moment(console, fakes):
     fleet = fakes.FakeFleet(fakes.chat)
     fleet.gpus = {"host": read_host(Path("4xa6000")), "host_recorded": True}
     async with console(fleet=fleet, size=(120, 40)) as c:

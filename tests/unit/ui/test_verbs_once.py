@@ -131,7 +131,7 @@ async def test_the_way_back_restarts_the_server_compared_and_not_the_one_selecte
         assert compared.calls[1:] == [("restart", "chat", Changes({"max-num-seqs": 512}))]
 
 
-async def test_the_way_back_of_a_server_that_is_gone_says_so(console, compared):
+async def test_the_way_back_of_a_server_that_is_gone_reports_it(console, compared):
     async with console(fleet=compared) as c:
         await to_the_comparison(c)
         del compared.makers[0]

@@ -36,7 +36,7 @@ def fleet(fakes):
     return Fleet(fakes.stopped)
 
 
-async def test_one_error_is_said_with_its_cure_in_the_consoles_words(console, fleet):
+async def test_one_error_is_reported_with_its_fix_in_the_consoles_words(console, fleet):
     fleet.errors = (SURE,)
     async with console(fleet=fleet) as c:
         await c.press("r")
@@ -47,7 +47,7 @@ async def test_one_error_is_said_with_its_cure_in_the_consoles_words(console, fl
         await c.lacks("--force")
 
 
-async def test_several_errors_are_all_told_and_nothing_is_done(console, fleet):
+async def test_several_errors_are_all_reported_and_nothing_is_done(console, fleet):
     fleet.errors = (SURE, ESTIMATE)
     async with console(fleet=fleet, size=(80, 24)) as c:
         await c.press("r")
@@ -85,7 +85,7 @@ async def test_a_switch_too(console, fleet):
         assert [(*call[:2], call[3]) for call in fleet.calls] == [("switch", "old", True)]
 
 
-async def test_an_answer_over_another_screen_is_said_and_asks_nothing(console, fleet):
+async def test_an_answer_over_another_screen_is_reported_and_asks_nothing(console, fleet):
     fleet.errors = (SURE, ESTIMATE)
     said = []
     async with console(fleet=fleet) as c:

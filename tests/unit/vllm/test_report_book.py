@@ -114,7 +114,7 @@ def test_the_file_is_private_whole_and_holds_no_flags(path: Path) -> None:
         *(pytest.param(ENTRY % (b"1", number), id=f"figure {number[:3]!r}") for number in NO_NUMBERS),
     ],
 )
-def test_a_damaged_file_is_moved_aside_and_told(path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_moved_aside_and_reported(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
     book = StartupReportStore(path)
@@ -140,7 +140,7 @@ def test_a_newer_programs_file_is_left_alone(path: Path) -> None:
     assert "of another kind" in path.read_text()
 
 
-def test_a_folder_that_cannot_be_written_is_told(path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(path: Path) -> None:
     path.parent.write_text("a file, no folder")
     book = StartupReportStore(path)
     assert not keep(book)

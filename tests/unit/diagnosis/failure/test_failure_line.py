@@ -193,7 +193,7 @@ def test_a_cause_inside_pydantics_message_is_named() -> None:
     assert found(lines).cause is Cause.MODEL_NOT_FOUND
 
 
-def test_the_http_port_is_told_from_addresses_inside() -> None:
+def test_the_http_port_is_distinguished_from_addresses_inside() -> None:
     assert found(traceback("OSError: [Errno 98] Address already in use")).cause is Cause.PORT_IN_USE
     inside = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address."
     assert found(traceback(inside)).cause is Cause.OTHER
@@ -214,7 +214,7 @@ def test_the_http_port_is_told_from_addresses_inside() -> None:
          "each node reaches the first one (fd00::1, port 29501)"),
     ],
 )  # fmt: skip
-def test_nodes_that_do_not_find_each_other_are_told_what_to_correct(message: str, said: str) -> None:
+def test_for_nodes_that_do_not_find_each_other_the_correction_is_named(message: str, said: str) -> None:
     fixes = diagnose(traceback(message)).fixes
     assert said in " ".join(fix.why for fix in fixes)
     assert ("getent" in " ".join(fix.why for fix in fixes)) == ("node-0" in message)
@@ -248,7 +248,7 @@ def test_a_dead_engine_is_the_answer_only_where_nothing_better_is() -> None:
     assert line.text.startswith("TimeoutError")
 
 
-def test_a_killed_engine_is_told_from_the_list_of_failed_processes() -> None:
+def test_a_killed_engine_is_recognized_by_the_list_of_failed_processes() -> None:
     end = "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_0': -9}"
     line = found(traceback(end))
     assert line.cause is Cause.ENGINE_DIED
@@ -289,7 +289,7 @@ def test_requests_that_failed_do_not_name_the_cause_of_a_death_without_words() -
     assert line.confidence < 0.8
 
 
-def test_what_the_engine_said_right_before_its_death_is_found() -> None:
+def test_what_the_engine_reported_right_before_its_death_is_found() -> None:
     crash = [record("EngineCore", line) for line in traceback("torch.OutOfMemoryError: CUDA out of memory.")]
     death = record("APIServer", "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.")
     assert found(served([*REQUEST, *crash, death]), 0).cause is Cause.OOM_RUNTIME
@@ -309,7 +309,7 @@ def test_an_interruption_is_the_cause_unless_something_failed_before_it() -> Non
         ("Capturing CUDA graphs (decode, FULL):   9%|9   | 3/35", Cause.OOM_GRAPH_CAPTURE),
     ],
 )
-def test_without_a_traceback_the_last_step_tells_where_memory_ran_out(before: str, cause: Cause) -> None:
+def test_without_a_traceback_the_last_step_reports_where_memory_ran_out(before: str, cause: Cause) -> None:
     assert found([before, "torch.OutOfMemoryError: CUDA out of memory."]).cause is cause
 
 
@@ -474,12 +474,12 @@ def test_what_nccl_stumbled_over_stands_under_its_message(under: str, cause: Cau
     assert (line.text == under) is (cause is not Cause.NCCL)
 
 
-def test_what_nccl_said_is_not_explained_by_the_next_exception() -> None:
+def test_what_nccl_reported_is_not_explained_by_the_next_exception() -> None:
     lines = [*traceback("RuntimeError: NCCL error: unhandled system error"), *traceback("OSError: [Errno 28] No space")]
     assert found(lines).cause is Cause.NCCL
 
 
-def test_who_waited_repeats_what_the_other_said() -> None:
+def test_who_waited_repeats_what_the_other_reported() -> None:
     told = "RuntimeError: Worker failed with error 'a shape is odd', please check the stack trace above"
     died = "Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
     line = found([*traceback(told), record("EngineCore", died)])

@@ -174,7 +174,7 @@ def test_a_missing_symbol_gets_no_advice_about_the_driver() -> None:
     assert fixes(named("flash-attention of another torch")).startswith("flash_attn_2_cuda is not part of vLLM")
 
 
-def test_weights_that_do_not_fit_are_not_said_to_have_failed_while_serving() -> None:
+def test_weights_that_do_not_fit_are_not_reported_to_have_failed_while_serving() -> None:
     for name in ("weights, only the innermost frames", "weights of 16 GB do not fit, worker of two GPUs"):
         found = named(name)
         assert "weights" in found.explanation

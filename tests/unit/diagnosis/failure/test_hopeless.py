@@ -30,7 +30,7 @@ def found(log: str) -> NotRetryable | None:
         ("AssertionError: 28 is not divisible by 3", "can't be split"),
     ],
 )  # fmt: skip
-def test_what_another_start_cannot_mend(line, reason):
+def test_what_another_start_cannot_fix(line, reason):
     one = found(f"INFO 11-21 10:00:00 [utils.py:1] starting\n{line}\nmore\n")
     assert one is not None
     assert reason in one.reason

@@ -53,7 +53,7 @@ def test_the_first_of_several_counts_and_case_does_not() -> None:
     assert [first.of(text)[0] for text in ("NO SPACE left 12", "some Space", "12", "none")] == [0, 1, 2, None]
 
 
-def test_groups_are_told_apart() -> None:
+def test_groups_are_distinguished() -> None:
     groups = FirstMatches([re.compile("ab+c"), re.compile("abd")], [re.compile("abd"), re.compile(r"a[b]d")])
     assert [groups.of(text) for text in ("xabdx", "abbc", "ab")] == [(1, 0), (0, None), (None, None)]
     assert [groups.any_in(text) for text in ("xabdx", "abbc", "ab")] == [True, True, False]

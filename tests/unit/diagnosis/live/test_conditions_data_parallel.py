@@ -58,7 +58,7 @@ COUNTED = (
 )  # fmt: skip
 
 
-def test_the_cache_of_each_engine_is_known_from_what_a_server_tells() -> None:
+def test_the_cache_of_each_engine_is_known_from_what_a_server_reports() -> None:
     args = parse(["serve", "Qwen/Qwen3-8B-AWQ", "--data-parallel-size", "4"])
     settings = resolve_settings(args, Simulated.from_environment({"SIMULATED_GPU": "RTX A6000"}))
     plan = plan_memory(settings)

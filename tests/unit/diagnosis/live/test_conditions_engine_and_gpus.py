@@ -172,7 +172,7 @@ def test_ones_own_other_server_that_grows_is_ones_own_to_stop() -> None:
     assert "stop server docs" in finding.fixes[0].why
 
 
-def test_what_is_ending_is_told_as_it_was_seen_last() -> None:
+def test_what_is_ending_is_reported_as_it_was_seen_last() -> None:
     """Until three frames in a row are good it holds on; the newest look says nothing of it any more."""
     hot = replace(GOOD, throttle=("too hot (hardware)",), temperature_c=96.0)
     ending = find(evidence(lambda at: hot if at < 2 * COUNT - 2 else GOOD), "gpu_throttled")
@@ -224,7 +224,7 @@ def test_fewer_gpus_are_offered_only_where_the_weights_fit_on_them() -> None:
     assert offered(None) == [stages]
 
 
-def test_a_dead_engine_is_said_at_once_and_alone() -> None:
+def test_a_dead_engine_is_reported_at_once_and_alone() -> None:
     dead = evidence(health_problem="/health on port 8503: HTTP 503 (3 times in a row)", health_since=START + 100)
     assert codes(dead) == {"engine_dead"}
     assert codes(replace(dead, frames=())) == {"engine_dead"}
@@ -232,7 +232,7 @@ def test_a_dead_engine_is_said_at_once_and_alone() -> None:
     assert "engine_dead" not in codes(replace(dead, health_problem="/health on port 8503: no response within 2 s"))
 
 
-def test_a_hang_is_suspected_by_frames_and_said_when_a_request_confirms_it() -> None:
+def test_a_hang_is_suspected_by_frames_and_reported_when_a_request_confirms_it() -> None:
     silent = evidence(grown=SILENT)
     assert suspected_hang(silent.frames) == START + 10  # in the first frame the cache's usage may still have grown
     assert "engine_hung" not in codes(silent)
@@ -294,7 +294,7 @@ def test_memory_that_others_hold_or_are_promised_is_never_offered(free: float | 
     assert offered[:2] == [{"kv-cache-dtype": "fp8"}, {"gpu-memory-utilization": 0.83}]
 
 
-def test_a_hang_that_no_request_may_confirm_is_said_to_be_one_that_seems_so() -> None:
+def test_a_hang_that_no_request_may_confirm_is_reported_as_one_that_seems_so() -> None:
     known = {"unasked": "read-only sends none"}
     hung = evidence(grown=SILENT, **known)
     (found,) = findings(hung)
@@ -326,7 +326,7 @@ def test_without_the_flag_that_makes_it_small_the_cache_takes_what_memory_has() 
     assert offered(cache_free_gib=None, spare_gib={0: 4.0}) == [fewer]
 
 
-def test_a_cure_stays_as_it_was_shown_until_the_condition_ends() -> None:
+def test_a_fix_stays_as_it_was_shown_until_the_finding_ends() -> None:
     """What it is worked out from drifts on: fewer requests run each minute."""
     drifting = [replace(SERVING, kv_cache_usage=0.95, requests_running=64 - 2 * at) for at in range(25)]
     frames = frames_of(*drifting)
@@ -358,7 +358,7 @@ FULL = replace(
         ),
     ],
 )
-def test_preemptions_are_told_so_that_a_share_is_never_above_one(grown: EngineSample, told: str) -> None:
+def test_preemptions_are_reported_so_that_a_share_is_never_above_one(grown: EngineSample, told: str) -> None:
     known = evidence(grown=grown)
     assert find(known, "preempting").symptom == told.format("preemptions in the last minute")
     later = replace(known, now=known.frames[-1].end + 25)
@@ -376,7 +376,7 @@ def test_preempting_ends_with_the_first_minute_without_a_preemption() -> None:
 
 
 @pytest.mark.parametrize(("idle", "holds"), [(20.0, True), (30.0, False)])
-def test_what_is_said_of_traffic_ends_with_the_traffic(idle: float, holds: bool) -> None:
+def test_what_is_reported_of_traffic_ends_with_the_traffic(idle: float, holds: bool) -> None:
     found = findings(evidence(grown=FULL, idle_seconds=idle))
     assert ("preempting" in [one.code for one in found]) is holds
 
@@ -408,7 +408,7 @@ def test_clients_that_give_up_do_not_hide_a_hang() -> None:
     assert codes(hung) == {"engine_hung"}
 
 
-def test_a_queue_before_an_engine_that_computes_nothing_is_not_said_to_want_more_computing_power() -> None:
+def test_a_queue_before_an_engine_that_computes_nothing_is_not_reported_to_want_more_computing_power() -> None:
     stuck = tuple(
         replace(frame, waiting_min=10.0 * at, waiting_max=10.0 * at + 3)
         for at, frame in enumerate(frames_of(*[SILENT] * COUNT))
@@ -440,14 +440,14 @@ def test_the_reason_of_fewer_sequences_is_what_their_number_comes_from() -> None
     assert "fit into" not in offered.why
 
 
-def test_one_sequence_is_said_as_one() -> None:
+def test_one_sequence_is_reported_as_one() -> None:
     few = replace(TIGHT, requests_running=2, preemptions_total=2)
     offered = fix(evidence(grown=few, flags={"max-num-seqs": 16}, build="cpu"), "preempting")
     assert offered.changes.set == {"max-num-seqs": 1}
     assert offered.why.startswith("Run at most 1 sequence: ")
 
 
-def test_fewer_sequences_for_the_sake_of_speed_do_not_speak_of_the_kv_cache() -> None:
+def test_fewer_sequences_for_the_sake_of_speed_do_not_mention_the_kv_cache() -> None:
     slow = Histogram((0.1, 1.0, float("inf")), (0.0, 5000.0, 5000.0), 2500.0)
     served = replace(SERVING, requests_running=32, histograms={"itl": slow})
     finding = find(evidence(frames=slow_frames(served), flags={"max-num-seqs": 64}, build="cpu"), "slow_tokens")
@@ -475,7 +475,7 @@ def first_tokens(*counts: tuple[float, ...]) -> tuple[Frame, ...]:
     )
 
 
-def test_a_latency_that_is_within_its_goal_again_recovers_and_is_offered_no_fix() -> None:
+def test_a_latency_that_is_within_its_objective_again_recovers_and_is_offered_no_fix() -> None:
     """``TTFT p99 is 938ms again; the objective is 1.0s`` was a warning with fixes: it was not below four fifths yet."""
     slow, near = (0.0, 0.0, 0.0, 100.0, 100.0), (0.0, 100.0, 100.0, 100.0, 100.0)
     objectives = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
@@ -492,7 +492,7 @@ def test_a_latency_that_is_within_its_goal_again_recovers_and_is_offered_no_fix(
     assert found.symptom.endswith("ms.")
 
 
-def test_pressure_that_fell_below_its_goal_recovers() -> None:
+def test_pressure_that_fell_below_its_objective_recovers() -> None:
     full, near = (replace(SERVING, kv_cache_usage=usage) for usage in (0.95, 0.83))
     frames = frames_of(*[full] * COUNT, *[near] * 7)
     found = find(evidence(frames=frames, now=frames[-1].end), "kv_cache_pressure")
@@ -503,7 +503,7 @@ def test_pressure_that_fell_below_its_goal_recovers() -> None:
 @pytest.mark.parametrize(("ok", "recovering", "expected"), [
     (True, False, False), (False, True, True), (None, False, True), (None, True, False),
 ])  # fmt: skip
-def test_a_figure_within_its_goal_is_not_marked(ok: bool | None, recovering: bool, expected: bool) -> None:
+def test_a_figure_within_its_objective_is_not_marked(ok: bool | None, recovering: bool, expected: bool) -> None:
     judged = Judged("ttft_p99_seconds", 0.88, 1.0, ok, "preset")
     lasting = Finding("slow_first_token", Severity.WARNING, START, "", "", recovering=recovering)
     assert missed("ttft_p99_seconds", (judged,), (lasting,)) is expected

@@ -75,7 +75,7 @@ def found(
     return {finding.code: finding for finding in findings(evidence)}
 
 
-def test_long_prompts_hold_up_the_streams_and_a_smaller_step_is_the_cure() -> None:
+def test_long_prompts_hold_up_the_streams_and_a_smaller_step_is_the_fix() -> None:
     finding = found(4000)["prefill_contention"]
     changes = [dict(fix.changes.set) for fix in finding.fixes if not fix.changes.empty]
     assert changes == [{"max-num-batched-tokens": 768}]
@@ -117,19 +117,19 @@ def test_slow_steps_of_busier_spans_are_blamed_on_the_number_of_sequences() -> N
     assert [fix.changes.set for fix in finding.fixes if not fix.changes.empty] == [{"max-num-seqs": 8}]
 
 
-def test_a_limit_that_no_step_comes_near_is_no_cure() -> None:
+def test_a_limit_that_no_step_comes_near_is_no_fix() -> None:
     finding = found(700, 8192)["prefill_contention"]
     for fix in finding.fixes:
         assert int(fix.changes.set.get("max-num-batched-tokens", 0)) < 700
 
 
-def test_while_it_ends_a_missed_goal_is_told_without_a_figure_that_nobody_measured() -> None:
+def test_while_it_ends_a_missed_objective_is_reported_without_a_figure_that_nobody_measured() -> None:
     told = [finding.symptom for idle in range(13) if (finding := found(120, idle=idle).get("slow_tokens"))]
     assert len(told) == 6, "it ends with the first minute in which nothing was measured"
     assert all(symptom.startswith("ITL p99 is ~") for symptom in told)
 
 
-def test_a_missed_goal_does_not_end_while_requests_run_and_no_token_comes() -> None:
+def test_a_missed_objective_does_not_end_while_requests_run_and_no_token_comes() -> None:
     """Nobody's gap is counted until its token is there."""
     told = found(120, idle=9, running_idle=3)["slow_tokens"].symptom
     assert told == "ITL p99 was above its objective of 100ms; nothing measured in the last minute."

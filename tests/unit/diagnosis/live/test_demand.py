@@ -101,7 +101,7 @@ def test_where_the_limit_is_reached_and_the_cache_is_within_its_objective_the_li
     assert all(fix.changes.empty for fix in finding.fixes), "68 instead of 64 would change next to nothing"
 
 
-def test_a_finding_about_a_full_cache_is_told_by_the_figures_that_show_it() -> None:
+def test_a_finding_about_a_full_cache_is_reported_by_the_figures_that_show_it() -> None:
     """Not by the newest ones, while it is kept for half a minute more."""
     finding = found(FAST, usage=0.95, at_last=0.75)["oversubscribed_memory"]
     assert "the KV cache is 95% full" in finding.symptom

@@ -41,7 +41,7 @@ def test_beginning_and_end(verdicts: str, begun: float | None) -> None:
 
 
 @given(st.text("g-?", max_size=40))
-def test_without_bad_frames_there_is_no_condition(verdicts: str) -> None:
+def test_without_bad_frames_there_is_no_finding(verdicts: str) -> None:
     assert since(verdicts) is None
 
 

@@ -92,7 +92,7 @@ def test_a_unit_is_offered_only_where_it_was_seen_to_help(known: Mapping[str, An
     assert not found.fixes
 
 
-def test_with_a_unit_it_is_not_said_that_prompts_share_nothing() -> None:
+def test_with_a_unit_it_is_not_reported_that_prompts_share_nothing() -> None:
     """A hybrid keeps the state at the end of a prompt, and of shared beginnings whole blocks only."""
     found = find(evidence({**HYBRID, "flags": {"prefix-match-unit": 64}}, step=64), "prefix_cache_idle")
     assert found is not None
@@ -100,7 +100,7 @@ def test_with_a_unit_it_is_not_said_that_prompts_share_nothing() -> None:
     assert not found.fixes
 
 
-def test_a_cache_that_is_filled_anew_within_minutes_may_have_lost_what_comes_again() -> None:
+def test_a_cache_that_is_filled_again_within_minutes_may_have_lost_what_comes_again() -> None:
     found = find(evidence(cache_tokens=50_000), "prefix_cache_idle")
     assert found is not None
     assert "comes again later than about 36s: evicted by then" in found.cause
@@ -171,7 +171,7 @@ def test_a_fix_for_prompts_that_are_known_to_repeat_is_a_warning() -> None:
     assert found.measures[0].value == "50%"
 
 
-def test_lookups_that_are_never_made_are_said() -> None:
+def test_lookups_that_are_never_made_are_reported() -> None:
     found = find(evidence(looked_up=0.0), "prefix_cache_off")
     assert found is not None
     assert found.symptom.startswith("No prompt is looked up")
@@ -189,11 +189,11 @@ def test_lookups_that_are_never_made_are_said() -> None:
     ],
     ids=["by a flag", "unique prompts", "not reported", "no counter", "with hits"],
 )
-def test_nothing_is_said_where_nobody_is_surprised(known: Mapping[str, Any], frames: Mapping[str, Any]) -> None:
+def test_nothing_is_reported_where_nobody_is_surprised(known: Mapping[str, Any], frames: Mapping[str, Any]) -> None:
     assert find(evidence(known, **frames), "prefix_cache_off") is None
 
 
-def test_nothing_is_said_of_a_server_whose_flags_are_not_known() -> None:
+def test_nothing_is_reported_of_a_server_whose_flags_are_not_known() -> None:
     assert not [one for one in without_flags(findings(evidence(**OFF))) if one.code == "prefix_cache_off"]
 
 

@@ -60,7 +60,7 @@ def test_kinds_are_read_as_nvidia_smi_writes_them(kind: str, level: LinkLevel, c
     assert (link_level(kind), nvlinks_in(kind)) == (level, count)
 
 
-def test_memory_is_told_by_server_by_user_and_by_nobody_seen() -> None:
+def test_memory_is_reported_by_server_by_user_and_by_nobody_seen() -> None:
     anna = (Holder(2, user="anna", gib=5.0), Holder(3, user="anna", gib=1.0))
     holders = (Holder(1, user="me", gib=10.0, server="chat"), *anna, Holder(4, gib=2.0))
     found = holdings(Gpu(0, memory_gib=48.0, free_gib=20.0, used_gib=28.0, used_by=holders))
@@ -70,7 +70,7 @@ def test_memory_is_told_by_server_by_user_and_by_nobody_seen() -> None:
     assert found.others_gib == 18.0
 
 
-def test_what_no_process_accounts_for_belongs_to_the_one_whose_part_is_not_told() -> None:
+def test_what_no_process_accounts_for_belongs_to_the_one_whose_part_is_not_reported() -> None:
     gpu = Gpu(0, memory_gib=24.0, free_gib=4.0, used_gib=20.0, used_by=(Holder(7, user="wsl"),))
     assert holdings(gpu).others == {"wsl": 20.0}
     assert holdings(gpu).unseen == 0.0
@@ -119,7 +119,7 @@ def test_shares_are_read_as_people_write_them(value: str | float, share: GpuShar
         pytest.param(-(16**5000), id="long"),
     ],
 )
-def test_what_is_no_share_is_told(value: object) -> None:
+def test_what_is_no_share_is_reported(value: object) -> None:
     with pytest.raises(HostError, match=r"GPU 0: .* is not a part of its memory") as caught:
         parse_share(0, value)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -150,12 +150,12 @@ PORT = NvLink(0, active=True, version="3.1", remote=1, errors={"replay": 0, "crc
         (Gpu(0, pcie_replays=5000), "5000 PCIe replays"),
     ],
 )
-def test_what_is_wrong_with_a_gpu_is_told(gpu: Gpu, says: str) -> None:
+def test_what_is_wrong_with_a_gpu_is_reported(gpu: Gpu, says: str) -> None:
     (text,) = hardware_warnings(Host(gpus=(gpu,)))
     assert says in text
 
 
-def test_what_is_as_it_should_be_is_not_told(recorded: Callable[[str], Host]) -> None:
+def test_what_is_as_it_should_be_is_not_reported(recorded: Callable[[str], Host]) -> None:
     for name in ("8xh100", "4xa6000", "8xl40s", "1xrtx4090", "1xa100-mig"):
         assert hardware_warnings(recorded(name)) == []
     # An idle GPU's PCIe falls back to generation 1, and no bridge at all is no broken one.
@@ -166,7 +166,7 @@ def test_what_is_as_it_should_be_is_not_told(recorded: Callable[[str], Host]) ->
     )
 
 
-def test_peers_that_cannot_reach_each_other_are_told() -> None:
+def test_peers_that_cannot_reach_each_other_are_reported() -> None:
     gpus = (Gpu(0), Gpu(1))
     over_nvlink = Host(gpus=gpus, links=(Link(0, 1, "NV4", p2p="not supported"),), islands=((0, 1),))
     assert "have NVLink" in hardware_warnings(over_nvlink)[0]

@@ -66,7 +66,7 @@ def watch(reader: FakeReader) -> Any:
     watch.close()
 
 
-def test_a_driver_that_hangs_is_told_and_comes_back_by_itself(watch: GpuMonitor, reader: FakeReader) -> None:
+def test_a_driver_that_hangs_is_reported_and_comes_back_by_itself(watch: GpuMonitor, reader: FakeReader) -> None:
     until(lambda: watch.latest().host.gpus)
     reader.hold.clear()
     until(lambda: watch.latest().problem)
@@ -92,7 +92,7 @@ def test_while_it_hangs_nobody_waits_and_no_second_call_goes_out(watch: GpuMonit
     assert reader.inside == 1
 
 
-def test_a_driver_that_fails_is_opened_anew_until_it_works(watch: GpuMonitor, reader: FakeReader) -> None:
+def test_a_driver_that_fails_is_opened_again_until_it_works(watch: GpuMonitor, reader: FakeReader) -> None:
     until(lambda: watch.latest().host.gpus)
     reader.problem = "the driver is gone"
     until(lambda: watch.latest().problem == "the driver is gone")

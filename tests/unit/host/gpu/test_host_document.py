@@ -91,7 +91,7 @@ def test_what_follows_from_the_rest_may_be_left_out() -> None:
         pytest.param(b'{"hostname": "' + b"x" * 9_000_000 + b'"}', "larger than", id="huge"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_sentence(data: bytes, says: str) -> None:
+def test_what_is_wrong_is_reported_in_one_sentence(data: bytes, says: str) -> None:
     with pytest.raises(HostError, match=says) as caught:
         decode_host(data)
     assert "\n" not in str(caught.value)
@@ -113,7 +113,7 @@ def test_no_json_ends_in_anything_but_a_host_or_a_sentence(document: object) -> 
     assert "\n" not in told
 
 
-def test_files_are_named_in_what_is_told(tmp_path: Path) -> None:
+def test_files_are_named_in_what_is_reported(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"no such file; recorded hosts: .*8xh100"):
         read_host(tmp_path / "missing.json")
     with pytest.raises(HostError, match="is no file"):

@@ -108,7 +108,7 @@ def test_devices_of_others(tmp_path: Path, dev: Path, bus: str, vendor: str, kin
     assert found(tmp_path / "pci", dev) == builds
 
 
-def test_beside_an_nvidia_gpu_nothing_is_said(tmp_path: Path, dev: Path):
+def test_beside_an_nvidia_gpu_nothing_is_reported(tmp_path: Path, dev: Path):
     (dev / "kfd").touch()
     device(tmp_path / "pci", "0000:c1:00.0", "0x1002", "0x030000")
     device(tmp_path / "pci", "0000:c2:00.0", "0x10de", "0x030200")

@@ -122,13 +122,13 @@ def test_of_two_halves_that_differ_the_farther_kind_is_believed() -> None:
         pytest.param("\t" + "\t".join(f"GPU{i}" for i in range(200)) + "\tCPU Affinity\n", "200 GPUs", id="many"),
     ],
 )
-def test_what_is_no_matrix_is_told_in_one_sentence(text: str, says: str) -> None:
+def test_what_is_no_matrix_is_reported_in_one_sentence(text: str, says: str) -> None:
     with pytest.raises(HostError, match=says) as caught:
         host_from_topo(text)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_model_is_told_with_one_that_is_near() -> None:
+def test_an_unknown_model_is_reported_with_one_that_is_near() -> None:
     with pytest.raises(HostError, match="did you mean 'NVIDIA"):
         host_from_topo(BRIDGED, "RTX 4091 4090")
 

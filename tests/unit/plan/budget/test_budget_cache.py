@@ -254,7 +254,7 @@ def test_unknown_heads_are_named() -> None:
     assert any("KV heads" in sentence for sentence in budget.assumed)
 
 
-def test_an_unknown_state_is_assumed_and_said() -> None:
+def test_an_unknown_state_is_assumed_and_reported() -> None:
     budget = estimate(replace(STATES, state_bytes=None), {}, [GPU])
     assert budget is not None
     assert budget.kv_tokens

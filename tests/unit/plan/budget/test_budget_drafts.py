@@ -52,7 +52,7 @@ def test_its_kv_cache_is_counted_in_layers_of_the_model() -> None:
     assert draft.kv_bytes_per_token == plain.kv_bytes_per_token * (36 + 28) / 36
 
 
-def test_it_is_cut_like_the_model_unless_told() -> None:
+def test_it_is_cut_like_the_model_unless_set_otherwise() -> None:
     flags = {**speculative(model=DRAFT), "tensor-parallel-size": 2}
     whole = {**speculative(model=DRAFT, draft_tensor_parallel_size=1), "tensor-parallel-size": 2}
     assert draft_tensor(flags, 2) == 2
@@ -68,7 +68,7 @@ def test_a_head_with_files_takes_what_they_take() -> None:
     assert budget(flags, head).weights_gib - budget(flags, None).weights_gib == pytest.approx(850 / 1024)
 
 
-def test_what_stands_in_for_its_size_is_said() -> None:
+def test_what_stands_in_for_its_size_is_reported() -> None:
     bare = ModelFacts("org/draft-1B", source="table", parameters=10**9)
     assert budget(speculative(model="org/draft-1B"), bare).weights_gib > 16
     unknown = ModelFacts("org/draft", source="table")

@@ -71,7 +71,7 @@ def test_default_share(release: tuple[int, int, int], share: float) -> None:
     assert plan(release=release).kv_gib == plan(release=release, gpu_memory_utilization=share).kv_gib
 
 
-def test_an_unknown_release_is_the_newest_and_said() -> None:
+def test_an_unknown_release_is_the_newest_and_reported() -> None:
     budget = plan(release=None)
     assert budget.kv_gib == plan(release=(0, 33, 0)).kv_gib
     assert any("version is unknown" in sentence for sentence in budget.assumed)
@@ -271,7 +271,7 @@ def test_stated_parameters_go_before_the_name() -> None:
     assert not budget.assumed
 
 
-def test_nothing_is_said_where_neither_weights_nor_gpu_are_known() -> None:
+def test_nothing_is_reported_where_neither_weights_nor_gpu_are_known() -> None:
     assert estimate(replace(LLAMA, model="org/mystery", weight_bytes=None), {}, [SMALL]) is None
     assert estimate(LLAMA, {}, []) is None
     assert estimate(LLAMA, {}, [GpuShape("some new card")]) is None
@@ -309,7 +309,7 @@ def test_vision_models_try_their_encoder() -> None:
         assert plan(pictures, max_num_seqs=16, **flags).overhead_gib == text_only.overhead_gib
 
 
-def test_the_cpu_build_takes_what_it_is_told() -> None:
+def test_the_cpu_build_takes_the_value_it_is_given() -> None:
     budget = estimate(LLAMA, {}, [], build="cpu", environment={"VLLM_CPU_KVCACHE_SPACE": "8"})
     assert budget is not None
     assert budget.kv_gib == 8
@@ -383,7 +383,7 @@ def test_latent_attention_unpacks_long_contexts() -> None:
     assert long.overhead_gib - short.overhead_gib == pytest.approx((65536 - 8192) * 128 * 256 * 2 / GIB)
 
 
-def test_what_the_facts_do_not_tell_of_the_cache_is_said() -> None:
+def test_what_the_facts_do_not_report_of_the_cache_is_reported() -> None:
     budget = plan(replace(LLAMA, missing=("longest context", "how its compressed attention keeps the KV cache")))
     assert budget.assumed == ("not known and not counted: how its compressed attention keeps the KV cache",)
 
@@ -397,7 +397,7 @@ def test_what_the_facts_do_not_tell_of_the_cache_is_said() -> None:
         ("ngram", ""),
     ],
 )
-def test_what_is_not_known_of_a_draft_is_said(method: str, said: str) -> None:
+def test_what_is_not_known_of_a_draft_is_reported(method: str, said: str) -> None:
     told = plan(speculative_config=f'{{"method": "{method}", "num_speculative_tokens": 2}}').assumed
     assert bool(told) == bool(said)
     assert all(said in sentence for sentence in told)

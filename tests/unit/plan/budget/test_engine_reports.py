@@ -90,7 +90,7 @@ def test_the_gpu_with_the_least_room_counts() -> None:
     assert not reader.empty
 
 
-def test_a_second_start_in_the_same_log_begins_anew() -> None:
+def test_a_second_start_in_the_same_log_begins_again() -> None:
     second = ["INFO vLLM API server version 0.33.0", f"{PREFIX}Available KV cache memory: 2.0 GiB"]
     assert read_report([*MERGED_LINE.splitlines(), *second]) == EngineReport(kv_gib=2.0)
 

@@ -44,7 +44,7 @@ GOOD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("flags", GOOD)
-def test_nothing_is_said_of_good_flags(flags: dict[str, Any]) -> None:
+def test_nothing_is_reported_of_good_flags(flags: dict[str, Any]) -> None:
     assert findings(flags) == []
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_said_of_good_flags(flags: dict[str, Any]) -> None:
         ({"dpa": "10.0.0.1"}, Changes({"data-parallel-address": "10.0.0.1"}, ("dpa",))),
     ],
 )
-def test_a_typo_is_named_and_mended(flags: dict[str, Any], fix: Changes) -> None:
+def test_a_typo_is_named_and_corrected(flags: dict[str, Any], fix: Changes) -> None:
     finding = only(flags)
     (name,) = fix.set
     if finding.level is WARNING:
@@ -72,7 +72,7 @@ def test_a_name_like_no_other_is_only_refused() -> None:
     assert finding.message == "vLLM 0.33.0 has no --no-such-thing-at-all"
 
 
-def test_a_name_between_two_is_not_mended() -> None:
+def test_a_name_between_two_is_not_corrected() -> None:
     """``max-loras`` and ``max-cpu-loras`` are equally near."""
     finding = only({"max-xpu-lora": 1})
     assert finding.code == "flag_unknown"
@@ -307,7 +307,7 @@ def test_flags_that_contradict_each_other() -> None:
     assert (finding.code, finding.level) == ("flag_value", ERROR)
 
 
-def test_a_batch_that_is_too_small_is_said_elsewhere_with_a_way_out() -> None:
+def test_a_batch_that_is_too_small_is_reported_elsewhere_with_a_way_out() -> None:
     assert findings({"max-num-batched-tokens": 64, "max-num-seqs": 128}) == []
     assert only({"max-num-batched-tokens": 0, "max-num-seqs": 128}).code == "flag_value"
 

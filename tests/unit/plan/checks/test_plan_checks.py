@@ -365,7 +365,7 @@ def test_links_are_compared_by_their_own_figures(find: Find, name: str, kind: st
 CROWD: dict[str, Any] = {"facts": BF16, "host": machine(gpu(gib=24.0))}
 
 
-def test_a_launch_that_does_not_hold_its_traffic_says_so(find: Find) -> None:
+def test_a_launch_that_does_not_hold_its_traffic_reports_it(find: Find) -> None:
     (found,) = [one for one in find(**CROWD) if one.code == "workload_not_held"]
     assert found.level is Level.WARNING
     assert found.fix is not None

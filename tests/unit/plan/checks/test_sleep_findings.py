@@ -37,7 +37,7 @@ def test_the_flag_brings_its_routes(plan: Callable[..., Plan]) -> None:
     assert DEVELOPERS not in plan().environment
 
 
-def test_nothing_is_said_of_it_on_loopback(found: Callable[..., object]) -> None:
+def test_nothing_is_reported_of_it_on_loopback(found: Callable[..., object]) -> None:
     assert found() == []
     assert found(host="::1") == []
     assert found(build="simulated") == []

@@ -134,7 +134,7 @@ def test_eight_experts_do_not_divide_over_three_gpus() -> None:
     assert expert_split_problem(facts, 4) == ""
 
 
-def test_a_mixture_too_large_for_copies_speaks_of_none(chosen: Chosen) -> None:
+def test_a_mixture_too_large_for_copies_mentions_none(chosen: Chosen) -> None:
     facts = known_facts("deepseek-ai/DeepSeek-R1")
     found = chosen(None, joined(8, 140.4, "9.0", "NVIDIA H200", "NV18"), CHAT, facts=facts)
     assert laid(found) == (8, 1, 1)
@@ -204,7 +204,7 @@ def test_a_size_that_is_set_settles_the_layout(chosen: Chosen) -> None:
     assert laid(chosen("8b", "2xa6000", BATCH, unset=("data-parallel-size",))) == (1, 1, 1)
 
 
-def test_what_fits_nowhere_gets_the_most_there_is_and_says_so(chosen: Chosen, models: Models) -> None:
+def test_what_fits_nowhere_gets_the_most_there_is_and_reports_it(chosen: Chosen, models: Models) -> None:
     huge = replace(models["70b"], weight_bytes=10**12)
     found = chosen(None, "2xa6000", FEW, facts=huge)
     assert laid(found) == (2, 1, 1)

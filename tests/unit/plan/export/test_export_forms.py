@@ -164,7 +164,7 @@ def test_the_tools_beside_the_program_are_found(make: Make) -> None:
     assert "Environment=PATH=/mine\n" in systemd_unit(make(environment={"PATH": "/mine"}), user=True)
 
 
-def test_what_another_account_must_be_able_to_read_is_said(make: Make) -> None:
+def test_what_another_account_must_be_able_to_read_is_reported(make: Make) -> None:
     plan = make(command=("/home/anna/venv/bin/vllm",), model="/home/anna/m 1")
     said = "# vllm must be able to read /home/anna/venv/bin/vllm and '/home/anna/m 1'\n"
     assert said in systemd_unit(plan, user=False)
@@ -278,7 +278,7 @@ def test_kubernetes_objects(make: Make) -> None:
     assert all(isinstance(variable["value"], str) for variable in inside["env"])
 
 
-def test_an_open_service_is_said_to_be_open(make: Make) -> None:
+def test_an_open_service_is_reported_as_open(make: Make) -> None:
     assert "it has no API key" in kubernetes(make())
     assert "it has no API key" not in kubernetes(make(secrets=("VLLM_API_KEY",)))
 
@@ -305,7 +305,7 @@ def test_the_volume_has_room_for_the_weights(make: Make) -> None:
     assert claim["spec"]["resources"]["requests"]["storage"] == "210Gi"
 
 
-def test_an_unknown_version_is_said(make: Make) -> None:
+def test_an_unknown_version_is_reported(make: Make) -> None:
     text = compose(make(version=None))
     assert service_of(text)["image"].endswith(":latest")
     assert "put its version in place of 'latest'" in text

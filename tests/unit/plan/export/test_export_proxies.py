@@ -120,7 +120,7 @@ def test_nginx_refuses_servers_that_cant_answer_for_each_other(make: Make) -> No
 
 
 @pytest.mark.parametrize("form", [ProxyForm.LITELLM, ProxyForm.LLAMA_SWAP])
-def test_where_a_proxy_chooses_by_model_it_is_said_that_none_takes_over(make: Make, form: ProxyForm) -> None:
+def test_where_a_proxy_chooses_by_model_it_is_reported_that_none_takes_over(make: Make, form: ProxyForm) -> None:
     text = export_for_proxy(different(make), form)
     assert "its model, and none takes over for another." in " ".join(text.replace("#", "").split())
     assert "none takes over" in proxy_warning(different(make), form)

@@ -106,7 +106,7 @@ def test_the_tables_name_every_process_and_keep_to_any_width() -> None:
     assert [strip.text for strip in details_lines(FleetSnapshot(AT, "box"), 80)] == [" no GPU found yet"]
 
 
-async def test_a_machine_without_gpus_says_so_in_place_of_their_description(console: Any) -> None:
+async def test_a_machine_without_gpus_reports_it_in_place_of_their_description(console: Any) -> None:
     async with console() as c:
         c.fleet.gpus = {"host_problem": "no NVIDIA driver was found on this machine"}
         await c.press("6")

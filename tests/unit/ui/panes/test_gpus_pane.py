@@ -42,7 +42,7 @@ def test_eight_gpus_with_links_temperature_power_and_processes_fit_into_80_colum
     assert "chat 71.0" in drawn
 
 
-def test_what_we_hold_is_told_apart_from_what_others_hold_without_colours() -> None:
+def test_what_we_hold_is_distinguished_from_what_others_hold_without_colors() -> None:
     host = read_host(Path("4xa6000"))
     ours = Holder(pid=1, server="chat", gib=20.0)
     gpus = (replace(host.gpus[0], used_by=(*host.gpus[0].holders, ours), free_gib=7.0), *host.gpus[1:])
@@ -52,7 +52,7 @@ def test_what_we_hold_is_told_apart_from_what_others_hold_without_colours() -> N
     assert "chat 20.0" in row
 
 
-def test_links_that_words_cannot_tell_stay_a_matrix_a_servers_own_in_its_colour(fakes: Any) -> None:
+def test_links_that_words_cannot_describe_stay_a_matrix_a_servers_own_in_its_color(fakes: Any) -> None:
     host = read_host(Path("4xa6000"))
     links = tuple(replace(link, kind="PHB") if (link.a, link.b) == (0, 2) else link for link in host.links)
     found = snapshot(replace(host, links=links), fakes.docs(0.0), fakes.coder(0.0))

@@ -82,7 +82,7 @@ def test_hits_are_shown_by_the_length_of_prompts(fakes, recorded, width, height)
     assert width < 60 or "prefix caching off" in text(kv_cache_lines(off, fakes.NOW, width, 10))
 
 
-def test_the_bar_tells_its_parts_apart_without_colors_in_ascii_too(fakes, recorded):
+def test_the_bar_distinguishes_its_parts_without_colors_in_ascii_too(fakes, recorded):
     one = FinishedRequest("r", fakes.NOW - 20, fakes.NOW, 0, 900, 80, 0, 5.0, 5.0, 5.0, 20.0, 0, "stop", 0)
     seen = replace(recorded.probe.requests, listed=((one,),) * 4, counts=(1, 1, 0, 0), count=1)
     lines = text(requests_lines(replace(recorded, probe=replace(recorded.probe, requests=seen)), fakes.NOW, 80, 6))

@@ -72,14 +72,14 @@ def test_an_age_that_does_not_fit_is_given_in_its_largest_unit(fakes, age, shown
     assert shown in row(server, columns_for([server], 120), fakes.NOW, 120, False).text
 
 
-def test_how_long_a_server_has_been_unresponsive_is_said_before_the_reason(fakes):
+def test_how_long_a_server_has_been_unresponsive_is_reported_before_the_reason(fakes):
     server = replace(
         fakes.chat(fakes.NOW), state=State.UNRESPONSIVE, state_since=fakes.NOW - 79, reason="no answer from /health"
     )
     assert "for 1m19s: no answer from /health" in row(server, columns_for([server], 120), fakes.NOW, 120, False).text
 
 
-def test_why_an_endpoint_can_not_be_reached_is_said_without_its_address_which_stands_beside_it(fakes):
+def test_why_an_endpoint_cannot_be_reached_is_reported_without_its_address_which_stands_beside_it(fakes):
     reason = "h:8000 could not be reached (No route to host): check host and port."
     far = replace(fakes.lost(fakes.NOW), name="far", attached=Endpoint("http://h:8000"), reason=reason)
     text = row(far, columns_for([far], 118), fakes.NOW, 118, False).text
@@ -104,7 +104,7 @@ def test_no_mark_stands_where_there_is_no_figure(fakes):
     assert "!" not in "".join(strip.text for strip in spark_lines(server, tuple(SPARKS), 80))
 
 
-def test_of_a_server_that_can_not_be_asked_only_that_it_runs_is_said(fakes):
+def test_of_a_server_that_cannot_be_asked_only_that_it_runs_is_reported(fakes):
     server = replace(
         fakes.observed(fakes.NOW), state=State.STARTING, probed=False, reason="in a container", stages=(), window=None
     )

@@ -123,7 +123,7 @@ def test_a_bad_figure_stands_in_the_title_and_that_it_is_simulated_does_not(fake
     assert "1.5 ! per request" in shown, "more often than once per request is no percentage"
 
 
-def test_the_load_is_told_whole_in_a_narrow_pane(fakes):
+def test_the_load_is_reported_whole_in_a_narrow_pane(fakes):
     sending = "load 49.3/s, 60 s left"
     server = replace(fakes.chat(fakes.NOW), load=sending)
     for width in (38, 80):
@@ -159,7 +159,7 @@ def test_states_are_counted(fakes):
     assert state_counts(servers) == "3 ready · 1 starting · 1 unresponsive · 1 failed · 1 stopped"
 
 
-def test_latencies_stand_beside_their_goals(fakes):
+def test_latencies_stand_beside_their_objectives(fakes):
     shown = text(latency_lines(fakes.chat(fakes.NOW), fakes.NOW, 60, 8)).splitlines()
     assert shown[2].split() == ["TTFT", "997ms", "767ms", "~1.2s", "~3.7s", "1.0s", "!"]
     assert shown[4].split() == ["queue", "150ms", "<300ms", "<300ms", "~558ms"], "the first bucket ends at 0.3 s"
@@ -191,7 +191,7 @@ def test_a_narrow_pane_leaves_the_p90_out_and_runs_nothing_together(fakes):
     assert all(len(line) <= 38 for line in shown)
 
 
-def test_requests_that_wait_are_told_for_neither_ttft_nor_queue_counts_them(fakes):
+def test_requests_that_wait_are_reported_for_neither_ttft_nor_queue_counts_them(fakes):
     server = fakes.chat(fakes.NOW)
     waiting = replace(server, window=replace(server.window, requests_waiting=12, longest_wait=41.7))
     assert "12 queued, longest ≥ 41s: not in TTFT" in text(latency_lines(waiting, fakes.NOW, 60, 12))
@@ -210,7 +210,7 @@ def test_every_pane_keeps_to_its_height(fakes, lines, size):
         assert len(lines(server, fakes.NOW, *size)) <= size[1]
 
 
-def test_a_server_that_tells_no_more_keeps_its_last_frame(fakes):
+def test_a_server_that_reports_no_more_keeps_its_last_frame(fakes):
     chat = fakes.chat(fakes.NOW)
     series = replace(fakes.series_at(fakes.NOW - 7200, 1.0), as_of=fakes.NOW - 7200)
     ended = replace(chat, state=State.STOPPED, sample=None, window=None, series=series)
@@ -269,7 +269,7 @@ def test_a_long_message_is_cut_and_names_the_key_that_shows_all_of_it(fakes):
     assert of_machine.text.endswith("m more")
 
 
-def test_the_header_tells_how_the_console_looks(fakes):
+def test_the_header_reports_how_the_console_looks(fakes):
     snapshot = fakes.FakeFleet(*fakes.EVERY_STATE).snapshot()
     chat, simulated = fakes.chat(fakes.NOW), fakes.coder(fakes.NOW)
     shown = text(header_line(snapshot, Polling(1.0, hanging=12, read_only=True, demo=True), 120, server=chat))
@@ -367,7 +367,7 @@ def test_changes_and_steps_are_two_views_of_one_thing():
     assert staging.staged_flags({"a": 0, "c": 2, "d": 3}, staging.staged_of(changes)) == {"a": 1, "b": True, "d": 3}
 
 
-def test_latencies_of_a_load_that_has_ended_are_dim_and_the_title_says_so(fakes):
+def test_latencies_of_a_load_that_has_ended_are_dim_and_the_title_reports_it(fakes):
     server = fakes.chat(fakes.NOW)
     ended = replace(
         server, window=without_rates(replace(server.window, requests_running=0.0, requests_waiting=0.0)), judged=()

@@ -66,7 +66,7 @@ def test_too_early_says_when(made):
     assert "too early to tell: needs 4 min more traffic" in change_line(changed(made, count=1), 4, 80).text
 
 
-def test_nothing_is_told_where_nothing_was_changed_or_can_be_known(made):
+def test_nothing_is_reported_where_nothing_was_changed_or_can_be_known(made):
     assert worth_reporting(changed(made))
     assert not worth_reporting(changed(made, flags={"max-num-seqs": 256}))
     one, other = made.pair(made.minutes(1, 2), made.minutes(2))
@@ -186,7 +186,7 @@ async def test_an_open_comparison_goes_on_comparing(console, fleet, made, soon, 
         await run.sees("Worse: end-to-end mean")
 
 
-async def test_a_second_change_is_said_to_be_indistinguishable(console, fakes):
+async def test_a_second_change_is_reported_as_indistinguishable(console, fakes):
     async with console(fakes.chat) as run:
         await run.press("left_square_bracket")
         await run.sees("--max-num-seqs 256 → 128")
@@ -208,7 +208,7 @@ async def test_the_way_back_is_not_nagged_about(console, fakes):
         assert "at once" not in run.text
 
 
-async def test_the_past_is_judged_after_the_first_picture_and_trouble_is_said(console, fakes, monkeypatch):
+async def test_the_past_is_judged_after_the_first_picture_and_trouble_is_reported(console, fakes, monkeypatch):
     monkeypatch.setattr("vllm_console.ui.app.PAST_AFTER_SECONDS", 0.02)
     fleet = fakes.FakeFleet(fakes.chat)
     fleet.past_trouble = "runs.sqlite cannot be written: disk full"

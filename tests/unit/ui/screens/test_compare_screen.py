@@ -269,7 +269,7 @@ async def test_what_was_predicted_stands_next_to_what_came(fakes, made, wait_unt
         assert "The same steps are 5% slower since the restart: the machine or the engine." in rows
 
 
-def test_what_reads_like_an_end_of_the_interval_is_not_outside_and_no_drift_is_not_told():
+def test_what_reads_like_an_end_of_the_interval_is_not_outside_and_no_drift_is_not_reported():
     kept = KeptPrediction(
         0.0, {"max-num-seqs": 64}, Estimates(ttft_seconds=EstimatedSpread(mean=Estimate(3.5, 3.04, 28.0))),
         Traffic(1.0, 100.0, 50.0), StepCost(0.02), measured=Figures(Spread(mean=2.97)), drift=0.004,

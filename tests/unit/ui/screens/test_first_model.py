@@ -32,7 +32,7 @@ def fleet(fakes):
     return fleet
 
 
-async def test_the_largest_that_fits_is_offered_and_the_note_says_so(host, wait_until, fleet):
+async def test_the_largest_that_fits_is_offered_and_the_note_reports_it(host, wait_until, fleet):
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=(120, 40)) as pilot:
         await wait_until(pilot, lambda: "org/fits is on this machine" in app.text())

@@ -31,7 +31,7 @@ def editor(host, fakes, fleet):
     return host(lambda: FlagsScreen(fakes.chat(fakes.NOW), Changes(), fleet))
 
 
-async def test_one_key_stages_what_the_traffic_asks_for_with_reason_and_price(editor, wait_until):
+async def test_one_key_stages_what_the_traffic_asks_for_with_reason_and_tradeoff(editor, wait_until):
     async with editor.run_test(size=(80, 24)) as pilot:
         await pilot.press("t")
         await wait_until(pilot, lambda: "2 staged" in editor.text())
@@ -62,7 +62,7 @@ async def test_a_reason_holds_only_while_its_value_stands(editor, wait_until):
         (SeenWorkload(None, 7, 2.0, "7 requests ended in 2 minutes: at least 50 are needed to go by."), "at least 50"),
     ],
 )
-async def test_too_little_traffic_is_said_and_stages_nothing(editor, fleet, wait_until, seen, words):
+async def test_too_little_traffic_is_reported_and_stages_nothing(editor, fleet, wait_until, seen, words):
     fleet.workloads = {} if seen is None else {"chat": seen}
     async with editor.run_test(size=(120, 30)) as pilot:
         await pilot.press("t")
@@ -70,7 +70,7 @@ async def test_too_little_traffic_is_said_and_stages_nothing(editor, fleet, wait
         assert "nothing staged" in editor.text()
 
 
-async def test_traffic_that_the_flags_fit_is_said(editor, fleet, wait_until):
+async def test_traffic_that_the_flags_fit_is_reported(editor, fleet, wait_until):
     fleet.suggestions = {}
     async with editor.run_test(size=(120, 30)) as pilot:
         await pilot.press("t")
@@ -98,7 +98,7 @@ async def test_from_the_operations_screen_the_same_key_opens_the_flags_with_them
         assert {step.flag: step.value for step in app.operations.staging.by_server["chat"]} == STAGED.set
 
 
-async def test_from_the_operations_screen_too_little_is_said_there(fleet, wait_until):
+async def test_from_the_operations_screen_too_little_is_reported_there(fleet, wait_until):
     fleet.workloads = {}
     app = ConsoleApp(fleet, refresh=0.05)
     async with app.run_test(size=(120, 30)) as pilot:

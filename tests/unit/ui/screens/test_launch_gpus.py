@@ -62,7 +62,7 @@ async def test_space_takes_the_next_set_and_what_is_wrong_with_it_is_seen(host, 
     assert (request.gpus, request.place) == ((1, 2), "")
 
 
-async def test_where_nothing_fits_the_reason_is_said_and_another_choice_can_be_made(host, wait_until, fleet):
+async def test_where_nothing_fits_the_reason_is_reported_and_another_choice_can_be_made(host, wait_until, fleet):
     fleet.size = 4
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=TALL) as pilot:

@@ -130,7 +130,7 @@ async def test_the_plan_itself_shows_them_where_there_is_room(screen, wait_until
         assert "tok/s 1/8/full" in screen.text()
 
 
-async def test_where_there_is_one_way_it_is_said(screen, fleet, wait_until):
+async def test_where_there_is_one_way_it_is_reported(screen, fleet, wait_until):
     fleet.ways = ()
     async with screen.run_test(size=SMALL) as pilot:
         await planned(pilot, wait_until)

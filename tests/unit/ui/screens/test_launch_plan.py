@@ -131,7 +131,7 @@ async def test_other_keys_change_nothing_while_a_value_is_typed(screen, fleet, w
     assert starts(fleet) == []
 
 
-async def test_a_wrong_value_is_said_while_it_is_typed_and_not_planned(screen, fleet, wait_until):
+async def test_a_wrong_value_is_reported_while_it_is_typed_and_not_planned(screen, fleet, wait_until):
     async with screen.run_test(size=SMALL) as pilot:
         await planned(pilot, wait_until)
         count = len(fleet.requests)
@@ -155,7 +155,7 @@ async def test_choices_of_a_flag_are_gone_through_and_each_is_planned(screen, fl
         await wait_until(pilot, lambda: "246,100 tokens" in screen.text() or "246k tokens" in screen.text())
 
 
-async def test_reasons_prices_and_sources_stand_beside_the_flags(screen, wait_until):
+async def test_reasons_tradeoffs_and_sources_stand_beside_the_flags(screen, wait_until):
     async with screen.run_test(size=TALL) as pilot:
         await pilot.press(*TO_SEQUENCES, "down", "down")
         await wait_until(pilot, lambda: "trade-off: Longer" in screen.text())
@@ -165,7 +165,7 @@ async def test_reasons_prices_and_sources_stand_beside_the_flags(screen, wait_un
         assert "vLLM's choice machine: There is room without FP8" in text
 
 
-def test_reasons_and_prices_are_whole_where_there_is_room_and_a_row_each_where_not(fakes):
+def test_reasons_and_tradeoffs_are_whole_where_there_is_room_and_a_row_each_where_not(fakes):
     draft = LaunchDraft(fakes.PRESETS[0])
     plan = draft.planned(fakes.FakeFleet().plan(LaunchRequest("chatbot")), "chatbot-2")
 
@@ -193,7 +193,7 @@ async def test_findings_come_with_level_code_and_sentence_the_worst_first(screen
         assert "1 error · 1 warning" in text
 
 
-async def test_a_key_mends_the_worst_and_the_selected_one(screen, fleet, wait_until):
+async def test_a_key_fixes_the_worst_and_the_selected_one(screen, fleet, wait_until):
     other = replace(HURTS, fix=Changes(set={"max-num-seqs": 8}, unset=("enable-prefix-caching",)))
     fleet.findings = (TOO_SMALL, other)
     async with screen.run_test(size=SMALL) as pilot:
@@ -212,7 +212,7 @@ async def test_a_key_mends_the_worst_and_the_selected_one(screen, fleet, wait_un
         await wait_until(pilot, lambda: fleet.requests[-1].changes == other.fix)
 
 
-async def test_nothing_is_mended_where_nothing_can_be(screen, fleet, wait_until):
+async def test_nothing_is_fixed_where_nothing_can_be(screen, fleet, wait_until):
     fleet.findings = (HURTS,)
     async with screen.run_test(size=SMALL) as pilot:
         await planned(pilot, wait_until)
@@ -276,7 +276,7 @@ async def test_while_it_is_worked_out_the_plan_before_stays(screen, fleet, wait_
         await wait_until(pilot, lambda: "planning…" not in screen.text())
 
 
-async def test_what_a_refused_start_says_is_planned_for_anew(screen, fleet, wait_until):
+async def test_what_a_refused_start_says_is_planned_for_again(screen, fleet, wait_until):
     async with screen.run_test(size=SMALL) as pilot:
         await planned(pilot, wait_until)
         fleet.error, fleet.findings = FleetError("GPU 0 was taken this very second"), (MAYBE,)
@@ -293,7 +293,9 @@ async def test_what_a_refused_start_says_is_planned_for_anew(screen, fleet, wait
         ("cpu", (), "a CPU build"),
     ],
 )
-async def test_what_is_not_known_of_the_memory_is_said_in_a_line(screen, fleet, fakes, wait_until, build, gpus, words):
+async def test_what_is_not_known_of_the_memory_is_reported_in_a_line(
+    screen, fleet, fakes, wait_until, build, gpus, words
+):
     plan, fleet.memory = fleet.plan, None
     engine = replace(fakes.VLLM, build=build)
     fleet.plan = lambda request: replace(plan(request), gpus=gpus, engine=engine)
@@ -304,7 +306,7 @@ async def test_what_is_not_known_of_the_memory_is_said_in_a_line(screen, fleet, 
         assert "vllm serve" in screen.text()
 
 
-async def test_the_engines_own_figures_are_told_from_an_estimate(screen, fleet, fakes, wait_until):
+async def test_the_engines_own_figures_are_distinguished_from_an_estimate(screen, fleet, fakes, wait_until):
     estimated = fakes.memory_of({})
     fleet.memory = replace(estimated, source="engine", weights_gib=5.6, kv_gib=14.3, kv_tokens=117_000)
     plan = fleet.plan
@@ -350,7 +352,7 @@ async def test_another_match_is_picked_with_the_arrows(screen, fleet, wait_until
         ("api-key=sk-1", "cannot be set here"),
     ],
 )
-async def test_what_cannot_be_added_is_said_at_once_and_not_taken(screen, fleet, wait_until, typed, said):
+async def test_what_cannot_be_added_is_reported_at_once_and_not_taken(screen, fleet, wait_until, typed, said):
     async with screen.run_test(size=(100, 30)) as pilot:
         await planned(pilot, wait_until)
         await pilot.press("a")

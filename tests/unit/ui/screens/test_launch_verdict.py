@@ -87,7 +87,7 @@ async def test_a_refusal_is_a_finding_that_stops_a_launch(screen, fleet, wait_un
         assert not starts(fleet)
 
 
-async def test_an_engine_that_cannot_be_asked_is_said_beside_the_findings(screen, fleet, wait_until):
+async def test_an_engine_that_cannot_be_asked_is_reported_beside_the_findings(screen, fleet, wait_until):
     fleet.verdict = EngineVerdict(EngineAnswer.UNKNOWN, "the model is not on this machine")
     fleet.findings = (replace(LEARNED, level=Level.WARNING),)
     fleet.answer.set()

@@ -94,7 +94,7 @@ async def test_search_goes_up_with_n_and_down_with_shift_n(host, wait_until, log
         await wait_until(pilot, lambda: app.results == [None])
 
 
-async def test_search_for_what_is_not_there_says_so(host, wait_until, log):
+async def test_search_for_what_is_not_there_reports_it(host, wait_until, log):
     app = host(lambda: LogScreen("chat", log))
     async with app.run_test(size=(80, 24)) as pilot:
         await wait_until(pilot, lambda: "line 499" in app.text())
@@ -160,7 +160,7 @@ async def test_copies_the_selected_line_or_all_shown(host, wait_until, log):
         assert app.clipboard.endswith("line 498")
 
 
-async def test_a_log_that_is_not_there_yet_is_said_and_then_shown(host, wait_until, tmp_path):
+async def test_a_log_that_is_not_there_yet_is_reported_and_then_shown(host, wait_until, tmp_path):
     app = host(lambda: LogScreen("chat", tmp_path / "later.log"))
     async with app.run_test(size=(80, 24)) as pilot:
         await wait_until(pilot, lambda: "log is empty" in app.text())

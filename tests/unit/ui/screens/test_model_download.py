@@ -85,7 +85,7 @@ async def test_a_model_is_downloaded_after_a_question_and_escape_cancels(host, w
         ("/data/model", "is not a hub id"),
     ],
 )
-async def test_what_can_not_be_downloaded_from_there_is_said(host, wait_until, fleet, hub, model, words):
+async def test_what_cannot_be_downloaded_from_there_is_reported(host, wait_until, fleet, hub, model, words):
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=(120, 30)) as pilot:
         await wait_until(pilot, lambda: getattr(app.screen, "planner", None) and app.screen.planner.draft)

@@ -173,7 +173,7 @@ async def test_it_keeps_to_its_size(host, wait_until, fleet, size):
         assert all(len(text) <= size[0] for text in app.text().splitlines())
 
 
-async def test_without_models_on_this_machine_it_says_so_and_what_to_type(host, wait_until, fleet):
+async def test_without_models_on_this_machine_it_reports_it_and_what_to_type(host, wait_until, fleet):
     fleet.local_models = LocalModels((), ())
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=TALL) as pilot:

@@ -37,7 +37,7 @@ async def test_what_fits_is_shown_whole(host, wait_until):
         await app.lacks("more")
 
 
-async def test_what_only_tells_has_nothing_to_do(host, wait_until):
+async def test_what_only_reports_has_nothing_to_do(host, wait_until):
     app = host(lambda: Confirm("chat will not start.", ["1. no room"], ""))
     async with app.run_test(size=(80, 16)) as pilot:
         await wait_until(pilot, lambda: "esc back" in app.text())

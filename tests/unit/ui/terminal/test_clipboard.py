@@ -49,7 +49,7 @@ def test_a_tmux_without_the_flag_is_asked_without_it(tmux):
     assert calls.read_text() == "load-buffer -w -\nload-buffer -\n"
 
 
-def test_why_tmux_refuses_is_said(tmux):
+def test_why_tmux_refuses_is_reported(tmux):
     tmux('echo "no server running on /nowhere" >&2; exit 1')
     assert load_tmux_buffer("text") == "no server running on /nowhere"
 
@@ -62,7 +62,7 @@ def test_a_tmux_that_hangs_is_given_up(tmux, monkeypatch):
     assert time.monotonic() - began < 30
 
 
-def test_without_a_tmux_command_that_is_said(monkeypatch, tmp_path):
+def test_without_a_tmux_command_that_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "no tmux command" in load_tmux_buffer("text")
 

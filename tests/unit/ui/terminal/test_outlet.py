@@ -60,7 +60,7 @@ def test_all_of_it_arrives_in_order(pipe: Pipe) -> None:
     assert pipe.read(60_000) == b"".join(pieces)
 
 
-def test_whoever_writes_never_waits_and_is_told_when_all_is_taken(pipe: Pipe) -> None:
+def test_whoever_writes_never_waits_and_is_notified_when_all_is_taken(pipe: Pipe) -> None:
     written = filled(pipe)
     assert pipe.outlet.behind()
     pipe.outlet.write(b"a mode")
@@ -70,7 +70,7 @@ def test_whoever_writes_never_waits_and_is_told_when_all_is_taken(pipe: Pipe) ->
     assert not pipe.outlet.behind()
 
 
-def test_nobody_is_told_who_did_not_ask(pipe: Pipe) -> None:
+def test_nobody_is_notified_who_did_not_ask(pipe: Pipe) -> None:
     """Only who leaves a picture out needs to hear when the next would be taken."""
     pipe.read(filled(pipe))
     pipe.outlet.write(b"end")

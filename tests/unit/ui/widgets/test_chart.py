@@ -174,7 +174,7 @@ def test_a_low_chart_has_its_clock_times_in_the_axis():
     assert not re.search(r"\d┬", axis), "no time stands left of its tick"
 
 
-def test_midnight_has_its_date_and_seconds_are_told_of_a_minute():
+def test_midnight_has_its_date_and_seconds_are_reported_of_a_minute():
     midnight = END - 45_600
     assert (midnight, "Jan 01") in tick_times(END - 86_400, END, 120)
     assert tick_times(END - 60, END, 120)[:2] == [(END - 60, "12:39:00"), (END - 50, "12:39:10")]
@@ -234,7 +234,7 @@ def test_a_chart_has_the_size_that_it_is_given(width, height):
     assert all(to_ascii(strip.text).isascii() and "?" not in to_ascii(strip.text) for strip in strips)
 
 
-def test_nothing_reported_and_not_read_yet_are_told_apart():
+def test_nothing_reported_and_not_read_yet_are_distinguished():
     assert "nothing reported yet" in "".join(texts(chart_of(made(kv_cache_usage=None), (USAGE,), 40, 8, percent)))
     assert "loading" in "".join(texts(chart_of(None, (USAGE,), 40, 8, percent)))
 

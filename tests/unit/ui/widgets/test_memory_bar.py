@@ -40,7 +40,7 @@ def test_parts_are_drawn_to_scale_and_in_order():
     assert list(dict.fromkeys(bar)) == list(MARKS)
 
 
-def test_marks_differ_without_colour_also_in_ascii():
+def test_marks_differ_without_color_also_in_ascii():
     assert len({to_ascii(mark) for mark in MARKS}) == len(MARKS)
     assert "?" not in to_ascii(MARKS)
 
@@ -102,20 +102,20 @@ def test_one_of_a_kind_stands_for_gpus_that_are_not_chosen_yet():
     assert lines(budget_rows(replace(BUDGET, per_gpu=(replace(GPU, index=None),)), 80, 2))[1].split()[0] == "each"
 
 
-def test_without_a_gpu_weights_are_still_said():
+def test_without_a_gpu_weights_are_still_reported():
     (only,) = lines(budget_rows(replace(BUDGET, per_gpu=()), 80, 2))
     assert "16.0 GiB" in only
     assert "no GPU data to compare with" in only
 
 
-def test_tokens_and_both_concurrencies_are_said_in_words_that_fit():
+def test_tokens_and_both_concurrencies_are_reported_in_words_that_fit():
     assert text_of(room_words(BUDGET, 200)) == (
         "KV 20.0 GiB · 163,840 tokens · 40× concurrent at 4,096 tokens · 86× at the workload's p95 length"
     )
     assert text_of(room_words(BUDGET, 78)) == "KV 20.0 GiB · 164k tokens · 40× at 4,096 · 86× at p95"
 
 
-def test_what_does_not_fit_is_said_plainly():
+def test_what_does_not_fit_is_reported_plainly():
     missing = replace(BUDGET, kv_gib=-3.21, kv_tokens=0, max_concurrency=0.0)
     assert "3.2 GiB short" in text_of(room_words(missing, 80))
     short = replace(BUDGET, kv_gib=0.4, kv_tokens=3276, max_concurrency=0.8, concurrency_p95=None)

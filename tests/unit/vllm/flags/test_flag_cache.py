@@ -45,7 +45,7 @@ def test_files_are_the_persons_own_and_nothing_else_is_left(cache, engine) -> No
 
 
 @pytest.mark.parametrize("name", ["engine/arg_utils.py", "config/made.py", "entrypoints/openai/cli_args.py", "envs.py"])
-def test_a_changed_source_is_learned_anew(cache, engine, environment, name: str) -> None:
+def test_a_changed_source_is_learned_again(cache, engine, environment, name: str) -> None:
     cache.learn(engine)
     path = environment.site / "vllm" / name
     found = path.stat()
@@ -83,7 +83,7 @@ def test_two_installations_do_not_disturb_each_other(cache, engine, environment,
         b'{"format": "1"}',
     ],
 )
-def test_a_damaged_file_is_learned_anew(cache, engine, damage: bytes) -> None:
+def test_a_damaged_file_is_learned_again(cache, engine, damage: bytes) -> None:
     cache.learn(engine)
     file_of(cache).write_bytes(damage)
     assert cache.get(engine) is None

@@ -234,14 +234,14 @@ CASES: list[tuple[str, Flags, Flags]] = [
 
 
 @pytest.mark.parametrize(("name", "broken", "kept"), CASES)
-def test_a_condition_is_named_when_broken_and_silent_when_kept(name: str, broken: Flags, kept: Flags) -> None:
+def test_a_finding_is_named_when_broken_and_silent_when_kept(name: str, broken: Flags, kept: Flags) -> None:
     found = broken_conditions(table_of(), broken)
     assert name in [flag for flag, _ in found]
     assert all(sentence.startswith("--") and "\n" not in sentence for _, sentence in found)
     assert broken_conditions(table_of(), kept) == []
 
 
-def test_every_condition_has_been_seen_broken() -> None:
+def test_every_finding_has_been_seen_broken() -> None:
     seen = {condition for condition in CONDITIONS for _, flags, _ in CASES if _is_broken(condition, flags)}
     exercised_elsewhere = {"data-parallel-hybrid-lb", "enable-flashinfer-autotune", "max-cudagraph-capture-size"}
     assert {condition.flags[0] for condition in CONDITIONS if condition not in seen} <= exercised_elsewhere
@@ -275,13 +275,13 @@ def test_one_setting_is_not_made_twice(name: str, config: str) -> None:
     assert [flag for flag, _ in broken_conditions(table_of(), {name: value, config: value})] == [name]
 
 
-def test_a_condition_counts_only_where_the_installation_has_its_flags() -> None:
+def test_a_finding_counts_only_where_the_installation_has_its_flags() -> None:
     flags: Flags = {"enable-eplb": True}
     assert broken_conditions(table_of(), flags) != []
     assert broken_conditions(table_of(without="enable-expert-parallel"), flags) == []
 
 
-def test_a_condition_that_came_later_does_not_count_before() -> None:
+def test_a_finding_that_came_later_does_not_count_before() -> None:
     flags: Flags = {"enable-log-outputs": True}
     assert broken_conditions(table_of("0.10.2"), flags) == []
     assert broken_conditions(table_of("0.13.0"), flags) != []

@@ -117,7 +117,9 @@ def test_what_vllm_takes_is_not_complained_of(table: FlagTable, name: str, value
 
 
 @pytest.mark.parametrize(("name", "value", "words"), BAD)
-def test_what_vllm_refuses_is_said_in_one_sentence(table: FlagTable, name: str, value: FlagValue, words: str) -> None:
+def test_what_vllm_refuses_is_reported_in_one_sentence(
+    table: FlagTable, name: str, value: FlagValue, words: str
+) -> None:
     sentence = problem(table, name, value)
     assert sentence is not None
     assert words in sentence
@@ -161,7 +163,7 @@ def test_bounds_of_lora_count_once_lora_is_on(table: FlagTable) -> None:
     assert refused_together(table, {"max-loras": "x"}) != []
 
 
-def test_conditions_are_asked_only_of_flags_that_are_right(table: FlagTable) -> None:
+def test_conditions_are_checked_only_of_flags_that_are_right(table: FlagTable) -> None:
     broken: dict[str, FlagValue] = {"max-num-seqs": 64, "max-num-batched-tokens": 32}
     assert len(refused_together(table, broken)) == 1
     assert refused_together(table, {**broken, "max-num-seqs": "64x"}) == [
@@ -169,7 +171,7 @@ def test_conditions_are_asked_only_of_flags_that_are_right(table: FlagTable) -> 
     ]
 
 
-def test_what_a_flag_takes_can_be_said(table: FlagTable) -> None:
+def test_what_a_flag_takes_can_be_reported(table: FlagTable) -> None:
     assert expected(table.flags["enforce-eager"]) == "on or off"
     assert expected(table.flags["load-format"]) == "text"
     many = FlagSpec("x", ValueKind.TEXT, choices=tuple(f"c{number}" for number in range(12)))

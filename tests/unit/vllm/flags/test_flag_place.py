@@ -84,7 +84,7 @@ def test_without_source_it_says_where_it_looked(environment) -> None:
         learn_flags(environment.engine())
 
 
-def test_a_command_that_is_gone_is_said_so(environment) -> None:
+def test_a_command_that_is_gone_is_reported(environment) -> None:
     environment.command.unlink()
     with pytest.raises(FlagsUnknownError, match=f"{environment.command}: cannot be read: No such file"):
         learn_flags(environment.engine())

@@ -57,7 +57,7 @@ def test_a_slip_of_the_finger_still_finds_it(table: FlagTable) -> None:
         ("compilation.mode", "compilation-config"),
     ],
 )
-def test_a_wrong_name_is_told_what_was_meant(table: FlagTable, typed: str, meant: str) -> None:
+def test_for_a_wrong_name_the_nearest_one_is_suggested(table: FlagTable, typed: str, meant: str) -> None:
     assert meant in closest(table, typed)
     assert len(closest(table, typed)) <= 3
 

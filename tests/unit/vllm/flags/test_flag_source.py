@@ -140,7 +140,7 @@ def test_help_is_the_text_after_the_field(one: Callable[..., FlagSpec]) -> None:
     assert one("x: int = 1").help == ""
 
 
-def test_numbers_that_people_write_short_are_told_by_what_reads_them(make_package: MakePackage) -> None:
+def test_numbers_that_people_write_short_are_recognized_by_what_reads_them(make_package: MakePackage) -> None:
     names = ("max_model_len", "max_num_batched_tokens", "cache_bytes", "other")
     fields = "\n".join(f"    {name}: int | None = None" for name in names)
     calls = "\n".join(f'    group.add_argument("--{n.replace("_", "-")}", **kwargs["{n}"])' for n in names)

@@ -165,7 +165,7 @@ def test_the_style_of_0_33_is_read(
     assert flags["speed"].opposite == ""
 
 
-def test_the_machines_device_is_a_choice_where_the_build_says_so(make_package: MakePackage) -> None:
+def test_the_machines_device_is_a_choice_where_the_build_reports_it(make_package: MakePackage) -> None:
     registration = """
     parser.add_argument("--place", default="auto", choices=["auto"] + (
         [current_platform.device_type] if current_platform.device_type not in ("", "cpu") else []))
@@ -189,7 +189,7 @@ def test_the_machines_device_is_a_choice_where_the_build_says_so(make_package: M
         {"engine/arg_utils.py": "x = " + "-" * 3 + "(" * 5000},
     ],
 )
-def test_source_that_is_not_understood_is_said_so(
+def test_source_that_is_not_understood_is_reported(
     made_files: dict[str, str], damage: dict[str, str], tmp_path: Path, write_files: Callable[..., Path]
 ) -> None:
     folder = write_files(tmp_path / "vllm", {**made_files, **damage})

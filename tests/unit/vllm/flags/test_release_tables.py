@@ -45,7 +45,7 @@ DATA = Path(releases.__file__).with_suffix(".json")
         ("1.0", "0.33.0"),
     ],
 )
-def test_which_release_speaks_for_a_version(version: str, spoken_for: str) -> None:
+def test_which_release_stands_for_a_version(version: str, spoken_for: str) -> None:
     assert nearest_release(version) == spoken_for
     assert release_table(version).version == spoken_for
 

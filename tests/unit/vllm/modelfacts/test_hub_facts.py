@@ -167,7 +167,7 @@ def test_a_gated_model(hub: Hub, status: int) -> None:
     ],
     ids=["absent", "private", "no config", "odd list", "odd config", "endless", "down", "circle"],
 )
-def test_what_goes_wrong_is_said_in_a_sentence(hub: Hub, change: Callable[[Hub], None], part: str) -> None:
+def test_what_goes_wrong_is_reported_in_a_sentence(hub: Hub, change: Callable[[Hub], None], part: str) -> None:
     change(hub)
     with pytest.raises(ModelFactsError) as caught:
         hub.read("org/some")

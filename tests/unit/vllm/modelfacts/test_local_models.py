@@ -36,7 +36,7 @@ def test_the_caches_models_with_size_precision_parameters_and_context(tmp_path: 
     assert found.problems == ()
 
 
-def test_what_is_no_whole_model_says_so_and_stands_last(tmp_path: Path, make: Any) -> None:
+def test_what_is_no_whole_model_reports_it_and_stands_last(tmp_path: Path, make: Any) -> None:
     make.cached("a/tokenizer", {"tokenizer.json": "{}"})
     make.cached("b/half", {"config.json": make.config, "model.safetensors.index.json": make.index(3, 9000)})
     make.cached("c/whole", whole(make))

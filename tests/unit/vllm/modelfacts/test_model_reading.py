@@ -49,7 +49,7 @@ def test_a_folder(tmp_path: Path, make: Any) -> None:
     assert facts.gated is None
 
 
-def test_a_folder_without_weights_says_so(tmp_path: Path, make: Any) -> None:
+def test_a_folder_without_weights_reports_it(tmp_path: Path, make: Any) -> None:
     folder = make.folder("model-7b", {"config.json": make.config})
     facts = read(str(folder), tmp_path)
     assert facts.files_missing == ("*.safetensors",)
@@ -66,7 +66,7 @@ def test_a_folder_with_an_index_alone_is_as_large_as_the_index_says(tmp_path: Pa
     assert not any("size of the weights" in word for word in facts.missing)
 
 
-def test_where_the_config_does_not_tell_the_name_does(tmp_path: Path, make: Any) -> None:
+def test_where_the_config_does_not_report_the_name_does(tmp_path: Path, make: Any) -> None:
     config = {name: value for name, value in make.config.items() if name != "intermediate_size"}
     facts = read(str(make.folder("model-7b", {"config.json": config})), tmp_path)
     assert (facts.counted, facts.parameters) == (None, 7_000_000_000)
@@ -220,7 +220,7 @@ def test_a_broken_cache_is_as_none(tmp_path: Path, make: Any) -> None:
     assert read("org/some", tmp_path).source == "table"
 
 
-def test_modelscope_is_said_to_be_not_read(tmp_path: Path, make: Any) -> None:
+def test_modelscope_is_reported_as_not_read(tmp_path: Path, make: Any) -> None:
     make.cached("org/some", {"config.json": make.config})
     environ = {"HF_HUB_CACHE": str(tmp_path / "hub"), "VLLM_USE_MODELSCOPE": "True"}
     facts = model_facts("org/some", environ=environ)

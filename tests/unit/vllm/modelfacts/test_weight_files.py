@@ -52,12 +52,12 @@ def test_what_the_index_names_and_is_not_there(make: Any) -> None:
     assert (weights.total, weights.present) == (9000, 1500)
 
 
-def test_pointers_tell_their_size(make: Any) -> None:
+def test_pointers_report_their_size(make: Any) -> None:
     weights = weights_in(make.folder("m", {"model.safetensors": POINTER}))
     assert weights == WeightFiles(5000, 0, ("model.safetensors",))
 
 
-def test_names_tell_how_many_there_must_be(make: Any) -> None:
+def test_names_report_how_many_there_must_be(make: Any) -> None:
     weights = weights_in(make.folder("m", {f"model-0000{one}-of-00004.safetensors": b"x" for one in (1, 3)}))
     assert weights.missing == ("model-00002-of-00004.safetensors", "model-00004-of-00004.safetensors")
     assert weights.total is None

@@ -274,7 +274,7 @@ CAPTURING = '  File "vllm/worker/gpu_model_runner.py", line 1, in capture_model'
 
 
 @pytest.mark.parametrize("place", ["", LOADING, CAPTURING])
-def test_memory_that_another_process_holds_is_said_first(place: str) -> None:
+def test_memory_that_another_process_holds_is_reported_first(place: str) -> None:
     found = diagnose(["Traceback (most recent call last):", *filter(None, [place]), OUT + OTHER + OWN], 1)
     assert found.fixes[0].changes == Changes()
     assert found.fixes[0].why.startswith("Another process (4711) holds 18.0 of the GPU's 23.6 GiB: choose a GPU")
@@ -288,7 +288,7 @@ def test_a_process_that_may_be_the_servers_own_is_not_called_another() -> None:
         assert not any("rocess" in fix.why for fix in of(OUT + alone).fixes), alone
 
 
-def test_what_does_not_give_the_context_that_was_asked_for_says_so() -> None:
+def test_what_does_not_give_the_context_that_was_asked_for_reports_it() -> None:
     text = SHORT.replace("4.50 GiB", "16.00 GiB").replace("2.25", "5.61")
     whys = {name: fix.why for fix in of(text).fixes for name in fix.changes.set}
     assert whys["kv-cache-dtype"].endswith(": not enough alone for 32,768.")
@@ -301,7 +301,7 @@ def test_what_does_not_give_the_context_that_was_asked_for_says_so() -> None:
     assert any("not enough alone for 32,768" in fix.why for fix in told.fixes if "kv-cache-dtype" in fix.changes.set)
 
 
-def test_a_killed_process_is_said_to_be_killed() -> None:
+def test_a_killed_process_is_reported_as_killed() -> None:
     found = diagnose(["INFO all is well"], -9)
     assert found.cause is Cause.ENGINE_DIED
     assert found.line is None
@@ -555,7 +555,7 @@ def test_no_figure_is_made_up_for_what_the_log_does_not_say() -> None:
         ("Using default MoE config, E=8,N=3584,device_name=NVIDIA_H200.json", True),
     ],
 )
-def test_the_log_tells_whether_the_gpu_takes_an_fp8_cache(told: str, offered: bool) -> None:
+def test_the_log_reports_whether_the_gpu_takes_an_fp8_cache(told: str, offered: bool) -> None:
     found = of(SHORT, None, f"WARNING 11-20 10:00:00 [a.py:1] {told}")
     assert any("kv-cache-dtype" in one.changes.set for one in found.fixes) == offered
 

@@ -1,4 +1,4 @@
-"""The console looks in a thread: slow, failing and paused looks leave it usable."""
+"""The console polls in a thread: slow, failing and paused polls leave it usable."""
 
 from __future__ import annotations
 
