@@ -48,7 +48,7 @@ _Row = TypeVar("_Row", bound=Row)
 
 
 class Rows(Protocol[_Row]):
-    """What rows are read from: `vllm_console.history.store.Reader`, and its like for GPUs."""
+    """What rows are read from: `vllm_console.history.store.HistoryReader`, and its like for GPUs."""
 
     def first_at(self) -> float | None:
         """When the oldest row was taken."""

@@ -30,10 +30,10 @@ class TextReader(Vertical, can_focus=True):
     """
 
     DEFAULT_CSS = """
-    Reader { background: ansi_default; }
-    Reader #foot { height: 1; }
-    Reader #content { height: auto; }
-    Reader VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; background: ansi_default; }
+    TextReader { background: ansi_default; }
+    TextReader #foot { height: 1; }
+    TextReader #content { height: auto; }
+    TextReader VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; background: ansi_default; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("reader")]
 
