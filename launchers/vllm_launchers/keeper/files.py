@@ -16,6 +16,9 @@ MOST_UNREAD = 256 << 20
 that, the oldest are dropped."""
 OLD_PIPE = "server.pipe"
 """Servers started by an earlier version of this program have this instead of `OUTPUT`."""
+NODES_JOINED = "all nodes have joined and are equal"
+"""What the keeper of a node writes into its log before it starts vLLM, whose lines show no start of a headless node."""
+
 NODE_MARK = "vllm-console: "
 """Begins a line that a keeper adds to a server's log: what happened to the other nodes of the same server,
 or to Ray."""

@@ -16,7 +16,7 @@ from typing import Any
 from vllm_launchers.keeper import location, processes, spawn
 from vllm_launchers.keeper.context import KeeperContext, complete_secrets, known_secrets, secrets_of_process
 from vllm_launchers.keeper.errors import CannotSleepError, KeeperError, NotPreparingError, UnwrittenError
-from vllm_launchers.keeper.files import LOG, NODE_MARK
+from vllm_launchers.keeper.files import LOG, NODE_MARK, NODES_JOINED
 from vllm_launchers.keeper.health import Health, Prober, ProbeTarget, WarmUpRun
 from vllm_launchers.keeper.lifecycle import (
     KEPT_GENERATIONS,
@@ -67,7 +67,7 @@ START_PENDING = "started by a new keeper; the old one died before it could"
 ADOPTED = "adopted by a new keeper after the old one died; its exit code will be unknown"
 ADOPTED_EXIT = "it was adopted by a new keeper, which is not its parent"
 WARMING_UP = "/health answers; ready after a first completed request"
-JOINED = "all nodes have joined and are equal; ready once node 0 has completed a request"
+JOINED = f"{NODES_JOINED}; ready once node 0 has completed a request"
 LINK_LOST = "its keeper ended, and with it the link to the other nodes"
 UNUSABLE = (SleepStep.FAILED, SleepStep.MISMATCH)
 """How a sleep ends after which the server has to be restarted."""
@@ -518,6 +518,7 @@ class Supervisor:
                 self.record_writer.change(reason=event.message)
             case NodeStep.JOINED:
                 self.record_writer.change(reason=JOINED)
+                self._mark_log(NODES_JOINED)
                 spec = record.current.spec
                 self._reservation.admit(spec.host, spec.port, shared=spec.reuse_port)
                 self._run_process(record.current)

@@ -79,6 +79,11 @@ def test_no_process_starts_until_all_are_there_and_all_are_ready_after_one_reque
     assert headless.current.spec.port == 0
 
 
+def test_each_start_shows_in_the_log_of_a_headless_node(nodes: Nodes) -> None:
+    nodes.ready()
+    assert nodes.bench.log("node1").startswith("vllm-console: all nodes have joined and are equal\n")
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_node_that_is_lost_ends_the_other_which_reports_it(nodes: Nodes, lost: int) -> None:
     nodes.ready()

@@ -57,7 +57,7 @@ from vllm_console.diagnosis.failure.rules import (
 )
 from vllm_console.diagnosis.finding import Cause
 from vllm_console.logs.vllm_lines import LogLine
-from vllm_launchers.keeper.files import NODE_MARK
+from vllm_launchers.keeper.files import NODE_MARK, NODES_JOINED
 
 SIGKILL_CODES = (-9, 137)
 
@@ -75,7 +75,7 @@ BEFORE_DEATH = 150
 """The engine's own exception may stand this many lines before the first report of a serving engine's death."""
 
 _START_FAILED = re.compile(r"EngineCore failed to start|[Ee]ngine (?:core )?(?:initialization|process) failed")
-_STARTS = ("non-default args: ", "vLLM API server version ", "vLLM server version ")
+_STARTS = (f"{NODE_MARK}{NODES_JOINED}", "non-default args: ", "vLLM API server version ", "vLLM server version ")
 SERVES = re.compile(
     r"Application startup complete|Avg prompt throughput: |\"(?:GET|POST) /\S* HTTP/\d[.\d]*\" [1-4]\d\d"
 )
