@@ -6,6 +6,11 @@ GIB = 2**30
 """Bytes in a GiB."""
 
 
+def in_units(size: float) -> str:
+    """Bytes on a disk: ``1.5 GiB``, ``49.7 MiB``."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"
+
+
 def counted(number: int, thing: str) -> str:
     """So many things: ``1 request``, ``1,024 requests``."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

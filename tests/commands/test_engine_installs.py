@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import platform
@@ -51,7 +52,9 @@ def test_the_cpu_build_is_planned_installed_listed_and_removed(
     # What an interrupted installation leaves is no engine; the next one goes on with it.
     place.mkdir(parents=True)
     (place / "pyvenv.cfg").touch()
-    assert [one["kind"] for one in program.json("engines", env=env)] == ["simulated"]
+    listed = program("engines", "--json", env=env)
+    assert [one["kind"] for one in json.loads(listed.stdout)] == ["simulated"]
+    assert "9.1.0-cpu: its installation is not finished; 'vllm-console engines install 9.1.0 --cpu'" in listed.stderr
 
     # A file that is not what the plan saw is not installed; a disk too small is said before anything is downloaded.
     monkeypatch.setattr(engine_install, "_free_bytes", lambda _folder: 1)

@@ -143,6 +143,7 @@ def test_what_cannot_be_downloaded_is_one_sentence(program: Any, words: list[str
         answer = program("models", "get", *words, "--yes", env=hub_env(program, hub))
     assert answer.returncode in ((2,) if "not a hub id" in sentence else (1, 4))
     assert sentence in answer.stderr
+    assert " 0.0 GiB" not in answer.stderr
     assert answer.stderr.count("\n") == 1
     assert "\x1b" not in answer.stderr
     assert "Traceback" not in answer.stderr

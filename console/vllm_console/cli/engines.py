@@ -45,12 +45,19 @@ def run(args: argparse.Namespace) -> int:
         return _install(args)
     if args.verb == "remove":
         return _remove(args)
-    from vllm_launchers.vllm.engines import engine_problems
+    from vllm_launchers.vllm.engines import engine_problems, unfinished_engines
 
     config = settings_from(args)
     engines = open_fleet(args, config).engines()
     for problem in engine_problems(config.vllm):
         complain(problem)
+    for folder in unfinished_engines(os.environ):
+        version, _, cpu = folder.name.partition("-")
+        again = f"vllm-console engines install {version}{' --cpu' if cpu else ''}"
+        complain(
+            f"{folder.name}: its installation is not finished; '{again}' continues it, "
+            f"'vllm-console engines remove {folder.name}' deletes it"
+        )
     if args.json:
         print_json([fields(engine, "kind version build path") for engine in engines])
         return 0

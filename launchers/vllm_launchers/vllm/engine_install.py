@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from vllm_launchers.private import lock, make_folder, open_file
+from vllm_launchers.units import in_units
 from vllm_launchers.vllm.engines import MARKER, NAME, EngineError, disk_bytes, engine_at, engines_folder
 from vllm_launchers.vllm.installed_packages import site_packages
 
@@ -150,8 +151,8 @@ def plan_engine(
     least = 2 * sum(one.bytes or 0 for one in wheels)
     if free < least:
         problems.append(
-            f"{folder} has {free / 2**30:.1f} GiB free, and the downloads and what is in them take more than "
-            f"{least / 2**30:.1f} GiB; free some, or set XDG_DATA_HOME to a folder on a larger disk"
+            f"{folder} has {in_units(free)} free, and the downloads and what is in them take more than "
+            f"{in_units(least)}; free some, or set XDG_DATA_HOME to a folder on a larger disk"
         )
     return EnginePlan(
         name, main.version, build, str(folder / name), python, python_version, tuple(wheels), free, glibc,

@@ -35,12 +35,23 @@ def engines_folder(environ: Mapping[str, str]) -> Path | None:
 
 def managed_engines(environ: Mapping[str, str]) -> list[Path]:
     """The environments of complete installations, the newest version first."""
+    return [folder for folder in _environments(environ) if (folder / MARKER).is_file()]
+
+
+def unfinished_engines(environ: Mapping[str, str]) -> list[Path]:
+    """The environments whose installation is under way or was interrupted."""
+    return [folder for folder in _environments(environ) if folder.is_dir() and not (folder / MARKER).is_file()]
+
+
+def _environments(environ: Mapping[str, str]) -> list[Path]:
     folder = engines_folder(environ)
+    if folder is None:
+        return []
     try:
-        names = sorted(os.listdir(folder), key=_order, reverse=True) if folder is not None else []  # noqa: PTH208
+        names = sorted(os.listdir(folder), key=_order, reverse=True)  # noqa: PTH208
     except OSError:
         return []
-    return [folder / name for name in names if NAME.fullmatch(name) and (folder / name / MARKER).is_file()]  # type: ignore[operator]
+    return [folder / name for name in names if NAME.fullmatch(name)]
 
 
 def managed_engine(name: str, environ: Mapping[str, str]) -> Path | None:
@@ -62,6 +73,7 @@ def remove_engine(path: Path) -> int:
     before = disk_bytes(path)
     (path / MARKER).unlink(missing_ok=True)
     shutil.rmtree(path)
+    (path.parent / f"{path.name}.log").unlink(missing_ok=True)  # of an installation that failed
     return before
 
 

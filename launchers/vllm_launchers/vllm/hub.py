@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from vllm_launchers.host.hub_folders import cache_folder
+from vllm_launchers.units import in_units
 from vllm_launchers.vllm import hub_worker
 from vllm_launchers.vllm.engines import disk_bytes, find_engines
 from vllm_launchers.vllm.installed_packages import site_packages
@@ -139,7 +140,7 @@ class Hub:
         if missing <= free:
             return ""
         return (
-            f"{found.model} needs {_in_units(missing)} more, and {self.cache} has {_in_units(free)} free; "
+            f"{found.model} needs {in_units(missing)} more, and {self.cache} has {in_units(free)} free; "
             "free some, or set HF_HUB_CACHE to a folder on a larger disk"
         )
 
@@ -386,10 +387,6 @@ def _inside(name: str) -> bool:
 
 def _is_hex(text: str, length: int) -> bool:
     return len(text) == length and all(letter in "0123456789abcdef" for letter in text)
-
-
-def _in_units(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def _size(path: Path) -> int:
