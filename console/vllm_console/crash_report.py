@@ -24,7 +24,7 @@ SHORTEST_SECRET = 8
 """Values of secret variables are redacted everywhere from this length on; shorter ones would redact common words."""
 
 
-def tell(error: BaseException, words: Sequence[str], state: Path | None = None, *, demo: bool = False) -> str:
+def write_report(error: BaseException, words: Sequence[str], state: Path | None = None, *, demo: bool = False) -> str:
     """Write a report of an unexpected exception; returns the sentence to show.
 
     ``words`` is the command line, ``state`` the state folder if it is not the usual one. Never raises for disk errors:
@@ -94,6 +94,6 @@ def in_threads(words: Sequence[str], state: Path | None, messages: list[str], *,
     def hook(args: threading.ExceptHookArgs) -> None:
         gone = isinstance(args.exc_value, OSError) and args.exc_value.errno == errno.EIO
         if args.exc_value is not None and not gone and not isinstance(args.exc_value, SystemExit):
-            messages.append(tell(args.exc_value, words, state, demo=demo))
+            messages.append(write_report(args.exc_value, words, state, demo=demo))
 
     threading.excepthook = hook

@@ -26,7 +26,7 @@ from ramp import CASES, Case, VirtualRamp
 from fakes.virtual_records import record
 from vllm_console.cli.tune import AGAIN_SHARE, BASELINE_SHARE, EVIDENCE_REQUESTS, EVIDENCE_SHARE
 from vllm_console.cli.tune import START_SHARE as TRIAL_START
-from vllm_console.fleet.tuning import TuneGoal, predict_each
+from vllm_console.fleet.tuning import TuneTarget, predict_each
 from vllm_console.load.ramp import LONGEST_STEP, SHORTEST_STEP, START_SHARE
 from vllm_console.load.ramp_search import FEWEST_REQUESTS, TriedRate, next_step, step_seconds
 from vllm_console.load.shape import TrafficShape, suggested_rate
@@ -121,7 +121,7 @@ def tune(case: Case, seqs: int, batched: int, args: argparse.Namespace) -> tuple
         (change, limits_of(with_flags(case, *_of(change, seqs, batched)).flags, case.model))
         for change in combinations(seqs, batched, None)
     ]
-    goal = TuneGoal(GOODPUT, case.objectives, original.value, case.workload.concurrency)
+    goal = TuneTarget(GOODPUT, case.objectives, original.value, case.workload.concurrency)
     predicted, candidates = predict_each(known[0], known[1], limits, choices, goal)
     left = args.budget - begin - EVIDENCE_REQUESTS / pace
     done: list[Trial] = []

@@ -26,12 +26,12 @@ import json, os, sys
 os.umask(int(sys.argv[1]))
 from vllm_console.cli.main import main
 from vllm_console.alerts.notifier import FindingsLog
-from vllm_console.crash_report import tell
+from vllm_console.crash_report import write_report
 from vllm_launchers.keeper.folders import default_root
 codes = []
 for words in json.loads(sys.argv[2]):
     if words == ["crash"]:
-        print(tell(RuntimeError("on purpose"), words), file=sys.stderr)
+        print(write_report(RuntimeError("on purpose"), words), file=sys.stderr)
         log = FindingsLog(default_root())
         assert log.mine()
         log.append({"code": "found"})

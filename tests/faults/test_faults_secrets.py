@@ -44,7 +44,7 @@ os.execv({python!r}, [{python!r}, "-m", "vllm_launchers.simulated", *argv])
 EACH = """
 import json, os, sys
 from vllm_console.cli.main import main
-from vllm_console.crash_report import tell
+from vllm_console.crash_report import write_report
 for words in json.loads(sys.argv[1]):
     print("@@@", words[0], flush=True)
     main(words)
@@ -52,7 +52,7 @@ secret = " ".join(os.environ[name] for name in {names!r})
 try:
     raise RuntimeError(f"401 for {{secret}}") from ValueError(os.environ["CI_SECRET"])
 except RuntimeError as error:
-    print("@@@", tell(error, ["start", "--env", "MY_SERVICE_PASSWORD=" + os.environ["MY_SERVICE_PASSWORD"]]))
+    print("@@@", write_report(error, ["start", "--env", "MY_SERVICE_PASSWORD=" + os.environ["MY_SERVICE_PASSWORD"]]))
 """
 """Several commands in one process, and a fault with all secrets in its text."""
 

@@ -58,13 +58,13 @@ def test_nobody_else_can_read_it(failed):
 
 def test_where_no_report_can_be_written_it_is_reported(tmp_path):
     (tmp_path / "state").write_text("a file where the folder should be")
-    said = crash_report.tell(RuntimeError("lost"), ["list"], tmp_path / "state")
+    said = crash_report.write_report(RuntimeError("lost"), ["list"], tmp_path / "state")
     assert "The report could not be saved" in said
     assert "RuntimeError: lost" in said
 
 
 def test_the_demo_says_that_its_servers_were_stopped(tmp_path):
-    said = crash_report.tell(RuntimeError("lost"), ["demo"], tmp_path, demo=True)
+    said = crash_report.write_report(RuntimeError("lost"), ["demo"], tmp_path, demo=True)
     assert "The demo has stopped its servers" in said
     assert "keep running" not in said
 
@@ -74,7 +74,7 @@ def test_old_reports_go(tmp_path):
     folder.mkdir()
     for number in range(crash_report.KEPT + 5):
         (folder / f"crash-20200101-0000{number:02}-1.txt").write_text("old")
-    crash_report.tell(RuntimeError("new"), [], tmp_path)
+    crash_report.write_report(RuntimeError("new"), [], tmp_path)
     left = crash_report.reports(tmp_path)
     assert len(left) == crash_report.KEPT
     assert "new" in left[-1].read_text()

@@ -16,7 +16,7 @@ from vllm_console.text import plain
 FIRST_ANSWER_SECONDS = 6.0
 """How long the first answer is waited for: a little longer than one may take."""
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         # Another command that attaches it again moves its record away for a moment.
         if (server is not None and server.probed) or time.monotonic() > deadline:
             break
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     if server is None:
         complain(f"{plain(name)} was detached meanwhile")
         return 1

@@ -295,9 +295,9 @@ def _run(words: Sequence[str]) -> int:
     except (OutputError, BrokenPipeError):
         raise
     except Exception as error:  # noqa: BLE001 - the program's boundary: reported, with where
-        from vllm_console.crash_report import tell
+        from vllm_console.crash_report import write_report
 
-        return _say(tell(error, words, args.state, demo=args.command == "demo"), 1)
+        return _say(write_report(error, words, args.state, demo=args.command == "demo"), 1)
 
 
 def _say(sentence: str, code: int) -> int:

@@ -76,13 +76,13 @@ def describe_preset(preset: Preset) -> list[str]:
     for name, variable in preset.environment.items():
         lines.append(f"    {name}={variable.value}")
         lines.append(f"        {variable.why}")
-    work, goal = preset.workload, preset.objectives
+    work, limits = preset.workload, preset.objectives
     lines.append(
         f"  workload    p95 {work.input_tokens_p95:,} tokens in, {work.output_tokens_p95:,} out, "
         f"{work.prefix_reuse:.0%} of the prompt shared, {work.concurrency} at once"
     )
     lines.append(
-        f"  objectives  TTFT p99 ≤ {seconds(goal.ttft_p99_seconds)}, ITL p99 ≤ {seconds(goal.itl_p99_seconds)}, "
-        f"KV cache ≤ {goal.kv_cache_usage:.0%}, preemptions ≤ {goal.preemption_rate:g} per request"
+        f"  objectives  TTFT p99 ≤ {seconds(limits.ttft_p99_seconds)}, ITL p99 ≤ {seconds(limits.itl_p99_seconds)}, "
+        f"KV cache ≤ {limits.kv_cache_usage:.0%}, preemptions ≤ {limits.preemption_rate:g} per request"
     )
     return [plain(line) for line in lines]

@@ -121,11 +121,11 @@ def run(args: argparse.Namespace) -> int:
 def _heading(target: Target, objectives: Objectives, source: str) -> str:
     name = target.server.name if target.server is not None else target.url
     simulated = " (simulated engine)" if target.server is not None and target.server.simulated else ""
-    goals = (
+    limits = (
         f"TTFT p99 {objectives.ttft_p99_seconds:g}s, ITL p99 {objectives.itl_p99_seconds:g}s, "
         f"KV cache {percent(objectives.kv_cache_usage)}, preemptions {percent(objectives.preemption_rate)}"
     )
-    return "\n".join([*textwrap.wrap(f"{plain(name)}{simulated}: {goals} ({source})", 79), step_heading()])
+    return "\n".join([*textwrap.wrap(f"{plain(name)}{simulated}: {limits} ({source})", 79), step_heading()])
 
 
 class ServesOthersError(RefusedError):

@@ -44,7 +44,7 @@ from vllm_console.text import seconds as latency
 
 if TYPE_CHECKING:
     from vllm_console.fleet.snapshot import ServerView
-    from vllm_console.fleet.tuning import CandidateRanking, TuneGoal
+    from vllm_console.fleet.tuning import CandidateRanking, TuneTarget
     from vllm_console.load.report import LoadReport, Times
     from vllm_launchers.presets.model import Objectives
     from vllm_launchers.vllm.flags.changes import Flags, FlagValue
@@ -154,11 +154,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _heading(args: argparse.Namespace, limits: Objectives, source: str) -> str:
-    goals = (
+    limits_text = (
         f"TTFT p99 {limits.ttft_p99_seconds:g}s, ITL p99 {limits.itl_p99_seconds:g}s, KV cache "
         f"{percent(limits.kv_cache_usage)}, preemptions {percent(limits.preemption_rate)} ({source})"
     )
-    what = f"{_NAMES[args.objective]}" + (f" with {goals}" if args.objective == GOODPUT else "")
+    what = f"{_NAMES[args.objective]}" + (f" with {limits_text}" if args.objective == GOODPUT else "")
     text = f"{plain(args.server)}: {what}; at most {args.trials} trials in {duration(args.budget)}"
     return "\n".join([*textwrap.wrap(text, 79), f"  {'':<44}{'PREDICTED':>14}{'MEASURED':>14}"])
 
@@ -391,23 +391,23 @@ class _Tuner:
     # -- what is tried -------------------------------------------------------------------------------------------------
 
     def _rank(self, original: Measured) -> CandidateRanking:
-        goal = self._goal(original)
+        target = self._tune_target(original)
         self._progress("predicting")
         deadline = time.monotonic() + RECORD_SECONDS
         while True:
             try:
-                return self._fleet.rank_changes(self._name, goal)
+                return self._fleet.rank_changes(self._name, target)
             except FleetError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
 
-    def _goal(self, original: Measured) -> TuneGoal:
-        from vllm_console.fleet.tuning import TuneGoal
+    def _tune_target(self, original: Measured) -> TuneTarget:
+        from vllm_console.fleet.tuning import TuneTarget
 
         objective = self._args.objective
         pace = original.value if objective == GOODPUT else self._ttft_rate() if objective == TTFT else 0.0
-        return TuneGoal(objective, self._limits, pace, self._in_flight)
+        return TuneTarget(objective, self._limits, pace, self._in_flight)
 
     def _next(self, original: Measured) -> Any:
         assert self._ranking is not None

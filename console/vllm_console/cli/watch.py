@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vllm_console.alerts.notifier import Notifier
     from vllm_console.fleet.local import LocalFleet
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """Findings are judged in steps of ten seconds."""
 
 
@@ -73,7 +73,7 @@ def _watch(fleet: LocalFleet, notifier: Notifier, ended: threading.Event, *, as_
         if trouble and trouble != reported:
             print(f"vllm-console: {plain(trouble)}", file=sys.stderr, flush=True)
         reported = trouble
-        if ended.wait(LOOK_SECONDS):
+        if ended.wait(POLL_SECONDS):
             return
 
 

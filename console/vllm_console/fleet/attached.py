@@ -53,7 +53,7 @@ RECORDER_ENDS_SECONDS = 12.0
 """How long a recorder may take to end: longer than an answer may take."""
 
 NOT_RECORDED = "nothing asks it now: this console is read-only and starts no recorder"
-LOOK_AGAIN_SECONDS = 0.5
+LOCK_SECONDS = 0.5
 """How often it is looked for a record that a recorder has written meanwhile."""
 
 _SETTING_ASIDE = "record.detaching"
@@ -323,7 +323,7 @@ class AttachedServers:
             try:
                 while True:
                     try:
-                        lock(opened, LOOK_AGAIN_SECONDS)
+                        lock(opened, LOCK_SECONDS)
                         break
                     except OSError:
                         if time.monotonic() > deadline:

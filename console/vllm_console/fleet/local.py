@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.replay import Replays
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.fleet.standby import Sleeping
-    from vllm_console.fleet.tuning import CandidateRanking, TuneGoal
+    from vllm_console.fleet.tuning import CandidateRanking, TuneTarget
     from vllm_console.fleet.verbs import Replay
     from vllm_console.history.energy import Energy, Tariff
     from vllm_console.history.prefix_use import PrefixUse
@@ -955,7 +955,7 @@ class LocalFleet:
         with keeper_errors():
             return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
 
-    def rank_changes(self, name: str, goal: TuneGoal) -> CandidateRanking:
+    def rank_changes(self, name: str, target: TuneTarget) -> CandidateRanking:
         """The combinations of batch sizes and memory shares that are predicted to be better for a running server.
 
         Errors as `predict`, and FleetError if it has no probe.
@@ -968,7 +968,7 @@ class LocalFleet:
         facts = self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
         with keeper_errors():
             return rank_changes(
-                self._state, record, facts, lambda changes: self._launcher.plan_restart(record, changes).plan, goal
+                self._state, record, facts, lambda changes: self._launcher.plan_restart(record, changes).plan, target
             )
 
     def predict_staged(self, name: str, changes: Changes) -> PredictedChange | None:

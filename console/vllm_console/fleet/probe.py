@@ -366,7 +366,7 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
     reader = HistoryReader(folder / HISTORY)
     try:
         samples = reader.range(now - SEEN_SECONDS, now, MOST_SAMPLES)
-        return seen_workload(samples, details.workload, longest=longest, goal=objectives.kv_cache_usage)
+        return seen_workload(samples, details.workload, longest=longest, objective=objectives.kv_cache_usage)
     except HistoryMissingError:
         return seen_workload((), details.workload, longest=longest)
     except HistoryError as error:

@@ -34,7 +34,7 @@ _DECIDES = ("kv-cache-memory-bytes", "num-gpu-blocks-override")
 """With one of these the share of memory has no effect on the KV cache."""
 
 
-class TuneGoal(msgspec.Struct, frozen=True):
+class TuneTarget(msgspec.Struct, frozen=True):
     """What is to get better: an objective of `tune_search`, the limits of a goodput, and the traffic that is sent.
 
     ``rate`` (requests per second) is where a goodput is expected and at which TTFT is measured; ``in_flight`` is how
@@ -64,7 +64,7 @@ def rank_changes(
     record: ServerRecord,
     facts: ModelFacts | None,
     plan_of: Callable[[Changes], Plan],
-    goal: TuneGoal,
+    target: TuneTarget,
 ) -> CandidateRanking:
     """Predict every combination of batch sizes and memory shares around a running server's own.
 
@@ -93,7 +93,7 @@ def rank_changes(
         then = limits_after(details, facts, cache, before, plan_of(Changes(set=change)))
         if not isinstance(then, str):
             known.append((change, then))
-    original, candidates = predict_each(evidence, fitted_to, limits, known, goal)
+    original, candidates = predict_each(evidence, fitted_to, limits, known, target)
     return CandidateRanking(original, candidates, len(wanted), len(wanted) - len(known))
 
 
@@ -102,7 +102,7 @@ def predict_each(
     fitted_to: TrafficEvidence,
     limits: EngineLimits,
     changes: Sequence[tuple[Set, EngineLimits]],
-    goal: TuneGoal,
+    target: TuneTarget,
 ) -> tuple[float, tuple[Candidate, ...]]:
     """The objective's value as a server of these ``limits`` is, and those ``changes`` that are predicted to be better.
 
@@ -111,15 +111,15 @@ def predict_each(
     fitted = fit_step_cost(fitted_to, limits)
     cost, noise = fitted.costs[0], step_noise(fitted.start, evidence)
     traffic = _at_one_per_second(evidence.arrivals)
-    original, _ = _value(goal, traffic, ReplayedEngine(limits, cost, noise), evidence, goal.rate)
+    original, _ = _value(target, traffic, ReplayedEngine(limits, cost, noise), evidence, target.rate)
     if original is None:
-        original = goal.rate * _LOWEST_SHARE
+        original = target.rate * _LOWEST_SHARE
     found = []
     for change, then in changes:
-        value, outside = _value(goal, traffic, ReplayedEngine(then, cost, noise), evidence, original, at_least=True)
+        value, outside = _value(target, traffic, ReplayedEngine(then, cost, noise), evidence, original, at_least=True)
         if value is not None:
             found.append(Candidate(change, value, outside))
-    return original, tuple(ranked(found, original, goal.objective))
+    return original, tuple(ranked(found, original, target.objective))
 
 
 def _at_one_per_second(arrivals: Sequence[Arrival]) -> list[Arrival]:
@@ -130,7 +130,7 @@ def _at_one_per_second(arrivals: Sequence[Arrival]) -> list[Arrival]:
 
 
 def _value(
-    goal: TuneGoal,
+    target: TuneTarget,
     traffic: Sequence[Arrival],
     engine: ReplayedEngine,
     evidence: TrafficEvidence,
@@ -139,18 +139,18 @@ def _value(
     at_least: bool = False,
 ) -> tuple[float | None, str]:
     """The objective's value with an engine, None if there is none, and why that is uncertain."""
-    if goal.objective == GOODPUT:
-        value = held_rate(traffic, engine, goal.limits, near, at_least=at_least)
+    if target.objective == GOODPUT:
+        value = held_rate(traffic, engine, target.limits, near, at_least=at_least)
         rate = value
-    elif goal.objective == TTFT:
-        rate = goal.rate
-        value = replay_at(traffic, engine, goal.limits, rate).ttft or None
+    elif target.objective == TTFT:
+        rate = target.rate
+        value = replay_at(traffic, engine, target.limits, rate).ttft or None
     else:
-        value = saturated_tokens(traffic, engine, goal.in_flight) or None
-        return value, _guess(min(engine.limits.scheduler.max_num_seqs, goal.in_flight), evidence)
+        value = saturated_tokens(traffic, engine, target.in_flight) or None
+        return value, _guess(min(engine.limits.scheduler.max_num_seqs, target.in_flight), evidence)
     if value is None or rate is None:
         return None, ""
-    return value, _guess(replay_at(traffic, engine, goal.limits, rate).running, evidence)
+    return value, _guess(replay_at(traffic, engine, target.limits, rate).running, evidence)
 
 
 def _guess(running: int, evidence: TrafficEvidence) -> str:

@@ -29,11 +29,11 @@ LARGER = 1.02
 """A KV cache larger than the present one by more than this does not show how many run well now."""
 
 
-def seen_room(frames: Sequence[Frame], goal: float) -> SeenRoom | None:
+def seen_room(frames: Sequence[Frame], objective: float) -> SeenRoom | None:
     """What one engine's KV cache has room for, by these frames (oldest first, of one or more generations).
 
-    What a request holds is usage times the cache's tokens, divided by the requests that ran then. ``goal`` is the share
-    of the cache that should be used at most. None if no frame has both figures.
+    What a request holds is usage times the cache's tokens, divided by the requests that ran then. ``objective`` is the
+    share of the cache that should be used at most. None if no frame has both figures.
     """
     cache = _tokens(frames[-1]) if frames else None
     known = [at for at, one in enumerate(frames) if _comparable(one, frames[-1]) and _running(one) >= 1]
@@ -42,13 +42,13 @@ def seen_room(frames: Sequence[Frame], goal: float) -> SeenRoom | None:
     busy = BUSY * max(_running(frames[at]) for at in known)
     held = sorted(_held(frames[at], cache) for at in known if _running(frames[at]) >= busy)
     each = held[math.ceil(_Q * len(held)) - 1]
-    return SeenRoom(goal, each, _ran(frames, goal), cache) if each > 0 else None
+    return SeenRoom(objective, each, _ran(frames, objective), cache) if each > 0 else None
 
 
-def _ran(frames: Sequence[Frame], goal: float) -> int:
-    """The most that ran in each of `HELD` frames in a row, within the goal, with no preemption then or soon after.
+def _ran(frames: Sequence[Frame], objective: float) -> int:
+    """The most that ran in each of `HELD` frames in a row, within the objective, with no preemption then or soon after.
 
-    Nor later, of requests so long that as many would not stay within the goal: earlier ones were shorter.
+    Nor later, of requests so long that as many would not stay within the objective: earlier ones were shorter.
     """
     most, cache = 0.0, _tokens(frames[-1])
     longest = 0.0
@@ -58,9 +58,9 @@ def _ran(frames: Sequence[Frame], goal: float) -> int:
         if any(one.grown.preemptions_total for one in (*row, *after) if one.generation == generation):
             longest = max([longest, *(_held(one, cache) for one in row if _preempted(one, frames[-1]))])
             continue
-        if all(_well(one, goal, frames[-1]) and one.generation == generation for one in row):
+        if all(_well(one, objective, frames[-1]) and one.generation == generation for one in row):
             ran = min(map(_running, row))
-            most = max(most, ran if ran * longest <= goal else 0.0)
+            most = max(most, ran if ran * longest <= objective else 0.0)
     return int(most)
 
 
@@ -68,10 +68,10 @@ def _preempted(frame: Frame, last: Frame) -> bool:
     return bool(frame.grown.preemptions_total) and _comparable(frame, last) and _running(frame) >= 1
 
 
-def _well(frame: Frame, goal: float, last: Frame) -> bool:
+def _well(frame: Frame, objective: float, last: Frame) -> bool:
     cache, now = _tokens(frame), _tokens(last)
     alike = _comparable(frame, last) and (cache is None or now is None or cache <= LARGER * now)
-    return alike and (frame.usage_max or 0.0) <= goal and frame.grown.preemptions_total is not None
+    return alike and (frame.usage_max or 0.0) <= objective and frame.grown.preemptions_total is not None
 
 
 def _comparable(frame: Frame, last: Frame) -> bool:
@@ -140,22 +140,22 @@ class SeenWorkload(msgspec.Struct, frozen=True):
 
 
 def seen_workload(
-    looks: Iterable[StoredSample], previous: Workload, *, longest: int | None = None, goal: float | None = None
+    samples: Iterable[StoredSample], previous: Workload, *, longest: int | None = None, objective: float | None = None
 ) -> SeenWorkload:
     """The workload of the traffic between the first sample and the last (oldest first), over restarts.
 
     ``previous`` fills in what was not measured (prefix reuse while prefix caching is off). ``longest`` is the server's
-    ``max-model-len``: vLLM's last bucket is open, and this gives it an end. ``goal`` is the share of the KV cache that
-    should be used at most; with it, the cache's room is computed too.
+    ``max-model-len``: vLLM's last bucket is open, and this gives it an end. ``objective`` is the share of the KV cache
+    that should be used at most; with it, the cache's room is computed too.
     """
     traffic, frames = _Traffic(), Frames(keep=MOST_FRAMES)
-    for look in looks:
-        traffic.add(look)
-        frames.append(look.sample, look.generation)
+    for stored in samples:
+        traffic.add(stored)
+        frames.append(stored.sample, stored.generation)
     minutes = traffic.seconds / 60
     lengths = {key: merge_histograms(traffic.histograms[key]) for key in LENGTHS}
     prompts, answers = lengths["prompt_tokens"], lengths["generation_tokens"]
-    if not traffic.looks:
+    if not traffic.samples:
         return SeenWorkload(None, 0, 0.0, "Nothing was recorded of this server yet.")
     if prompts is None or answers is None:
         return SeenWorkload(None, 0, minutes, "This server does not report how long its prompts and answers are.")
@@ -163,7 +163,7 @@ def seen_workload(
     if requests < FEWEST:
         return SeenWorkload(None, requests, minutes, _too_few(requests, minutes))
     found = _seen(traffic, prompts, answers, previous, longest, requests, minutes)
-    return replace(found, room=seen_room(frames.since(0.0), goal)) if goal is not None else found
+    return replace(found, room=seen_room(frames.since(0.0), objective)) if objective is not None else found
 
 
 class _Traffic:
@@ -174,23 +174,23 @@ class _Traffic:
         self.hits = self.queries = 0.0
         self.in_flight: list[float] = []
         self.seconds = 0.0
-        self.looks = 0
+        self.samples = 0
         self._before: StoredSample | None = None
 
-    def add(self, look: StoredSample) -> None:
+    def add(self, stored: StoredSample) -> None:
         """Add the next sample."""
-        before, self._before = self._before, look
-        self.looks += 1
-        total = combine(look.sample.engines.values())
+        before, self._before = self._before, stored
+        self.samples += 1
+        total = combine(stored.sample.engines.values())
         flying = [n for n in (total.requests_running, total.requests_waiting) if n is not None]
         if flying:
             self.in_flight.append(sum(flying))
         if before is None:
             return
-        self.seconds += max(0.0, look.sample.at - before.sample.at)
+        self.seconds += max(0.0, stored.sample.at - before.sample.at)
         # A new generation started at zero, whatever its counters show now.
-        since = before.sample if before.generation == look.generation else Sample(before.sample.at, {})
-        for grown in growths(since, look.sample, LENGTHS):
+        since = before.sample if before.generation == stored.generation else Sample(before.sample.at, {})
+        for grown in growths(since, stored.sample, LENGTHS):
             self._count(grown)
 
     def _count(self, grown: EngineSample) -> None:

@@ -60,7 +60,7 @@ WATCH_SECONDS = 0.5
 """How often a step is judged while it runs."""
 
 SAMPLE_SECONDS = 1.0
-LOOK_SECONDS = 3.0
+POLL_SECONDS = 3.0
 """How long a server is watched for traffic of others before anything is sent."""
 
 LOWEST, HIGHEST = 0.01, 10_000.0
@@ -264,7 +264,7 @@ class _Signals:
             if (sample := await self.sample()) is not None:
                 into.append(sample)
             if self._meter is not None:
-                self._meter.look()
+                self._meter.sample()
             await asyncio.sleep(max(0.1, SAMPLE_SECONDS - (time.perf_counter() - began)))
 
     def energy(self, samples: Sequence[Sample]) -> Energy | None:
@@ -274,7 +274,7 @@ class _Signals:
     async def others(self) -> str:
         """See `traffic_of_others`."""
         before = await self.sample()
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
         after = await self.sample()
         if before is None or after is None:
             return ""
@@ -387,8 +387,8 @@ class _Run:
         )
 
     def _new_tally(self) -> Tally:
-        goals = self._objectives
-        tally = Tally(self._options.seed, (goals.ttft_p99_seconds, goals.itl_p99_seconds))
+        objectives = self._objectives
+        tally = Tally(self._options.seed, (objectives.ttft_p99_seconds, objectives.itl_p99_seconds))
         self._tallies.append(tally)
         self._sender.tally = tally
         return tally
@@ -420,13 +420,13 @@ class _Run:
             await self._stop.wait()
             over.set()
 
-        async def tell() -> None:
+        async def report() -> None:
             while True:
                 elapsed = time.perf_counter() - self._begin
                 self._on_progress(RampProgress(rate, warming_up, elapsed, self._sender.in_flight))
                 await asyncio.sleep(WATCH_SECONDS)
 
-        tasks = [asyncio.create_task(stopped()), asyncio.create_task(tell())]
+        tasks = [asyncio.create_task(stopped()), asyncio.create_task(report())]
         try:
             yield over
         finally:
@@ -689,7 +689,7 @@ class EnergyMeter:
         self._pid, self._gpus, self._latest, self._tariff = pid, set(gpus), latest, tariff
         self._hosts: list[Host] = []
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Keep the newest reading."""
         host = self._latest()
         if host is not None and (not self._hosts or host.at != self._hosts[-1].at):
@@ -697,7 +697,7 @@ class EnergyMeter:
 
     def energy(self, samples: Sequence[Sample]) -> Energy | None:
         """The energy from the first to the last of the server's samples, and let go of the readings."""
-        self.look()
+        self.sample()
         hosts, self._hosts = self._hosts, []
         if len(samples) < 2:
             return None

@@ -206,9 +206,9 @@ def _planned(rate: float | None, seconds: float, requests: int | None, max_in_fl
 
 
 @contextlib.contextmanager
-def _progress(tally: Tally, begin: float, tell: Callable[[LoadProgress], None] | None) -> Iterator[None]:
+def _progress(tally: Tally, begin: float, progress: Callable[[LoadProgress], None] | None) -> Iterator[None]:
     """Report the progress twice a second, and once more at the end."""
-    if tell is None:
+    if progress is None:
         yield
         return
 
@@ -218,7 +218,7 @@ def _progress(tally: Tally, begin: float, tell: Callable[[LoadProgress], None] |
 
     async def repeat() -> None:
         while True:
-            tell(now())
+            progress(now())
             await asyncio.sleep(PROGRESS_SECONDS)
 
     task = asyncio.create_task(repeat())
@@ -226,7 +226,7 @@ def _progress(tally: Tally, begin: float, tell: Callable[[LoadProgress], None] |
         yield
     finally:
         task.cancel()
-        tell(now())
+        progress(now())
 
 
 # -- traffic in phases ------------------------------------------------------------------------------------------------

@@ -93,13 +93,13 @@ class ConsoleProcess:
         """Type into it, as keys and the mouse do."""
         await self._send(b"D", text.encode("utf-8", "replace"))
 
-    async def tell(self, **message: object) -> None:
+    async def send(self, **message: object) -> None:
         """Tell it of the page: its ``type``, such as ``focus``, and more."""
         await self._send(b"M", msgspec.json.encode(message))
 
     async def end(self) -> int:
         """End it, by force in the end; its exit status. Nothing of it is left afterwards."""
-        await self.tell(type="quit")
+        await self.send(type="quit")
         self._in.close()
         rest = asyncio.ensure_future(self._drop_output())
         try:
@@ -323,9 +323,9 @@ async def _take(text: str, page: web.WebSocketResponse, console: ConsoleProcess)
         case ["stdin", str(typed)]:
             await console.type(typed)
         case ["resize", {"width": int(width), "height": int(height)}] if min(width, height) > 0:
-            await console.tell(type="resize", width=min(width, MOST_CELLS), height=min(height, MOST_CELLS))
+            await console.send(type="resize", width=min(width, MOST_CELLS), height=min(height, MOST_CELLS))
         case ["focus" | "blur" as kind]:
-            await console.tell(type=kind)
+            await console.send(type=kind)
         case ["ping", str(sent)]:
             await page.send_json(["pong", sent])
 

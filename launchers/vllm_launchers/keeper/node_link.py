@@ -86,12 +86,12 @@ class NodeLink(threading.Thread):
 
     def ready(self) -> None:
         """Tell the others that a request was completed."""
-        self._tell({"do": "ready"})
+        self._send_all({"do": "ready"})
 
     def close(self, why: str, *, requested: bool) -> None:
         """This node ends: tell the others, who end too."""
         if not self._closed.is_set():
-            self._tell({"do": "end", "why": why, "requested": requested, "rank": self._node.rank})
+            self._send_all({"do": "end", "why": why, "requested": requested, "rank": self._node.rank})
             self._closed.set()
             with self._lock:
                 for peer in self._peers.values():
@@ -116,7 +116,7 @@ class NodeLink(threading.Thread):
         if not self._closed.is_set():
             self._post(NodeNews(self._epoch, step, message, requested))
 
-    def _tell(self, message: Mapping[str, Any], but: int | None = None) -> None:
+    def _send_all(self, message: Mapping[str, Any], but: int | None = None) -> None:
         with self._lock:
             for rank, peer in self._peers.items():
                 if rank != but:
@@ -158,7 +158,7 @@ class NodeLink(threading.Thread):
             one.socket.close()
         if len(self._peers) < node.count - 1 or self._closed.is_set():
             return False
-        self._tell({"do": "go"})
+        self._send_all({"do": "go"})
         return True
 
     def _waits(self) -> str:
@@ -208,8 +208,8 @@ class NodeLink(threading.Thread):
             return rank, f"there is no node {rank} of {node.count} to wait for"
         if rank in self._peers:
             return rank, f"node {rank} has joined already, from {self._peers[rank].peer}"
-        told = {str(label): str(value) for label, value in theirs.items()}
-        return rank, fingerprint_difference(node.fingerprint, told, 0, rank)
+        reported = {str(label): str(value) for label, value in theirs.items()}
+        return rank, fingerprint_difference(node.fingerprint, reported, 0, rank)
 
     def _drop_lost(self) -> None:
         """Forget who has gone again while others are waited for."""
@@ -289,7 +289,7 @@ class NodeLink(threading.Thread):
                         return
                 if peer.over:
                     text = f"node {rank} is gone: the connection to its keeper ended ({peer.why})"
-                    self._tell({"do": "end", "why": text, "requested": False, "rank": rank, "told": True}, but=rank)
+                    self._send_all({"do": "end", "why": text, "requested": False, "rank": rank, "told": True}, but=rank)
                     self._news(NodeStep.ENDED, text)
                     return
 
@@ -304,8 +304,8 @@ class NodeLink(threading.Thread):
         ended = ended if isinstance(ended, int) and 0 <= ended < self._node.count else rank
         if message.get("told") is not True:
             why = f"node {ended} was stopped, as requested there" if requested else f"node {ended} is gone: {why}"
-        told = {"do": "end", "why": why, "requested": requested, "rank": ended, "told": True}
-        self._tell(told, but=rank)
+        order = {"do": "end", "why": why, "requested": requested, "rank": ended, "told": True}
+        self._send_all(order, but=rank)
         self._news(NodeStep.ENDED, why, requested=requested)
         return True
 

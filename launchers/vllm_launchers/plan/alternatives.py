@@ -129,7 +129,7 @@ def alternatives_of(
     distinct: list[Alternative] = []
     table = _table(inputs)
     for row in rows:
-        made = _told(inputs, flags, pool, row, chosen, wanted, chosen_reason)
+        made = _alternative(inputs, flags, pool, row, chosen, wanted, chosen_reason)
         if table is not None and newly_refused(table, flags, made.changes):
             continue  # a flag that is set needs the plan's own sizes
         if not any((made.layout, made.label) == (one.layout, one.label) for one in distinct):
@@ -236,7 +236,7 @@ def _siblings(
             yield _Row(found, facts, sibling=True)
 
 
-def _told(
+def _alternative(
     inputs: ChoiceInputs, flags: Flags, pool: Pool, row: _Row, chosen: Option, wanted: float, chosen_reason: str
 ) -> Alternative:
     option, budget = row.option, row.option.budget

@@ -206,7 +206,7 @@ def hour(*, crowd: int, usage: float, preempted: float = 0.0) -> list[Sampled]:
 
 def test_what_ran_without_a_preemption_is_the_least_that_may_run() -> None:
     """``96 → 13`` was staged by requests of p95 length while 49 had run at 76 % of the KV cache, none preempted."""
-    room = seen_workload(hour(crowd=49, usage=0.76), BEFORE, goal=0.85).room
+    room = seen_workload(hour(crowd=49, usage=0.76), BEFORE, objective=0.85).room
     assert room is not None
     assert room.ran == 49
     assert room.fitting == 49, "0.85 of the cache, of which each held 1/49 of 0.76, come to 54: 48 in steps of eight"
@@ -214,10 +214,10 @@ def test_what_ran_without_a_preemption_is_the_least_that_may_run() -> None:
 
 
 def test_a_count_that_was_preempted_did_not_run_well() -> None:
-    room = seen_workload(hour(crowd=60, usage=0.84, preempted=1.0), BEFORE, goal=0.85).room
+    room = seen_workload(hour(crowd=60, usage=0.84, preempted=1.0), BEFORE, objective=0.85).room
     assert room is not None
     assert room.ran == 0
-    full = seen_workload(hour(crowd=60, usage=0.99), BEFORE, goal=0.85).room
+    full = seen_workload(hour(crowd=60, usage=0.99), BEFORE, objective=0.85).room
     assert full is not None
     assert (full.ran, full.fitting) == (0, 48)
     assert "held 660 of the KV cache's 40,000 tokens (p95)" in full.reason
@@ -238,7 +238,7 @@ def frames_of(polls: Sequence[Sampled]) -> tuple[Frame, ...]:
 
 def test_traffic_and_the_fix_of_a_finding_use_one_estimate() -> None:
     polls = hour(crowd=60, usage=0.95, preempted=2.0)
-    room = seen_workload(polls, BEFORE, goal=0.85).room
+    room = seen_workload(polls, BEFORE, objective=0.85).room
     frames = frames_of(polls)
     found = Evidence(now=frames[-1].end, ready_at=0.0, frames=frames, flags={"max-num-seqs": 96})
     fix = fewer_sequences(found, 0.6)

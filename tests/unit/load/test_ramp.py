@@ -26,7 +26,7 @@ def short_steps(monkeypatch):
         ("WATCH_SECONDS", 0.1),
     ):
         monkeypatch.setattr(ramp_module, name, seconds)
-    monkeypatch.setattr(ramp_module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(ramp_module, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(ramp_search, "GROWTH", 1.0)  # a busy machine makes a few requests wait
 
 

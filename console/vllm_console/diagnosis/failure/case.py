@@ -165,7 +165,7 @@ def case_of(  # noqa: C901 (one branch per kind of fact)
             served = True
         elif found := _CHECKPOINT.search(line.message):
             checkpoint = float(found["gib"])
-        gpu = gpu or _gpu_told(line.message)
+        gpu = gpu or _gpu_named(line.message)
     known = flags if flags is not None else given
     length = length or token_count(known.get("max-model-len"))
     tokens = token_count(known.get("max-num-batched-tokens")) or tokens
@@ -175,7 +175,7 @@ def case_of(  # noqa: C901 (one branch per kind of fact)
     )  # fmt: skip
 
 
-def _gpu_told(message: str) -> str:
+def _gpu_named(message: str) -> str:
     """The GPU as a line names it, or ``compute capability 8.6`` if it gives only that; else empty."""
     if found := _GPU_NAME.search(message):
         return (found["file"] or found["listed"]).replace("_", " ").replace("-", " ").strip()

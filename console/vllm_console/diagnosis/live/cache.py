@@ -36,24 +36,24 @@ class KvCachePressure:
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """By the highest usage in each frame."""
-        goal = evidence.objectives.kv_cache_usage
-        return [above(frame.usage_max, goal, goal - USAGE_MARGIN) for frame in evidence.frames]
+        objective = evidence.objectives.kv_cache_usage
+        return [above(frame.usage_max, objective, objective - USAGE_MARGIN) for frame in evidence.frames]
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """Current usage and its growth."""
-        goal = evidence.objectives.kv_cache_usage
+        objective = evidence.objectives.kv_cache_usage
         usage = max((frame.usage_max or 0.0 for frame in evidence.last(MINUTE)), default=0.0)
         symptom = f"{percent(usage)} of the KV cache used{_trend(evidence.last(MINUTE))}."
         cause = "Running requests hold more tokens than the cache should; once it is full, requests are preempted."
-        measures = [Measure("KV cache usage", percent(usage), percent(goal), evidence.objectives_source)]
-        if usage <= goal:
-            over = [frame.end for frame in evidence.frames if (frame.usage_max or 0.0) > goal]
+        measures = [Measure("KV cache usage", percent(usage), percent(objective), evidence.objectives_source)]
+        if usage <= objective:
+            over = [frame.end for frame in evidence.frames if (frame.usage_max or 0.0) > objective]
             until = f" until {clock(over[-1], evidence.now)}" if over else ""
-            symptom = f"KV cache usage was above its objective of {percent(goal)}{until};"
+            symptom = f"KV cache usage was above its objective of {percent(objective)}{until};"
             symptom += f" at most {percent(usage)} in the last minute."
-            cause = f"Recovering: ends after 30s at {percent(goal - USAGE_MARGIN)} or less."
+            cause = f"Recovering: ends after 30s at {percent(objective - USAGE_MARGIN)} or less."
             return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), recovering=True)
-        fixes = present((*more_cache(evidence), fewer_sequences(evidence, goal / usage)))
+        fixes = present((*more_cache(evidence), fewer_sequences(evidence, objective / usage)))
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
 
 
@@ -82,15 +82,15 @@ class Preempting:
         ]
 
     @staticmethod
-    def _verdict(goal: float, count: float | None, share: float | None, length: float) -> Judgement:
+    def _verdict(objective: float, count: float | None, share: float | None, length: float) -> Judgement:
         if count is None:
             return Judgement.UNKNOWN
         if not count:
             return Judgement.OVER
         rate = count * 60 / length
-        if rate > MOST_PREEMPTIONS or (share is not None and share > goal and count >= FEWEST_PREEMPTIONS):
+        if rate > MOST_PREEMPTIONS or (share is not None and share > objective and count >= FEWEST_PREEMPTIONS):
             return Judgement.BAD
-        few = share is not None and share <= goal / 2
+        few = share is not None and share <= objective / 2
         return Judgement.GOOD if few and rate <= MOST_PREEMPTIONS / 2 else Judgement.BETWEEN
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
@@ -101,7 +101,7 @@ class Preempting:
         share = preemptions_per_request(count, finished, running)
         length = _length(frames, len(frames) - 1)
         rate = (count or 0.0) * 60 / length
-        goal = evidence.objectives.preemption_rate
+        objective = evidence.objectives.preemption_rate
         if length <= 60 and evidence.now - frames[-1].end < NEWEST_SECONDS:
             seen = f"{counted(round(count or 0.0), 'preemption')} in the last minute"
         else:
@@ -109,7 +109,7 @@ class Preempting:
         symptom = f"{seen}{_per_request(share, finished, running)}."
         shown = UNKNOWN if share is None else f"{share:.2g}"
         measures = [
-            Measure("preemptions per request", shown, f"{goal:g}", evidence.objectives_source),
+            Measure("preemptions per request", shown, f"{objective:g}", evidence.objectives_source),
             Measure("preemptions", f"{rate:.0f}/min", f"{MOST_PREEMPTIONS:.0f}/min", "built-in"),
         ]
         if evidence.resumed is not None and evidence.resumed.tokens:
@@ -121,7 +121,7 @@ class Preempting:
         if usual is not None and worst is not None:
             times = worst.factor_of(usual)
             measures.append(Measure("ITL p99", f"{worst.text}, {times} its median" if times else worst.text))
-        if share is not None and share <= goal and rate <= MOST_PREEMPTIONS:
+        if share is not None and share <= objective and rate <= MOST_PREEMPTIONS:
             cause = "Recovering: ends after 30s with preemptions below half of their objective."
             symptom = f"Preemptions were above their objective; now {symptom}"
             return Finding(self.code, Severity.CRITICAL, since, symptom, cause, tuple(measures), recovering=True)

@@ -16,7 +16,7 @@ from vllm_launchers.vllm.flags.changes import Changes
 
 RESTART = Fix(Changes(), "Restart the server; requests in flight are lost.")
 
-LOOK = Fix(Changes(), "First see where it hangs: py-spy dump --pid PID of the EngineCore process.")
+INSPECT = Fix(Changes(), "First see where it hangs: py-spy dump --pid PID of the EngineCore process.")
 PAUSED = Fix(Changes(), "If it was paused (POST /pause), resume it with POST /resume.")
 
 HUNG_AFTER_SECONDS = 15.0
@@ -112,13 +112,13 @@ class EngineHung:
         silent = f"no token for {duration(evidence.now - since)}"
         symptom = f"{run}, and {silent}."
         more = (Measure("running", f"{running:.0f}"), Measure("/health", "200"))
-        fixes = (RESTART, LOOK, PAUSED)
+        fixes = (RESTART, INSPECT, PAUSED)
         if in_part(evidence.frames):
             which = f"{'engine' if len(newest.still) == 1 else 'engines'} {', '.join(newest.still)}"
             symptom = f"Some engines seem to hang: requests run on {which}, and {silent} from there."
             cause = "Other engines work, so a one-token test request could reach one of them and prove nothing."
             measures = (Measure("stalled", f"{which} ({newest.engines} total)"), *more)
-            return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, (RESTART, LOOK))
+            return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, (RESTART, INSPECT))
         if evidence.unasked:
             symptom = f"It seems to hang: {symptom}"
             cause = f"Not confirmed by a one-token test request: {evidence.unasked}."

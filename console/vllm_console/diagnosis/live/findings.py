@@ -184,13 +184,13 @@ class Healthy:
         frames, objectives, source = evidence.last(MINUTE), evidence.objectives, evidence.objectives_source
         usage = sustained_usage(frames, len(frames) - 1) or 0.0
         measures = [Measure("KV cache usage (median)", percent(usage), percent(objectives.kv_cache_usage), source)]
-        for key, goal in (("ttft", objectives.ttft_p99_seconds), ("itl", objectives.itl_p99_seconds)):
+        for key, objective in (("ttft", objectives.ttft_p99_seconds), ("itl", objectives.itl_p99_seconds)):
             if (latency := p99(merged(frames, key))) is not None:
-                measures.append(Measure(f"{key.upper()} p99", latency.text, seconds(goal), source))
+                measures.append(Measure(f"{key.upper()} p99", latency.text, seconds(objective), source))
         symptom = f"All objectives met in the {WINDOW}."
         return Finding(self.code, Severity.GOOD, since, symptom, "", tuple(measures))
 
 
-def _share(latency: Quantile | None, goal: float) -> float:
+def _share(latency: Quantile | None, objective: float) -> float:
     """The ratio of a p99 to its objective; 0 without one. For a bounded p99, the upper bound is used."""
-    return latency.nearest / goal if latency is not None else 0.0
+    return latency.nearest / objective if latency is not None else 0.0

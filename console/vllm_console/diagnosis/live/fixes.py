@@ -190,10 +190,10 @@ def fitting_sequences(evidence: Evidence) -> int:
 
     Not more than `seen_room` says, from which `fewer_sequences` takes its number: else the two would undo each other.
     """
-    limit, last, goal = evidence.max_num_seqs, evidence.last(MINUTE), evidence.objectives.kv_cache_usage
+    limit, last, objective = evidence.max_num_seqs, evidence.last(MINUTE), evidence.objectives.kv_cache_usage
     usage = max((frame.usage_max or 0.0 for frame in last), default=0.0)
-    fitting = int(limit * min(4.0, goal / max(usage, 0.01)))
-    if _enough_ended(evidence) and (room := seen_room(evidence.frames, goal)) is not None:
+    fitting = int(limit * min(4.0, objective / max(usage, 0.01)))
+    if _enough_ended(evidence) and (room := seen_room(evidence.frames, objective)) is not None:
         fitting = min(fitting, max(room.fitting, room.ran))
     return fitting
 
@@ -216,9 +216,9 @@ def slow_steps(evidence: Evidence) -> float | None:
 
     None where they are not, or that is not known.
     """
-    goal, minute = evidence.objectives.itl_p99_seconds, observed(evidence.last(MINUTE), "itl")[-1]
+    objective, minute = evidence.objectives.itl_p99_seconds, observed(evidence.last(MINUTE), "itl")[-1]
     itl = mean(minute)
-    if minute is None or itl is None or itl < SLOW_STEPS * goal or not surely_slow(minute, goal):
+    if minute is None or itl is None or itl < SLOW_STEPS * objective or not surely_slow(minute, objective):
         return None
     return itl
 
@@ -250,15 +250,15 @@ def fewer_sequences(evidence: Evidence, factor: float) -> Fix | None:
     """As many sequences as the KV cache has held (`seen_room`); until enough requests have ended, ``factor`` times the
     fewest that ran while it was too full. The reason names the source of the number.
     """
-    limit, goal, engines = evidence.max_num_seqs, evidence.objectives.kv_cache_usage, evidence.engines
+    limit, objective, engines = evidence.max_num_seqs, evidence.objectives.kv_cache_usage, evidence.engines
     last = evidence.last(MINUTE)
     # A count says what fits only while the cache was too full; many run only while they are short.
-    full = [frame for frame in last if (frame.usage_max or 0.0) > goal or frame.grown.preemptions_total]
+    full = [frame for frame in last if (frame.usage_max or 0.0) > objective or frame.grown.preemptions_total]
     counts = [count / engines for frame in full if (count := frame.grown.requests_running)]
     if not counts:
         return None
     fewest, most = min(*counts, limit), min(limit, max((frame.running_max or 0.0) / engines for frame in full))
-    room = seen_room(evidence.frames, goal) if _enough_ended(evidence) else None
+    room = seen_room(evidence.frames, objective) if _enough_ended(evidence) else None
     if room is not None:
         fitting, why = float(room.fitting), room.reason
         # Never below what ran well; else never above what runs now, which is already too much.

@@ -116,7 +116,7 @@ def count_above(histogram: Histogram, limit: float) -> float:
     return 0.0
 
 
-def surely_slow(histogram: Histogram, goal: float) -> bool:
-    """Whether enough observations are above ``goal`` that its p99 is too, and not by chance."""
+def surely_slow(histogram: Histogram, objective: float) -> bool:
+    """Whether enough observations are above ``objective`` that its p99 is too, and not by chance."""
     expected = SLOW_SHARE * histogram.count
-    return count_above(histogram, goal) > max(FEWEST_SLOW - 1, expected + SURE * math.sqrt(expected))
+    return count_above(histogram, objective) > max(FEWEST_SLOW - 1, expected + SURE * math.sqrt(expected))

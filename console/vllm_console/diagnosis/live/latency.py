@@ -51,7 +51,7 @@ def _peak(frames: Sequence[Frame]) -> float:
     return max(map(_prompt_tokens, frames), default=0.0)
 
 
-def _is_spike(frame: Frame, goal: float, engines: int) -> bool | None:
+def _is_spike(frame: Frame, objective: float, engines: int) -> bool | None:
     """Whether many gaps, or one in half of an engine's streams, far exceed the objective and not due to preemption."""
     itl = frame.histogram("itl")
     if itl is None:
@@ -59,10 +59,10 @@ def _is_spike(frame: Frame, goal: float, engines: int) -> bool | None:
     usual, worst = p50(itl), p99(itl)
     if usual is None or worst is None or itl.count < 20 or frame.grown.preemptions_total:
         return False
-    if usual.within(goal) is False:
+    if usual.within(objective) is False:
         return False
-    stalled = count_above(itl, STALL * goal) >= max(3.0, (frame.running_max or 0.0) / engines / 2)
-    return stalled or (worst.within(goal) is False and worst.nearest >= SPIKE * usual.nearest)
+    stalled = count_above(itl, STALL * objective) >= max(3.0, (frame.running_max or 0.0) / engines / 2)
+    return stalled or (worst.within(objective) is False and worst.nearest >= SPIKE * usual.nearest)
 
 
 class PrefillContention:
@@ -75,8 +75,8 @@ class PrefillContention:
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """By spikes in most of the last minute, or by those of three minutes that coincide with prompts."""
-        frames, goal, engines = evidence.frames, evidence.objectives.itl_p99_seconds, evidence.engines
-        spikes = [_is_spike(frame, goal, engines) for frame in frames]
+        frames, objective, engines = evidence.frames, evidence.objectives.itl_p99_seconds, evidence.engines
+        spikes = [_is_spike(frame, objective, engines) for frame in frames]
         prefill = observed(frames, "prefill", 5 * MINUTE)
         found = []
         for at, spike in enumerate(spikes):
@@ -87,7 +87,7 @@ class PrefillContention:
             elif not any(spikes[one] for one in span):
                 found.append(Judgement.GOOD)
             else:
-                slow = _is_slow(prefill[at], goal / 2) and _peak(frames[begin : at + 1]) > LEAST_STEP_TOKENS
+                slow = _is_slow(prefill[at], objective / 2) and _peak(frames[begin : at + 1]) > LEAST_STEP_TOKENS
                 most = sum(bool(spikes[one]) for one in span[-MINUTE:]) >= self.MOST
                 bad = slow and (most or self._by_prompts(frames, spikes, span))
                 found.append(Judgement.BAD if bad else Judgement.BETWEEN)
@@ -111,13 +111,13 @@ class PrefillContention:
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """How high the spikes are, and what coincides with them."""
-        frames, goal = evidence.last(self.FRAMES), evidence.objectives.itl_p99_seconds
+        frames, objective = evidence.last(self.FRAMES), evidence.objectives.itl_p99_seconds
         itl = merged(frames, "itl")
         peak = highest_gap(itl)
         usual = text_of(p50(itl))
-        spikes = sum(bool(_is_spike(one, goal, evidence.engines)) for one in frames)
+        spikes = sum(bool(_is_spike(one, objective, evidence.engines)) for one in frames)
         measures = (
-            Measure("ITL max", seconds(peak), seconds(goal), f"for the p99: {evidence.objectives_source}"),
+            Measure("ITL max", seconds(peak), seconds(objective), f"for the p99: {evidence.objectives_source}"),
             Measure("ITL p50", usual),
             Measure("spikes", f"in {spikes} of the last {len(frames)} ten-second windows"),
             Measure("prefill mean", seconds(mean(merged(frames, "prefill")))),
@@ -165,13 +165,13 @@ def highest_gap(itl: Histogram | None) -> float | None:
     return next((min(bound, itl.bounds[-2]) for bound, count in bounds if count >= at_least), None)
 
 
-def _step_within(frames: Sequence[Frame], goal: float) -> float | None:
+def _step_within(frames: Sequence[Frame], objective: float) -> float | None:
     """How many prompt tokens are computed in four fifths of the objective, at the observed prefill rate."""
     prefill = merged(frames, "prefill")
     computed = (total(frames, "prompt_tokens_total") or 0.0) - (total(frames, "prefix_cache_hits_total") or 0.0)
     if prefill is None or prefill.sum <= 0 or computed <= 0:
         return None
-    return BACK * goal * computed / prefill.sum
+    return BACK * objective * computed / prefill.sum
 
 
 class SlowTokens:
@@ -180,18 +180,18 @@ class SlowTokens:
     code = "slow_tokens"
     key, name = "itl", "ITL"
 
-    def goal(self, evidence: Evidence) -> float:
+    def objective(self, evidence: Evidence) -> float:
         """Its objective, in seconds."""
         return evidence.objectives.itl_p99_seconds
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """By the minute up to each frame."""
-        goal, frames = self.goal(evidence), evidence.frames
+        objective, frames = self.objective(evidence), evidence.frames
         minutes = observed(frames, self.key)
-        return [self._verdict(minute, goal, frame) for minute, frame in zip(minutes, frames, strict=True)]
+        return [self._verdict(minute, objective, frame) for minute, frame in zip(minutes, frames, strict=True)]
 
     @staticmethod
-    def _verdict(minute: Histogram | None, goal: float, frame: Frame) -> Judgement:
+    def _verdict(minute: Histogram | None, objective: float, frame: Frame) -> Judgement:
         if minute is None:
             return Judgement.UNKNOWN
         worst = p99(minute)
@@ -199,37 +199,37 @@ class SlowTokens:
             # Requests that wait, or whose prompt is being computed, are not counted yet: their silence is not good
             # news.
             return Judgement.BETWEEN if frame.running_max or frame.waiting_max else Judgement.OVER
-        if worst.within(BACK * goal):
+        if worst.within(BACK * objective):
             return Judgement.GOOD
-        return Judgement.BAD if surely_slow(minute, goal) else Judgement.BETWEEN
+        return Judgement.BAD if surely_slow(minute, objective) else Judgement.BETWEEN
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """How slow, and what takes the time."""
-        frames, goal = evidence.last(MINUTE), self.goal(evidence)
+        frames, objective = evidence.last(MINUTE), self.objective(evidence)
         found = merged(frames, self.key)
         measures = [
-            Measure(f"{self.name} p99", text_of(p99(found)), seconds(goal), evidence.objectives_source),
+            Measure(f"{self.name} p99", text_of(p99(found)), seconds(objective), evidence.objectives_source),
             Measure(f"{self.name} p50", text_of(p50(found))),
         ]
         worst = p99(found)
-        if worst is not None and worst.within(goal):
+        if worst is not None and worst.within(objective):
             return self._recovering(evidence, since, text_of(worst), measures)
-        symptom = f"{self.name} p99 is {text_of(worst)}; the objective is {seconds(goal)}."
+        symptom = f"{self.name} p99 is {text_of(worst)}; the objective is {seconds(objective)}."
         if worst is None:
             symptom = (
-                f"{self.name} p99 was above its objective of {seconds(goal)}; nothing measured in the last minute."
+                f"{self.name} p99 was above its objective of {seconds(objective)}; nothing measured in the last minute."
             )
         cause, fixes = self.why(evidence, frames, measures)
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
 
     def _recovering(self, evidence: Evidence, since: float, now: str, measures: Sequence[Measure]) -> Finding:
         """Back within its objective, but not yet by enough for long enough: no fix, since the cause may be gone."""
-        goal, minutes = self.goal(evidence), observed(evidence.frames, self.key)
+        objective, minutes = self.objective(evidence), observed(evidence.frames, self.key)
         worst = [p99(minute) for minute in minutes]
-        slow = [at for at, found in enumerate(worst) if found is not None and found.within(goal) is False]
+        slow = [at for at, found in enumerate(worst) if found is not None and found.within(objective) is False]
         until = f" until {clock(evidence.frames[slow[-1]].end, evidence.now)}" if slow else ""
-        symptom = f"{self.name} p99 was above its objective of {seconds(goal)}{until}; now {now}."
-        cause = f"Recovering: ends after 30s below {seconds(BACK * goal)}."
+        symptom = f"{self.name} p99 was above its objective of {seconds(objective)}{until}; now {now}."
+        cause = f"Recovering: ends after 30s below {seconds(BACK * objective)}."
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), recovering=True)
 
     def why(self, evidence: Evidence, frames: Sequence[Frame], measures: list[Measure]) -> tuple[str, tuple[Fix, ...]]:
@@ -237,8 +237,8 @@ class SlowTokens:
         running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
         measures.append(evidence.running(running))
         running /= evidence.engines
-        if not _slower_with_load(frames, self.goal(evidence)):
-            return _rare_gaps(evidence, frames, self.goal(evidence)), ()
+        if not _slower_with_load(frames, self.objective(evidence)):
+            return _rare_gaps(evidence, frames, self.objective(evidence)), ()
         sequences = "1 sequence" if round(running) == 1 else f"{running:.0f} sequences"
         cause = f"Steps with {sequences} take too long on this {evidence.hardware}."
         if queue_delays(evidence):
@@ -248,30 +248,30 @@ class SlowTokens:
         return cause, present((quantize(evidence, FOR_SPEED), fewer, reduce_load(evidence)))
 
 
-def _slower_with_load(frames: Sequence[Frame], goal: float) -> bool:
+def _slower_with_load(frames: Sequence[Frame], objective: float) -> bool:
     """Whether steps are slow because of the sequences in them: the usual ones are, or those of busier frames.
 
     A step with n sequences counts as n gaps, so the median gap is one of a busy step.
     """
     usual = p50(merged(frames, "itl"))
-    if usual is None or not usual.within(goal / 2):
+    if usual is None or not usual.within(objective / 2):
         return True
-    slow, fast = _sequences(frames, goal)
+    slow, fast = _sequences(frames, objective)
     return bool(slow and fast) and sum(slow) / len(slow) > 1.25 * sum(fast) / len(fast)
 
 
-def _sequences(frames: Sequence[Frame], goal: float) -> tuple[list[float], list[float]]:
+def _sequences(frames: Sequence[Frame], objective: float) -> tuple[list[float], list[float]]:
     """How many sequences ran in each frame in which more than 1% of the gaps were too long, and in each other one."""
     slow: list[float] = []
     fast: list[float] = []
     for frame in frames:
         if (itl := frame.histogram("itl")) is not None and itl.count:
-            over = count_above(itl, goal) > 0.01 * itl.count
+            over = count_above(itl, objective) > 0.01 * itl.count
             (slow if over else fast).append(frame.running_max or 0.0)
     return slow, fast
 
 
-def _rare_gaps(evidence: Evidence, frames: Sequence[Frame], goal: float) -> str:
+def _rare_gaps(evidence: Evidence, frames: Sequence[Frame], objective: float) -> str:
     """What is known of a few long gaps among many short ones: how many there are, and beside how many sequences.
 
     Metrics don't tell what made them long, so other work is a possible cause, and none where step times are simulated.
@@ -279,17 +279,17 @@ def _rare_gaps(evidence: Evidence, frames: Sequence[Frame], goal: float) -> str:
     itl = merged(frames, "itl")
     if itl is None:
         return "Nothing was measured in the last minute."
-    share = count_above(itl, goal) / itl.count
-    told = f"{share:.1%} of {itl.count:,.0f} gaps between tokens took longer than {seconds(goal)}; the median is "
-    told += f"{text_of(p50(itl))}."
-    slow, fast = _sequences(frames, goal)
+    share = count_above(itl, objective) / itl.count
+    text = f"{share:.1%} of {itl.count:,.0f} gaps between tokens took longer than {seconds(objective)}; the median is "
+    text += f"{text_of(p50(itl))}."
+    slow, fast = _sequences(frames, objective)
     if slow and fast:
-        told += (
+        text += (
             f" Up to {max(slow):.0f} sequences ran in the ten-second windows with such gaps, {max(fast):.0f} in others."
         )
     if evidence.simulated:
-        return told
-    return f"{told} Possible causes: other work on this {evidence.hardware}, steps with long prompts."
+        return text
+    return f"{text} Possible causes: other work on this {evidence.hardware}, steps with long prompts."
 
 
 class SlowFirstToken(SlowTokens):
@@ -298,7 +298,7 @@ class SlowFirstToken(SlowTokens):
     code = "slow_first_token"
     key, name = "ttft", "TTFT"
 
-    def goal(self, evidence: Evidence) -> float:
+    def objective(self, evidence: Evidence) -> float:
         """Its objective, in seconds."""
         return evidence.objectives.ttft_p99_seconds
 

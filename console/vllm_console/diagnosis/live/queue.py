@@ -108,11 +108,11 @@ def _queue(evidence: Evidence) -> str:
 
 
 def _measures(evidence: Evidence, frame: Frame) -> list[Measure]:
-    usage, goal = percent(frame.usage_max), percent(evidence.objectives.kv_cache_usage)
+    usage, objective = percent(frame.usage_max), percent(evidence.objectives.kv_cache_usage)
     measures = [
         Measure("waiting", f"{frame.waiting_max or 0:.0f}"),
         evidence.running(frame.running_max or 0.0),
-        Measure("KV cache usage", usage, goal, evidence.objectives_source),
+        Measure("KV cache usage", usage, objective, evidence.objectives_source),
     ]
     queued = merged(evidence.last(MINUTE), "queue")
     if (longest := p99(queued)) is not None:
@@ -139,8 +139,8 @@ class OversubscribedSequences:
         fixes = present((more_sequences(evidence), reduce_load(evidence)))
         measures = _measures(evidence, frame)
         if (itl := slow_steps(evidence)) is not None:
-            goal = evidence.objectives.itl_p99_seconds
-            measures.insert(1, Measure("ITL mean", seconds(itl), seconds(goal), evidence.objectives_source))
+            objective = evidence.objectives.itl_p99_seconds
+            measures.insert(1, Measure("ITL mean", seconds(itl), seconds(objective), evidence.objectives_source))
             cause = (
                 f"Demand exceeds what this {evidence.hardware} can serve: with {limit} sequences{evidence.each} ITL is "
                 f"{seconds(itl)} on average. More of them slow every stream, fewer lengthen the queue."

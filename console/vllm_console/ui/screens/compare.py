@@ -120,13 +120,13 @@ class CompareScreen(Screen[None]):
     ) -> None:
         super().__init__()
         self.found, self._revert_to, self._recorded = found, revert_to, recorded
-        self._told: Sequence[str] = ()
+        self._predicted: Sequence[str] = ()
         """What was predicted of the change, next to what came."""
         self._tariff = recorded.tariff if recorded is not None else None
         self._reader = TextReader(
             self._title,
             lambda width: compare_lines(
-                self.found, width, may_revert=self._revert is not None, told=self._told, tariff=self._tariff
+                self.found, width, may_revert=self._revert is not None, predicted=self._predicted, tariff=self._tariff
             ),
             self._hints,
         )
@@ -208,7 +208,7 @@ class CompareScreen(Screen[None]):
     async def _compare(self, recorded: RecordedRuns, pair: tuple[int, int]) -> None:
         """Show the comparison of two other runs."""
         try:
-            self.found, self._told = await answer_for(self, partial(_looked, recorded, pair), "compare")
+            self.found, self._predicted = await answer_for(self, partial(_compared, recorded, pair), "compare")
         except FleetError as error:
             self._warn(error)
             return
@@ -224,11 +224,11 @@ class CompareScreen(Screen[None]):
             return
         shown = self._pair
         try:
-            told = await answer_for(self, partial(_told, self._recorded, self.found), "prediction")
+            predicted = await answer_for(self, partial(_prediction_lines, self._recorded, self.found), "prediction")
         except Exception:  # noqa: BLE001 - the thread's boundary: comparing again asks for it, too
             return
         if shown == self._pair:
-            self._told = told
+            self._predicted = predicted
             self._reader.redraw()
 
     async def _compare_again(self) -> None:
@@ -236,11 +236,11 @@ class CompareScreen(Screen[None]):
             return
         shown = self._pair
         try:
-            found, told = await answer_for(self, partial(_looked, self._recorded, shown), "compare again")
+            found, predicted = await answer_for(self, partial(_compared, self._recorded, shown), "compare again")
         except Exception:  # noqa: BLE001 - the thread's boundary: what is shown stays, and it is tried again
             return
         if shown == self._pair:
-            self.found, self._told = replace(found, skipped=self.found.skipped), told
+            self.found, self._predicted = replace(found, skipped=self.found.skipped), predicted
             self._reader.redraw()
 
     @property
@@ -249,13 +249,13 @@ class CompareScreen(Screen[None]):
         return self.found.before.run.id, self.found.after.run.id
 
 
-def _looked(recorded: RecordedRuns, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
+def _compared(recorded: RecordedRuns, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
     """The comparison of two runs, and what was predicted of the change between them."""
     found = recorded.compare_again(*pair)
-    return found, _told(recorded, found)
+    return found, _prediction_lines(recorded, found)
 
 
-def _told(recorded: RecordedRuns, found: Comparison) -> Sequence[str]:
+def _prediction_lines(recorded: RecordedRuns, found: Comparison) -> Sequence[str]:
     """What was predicted of the change between two compared runs."""
     from vllm_console.prediction.score import outcome_lines
 
@@ -321,11 +321,11 @@ def compare_lines(
     width: int,
     *,
     may_revert: bool = False,
-    told: Sequence[str] = (),
+    predicted: Sequence[str] = (),
     tariff: Tariff | None = None,
 ) -> list[Strip]:
     """What came of it in a plain sentence, the verdict with notes, what was changed, the figures it is based on with
-    their intervals, latencies before and after, what was predicted (``told``), the traffic, and all other figures."""
+    their intervals, latencies before and after, what was ``predicted``, the traffic, and all other figures."""
     style = VERDICT_STYLES.get(found.verdict, STRONG)
     lines = []
     if found.verdict is not ComparisonVerdict.TOO_LITTLE:
@@ -342,9 +342,9 @@ def compare_lines(
     lines += [_heading(found, columns), *map(draw, found.judged)]
     if found.verdict is not ComparisonVerdict.TOO_LITTLE:
         lines += distribution_lines(found.figures, width)
-    if told:
+    if predicted:
         lines.append(line((" Predicted", STRONG)))
-        lines += [line((fit(f"  {plain(row)}", width), WARN if "! outside" in row else None)) for row in told]
+        lines += [line((fit(f"  {plain(row)}", width), WARN if "! outside" in row else None)) for row in predicted]
     if ceilings := ceiling_text(found):
         lines.append(line((" Ceiling: ", STRONG), ceilings))
     lines.append(line((" Traffic: ", STRONG), (str(found.traffic), _LIKENESS.get(found.traffic, STRONG))))

@@ -163,7 +163,7 @@ class Release(msgspec.Struct, frozen=True):
 
 
 def wait_until_freed(
-    look: Callable[[], Host],
+    latest: Callable[[], Host],
     wanted: Mapping[int, float],
     ours: Collection[int] = (),
     *,
@@ -172,12 +172,12 @@ def wait_until_freed(
 ) -> Release:
     """Poll until each GPU has as many GiB free as in ``wanted``, or name who holds them.
 
-    ``look`` returns the newest host, such as ``lambda: watch.latest().host``; ``ours`` holds the pids of the stopped
+    ``latest`` returns the newest host, such as ``lambda: watch.latest().host``; ``ours`` holds the pids of the stopped
     server: if they are known no others are named, since what others hold is theirs.
     """
     deadline = time.monotonic() + timeout
     while True:
-        host = look()
+        host = latest()
         short = [gpu for gpu in host.gpus if gpu.free_gib is not None and gpu.free_gib < wanted.get(gpu.index, 0.0)]
         if not short and not host.problem:
             return Release(True)

@@ -67,7 +67,7 @@ class LinkReader:
         self._before: _Counters | None = None
         self.speed_mbs: float | None = None
         self.traffic: tuple[float | None, float | None] = (None, None)
-        """GB/s sent and received over all links since the look before."""
+        """GB/s sent and received over all links since the sample before."""
 
     @property
     def links(self) -> tuple[NvLink, ...]:
@@ -465,7 +465,7 @@ class ProcessDetails:
     def __init__(self) -> None:
         self._known: dict[int, Holder] = {}
 
-    def look(self, pids: Collection[int]) -> None:
+    def update(self, pids: Collection[int]) -> None:
         """Look up these processes."""
         wanted = set(pids)
         if wanted == self._known.keys():
@@ -709,7 +709,7 @@ class GpuReader:
                     device.saw_xid(int(event.eventData), at)
 
     def _name_processes(self) -> None:
-        self._details.look({holder.pid for device in self._devices for holder in device.gpu.holders})
+        self._details.update({holder.pid for device in self._devices for holder in device.gpu.holders})
         for device in self._devices:
             if device.gpu.used_by:
                 device.give_holders(tuple(map(self._details.complete, device.gpu.used_by)))

@@ -169,26 +169,26 @@ def topology_rows(host: Host, width: int) -> list[Row]:
     if not host.gpus:
         return []
     choices: tuple[Facts | None, ...] = (_all_facts, _facts, _short_facts, None)
-    for tell in choices:
-        rows = matrix_rows(host, tell)
+    for fact_of in choices:
+        rows = matrix_rows(host, fact_of)
         if all(row_width(row) <= width for row in rows):
             return rows
     return list_rows(host)
 
 
-def matrix_rows(host: Host, tell: Facts | None = None) -> list[Row]:
-    """A row per GPU under a heading, islands separated by a gap; ``tell`` returns the text to the right of each row."""
+def matrix_rows(host: Host, fact_of: Facts | None = None) -> list[Row]:
+    """A row per GPU under a heading, islands separated by a gap; ``fact_of`` returns the text at a row's right."""
     order = island_order(host)
     heading: list[Cell] = [Cell(" " * LABEL)]
     for index, first in order:
         heading += [*_gap(first, index != order[0][0]), Cell(f"{index:>{CELL}}", "head", index)]
-    rows: list[Row] = [(*heading, Cell("  " + tell(None), "head")) if tell else tuple(heading)]
+    rows: list[Row] = [(*heading, Cell("  " + fact_of(None), "head")) if fact_of else tuple(heading)]
     for position, (index, first) in enumerate(order):
         gpu = host.gpu(index)
         assert gpu is not None
         if first and position:
             rows.append((Cell(""),))
-        rows.append(tuple(_row(host, gpu, order, tell)))
+        rows.append(tuple(_row(host, gpu, order, fact_of)))
     return rows
 
 
@@ -212,13 +212,13 @@ def _gap(first: bool, inside: bool) -> list[Cell]:
     return [Cell(" ")] if first and inside else []
 
 
-def _row(host: Host, gpu: Gpu, order: Sequence[tuple[int, bool]], tell: Facts | None) -> Iterator[Cell]:
+def _row(host: Host, gpu: Gpu, order: Sequence[tuple[int, bool]], fact_of: Facts | None) -> Iterator[Cell]:
     yield Cell(f"{gpu.index:>{LABEL}}", "lost" if gpu.lost else "head", gpu.index)
     for index, first in order:
         yield from _gap(first, index != order[0][0])
         yield pair_cell(host, gpu.index, index)
-    if tell is not None:
-        yield Cell("  " + tell(gpu), "lost" if gpu.lost else "fact", gpu.index)
+    if fact_of is not None:
+        yield Cell("  " + fact_of(gpu), "lost" if gpu.lost else "fact", gpu.index)
 
 
 def pair_cell(host: Host, a: int, b: int) -> Cell:

@@ -100,11 +100,11 @@ class SeenRoom(msgspec.Struct, frozen=True):
     """What one engine's KV cache was observed to have room for.
 
     ``each`` is the share of the cache (0 to 1) that a running request held, the 95th percentile over the busy spans;
-    ``goal`` the share that should be used at most. ``ran`` is how many requests ran at once for half a minute within
-    that goal and without a preemption; 0 if none did. ``cache_tokens`` is None if the size is unknown.
+    ``objective`` the share that should be used at most. ``ran`` is how many requests ran at once for half a minute
+    within that objective and without a preemption; 0 if none did. ``cache_tokens`` is None if the size is unknown.
     """
 
-    goal: float
+    objective: float
     each: float
     ran: int
     cache_tokens: int | None = None
@@ -112,18 +112,18 @@ class SeenRoom(msgspec.Struct, frozen=True):
     @property
     def fitting(self) -> int:
         """Concurrent requests that fit, from 16 on in steps of eight; never fewer than were observed to run."""
-        held = math.floor(self.goal / self.each)
+        held = math.floor(self.objective / self.each)
         return max(1, self.ran, held - held % 8 if held >= 16 else held)
 
     @property
     def reason(self) -> str:
         """The source of that number, as the end of a sentence."""
         if self.fitting == self.ran:
-            return f"{self.ran:,} fit in {self.goal:.0%} of the KV cache without preemption."
+            return f"{self.ran:,} fit in {self.objective:.0%} of the KV cache without preemption."
         held = f"{self.each:.1%} of the KV cache"
         if self.cache_tokens is not None:
             held = f"{self.each * self.cache_tokens:,.0f} of the KV cache's {self.cache_tokens:,} tokens"
-        return f"a running request held {held} (p95), so {self.fitting:,} fit in {self.goal:.0%} of it."
+        return f"a running request held {held} (p95), so {self.fitting:,} fit in {self.objective:.0%} of it."
 
 
 class ChoiceInputs(msgspec.Struct, frozen=True):
