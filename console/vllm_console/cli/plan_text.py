@@ -16,19 +16,19 @@ from vllm_launchers.launch.refusal import fix_options
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.choices.layout import format_layout
 from vllm_launchers.plan.command_line import assignments, command_line, line_word
+from vllm_launchers.plan.engine_verdict import format_verdict
 from vllm_launchers.plan.findings import Level
-from vllm_launchers.plan.verdict import format_verdict
 from vllm_launchers.secrets import redact_argv, redact_environment
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.alternatives import Alternative
     from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
+    from vllm_launchers.plan.engine_verdict import EngineVerdict
     from vllm_launchers.plan.findings import PlanFinding
     from vllm_launchers.plan.model import Plan
     from vllm_launchers.plan.nodes import NodesPlan
     from vllm_launchers.plan.pace import Pace, Paces
-    from vllm_launchers.plan.verdict import EngineVerdict
 
 BAR = 40
 WIDTH = 100

@@ -26,7 +26,7 @@ from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.panes.pane_bar import NAMES
 from vllm_console.ui.panes.servers import COLUMNS, DEFAULT_COLUMNS
 from vllm_console.ui.parts import staging
-from vllm_console.ui.parts.flag_book import FlagCatalog
+from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.pane_layout import PANES, PaneLayout
 from vllm_console.ui.parts.server_verbs import no_server
 from vllm_console.ui.parts.staging import StagedStep
@@ -189,10 +189,10 @@ class Commands:
         self._known: list[TypedCommand] | None = None
         """Every command with each argument that is known, listed when it is first wanted: each key asks for it."""
 
-    def learn(self, presets: Sequence[Preset], book: FlagCatalog) -> None:
+    def learn(self, presets: Sequence[Preset], catalog: FlagCatalog) -> None:
         """Complete presets and flags with these from now on."""
         if self._on_servers is not None:
-            self._on_servers.presets, self._on_servers.book = presets, book
+            self._on_servers.presets, self._on_servers.catalog = presets, catalog
         self._known = None
 
     def matching(self, typed: str, recent: Sequence[str]) -> list[TypedCommand]:
@@ -372,7 +372,7 @@ class ServerCommands:
     def __init__(self, console: ConsoleApp) -> None:
         self._console = console
         self.presets: Sequence[Preset] = ()
-        self.book = FlagCatalog()
+        self.catalog = FlagCatalog()
         self.verbs = (
             Verb("go", "Select a server", self._servers("Select SERVER"), self._go),
             *(
@@ -491,10 +491,10 @@ class ServerCommands:
         if server is None or not server.ours:
             return ()
         after = staging.staged_flags(server.flags, self._screen.staging.of(server.name))
-        names = dict.fromkeys([*after, *(flag.name for flag in COMMON_FLAGS), *self.book.names])
+        names = dict.fromkeys([*after, *(flag.name for flag in COMMON_FLAGS), *self.catalog.names])
         found = []
         for name in names:
-            facts = self.book.facts(name)
+            facts = self.catalog.facts(name)
             now = f"now {shown_value(after[name])}" if name in after else "unset"
             meaning = f" · {facts.meaning}" if facts is not None and facts.meaning else ""
             found.append(Argument(f"{name}=", f"{now}{meaning}", open=True))
@@ -507,8 +507,8 @@ class ServerCommands:
         if not equals:
             name, _, value = text.partition(" ")
         try:
-            flag = self.book.named(name)
-            step = StagedStep(flag, self.book.value(flag, value))
+            flag = self.catalog.named(name)
+            step = StagedStep(flag, self.catalog.value(flag, value))
         except FlagError as error:
             text = str(error)
             raise CommandError(text if text.endswith(("?", ".")) else f"{text}.") from error

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from vllm_launchers.keeper.prepared_launch import FirstStart, PreparedLaunch
 from vllm_launchers.launch.resolve import LaunchPlan
+from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict
 from vllm_launchers.plan.model import EngineKind
-from vllm_launchers.plan.verdict import EngineAnswer, EngineVerdict
 from vllm_launchers.prepared.command import prepared_command
 from vllm_launchers.procfs import resident_mib
 from vllm_launchers.secrets import redact

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from vllm_launchers.plan.alternatives import Alternative
     from vllm_launchers.plan.budget.budget import MemoryBudget
     from vllm_launchers.plan.choices.inputs import Choice
+    from vllm_launchers.plan.engine_verdict import EngineVerdict
     from vllm_launchers.plan.findings import PlanFinding
     from vllm_launchers.plan.nodes import NodesPlan
     from vllm_launchers.plan.pace import Paces
     from vllm_launchers.plan.placement import Placement
-    from vllm_launchers.plan.verdict import EngineVerdict
 
 
 __all__ = ["Changes", "Engine", "EngineKind", "FlagValue", "Flags", "Plan", "same_value"]

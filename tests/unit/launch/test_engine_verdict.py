@@ -19,8 +19,8 @@ from vllm_launchers.launch.inputs import PlanInputsReader
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.launch.resolve import LaunchPlan
+from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict
 from vllm_launchers.plan.model import Changes, Engine, EngineKind
-from vllm_launchers.plan.verdict import EngineAnswer, EngineVerdict
 from vllm_launchers.vllm.startup_reports import StartupReportStore
 
 HANGS = """

@@ -15,9 +15,9 @@ from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import action_named, scoped
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.gpus import format_host
+from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.staging import TUNED, Staged
 from vllm_console.ui.parts.time_cursor import ShownTime
-from vllm_console.ui.parts.verdict import PlanVerdict
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, PAST, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, parts_length

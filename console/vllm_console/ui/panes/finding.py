@@ -16,8 +16,8 @@ from vllm_console.fleet.snapshot import ServerView, State, StateThen
 from vllm_console.text import duration, plain, size
 from vllm_console.ui.findings import SIGNS, ServerFinding, findings_of, fix_text, staged_fix, unjudged
 from vllm_console.ui.keymap import key_of
+from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.staging import Staged
-from vllm_console.ui.parts.verdict import PlanVerdict
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, parts_length

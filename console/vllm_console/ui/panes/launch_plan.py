@@ -23,9 +23,9 @@ from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.command_line import assignments, line_word
 from vllm_launchers.plan.common_flags import flag_text
+from vllm_launchers.plan.engine_verdict import EngineAnswer, format_verdict
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Changes, EngineKind, Flags, Plan
-from vllm_launchers.plan.verdict import EngineAnswer, format_verdict
 
 LEVELS: dict[Level, tuple[str, Style | None]] = {
     Level.ERROR: ("✗", BAD), Level.WARNING: ("!", WARN), Level.ADVICE: ("i", None),

@@ -14,7 +14,7 @@ from textual.strip import Strip
 from vllm_console.fleet.snapshot import Preset
 from vllm_console.fleet.verbs import PresetProblem
 from vllm_console.text import plain, seconds, sourced
-from vllm_console.ui.parts.flag_book import FlagCatalog
+from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import ABOUT, CHOSEN, FIELDS, LaunchDraft, set_devices
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG, WARN
@@ -89,7 +89,7 @@ def _about_preset(preset: Preset, chosen: str, width: int) -> list[Strip]:
 
 
 def setting_lines(
-    draft: LaunchDraft, plan: Plan | None, book: FlagCatalog, size: tuple[int, int], cursor: int, active: bool
+    draft: LaunchDraft, plan: Plan | None, catalog: FlagCatalog, size: tuple[int, int], cursor: int, active: bool
 ) -> list[Strip]:
     """Fields and flags, as many as fit around the cursor, with the reason for each, in full where rows are left.
 
@@ -103,7 +103,7 @@ def setting_lines(
         min(24, max(8, *(len(setting.value) for setting in settings[len(draft.shown) :]), 8)),
     )
     at = min(cursor, len(names) - 1)
-    detail = _about_setting(draft, book, names[at], settings[at], width) if active else []
+    detail = _about_setting(draft, catalog, names[at], settings[at], width) if active else []
     detail = [line(), *detail[: max(5, height // 3)]] if detail else []
     room = max(4, height - 1 - len(detail))
     spare = room - len(names) - 1
@@ -126,13 +126,15 @@ def setting_lines(
     return [title, *shown, *detail]
 
 
-def adding_lines(book: FlagCatalog, found: Sequence[str], pick: int, text: str, size: tuple[int, int]) -> list[Strip]:
+def adding_lines(
+    catalog: FlagCatalog, found: Sequence[str], pick: int, text: str, size: tuple[int, int]
+) -> list[Strip]:
     """The flags that match what is typed, the picked one marked, with its meaning below."""
     width, height = size
-    strips = [section_title("Add a flag", width, True, ((book.source, DIM),))]
+    strips = [section_title("Add a flag", width, True, ((catalog.source, DIM),))]
     if not found:
-        return [*strips, *wrapped(book.no_match(text), width, WARN, " ")]
-    facts = book.facts(found[pick])
+        return [*strips, *wrapped(catalog.no_match(text), width, WARN, " ")]
+    facts = catalog.facts(found[pick])
     detail = [line()]
     if facts is not None:
         detail += wrapped(f"{facts.name}: {facts.help or facts.meaning}", width, None, " ")[:3]
@@ -141,7 +143,7 @@ def adding_lines(book: FlagCatalog, found: Sequence[str], pick: int, text: str, 
     first = min(max(0, pick - room // 2), max(0, len(found) - room))
     column = min(36, max(16, width // 2))
     for index, name in enumerate(found[first : first + room], first):
-        known = book.facts(name)
+        known = catalog.facts(name)
         text_ = fit(f" {fit(plain(name), column)}  {plain(known.meaning) if known else ''}", width)
         strips.append(line((text_, CURSOR if index == pick else None)))
     return [*strips, *detail]
@@ -215,13 +217,13 @@ def _gpus_setting(draft: LaunchDraft, plan: Plan | None) -> _Setting:
     return _Setting(True, chosen.reason, "; ".join([set_devices(chosen), *chosen.warnings]))
 
 
-def _about_setting(draft: LaunchDraft, book: FlagCatalog, name: str, setting: _Setting, width: int) -> list[Strip]:
+def _about_setting(draft: LaunchDraft, catalog: FlagCatalog, name: str, setting: _Setting, width: int) -> list[Strip]:
     """What a field or flag is, why it has its value, and the trade-off."""
     if name in FIELDS:
         return [*wrapped(ABOUT[name], width, None, " "), *wrapped(setting.why, width, DIM, " ")]
-    facts = book.facts(name)
+    facts = catalog.facts(name)
     if facts is None:
-        strips = wrapped(book.unknown(name) if name not in draft.preset.flags else "", width, WARN, " ")
+        strips = wrapped(catalog.unknown(name) if name not in draft.preset.flags else "", width, WARN, " ")
     else:
         strips = wrapped(f"{facts.meaning} (vLLM's default: {facts.default})", width, None, " ")[:2]
         if facts.deprecated:

@@ -82,7 +82,7 @@ class LaunchEditor:
         elif name in FIELDS:
             self._open(name, draft.text(name))
         else:
-            value, facts = draft.value(name), self._planner.book.facts(name)
+            value, facts = draft.value(name), self._planner.catalog.facts(name)
             if isinstance(value, bool) or (facts and facts.switch):
                 self.toggle(name)
             else:
@@ -96,7 +96,7 @@ class LaunchEditor:
             return
         if name in CYCLED:
             draft.next_choice(name)
-        elif name in FIELDS or (value := self._planner.book.next_value(name, draft.value(name))) is None:
+        elif name in FIELDS or (value := self._planner.catalog.next_value(name, draft.value(name))) is None:
             self.edit(name)
             return
         else:
@@ -105,11 +105,11 @@ class LaunchEditor:
 
     def add(self) -> None:
         """Search all flags for one to add."""
-        draft, book = self._planner.draft, self._planner.book
+        draft, catalog = self._planner.draft, self._planner.catalog
         if draft is not None and not self.typing:
             self._go_to(draft.names[0])
-            self.picked, self.matches = 0, book.names
-            self._open(ADDING, "", tuple(book.names))
+            self.picked, self.matches = 0, catalog.names
+            self._open(ADDING, "", tuple(catalog.names))
 
     def remove(self, name: str | None) -> None:
         """Unset the flag, or clear the field."""
@@ -156,7 +156,7 @@ class LaunchEditor:
 
     def typed(self, text: str) -> None:
         """Check what is typed, and plan it as if it were accepted."""
-        draft, purpose, book = self._planner.draft, self._entry.purpose, self._planner.book
+        draft, purpose, catalog = self._planner.draft, self._entry.purpose, self._planner.catalog
         if draft is None or purpose is None:
             return
         text = text.strip()
@@ -164,9 +164,9 @@ class LaunchEditor:
             self._picker.narrow(text)
         if purpose == ADDING:
             name, _, text = text.partition("=")
-            self.matches, self.picked = book.matching(draft.edits, name.strip()), 0
+            self.matches, self.picked = catalog.matching(draft.edits, name.strip()), 0
             purpose = name.strip()
-        facts = book.facts(purpose)
+        facts = catalog.facts(purpose)
         self._say(_hint(self._entry.purpose or "", bool(facts and facts.choices)), None)
         try:
             if purpose and text:
@@ -179,8 +179,8 @@ class LaunchEditor:
         if name in FIELDS:
             tried = draft.tried(name, text)
         else:
-            name = self._planner.book.named(name)
-            tried = draft.tried(name, self._planner.book.value(name, text))
+            name = self._planner.catalog.named(name)
+            tried = draft.tried(name, self._planner.catalog.value(name, text))
         if self._tried or tried.request() != draft.request():
             self._tried = True
             self._planner.plan_soon(tried)
@@ -216,7 +216,7 @@ class LaunchEditor:
                 _refuse_emptied(draft, purpose, text)
                 draft.put(purpose, text)
             else:
-                draft.edits.put(purpose, self._planner.book.value(purpose, text))
+                draft.edits.put(purpose, self._planner.catalog.value(purpose, text))
         except (FlagError, UsageError) as error:
             self._say(str(error), BAD)
             self._redraw(False)
@@ -231,23 +231,23 @@ class LaunchEditor:
 
     def _add(self, draft: LaunchDraft, text: str) -> None:
         """Add a flag: the one typed as ``NAME=VALUE`` or by its whole name, else the picked one."""
-        book = self._planner.book
+        catalog = self._planner.catalog
         name, equals, value = (part.strip() for part in text.partition("="))
         plain_name = name.lstrip("-").replace("_", "-").lower()
-        if not equals and self.matches and (self.picked or book.facts(plain_name) is None):
+        if not equals and self.matches and (self.picked or catalog.facts(plain_name) is None):
             name = self.matches[self.picked]
-        name = book.named(name)
+        name = catalog.named(name)
         chosen: FlagValue | None = None
         if equals:
-            chosen = book.value(name, value)
+            chosen = catalog.value(name, value)
         elif draft.value(name) is None:
-            facts = book.facts(name)
-            chosen = book.next_value(name, None) if facts and facts.switch else None
+            facts = catalog.facts(name)
+            chosen = catalog.next_value(name, None) if facts and facts.switch else None
         if chosen is not None:
             draft.edits.put(name, chosen)
         if name not in draft.names:
             draft.edits.added.append(name)
-        warning = book.unknown(name)
+        warning = catalog.unknown(name)
         self._accepted()
         self._say(warning, WARN)
         self._go_to(name)

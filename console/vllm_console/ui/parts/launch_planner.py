@@ -12,12 +12,12 @@ from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError
-from vllm_console.ui.parts.flag_book import FlagCatalog
+from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import LaunchDraft
 from vllm_console.ui.threads import answer_for, begin_worker
+from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict, with_verdict
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.verdict import EngineAnswer, EngineVerdict, with_verdict
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class LaunchPlanner:
         self.outcome = PlanOutcome()
         self.fresh = False
         """Whether the outcome is that of the present draft."""
-        self.book = FlagCatalog()
+        self.catalog = FlagCatalog()
         self._timer: Timer | None = None
         self._asked: Hashable = None
         """The start that is prepared, or is about to be; None: nothing."""
@@ -99,11 +99,11 @@ class LaunchPlanner:
     async def _plan(self, request: LaunchRequest) -> None:
         assert self.draft is not None
         try:
-            call = partial(self._ask, request, self.book.table, self.outcome.plan)
+            call = partial(self._ask, request, self.catalog.table, self.outcome.plan)
             plan, table, name = await answer_for(self._screen, call, "plan")
             self.outcome = PlanOutcome(self.draft.planned(plan, name))
-            if table is not self.book.table:
-                self.book = FlagCatalog(table)
+            if table is not self.catalog.table:
+                self.catalog = FlagCatalog(table)
         except FleetError as error:
             self.outcome = PlanOutcome(error=self.draft.refused(error))
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen

@@ -16,9 +16,9 @@ from vllm_console.text import plain, took
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.panes.finding import draining
+from vllm_console.ui.parts.plan_verdict import PlanVerdicts
 from vllm_console.ui.parts.staged_prediction import Predictions
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of, combined_warning
-from vllm_console.ui.parts.verdict import PlanVerdicts
 from vllm_console.ui.screens.dialogs import Choose, Confirm, DialogAnswer
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.widgets.draw import Part

@@ -16,8 +16,8 @@ from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import count, plain, seconds
 from vllm_console.ui.findings import findings_of, steps_of
+from vllm_console.ui.parts.plan_verdict import CHECKING, PlanVerdicts
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of
-from vllm_console.ui.parts.verdict import CHECKING, PlanVerdicts
 from vllm_console.ui.theme import ACCENT, DIM
 from vllm_console.ui.threads import begin_worker, in_thread
 from vllm_console.ui.widgets.draw import Part

@@ -22,7 +22,7 @@ from vllm_console.ui.actions import bindings
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer, note_lines
-from vllm_console.ui.parts.flag_book import FlagCatalog
+from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.flag_edits import FlagEdits
 from vllm_console.ui.parts.staging import MeasuredTraffic, measured_traffic
 from vllm_console.ui.terminal.lines import LineView, line
@@ -68,12 +68,12 @@ class FlagsScreen(Screen[Changes | None]):
     ) -> None:
         super().__init__()
         self._server, self._fleet = server, fleet
-        self._book = FlagCatalog()
+        self._catalog = FlagCatalog()
         self._edits = FlagEdits.of(server.flags, staged)
         self._before = self._edits.changes
         self._search = ""
         self._only_set = False
-        self._names = self._book.matching(self._edits, "")
+        self._names = self._catalog.matching(self._edits, "")
         self._index = self._top = 0
         self._message: tuple[str, Style | None] = ("", None)
         self._warned = self._analyzing = False
@@ -106,7 +106,7 @@ class FlagsScreen(Screen[Changes | None]):
             self._draw()
             return
         if table is not None:
-            self._book = FlagCatalog(table)
+            self._catalog = FlagCatalog(table)
             self._list_again(self._under)
 
     def on_resize(self, _event: events.Resize) -> None:
@@ -142,7 +142,7 @@ class FlagsScreen(Screen[Changes | None]):
         count = len(self._edits.edits)
         right: list[Part] = [(f"{count} staged" if count else "nothing staged", ACCENT if count else DIM)]
         if width >= WIDE:
-            right.insert(0, (f"{self._book.source} · ", DIM))
+            right.insert(0, (f"{self._catalog.source} · ", DIM))
         if self._only_set:
             right.insert(0, ("only set · ", DIM))
         if self._search:
@@ -168,10 +168,11 @@ class FlagsScreen(Screen[Changes | None]):
         shown = list(enumerate(self._names))[self._top : self._top + rows]
         width = self._box.inner_width
         strips = [
-            flag_row(name, self._server, self._edits, self._book, width, index == self._index) for index, name in shown
+            flag_row(name, self._server, self._edits, self._catalog, width, index == self._index)
+            for index, name in shown
         ]
         if not strips:
-            strips = note_lines(self._book.no_match(self._search), WARN, width)
+            strips = note_lines(self._catalog.no_match(self._search), WARN, width)
         self._show("#flags-list", strips)
 
     def _draw_about(self) -> None:
@@ -182,7 +183,7 @@ class FlagsScreen(Screen[Changes | None]):
         else:
             proposed = self._proposed(name)
             width = self._box.inner_width
-            about = about_lines(name, self._server, self._book, proposed, self._traffic_sentence, width)
+            about = about_lines(name, self._server, self._catalog, proposed, self._traffic_sentence, width)
             self._show("#flags-about", cut_rows(about, self._about_rows, width))
 
     def _proposed(self, name: str) -> Choice | None:
@@ -240,7 +241,7 @@ class FlagsScreen(Screen[Changes | None]):
         self._list_again(self._under)
 
     def _list_again(self, name: str | None) -> None:
-        self._names = self._book.matching(self._edits, self._search, self._only_set)
+        self._names = self._catalog.matching(self._edits, self._search, self._only_set)
         self._index = self._names.index(name) if name in self._names else 0
         self._draw()
 
@@ -255,7 +256,7 @@ class FlagsScreen(Screen[Changes | None]):
         """On or off, or the next choice; a value without choices is edited."""
         if self._under is None:
             return
-        value = self._book.next_value(self._under, self._edits.value(self._under))
+        value = self._catalog.next_value(self._under, self._edits.value(self._under))
         if value is None:
             self.action_flags_edit()
         else:
@@ -280,7 +281,7 @@ class FlagsScreen(Screen[Changes | None]):
         name = self._under
         if name is None:
             return
-        value, flag = self._edits.value(name), self._book.facts(name)
+        value, flag = self._edits.value(name), self._catalog.facts(name)
         if isinstance(value, bool) or (flag is not None and flag.switch):
             self.action_flags_toggle()
             return
@@ -289,7 +290,7 @@ class FlagsScreen(Screen[Changes | None]):
         self.call_after_refresh(self._draw)
 
     def _hint(self, name: str) -> str:
-        flag = self._book.facts(name)
+        flag = self._catalog.facts(name)
         more = " · tab complete · ↑ ↓ choices" if flag and flag.choices else ""
         return f"{name}: enter accept{more} · {key_of('flags_back')} cancel"
 
@@ -315,7 +316,7 @@ class FlagsScreen(Screen[Changes | None]):
             self._say(self._hint(name))
             try:
                 if event.value.strip():
-                    self._book.value(name, event.value)
+                    self._catalog.value(name, event.value)
             except FlagError as error:
                 self._say(str(error), WARN)
             self._draw()
@@ -332,7 +333,7 @@ class FlagsScreen(Screen[Changes | None]):
         name = self._input.purpose
         try:
             if name:
-                value = self._book.value(name, event.value)
+                value = self._catalog.value(name, event.value)
                 self._say("")
                 self._put(name, value)
             elif not self._names and event.value.strip():
@@ -346,13 +347,13 @@ class FlagsScreen(Screen[Changes | None]):
     def _add(self, text: str) -> None:
         """Add a flag that the list does not know, with a value when one was typed after ``=``."""
         name, equals, value = text.partition("=") if "=" in text else (*text.strip().partition(" ")[:2], "")
-        name = self._book.named(name)
-        chosen = self._book.value(name, value) if equals.strip() else None
+        name = self._catalog.named(name)
+        chosen = self._catalog.value(name, value) if equals.strip() else None
         self._edits.added.append(name)
         self._search = ""
         if chosen is not None:
             self._edits.put(name, chosen)
-        self._say(self._book.unknown(name), WARN)
+        self._say(self._catalog.unknown(name), WARN)
         self._list_again(name)
 
     # -- measured traffic ------------------------------------------------------------------------------------------
@@ -426,10 +427,10 @@ def flags_heading(width: int) -> Strip:
 
 
 def flag_row(
-    name: str, server: ServerView, edits: FlagEdits, book: FlagCatalog, width: int, under_cursor: bool
+    name: str, server: ServerView, edits: FlagEdits, catalog: FlagCatalog, width: int, under_cursor: bool
 ) -> Strip:
     """A flag: present value, staged value, vLLM's default, and meaning."""
-    flag, changed, value = book.facts(name), edits.changed(name), edits.value(name)
+    flag, changed, value = catalog.facts(name), edits.changed(name), edits.value(name)
     staged = ("unset" if value is None else flag_text(value)) if changed else ""
     meaning = flag.meaning if flag else plain(server.reasons.get(name, ""))
     now = flag_text(server.flags.get(name))
@@ -449,17 +450,17 @@ def _columns(texts: tuple[str, str, str, str, str, str], width: int) -> str:
 
 
 def about_lines(
-    name: str, server: ServerView, book: FlagCatalog, proposed: Choice | None, traffic: str, width: int
+    name: str, server: ServerView, catalog: FlagCatalog, proposed: Choice | None, traffic: str, width: int
 ) -> list[Strip]:
     """What a flag is and takes, why it is set or is to change (by the ``traffic``), and vLLM's own help."""
-    flag, reason = book.facts(name), server.reasons.get(name)
+    flag, reason = catalog.facts(name), server.reasons.get(name)
     parts: list[Part] = []
     if proposed is not None:
         parts.append((f"{proposed.source}: {proposed.reason}", ACCENT))
         parts += [(f"trade-off: {proposed.tradeoff}", WARN)] if proposed.tradeoff else []
         parts.append((f"traffic: {traffic}", DIM))
     if flag is None:
-        parts.append((book.unknown(name) if name not in server.flags else "", WARN))
+        parts.append((catalog.unknown(name) if name not in server.flags else "", WARN))
     else:
         parts.append(f"{name}: {flag.meaning}." if flag.meaning else name)
         if flag.deprecated:

@@ -293,7 +293,7 @@ class LaunchScreen(Screen[ServerView | None]):
             wanted = max(least, total - len(plan))
             if not (self.editor.adding or self.editor.picking):
                 size = (width, UNBOUNDED)
-                need = setting_lines(draft, outcome.plan, self.planner.book, size, self._cursor, active=True)
+                need = setting_lines(draft, outcome.plan, self.planner.catalog, size, self._cursor, active=True)
                 wanted = max(least, min(wanted, len(need)))
         wanted = wanted + frame if wanted is not None else None
         if wanted != self._settings_rows:
@@ -348,8 +348,8 @@ class LaunchScreen(Screen[ServerView | None]):
                 none_here=not (picker.reading or picker.names),
             )
         if editor.adding:
-            return adding_lines(planner.book, editor.matches, editor.picked, self.entry.value, size)
-        return setting_lines(draft, planner.outcome.plan, planner.book, size, self._cursor, active)
+            return adding_lines(planner.catalog, editor.matches, editor.picked, self.entry.value, size)
+        return setting_lines(draft, planner.outcome.plan, planner.catalog, size, self._cursor, active)
 
     def _redraw_for(self, after_layout: bool) -> None:
         if after_layout:

@@ -59,13 +59,13 @@ from vllm_console.ui.parts.pane_layout import (
     PaneLayout,
     best_layout,
 )
+from vllm_console.ui.parts.plan_verdict import PlanVerdicts
 from vllm_console.ui.parts.server_events import SeenServer, events_between, seen_of
 from vllm_console.ui.parts.server_verbs import ServerVerbs, no_server
 from vllm_console.ui.parts.staged_prediction import Predictions, prediction_text
 from vllm_console.ui.parts.staging import MeasuredTraffic, Staged, StagedStep, Staging, measured_traffic
 from vllm_console.ui.parts.time_cursor import TimeCursor
 from vllm_console.ui.parts.tuning_bar import TuningBar
-from vllm_console.ui.parts.verdict import PlanVerdicts
 from vllm_console.ui.screens.dialogs import Choose, Confirm
 from vllm_console.ui.terminal.choice import in_browser
 from vllm_console.ui.terminal.clipboard import copy

@@ -20,7 +20,7 @@ from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.commands import CommandError, Commands, Do, TypedCommand
-from vllm_console.ui.parts.flag_book import FlagCatalog
+from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.recent_commands import RecentCommands
 from vllm_console.ui.terminal.lines import LineView, clickable, line
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG, WARN
@@ -80,11 +80,13 @@ class PaletteScreen(ModalScreen[Do | None]):
 
     async def _learn(self) -> None:
         try:
-            presets, book = await answer_for(self, partial(_known, self._fleet, self._engine, self._recent), "commands")
+            presets, catalog = await answer_for(
+                self, partial(_known, self._fleet, self._engine, self._recent), "commands"
+            )
         except FleetError as error:
             self._wrong = plain(str(error))
         else:
-            self._commands.learn(presets, book)
+            self._commands.learn(presets, catalog)
         self._look_up()
 
     @property

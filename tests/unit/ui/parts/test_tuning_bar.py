@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.parts import staging
+from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.tuning_bar import tuning_lines
-from vllm_console.ui.parts.verdict import PlanVerdict
 from vllm_console.ui.theme import OK
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vllm_console.fleet.snapshot import Changes, LaunchRequest
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.ui.panes.launch_settings import setting_lines
-from vllm_console.ui.parts.flag_book import FlagCatalog
+from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import LaunchDraft
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -407,12 +407,12 @@ async def test_where_memory_is_not_known_nothing_is_called_ready(screen, fleet, 
 
 
 def test_each_flag_has_a_row_before_a_reason_has_two_and_reasons_are_whole_where_rows_are_left(fakes):
-    draft, book = LaunchDraft(fakes.PRESETS[0]), FlagCatalog(fakes.FLAG_TABLE)
+    draft, catalog = LaunchDraft(fakes.PRESETS[0]), FlagCatalog(fakes.FLAG_TABLE)
     plan = draft.planned(fakes.FakeFleet().plan(LaunchRequest("chatbot")), "chatbot-2")
     needed = len(draft.names) + 2
 
     def shown(height):
-        return [strip.text for strip in setting_lines(draft, plan, book, (80, height), 0, active=False)]
+        return [strip.text for strip in setting_lines(draft, plan, catalog, (80, height), 0, active=False)]
 
     tight, some, roomy = shown(needed), shown(needed + 2), shown(60)
     assert all(any(name in text for text in tight) for name in draft.names)

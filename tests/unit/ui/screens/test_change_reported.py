@@ -12,8 +12,8 @@ from vllm_console.runs.text import brief
 from vllm_console.ui.panes.bars import staged_line
 from vllm_console.ui.panes.change import change_line, worth_reporting
 from vllm_console.ui.parts import change_report
+from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.staging import staged_of
-from vllm_console.ui.parts.verdict import PlanVerdict
 from vllm_console.ui.screens.compare import CompareScreen
 from vllm_console.ui.theme import BAD, OK
 
