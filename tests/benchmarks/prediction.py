@@ -17,8 +17,10 @@ How often the interval holds what is measured with other traffic takes many pair
 for so many that nothing changes, with step costs straight from the regression, and measures the other traffic.
 
 With ``--vllm`` the changes are made on real vLLM on the CPU, through the program's own commands: start, load, predict,
-restart, load. The requests are other ones of the same kind each time. Each change is taken back afterwards, which is
-predicted and measured, too; that the first flags are measured again and again gives the noise floor. ``--paced`` makes
+restart, load. After each restart other requests of the same kind come first, from which the next change is predicted,
+and then the very requests from which this one was predicted. Each change is taken back afterwards, which is predicted
+and measured, too; that the first flags are measured again and again gives the noise floor, and at the end of each kind
+of traffic its first requests again give that of the same requests. ``--paced`` makes
 a step of vLLM take STEP seconds and TOKEN more for each token that it computes, as a GPU would with a larger model;
 otherwise a step takes what the CPU takes.
 
@@ -37,7 +39,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -213,7 +215,7 @@ REAL_CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "shared": (
         {"max-num-seqs": 6}, {"enable-prefix-caching": False}, {"num-gpu-blocks-override": 40},
-        {"max-num-batched-tokens": 64},
+        {"max-model-len": 640},
     ),
     "loaded": (
         {"max-num-batched-tokens": 64}, {"max-num-seqs": 10}, {"num-gpu-blocks-override": 60},
@@ -233,9 +235,6 @@ REAL_TRAFFICS: dict[str, tuple[tuple[float, float, float, tuple[str, ...]], ...]
 }
 
 
-WARM_SECONDS = 8.0
-
-
 class Program:
     """The program's commands, in a state folder of its own."""
 
@@ -250,7 +249,6 @@ class Program:
             self.environment |= {"PYTHONPATH": str(PACED), "PACED_STEP_SECONDS": f"{step}"}
             self.environment |= {"PACED_TOKEN_SECONDS": f"{token}"}
         self.server = folder / "state/vllm-console/servers/bench"
-        self.loads = 0
 
     def command(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -274,12 +272,16 @@ class Program:
     def change(self, change: dict[str, Any]) -> None:
         self("restart", "bench", "--wait", "--force", *words_of(change))
 
-    def load(self, kind: str, rate: float, seconds: float) -> Figures:
-        """Send a new traffic of a kind, after some seconds of it that are not counted."""
-        self.loads += 1
-        self._send(kind, rate, min(WARM_SECONDS, seconds), seed=1000 + 10 * self.loads)
+    def predict(self, change: dict[str, Any]) -> dict[str, Any]:
+        """As the console asks: at low priority, and not kept."""
+        answer = self("predict", "bench", *words_of(change), "--draft", "--json", check=False)
+        found: dict[str, Any] = json.loads(answer)["prediction"]
+        return found
+
+    def load(self, kind: str, number: int, rate: float, seconds: float) -> Figures:
+        """Send the traffic of a kind and number."""
         began = time.time()
-        self._send(kind, rate, seconds, seed=10 * self.loads)
+        self._send(kind, rate, seconds, seed=10 * number)
         reader = ProbeReader(self.server / "probe")
         requests = [one for one in reader.requests() if one.arrived_at >= began]
         steps = [one for one in reader.steps() if one.at >= began]
@@ -310,42 +312,52 @@ def words_of(change: dict[str, Any]) -> list[str]:
 
 
 def real(args: argparse.Namespace) -> Iterator[Outcome]:
+    number = args.first
     for kind in args.traffic:
         with tempfile.TemporaryDirectory(prefix="prediction-") as folder:
             program = Program(Path(folder), args.port, args.paced)
-            flags = REAL_BASE | REAL_DEFAULTS
             try:
                 program.start(args.vllm, args.model)
-                now = first = program.load(kind, args.rate, args.seconds)
-                for change in REAL_CHANGES[kind][: args.changes]:
-                    back = {name: flags[name] for name in change}
-                    there, after = one_real(program, back, change, kind, now, args)
-                    yield there if now is first else replace(there, noise=values(first))
-                    again, now = one_real(program, change, back, kind, after, args)
-                    yield again
+                yield from real_traffic(program, kind, number, args)
             finally:
                 program.end()
+        number += 100
 
 
-def one_real(
-    program: Program, before: dict[str, Any], change: dict[str, Any], kind: str, now: Figures, args: argparse.Namespace
-) -> tuple[Outcome, Figures]:
-    """The outcome of a change, and what is measured after it."""
-    # as the console asks: with the load, and not kept
-    found = json.loads(program("predict", "bench", *words_of(change), "--draft", check=False))["prediction"]
-    program.change(change)
-    after = program.load(kind, args.rate, args.seconds)
+def real_traffic(program: Program, kind: str, number: int, args: argparse.Namespace) -> Iterator[Outcome]:
+    """The outcomes of a traffic's changes, each followed by its revert. ``number`` is that of its first requests."""
+    flags = REAL_BASE | REAL_DEFAULTS
+    changes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for change in REAL_CHANGES[kind][: args.changes]:
+        back = {name: flags[name] for name in change}
+        changes += [(back, change), (change, back)]
+    first = now = program.load(kind, number, args.rate, args.seconds)
+    found = program.predict(changes[0][1])
+    for index, (before, change) in enumerate(changes):
+        program.change(change)
+        after = program.load(kind, number + index + 1, args.rate, args.seconds)
+        # Before the same requests come again, so that it rests on the other ones alone.
+        following = program.predict(changes[index + 1][1]) if index + 1 < len(changes) else {}
+        again = program.load(kind, number + index, args.rate, args.seconds)
+        title = ", ".join(f"{name} {before[name]} → {value}" for name, value in change.items())
+        floor = values(first) if index and not index % 2 else {}
+        yield Outcome(
+            title, f"{kind} {args.rate:g}/s", found.get("load"), found.get("outside", ""), values(now),
+            predicted_of(found), values(after), values(again), floor,
+        )  # fmt: skip
+        now, found = after, following
+    repeated = values(program.load(kind, number, args.rate, args.seconds))
+    floor = {name: error(value, values(first)[name]) for name, value in repeated.items()}
+    print(f"{kind}, the first requests again: {json.dumps(floor)}", flush=True)
+
+
+def predicted_of(found: dict[str, Any]) -> dict[str, tuple[float | None, float | None, float | None]]:
     predicted = {}
     for name, (latency, part) in zip(FIGURES, LISTED, strict=True):
         one = found.get("predicted", {}).get(latency) or {}
         one = one.get(part) or {} if part else one
         predicted[name] = one.get("value"), one.get("low"), one.get("high")
-    title = ", ".join(f"{name} {before[name]} → {value}" for name, value in change.items())
-    outcome = Outcome(
-        title, f"{kind} {args.rate:g}/s", found.get("load"), found.get("outside", ""), values(now), predicted,
-        values(after), {}, {},
-    )  # fmt: skip
-    return outcome, after
+    return predicted
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
