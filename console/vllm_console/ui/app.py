@@ -329,11 +329,16 @@ class ConsoleApp(App[None]):
         self._late = loop.call_later(max(LATE_SECONDS, self.polling.refresh), is_late)
 
     def _snapshot_call(self) -> Callable[[], FleetSnapshot]:
-        return partial(self._take_snapshot, self.operations.selected_name, self.operations.wanted_time)
+        screen = self.operations
+        return partial(self._take_snapshot, screen.selected_name, screen.wanted_time, screen.log_reader)
 
-    def _take_snapshot(self, selected: str | None, time: TimeView) -> FleetSnapshot:
-        """In a thread: take a snapshot, and notify of findings that begin and end."""
+    def _take_snapshot(
+        self, selected: str | None, time: TimeView, read_log: Callable[[], None] | None
+    ) -> FleetSnapshot:
+        """In a thread: take a snapshot, read the log beside it, and notify of findings that begin and end."""
         snapshot = self.fleet.snapshot(selected, time)
+        if read_log is not None:
+            read_log()
         if self.notifier is not None:
             self.notifier.update(snapshot)
         return snapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from textual.geometry import Region
@@ -85,7 +86,12 @@ class LogPane(PlacedArea):
         elif self._view is not None and self._sized and server.moment != self._moment:
             self._go_to(self._view, server.moment)
         elif self._view is not None:
-            self._view.poll()
+            self._view.show_read()
+
+    @property
+    def reader(self) -> Callable[[], None] | None:
+        """Reads the log's new lines, to be called in a thread before `show_server`; None where no log is in sight."""
+        return self._view.reader if self._view is not None and self._sized else None
 
     def _draw_frame(self, title: Strip) -> None:
         """The title, and where it is framed the edges."""

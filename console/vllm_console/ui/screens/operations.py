@@ -274,6 +274,11 @@ class OperationsScreen(PartialRepaintScreen):
         return replace(view, gpu=self.gpu_history.gpu(self.console.snapshot, self.selected))
 
     @property
+    def log_reader(self) -> Callable[[], None] | None:
+        """Reads what the next snapshot shows of the log, to be called in a thread; None where no log is in sight."""
+        return self._log.reader
+
+    @property
     def on_top(self) -> bool:
         """Whether nothing covers this screen: what an answer would open must not cover another screen."""
         return self.app.screen is self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -73,9 +74,6 @@ TICK_SECONDS = 0.25
 IDLE_SECONDS = 0.5
 """The time between two reads of one that does not."""
 
-PANE_SECONDS = 1.25
-"""The same for a pane, which is polled with each snapshot so that both are painted at once."""
-
 SIDEWAYS = 16
 """Cells per step when scrolling sideways."""
 
@@ -110,14 +108,17 @@ _PREFIX = re.compile(
 
 _Command = Callable[[LogPager], LogPage]
 
+_Read = tuple[int, Path, LogPage]
+"""The number of a read, the file, and what is to be shown of it."""
+
 
 class LogView(LineView):
     """Shows a log file; all of it can be reached. It takes no focus: whoever holds it calls its methods.
 
     Lines are shortened (`short_line`) in a narrow view that neither wraps nor searches, and where it is ``compact``.
-    That is for a pane: the state stands in the view's own last row while it
-    is paused, and it reads seldom unless it is polled (`poll`). Without it, listen to `Moved` and show `status`
-    elsewhere.
+    That is for a pane: the state stands in the view's own last row while it is paused, and what is written meanwhile is
+    read with the snapshot (`reader`, then `show_read`), so that both cost one turn and are painted at once. Without it,
+    listen to `Moved` and show `status` elsewhere.
     """
 
     DEFAULT_CSS = "LogView { height: 1fr; width: 1fr; }"
@@ -143,6 +144,12 @@ class LogView(LineView):
         self._left = 0
         self._path: Path | None = None
         self._pager: LogPager | None = None
+        self._pager_lock = threading.Lock()
+        self._reads = 0
+        """How many reads there were, counted under the lock: they may come back in another order."""
+        self._shown_read = 0
+        self._read_ahead: _Read | None = None
+        """What `reader` has read and nobody has shown yet."""
         self._selected: int | None = None
         self._commands: list[_Command] = []
         self._rows_owed = 0
@@ -157,9 +164,20 @@ class LogView(LineView):
         self._rows_owed = 0
         self._wake.set()
 
-    def poll(self) -> None:
-        """Read now what was written since."""
-        self._wake.set()
+    @property
+    def reader(self) -> Callable[[], None] | None:
+        """Reads what was written since, to be called in a thread; None while nobody sees it."""
+        if self._path is None or not (self.is_on_screen and self.screen.is_active):
+            return None
+        return partial(self._read_for_later, self._path, self._rows)
+
+    def show_read(self) -> None:
+        """Show what the `reader` has read."""
+        read, self._read_ahead = self._read_ahead, None
+        if read is not None:
+            self._show_read(read)
+            if self.page.busy or self.page.counting:
+                self._wake.set()
 
     def scroll_rows(self, rows: int) -> None:
         """Scroll down, or up when negative; what comes at once is taken together."""
@@ -311,8 +329,7 @@ class LogView(LineView):
                     await asyncio.sleep(0.01)
                     continue
                 pause = IDLE_SECONDS if self.page == before else TICK_SECONDS
-                pause = PANE_SECONDS if self._compact else pause
-                await woken(self._wake, pause)
+                await woken(self._wake, None if self._compact else pause)
         finally:
             pager = self._pager
             if pager is not None:
@@ -324,14 +341,22 @@ class LogView(LineView):
         commands, self._commands = self._commands, []
         if self._path is None or not (commands or (self.is_on_screen and self.screen.is_active)):
             return
-        try:
-            page = await in_thread(partial(self._read, self._path, self._rows, commands), "read log")
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: shown in place of the log
-            page = LogPage(note=f"can't read the log: {getattr(error, 'strerror', None) or error}")
-        self._show_page(page)
+        self._show_read(await in_thread(partial(self._read, self._path, self._rows, commands), "read log"))
 
-    def _read(self, path: Path, rows: int, commands: list[_Command]) -> LogPage:
-        """In the thread: the only place that touches the pager."""
+    def _read_for_later(self, path: Path, rows: int) -> None:
+        self._read_ahead = self._read(path, rows, ())
+
+    def _read(self, path: Path, rows: int, commands: Sequence[_Command]) -> _Read:
+        """In a thread: the only place that touches the pager. What can't be read has a note in place of lines."""
+        with self._pager_lock:
+            self._reads += 1
+            try:
+                page = self._page_of(path, rows, commands)
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: shown in place of the log
+                page = LogPage(note=f"can't read the log: {getattr(error, 'strerror', None) or error}")
+            return self._reads, path, page
+
+    def _page_of(self, path: Path, rows: int, commands: Sequence[_Command]) -> LogPage:
         if self._pager is None or self._pager.log.path != path:
             if self._pager is not None:
                 self._pager.log.close()
@@ -345,7 +370,12 @@ class LogView(LineView):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def _show_page(self, page: LogPage) -> None:
+    def _show_read(self, read: _Read) -> None:
+        """Show what was read, unless something newer or another file is shown."""
+        number, path, page = read
+        if number < self._shown_read or path != self._path:
+            return
+        self._shown_read = number
         changed = page != self.page
         self.page = page
         if changed:
