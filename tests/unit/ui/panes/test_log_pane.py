@@ -34,6 +34,37 @@ async def test_a_run_of_access_lines_is_one_row_and_scrolling_up_shows_each(cons
         await c.until(lambda: c.text.count("HTTP/1.1") > 5, "every line")
 
 
+async def test_a_read_that_comes_back_late_undoes_nothing(console, fakes, tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text("".join(record("10:00:00", f"line {number}.") for number in range(100)))
+    server = fakes.chat(fakes.NOW)
+
+    def logged(_at):
+        return replace(server, log_path=str(path))
+
+    async with console(logged, size=(80, 24)) as c:
+        await c.press("5")
+        await c.sees("line 99.")
+        view = c.app.operations._log._view
+        view.reader()
+        late = view._read_ahead
+        view.scroll_rows(-40)
+        await c.sees("paused")
+        view._read_ahead = late
+        view.show_read()
+        assert not view.page.following
+        await c.sees("paused")
+        other = tmp_path / "other.log"
+        other.write_text(record("10:00:00", "of another server"))
+        view.reader()
+        late = view._read_ahead
+        view.open(other)
+        await c.sees("of another server")
+        view._read_ahead = late
+        view.show_read()
+        await c.sees("of another server")
+
+
 async def test_a_console_that_opens_at_a_moment_shows_the_log_up_to_it(console, fakes, tmp_path):
     at = fakes.NOW - 60
     path = tmp_path / "server.log"

@@ -67,7 +67,9 @@ async def opened(pilot, wait_until, fleet):
 
 
 def row(app, name):
-    return next((text for text in app.text().splitlines() if f" {name}" in text), "")
+    """The row of a model in the list, which stands right of the presets."""
+    rows = (text.rpartition("│ │")[2] for text in app.text().splitlines())
+    return next((text for text in rows if f" {name}" in text), "")
 
 
 async def test_models_are_listed_with_what_the_plan_says_of_each(host, wait_until, fleet):
