@@ -77,6 +77,8 @@ class ChecklistInputs(msgspec.Struct, frozen=True):
     wanted_alerts: tuple[str, ...]
     problems: Sequence[Mapping[str, Any]] = ()
     webhook: bool = False
+    model_missing: bool = False
+    """Whether the start would download the model."""
 
 
 def checklist(plan: Plan, workload: Workload, around: ChecklistInputs) -> tuple[ChecklistItem, ...]:
@@ -95,6 +97,8 @@ def checklist(plan: Plan, workload: Workload, around: ChecklistInputs) -> tuple[
         "key": "an API key is set" if API_KEY in plan.secrets else f"it listens on {plan.host} only",
     }
     items = [_of_plan(name, by_item.get(name, ()), text) for name, text in well.items()]
+    if around.model_missing:
+        items = [_to_download(plan) if (one.name, one.status) == ("model", "ok") else one for one in items]
     if plan.memory is None:
         items = [_not_known(plan) if (one.name, one.status) == ("memory", "ok") else one for one in items]
     items += [_disks(by_item.get("disk", ()), around.disks), _scraping(plan, around), _alerts(plan, around)]
@@ -128,6 +132,11 @@ def _context(plan: Plan, workload: Workload) -> str:
     held = plan.memory.max_model_len if plan.memory is not None else token_count(plan.flags.get("max-model-len"))
     at_most = f"{held:,} tokens per request" if held else "as long as the model supports"
     return f"{at_most}; the preset's traffic needs {wanted:,} at p95"
+
+
+def _to_download(plan: Plan) -> ChecklistItem:
+    text = f"{plan.model} is not on this machine: vLLM would download it as it starts"
+    return ChecklistItem("model", "warning", text, f"vllm-console models get {plan.model}")
 
 
 def _not_known(plan: Plan) -> ChecklistItem:

@@ -174,7 +174,16 @@ def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, prese
             one for one in found["problems"] if one["what"] != without and (plan.gpus or "GPU" not in one["what"])
         ],
         webhook=bool(config.alerts.webhook),
+        model_missing=plan.engine.kind == "vllm" and args.host_file is None and _is_missing(fleet, plan.model),
     )
+
+
+def _is_missing(fleet: LocalFleet, model: str) -> bool:
+    """Whether this is the hub id of a model that is not in the cache."""
+    from vllm_launchers.vllm.model_folder import HUB_ID
+
+    is_hub_id = HUB_ID.fullmatch(model) is not None and not os.path.isdir(model)  # noqa: PTH112
+    return is_hub_id and all(one.model != model for one in fleet.models().models)
 
 
 def _disks(state: Path) -> list[Disk]:

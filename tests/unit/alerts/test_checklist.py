@@ -104,6 +104,14 @@ def test_what_is_missing_is_a_warning_with_a_fix(name, changes, words):
     assert found.fix
 
 
+def test_a_model_that_would_be_downloaded_is_a_warning():
+    one = item("model", plan(), around(model_missing=True))
+    assert (one.status, one.fix) == ("warning", "vllm-console models get org/model")
+    assert "is not on this machine" in one.message
+    finding = PlanFinding("model_missing", Level.ERROR, "why")
+    assert item("model", plan(finding), around(model_missing=True)).message == "why"
+
+
 def test_a_webhook_alerts_too():
     found = item("alerts", plan(), around(monitoring=Monitoring(URL, problem="none"), webhook=True))
     assert found.status == "ok"
