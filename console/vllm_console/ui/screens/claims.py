@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING
 
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.screen import ModalScreen
-from textual.widgets import Input
+from textual.strip import Strip
 
 from vllm_console.fleet.board import parse_gpu_indices, until_from
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
-from vllm_console.ui.closing import close_screen
-from vllm_console.ui.screens.dialogs import answer_parts
-from vllm_console.ui.terminal.lines import LineView, line
-from vllm_console.ui.theme import BAD, DIM, KEY, STRONG
+from vllm_console.ui.screens.dialogs import LineDialog
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import fit
 from vllm_launchers.host.board import Board, format_claim, gpus_text
 
@@ -28,79 +24,31 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 8
 
-ALWAYS_SHOWN = 9
-"""Rows of the dialog besides claims and notices, one of them for how many claims are left out."""
 
-
-class ClaimDialog(ModalScreen[str | None]):
-    """Shows what is claimed and takes one line, ``GPUS UNTIL WHY``, or ``release GPUS``; dismisses with it, or None."""
-
-    CSS_PATH = "dialogs.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave", show=False)]
+class ClaimDialog(LineDialog):
+    """Shows what is claimed and takes one line, ``GPUS UNTIL WHY``, or ``release GPUS``."""
 
     def __init__(self, board: Board) -> None:
-        super().__init__()
-        self._board = board
-
-    def compose(self) -> ComposeResult:
-        """A box with the claims and a line to type into."""
-        yield Vertical(LineView(id="question"), Input(id="claim", compact=True), LineView(id="answers"), id="dialog")
-
-    def on_mount(self) -> None:
-        """Show what is claimed."""
-        self.query_one("#dialog").set_class(getattr(self.app, "ascii", False), "-ascii")
-        self._draw("")
-        self.set_focus(self.query_one(Input))  # at once: keys typed next are for it
-
-    def _draw(self, wrong: str) -> None:
-        notices = self._board.notices[:2]
-        # Nine tenths of the screen minus the border, and minus what is always shown.
-        room = int(0.9 * self.app.size.height) - 2 - ALWAYS_SHOWN - len(notices)
-        claims = self._board.claims[: max(1, min(MOST_SHOWN, room))]
-        rows = [
-            f"{gpus_text(one.gpus)} {format_claim(one, self._board.at, mine=one.uid == os.getuid())}" for one in claims
-        ]
-        if left := len(self._board.claims) - len(claims):
-            rows.append(f"and {left} more: vllm-console board")
-        width = max(40, min(76, self.app.size.width - 14))
-        self.query_one("#question", LineView).show(
-            [
-                line(("Claim GPUs on the shared board", STRONG)),
-                *(line(fit(plain(text), width).rstrip()) for text in rows or ["No GPUs claimed."]),
-                *(line((fit(plain(text), width).rstrip(), DIM)) for text in notices),
-                line(),
-                line("GPUs, until when, why:  ", ("2,3 18:00 training", KEY)),
-                line("release yours:          ", ("release 2", KEY), "  or  ", ("release", KEY)),
-                line((fit(plain(wrong), width).rstrip(), BAD)),
-            ]
+        super().__init__(
+            "claim", "claim or release", partial(_claim_lines, board), lambda text: _parse(text, time.time())
         )
-        answers = [
-            *answer_parts("enter", "claim or release", "screen.take"),
-            *answer_parts("esc", "cancel", "screen.leave"),
-        ]
-        self.query_one("#answers", LineView).show([line(), line(*answers)])
 
-    def on_resize(self) -> None:
-        """Show as much as fits now."""
-        if self.is_mounted:
-            self._draw("")
 
-    async def action_take(self) -> None:
-        """As enter does in the line."""
-        await self.query_one(Input).action_submit()
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take the line, if it can be understood."""
-        try:
-            _parse(event.value, time.time())
-        except UsageError as error:
-            self._draw(str(error))
-        else:
-            close_screen(self, event.value)
-
-    def action_leave(self) -> None:
-        """Close without a change."""
-        close_screen(self)
+def _claim_lines(board: Board, width: int, rows: int) -> list[Strip]:
+    """The claims that fit, notices of the board, and how to claim and release."""
+    notices = board.notices[:2]
+    shown = board.claims[: max(1, min(MOST_SHOWN, rows - 5 - len(notices)))]
+    claims = [f"{gpus_text(one.gpus)} {format_claim(one, board.at, mine=one.uid == os.getuid())}" for one in shown]
+    if left := len(board.claims) - len(shown):
+        claims.append(f"and {left} more: vllm-console board")
+    return [
+        line(("Claim GPUs on the shared board", STRONG)),
+        *(line(fit(plain(text), width).rstrip()) for text in claims or ["No GPUs claimed."]),
+        *(line((fit(plain(text), width).rstrip(), DIM)) for text in notices),
+        line(),
+        line("GPUs, until when, why:  ", ("2,3 18:00 training", KEY)),
+        line("release yours:          ", ("release 2", KEY), "  or  ", ("release", KEY)),
+    ]
 
 
 def _parse(text: str, now: float) -> tuple[Sequence[int], float | None, str]:

@@ -1,4 +1,4 @@
-"""Small questions: yes or no, and one of a list."""
+"""Small questions: yes or no, one of a list, and a line to type."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import ClassVar, NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.strip import Strip
+from textual.widgets import Input
 
+from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
 from vllm_console.ui.actions import action_named, bindings
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_label, key_of, keys_of
 from vllm_console.ui.terminal.lines import LineView, clickable, line
-from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG
+from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import Part, fit
 
 
@@ -225,3 +227,62 @@ class Choose(ModalScreen[str | None]):
         """Draw for the new size."""
         if self.is_mounted:
             self._draw()
+
+
+class LineDialog(ModalScreen[str | None]):
+    """Shows lines and takes one that is typed; dismisses with it, or None.
+
+    ``content`` gives the lines for so many cells and rows. ``check`` raises `UsageError` for a line that can't be
+    understood. ``enter`` says what a line does.
+    """
+
+    CSS_PATH = "dialogs.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave", show=False)]
+
+    def __init__(
+        self, name: str, enter: str, content: Callable[[int, int], list[Strip]], check: Callable[[str], object]
+    ) -> None:
+        super().__init__()
+        self._input, self._enter, self._content, self._check = name, enter, content, check
+
+    def compose(self) -> ComposeResult:
+        """A box with the lines and one to type into."""
+        typed = Input(id=self._input, compact=True)
+        yield Vertical(LineView(id="question"), typed, LineView(id="answers"), id="dialog")
+
+    def on_mount(self) -> None:
+        """Show the lines."""
+        self.query_one("#dialog").set_class(getattr(self.app, "ascii", False), "-ascii")
+        self._draw("")
+        self.set_focus(self.query_one(Input))  # at once: keys typed next are for it
+
+    def _draw(self, wrong: str) -> None:
+        width = max(40, min(76, self.app.size.width - 14))
+        # Nine tenths of the screen, without the border, the line to type into, what is wrong with it, and the keys.
+        rows = int(0.9 * self.app.size.height) - 6
+        lines = self._content(width, rows)
+        self.query_one("#question", LineView).show([*lines, line((fit(plain(wrong), width).rstrip(), BAD))])
+        answers = [*answer_parts("enter", self._enter, "screen.take"), *answer_parts("esc", "cancel", "screen.leave")]
+        self.query_one("#answers", LineView).show([line(), line(*answers)])
+
+    def on_resize(self) -> None:
+        """Show as much as fits now."""
+        if self.is_mounted:
+            self._draw("")
+
+    async def action_take(self) -> None:
+        """As enter does in the line."""
+        await self.query_one(Input).action_submit()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take the line, if it can be understood."""
+        try:
+            self._check(event.value)
+        except UsageError as error:
+            self._draw(str(error))
+        else:
+            close_screen(self, event.value)
+
+    def action_leave(self) -> None:
+        """Close without a change."""
+        close_screen(self)
