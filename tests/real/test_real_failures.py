@@ -58,6 +58,8 @@ def failed(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) 
         "utilization": lambda: start_server("--gpu-memory-utilization", "1.5"),
         "choice": lambda: start_server("--dtype", "foo"),
         "unknown flag": lambda: start_server("--no-such-flag"),
+        "experts": lambda: start_server("--enable-expert-parallel"),
+        "speculation": lambda: start_server("--speculative-config", '{"method": "ngram"}'),
     }
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         futures: dict[str, Future[Failed]] = {name: pool.submit(ended, start) for name, start in cases.items()}
@@ -109,6 +111,8 @@ def on_a_taken_port(start_server: StartServer) -> RealServer:
         ("model", 1, Cause.MODEL_NOT_FOUND, "Repo id must be"),
         ("context over the KV cache", 1, Cause.KV_CACHE_TOO_SMALL, "KV cache"),
         ("interrupted", -2, Cause.INTERRUPTED, "KeyboardInterrupt"),
+        ("experts", 1, Cause.INVALID_FLAG_VALUE, "Number of experts in the model must be greater than 0"),
+        ("speculation", 1, Cause.INVALID_FLAG_VALUE, "num_speculative_tokens must be provided"),
         ("killed worker", 0, Cause.ENGINE_DIED, "Worker proc VllmWorker-0 died unexpectedly"),
     ],
 )
@@ -134,6 +138,13 @@ def test_the_cause_and_its_line(failed: Get, name: str, code: int, cause: Cause,
         ("model", {}, (), "folder"),
         ("context over the KV cache", {"max-model-len": 224}, (), "224 tokens"),
         ("interrupted", {}, (), "start it again"),
+        ("experts", {}, ("enable-expert-parallel",), "no experts"),
+        (
+            "speculation",
+            {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'},
+            (),
+            "tokens to guess per step",
+        ),
         ("killed worker", {}, (), "dmesg"),
     ],
 )
