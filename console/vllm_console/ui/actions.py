@@ -108,6 +108,8 @@ _ACTIONS: tuple[Action, ...] = (
     _action("sort", "o", "Sort servers by a column; again: the other way round", "operations", _VIEW, "sort"),
     _action("mark", "asterisk insert", "Mark the server: marked ones are stopped or restarted together", "operations",
             _SERVERS, "mark", changes=True),
+    _action("ranks", "N", "Show each data-parallel rank in a row of its own; again: their sum", "operations", _VIEW,
+            "ranks"),
     _action("copy_command", "y", "Copy the server's command line", "operations", _VIEW),
     _action("cursor_down", "j down", "Next server", "operations", _VIEW, call="cursor(1)"),
     _action("cursor_up", "k up", "Previous server", "operations", _VIEW, call="cursor(-1)"),

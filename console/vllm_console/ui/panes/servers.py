@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -16,6 +16,8 @@ from textual.strip import Strip
 from vllm_console.diagnosis.finding import PAIR_ASLEEP
 from vllm_console.fleet.snapshot import ServerView, State, Window
 from vllm_console.metrics.quantile import p99_of
+from vllm_console.metrics.sample import EngineSample
+from vllm_console.metrics.window import in_order
 from vllm_console.text import UNKNOWN, amount, count, duration, percent, plain
 from vllm_console.ui.findings import worst_sign
 from vllm_console.ui.panes.base import STALE_SECONDS, latencies_of, past_load, usage_missed
@@ -481,6 +483,51 @@ class TableState(msgspec.Struct, frozen=True):
     """What the user chose, by name; empty for what fits."""
     past: bool = False
     """Whether the screen shows an earlier moment."""
+    expanded: frozenset[str] = frozenset()
+    """The names of those whose ranks have rows of their own."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A row of the table: a server, or with a label one of its data-parallel ranks."""
+
+    server: ServerView
+    rank: str = ""
+
+
+def entries_of(servers: Sequence[ServerView], expanded: frozenset[str]) -> list[Entry]:
+    """The rows: every server, below one that is expanded its ranks."""
+    return [
+        entry
+        for server in servers
+        for entry in (
+            Entry(server),
+            *(Entry(server, rank) for rank in (ranks_of(server) if server.name in expanded else ())),
+        )
+    ]
+
+
+def ranks_of(server: ServerView) -> Mapping[str, EngineSample]:
+    """Its data-parallel ranks now, by label; none where it has one engine, or an earlier moment is shown."""
+    engines = server.sample.engines if server.sample is not None and server.moment is None else {}
+    return in_order(engines) if len(engines) > 1 else {}
+
+
+def rank_row(server: ServerView, rank: str, columns: Sequence[ServerColumn], width: int) -> Strip:
+    """One rank's line, below its server's: what vLLM reports of it."""
+    one = ranks_of(server)[rank]
+    usage = one.kv_cache_usage
+    known: dict[str, Cell] = {
+        "KV CACHE": (f"{bar(usage, (13 if width < 160 else 24) - _FIGURE)} {fit(percent(usage), 4, '>')} ", OK),
+        "RUN": (count(one.requests_running), None),
+        "WAIT": (count(one.requests_waiting), WARN if one.requests_waiting else None),
+    }
+    first = next((at for at, column in enumerate(columns) if column.metric), len(columns))
+    room = sum(column.width + 1 for column in columns[:first]) - 1
+    parts: list[Part] = ["  ", (fit(f"  rank {plain(rank)}", room), DIM), " "]
+    for column in columns[first:]:
+        text, style = known.get(column.title, ("", None))
+        parts += [(fit(text, column.width, column.align), style), " "]
+    return line(*parts[:-1])
 
 
 class ServersTable(FramedView):
@@ -503,7 +550,7 @@ class ServersTable(FramedView):
             self.by = by
 
     _arguments: tuple[Sequence[ServerView], float, TableState] | None = None
-    _shown: tuple[ServerView, ...] = ()
+    _shown: tuple[Entry, ...] = ()
     _top = 0
 
     def show_servers(self, servers: Sequence[ServerView], now: float, state: TableState) -> None:
@@ -520,11 +567,14 @@ class ServersTable(FramedView):
             return
         servers, now, state = self._arguments
         rows = max(1, height - 2)
-        index = next((i for i, server in enumerate(servers) if server.name == state.selected), 0)
-        self._top = max(0, min(self._top, index, len(servers) - rows), index - rows + 1)
-        self._shown = tuple(servers[self._top : self._top + rows])
+        entries = entries_of(servers, state.expanded)
+        index = next((i for i, one in enumerate(entries) if one.server.name == state.selected), 0)
+        last = max((i for i, one in enumerate(entries) if one.server.name == state.selected), default=0)
+        top = max(min(self._top, index, len(entries) - rows), last - rows + 1)
+        self._top = max(0, min(top, index))  # its ranks as far as they fit below it
+        self._shown = tuple(entries[self._top : self._top + rows])
         columns = columns_for(servers, width, state.columns)
-        hidden = len(servers) - len(self._shown)
+        hidden = len(entries) - len(self._shown)
         more = f"{hidden} more ↑↓" if hidden else ""
         marks = f"{len(state.marked)} marked" if state.marked else ""
         right = " · ".join(filter(None, (marks, ("now: " if state.past else "") + state_counts(servers), more)))
@@ -532,8 +582,18 @@ class ServersTable(FramedView):
             right = marks or more or f"{len(servers)} total"
         lines = [rule(state.title, width, (right,) if right else ()), column_titles(columns, state.order)]
         lines += [
-            row(server, columns, now, width, server.name == state.selected, server.name in state.marked, state.past)
-            for server in self._shown
+            rank_row(one.server, one.rank, columns, width)
+            if one.rank
+            else row(
+                one.server,
+                columns,
+                now,
+                width,
+                one.server.name == state.selected,
+                one.server.name in state.marked,
+                state.past,
+            )
+            for one in self._shown
         ]
         self.show_lines(lines)
 
@@ -542,7 +602,7 @@ class ServersTable(FramedView):
         index = event.y - 2
         if 0 <= index < len(self._shown):
             mark = event.ctrl or event.x < 2 + self.framed
-            self.post_message(self.Picked(self._shown[index].name, event.chain, mark))
+            self.post_message(self.Picked(self._shown[index].server.name, event.chain, mark))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """The server above."""

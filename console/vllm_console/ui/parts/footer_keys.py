@@ -11,6 +11,7 @@ from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.ui.actions import Action, scoped
 from vllm_console.ui.findings import findings_of
 from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.servers import ranks_of
 from vllm_console.ui.widgets.draw import KeyHint
 from vllm_launchers.plan.flags import SLEEP_MODE
 
@@ -50,6 +51,7 @@ _APPLIES: Mapping[str, Callable[[FooterContext], bool]] = {
     "compare": _with_server(lambda server: server.generation > 1),
     "previous_flags": _with_server(lambda server: server.previous_flags is not None),
     "switch_pair": _with_server(lambda server: server.state is State.ASLEEP or server.flags.get(SLEEP_MODE) is True),
+    "ranks": _with_server(lambda server: len(ranks_of(server)) > 1),
     "toggle_load": _with_server(lambda server: server.state is State.READY),
     "stop": lambda now: bool(now.marked) or (now.server is not None and now.server.state.alive),
 }
@@ -59,7 +61,7 @@ _ALWAYS = ("new_server", "filter", "messages")
 _FIRST = ("new_server", "find_model", "demo")
 _MARKED = ("restart", "stop", "mark", "clear")
 _STAGED = ("restart", "tune", "drop_last", "clear", "stage_fix", "edit_flags", "open_log", "describe")
-_OF_OTHERS = ("findings", "describe", "sort", *_ALWAYS)
+_OF_OTHERS = ("findings", "ranks", "describe", "sort", *_ALWAYS)
 _BY_STATE: Mapping[State, Sequence[str]] = {
     State.FAILED: (
         "stage_fix",
@@ -77,7 +79,7 @@ _BY_STATE: Mapping[State, Sequence[str]] = {
     State.STOPPING: ("open_log", "describe"),
 }
 _RUNNING = (
-    "stage_fix", "findings", "restart", "stop", "open_log", "describe", "compare", "edit_flags", "toggle_load",
+    "stage_fix", "findings", "restart", "stop", "open_log", "describe", "ranks", "compare", "edit_flags", "toggle_load",
     "switch_pair", "switch_preset",
 )  # fmt: skip
 

@@ -36,7 +36,17 @@ from vllm_console.ui.panes.latency import latency_lines, on_log_scale
 from vllm_console.ui.panes.log import LogPane
 from vllm_console.ui.panes.pane_bar import pane_bar, problem_panes
 from vllm_console.ui.panes.preemptions import preemption_lines
-from vllm_console.ui.panes.servers import TEXTS, Order, ServersTable, TableHeight, TableState, columns_of, ordered
+from vllm_console.ui.panes.servers import (
+    TEXTS,
+    Order,
+    ServersTable,
+    TableHeight,
+    TableState,
+    columns_of,
+    entries_of,
+    ordered,
+    ranks_of,
+)
 from vllm_console.ui.panes.sparks import spark_lines
 from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.throughput import throughput_lines
@@ -139,6 +149,7 @@ class OperationsScreen(PartialRepaintScreen):
         self._filter = ""
         self._order = Order()
         self._marked: frozenset[str] = frozenset()
+        self._expanded: frozenset[str] = frozenset()
         self._seen: dict[str, SeenServer] = {}
         self._table_height = TableHeight()
         self._sized_for: Size | None = None
@@ -498,7 +509,9 @@ class OperationsScreen(PartialRepaintScreen):
             title = f"Servers matching '{plain(self._filter)}' · {len(servers)} of {len(snapshot.servers)}"
         if self._filter_line.display:
             self._filter_line.show_count(len(servers), len(snapshot.servers))
-        state = TableState(self._selected_name, self._order, self._marked, title, self.columns, self.past)
+        state = TableState(
+            self._selected_name, self._order, self._marked, title, self.columns, self.past, self._expanded
+        )
         self._table.show_servers(servers, snapshot.at, state)
         if not servers:
             self._welcome.show(_welcome(snapshot, self._filter, self.console.read_only))
@@ -560,7 +573,8 @@ class OperationsScreen(PartialRepaintScreen):
         """
         screen, snapshot = self.app.size, self.console.snapshot
         finding, foot = finding_rows(screen.height), message_rows(screen.height) + 2
-        every = len(snapshot.servers) + (self.time.replay is not None) if snapshot is not None else 0
+        listed = snapshot.servers if snapshot is not None else ()
+        every = len(entries_of(listed, self._expanded)) + (snapshot is not None and self.time.replay is not None)
         most = max(3, screen.height // 4) if screen.height < SHORT else max(4, screen.height // 3)
         framed = frames_fit(screen)
         needed = min(most, max(1, every) + 2 + framed)
@@ -806,6 +820,17 @@ class OperationsScreen(PartialRepaintScreen):
                 self.action_sort_by(title)
 
         self.app.push_screen(Choose("Sort servers by which column?", choices, self._order.title or None), chosen)
+
+    def action_ranks(self) -> None:
+        """Show each data-parallel rank of the server under the cursor on a row of its own, or no longer."""
+        server = self.live
+        if server is None:
+            self.console.say(self._no_server, WARN)
+        elif not ranks_of(server):
+            self.console.say(f"{server.name} has no data-parallel ranks, or reports none.", WARN)
+        else:
+            self._expanded ^= {server.name}
+            self.redraw()
 
     def action_mark(self) -> None:
         """Mark the server under the cursor, or no longer: marked ones are stopped and restarted together."""
