@@ -67,10 +67,15 @@ class RunRecorder:
         self._held: dict[str, _Held] = {}
         self._trouble = ""
         self._tried_at = 0.0
+        self._waits = not since
 
     def update(self, records: Sequence[ServerRecord], views: Sequence[ServerView]) -> list[str]:
-        """Enter the news of these records and their views; returns what went wrong, one sentence each."""
-        if self.read_only:
+        """Enter the news of these records and their views; returns what went wrong, one sentence each.
+
+        A console's first picture does not wait for what is only kept for later: its first update enters nothing.
+        """
+        if self.read_only or self._waits:
+            self._waits = False
             return []
         self._remember_starts(records)
         due = [pair for pair in zip(records, views, strict=True) if self._new(pair[0])]

@@ -216,6 +216,8 @@ def test_a_finding_that_is_over_is_noted_at_once(tmp_path: Path) -> None:
     recorder = RunRecorder(tmp_path, 0.0, read_only=False)
     unresponsive = values.replace(SERVED, state=State.UNRESPONSIVE)
     assert recorder.update([unresponsive], [view]) == []
+    assert not (tmp_path / FILE_NAME).exists(), "a console's first picture waited for what is kept for later"
+    assert recorder.update([unresponsive], [view]) == []
     assert recorder.update([unresponsive], [replace(view, findings=())]) == []
     noted = time.time()
     assert recorder.update([unresponsive], [replace(view, findings=())]) == []

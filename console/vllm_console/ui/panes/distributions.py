@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from textual.strip import Strip
 
 from vllm_console.metrics.quantile import PARTS
-from vllm_console.runs.compare import ComparedFigure
-from vllm_console.runs.text import side_text
 from vllm_console.text import seconds
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, STRONG
 from vllm_console.ui.widgets.draw import fit
+
+if TYPE_CHECKING:
+    from vllm_console.runs.compare import ComparedFigure
 
 _NAME, _SIDE, _VALUE = 12, 8, 9
 LEAST_AXIS = 16
@@ -35,6 +37,8 @@ class SpreadChange(msgspec.Struct, frozen=True):
 
 def spreads(figures: Sequence[ComparedFigure]) -> list[SpreadChange]:
     """The latencies of which both runs have every quantile."""
+    from vllm_console.runs.text import side_text  # the latency pane, which draws bars like these, compares nothing
+
     by_key = {figure.key: figure for figure in figures}
     found = []
     for latency in dict.fromkeys(key.partition("_")[0] for key in by_key):

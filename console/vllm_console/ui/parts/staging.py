@@ -9,13 +9,13 @@ import msgspec
 
 from vllm_console.fleet.snapshot import Changes, Flags, FlagValue, ServerView
 from vllm_launchers.plan.attention import is_fp8
-from vllm_launchers.plan.choices.inputs import Choice
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import same_value
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
+    from vllm_launchers.plan.choices.inputs import Choice
 
 UTILIZATION_STEP = 0.02
 LARGEST_CONTEXT = 4 * 1024 * 1024
