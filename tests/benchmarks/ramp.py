@@ -48,7 +48,7 @@ from vllm_console.load.shape import LoadRequest, TrafficShape, mean_length, requ
 from vllm_launchers.engine_model.core import Core
 from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.presets.model import Objectives, Workload
-from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import Simulated, resolve_settings
@@ -94,7 +94,7 @@ class VirtualServer:
 
     def __init__(self, case: Case, seed: int) -> None:
         settings = resolve_settings(
-            parse(["serve", case.model, *case.flags.split()]), Simulated.from_environment(case.environment)
+            parse_flags(["serve", case.model, *case.flags.split()]), Simulated.from_environment(case.environment)
         )
         self.core: Core = build_core(settings, plan_memory(settings))
         self.shape = TrafficShape(case.workload, seed=seed, max_model_len=4096)

@@ -44,7 +44,7 @@ from vllm_console.load.tune_search import (
 from vllm_console.prediction.evidence import gather
 from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits
 from vllm_launchers.engine_model.traffic_replay import EngineLimits
-from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import Simulated, resolve_settings
@@ -68,7 +68,7 @@ def with_flags(case: Case, seqs: int, batched: int) -> Case:
 
 @cache
 def limits_of(flags: str, model: str) -> EngineLimits:
-    settings = resolve_settings(parse(["serve", model, *flags.split()]), Simulated.from_environment({}))
+    settings = resolve_settings(parse_flags(["serve", model, *flags.split()]), Simulated.from_environment({}))
     core = build_core(settings, plan_memory(settings))
     one = core.scheduler.limits
     kept = SchedulerLimits(

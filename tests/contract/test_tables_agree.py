@@ -11,7 +11,7 @@ from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.presets.rules import FLAG_RULES
 from vllm_launchers.simulated import flags as simulated_flags
 from vllm_launchers.simulated import settings
-from vllm_launchers.simulated.flags import parse as parse_flags
+from vllm_launchers.simulated.flags import parse_flags as parse_flags
 from vllm_launchers.vllm import engines
 
 KINDS = {

@@ -22,7 +22,7 @@ from fakes.forked import Forked, Forks
 from fakes.ports import free_port
 from vllm_launchers.engine_model.core import Core, StepReport
 from vllm_launchers.engine_model.scheduler import Request
-from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import MemoryPlan, plan_memory
 from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import EngineSettings, Simulated, resolve_settings
@@ -94,7 +94,7 @@ class Lab:
 @pytest.fixture
 def lab() -> Callable[..., Lab]:
     def build(line: str = "", *, model: str = "Qwen/Qwen3-8B-AWQ", **environment: str) -> Lab:
-        args = parse(["serve", model, *line.split()])
+        args = parse_flags(["serve", model, *line.split()])
         settings = resolve_settings(args, Simulated.from_environment(environment))
         plan = plan_memory(settings)
         return Lab(settings, plan, build_core(settings, plan))

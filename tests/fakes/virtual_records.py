@@ -13,7 +13,7 @@ from vllm_console.metrics.sample import Sample
 from vllm_launchers.engine_model.core import Core, StepReport
 from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits
 from vllm_launchers.engine_model.traffic_replay import EngineLimits
-from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.server import build_core
@@ -56,7 +56,7 @@ def record(
     line: str, requests: Iterable[Request], *, model: str = MODEL, speed: float = 1.0, sampled: bool = False
 ) -> Recorded:
     """Run ``requests`` to their ends on an engine with the flags of ``line``; ``sampled`` as its recorder would."""
-    settings = resolve_settings(parse(["serve", model, *line.split()]), Simulated.from_environment({}))
+    settings = resolve_settings(parse_flags(["serve", model, *line.split()]), Simulated.from_environment({}))
     memory = plan_memory(settings)
     core = build_core(settings, memory)
     core.speed = speed

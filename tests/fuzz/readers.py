@@ -27,7 +27,7 @@ from vllm_console.metrics.parse import NotMetricsError, Parser
 from vllm_console.metrics.scrape import ScrapeError, Scraper
 from vllm_console.settings import ConfigError, read_settings
 from vllm_console.text import plain
-from vllm_launchers.host.board import BoardError, parse
+from vllm_launchers.host.board import BoardError, parse_claims
 from vllm_launchers.host.gpu.document import decode_host, host_from_topo, recorded_hosts
 from vllm_launchers.host.gpu.host import HostError
 from vllm_launchers.host.gpu.topology import links_summary
@@ -349,7 +349,10 @@ READERS = {
     "keeper's answer": Reader(keeper_answer, ANSWER, ("record", "error", "message", "gone"), (KeeperError,)),
     "keeper's request": Reader(keeper_request, REQUEST, ("do", "spec", "argv", "secrets", "restart", "host", "port")),
     "board page": Reader(
-        lambda data: parse(data, 1.767e9), BOARD, ("claims", "servers", "gpus", "since", "until", "why"), (BoardError,)
+        lambda data: parse_claims(data, 1.767e9),
+        BOARD,
+        ("claims", "servers", "gpus", "since", "until", "why"),
+        (BoardError,),
     ),
     "process": Reader(process, b"vllm\0serve\0m\0--port\x008000\0--api-key\0k"),
 }  # fmt: skip

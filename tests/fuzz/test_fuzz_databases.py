@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from vllm_console.history import store
 from vllm_console.history.gpu_history import GpuHistoryReader, GpuHistoryWriter, card_of, last_cards
 from vllm_console.history.store import HistoryError
-from vllm_console.metrics.parse import parse
+from vllm_console.metrics.parse import parse_metrics
 from vllm_console.runs.store import Run, RunHead, RunStore, RunStoreError
 from vllm_launchers.host.gpu.host import Gpu, Host
 
@@ -47,7 +47,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     RunStore(folder / "runs").enter([RunHead(f"k{n}", "chat", n, 1000.0 * n, flags=flags) for n in range(1, 30)])
     writer = store.HistoryWriter(folder / "history")
     for second in range(100):
-        writer.append(parse(PAGE, 1e9 + second))
+        writer.append(parse_metrics(PAGE, 1e9 + second))
     writer.close()
     gpus = GpuHistoryWriter(folder / "gpus")
     for second in range(0, 3000, 5):

@@ -14,7 +14,7 @@ from vllm_launchers.engine_model.core import Core, StepReport
 from vllm_launchers.engine_model.gpus import Interconnect
 from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.plan.flags import flag_words
-from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import MemoryPlan, plan_memory
 from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import Simulated, resolve_settings
@@ -44,7 +44,7 @@ class Server(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, flags=merged)
 
     def _start(self) -> tuple[Core, MemoryPlan]:
-        args = parse(["serve", self.model, *flag_words(self.flags)])
+        args = parse_flags(["serve", self.model, *flag_words(self.flags)])
         settings = resolve_settings(args, Simulated.from_environment({"SIMULATED_GPU": self.gpu}))
         plan = plan_memory(settings)
         core = build_core(settings, plan)

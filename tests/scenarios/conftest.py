@@ -21,7 +21,7 @@ from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.presets.model import Workload
-from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.server import build_core
@@ -75,7 +75,7 @@ class Server:
 
     def serve(self, requests: Iterable[Request], seconds: float) -> Served:
         """Serve requests for so many virtual seconds, judging at each new frame."""
-        args = parse(["serve", self.model, *flag_words(self.flags)])
+        args = parse_flags(["serve", self.model, *flag_words(self.flags)])
         settings = resolve_settings(args, Simulated.from_environment({"SIMULATED_GPU": self.gpu}))
         plan = plan_memory(settings)
         core, metrics = build_core(settings, plan), Metrics(settings, plan)

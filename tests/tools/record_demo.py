@@ -48,7 +48,7 @@ from vllm_launchers.probe.plugin.vllm_console_probe import (
     Row,
 )
 from vllm_launchers.simulated.engine import SimulatedEngine, record_step
-from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.server import STATS_INTERVAL, Engines, _shut_down, build_core, stats_line
@@ -235,7 +235,7 @@ class Virtual:
 
 def record(plan: Plan, phases: Sequence[Phase], began: float, *, goes_on: bool) -> tuple[RecordedRun, str, KeptRecords]:
     """One run from its start-up, which begins at ``began``, on; what ``/metrics`` says at its end; and the records."""
-    args = parse(plan.argv[plan.argv.index("serve") :])
+    args = parse_flags(plan.argv[plan.argv.index("serve") :])
     simulated = Simulated.from_environment(plan.environment)
     settings, log = resolve_settings(args, simulated), KeptLog()
     announce(log, args, simulated.gpu.name)

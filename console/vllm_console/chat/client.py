@@ -17,7 +17,7 @@ from vllm_console.load.client import (
     LoadTarget,
     Lookup,
     error_body,
-    find_model,
+    find_served_model,
     key_wanted,
     message_of,
     open_client,
@@ -63,7 +63,7 @@ class ChatClient:
         reader = AnswerReader(time.perf_counter())
         try:
             async with open_client(self.server.url, self.server.access, self.server.lookup) as client:
-                self.target = await find_model(client, self.server.model, self.server.access)
+                self.target = await find_served_model(client, self.server.model, self.server.access)
                 model = self.target.model
                 for raw in (True,) if options.raw or model in self._raw_models else (False, True):
                     note = raw_note(options, asked=options.raw) if raw else ""

@@ -85,7 +85,7 @@ def check_access(url: str, lookup: Lookup | None = None) -> None:
     async def ask() -> None:
         access = client.own_access()
         async with client.open_client(url, access, lookup) as http:
-            await client.find_model(http, None, access)
+            await client.find_served_model(http, None, access)
 
     try:
         asyncio.run(ask())

@@ -189,7 +189,7 @@ async def _code(server: ChatServer, prompt: str, options: ChatOptions, language:
     from vllm_console.chat.code import Language, code_for
     from vllm_console.chat.conversation import request_for
     from vllm_console.load.client import LoadError, open_client
-    from vllm_console.load.client import find_model as served
+    from vllm_console.load.client import find_served_model as served
 
     try:
         async with open_client(server.url, server.access, server.lookup) as client:

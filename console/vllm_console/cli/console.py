@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, settings_from
 from vllm_console.cli.options import text_from
-from vllm_console.cli.picture_options import save_picture
+from vllm_console.cli.picture_options import write_picture
 from vllm_console.fleet.verbs import NotFoundError, Replay, UsageError
 from vllm_console.settings import Config, Settings
 from vllm_console.text import plain
@@ -44,7 +44,7 @@ def open_on(
     try:
         replay = wanted(fleet)
         if args.picture is not None:
-            return save_picture(fleet, args, replay=replay)
+            return write_picture(fleet, args, replay=replay)
         need_screen("the console needs a terminal; for scripts use a command, see 'vllm-console --help'")
         server = args.server or ""
         return show(fleet, config, args, to_demo=_open_demo, server=server, replay=replay, chat=chat)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from vllm_console.cli import demo_recording as recording
 from vllm_console.cli.console import need_screen, show
 from vllm_console.cli.demo_servers import SERVERS, WINDOW_SECONDS, DemoServer
-from vllm_console.cli.picture_options import add_picture_arguments, check_picture_options, save_picture
+from vllm_console.cli.picture_options import add_picture_arguments, check_picture_options, write_picture
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.snapshot import Changes, LaunchRequest
 from vllm_console.fleet.verbs import FleetError, UsageError
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     with _servers(root / str(os.getpid()), args.host_file) as fleet:
         if args.picture is not None:
             hints = _hints(root, again=True) if args.hints else None
-            return save_picture(fleet, args, demo=True, hints=hints, after=args.after)
+            return write_picture(fleet, args, demo=True, hints=hints, after=args.after)
         with _cast(args.record) as cast:
             code = show(fleet, Config(), args, demo=True, cast=cast, hints=_hints(root, again=args.hints))
         print("Stopping the demo's two simulated servers…")

@@ -69,7 +69,7 @@ def _show_history(args: argparse.Namespace) -> int:
     if args.json:
         print_json(history_document(charts))
     else:
-        print("\n".join(history_lines(charts)))
+        print("\n".join(gpu_history_lines(charts)))
     return 0
 
 
@@ -186,7 +186,7 @@ def _gpu_document(chart: GpuChart) -> Document:
     }
 
 
-def history_lines(charts: Sequence[GpuChart]) -> list[str]:
+def gpu_history_lines(charts: Sequence[GpuChart]) -> list[str]:
     """The history in words: the mean and the highest of each figure, and the limits."""
     found = []
     for chart in charts:

@@ -42,7 +42,7 @@ def read_sample(source: str, timeout: float) -> Sample:
     Raises:
         FleetError: it cannot be read, or has no vLLM metrics.
     """
-    from vllm_console.metrics.parse import NotMetricsError, parse
+    from vllm_console.metrics.parse import NotMetricsError, parse_metrics
     from vllm_console.metrics.scrape import BODY_LIMIT, ScrapeError, scrape_once
 
     try:
@@ -52,7 +52,7 @@ def read_sample(source: str, timeout: float) -> Sample:
             body = file.read(BODY_LIMIT + 1)
         if len(body) > BODY_LIMIT:
             raise FleetError(f"{source}: larger than {BODY_LIMIT >> 20} MiB, not a /metrics page")
-        return parse(body.decode("utf-8"), time.time())
+        return parse_metrics(body.decode("utf-8"), time.time())
     except ScrapeError as error:
         raise FleetError(str(error)) from error
     except (NotMetricsError, UnicodeDecodeError) as error:

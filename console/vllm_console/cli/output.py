@@ -192,9 +192,9 @@ def table_lines(columns: Sequence[tuple[str, int]], rows: Iterable[Sequence[str]
 
 def warn_of_plan(plan: Plan) -> None:
     """Print the warnings of a plan that is about to be executed; errors are reported by what executes it."""
-    from vllm_launchers.launch.refusal import format_finding
+    from vllm_launchers.launch.refusal import plan_finding_text
     from vllm_launchers.plan.findings import Level
 
     for finding in plan.findings:
         if finding.level is Level.WARNING:
-            print(plain(f"warning: {format_finding(finding)}"), file=sys.stderr)
+            print(plain(f"warning: {plan_finding_text(finding)}"), file=sys.stderr)

@@ -40,7 +40,7 @@ def check_picture_options(args: argparse.Namespace) -> None:
     size_of(args.size or SIZE)
 
 
-def save_picture(
+def write_picture(
     fleet: LocalFleet,
     args: argparse.Namespace,
     *,

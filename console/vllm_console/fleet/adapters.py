@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
-from vllm_console.metrics.parse import NotMetricsError, parse
+from vllm_console.metrics.parse import NotMetricsError, parse_metrics
 from vllm_console.text import UNKNOWN, count, size
 from vllm_launchers.host.environment import memory_available_gib
 from vllm_launchers.keeper.records import ServerRecord, State
@@ -219,7 +219,7 @@ class ServerAdapters:
         """The adapters with requests, and how many requests run and wait."""
         body = self._ask("GET", "/metrics").body.decode(errors="replace")
         try:
-            engines = parse(body, 0.0).engines.values()
+            engines = parse_metrics(body, 0.0).engines.values()
         except NotMetricsError:
             return None, None, None
         return (

@@ -183,7 +183,7 @@ class SharedBoard:
         servers, known = self._servers, self._known
         try:
             if servers is not None and servers != self._written:
-                self.change(lambda page: with_servers(page, servers, known))
+                self.change(lambda page: page_with_servers(page, servers, known))
                 self._written = servers
             self.trouble = self.read().unsafe
         except FleetError as error:
@@ -232,7 +232,7 @@ def known_keepers(records: Sequence[ServerRecord]) -> frozenset[tuple[int, int]]
     return frozenset((r.keeper.pid, r.keeper.start_time) for r in records if r.keeper is not None)
 
 
-def with_servers(page: BoardPage, servers: Sequence[Announced], known: frozenset[tuple[int, int]]) -> BoardPage:
+def page_with_servers(page: BoardPage, servers: Sequence[Announced], known: frozenset[tuple[int, int]]) -> BoardPage:
     """The page with these servers replacing those of the ``known`` keepers."""
     from msgspec.structs import replace
 

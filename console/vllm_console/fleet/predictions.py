@@ -159,7 +159,7 @@ def predict_change(
 
 
 def evidence_of(
-    seen: RecordedRun, name: str, limits: EngineLimits, seed: int = 0
+    seen: RunRecording, name: str, limits: EngineLimits, seed: int = 0
 ) -> tuple[TrafficEvidence, TrafficEvidence]:
     """The traffic of a run: all that a prediction uses, and the part that a step cost is fitted to.
 
@@ -304,7 +304,7 @@ def _unknown_cache(before: Plan, after: Plan, changed: Sequence[FlagChange]) -> 
 # -- records, and earlier predictions ----------------------------------------------------------------------------------
 
 
-class RecordedRun(msgspec.Struct, frozen=True):
+class RunRecording(msgspec.Struct, frozen=True):
     """What is recorded of a run: by its probe, or else only its metrics."""
 
     requests: Sequence[FinishedRequest]
@@ -330,13 +330,13 @@ class RecordedRun(msgspec.Struct, frozen=True):
         return reconstruct(self.samples, budget, longest, seed=seed, most=most)
 
 
-def present_run(state: Path, record: ServerRecord) -> RecordedRun:
+def present_run(state: Path, record: ServerRecord) -> RunRecording:
     """What is recorded of the present run. Raises FleetError."""
     current = record.current
     return _seen(state, record, current.number, current.ready_at or current.started_at)
 
 
-def _seen(state: Path, record: ServerRecord, generation: int, begin: float, until: float | None = None) -> RecordedRun:
+def _seen(state: Path, record: ServerRecord, generation: int, begin: float, until: float | None = None) -> RunRecording:
     """What is recorded of a run in a time (Unix seconds). Raises FleetError."""
     folder = client.folder(state, record.name)
     try:
@@ -348,7 +348,7 @@ def _seen(state: Path, record: ServerRecord, generation: int, begin: float, unti
     except OSError as error:
         raise FleetError(f"the records of {record.name} can't be read: {error.strerror}") from error
     if requests:
-        return RecordedRun(requests, steps)
+        return RunRecording(requests, steps)
     history = HistoryReader(folder / HISTORY)
     try:
         rows = [one for one in history.since(begin) if one.generation == generation and (not until or one.at <= until)]
@@ -356,7 +356,7 @@ def _seen(state: Path, record: ServerRecord, generation: int, begin: float, unti
         raise FleetError(f"{record.name} has no probe's records, and its metrics can't be read: {error}") from error
     finally:
         history.close()
-    return RecordedRun((), (), [one.sample for one in rows])
+    return RunRecording((), (), [one.sample for one in rows])
 
 
 def settled_predictions(state: Path, record: ServerRecord, runs: RunRecorder, block_size: int) -> list[KeptPrediction]:

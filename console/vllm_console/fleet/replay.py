@@ -56,7 +56,7 @@ class ReplayedRun:
 
     def __init__(self, replayed: Replay, run: Run, past: PastRun, place: Path) -> None:
         self.replayed = replayed
-        self._run, self._record = run, record_of(run)
+        self._run, self._record = run, record_of_run(run)
         self._log = place / "server.log"
         self._history = HistoryReader(place / HISTORY)
         self._charts = ChartHistory(_source(place / HISTORY, run.generation))
@@ -247,7 +247,7 @@ def _source(path: Path, generation: int) -> ChartSource[HistoryEntry, Timeline]:
     return ChartSource(lambda: HistoryReader(path), lambda span: Timeline(span.step, span.points), append)
 
 
-def record_of(run: Run) -> ServerRecord:
+def record_of_run(run: Run) -> ServerRecord:
     """A run as the record of a server that had no other: what it is judged by."""
     details = Details(
         preset=run.preset,

@@ -314,7 +314,7 @@ def key_wanted(access: ApiAccess) -> str:
     return f"requires an API key: {f'set {access.variable}' if access.variable else 'attach it again with --key-env'}"
 
 
-async def find_model(client: httpx.AsyncClient, model: str | None, access: ApiAccess = NO_KEY) -> LoadTarget:
+async def find_served_model(client: httpx.AsyncClient, model: str | None, access: ApiAccess = NO_KEY) -> LoadTarget:
     """Query ``/v1/models``; ``model`` None takes the first. ``access`` is how the client reaches the server.
 
     Raises:

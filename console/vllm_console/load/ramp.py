@@ -20,7 +20,7 @@ from vllm_console.load.client import (
     Sender,
     check_url,
     fetch_body,
-    find_model,
+    find_served_model,
     find_vocabulary,
     lookup_of,
     open_client,
@@ -224,7 +224,7 @@ async def run_ramp(
         lookup = lookup_of(base)
     stop, access = stop or asyncio.Event(), access or own_access()
     async with open_client(base, access, lookup) as client:
-        target = await find_model(client, None, access)
+        target = await find_served_model(client, None, access)
         vocabulary = await find_vocabulary(client, target.model)
         shape = TrafficShape(
             workload, exact=exact, seed=options.seed, max_model_len=target.max_model_len, vocabulary=vocabulary
@@ -542,7 +542,7 @@ class _Run:
         """After a step: whether the server still answers, and whether it serves others."""
         if not self._steps[-1].outcome.ok and self._steps[-1].failed:
             try:
-                await find_model(self._sender.client, self._sender.model)
+                await find_served_model(self._sender.client, self._sender.model)
             except LoadError:
                 self._end = "server"
                 return

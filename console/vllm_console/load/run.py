@@ -22,7 +22,7 @@ from vllm_console.load.client import (
     Lookup,
     Sender,
     check_url,
-    find_model,
+    find_served_model,
     find_vocabulary,
     lookup_of,
     open_client,
@@ -100,7 +100,7 @@ async def run_load(
     tally, access = Tally(seed), access or own_access()
     tally.answers = answers
     async with open_client(base, access, lookup) as client:
-        target = await find_model(client, model, access)
+        target = await find_served_model(client, model, access)
         vocabulary = await find_vocabulary(client, target.model)
         shape = TrafficShape(
             workload, exact=exact, seed=seed, max_model_len=target.max_model_len, vocabulary=vocabulary
@@ -336,7 +336,7 @@ class _Story:
         """The served model, as soon as the server answers; None when stopped."""
         while not stop.is_set():
             try:
-                return await find_model(self._client, self._model)
+                return await find_served_model(self._client, self._model)
             except LoadError:
                 await wait(stop, READY_POLL_SECONDS)
         return None

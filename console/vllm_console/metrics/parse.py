@@ -463,6 +463,6 @@ def _unescape(match: re.Match[str]) -> str:
     return "\n" if character == "n" else character if character in '\\"' else match[0]
 
 
-def parse(text: str, at: float) -> Sample:
+def parse_metrics(text: str, at: float) -> Sample:
     """Read one body once; see `Parser.parse`, which is faster for a server that is scraped repeatedly."""
     return Parser().parse(text, at)

@@ -123,7 +123,7 @@ def dump(page: BoardPage) -> bytes:
     return (json.dumps({"version": VERSION, "claims": claims, "servers": servers}, indent=1) + "\n").encode()
 
 
-def parse(data: bytes, now: float) -> tuple[BoardPage, list[str]]:
+def parse_claims(data: bytes, now: float) -> tuple[BoardPage, list[str]]:
     """Parse a user's file as of ``now``, with the reasons for skipped parts; expired entries are dropped silently.
 
     Raises:
@@ -357,7 +357,7 @@ def read_page(folder: int, uid: int, now: float) -> tuple[BoardPage, list[str]]:
             raise BoardError(f"cannot be read: {os.strerror(error.errno or 0)}") from error
     if len(data) > MOST_BYTES:
         raise BoardError(f"is larger than {MOST_BYTES // 1024} KiB")
-    return parse(data, now)
+    return parse_claims(data, now)
 
 
 def is_running(pid: int, start_time: int, uid: int) -> bool | None:

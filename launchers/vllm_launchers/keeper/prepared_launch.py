@@ -34,7 +34,7 @@ from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.lifecycle import Event, LaunchRequested, PreparedStep
 from vllm_launchers.keeper.preparation import PreparedProcess
 from vllm_launchers.keeper.records import LaunchSpec
-from vllm_launchers.keeper.spawn import SpawnError, server_command
+from vllm_launchers.keeper.spawn import SpawnError, server_process_command
 from vllm_launchers.values import Value
 
 PREPARE = "--prepare"
@@ -200,7 +200,7 @@ def hold(control: socket.socket, umask: int) -> WaitingProcess | None:
     context = KeeperContext(Path(asked["folder"]), dict(os.environ), umask, tuning)
     spec, events = wire.from_plain(LaunchSpec, asked["spec"]), queue.SimpleQueue[Event]()
     try:
-        command = server_command(context, spec, asked["argv"], asked["secrets"])
+        command = server_process_command(context, spec, asked["argv"], asked["secrets"])
         process = PreparedProcess(0, spec, command, events.put, lambda _: None)
     except (KeeperError, SpawnError, OSError) as error:
         _say(control, {"step": "unprepared", "message": f"its process could not be started: {error}"})

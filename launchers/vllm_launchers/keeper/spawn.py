@@ -76,7 +76,7 @@ class ProcessCommand(Value):
     dies_with_parent: bool = False
 
 
-def server_command(
+def server_process_command(
     context: KeeperContext, spec: LaunchSpec, argv: Sequence[str], given: Mapping[str, str], output: int = -1
 ) -> ProcessCommand:
     """A command with the environment of the server. Raises `SecretMissingError`."""

@@ -58,7 +58,7 @@ from vllm_launchers.keeper.records import (
 from vllm_launchers.keeper.reservation import Reservation
 from vllm_launchers.keeper.retry import decide_restart, remaining, retry_delay
 from vllm_launchers.keeper.sleeper import Sleeper, SleepOrder
-from vllm_launchers.keeper.spawn import Sidecar, SidecarCommand, fill, server_command
+from vllm_launchers.keeper.spawn import Sidecar, SidecarCommand, fill, server_process_command
 from vllm_launchers.keeper.stop_sequence import Stop, StopSequence
 from vllm_launchers.listeners import Owner
 from vllm_launchers.values import Value, replace
@@ -349,7 +349,7 @@ class Supervisor:
         """
         output = open_for_server(self._context.folder)
         try:
-            command = server_command(self._context, spec, spec.argv, self._secrets, output)
+            command = server_process_command(self._context, spec, spec.argv, self._secrets, output)
             return spawn.start(command, lambda server: self.record_writer.change(insist=True, server=server))
         finally:
             os.close(output)
@@ -796,7 +796,7 @@ class Supervisor:
         self._learn_secrets(spec, secrets)
         self._preparation.discard(PreparationStep.CANCELED, "another restart was requested")
         if spec.prepared_argv and self._stop is None and self.record.state is State.READY:
-            command = server_command(self._context, spec, spec.prepared_argv, self._secrets)
+            command = server_process_command(self._context, spec, spec.prepared_argv, self._secrets)
             self._preparation.begin(spec, console, command)
             return
         self.stop(spec, secrets)

@@ -25,14 +25,14 @@ def refuse_unfit(plan: Plan, *, force: bool) -> None:
     if not standing:
         return
     forceable = not any(one.surely for one in found)
-    lines = [format_finding(one) for one in standing]
+    lines = [plan_finding_text(one) for one in standing]
     head = "refused: "
     text = head + lines[0] if len(lines) == 1 else "\n".join([f"{head}{len(lines)} errors", *(f"  {s}" for s in lines)])
     hint = "\n  --force starts it anyway" if forceable and not force else ""
     raise UnfitError(text + hint, standing, forceable=forceable)
 
 
-def format_finding(finding: PlanFinding) -> str:
+def plan_finding_text(finding: PlanFinding) -> str:
     """A finding in one line: its code, its sentence, and the change that fixes it."""
     fix = f" (fix: {fix_options(finding.fix)})" if finding.fix is not None else ""
     return f"{finding.message} [{finding.code}]{fix}"

@@ -604,7 +604,7 @@ def gib(amount: int) -> str:
 def start_reading(configuration: Any) -> ReadAhead | None:
     """Begin to read the weights of this configuration ahead; None if there is nothing to read."""
     try:
-        files = weight_files(configuration) if configuration is not None else []
+        files = read_ahead_files(configuration) if configuration is not None else []
         limit = int(MEMORY_SHARE * available_memory())
         if not files or limit < CHUNK:
             return None
@@ -615,7 +615,7 @@ def start_reading(configuration: Any) -> ReadAhead | None:
     return reader
 
 
-def weight_files(configuration: Any) -> list[Path]:
+def read_ahead_files(configuration: Any) -> list[Path]:
     """The files that the weights are read from, in that order; empty if they are not safetensors on this machine."""
     model, load = configuration.model_config, configuration.load_config
     if str(getattr(load.load_format, "value", load.load_format)) not in READ_FORMATS:

@@ -19,10 +19,10 @@ from typing import NoReturn
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the server and serve until it is stopped; the exit codes are vLLM's."""
     from vllm_launchers.private import open_standard_streams
-    from vllm_launchers.simulated.flags import parse
+    from vllm_launchers.simulated.flags import parse_flags
 
     open_standard_streams()
-    args = parse(sys.argv[1:] if argv is None else argv)
+    args = parse_flags(sys.argv[1:] if argv is None else argv)
     try:
         return serve(args)
     except KeyboardInterrupt:

@@ -167,7 +167,7 @@ class _Noted(argparse.Action):
         namespace.ignored.append(option_string or self.option_strings[0])
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments after the program's name. Ends the process with code 2 where vLLM does.
 
     The namespace also has ``ignored``, the flags given that are not modeled, and ``given``, the destinations of all

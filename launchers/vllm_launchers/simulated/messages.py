@@ -214,7 +214,7 @@ COUNTED_FIELDS = {
 """The fields of ``/v1/messages/count_tokens``."""
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
+def anthropic_error(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's format. Errors of a body's types keep vLLM's own."""
     found = error.body["error"]
     return {"type": "error", "error": {"type": found["type"], "message": found["message"]}}
@@ -268,7 +268,7 @@ class AnthropicError(Exception):
     def __init__(self, error: ApiError) -> None:
         super().__init__(str(error))
         self.status = error.status
-        self.body = error_body(error)
+        self.body = anthropic_error(error)
 
 
 def _choice(fields: Mapping[str, Any]) -> Any:

@@ -27,14 +27,14 @@ def main() -> int:
     keeper.report("importing")
     from vllm_launchers.private import open_standard_streams
     from vllm_launchers.simulated.__main__ import die_of, serve
-    from vllm_launchers.simulated.flags import parse
+    from vllm_launchers.simulated.flags import parse_flags
     from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
     open_standard_streams()
     keeper.report("imported", seconds=keeper.seconds)
     try:
         with noted_exits() as messages:
-            args = parse(sys.argv[1:])
+            args = parse_flags(sys.argv[1:])
         resolve_settings(args, Simulated.from_environment(os.environ))
     except SystemExit:
         keeper.report("refused", seconds=keeper.seconds, message=shortened("".join(messages).strip()))

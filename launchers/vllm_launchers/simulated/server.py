@@ -71,7 +71,7 @@ async def run(
     api = ApiOptions(
         served=ServedModel(settings.served_names, plan.max_model_len, Vocabulary(size), size, args.max_logprobs),
         root=args.model,
-        style=Style(fingerprint(args, settings), usage_details=args.enable_prompt_tokens_details),
+        style=Style(fingerprint_of(args, settings), usage_details=args.enable_prompt_tokens_details),
         api_keys=tuple(args.api_key or filter(None, [os.environ.get("VLLM_API_KEY")])),
         track_load=args.enable_server_load_tracking,
         developing=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
@@ -111,7 +111,7 @@ async def run(
     await serve(Api(api, engines, metrics, log, sleep, adapters).application(), sock, engines, log, options)
 
 
-def fingerprint(args: argparse.Namespace, settings: EngineSettings) -> str:
+def fingerprint_of(args: argparse.Namespace, settings: EngineSettings) -> str:
     """``system_fingerprint`` in vLLM's format: version, parallel sizes, and a hash of the configuration."""
     sizes = (("tp", settings.tensor_parallel), ("pp", settings.pipeline_parallel), ("dp", settings.data_parallel))
     parts = [f"{name}{size}" for name, size in sizes if size > 1]

@@ -142,7 +142,7 @@ def no_mm_cache(flags: Flags) -> Changes | None:
     return becomes("disable-mm-preprocessor-cache", "mm-processor-cache-gb", 0)(flags)
 
 
-def attention_backend(value: str, flags: Flags) -> Changes | None:
+def backend_flag(value: str, flags: Flags) -> Changes | None:
     """``VLLM_ATTENTION_BACKEND`` as a flag, without the suffixes that distinguished V0 from V1."""
     name = value.strip().upper()
     for ending in ("_VLLM_V1", "_V1"):
@@ -447,7 +447,7 @@ def _unread(since: Release, name: str, instead: str = _UNUSED) -> RemovedVariabl
 
 _VARIABLES: tuple[RemovedVariable, ...] = (
     RemovedVariable("VLLM_ATTENTION_BACKEND", (0, 15, 0), "use --attention-backend",
-                    attention_backend),
+                    backend_flag),
     _unread((0, 11, 1), "VLLM_USE_V1", "remove it: there is only V1"),
     _unread(NEVER, "VLLM_LOG_LEVEL", "use VLLM_LOGGING_LEVEL"),
     _now_key((0, 15, 0), "VLLM_FLASH_ATTN_VERSION", "attention-config", "flash_attn_version", switch=False),

@@ -30,7 +30,7 @@ from vllm_console.history.store import (
     HistoryWriter,
     Stretch,
 )
-from vllm_console.metrics.parse import parse
+from vllm_console.metrics.parse import parse_metrics
 from vllm_console.metrics.sample import Histogram, Sample
 
 START = 1_790_000_000.0
@@ -73,7 +73,9 @@ def test_rows_with_the_same_numbers_differ_in_their_time(path, engine, sample):
 
 def test_what_is_written_is_read_back(path, body):
     written = [
-        parse(body(engines=[{"running": n, "usage": n / 8, "ttft": [0.01, 0.3] * n}, {"itl": [0.5] * n}]), START + n)
+        parse_metrics(
+            body(engines=[{"running": n, "usage": n / 8, "ttft": [0.01, 0.3] * n}, {"itl": [0.5] * n}]), START + n
+        )
         for n in range(1, 6)
     ]
     writer, reader = HistoryWriter(path), HistoryReader(path)
@@ -296,7 +298,7 @@ def test_an_exclusive_lock_is_no_sqlite_error_for_a_reader(filled):
 def test_a_full_disk_is_waited_out_in_memory(path, body):
     writer = HistoryWriter(path)
     text = body()
-    writer.append(parse(text, START))
+    writer.append(parse_metrics(text, START))
     pages = writer._connection.execute("PRAGMA page_count").fetchone()[0]
     writer._connection.execute(f"PRAGMA max_page_count = {pages}")
     rng = random.Random(2)
@@ -304,13 +306,13 @@ def test_a_full_disk_is_waited_out_in_memory(path, body):
     while not writer.trouble:
         second += 1
         bounds = (*sorted(rng.random() for _ in range(200)), float("inf"))
-        engine = parse(text, 0.0).engines["0"]
+        engine = parse_metrics(text, 0.0).engines["0"]
         engine = replace(engine, histograms={"ttft": Histogram(bounds, tuple(map(float, range(201))), 1.0)})
         writer.append(Sample(START + second, {"0": engine}))
         assert second < 500
     assert "full" in writer.trouble
     # The next connection has no such limit: as if room had been made.
-    writer.append(parse(text, START + second + 10))
+    writer.append(parse_metrics(text, START + second + 10))
     assert writer.trouble == ""
     assert [entry.at - START for entry in HistoryReader(path).since(START)] == [*range(1, second + 1), second + 10]
 
@@ -362,7 +364,7 @@ def test_coarser_steps_go_on_after_a_kill(path, engine, sample):
 
 def test_a_reader_keeps_nothing_of_runs_that_are_long_over(path, body):
     """Every restart begins a base of its own, of some 8 KiB: 120 of them are read, and memory stays as it was."""
-    sampled = parse(body(engines=[{"running": 1, "ttft": [0.01, 0.3], "itl": [0.5]}]), START)
+    sampled = parse_metrics(body(engines=[{"running": 1, "ttft": [0.01, 0.3], "itl": [0.5]}]), START)
     writer, reader = HistoryWriter(path), HistoryReader(path)
     sequence, read, sizes = 0, 0, {}
     tracemalloc.start()

@@ -11,7 +11,7 @@ from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frames
 from vllm_console.history.store import HistoryReader, HistoryWriter
 from vllm_console.history.timeline import Timeline
-from vllm_console.metrics.parse import parse
+from vllm_console.metrics.parse import parse_metrics
 from vllm_console.metrics.sample import ACCEPTED, Sample
 from vllm_console.metrics.window import window, window_document
 
@@ -34,7 +34,7 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="m",po
 
 
 def scraped(at: float, drafts: float, first: float, second: float, third: float, running: float = 2.0) -> Sample:
-    return parse(
+    return parse_metrics(
         BODY.format(
             running=running, tokens=drafts, drafts=drafts, accepted=first + second + third, first=first, second=second,
             third=third,
@@ -69,7 +69,7 @@ def test_figures_of_a_window_are_those_of_vllms_log() -> None:
 def test_no_draft_is_no_figure() -> None:
     for after in (scraped(10, 100, 50, 20, 10), scraped(0, 200, 50, 20, 10)):
         assert window(scraped(0, 100, 50, 20, 10), after).speculation is None
-    without = parse(BODY.partition("vllm:spec_")[0].format(running=1, tokens=5), START)
+    without = parse_metrics(BODY.partition("vllm:spec_")[0].format(running=1, tokens=5), START)
     assert ACCEPTED not in without.engines["0"].histograms
     assert window_document(window(without, without))["speculation"] is None
 
@@ -78,7 +78,7 @@ def test_no_draft_is_no_figure() -> None:
 def test_half_of_it_is_none(missing: str) -> None:
     whole = BODY.format(running=1, tokens=5, drafts=9, accepted=6, first=3, second=2, third=1)
     half = "".join(line for line in whole.splitlines(keepends=True) if not line.startswith(missing))
-    found = window(parse(half, START), parse(half, START + 1))
+    found = window(parse_metrics(half, START), parse_metrics(half, START + 1))
     assert found.speculation is None
 
 

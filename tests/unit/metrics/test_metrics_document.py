@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vllm_console.metrics.parse import parse
+from vllm_console.metrics.parse import parse_metrics
 from vllm_console.metrics.window import metrics_document
 
 KEYS = {
@@ -35,7 +35,7 @@ def test_two_engines(body):
     text = body(
         engines=[{"running": 1.0, "usage": 0.2, "ttft": [0.05]}, {"running": 2.0, "usage": 0.6, "ttft": [0.05, 20.0]}]
     )
-    document = json.loads(json.dumps(metrics_document(parse(text, 1.0)), allow_nan=False))
+    document = json.loads(json.dumps(metrics_document(parse_metrics(text, 1.0)), allow_nan=False))
     assert set(document) == KEYS | {"engines"}
     assert document["requests_running"] == 3
     assert document["kv_cache_usage"] == pytest.approx(0.4)
@@ -55,20 +55,20 @@ def test_two_engines(body):
 
 
 def test_not_reported_is_null():
-    document = metrics_document(parse('vllm:num_requests_running{engine="0"} 0\n', 1.0))
+    document = metrics_document(parse_metrics('vllm:num_requests_running{engine="0"} 0\n', 1.0))
     assert document["requests_running"] == 0
     assert [key for key in KEYS if document[key] is None] == [key for key in KEYS if key != "requests_running"]
 
 
 def test_no_requests_yet_have_no_quantiles(body):
-    document = metrics_document(parse(body(engines=[{"ttft": []}]), 1.0))
+    document = metrics_document(parse_metrics(body(engines=[{"ttft": []}]), 1.0))
     assert document["ttft_seconds"] == dict.fromkeys(LATENCY_KEYS) | {"count": 0, "sum": 0.0}
 
 
 def test_a_quantile_in_the_first_bucket_is_null_beside_its_bound(body):
     """vLLM's first bucket of queue times ends at 0.3 s: 50 µs were shown as 150, 270 and 297 ms."""
     text = body(engines=[{"ttft": [0.036] * 20, "request_queue_time": [0.00005] * 20}])
-    document = metrics_document(parse(text, 1.0))
+    document = metrics_document(parse_metrics(text, 1.0))
     queue, ttft = document["queue_seconds"], document["ttft_seconds"]
     assert queue["mean"] == pytest.approx(0.00005)
     for part in ("p50", "p90", "p99"):
@@ -77,6 +77,6 @@ def test_a_quantile_in_the_first_bucket_is_null_beside_its_bound(body):
 
 
 def test_no_engine_at_all():
-    document = metrics_document(parse("process_open_fds 4\n", 1.0))
+    document = metrics_document(parse_metrics("process_open_fds 4\n", 1.0))
     assert document["engines"] == {}
     assert document["kv_cache_usage"] is None

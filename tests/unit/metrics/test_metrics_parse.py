@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_console.metrics.parse import COUNTERS, GAUGES, HISTOGRAMS, NotMetricsError, Parser, parse
+from vllm_console.metrics.parse import COUNTERS, GAUGES, HISTOGRAMS, NotMetricsError, Parser, parse_metrics
 from vllm_console.metrics.sample import Sample
 
 INF = math.inf
@@ -81,14 +81,14 @@ def test_unchanged_histograms_are_shared_between_samples(body):
 
 
 def test_old_names_stand_in_and_new_ones_win(body):
-    old = parse(body("0.8.5", [{"usage": 0.25, "itl": [0.03]}]), 1.0).engines["0"]
+    old = parse_metrics(body("0.8.5", [{"usage": 0.25, "itl": [0.03]}]), 1.0).engines["0"]
     assert (old.kv_cache_usage, old.prefix_cache_queries_total, old.histograms["itl"].count) == (0.25, 1000.0, 1.0)
     both = body("0.10.2", [{"usage": 0.25}]).replace(
         'vllm:gpu_cache_usage_perc{engine="0",model_name="tiny"} 0.25',
         'vllm:gpu_cache_usage_perc{engine="0",model_name="tiny"} 0.99',
     )
     assert "0.99" in both
-    assert parse(both, 1.0).engines["0"].kv_cache_usage == 0.25
+    assert parse_metrics(both, 1.0).engines["0"].kv_cache_usage == 0.25
 
 
 def test_v0_names_without_engine_label():
@@ -98,20 +98,20 @@ def test_v0_names_without_engine_label():
         'vllm:time_in_queue_requests_bucket{le="+Inf",model_name="m"} 2.0\n'
         'vllm:time_in_queue_requests_sum{model_name="m"} 3.0\n'
     )
-    engine = parse(text, 1.0).engines["0"]
+    engine = parse_metrics(text, 1.0).engines["0"]
     assert (engine.requests_running, engine.kv_cache_usage) == (4.0, 0.75)
     assert engine.histograms["queue"].counts == (1.0, 2.0)
 
 
 def test_request_success_is_added_over_reasons_and_the_histogram_trap_is_none(body):
-    engine = parse(body(engines=[{"finished": 12.0}]), 1.0).engines["0"]
+    engine = parse_metrics(body(engines=[{"finished": 12.0}]), 1.0).engines["0"]
     assert engine.requests_finished_total == 12.0
     assert engine.generation_tokens_total == 3400.0
     assert "iteration_tokens_total" not in engine.histograms
 
 
 def test_not_reported_is_none_and_not_zero():
-    engine = parse('vllm:num_requests_running{engine="0",model_name="m"} 0.0\n', 1.0).engines["0"]
+    engine = parse_metrics('vllm:num_requests_running{engine="0",model_name="m"} 0.0\n', 1.0).engines["0"]
     assert engine.requests_running == 0.0
     assert engine.kv_cache_usage is None
     assert engine.preemptions_total is None
@@ -119,7 +119,7 @@ def test_not_reported_is_none_and_not_zero():
 
 
 def test_a_server_without_vllm_families_has_no_engines():
-    sample = parse("process_open_fds 41.0\n", 1.0)
+    sample = parse_metrics("process_open_fds 41.0\n", 1.0)
     assert (dict(sample.engines), sample.kv_cache_tokens, sample.model_name) == ({}, None, None)
 
 
@@ -136,7 +136,7 @@ def test_a_server_without_vllm_families_has_no_engines():
     ],
 )
 def test_kv_cache_tokens(body, config, engines, tokens):
-    assert parse(body(engines=[{}] * engines, config=config), 1.0).kv_cache_tokens == tokens
+    assert parse_metrics(body(engines=[{}] * engines, config=config), 1.0).kv_cache_tokens == tokens
 
 
 def test_labels_may_hold_anything(body):
@@ -151,7 +151,7 @@ def test_labels_may_hold_anything(body):
 
 def test_several_served_names_do_not_double(body):
     first, second = body(model="a", engines=[{"running": 3.0}]), body(model="b", engines=[{"running": 3.0}])
-    sample = parse(first + second, 1.0)
+    sample = parse_metrics(first + second, 1.0)
     assert sample.model_name == "a"
     assert {label: engine.requests_running for label, engine in sample.engines.items()} == {"0": 3.0}
 
@@ -192,7 +192,7 @@ def test_changed_bounds_are_taken_over(body):
 
 def test_missing_infinite_bucket_is_made_up_from_the_count():
     text = 'vllm:e2e_request_latency_seconds_bucket{le="1.0"} 2\nvllm:e2e_request_latency_seconds_count 5\n'
-    histogram = parse(text, 1.0).engines["0"].histograms["e2e"]
+    histogram = parse_metrics(text, 1.0).engines["0"].histograms["e2e"]
     assert (histogram.bounds, histogram.counts) == ((1.0, INF), (2.0, 5.0))
 
 
@@ -211,7 +211,7 @@ def test_missing_infinite_bucket_is_made_up_from_the_count():
 )
 def test_what_is_no_metrics_is_refused_in_one_sentence(text, kind):
     with pytest.raises(NotMetricsError) as caught:
-        parse(text, 1.0)
+        parse_metrics(text, 1.0)
     assert caught.value.kind == kind
     assert "\n" not in str(caught.value)
 
@@ -245,7 +245,7 @@ def test_a_long_body_with_much_of_others_is_read_to_its_end(body):
     others = "".join(f'node_cpu_seconds_total{{cpu="{n}",mode="idle"}} {n}.5\n' for n in range(5000))
     text = body(engines=[{"running": 6.0}])
     for mixed in (others + text, text + others, others + "\n" + text + "# EOF"):
-        assert as_read(parse(mixed, 1.0)) == by_prometheus(text)
+        assert as_read(parse_metrics(mixed, 1.0)) == by_prometheus(text)
 
 
 _label_text = st.text(alphabet=st.sampled_from(string.ascii_letters + '"\\{}, =#\n\t0é'), max_size=12)
@@ -281,7 +281,7 @@ def test_any_body_is_read_as_prometheus_client_reads_it(model, rows, version):
 @given(st.text(max_size=300))
 def test_no_text_breaks_the_parser(text):
     with contextlib.suppress(NotMetricsError):
-        assert parse(text + "\n", 1.0).at == 1.0
+        assert parse_metrics(text + "\n", 1.0).at == 1.0
 
 
 @pytest.mark.parametrize(
@@ -302,5 +302,5 @@ def test_whether_prefixes_are_cached_and_in_which_steps(labels, found):
     """As vLLM 0.32.0 reports it, with and without a unit; two engines that differ tell nothing."""
     lines = [f'vllm:cache_config_info{{engine="{at}",{one}}} 1.0' for at, one in enumerate(labels)]
     text = "\n".join([*lines, 'vllm:num_requests_running{engine="0",model_name="m"} 1.0', ""])
-    sample = parse(text, 0.0)
+    sample = parse_metrics(text, 0.0)
     assert (sample.prefix_caching, sample.prefix_step) == found

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm_launchers.prepared import bootstrap
-from vllm_launchers.prepared.bootstrap import ReadAhead, weight_files
+from vllm_launchers.prepared.bootstrap import ReadAhead, read_ahead_files
 
 CHUNK = 1000
 
@@ -87,11 +87,11 @@ def configuration(folder: Path, load_format: str = "auto") -> SimpleNamespace:
 def test_the_files_that_vllm_reads(tmp_path: Path) -> None:
     for name in ("b.safetensors", "a.safetensors", "consolidated.safetensors", "pytorch_model.bin"):
         (tmp_path / name).touch()
-    assert [path.name for path in weight_files(configuration(tmp_path))] == ["a.safetensors", "b.safetensors"]
-    assert weight_files(configuration(tmp_path, "dummy")) == []
+    assert [path.name for path in read_ahead_files(configuration(tmp_path))] == ["a.safetensors", "b.safetensors"]
+    assert read_ahead_files(configuration(tmp_path, "dummy")) == []
     index = {"weight_map": {"x": "b.safetensors", "y": "b.safetensors", "z": "gone.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert [path.name for path in weight_files(configuration(tmp_path))] == ["b.safetensors"]
+    assert [path.name for path in read_ahead_files(configuration(tmp_path))] == ["b.safetensors"]
 
 
 def test_available_memory_is_known_here() -> None:

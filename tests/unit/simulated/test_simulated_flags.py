@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_launchers.engine_model.gpus import UnknownGpuError, find_gpu
-from vllm_launchers.simulated.flags import parse, parse_human_int
+from vllm_launchers.simulated.flags import parse_flags, parse_human_int
 from vllm_launchers.simulated.memory import MemoryBudgetError
 from vllm_launchers.simulated.settings import ModelNotFoundError, Simulated, ValidationError, resolve_model
 
@@ -34,24 +34,24 @@ def test_human_numbers(text: str, value: int) -> None:
     ],
 )
 def test_a_flag_can_be_spelt_as_vllm_lets_it(spelling: list[str]) -> None:
-    assert parse(["serve", "m", *spelling]).max_num_seqs == 7
+    assert parse_flags(["serve", "m", *spelling]).max_num_seqs == 7
 
 
 def test_booleans_have_a_negation() -> None:
-    assert parse(["serve", "m", "--no-enable-prefix-caching"]).enable_prefix_caching is False
-    assert parse(["serve", "m", "--enable_chunked_prefill"]).enable_chunked_prefill is True
-    assert parse(["serve", "m"]).enforce_eager is False
+    assert parse_flags(["serve", "m", "--no-enable-prefix-caching"]).enable_prefix_caching is False
+    assert parse_flags(["serve", "m", "--enable_chunked_prefill"]).enable_chunked_prefill is True
+    assert parse_flags(["serve", "m"]).enforce_eager is False
 
 
 def test_flags_that_are_not_modelled_are_taken_and_named() -> None:
     words = "--trust-remote-code --seed 3 --no-async-scheduling -sc {} --lora-modules a=b c=d --disable-log-stats"
-    args = parse(["serve", "m", *words.split()])
+    args = parse_flags(["serve", "m", *words.split()])
     assert args.ignored == ["--trust-remote-code", "--seed", "--no-async-scheduling", "-sc", "--lora-modules"]
     assert args.disable_log_stats is True
 
 
 def test_what_was_given_is_distinguished_from_defaults() -> None:
-    args = parse(["serve", "m", "--port", "8000", "--max-model-len", "4K"])
+    args = parse_flags(["serve", "m", "--port", "8000", "--max-model-len", "4K"])
     assert args.given["max_model_len"] == 4096
     assert "port" not in args.given
 
@@ -70,7 +70,7 @@ def test_a_wrong_flag_is_refused_as_vllm_refuses_it(
     words: list[str], last: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        parse(["serve", "m", *words])
+        parse_flags(["serve", "m", *words])
     lines = capsys.readouterr().err.splitlines()
     assert end.value.code == 2
     assert lines[0].startswith("usage: vllm")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from vllm_console.metrics.parse import Parser
 from vllm_launchers.engine_model.core import StepReport
-from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
 
 def test_totals_are_added_and_gauges_are_not() -> None:
-    settings = resolve_settings(parse(["serve", "Qwen/Qwen3-8B-AWQ"]), Simulated.from_environment({}))
+    settings = resolve_settings(parse_flags(["serve", "Qwen/Qwen3-8B-AWQ"]), Simulated.from_environment({}))
     plan = plan_memory(settings)
 
     def counted(metrics: Metrics) -> bytes:

@@ -30,7 +30,7 @@ class AdapterDialog(LineDialog):
     """Shows the adapters and takes one line, ``NAME FOLDER`` or ``unload NAME``."""
 
     def __init__(self, found: Adapters) -> None:
-        super().__init__("adapter", "load or unload", partial(_adapter_lines, found), parse)
+        super().__init__("adapter", "load or unload", partial(_adapter_lines, found), parse_adapter_line)
 
 
 def _adapter_lines(found: Adapters, width: int, rows: int) -> list[Strip]:
@@ -54,7 +54,7 @@ def adapter_text(one: Adapter) -> str:
     return f"{one.name}  requests: {request_states(one)}  {rank}  {size(one.size)}"
 
 
-def parse(text: str) -> tuple[str, str]:
+def parse_adapter_line(text: str) -> tuple[str, str]:
     """An adapter's name and its folder, which is empty where it is to be unloaded.
 
     Raises:
@@ -80,7 +80,7 @@ def change_adapters(console: ConsoleApp, server: ServerView) -> None:
     def typed(text: str | None) -> None:
         if text is None:
             return
-        adapter, folder = parse(text)
+        adapter, folder = parse_adapter_line(text)
         if folder:
             console.act(f"Loading {adapter}…", lambda: fleet.load_adapter(name, adapter, folder), done("served"))
         else:

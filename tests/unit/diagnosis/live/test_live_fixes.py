@@ -631,7 +631,7 @@ def test_only_flags_that_the_release_takes_are_named(version: str | None, named:
     [("0.11.0", False, True), ("0.13.0", True, True), ("0.32.0", True, False), (None, True, True)],
 )
 def test_a_backend_is_left_out_where_the_release_takes_it(version: str | None, flag: bool, variable: bool) -> None:
-    (said,) = (one.why for one in settings.attention_backend(_case(version, "Selected backend X is not valid")))
+    (said,) = (one.why for one in settings.backend_fixes(_case(version, "Selected backend X is not valid")))
     assert ("--attention-backend" in said, "VLLM_ATTENTION_BACKEND" in said) == (flag, variable)
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vllm_console.fleet.judge import Judge
 from vllm_console.history.timeline import Timeline
-from vllm_console.metrics.parse import parse
+from vllm_console.metrics.parse import parse_metrics
 from vllm_console.runs.windows import Windows
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines
@@ -57,7 +57,7 @@ def test_no_figure_ends_what_reads_or_draws_it(pool: tuple[str, ...], fakes: Mod
     chance = random.Random(7)
     timeline, windows, judge = Timeline(5.0, 181), Windows(10), Judge("chat")
     for second in range(0, 120, 3):
-        sample = parse(page(pool, chance), NOW + second)
+        sample = parse_metrics(page(pool, chance), NOW + second)
         timeline.append(sample, 1)
         windows.append(sample)
         judge.append(sample, 1)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from vllm_console.fleet.adapters import Adapter, Adapters
 from vllm_console.fleet.verbs import UsageError
-from vllm_console.ui.screens.adapters import parse
+from vllm_console.ui.screens.adapters import parse_adapter_line
 from vllm_console.ui.screens.describe import describe_lines, serves_adapters
 
 POEMS = Adapter("poems", "/adapters/poems", "m", 8, 1_500_000, True, False)
@@ -63,11 +63,11 @@ async def test_read_only_and_servers_of_others_have_no_such_dialog(console, fake
 
 
 def test_what_is_typed_is_an_adapter_and_a_folder():
-    assert parse(" poems  /my adapters/poems ") == ("poems", "/my adapters/poems")
-    assert parse("unload poems") == ("poems", "")
+    assert parse_adapter_line(" poems  /my adapters/poems ") == ("poems", "/my adapters/poems")
+    assert parse_adapter_line("unload poems") == ("poems", "")
     for text in ("", "poems", "unload ", "  "):
         with pytest.raises(UsageError):
-            parse(text)
+            parse_adapter_line(text)
 
 
 def test_a_described_server_shows_its_adapters_with_their_requests(fakes):

@@ -54,7 +54,7 @@ _BY_TOPIC: Mapping[Topic, Callable[[Case], tuple[Fix, ...]]] = {
     Topic.RAY_CLUSTER: environment.ray_cluster,
     Topic.RAY_GPUS: environment.ray_gpus,
     Topic.RAYLET_GONE: environment.raylet_gone,
-    Topic.ATTENTION_BACKEND: settings.attention_backend,
+    Topic.ATTENTION_BACKEND: settings.backend_fixes,
     Topic.CONFLICT: settings.conflicting_flags,
     Topic.QUANTIZATION_CONFIG: settings.quantization_config,
     Topic.NO_CHAT_TEMPLATE: settings.no_chat_template,

@@ -227,7 +227,7 @@ def _asks_for_backend(case: Case) -> str:
     return f"{flag} or {variable}" if case.release >= (0, 13) else variable
 
 
-def attention_backend(case: Case) -> tuple[Fix, ...]:
+def backend_fixes(case: Case) -> tuple[Fix, ...]:
     """vLLM's own choice of the backend, or settings that it supports."""
     found = []
     if "attention-backend" in case.flags:

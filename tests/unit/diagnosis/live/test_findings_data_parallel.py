@@ -14,7 +14,7 @@ from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frames
 from vllm_console.metrics.parse import Parser
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
-from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.settings import Simulated, resolve_settings
@@ -59,7 +59,7 @@ COUNTED = (
 
 
 def test_the_cache_of_each_engine_is_known_from_what_a_server_reports() -> None:
-    args = parse(["serve", "Qwen/Qwen3-8B-AWQ", "--data-parallel-size", "4"])
+    args = parse_flags(["serve", "Qwen/Qwen3-8B-AWQ", "--data-parallel-size", "4"])
     settings = resolve_settings(args, Simulated.from_environment({"SIMULATED_GPU": "RTX A6000"}))
     plan = plan_memory(settings)
     metrics, parser, frames = Metrics(settings, plan), Parser(), Frames()
