@@ -231,6 +231,20 @@ def test_a_simulated_server_takes_a_gpu_of_a_recorded_host_and_is_timed_as_that(
         fleet.close()
 
 
+def test_the_gpu_that_is_simulated_where_there_is_none_is_named_as_assumed(tmp_path: Path) -> None:
+    fleet = LocalFleet(tmp_path, observe=False, gpus=False, interactive=True)
+    for environment, name in (({}, "NVIDIA RTX A6000"), ({"SIMULATED_GPU": "L40S"}, "NVIDIA L40S")):
+        plan = fleet.plan(LaunchRequest("chatbot", engine="simulated", environment=environment))
+        assert plan.memory is not None
+        assert plan.memory.assumed[0] == f"a simulated {name} (SIMULATED_GPU chooses another)"
+    fleet.close()
+    recorded = LocalFleet(tmp_path, observe=False, host_file=Path("8xl40s"), interactive=True)
+    plan = recorded.plan(LaunchRequest("chatbot", engine="simulated"))
+    assert plan.memory is not None
+    assert not plan.memory.assumed
+    recorded.close()
+
+
 def test_another_gpu_than_the_recorded_hosts_is_refused(tmp_path: Path) -> None:
     fleet = LocalFleet(tmp_path, observe=False, host_file=Path("4xa6000"), interactive=True)
     same = LaunchRequest("chatbot", engine="simulated", environment={"SIMULATED_GPU": "RTX A6000"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
@@ -125,10 +126,11 @@ def strip_lines(
     )
     findings = outcome.findings
     if not findings:
-        return [
-            first,
-            line() if plan.memory and not plan.memory.fits else ready_line(plan, width, fresh=fresh, asking=asking),
-        ]
+        if plan.memory and not plan.memory.fits:
+            return [first, line()]
+        if imitated := _imitated(plan):  # in place of the verdict of the simulated engine
+            plan, asking = replace(plan, verdict=None), imitated
+        return [first, ready_line(plan, width, fresh=fresh, asking=asking)]
     finding = findings[min(selected, len(findings) - 1)]
     mark, style = LEVELS[finding.level]
     tail: list[tuple[str, Style | None]] = []
@@ -143,6 +145,12 @@ def strip_lines(
     rest = rows_of(" ".join(rows[1:]), width - length - 4)
     second = rest[0] + (" …" if len(rest) > 1 else "")
     return [first, line((f" {rows[0]}", style)), line((fit(f"   {second}", width - length), style), *tail)]
+
+
+def _imitated(plan: Plan) -> str:
+    """The GPU that the figures are of where there is none, which the strip names nowhere else."""
+    simulated = plan.engine.kind is EngineKind.SIMULATED
+    return f"assumed: {plan.memory.assumed[0]}" if simulated and plan.memory and plan.memory.assumed else ""
 
 
 def ready_line(plan: Plan, width: int, *, fresh: bool = True, asking: str = "") -> Strip:

@@ -266,7 +266,7 @@ class LaunchScreen(Screen[ServerView | None]):
         self._show("launch-strip", strip)
         if not text and self.downloads.running:
             text = self.downloads.line
-        elif not text and draft.substituted and width < TWO_COLUMNS:
+        elif not text and draft.substituted and width < TWO_COLUMNS and self._section != "plan":  # it has it, too
             text, style = NO_VLLM, WARN
         elif not text and width < TWO_COLUMNS:
             text, style = "tab: presets → settings → plan", DIM

@@ -222,10 +222,23 @@ async def test_where_no_vllm_is_found_it_says_that_the_engine_is_simulated_why_a
 ):
     """``ready to launch`` was all that 80 columns said of an engine that nobody had chosen."""
     monkeypatch.setattr(fleet, "engines", lambda: (fakes.SIMULATED,))
+    planned = fleet.plan
+
+    def without_a_gpu(request):
+        plan = planned(request)
+        memory = msgspec.structs.replace(plan.memory, assumed=("a simulated RTX A6000",))
+        return msgspec.structs.replace(plan, memory=memory)
+
+    monkeypatch.setattr(fleet, "plan", without_a_gpu)
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=size) as pilot:
         said = "No vLLM was found: this starts the simulated engine"
         await wait_until(pilot, lambda: said in app.text() and "ready to launch" in app.text())
         assert "'vllm-console engines install', or set vllm in config.toml." in " ".join(app.text().split())
+        await app.sees("assumed: a simulated RTX A6000")  # whose memory the figures are of
+        await pilot.press("shift+tab")
+        await wait_until(pilot, lambda: "▸ What will run" in app.text())
+        assert app.text().count(said) == 1
+        await pilot.press("tab")
         await pilot.press("tab", "down", "space")  # the engine, as a person chooses it
         await wait_until(pilot, lambda: said not in app.text())
