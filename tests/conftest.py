@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 GROUPS = {
-    "real: findings": ("real/test_real_conditions.py", "real/test_real_orphans.py"),
+    "real: findings": ("real/test_real_findings.py", "real/test_real_orphans.py"),
     "real: loop": ("real/test_real_loop.py", "real/test_real_contract.py", "real/test_real_serving.py"),
     "real: failures": ("real/test_real_*.py",),
 }

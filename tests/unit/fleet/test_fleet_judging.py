@@ -153,7 +153,7 @@ def judged(gpu: Gpu, around: JudgeContext, *, flags: Any = None) -> dict[str, An
 CARD = Gpu(index=0, name="NVIDIA L40S", memory_gib=45.0, free_gib=6.0, used_gib=39.0, used_by=(), utilization=90.0)
 
 
-def test_remedies_are_those_that_the_gpu_can_do_and_the_tenants_leave() -> None:
+def test_fixes_are_those_that_the_gpu_can_do_and_the_tenants_leave() -> None:
     def offered(around: JudgeContext, gpu: Gpu = CARD) -> list[dict[str, Any]]:
         found = judged(gpu, around, flags={"gpu-memory-utilization": 0.8})
         return [dict(fix.changes.set) for fix in found["kv_cache_pressure"].fixes]
