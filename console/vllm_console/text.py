@@ -95,6 +95,18 @@ def seconds(value: float | None) -> str:
     return f"{value:.1f}s" if value < 10 else f"{value:.0f}s"
 
 
+def seconds_range(low: float, high: float) -> str:
+    """Two latencies, in one unit where both can be told in it: ``361–460ms``, ``0.9–1.4s``, ``9ms–1.4s``."""
+    ends = seconds(low), seconds(high)
+    if ends[0] == ends[1]:
+        return ends[1]
+    if 0.1 <= low < 1 <= high:
+        ends = f"{low:.1f}s", ends[1]
+    unit = next((unit for unit in ("µs", "ms", "s") if ends[1].endswith(unit)), "")
+    same = ends[0].endswith(unit) and ends[0].removesuffix(unit).replace(".", "").isdigit()
+    return f"{ends[0].removesuffix(unit) if same else ends[0]}–{ends[1]}"
+
+
 def count(value: float | None) -> str:
     """A count: ``7``, ``2,055``, ``21.4k``, ``1.3M``."""
     if value is None:

@@ -51,8 +51,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         from vllm_console.cli.runs_text import comparison_lines
         from vllm_console.prediction.score import outcome_lines
+        from vllm_console.runs.compare import ComparisonVerdict
 
-        prediction = outcome_lines(kept) if kept is not None else []
+        judged = found.verdict is not ComparisonVerdict.TOO_LITTLE
+        prediction = outcome_lines(kept, judged=judged) if kept is not None else []
         print("\n".join([*comparison_lines(found, fleet.tariff), *(["", *prediction] if prediction else [])]))
     return 0
 

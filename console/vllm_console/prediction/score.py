@@ -157,18 +157,23 @@ LEAST_DRIFT = 0.01
 """A smaller difference of the engine's speed is not told."""
 
 
-def outcome_lines(kept: KeptPrediction) -> list[str]:
-    """A table of the figures of which both are known, and sentences; the machine's drift on a line of its own."""
+def outcome_lines(kept: KeptPrediction, *, judged: bool = True) -> list[str]:
+    """A table of the figures of which both are known, and sentences; the machine's drift on a line of its own.
+
+    ``judged``: the runs have been compared. Before that nothing is said to be within or outside.
+    """
     if kept.unlike:
         return ["A prediction was made of this change, for other traffic than came: it can't be judged."]
-    lines = [f"  {'':<17}{'PREDICTED':>10}   {'90% INTERVAL':<22}{'MEASURED':>10}"]
+    lines = [f"  {'':<17}{'PREDICTED':>10}   {'90% INTERVAL':<22}{'MEASURED' if judged else 'SO FAR':>10}"]
     for one in outcomes(kept):
         form = seconds if one.name != "tokens_per_second" else _rate
         interval = f"{form(one.low)} to {form(one.high)}"
         shown = {form(bound) for bound in (one.low, one.high)}  # what reads like a bound is not told to be beyond it
-        within = "within" if one.within or form(one.measured) in shown else "! outside"
+        within = "" if not judged else "within" if one.within or form(one.measured) in shown else "! outside"
         title = TITLES.get(one.name, one.name)
-        lines.append(f"  {title:<17}{form(one.predicted):>10}   {interval:<22}{form(one.measured):>10}  {within}")
+        lines.append(
+            f"  {title:<17}{form(one.predicted):>10}   {interval:<22}{form(one.measured):>10}  {within}".rstrip()
+        )
     if kept.drift is not None and abs(kept.drift) >= LEAST_DRIFT:
         slower = "slower" if kept.drift > 0 else "faster"
         lines.append(f"The same steps are {abs(kept.drift):.0%} {slower} since the restart: the machine or the engine.")

@@ -338,7 +338,7 @@ def times_note(found: Comparison, now: float) -> str:
     ends = [(side.since, side.until) for side in (found.before, found.after)]
     if found.verdict is ComparisonVerdict.TOO_LITTLE or any(since is None or until is None for since, until in ends):
         return ""
-    before, after = (f"{clock(since or now, now)}–{clock(until or now, now)}" for since, until in ends)
+    before, after = (f"{clock(since or now, now)}–{clock(until or now, since or now)}" for since, until in ends)
     later = " Later traffic does not change the verdict." if found.kept else ""
     if found.again is not None:
         later = f" Judged again once {time_text(found.again, found.after)} after can be compared."

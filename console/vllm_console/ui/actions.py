@@ -90,7 +90,7 @@ _ACTIONS: tuple[Action, ...] = (
     _action("toggle_load", "b", "Send the preset's workload to the server, or stop it", "operations", _SERVERS, "load",
             changes=True),
     _action("ramp", "B", "Find the highest request rate at which the server meets its objectives", "operations",
-            _SERVERS, changes=True),
+            _SERVERS, "ramp", changes=True),
     _action("adapters", "F", "Load a LoRA adapter into the server, or unload one", "operations", _SERVERS,
             changes=True),
     _action("chat", "A", "Ask the server: a chat, with TTFT and ITL of each answer", "operations", _SERVERS, "ask",

@@ -229,6 +229,8 @@ def test_of_which_time_a_verdict_is(made):
     assert times_note(found, made.BEGAN) == (
         "Compared: 10:34–10:44 before, 11:31–11:36 after. Later traffic does not change the verdict."
     )
+    told = times_note(found, made.BEGAN + 30 * 86_400).split("Compared: ")[1].split(" after")[0]
+    assert told.count(time.strftime("%b ", time.localtime(made.BEGAN))) == 2, "a date once for each run"
     little = compare(*made.pair(made.minutes(1), made.minutes(2, 2)))
     assert times_note(little, made.BEGAN) == ""
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.diagnosis.finding import Finding, Fix, Severity, title_of_code
+from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity, title_of_code
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.metrics.sample import Series
@@ -419,3 +419,21 @@ async def test_a_finding_picked_on_a_wide_screen_is_replaced_when_the_screen_bec
         await c.pilot.resize_terminal(90, 40)
         await c.press("enter")
         await c.sees("staged  --max-num-seqs")
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 90, 99])
+def test_a_figure_within_its_limit_is_not_told_without_its_name(fakes, width):
+    """A queue at max-num-seqs: that the KV cache is nearly empty is no figure of the queue."""
+    usage, waiting = Measure("KV cache usage", "0%", "85%", "objectives of preset chatbot"), Measure("waiting", "60")
+    running = Measure("running", "4", "4", "max-num-seqs")
+    found = Finding(
+        "oversubscribed_sequences", Severity.WARNING, fakes.NOW - 60, f"The queue grows: {'very ' * 30}long.", "Cause.",
+        (waiting, running, usage), (Fix(Changes({"max-num-seqs": 16}), "More run.", "Slower streams."),),
+    )  # fmt: skip
+    server = replace(fakes.chat(fakes.NOW), findings=(found,), judged=())
+    first = finding_lines(server, StagedState(), fakes.NOW, width, 2)[0].text
+    assert "max-num-seqs reached" in first
+    assert ": 0%" not in first
+    over = replace(found, measures=(waiting, running, replace(usage, value="97%")))
+    told = finding_lines(replace(server, findings=(over,)), StagedState(), fakes.NOW, 80, 2)[0].text
+    assert "97%" in told

@@ -42,6 +42,17 @@ async def test_no_message_and_no_finding_moves_anything(console, fakes, size):
         assert places(c) == before
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+async def test_a_filter_that_is_typed_moves_nothing(console, fakes, size):
+    async with console(fakes.pressed, fakes.coder, size=size) as c:
+        await c.sees("✗ chat  preempting")
+        before = places(c)
+        await c.press("slash", "c")
+        await c.sees("2 of 2")
+        await c.until(lambda: "q quit" in c.text.splitlines()[-1], "keys in the last row")
+        assert places(c) == before
+
+
 async def test_the_keys_stay_in_sight_beside_the_gpus(console, fakes):
     fleet = fakes.FakeFleet(*fakes.EVERY_STATE)
     fleet.gpus = {"host": read_host(Path("8xh100"))}

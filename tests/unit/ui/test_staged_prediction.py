@@ -9,6 +9,7 @@ from vllm_console.fleet.predictions import PredictedChange
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates, Prediction
 from vllm_console.prediction.score import TrackRecord
+from vllm_console.text import seconds_range
 from vllm_console.ui.parts import staged_prediction
 from vllm_console.ui.parts.staged_prediction import brief_prediction, prediction_text
 from vllm_console.ui.theme import ACCENT, DIM
@@ -25,7 +26,7 @@ def estimates(ttft, itl, preemptions=None):
 NOW = estimates(Estimate(1.9, 1.9, 1.9), Estimate(0.024, 0.024, 0.024), Estimate(18, 18, 18))
 PREDICTION = Prediction(NOW, estimates(Estimate(1.1, 0.9, 1.4), Estimate(0.022, 0.02, 0.025), Estimate(1, 0, 2)))
 FOUND = PredictedChange((), PREDICTION, 300, 5.0, "the probe's records", TrackRecord())
-TTFT = "predicted: TTFT p99 1.9s → 1.1s (900ms–1.4s)"
+TTFT = "predicted: TTFT p99 1.9s → 0.9–1.4s"
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def predicted(**changes):
 @pytest.mark.parametrize(
     ("found", "width", "text"),
     [
-        (FOUND, 120, f"{TTFT} · ITL p50 24ms → 22ms (20ms–25ms) · preemptions 18 → 1/min (0–2)"),
+        (FOUND, 120, f"{TTFT} · ITL p50 24ms → 20–25ms · preemptions 18 → 0–2/min"),
         (FOUND, 60, TTFT),
         (predicted(now=estimates(Estimate(), Estimate())), 120, "predicted: "),
         (predicted(outside="Too far."), 60, "predicted: Too far."),
@@ -115,9 +116,18 @@ async def test_an_old_prediction_is_neither_shown_nor_kept(console, fleet, monke
         assert screen.predictions.seen(server, staged) is None
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(6.8, 52.0, "6.8–52s"), (0.361, 0.46, "361–460ms"), (0.95, 1.4, "0.9–1.4s"), (0.009, 1.4, "9ms–1.4s"),
+     (0.0, 0.2, "0s–200ms"), (0.0004, 0.0009, "400–900µs"), (1.41, 1.42, "1.4s")],
+)  # fmt: skip
+def test_an_interval_is_told_in_one_unit_where_that_tells_both_ends(low, high, text):
+    assert seconds_range(low, high) == text
+
+
 def test_in_short_it_reports_the_figure_that_the_finding_is_about():
     assert brief_prediction(FOUND) == TTFT.removeprefix("predicted: ")
-    assert brief_prediction(FOUND, "ITL") == "ITL p50 24ms → 22ms (20ms–25ms)"
+    assert brief_prediction(FOUND, "ITL") == "ITL p50 24ms → 20–25ms"
     assert brief_prediction(predicted(outside="Too far."), "ITL") == ""
 
 
@@ -136,7 +146,7 @@ def fix_values(fleet):
 async def test_the_line_of_a_finding_has_the_predicted_effect_of_its_fix(console, troubled):
     troubled.predictions[fix_values(troubled)] = FOUND
     async with console(fleet=troubled, size=(160, 40)) as c:
-        await c.sees("predicted: preemptions 18 → 1/min (0–2)")
+        await c.sees("predicted: preemptions 18 → 0–2/min")
         await c.press("f")
         await c.sees("fix 1/")
         assert len(asked(troubled)) == 1, "what is staged has been predicted as a fix"

@@ -10,7 +10,7 @@ from textual.color import Color
 
 from vllm_console.settings import Config
 from vllm_console.ui import theme as roles
-from vllm_console.ui.theme import LEGIBLE, TERMINAL_THEME, THEMES, ThemeFilter, contrast
+from vllm_console.ui.theme import LEGIBLE, TERMINAL_THEME, THEMES, ThemeFilter, contrast, to_ascii
 
 WITH_COLORS = {name: theme for name, theme in THEMES.items() if name != TERMINAL_THEME}
 ROLES = ("text", "dim", "accent", "warning", "critical", "ok", "simulated", "other")
@@ -109,3 +109,11 @@ async def test_no_color_wins(console, terminal):
         await c.press("T")
         await c.sees("Theme dark is not used: NO_COLOR is set.")
         assert colors(c) <= {"default"}
+
+
+@pytest.mark.parametrize("text", ["34°C", "ITL p99 ≤ 100ms", "longest ≥ 12s", "±0 to +145%", "↻", "18 µs × 2 → 3 – …"])
+def test_every_sign_of_the_console_has_ascii_in_its_place(text):
+    shown = to_ascii(text)
+    assert shown.isascii()
+    assert "?" not in shown
+    assert len(shown) == len(text)

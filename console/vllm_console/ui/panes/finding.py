@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import time
 from collections.abc import Sequence
@@ -197,13 +198,27 @@ def _with_figure(top: ServerFinding, parts: list[Part], width: int, key: str) ->
 def _figures(top: ServerFinding) -> list[str]:
     """The figures of a finding that have a limit, in full; then those with a unit of their own without their names."""
     limited = [measure for measure in top.measures if measure.limit]
-    short = [f"{plain(one.value)} (limit {plain(one.limit)})" for one in limited if not _is_number(one.value)]
+    short = [f"{plain(one.value)} (limit {plain(one.limit)})" for one in _telling(top)]
     return [*map(measure_text, limited), *short]
 
 
 def _bare_figures(top: ServerFinding) -> list[str]:
     """The figures that have a limit and a unit of their own, without either's name."""
-    return [plain(measure.value) for measure in top.measures if measure.limit and not _is_number(measure.value)]
+    return [plain(measure.value) for measure in _telling(top)]
+
+
+def _telling(top: ServerFinding) -> list[Measure]:
+    """The figures that say something without their name: above a limit, with a unit of their own."""
+    return [one for one in top.measures if one.limit and not _is_number(one.value) and not _below(one)]
+
+
+_NUMBER_AND_UNIT = re.compile(r"[~<=]?([\d.]+)(.*)")
+
+
+def _below(measure: Measure) -> bool:
+    """Whether a figure is below its limit: it has no part in the finding, or is one of which less is worse."""
+    value, limit = (_NUMBER_AND_UNIT.fullmatch(text) for text in (measure.value, measure.limit))
+    return value is not None and limit is not None and value[2] == limit[2] and float(value[1]) < float(limit[1])
 
 
 def _is_number(text: str) -> bool:

@@ -142,9 +142,10 @@ def _title_marks(snapshot: FleetSnapshot, width: int, title: str) -> list[Part]:
 
 
 def _in_title(host: Host, width: int, title: str) -> bool:
-    """Whether the title says how the GPUs are linked, beside the mark of a recorded host."""
+    """Whether the title says how the GPUs are linked, beside the mark of a recorded host and the key for charts."""
     summary = links_summary(host)
-    return bool(summary) and len(summary or "") + len(" · recorded host") + 8 < width - len(title) - 2
+    more = len(f" · recorded host · {key_of('gpu_history')} charts")
+    return bool(summary) and len(summary or "") + more + 8 < width - len(title) - 2
 
 
 def _rows(host: Host, snapshot: FleetSnapshot, width: int, colors: Mapping[str, Style]) -> list[Strip]:

@@ -22,7 +22,7 @@ from vllm_console.ui.widgets.draw import Part, fit, rule
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.model import Plan
 
-MOST_REASON = 6
+MOST_REASON = 12
 """Rows of a reason."""
 
 LEAST_REASON = 30

@@ -29,6 +29,8 @@ class FooterContext(msgspec.Struct, frozen=True):
     """Whether that is one of a run that is replayed."""
     empty: bool = False
     """Whether there is no server at all."""
+    tuning: bool = False
+    """Whether the tuning bar is open, which has keys of its own."""
 
 
 def _with_server(applies: Callable[[ServerView], bool]) -> Callable[[FooterContext], bool]:
@@ -53,6 +55,8 @@ _APPLIES: Mapping[str, Callable[[FooterContext], bool]] = {
     "switch_pair": _with_server(lambda server: server.state is State.ASLEEP or server.flags.get(SLEEP_MODE) is True),
     "ranks": _with_server(lambda server: len(ranks_of(server)) > 1),
     "toggle_load": _with_server(lambda server: server.state is State.READY),
+    "chat": _with_server(lambda server: server.state is State.READY),
+    "ramp": _with_server(lambda server: server.state is State.READY),
     "stop": lambda now: bool(now.marked) or (now.server is not None and now.server.state.alive),
 }
 """When an action can do something, for those that can't always."""
@@ -61,6 +65,8 @@ _ALWAYS = ("new_server", "filter", "messages")
 _FIRST = ("new_server", "find_model", "demo")
 _MARKED = ("restart", "stop", "mark", "clear")
 _STAGED = ("restart", "tune", "drop_last", "clear", "stage_fix", "edit_flags", "open_log", "describe")
+_OF_TUNING_BAR = ("tune", "clear")
+"""What the tuning bar's own keys do while it is open."""
 _OF_OTHERS = ("findings", "ranks", "describe", "sort", *_ALWAYS)
 _BY_STATE: Mapping[State, Sequence[str]] = {
     State.FAILED: (
@@ -80,8 +86,11 @@ _BY_STATE: Mapping[State, Sequence[str]] = {
 }
 _RUNNING = (
     "stage_fix", "findings", "restart", "stop", "open_log", "describe", "ranks", "compare", "edit_flags", "toggle_load",
-    "switch_pair", "switch_preset",
+    "chat", "switch_pair", "new_server", "ramp", "switch_preset",
 )  # fmt: skip
+_UNUSED = ("restart", "stop", "toggle_load", "chat", "ramp", "open_log", "describe", "ranks", "compare",
+           "edit_flags", "switch_pair", "switch_preset")  # fmt: skip
+"""Without traffic: what sends some comes first."""
 
 
 _PAST = (
@@ -98,7 +107,7 @@ def footer_hints(now: FooterContext) -> list[KeyHint]:
 def applying(now: FooterContext) -> list[Action]:
     """What can be done with the selection, most important first."""
     known: dict[str, Action] = {action.id: action for action in scoped("operations", now.read_only)}
-    wanted = dict.fromkeys(_wanted(now))
+    wanted = [name for name in dict.fromkeys(_wanted(now)) if not (now.tuning and name in _OF_TUNING_BAR)]
     return [known[name] for name in wanted if name in known and _APPLIES.get(name, _always)(now)]
 
 
@@ -122,7 +131,16 @@ def _wanted(now: FooterContext) -> Sequence[str]:
         return ("stop" if now.server.state.alive else "remove", "open_log", "describe", *_ALWAYS)
     if now.staged:
         return (*_STAGED, *_ALWAYS)
-    return (*_BY_STATE.get(now.server.state, _RUNNING), *_ALWAYS)
+    running = _UNUSED if _unused(now.server) else _RUNNING
+    return (*_BY_STATE.get(now.server.state, running), *_ALWAYS)
+
+
+def _unused(server: ServerView) -> bool:
+    """Whether nothing was sent to it in the last minute, and nothing is the matter with it."""
+    window = server.window
+    if window is None or _has_findings(server):
+        return False
+    return not (window.requests_running or window.requests_waiting or window.requests_per_second)
 
 
 def _always(_now: FooterContext) -> bool:

@@ -13,6 +13,7 @@ from vllm_console.ui.parts.launch_draft import CHOSEN, CYCLED, FIELDS, LaunchDra
 from vllm_console.ui.parts.launch_planner import LaunchPlanner
 from vllm_console.ui.parts.model_picker import ModelPicker
 from vllm_console.ui.theme import BAD, WARN
+from vllm_console.ui.widgets.draw import KeyHint
 from vllm_console.ui.widgets.entry import Entry
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import FlagError
@@ -65,6 +66,13 @@ class LaunchEditor:
     def picking(self) -> bool:
         """Whether a model is being chosen."""
         return self._entry.purpose == MODEL
+
+    @property
+    def key_hints(self) -> Sequence[KeyHint]:
+        """The keys that do something while something is typed."""
+        back = key_of("launch_back"), "cancel", "screen.launch_back"
+        listed = self.adding or self.picking
+        return self._entry.keys(back, "add" if self.adding else "accept", chooses=listed, completes=self.picking)
 
     # -- keys ------------------------------------------------------------------------------------------------------
 
@@ -144,7 +152,7 @@ class LaunchEditor:
 
     def _open(self, purpose: str, text: str, choices: Sequence[str] = ()) -> None:
         self._entry.open(purpose, text, choices, cycled=purpose not in (ADDING, MODEL))
-        self._say(_hint(purpose, bool(choices)), None)
+        self._say(_hint(purpose), None)
         self._redraw(True)
 
     def _close(self) -> None:
@@ -166,8 +174,7 @@ class LaunchEditor:
             name, _, text = text.partition("=")
             self.matches, self.picked = catalog.matching(draft.edits, name.strip()), 0
             purpose = name.strip()
-        facts = catalog.facts(purpose)
-        self._say(_hint(self._entry.purpose or "", bool(facts and facts.choices)), None)
+        self._say(_hint(self._entry.purpose or ""), None)
         try:
             if purpose and text:
                 self._try(draft, purpose, text)
@@ -255,14 +262,11 @@ class LaunchEditor:
             self._entry.call_after_refresh(self.edit, name)
 
 
-def _hint(purpose: str, choices: bool) -> str:
+def _hint(purpose: str) -> str:
+    """What is to be typed."""
     if purpose == ADDING:
-        return f"Type a flag's name or meaning, or NAME=VALUE: ↑ ↓ choose · enter add · {key_of('launch_back')} cancel"
-    if purpose == MODEL:
-        cancel = f"{key_of('launch_back')} cancel"
-        return f"Type part of a name, a hub id or a folder: ↑ ↓ choose · tab complete · enter accept · {cancel}"
-    more = " · tab complete · ↑ ↓ choices" if choices else ""
-    return f"{purpose}: enter accept{more} · {key_of('launch_back')} cancel"
+        return "Type a flag's name or meaning, or NAME=VALUE."
+    return "Type part of a name, a hub id or a folder." if purpose == MODEL else f"{purpose}:"
 
 
 def _refuse_emptied(draft: LaunchDraft, name: str, text: str) -> None:

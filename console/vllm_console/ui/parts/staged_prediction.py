@@ -14,7 +14,7 @@ from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.fleet.verbs import FleetError
-from vllm_console.text import count, plain, seconds
+from vllm_console.text import count, plain, seconds, seconds_range
 from vllm_console.ui.findings import findings_of, steps_of
 from vllm_console.ui.parts.plan_verdict import CHECKING, PlanVerdicts
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of
@@ -191,7 +191,7 @@ class Predictions:
 
 
 def prediction_text(found: PredictedChange, width: int) -> tuple[str, Style]:
-    """``predicted: TTFT p99 1.9s → 1.1s (890ms–1.4s) · ITL p50 …``, as much as fits; dim, why it says little."""
+    """``predicted: TTFT p99 1.9s → 0.9–1.4s · ITL p50 …``, as much as fits; dim, why it says little."""
     from vllm_console.fleet.predictions import METRICS  # most consoles predict nothing
 
     prediction = found.prediction
@@ -205,7 +205,7 @@ def prediction_text(found: PredictedChange, width: int) -> tuple[str, Style]:
 
 
 def brief_prediction(found: PredictedChange, concerned: str = "") -> str:
-    """``TTFT p99 3.5s → 375ms (361–460ms)``; empty where the prediction says little.
+    """``TTFT p99 3.5s → 361–460ms``; empty where the prediction says little.
 
     ``concerned``: the figure, by its first word, that is told rather than the first one.
     """
@@ -214,7 +214,10 @@ def brief_prediction(found: PredictedChange, concerned: str = "") -> str:
 
 
 def _figures(prediction: Prediction) -> Iterator[str]:
-    """Each figure that is known before and after; a p99 where enough requests tell it, else the median."""
+    """Each figure that is known before and after; a p99 where enough requests tell it, else the median.
+
+    What it would be is told as the interval: a wide one says how little is known, which its middle would hide.
+    """
     now, then = prediction.now, prediction.predicted
     tail = now.ttft_seconds.p99.value is not None and then.ttft_seconds.p99.value is not None
     part = "p99" if tail else "p50"
@@ -227,10 +230,12 @@ def _figures(prediction: Prediction) -> Iterator[str]:
     for name, before, after, form, unit in figures:
         if before.value is None or after.value is None or (name == "preemptions" and not before.value + after.value):
             continue
-        yield f"{name} {form(before.value)} → {form(after.value)}{unit}{_interval(after, form)}"
+        yield f"{name} {form(before.value)} → {_interval(after, form)}{unit}"
 
 
 def _interval(one: Estimate, form: Callable[[float | None], str]) -> str:
-    """The ends of an interval, unless they read the same."""
+    """The ends of an interval; the value where they read the same, or are not known."""
     low, high = form(one.low), form(one.high)
-    return f" ({low}–{high})" if one.low is not None and one.high is not None and low != high else ""
+    if one.low is None or one.high is None or low == high:
+        return form(one.value)
+    return seconds_range(one.low, one.high) if form is seconds else f"{low}–{high}"

@@ -260,7 +260,8 @@ def _prediction_lines(recorded: RecordedRuns, found: Comparison) -> Sequence[str
     from vllm_console.prediction.score import outcome_lines
 
     kept = recorded.outcome(found)
-    return outcome_lines(kept) if kept is not None else ()
+    judged = found.verdict is not ComparisonVerdict.TOO_LITTLE
+    return outcome_lines(kept, judged=judged) if kept is not None else ()
 
 
 class NothingToCompareScreen(Screen[None]):

@@ -28,7 +28,7 @@ from vllm_console.ui.parts.staging import MeasuredTraffic, measured_traffic
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_console.ui.widgets.draw import Part, fit
+from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_launchers.plan.choices.inputs import Choice
@@ -156,7 +156,15 @@ class FlagsScreen(Screen[Changes | None]):
         note.show(note_lines(*self._message, width))
         if len(note.lines) != before:
             self.call_after_refresh(self._draw)
-        self._show("#flags-keys", [footer("flags", width)])
+        typing = self._input.purpose is not None
+        self._show("#flags-keys", [keys_line(self._typing_keys(), width) if typing else footer("flags", width)])
+
+    def _typing_keys(self) -> Sequence[KeyHint]:
+        """The keys that do something while something is typed."""
+        key = key_of("flags_back")
+        if self._input.purpose == SEARCH:
+            return self._input.keys((key, "show all", "screen.flags_back"), "keep the list", chooses=True)
+        return self._input.keys((key, "cancel", "screen.flags_back"))
 
     def _show(self, selector: str, strips: list[Strip]) -> None:
         self.query_one(selector, LineView).show(strips)
@@ -286,18 +294,12 @@ class FlagsScreen(Screen[Changes | None]):
             self.action_flags_toggle()
             return
         self._input.open(name, flag_text(value) if value is not None else "", flag.choices if flag else ())
-        self._say(self._hint(name))
+        self._say(f"{name}:")
         self.call_after_refresh(self._draw)
-
-    def _hint(self, name: str) -> str:
-        flag = self._catalog.facts(name)
-        more = " · tab complete · ↑ ↓ choices" if flag and flag.choices else ""
-        return f"{name}: enter accept{more} · {key_of('flags_back')} cancel"
 
     def action_flags_search(self) -> None:
         """Type words to search for."""
-        hint = f"words of a name or meaning; enter keeps the list, {key_of('flags_back')} shows all"
-        self._input.open(SEARCH, self._search, placeholder=hint)
+        self._input.open(SEARCH, self._search, placeholder="words of a name or meaning")
         self.call_after_refresh(self._draw)
 
     def _close(self) -> None:
@@ -313,7 +315,7 @@ class FlagsScreen(Screen[Changes | None]):
             self._search = event.value.strip()
             self._list_again(self._search.lstrip("-"))
         elif name is not None:
-            self._say(self._hint(name))
+            self._say(f"{name}:")
             try:
                 if event.value.strip():
                     self._catalog.value(name, event.value)

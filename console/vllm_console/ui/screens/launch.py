@@ -43,7 +43,7 @@ from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_console.ui.widgets.draw import rule, title_bar
+from vllm_console.ui.widgets.draw import keys_line, rule, title_bar
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.framed import FramedView, frames_fit
 from vllm_launchers.plan.alternatives import Alternative
@@ -249,7 +249,9 @@ class LaunchScreen(Screen[ServerView | None]):
         width = self.app.size.width
         bar = title_bar if frames_fit(self.app.size) else rule
         self._show("launch-title", [bar("Launch a server", width, outcome_parts(self.planner.outcome))])
-        self._show("launch-keys", [footer("launch", width, self._idle_keys())])
+        typing = self.editor.typing
+        keys = keys_line(self.editor.key_hints, width) if typing else footer("launch", width, self._idle_keys())
+        self._show("launch-keys", [keys])
         draft = self.planner.draft
         text, style = self._message
         if draft is None:

@@ -15,11 +15,12 @@ from vllm_console.logs.times import HINT
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.closing import close_screen
+from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import ACCENT, DIM, WARN
-from vllm_console.ui.widgets.draw import Part
+from vllm_console.ui.widgets.draw import KeyHint, Part, keys_line
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_console.ui.widgets.log_view import FILTER_NAMES, LogView
 
@@ -96,7 +97,12 @@ class LogScreen(Screen[None]):
         self.query_one("#log-box", FrameBox).show_title(f"Log · {self._server_name}{mark}", right)
         note = page.note or (f"search: {plain(page.wanted)}" if page.wanted else plain(str(self._path)))
         self.query_one("#log-note", LineView).show([line((f" {note}", WARN if page.note else DIM))])
-        self.query_one("#log-keys", LineView).show([footer("log", width)])
+        typing: list[KeyHint] = [
+            ("enter", "go" if self._purpose == "time" else "search", "focused.submit"),
+            (key_of("log_back"), "cancel", "screen.log_back"),
+        ]
+        keys = keys_line(typing, width) if self._input.display else footer("log", width)
+        self.query_one("#log-keys", LineView).show([keys])
 
     # -- search ----------------------------------------------------------------------------------------------------
 
@@ -121,6 +127,7 @@ class LogScreen(Screen[None]):
         self._input.value = "" if purpose == "time" else self._view.page.wanted
         self._input.display = True
         self.set_focus(self._input)  # at once: keys typed next are for it
+        self._draw_bars()
 
     @on(Input.Submitted, "#log-search")
     def _on_search(self, event: Input.Submitted) -> None:
@@ -136,6 +143,7 @@ class LogScreen(Screen[None]):
     def _close_input(self) -> None:
         self._input.display = False
         self.set_focus(None)
+        self._draw_bars()
 
     def action_log_back(self) -> None:
         """Leave what is typed; then end the search; then go back."""

@@ -486,7 +486,9 @@ class OperationsScreen(PartialRepaintScreen):
         replay = self.time.replay is not None
         snapshot = self.console.snapshot
         empty = snapshot is not None and not snapshot.servers
-        return FooterContext(server, staged, len(self._marked), self.console.read_only, self.past, replay, empty)
+        return FooterContext(
+            server, staged, len(self._marked), self.console.read_only, self.past, replay, empty, self._tuning.display
+        )
 
     @property
     def applying(self) -> tuple[str, Sequence[Action]]:
@@ -586,6 +588,7 @@ class OperationsScreen(PartialRepaintScreen):
         set_display(self._table, not alone)
         set_height(self._finding, finding)
         set_height(self._message, foot - 2)
+        set_height(self._filter_line, foot - 2)
         set_height(self._tuning, foot - 1)
         foot += int(self.hints.shown)
         set_height(self._foot, foot)

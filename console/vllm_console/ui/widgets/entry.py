@@ -10,6 +10,8 @@ from textual.message import Message
 from textual.suggester import SuggestFromList
 from textual.widgets import Input
 
+from vllm_console.ui.widgets.draw import KeyHint
+
 
 class Entry(Input):
     """An input that stands on the screen only while something is typed; ``purpose`` says what, None while it is away.
@@ -69,6 +71,20 @@ class Entry(Input):
         self.purpose = None
         self.display = False
         self.screen.set_focus(None)
+
+    def keys(
+        self, back: KeyHint, enter: str = "accept", *, chooses: bool = False, completes: bool = False
+    ) -> list[KeyHint]:
+        """The keys that do something while something is typed, ``back`` the last; the screen's own do nothing then.
+
+        ``chooses`` and ``completes``: the screen has something for ↑, ↓ and for tab.
+        """
+        hints: list[KeyHint] = [("enter", enter, "focused.submit")]
+        if chooses or self._choices:
+            hints.append(("↑ ↓", "choose", "focused.step(-1)|focused.step(1)"))
+        if completes or self.suggester is not None:
+            hints.append(("tab", "complete", "focused.complete"))
+        return [*hints, back]
 
     def action_step(self, step: int) -> None:
         """The next or previous choice; the first when none stands there yet."""

@@ -9,6 +9,7 @@ from textual.containers import Vertical
 from textual.geometry import Spacing
 from textual.widget import Widget
 
+from vllm_console.ui.terminal.lines import clickable_line
 from vllm_console.ui.widgets.draw import Part, rule
 from vllm_console.ui.widgets.framed import FramedView, frames_fit
 
@@ -26,12 +27,15 @@ class FrameBox(FramedView):
 
     def __init__(self, *widgets: Widget, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._inner = Vertical(*widgets)
-        self._shown: tuple[str, tuple[Part, ...]] = ("", ())
+        self.inner = Vertical(*widgets)
+        """What holds the widgets."""
+        self._shown: tuple[str, tuple[Part, ...], str, str] = ("", (), "", "")
+        self._drawn: object = None
+        """What the title and the frame were drawn for."""
 
     def compose(self) -> ComposeResult:
         """The widgets, inside of the frame."""
-        yield self._inner
+        yield self.inner
 
     def on_mount(self) -> None:
         """Draw for the size of the screen."""
@@ -47,15 +51,18 @@ class FrameBox(FramedView):
         width = self.app.size.width
         return width - 2 if frames_fit(self.app.size) else width
 
-    def show_title(self, title: str, right: Sequence[Part] = ()) -> None:
-        """Show this title, and at its right what there is to say."""
-        self._shown = (title, tuple(right))
+    def show_title(self, title: str, right: Sequence[Part] = (), *, key: str = "", action: str = "") -> None:
+        """Show this title, behind its ``key``, and at its right what there is to say; a click on it runs ``action``."""
+        self._shown = (title, tuple(right), key, action)
         self._draw()
 
     def _draw(self) -> None:
-        if not self.is_mounted:
-            return
         self.framed = frames_fit(self.app.size)
-        self._inner.styles.margin = _FRAMED if self.framed else _PLAIN
-        title, right = self._shown
-        self.show_lines([rule(title, self.room.width, right)])
+        wanted = (self._shown, self.size, self.framed, self.focused_frame)
+        if not self.is_mounted or wanted == self._drawn:
+            return
+        self._drawn = wanted
+        self.inner.styles.margin = _FRAMED if self.framed else _PLAIN
+        title, right, key, action = self._shown
+        line = rule(title, self.room.width, right, key=key)
+        self.show_lines([clickable_line(line, action) if action else line])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 import msgspec
+from rich.cells import cell_len
 
 from vllm_console.logs.access import fold, parse_access_line
 from vllm_console.logs.file import Line, LogFile, LogLevel, compile_pattern
@@ -99,6 +100,8 @@ class LogPage(msgspec.Struct, frozen=True):
     only_matches: bool = False
     hides_access: bool = False
     """Whether access lines of requests that were answered are left out."""
+    from_end: bool = True
+    """Whether the last line stands in the last row, and what has no room is above; else the first in the first."""
     busy: bool = False
     """Whether `LogPager.step` has more to do."""
 
@@ -109,12 +112,13 @@ class LogPager:
     Kept is a window of lines that pass the filter, read without gaps from ``_low`` to ``_high``. While following,
     the page is its end; else ``_top`` is the first line shown, and stays the same line however the log grows.
     ``folds`` shows runs of access lines as one row each while following, and up to a moment that is shown; not while
-    a text is searched for, since a match may be among them.
+    a text is searched for, since a match may be among them. ``wrap`` is after how many cells a line goes on in the next
+    row, 0 where lines are cut: it moves by rows, as whole lines.
     """
 
-    def __init__(self, log: LogFile, rows: int = 24, *, folds: bool = False) -> None:
+    def __init__(self, log: LogFile, rows: int = 24, *, folds: bool = False, wrap: int = 0) -> None:
         self.log = log
-        self._rows = max(1, rows)
+        self._rows, self._wrap = max(1, rows), wrap
         self._folds = folds
         self._folded: list[Line] = []
         self._folded_from: tuple[int, ...] = ()
@@ -157,6 +161,7 @@ class LogPager:
             counting=counting,
             only_matches=self._only,
             hides_access=self._hides_access,
+            from_end=self._shows_end or self._fills_from_end,
             busy=bool(self._owed) or self._search_at is not None or self._lacks_lines(len(shown)),
         )
 
@@ -169,7 +174,8 @@ class LogPager:
                 self._folded = fold(self._lines, self._rows, whole=self._low <= self.log.start)
                 self._folded_from = what
             return self._folded
-        first = max(0, len(self._lines) - self._rows) if self._following else self._top
+        whole = self._following or self._fills_from_end
+        first = max(0, len(self._lines) - self._rows) if whole else self._top
         return self._lines[first : first + self._rows]
 
     @property
@@ -177,9 +183,36 @@ class LogPager:
         """Whether the rows end where the lines end, and are filled from above: at the newest, or at a moment."""
         return self._following or self._until is not None
 
-    def resize(self, rows: int) -> LogPage:
-        """The screen has so many rows now."""
-        self._rows = max(1, rows)
+    @property
+    def _fills_from_end(self) -> bool:
+        """Whether wrapped lines end where the lines end: the first of the page may have lost its upper rows."""
+        return bool(self._wrap) and self._top >= self._last_top
+
+    @property
+    def _last_top(self) -> int:
+        """The first line of the last page."""
+        return len(self._lines) - min(len(self._lines), self._lines_in(reversed(self._lines), self._rows))
+
+    def _lines_in(self, lines: Iterable[Line], rows: int) -> int:
+        """How many of these lines, one at least, so many rows hold; as many as rows where lines are cut."""
+        if not self._wrap:
+            return rows
+        left, number = rows, 0
+        for line in lines:
+            left -= self._rows_of(line)
+            if left < 0 and number:
+                break
+            number += 1
+        return number
+
+    def _rows_of(self, line: Line) -> int:
+        return max(1, -(-cell_len(line.text) // self._wrap)) if self._wrap else 1
+
+    def resize(self, rows: int, wrap: int = 0) -> LogPage:
+        """The screen has so many rows now, and lines wrap after so many cells or are cut."""
+        self._rows, self._wrap = max(1, rows), wrap
+        if self._until is not None:
+            self._top = self._last_top
         return self.step()
 
     def poll(self) -> LogPage:
@@ -329,7 +362,7 @@ class LogPager:
         """Where too few lines pass below, show some above too."""
         if len(self._lines) < self._rows:
             self._read_up(self._rows - len(self._lines))
-            self._top = max(0, len(self._lines) - self._rows)
+            self._top = min(self._top, self._last_top)
 
     def _count_matches(self) -> None:
         """Count the matches of the search from the beginning."""
@@ -392,27 +425,35 @@ class LogPager:
     def _move(self, rows: int) -> None:
         self._until = None
         if rows < 0:
-            self._pause()
-            if self._top + rows < 0:
-                self._read_up(self._rows - self._top - rows)
-            moved = max(0, self._top + rows)
-            self._owed = self._top + rows if self._top + rows < 0 and self._low > self.log.start else 0
-            self._top = moved
+            self._move_up(-rows)
         elif not self._following:
-            if self._top + rows + self._rows > len(self._lines):
-                self.log.refresh()
-                self._drop_unfinished()
-                self._read_down(self._top + rows + self._rows + 1)
-            bottom = max(0, len(self._lines) - self._rows)
-            if self._top + rows >= bottom and self._high >= self.log.end:
-                self._to_end()
-            else:
-                self._owed = max(0, self._top + rows - bottom) if rows > 1 else 0
-                self._top = min(self._top + rows, bottom)
+            self._move_down(rows)
+
+    def _move_up(self, rows: int) -> None:
+        self._pause()
+        if self._top < rows:
+            self._read_up(self._rows - self._top + rows)
+        above = self._lines[: self._top]
+        moved = min(self._top, self._lines_in(reversed(above), rows))
+        self._top -= moved
+        left = rows - sum(map(self._rows_of, above[self._top :]))
+        self._owed = -left if left > 0 and not self._top and self._low > self.log.start else 0
+
+    def _move_down(self, rows: int) -> None:
+        if self._top + rows + self._rows > len(self._lines):
+            self.log.refresh()
+            self._drop_unfinished()
+            self._read_down(self._top + rows + self._rows + 1)
+        bottom, wanted = self._last_top, self._top + self._lines_in(self._lines[self._top :], rows)
+        if wanted >= bottom and self._high >= self.log.end:
+            self._to_end()
+        else:
+            self._owed = max(0, wanted - bottom) if rows > 1 else 0
+            self._top = min(wanted, bottom)
 
     def _pause(self) -> None:
         if self._following:
-            self._top = max(0, len(self._lines) - self._rows)
+            self._top = self._last_top
             self._following = False
             self._counted, self._new = self._high, 0
 
@@ -464,7 +505,7 @@ class LogPager:
             self._lines[:0] = kept
             added += len(kept)
         if self._until is not None:
-            self._top = max(0, len(self._lines) - self._rows)
+            self._top = self._last_top
         elif not self._following:
             self._top += added
         if len(self._lines) > LONGEST and not self._following:

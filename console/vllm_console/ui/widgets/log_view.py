@@ -38,10 +38,6 @@ _STATISTICS = (
 matches them is not compiled before."""
 
 
-STATISTICS = "Avg prompt throughput"
-"""What tells the line that vLLM writes every ten seconds."""
-
-
 @lru_cache(maxsize=512)
 def short_line(text: str) -> str:
     """``18:01:43 message``: without process, date, place in the source, and level unless it is a warning or worse."""
@@ -55,7 +51,7 @@ def short_line(text: str) -> str:
 
 def _statistics(message: str) -> str:
     """``prompt 1758 tok/s · gen 1100 tok/s · run 40 · wait 13 · KV 62%``; empty for any other message."""
-    if STATISTICS not in message:
+    if "Avg prompt throughput" not in message:
         return ""
     found = [(name, figure[1], unit) for name, pattern, unit in _STATISTICS if (figure := re.search(pattern, message))]
     parts = [f"{name} {float(figure):.0f}{unit}" for name, figure, unit in found]
@@ -96,9 +92,6 @@ _STYLES: Mapping[LogLevel | None, Style] = {
     LogLevel.DEBUG: DIM,
 }
 
-NARROW = 140
-"""Below this width lines that are cut begin with their time and message: what vLLM writes before takes half of it."""
-
 BEFORE, BEHIND = "‹", "›"
 """Where a line goes on out of sight."""
 
@@ -115,10 +108,10 @@ _Read = tuple[int, Path, LogPage]
 class LogView(LineView):
     """Shows a log file; all of it can be reached. It takes no focus: whoever holds it calls its methods.
 
-    Lines are shortened (`short_line`) in a narrow view that neither wraps nor searches, and where it is ``compact``.
-    That is for a pane: the state stands in the view's own last row while it is paused, and what is written meanwhile is
-    read with the snapshot (`reader`, then `show_read`), so that both cost one turn and are painted at once. Without it,
-    listen to `Moved` and show `status` elsewhere.
+    Lines are shortened (`short_line`) unless they wrap or a text is searched for: those are whole. ``compact`` is for a
+    pane: the state stands in the view's own last row while it is paused, and what is written meanwhile is read with the
+    snapshot (`reader`, then `show_read`), so that both cost one turn and are painted at once. Without it, listen to
+    `Moved` and show `status` elsewhere.
     """
 
     DEFAULT_CSS = "LogView { height: 1fr; width: 1fr; }"
@@ -169,7 +162,7 @@ class LogView(LineView):
         """Reads what was written since, to be called in a thread; None while nobody sees it."""
         if self._path is None or not (self.is_on_screen and self.screen.is_active):
             return None
-        return partial(self._read_for_later, self._path, self._rows)
+        return partial(self._read_for_later, self._path, self._cells)
 
     def show_read(self) -> None:
         """Show what the `reader` has read."""
@@ -226,6 +219,7 @@ class LogView(LineView):
     def toggle_wrap(self) -> None:
         """Wrap long lines, or cut them."""
         self.wrap, self._left = not self.wrap, 0
+        self._resize()
         self._draw()
         self.post_message(self.Moved(self))
 
@@ -305,6 +299,11 @@ class LogView(LineView):
     def _rows(self) -> int:
         return max(1, self.size.height)
 
+    @property
+    def _cells(self) -> tuple[int, int]:
+        """Its rows, and after how many cells lines wrap; 0 where they are cut."""
+        return self._rows, self.size.width if self.wrap else 0
+
     def on_mount(self) -> None:
         """Begin to read."""
         begin_worker(self, self._serve, "log", "log")
@@ -341,26 +340,26 @@ class LogView(LineView):
         commands, self._commands = self._commands, []
         if self._path is None or not (commands or (self.is_on_screen and self.screen.is_active)):
             return
-        self._show_read(await in_thread(partial(self._read, self._path, self._rows, commands), "read log"))
+        self._show_read(await in_thread(partial(self._read, self._path, self._cells, commands), "read log"))
 
-    def _read_for_later(self, path: Path, rows: int) -> None:
-        self._read_ahead = self._read(path, rows, ())
+    def _read_for_later(self, path: Path, size: tuple[int, int]) -> None:
+        self._read_ahead = self._read(path, size, ())
 
-    def _read(self, path: Path, rows: int, commands: Sequence[_Command]) -> _Read:
+    def _read(self, path: Path, size: tuple[int, int], commands: Sequence[_Command]) -> _Read:
         """In a thread: the only place that touches the pager. What can't be read has a note in place of lines."""
         with self._pager_lock:
             self._reads += 1
             try:
-                page = self._page_of(path, rows, commands)
+                page = self._page_of(path, size, commands)
             except Exception as error:  # noqa: BLE001 - the thread's boundary: shown in place of the log
                 page = LogPage(note=f"can't read the log: {getattr(error, 'strerror', None) or error}")
             return self._reads, path, page
 
-    def _page_of(self, path: Path, rows: int, commands: Sequence[_Command]) -> LogPage:
+    def _page_of(self, path: Path, size: tuple[int, int], commands: Sequence[_Command]) -> LogPage:
         if self._pager is None or self._pager.log.path != path:
             if self._pager is not None:
                 self._pager.log.close()
-            self._pager = LogPager(LogFile(path, clean=_redact()), rows, folds=True)
+            self._pager = LogPager(LogFile(path, clean=_redact()), size[0], folds=True, wrap=size[1])
         page = self._pager.page()
         for command in commands:
             page = command(self._pager)
@@ -388,13 +387,11 @@ class LogView(LineView):
         if not width or not height:
             return
         page = self.page
-        short = self._compact or (width < NARROW and not self.wrap and not page.wanted)
-        lines = [replace(one, text=short_line(one.text)) for one in page.lines] if short else page.lines
-        if not (short or self.wrap or page.wanted or self._left):
-            lines = [_statistics_in(one, width) for one in lines]
+        whole = self.wrap or page.wanted
+        lines = page.lines if whole else [replace(one, text=short_line(one.text)) for one in page.lines]
         strips = log_strips(
             lines, width, height, wanted=page.wanted, match=self.marked,
-            left=self._left, wrap=self.wrap, from_end=page.following, marks=not self._compact,
+            left=self._left, wrap=self.wrap, from_end=page.from_end, marks=not self._compact,
         )  # fmt: skip
         if not strips and page.note:
             strips = [line((fit(f" {page.note}", width), DIM))]
@@ -411,10 +408,14 @@ class LogView(LineView):
     def on_resize(self, event: events.Resize) -> None:
         """Read and draw for the new size."""
         if event.size.height:
-            rows = event.size.height
             self._draw()
-            if self._path is not None:
-                self._do(lambda pager: pager.resize(rows))
+            self._resize()
+
+    def _resize(self) -> None:
+        """Let the pager know the size, and whether lines wrap."""
+        if self._path is not None:
+            rows, wrap = self._cells
+            self._do(lambda pager: pager.resize(rows, wrap))
 
     def on_show(self) -> None:
         """Read at once when the view becomes visible."""
@@ -435,12 +436,6 @@ class LogView(LineView):
         if not self._compact and not self.wrap and event.y < len(self.page.lines):
             self._selected = self.page.lines[event.y].offset
             self._do(LogPager.hold)
-
-
-def _statistics_in(one: Line, width: int) -> Line:
-    """vLLM's statistics as their figures where the line would be cut: the KV cache usage stands at its end."""
-    cut = STATISTICS in one.text and len(one.text) > width
-    return replace(one, text=short_line(one.text)) if cut else one
 
 
 def _redact() -> Callable[[str], str]:

@@ -151,6 +151,13 @@ async def test_the_description_of_the_gpus_goes_with_the_time(console: Any) -> N
         await c.sees("97°C")
 
 
+@pytest.mark.parametrize("width", [58, 80, 100, 118])
+@pytest.mark.parametrize("name", recorded_hosts())
+def test_the_title_has_the_key_for_charts_at_any_width(name: str, width: int) -> None:
+    found = replace(seen(read_host(Path(name))), host_recorded=True)
+    assert gpus_lines(found, width, 20)[0].text.rstrip(" ─").endswith("H charts")
+
+
 def test_a_wide_pane_has_processes_beside_the_gpus() -> None:
     host = crowded(3)
     lines = shown(host, 200, wanted_height(host, 200))

@@ -25,6 +25,15 @@ def test_by_state(fakes):
     assert shown()[0] == "n new"
 
 
+def test_what_sends_traffic_is_shown_where_the_server_is_ready_and_comes_first_while_it_has_none(fakes):
+    assert {"b load", "A ask", "B ramp"} <= set(shown(fakes.coder(fakes.NOW)))
+    assert not {"b load", "A ask", "B ramp"} & set(shown(fakes.broken(fakes.NOW)))
+    calm = fakes.calm(fakes.NOW)
+    unused = replace(calm.window, requests_running=0.0, requests_waiting=0.0, requests_per_second=None)
+    assert shown(replace(calm, window=unused))[:5] == ["r restart", "s stop", "b load", "A ask", "B ramp"]
+    assert shown(calm)[2] != "b load"
+
+
 def test_what_is_staged_comes_first(fakes):
     assert shown(fakes.pressed(fakes.NOW), staged=True)[:3] == ["r restart", "a tune", "bksp drop last"]
 
@@ -47,6 +56,12 @@ def test_marked_servers_are_stopped_and_restarted_together(fakes):
 
 def test_a_load_that_runs_is_ended(fakes):
     assert "b end load" in shown(replace(fakes.chat(fakes.NOW), load="4 requests/s"))
+
+
+def test_beside_the_tuning_bar_no_key_is_shown_that_does_something_else_there(fakes):
+    keys = shown(fakes.pressed(fakes.NOW), staged=True, tuning=True)
+    assert keys[:2] == ["r restart", "bksp drop last"]
+    assert not {"a tune", "esc drop"} & set(keys)
 
 
 async def test_a_persons_own_keys_are_shown(fakes):

@@ -280,6 +280,16 @@ def test_what_reads_like_an_end_of_the_interval_is_not_outside_and_no_drift_is_n
     assert far.endswith("! outside")
 
 
+def test_nothing_is_within_or_outside_before_the_runs_are_compared():
+    kept = KeptPrediction(
+        0.0, {"max-num-seqs": 64}, Estimates(ttft_seconds=EstimatedSpread(mean=Estimate(3.5, 3.04, 28.0))),
+        Traffic(1.0, 100.0, 50.0), StepCost(0.02), measured=Figures(Spread(mean=2.0)),
+    )  # fmt: skip
+    heading, row = outcome_lines(kept, judged=False)
+    assert heading.endswith(" SO FAR")
+    assert row.split() == ["TTFT", "mean", "3.5s", "3.0s", "to", "28s", "2.0s"]
+
+
 @pytest.mark.parametrize("width", [78, 80])
 def test_a_change_in_preemptions_is_not_cut(made, width):
     found = comparison(made)

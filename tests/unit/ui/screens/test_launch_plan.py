@@ -326,21 +326,39 @@ async def test_adding_a_flag_searches_all_of_them(screen, fleet, wait_until):
         await wait_until(pilot, lambda: "kv-transfer-config" in screen.text())
         assert "max-num-seqs" not in screen.text()
         await pilot.press("enter")
-        await wait_until(pilot, lambda: "kv-transfer-config: enter accept" in screen.text())
+        await wait_until(pilot, lambda: "kv-transfer-config:\n" in screen.text() and " enter accept" in screen.text())
         await pilot.press(*"{}", "enter")
         await wait_until(pilot, lambda: fleet.requests[-1].changes == Changes(set={"kv-transfer-config": "{}"}))
+
+
+async def test_the_footer_shows_the_keys_that_hold_while_something_is_typed(screen, fleet, wait_until):
+    async with screen.run_test(size=SMALL) as pilot:
+        await planned(pilot, wait_until)
+        assert "ctrl+s launch" in screen.text()
+        await pilot.press("a")
+        await wait_until(pilot, lambda: " enter add  ↑ ↓ choose  tab complete  esc cancel" in screen.text())
+        assert "ctrl+s launch" not in screen.text()
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: "ctrl+s launch" in screen.text())
+        screen.screen.go_to("name")
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: " enter accept  esc cancel" in screen.text())
+        await pilot.press(*"mine")
+        row = next(y for y, text in enumerate(screen.text().splitlines()) if "enter accept" in text)
+        await pilot.click(offset=(3, row))
+        await wait_until(pilot, lambda: fleet.requests[-1].name == "mine", "a click on a key is the key")
 
 
 async def test_another_match_is_picked_with_the_arrows(screen, fleet, wait_until):
     async with screen.run_test(size=SMALL) as pilot:
         await planned(pilot, wait_until)
         await pilot.press("a", *"dtype", "down", "down", "up", "down", "enter")
-        await wait_until(pilot, lambda: "kv-cache-dtype: enter accept" in screen.text())
+        await wait_until(pilot, lambda: "kv-cache-dtype:\n" in screen.text() and " enter accept" in screen.text())
         await pilot.press("escape", "a")
         screen.screen.entry.value = "number kv format"  # words of its meaning
         await pilot.pause()
         await pilot.press("enter")
-        await wait_until(pilot, lambda: "kv-cache-dtype: enter accept" in screen.text())
+        await wait_until(pilot, lambda: "kv-cache-dtype:\n" in screen.text() and " enter accept" in screen.text())
 
 
 @pytest.mark.parametrize(
@@ -420,6 +438,11 @@ def test_each_flag_has_a_row_before_a_reason_has_two_and_reasons_are_whole_where
     assert len(some) > len(tight)
     assert all(any(name in text for text in some) for name in draft.names)
     assert not any("…" in text for text in roomy)
+    preset = fakes.PRESETS[0]
+    name, flag = next(iter(preset.flags.items()))
+    long = replace(preset, flags={**preset.flags, name: replace(flag, why="A reason of many words. " * 16 + "End.")})
+    lines = setting_lines(LaunchDraft(long), None, catalog, (70, 80), 0, active=False)
+    assert any("End." in strip.text for strip in lines), "a long one, too"
 
 
 async def test_presets_come_in_order_of_use(host, wait_until, fleet, made):

@@ -322,6 +322,51 @@ async def test_a_narrow_screen_leaves_out_what_stands_before_a_message_until_lin
         await wait_until(pilot, lambda: "serving_chat.py:1870" in app.text() and "x end" in app.text())
 
 
+@pytest.mark.parametrize("size", [(80, 24), (160, 24), (200, 60)])
+async def test_at_any_width_lines_begin_with_time_and_message(host, wait_until, log, size):
+    append(log, "(APIServer pid=7) INFO 11-20 10:00:01 [a.py:1] short\n")
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=size) as pilot:
+        await wait_until(pilot, lambda: "10:00:01 short" in app.text())
+        assert "pid=7" not in app.text()
+        await pilot.press("w")
+        await app.sees("(APIServer pid=7) INFO 11-20 10:00:01 [a.py:1] short")
+
+
+async def test_the_footer_shows_the_keys_that_hold_while_something_is_typed(host, wait_until, log):
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        await pilot.press("t")
+        await app.sees(" enter go  esc cancel")
+        await app.lacks("w wrap")
+        await pilot.press("escape", "slash")
+        await app.sees(" enter search  esc cancel")
+        await pilot.press("escape")
+        await app.sees("w wrap")
+
+
+async def test_wrapped_lines_scroll_without_a_jump(host, wait_until, log):
+    log.write_text("".join(f"{'x' * 200} line {n}.\n" for n in range(100)))
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "following" in app.text())
+        await pilot.press("w")
+        await app.sees("line 99.")
+        await app.sees("line 93.")
+        await pilot.press("up")
+        await app.sees("paused")
+        await app.lacks("line 99.")
+        await app.sees("line 98.")
+        await app.sees("line 92.")
+        await pilot.press("pageup")
+        await app.sees("line 92.")
+        await app.sees("line 86.")
+        await pilot.press("pagedown", "pagedown")
+        await app.sees("following")
+        await app.sees("line 99.")
+
+
 async def test_a_search_shows_lines_as_they_are(host, wait_until, log):
     append(log, "(APIServer pid=123) INFO 11-20 10:00:07 [serving_chat.py:1870] hello\n")
     app = host(lambda: LogScreen("chat", log))
