@@ -220,7 +220,8 @@ def resolve_launch(
         plan = _with_nodes(plan, request, request.nodes, inputs, budget)
     else:
         plan = _with_alternatives(plan, request, inputs, budget)
-    findings = check_plan(plan, inputs, request.workload or request.preset.workload, budget)
+    workload, objectives = request.workload or request.preset.workload, request.preset.objectives
+    findings = check_plan(plan, inputs, workload, budget, objectives)
     mla = inputs.facts is not None and inputs.facts.mla
     around = inputs.environment.variables
     inherited = {BACKEND_VARIABLE: around[BACKEND_VARIABLE]} if BACKEND_VARIABLE in around else {}

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from vllm_launchers.plan.checks.environment import engine_findings, machine_findings, network_findings
 from vllm_launchers.plan.checks.flags import flag_findings, value_findings, variable_value_findings
-from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, other_tools, precision_findings
+from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, precision_findings
 from vllm_launchers.plan.checks.memory import memory_findings
 from vllm_launchers.plan.checks.model import adapter_findings, model_findings
+from vllm_launchers.plan.checks.other_tools import other_tools
 from vllm_launchers.plan.checks.parallel import node_findings, parallel_findings
 from vllm_launchers.plan.checks.ray import ray_findings
 from vllm_launchers.plan.checks.request import simulated, variables
@@ -20,7 +21,7 @@ from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.findings import Level, PlanFinding, by_weight
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.presets.model import Workload
+from vllm_launchers.presets.model import Objectives, Workload
 
 GPU_ONLY = frozenset(
     {"memory_held", "gpu_lost", "gpu_in_mig_mode", "gpus_too_few", "gpu_unsupported", "quantization_unsupported",
@@ -39,14 +40,19 @@ THIS_MACHINE = frozenset(
 
 
 def check_plan(
-    plan: Plan, inputs: PlanInputs, workload: Workload | None = None, budget: BudgetFor | None = None
+    plan: Plan,
+    inputs: PlanInputs,
+    workload: Workload | None = None,
+    budget: BudgetFor | None = None,
+    objectives: Objectives | None = None,
 ) -> tuple[PlanFinding, ...]:
     """What blocks a plan, will hurt it or could be better, worst first.
 
     Includes the plan's own findings. ``workload`` gives the request lengths; ``budget`` the memory of the same launch
-    with other flags, to find fixes that fit.
+    with other flags, to find fixes that fit; ``objectives`` what its requests should take.
     """
     found = [*plan.findings, *_all(plan, inputs, workload, budget)]
+    found += other_tools(plan, inputs, workload, objectives)
     if simulated(plan):
         found = [replace(one, level=Level.WARNING) if _harmless(one) else one for one in found]
     return by_weight(found)
@@ -73,7 +79,6 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
     yield from adapter_findings(plan, inputs)
     yield from network_findings(plan, inputs)
     yield from machine_findings(plan, inputs)
-    yield from other_tools(plan, inputs, workload)
 
 
 def _harmless(finding: PlanFinding) -> bool:

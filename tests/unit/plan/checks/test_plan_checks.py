@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, Link, MigInstance
 from vllm_launchers.host.gpu.topology import bandwidth
-from vllm_launchers.plan.checks.hardware import other_tools
+from vllm_launchers.plan.checks.other_tools import other_tools
 from vllm_launchers.plan.choices.inputs import Choice, Source
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
-from vllm_launchers.presets.model import Workload
+from vllm_launchers.plan.pace import Pace, Paces
+from vllm_launchers.presets.model import Objectives, Workload
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 
 Find = Callable[..., list[PlanFinding]]
@@ -526,6 +527,35 @@ def test_a_cache_without_bytes_is_refused_or_not_set_as_in_vllm(
     environment = {"VLLM_CPU_KVCACHE_SPACE": "4"} if build == "cpu" else {}
     found = find(set={"kv-cache-memory-bytes": size}, build=build, environment=environment)
     assert [one.level for one in found if one.code == "flag_value"] == [level]
+
+
+@pytest.mark.parametrize(
+    ("workload", "itl", "flags", "gpus", "says"),
+    [
+        (Workload(40_000, 1000, 0.1, 16), 0.04, {}, 2, "a second vLLM that only computes prompts"),
+        (Workload(40_000, 1000, 0.1, 16), 0.04, {}, 1, ""),  # there is no GPU for it
+        (Workload(40_000, 1000, 0.1, 16), 0.04, {"kv-transfer-config": "{}"}, 2, ""),  # it is done already
+        (Workload(4000, 1000, 0.1, 16), 0.04, {}, 2, ""),  # prompts are not what takes the time
+        (Workload(40_000, 1000, 0.1, 16), 0.08, {}, 2, ""),  # the objective is met
+        (Workload(1000, 500, 0.1, 8), 0.025, {}, 1, "TensorRT-LLM"),
+        (Workload(1000, 500, 0.1, 8), 0.019, {}, 1, ""),  # no engine is that fast on this GPU
+        (Workload(1000, 500, 0.8, 8), 0.1, {}, 1, "80% of each prompt is shared with other requests: SGLang"),
+        (Workload(1000, 500, 0.6, 8), 0.1, {}, 1, ""),
+        (Workload(1000, 500, 0.1, 8), 0.1, {"structured-outputs-config": "{}"}, 1, "SGLang"),
+    ],
+)
+def test_a_workload_that_fits_another_tool_names_it_with_the_reason(
+    workload: Workload, itl: float, flags: dict[str, Any], gpus: int, says: str
+) -> None:
+    """Of a launch in which a token takes 20 ms with one request and 60 ms with all."""
+    engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "")
+    full = workload.concurrency
+    paces = Paces(Pace(1, 0.02, 50.0), None, Pace(full, 0.06, full / 0.06))
+    plan = Plan("mine", AWQ.model, engine, "127.0.0.1", 8000, (), flags, {}, {}, gpus=(0,), paces=paces)
+    host = machine(*(gpu(index) for index in range(gpus)))
+    found = list(other_tools(plan, PlanInputs(AWQ, host=host), workload, Objectives(1.0, itl, 0.9, 0.02)))
+    assert [says in one.message for one in found] == ([True] if says else []), found
+    assert all("(source: " in one.message and one.level is Level.ADVICE for one in found)
 
 
 def test_another_tool_is_named_once_and_only_where_it_is_true(find: Find) -> None:

@@ -1,0 +1,134 @@
+"""Where another tool than vLLM, or vLLM run in another way, fits a launch better: one sentence of advice. Pure.
+
+Each sentence gives its reason and whose claim it is. None of them blocks a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_launchers.host.gpu.host import Gpu
+from vllm_launchers.plan.checks.hardware import LEAST
+from vllm_launchers.plan.checks.request import capability, gpus_of, names, ranks, simulated
+from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.presets.model import Objectives, Workload
+
+MAXWELL = 5.0
+"""The oldest compute capability that llama.cpp's CUDA builds are made for."""
+
+SMALL_GIB = 12.5
+"""A card of 12 GB at most."""
+
+LONG_PROMPTS = 10
+"""Prompts this many times as long as answers: from there on llm-d's guide recommends prefill on GPUs of its own."""
+
+TIGHT = 1.5
+"""An objective of less than this many times the estimate for one request leaves little for an engine's overhead."""
+
+MOSTLY_SHARED = 0.8
+"""The share of a prompt that others begin with too, from which on reuse decides the speed."""
+
+_STRUCTURED = ("structured-outputs-config", "guided-decoding-backend")
+
+
+def other_tools(
+    plan: Plan, inputs: PlanInputs, workload: Workload | None, objectives: Objectives | None = None
+) -> Iterator[PlanFinding]:
+    """The first that is true, if any; nothing where GPUs are unknown."""
+    gpus = gpus_of(plan, inputs)
+    if simulated(plan) or not gpus or plan.engine.build not in ("cuda", None):
+        return
+    text = _old(gpus) or _larger(plan, inputs) or _single(gpus, inputs, workload)
+    if not text and workload is not None:
+        text = _prefill_apart(plan, inputs, workload, objectives) or _compiled(plan, objectives)
+        text = text or _shared(plan, workload)
+    if text:
+        yield PlanFinding("other_tool", Level.ADVICE, text)
+
+
+def _old(gpus: tuple[Gpu, ...]) -> str:
+    able = capability(gpus)
+    if able is None or not MAXWELL <= able < LEAST[0]:
+        return ""
+    return (
+        f"vLLM does not support {names(gpus)}; llama.cpp does, also as part of Ollama (source: Ollama's documentation, "
+        "Hardware support)"
+    )
+
+
+def _larger(plan: Plan, inputs: PlanInputs) -> str:
+    """For a model whose weights are larger than all GPUs together."""
+    assert inputs.host is not None, "its GPUs are known"
+    sizes = [gpu.memory_gib for gpu in inputs.host.gpus]
+    if plan.memory is None or None in sizes or plan.nodes is not None:
+        return ""
+    weights, room = plan.memory.weights_gib * ranks(plan.flags), sum(size or 0.0 for size in sizes)
+    if weights <= room:
+        return ""
+    return (
+        f"the weights need about {weights:.0f} GiB, and all GPUs of this machine have {room:.0f}: vLLM needs several "
+        "nodes, see 'plan --nodes 2' (source: vLLM's documentation, Parallelism and Scaling); for few users, llama.cpp "
+        "can keep layers in main memory (source: its README)"
+    )
+
+
+def _single(gpus: tuple[Gpu, ...], inputs: PlanInputs, workload: Workload | None) -> str:
+    assert inputs.host is not None, "its GPUs are known"
+    size = gpus[0].memory_gib
+    if workload is None or workload.concurrency > 1 or len(inputs.host.gpus) > 1 or size is None or size > SMALL_GIB:
+        return ""
+    return (
+        f"for one request at a time on a GPU of {size:.0f} GiB llama.cpp or Ollama allow larger models: weights of "
+        "fewer than 4 bits, and layers in main memory (source: the README of llama.cpp)"
+    )
+
+
+def _prefill_apart(plan: Plan, inputs: PlanInputs, workload: Workload, objectives: Objectives | None) -> str:
+    """For long prompts that keep other requests' tokens waiting, where the machine has GPUs for a second vLLM."""
+    full = plan.paces.full if plan.paces is not None else None
+    one = plan.paces.one if plan.paces is not None else None
+    if objectives is None or full is None or one is None or "kv-transfer-config" in plan.flags:
+        return ""
+    limit = objectives.itl_p99_seconds
+    spare = inputs.host is not None and len(inputs.host.gpus) >= 2 * ranks(plan.flags)
+    long = workload.input_tokens_p95 >= LONG_PROMPTS * workload.output_tokens_p95
+    if not (spare and long and one.tpot_seconds <= limit < full.tpot_seconds):
+        return ""
+    return (
+        f"with {full.concurrency} requests a token takes about {1000 * full.tpot_seconds:.0f} ms, the objective is "
+        f"{1000 * limit:.0f} ms, and prompts of {workload.input_tokens_p95:,} tokens are computed between the tokens "
+        "of other answers: a second vLLM that only computes prompts keeps ITL steady, at no more throughput (source: "
+        "vLLM's documentation, Disaggregated Prefilling, experimental)"
+    )
+
+
+def _compiled(plan: Plan, objectives: Objectives | None) -> str:
+    """For an objective that is hardly above what these GPUs need for one request."""
+    one = plan.paces.one if plan.paces is not None else None
+    if objectives is None or one is None:
+        return ""
+    if not one.tpot_seconds <= objectives.itl_p99_seconds < TIGHT * one.tpot_seconds:
+        return ""
+    return (
+        f"the objective ITL p99 ≤ {1000 * objectives.itl_p99_seconds:.0f} ms is close to the "
+        f"{1000 * one.tpot_seconds:.0f} ms that a token takes with a single request: TensorRT-LLM's engines, compiled "
+        "ahead for one model, GPU and batch size, may have less overhead per step (source: its documentation, "
+        "trtllm-build)"
+    )
+
+
+def _shared(plan: Plan, workload: Workload) -> str:
+    """For traffic that SGLang's cache and its decoding of structured output are made for."""
+    structured = next((name for name in _STRUCTURED if plan.flags.get(name)), "")
+    if workload.prefix_reuse >= MOSTLY_SHARED:
+        why = f"{workload.prefix_reuse:.0%} of each prompt is shared with other requests"
+    elif structured:
+        why = f"--{structured} is for structured output"
+    else:
+        return ""
+    return (
+        f"{why}: SGLang is made for such traffic, compare both on yours (source: Zheng et al., SGLang: Efficient "
+        "Execution of Structured Language Model Programs, 2024)"
+    )
