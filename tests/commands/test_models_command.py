@@ -41,5 +41,7 @@ def test_models_are_listed_and_planned(program, tmp_path):
     assert large["model"] == planned[1]["model"]
     told = program("--host", "4xa6000", "models", "--fits", "chatbot", "--gpus", "1")
     assert "too large" in told.stdout
+    assert "On GPU 1: eight." in told.stdout
+    assert [one["gpus"] for one in planned] == [[1], []]
     assert "is not a folder" in told.stderr
     assert program("models", "--fits", "nothing").returncode == 3

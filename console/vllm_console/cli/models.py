@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from
@@ -16,6 +16,7 @@ from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.model_text import COLUMNS, fit_text, model_cells
 from vllm_console.text import UNKNOWN, count, plain, size
+from vllm_launchers.host.board import gpus_text
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
@@ -92,7 +93,18 @@ def run(args: argparse.Namespace) -> int:
         if reason and reason not in printed:
             print(prose(f"  {reason}", "  "))
         printed.add(reason)
+    if fits is not None and (where := where_they_fit([(one.model, fits.get(one.model)) for one in found.models])):
+        print(prose(where))
     return 0
+
+
+def where_they_fit(fits: Iterable[tuple[str, MemoryFit | None]]) -> str:
+    """``On GPU 0: org/eight. On GPUs 0, 1: org/large.``; a model's folder stands for it, and none that fits nowhere."""
+    models: dict[tuple[int, ...], list[str]] = {}
+    for model, fit in fits:
+        if fit is not None and fit.gpus:
+            models.setdefault(fit.gpus, []).append(plain(model.rstrip("/")).rpartition("/")[2])
+    return " ".join(f"On {gpus_text(gpus)}: {', '.join(names)}." for gpus, names in sorted(models.items()))
 
 
 def _used(fleet: LocalFleet) -> Mapping[str, float]:
@@ -192,7 +204,12 @@ def model_document(one: LocalModel, fits: Mapping[str, MemoryFit] | None, used: 
 
 
 def _fit_document(fit: MemoryFit) -> Document:
-    return {"fits": fit.fits, "fits_error": fit.error or None, "kv_tokens": fit.kv_tokens}
+    return {
+        "fits": fit.fits,
+        "fits_error": fit.error or None,
+        "kv_tokens": fit.kv_tokens,
+        "gpus": list(fit.gpus),
+    }
 
 
 def get_model(args: argparse.Namespace) -> int:

@@ -84,12 +84,14 @@ class Plan(msgspec.Struct, frozen=True):
 
 class MemoryFit(msgspec.Struct, frozen=True):
     """``fits`` is None if the plan knows too little about model or GPU. ``error`` is what blocks a start, in one
-    sentence; empty if nothing does. ``kv_tokens`` is what the KV cache would hold.
+    sentence; empty if nothing does. ``kv_tokens`` is what the KV cache would hold. ``gpus`` are those it fits on; empty
+    if it does not, or the plan uses none.
     """
 
     fits: bool | None = None
     error: str = ""
     kv_tokens: int | None = None
+    gpus: tuple[int, ...] = ()
 
 
 def fit_of(plan: Plan) -> MemoryFit:
@@ -97,4 +99,6 @@ def fit_of(plan: Plan) -> MemoryFit:
     error = next((finding.message for finding in plan.findings if finding.level is Level.ERROR), "")
     if plan.memory is None:
         return MemoryFit(None, error)
-    return MemoryFit(plan.memory.fits, error, plan.memory.kv_tokens if plan.memory.fits else None)
+    if not plan.memory.fits:
+        return MemoryFit(plan.memory.fits, error)
+    return MemoryFit(True, error, plan.memory.kv_tokens, plan.gpus)

@@ -10,7 +10,7 @@ from vllm_launchers.plan.model import MemoryFit, fit_of
 
 def test_it_is_what_the_plan_says(fakes):
     plan = fakes.FakeFleet().plan(fakes.LaunchRequest("chatbot"))
-    assert fit_of(plan) == MemoryFit(True, "", plan.memory.kv_tokens)
+    assert fit_of(plan) == MemoryFit(True, "", plan.memory.kv_tokens, plan.gpus)
     assert fit_of(replace(plan, memory=None)) == MemoryFit(None)
     small = replace(plan.memory, kv_gib=-3.0)
     error = PlanFinding("memory", Level.ERROR, "3 GiB are missing.", surely=False)
