@@ -86,7 +86,12 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the tests: who takes which, and what begins first."""
+    """Leave out slow tests, unless ``-m`` names them. Where several processes share the tests: who takes which, and
+    what begins first."""
+    if "slow" not in config.option.markexpr:
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: run it with -m slow"))
     items.sort(key=lambda item: _place(item.path, FIRST))
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:

@@ -1,6 +1,6 @@
 """Two data-parallel engines of real vLLM, started by the program: one server, the figures of both, ended together.
 
-Both cores are busy for a minute: it runs only where ``VLLMCONSOLE_TEST_SLOW`` is set.
+Both cores are busy for a minute: it runs with ``-m slow`` only.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from fakes.keeper_bench import end_servers
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import State
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(not os.environ.get("VLLMCONSOLE_TEST_SLOW"), reason="slow: set VLLMCONSOLE_TEST_SLOW to run it"),
-]
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 SECONDS = 600
 

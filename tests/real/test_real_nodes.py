@@ -1,6 +1,6 @@
 """One model over two machines, exported or started: two network namespaces, real vLLM in each.
 
-Those marked ``slow`` keep both cores busy for minutes: they run only where ``VLLMCONSOLE_TEST_SLOW`` is set.
+Those marked ``slow`` keep both cores busy for minutes: they run with ``-m slow`` only.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import ServerRecord, State
 
 pytestmark = pytest.mark.real
-slow = pytest.mark.skipif(
-    not os.environ.get("VLLMCONSOLE_TEST_SLOW"), reason="slow: set VLLMCONSOLE_TEST_SLOW to run it"
-)
+slow = pytest.mark.slow
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SECONDS = 600

@@ -1,6 +1,6 @@
 """Workers on a Ray cluster: real vLLM on a raylet of its own, started by the program, restarted, and broken.
 
-It takes both cores for some minutes and a network namespace: it runs only where ``VLLMCONSOLE_TEST_SLOW`` is set, as
+It takes both cores for some minutes and a network namespace: it runs with ``-m slow`` only, as
 root. vLLM refuses Ray on the CPU; a plugin of the environment lets it (``environment/ray_on_cpu``).
 """
 
@@ -25,10 +25,7 @@ from fakes.keeper_bench import end_servers, until
 from vllm_launchers.keeper import client, process_group, processes
 from vllm_launchers.keeper.records import ProcessIdentity, ServerRecord, State
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(not os.environ.get("VLLMCONSOLE_TEST_SLOW"), reason="slow: set VLLMCONSOLE_TEST_SLOW to run it"),
-]
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 BUILDER = Path(__file__).with_name("environment") / "ray_layer.py"
 ADDRESS = "127.0.0.1:6390"
