@@ -121,6 +121,7 @@ def exported(vllm: Path, model: Path, flags: Sequence[str], rank: int, folder: P
     return done.stdout
 
 
+@slow
 def test_two_exported_nodes_serve_together_and_one_that_is_lost_ends_the_other(
     machines: tuple[str, str],
     real_vllm: Path,
