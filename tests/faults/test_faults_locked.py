@@ -77,6 +77,7 @@ def test_locked_databases_stop_no_sampling_and_no_verb(bench, monkeypatch):
     fleet = LocalFleet(bench.root, observe=False, interactive=True, gpus=False)
     try:
         with locked_database(folder / "history.sqlite"), locked_database(bench.root / "runs.sqlite"):
+            within(20, lambda: fleet.snapshot("one"))  # a console's first snapshot enters no runs
             seen = within(20, lambda: fleet.snapshot("one"))
             server = seen.server("one")
             assert (server.state, server.pid) == (State.READY, ready.server.pid)

@@ -65,7 +65,7 @@ REFUSED_WORDS = (
 
 READING_VERBS = {
     "ramp", "launch_name",
-    "snapshot", "presets", "used_presets",
+    "snapshot", "presets", "used_models", "used_presets",
     "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
     "leftovers", "last_change", "compare_again", "judge_past", "listener", "energy", "replay", "removed_at",
     "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests", "adapters",
@@ -93,7 +93,7 @@ READING_ACTIONS = {
     "time_page_back", "time_page_forward", "marker_back", "marker_forward", "time_first", "time_live", "log_scale",
     "clear", "pause", "refresh_faster", "refresh_slower", "commands", "help", "quit",
     "gpu_charts_next", "gpu_charts_previous", "gpu_history", "next_theme", "picture", "replay", "requests_order",
-    "describe_gpus",
+    "describe_gpus", "ranks",
 }  # fmt: skip
 
 CHANGING_KEYS = {"findings": {"findings_stage"}, "compare": {"compare_revert"}, "help": set(), "describe": set()}

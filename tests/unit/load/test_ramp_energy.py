@@ -29,7 +29,7 @@ def test_a_step_has_the_energy_of_its_measured_part_and_only_that() -> None:
     seen = [host(at / 10) for at in range(950, 1400, 5)]
     meter = EnergyMeter(PID, (0,), lambda: seen.pop(0), Tariff(0.36, "EUR"))
     for _ in range(60):
-        meter.look()
+        meter.sample()
     found = meter.energy(samples(20))
     assert found is not None
     assert found.since == 100.0
@@ -43,7 +43,7 @@ def test_no_figure_where_the_server_was_given_other_gpus(gpus: tuple[int, ...]) 
     seen = [host(99.0 + step) for step in range(25)]
     meter = EnergyMeter(PID, gpus, lambda: seen.pop(0))
     for _ in range(24):
-        meter.look()
+        meter.sample()
     assert meter.energy(samples(20)) is None
 
 
@@ -52,7 +52,7 @@ def test_nothing_is_reported_where_nothing_is_read() -> None:
     late = [host(99.0 + step) for step in range(6, 25)]
     meter = EnergyMeter(PID, (0,), lambda: late.pop(0))
     for _ in range(18):
-        meter.look()
+        meter.sample()
     assert meter.energy(samples(20)) is None, "its beginning is missing"
 
 
@@ -60,7 +60,7 @@ def test_the_result_has_that_of_the_step_near_the_ceiling() -> None:
     seen = [host(99.0 + step) for step in range(25)]
     meter = EnergyMeter(PID, (0,), lambda: seen.pop(0))
     for _ in range(24):
-        meter.look()
+        meter.sample()
     energy, latency = meter.energy(samples(20)), Latency(count=10, p99=0.5)
     steps = [
         RampStep(
