@@ -17,8 +17,6 @@ from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.keymap import chosen_keys, use_keys
 
 REFRESH_SECONDS, POLL_SECONDS = 1.0, 0.05
-LONGEST_SLEEP_SECONDS = 0.05
-"""Between two looks at what is waited for. They become rarer: many waiting tests would leave the awaited no CPU."""
 """How often the console polls by itself, and while a test waits for something. Polls, and drawing what they found, were
 a third of what these tests computed.
 """
@@ -36,14 +34,13 @@ class Console:
     async def until(self, condition: Callable[[], object], what: str = "") -> None:
         """Wait for a condition, at most a minute: machines may be busy; until it holds, poll often."""
         end = time.monotonic() + 60
-        poll_at, sleep = 0.0, 0.005
+        poll_at = 0.0
         while not condition():
             assert time.monotonic() < end, f"never true: {what or condition}; screen:\n{self.text}"
             if time.monotonic() >= poll_at:
                 self.app.poll_now()
                 poll_at = time.monotonic() + POLL_SECONDS
-            await asyncio.sleep(sleep)
-            sleep = min(1.5 * sleep, LONGEST_SLEEP_SECONDS)
+            await asyncio.sleep(0.01)
             await self.pilot.pause()
 
     async def settle(self) -> None:

@@ -43,14 +43,13 @@ class Host(App[None]):
 
 async def until(pilot: Pilot[None], condition: Callable[[], object], what: str = "") -> None:
     """Wait until a condition holds, at most a minute: machines may be busy."""
-    deadline, sleep = time.monotonic() + 60, 0.005
+    deadline = time.monotonic() + 60
     while not condition():
         if time.monotonic() > deadline:
             screen = pilot.app.text() if isinstance(pilot.app, Host) else ""
             raise AssertionError(f"never true: {what or condition}\n{screen}")
         await pilot.pause()
-        await asyncio.sleep(sleep)
-        sleep = min(1.5 * sleep, 0.05)  # many tests that wait would leave the awaited no CPU
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture
