@@ -20,7 +20,7 @@ def flags(program: Any) -> tuple[str, int, Any]:
 def tuning(program: Any) -> subprocess.Popen[str]:
     """One that is ended from outside, long before its budget."""
     return subprocess.Popen(
-        [sys.executable, "-m", "vllm_console", *WORDS, "--budget", "60s"], env=program.env, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "vllm_console", *WORDS, "--budget", "120s"], env=program.env, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -54,7 +54,7 @@ def test_it_keeps_what_is_better_and_restores_what_is_canceled(program: Any) -> 
     assert flags(program) == ("ready", 3, 4), (output, errors)
     assert "canceled: chat has its original flags" in errors
 
-    done = program(*WORDS, "--budget", "60s", "--json")
+    done = program(*WORDS, "--budget", "90s", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["unit"] == "tokens/s"
