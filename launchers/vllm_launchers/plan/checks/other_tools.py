@@ -99,7 +99,7 @@ def _prefill_apart(plan: Plan, inputs: PlanInputs, workload: Workload, objective
     return (
         f"with {full.concurrency} requests a token takes about {1000 * full.tpot_seconds:.0f} ms, the objective is "
         f"{1000 * limit:.0f} ms, and prompts of {workload.input_tokens_p95:,} tokens are computed between the tokens "
-        "of other answers: a second vLLM that only computes prompts keeps ITL steady, at no more throughput (source: "
+        "of other answers: a second vLLM that only computes prompts keeps ITL steady, without more throughput (source: "
         "vLLM's documentation, Disaggregated Prefilling, experimental)"
     )
 
@@ -129,6 +129,6 @@ def _shared(plan: Plan, workload: Workload) -> str:
     else:
         return ""
     return (
-        f"{why}: SGLang is made for such traffic, compare both on yours (source: Zheng et al., SGLang: Efficient "
+        f"{why}: SGLang is made for such traffic; compare both on yours (source: Zheng et al., SGLang: Efficient "
         "Execution of Structured Language Model Programs, 2024)"
     )
