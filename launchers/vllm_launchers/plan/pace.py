@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_launchers.engine_model.gpus import GpuModel, Interconnect, find_model
 from vllm_launchers.engine_model.roofline import Geometry, Roofline, Work
@@ -42,12 +43,13 @@ class Pace(msgspec.Struct, frozen=True):
 class Paces(msgspec.Struct, frozen=True):
     """With one request, with `SOME`, and with all that run at once: those in flight, or as many as memory allows.
 
-    None if that many do not fit.
+    None if that many do not fit. ``decoding`` is ``full`` where another engine computes the prompts.
     """
 
     one: Pace | None
     some: Pace | None
     full: Pace | None
+    decoding: Pace | None = None
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -79,6 +81,7 @@ class Timing(msgspec.Struct, frozen=True):
             one=self.pace(1, workload) if rooms >= 1 else None,
             some=self.pace(SOME, workload) if rooms >= SOME else None,
             full=self.pace(most, workload) if most >= 1 else None,
+            decoding=self.pace(most, replace(workload, prefix_reuse=1.0)) if most >= 1 else None,
         )
 
     def _wanted(self, sequences: int, workload: Workload) -> int:

@@ -131,3 +131,12 @@ def test_a_step_holds_a_whole_item_of_a_model_that_needs_it() -> None:
     timing = timing_of(seeing, {}, memory, "NVIDIA L40S", (0, 33, 0))
     assert timing is not None
     assert timing.step_tokens == 2496
+
+
+def test_without_the_prompts_a_token_takes_less_but_more_than_one_alone() -> None:
+    paces = timed("Qwen/Qwen2.5-7B-Instruct", "NVIDIA H200", 140.4).paces(replace(LONG, concurrency=8), None)
+    assert paces.full is not None
+    assert paces.decoding is not None
+    without = timed("Qwen/Qwen2.5-7B-Instruct", "NVIDIA H200", 140.4).pace(8, replace(LONG, prefix_reuse=1.0))
+    assert paces.decoding == without
+    assert paces.decoding.tpot_seconds < paces.full.tpot_seconds / 2

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_launchers.host.gpu.host import Gpu
-from vllm_launchers.plan.checks.hardware import LEAST
-from vllm_launchers.plan.checks.request import capability, gpus_of, names, ranks, simulated
+from vllm_launchers.plan.checks.hardware import LEAST, TURING
+from vllm_launchers.plan.checks.request import capability, gpus_of, names, ranks, simulated, spread
+from vllm_launchers.plan.choices.pool import is_free
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -17,6 +18,9 @@ from vllm_launchers.presets.model import Objectives, Workload
 
 MAXWELL = 5.0
 """The oldest compute capability that llama.cpp's CUDA builds are made for."""
+
+AMPERE = 8.0
+"""The oldest compute capability in TensorRT-LLM's list of supported hardware. SGLang's kernels need `TURING`."""
 
 SMALL_GIB = 12.5
 """A card of 12 GB at most."""
@@ -42,8 +46,9 @@ def other_tools(
         return
     text = _old(gpus) or _larger(plan, inputs) or _single(gpus, inputs, workload)
     if not text and workload is not None:
-        text = _prefill_apart(plan, inputs, workload, objectives) or _compiled(plan, objectives)
-        text = text or _shared(plan, workload)
+        able = capability(gpus)
+        text = _prefill_apart(plan, inputs, workload, objectives) or _latency(plan, able, objectives)
+        text = text or _shared(plan, able, workload)
     if text:
         yield PlanFinding("other_tool", Level.ADVICE, text)
 
@@ -69,8 +74,9 @@ def _larger(plan: Plan, inputs: PlanInputs) -> str:
         return ""
     return (
         f"the weights need about {weights:.0f} GiB, and all GPUs of this machine have {room:.0f}: vLLM needs several "
-        "nodes, see 'plan --nodes 2' (source: vLLM's documentation, Parallelism and Scaling); for few users, llama.cpp "
-        "can keep layers in main memory (source: its README)"
+        "nodes, see 'plan --nodes 2' (source: vLLM's documentation, Parallelism and Scaling), or --cpu-offload-gb, "
+        "which copies weights from main memory in each step; for few users, llama.cpp can compute layers on the CPU "
+        "(source: its README)"
     )
 
 
@@ -86,41 +92,53 @@ def _single(gpus: tuple[Gpu, ...], inputs: PlanInputs, workload: Workload | None
 
 
 def _prefill_apart(plan: Plan, inputs: PlanInputs, workload: Workload, objectives: Objectives | None) -> str:
-    """For long prompts that keep other requests' tokens waiting, where the machine has GPUs for a second vLLM."""
+    """For long prompts alone keeping tokens later than the objective, where GPUs for a second vLLM are free."""
     full = plan.paces.full if plan.paces is not None else None
-    one = plan.paces.one if plan.paces is not None else None
-    if objectives is None or full is None or one is None or "kv-transfer-config" in plan.flags:
+    apart = plan.paces.decoding if plan.paces is not None else None
+    if objectives is None or full is None or apart is None or "kv-transfer-config" in plan.flags:
         return ""
     limit = objectives.itl_p99_seconds
-    spare = inputs.host is not None and len(inputs.host.gpus) >= 2 * ranks(plan.flags)
     long = workload.input_tokens_p95 >= LONG_PROMPTS * workload.output_tokens_p95
-    if not (spare and long and one.tpot_seconds <= limit < full.tpot_seconds):
+    if not (long and apart.tpot_seconds <= limit < full.tpot_seconds) or _spare(plan, inputs) < ranks(plan.flags):
         return ""
     return (
-        f"with {full.concurrency} requests a token takes about {1000 * full.tpot_seconds:.0f} ms, the objective is "
-        f"{1000 * limit:.0f} ms, and prompts of {workload.input_tokens_p95:,} tokens are computed between the tokens "
-        "of other answers: a second vLLM that only computes prompts keeps ITL steady, without more throughput (source: "
-        "vLLM's documentation, Disaggregated Prefilling, experimental)"
+        f"with {full.concurrency} requests a token takes about {1000 * full.tpot_seconds:.0f} ms, and "
+        f"{1000 * apart.tpot_seconds:.0f} without the prompts of {workload.input_tokens_p95:,} tokens, which are "
+        f"computed between the tokens of other answers; the objective is {1000 * limit:.0f} ms: a second vLLM that "
+        "only computes prompts keeps ITL steady, without more throughput (source: vLLM's documentation, Disaggregated "
+        "Prefilling, experimental)"
     )
 
 
-def _compiled(plan: Plan, objectives: Objectives | None) -> str:
+def _spare(plan: Plan, inputs: PlanInputs) -> int:
+    """How many more GPUs like those of the plan are free; 0 where it runs on several machines."""
+    used = gpus_of(plan, inputs)
+    if inputs.host is None or spread(plan.flags):
+        return 0
+    taken = {gpu.index for gpu in used}
+    return sum(
+        gpu.index not in taken and gpu.name == used[0].name and is_free(gpu, inputs.shares) for gpu in inputs.host.gpus
+    )
+
+
+def _latency(plan: Plan, able: float | None, objectives: Objectives | None) -> str:
     """For an objective that is hardly above what these GPUs need for one request."""
     one = plan.paces.one if plan.paces is not None else None
-    if objectives is None or one is None:
+    if objectives is None or one is None or able is None or able < AMPERE:
         return ""
     if not one.tpot_seconds <= objectives.itl_p99_seconds < TIGHT * one.tpot_seconds:
         return ""
     return (
         f"the objective ITL p99 ≤ {1000 * objectives.itl_p99_seconds:.0f} ms is close to the "
-        f"{1000 * one.tpot_seconds:.0f} ms that a token takes with a single request: TensorRT-LLM's engines, compiled "
-        "ahead for one model, GPU and batch size, may have less overhead per step (source: its documentation, "
-        "trtllm-build)"
+        f"{1000 * one.tpot_seconds:.0f} ms that a token takes with a single request: TensorRT-LLM, which has kernels "
+        "made for these GPUs, may need less time per step; compare both on yours (source: its README)"
     )
 
 
-def _shared(plan: Plan, workload: Workload) -> str:
+def _shared(plan: Plan, able: float | None, workload: Workload) -> str:
     """For traffic that SGLang's cache and its decoding of structured output are made for."""
+    if able is None or able < TURING:
+        return ""
     structured = next((name for name in _STRUCTURED if plan.flags.get(name)), "")
     if workload.prefix_reuse >= MOSTLY_SHARED:
         why = f"{workload.prefix_reuse:.0%} of each prompt is shared with other requests"

@@ -91,7 +91,7 @@ def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[GpuSha
     whole = {index: gpu for index, gpu in usable.items() if not gpu.mig_mode}
     if not whole:
         return _slice(usable.values(), shares)
-    free = {index for index, gpu in whole.items() if _is_free(gpu, shares)}
+    free = {index for index, gpu in whole.items() if is_free(gpu, shares)}
     chosen = set(given) & set(whole) or free or set(whole)
     # GPUs of one kind: the kind with the most total memory, so that a small extra GPU does not decide.
     if not given:
@@ -195,7 +195,8 @@ def _joined(host: Host, indices: list[int], farthest: LinkLevel) -> Iterator[tup
             yield from pairwise(members)
 
 
-def _is_free(gpu: Gpu, shares: tuple[GpuShare, ...]) -> bool:
+def is_free(gpu: Gpu, shares: tuple[GpuShare, ...]) -> bool:
+    """Whether this user may take all of it: nothing of note is on it."""
     size, free = _size(gpu, shares), available_gib(gpu, shares)
     if size is None or free is None:
         return not is_held(gpu)

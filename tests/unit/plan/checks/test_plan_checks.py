@@ -533,6 +533,7 @@ def test_a_cache_without_bytes_is_refused_or_not_set_as_in_vllm(
     ("workload", "itl", "flags", "gpus", "says"),
     [
         (Workload(40_000, 1000, 0.1, 16), 0.04, {}, 2, "a second vLLM that only computes prompts"),
+        (Workload(40_000, 1000, 0.1, 16), 0.035, {}, 2, ""),  # without the prompts it would be missed, too
         (Workload(40_000, 1000, 0.1, 16), 0.04, {}, 1, ""),  # there is no GPU for it
         (Workload(40_000, 1000, 0.1, 16), 0.04, {"kv-transfer-config": "{}"}, 2, ""),  # it is done already
         (Workload(4000, 1000, 0.1, 16), 0.04, {}, 2, ""),  # prompts are not what takes the time
@@ -547,15 +548,33 @@ def test_a_cache_without_bytes_is_refused_or_not_set_as_in_vllm(
 def test_a_workload_that_fits_another_tool_names_it_with_the_reason(
     workload: Workload, itl: float, flags: dict[str, Any], gpus: int, says: str
 ) -> None:
-    """Of a launch in which a token takes 20 ms with one request and 60 ms with all."""
+    """Of a launch in which a token takes 20 ms with one request and 60 ms with all, 38 of them without prompts."""
     engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "")
     full = workload.concurrency
-    paces = Paces(Pace(1, 0.02, 50.0), None, Pace(full, 0.06, full / 0.06))
+    paces = Paces(Pace(1, 0.02, 50.0), None, Pace(full, 0.06, full / 0.06), Pace(full, 0.038, full / 0.038))
     plan = Plan("mine", AWQ.model, engine, "127.0.0.1", 8000, (), flags, {}, {}, gpus=(0,), paces=paces)
     host = machine(*(gpu(index) for index in range(gpus)))
     found = list(other_tools(plan, PlanInputs(AWQ, host=host), workload, Objectives(1.0, itl, 0.9, 0.02)))
     assert [says in one.message for one in found] == ([True] if says else []), found
     assert all("(source: " in one.message and one.level is Level.ADVICE for one in found)
+
+
+@pytest.mark.parametrize(
+    ("workload", "itl", "hosts"),
+    [
+        (Workload(40_000, 1000, 0.1, 16), 0.04, machine(gpu(0), gpu(1, free_gib=2.0))),
+        (Workload(40_000, 1000, 0.1, 16), 0.04, machine(gpu(0), gpu(1, name="NVIDIA T4", gib=15.0))),
+        (Workload(1000, 500, 0.1, 8), 0.025, machine(gpu(0, name="Tesla T4", gib=15.0, able="7.5"))),
+        (Workload(1000, 500, 0.8, 8), 0.1, machine(gpu(0, name="Tesla V100", gib=32.0, able="7.0"))),
+    ],
+    ids=["taken", "smaller", "no TensorRT-LLM", "no SGLang"],
+)
+def test_a_tool_that_these_gpus_can_not_run_is_not_named(workload: Workload, itl: float, hosts: Host) -> None:
+    engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "")
+    full = workload.concurrency
+    paces = Paces(Pace(1, 0.02, 50.0), None, Pace(full, 0.06, full / 0.06), Pace(full, 0.03, full / 0.03))
+    plan = Plan("mine", AWQ.model, engine, "127.0.0.1", 8000, (), {}, {}, {}, gpus=(0,), paces=paces)
+    assert not list(other_tools(plan, PlanInputs(AWQ, host=hosts), workload, Objectives(1.0, itl, 0.9, 0.02)))
 
 
 def test_another_tool_is_named_once_and_only_where_it_is_true(find: Find) -> None:
