@@ -147,7 +147,7 @@ class RunRecorder:
 
     def catch_up(self) -> None:
         """At the next update, also record what no console saw."""
-        self._since = 0.0
+        self._since, self._waits = 0.0, False
 
     def _new(self, record: ServerRecord) -> bool:
         current = record.current

@@ -226,6 +226,13 @@ def test_a_finding_that_is_over_is_noted_at_once(tmp_path: Path) -> None:
     assert began + 30 <= until <= noted
 
 
+def test_a_console_asked_for_its_runs_at_once_knows_them(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, 0.0, read_only=False)
+    recorder.catch_up()
+    assert recorder.update([SERVED], [ServerView("chat", State.READY, NOW)]) == []
+    assert [run.generation for run in RunStore(tmp_path / FILE_NAME).runs("chat")] == [2, 1]
+
+
 def test_a_snapshot_of_an_earlier_moment_changes_nothing_of_now(folder: Path) -> None:
     """What is recorded and reported of a server goes by its view of now."""
     watched = WatchedServer(folder, interactive=True)

@@ -167,10 +167,9 @@ class LogView(LineView):
     def show_read(self) -> None:
         """Show what the `reader` has read."""
         read, self._read_ahead = self._read_ahead, None
-        if read is not None:
-            self._show_read(read)
-            if self.page.busy or self.page.counting:
-                self._wake.set()
+        self._show_read(read)
+        if read is not None and (self.page.busy or self.page.counting):
+            self._wake.set()
 
     def scroll_rows(self, rows: int) -> None:
         """Scroll down, or up when negative; what comes at once is taken together."""
@@ -345,9 +344,14 @@ class LogView(LineView):
     def _read_for_later(self, path: Path, size: tuple[int, int]) -> None:
         self._read_ahead = self._read(path, size, ())
 
-    def _read(self, path: Path, size: tuple[int, int], commands: Sequence[_Command]) -> _Read:
-        """In a thread: the only place that touches the pager. What can't be read has a note in place of lines."""
+    def _read(self, path: Path, size: tuple[int, int], commands: Sequence[_Command]) -> _Read | None:
+        """In a thread: the only place that touches the pager. What can't be read has a note in place of lines.
+
+        None where another file was opened meanwhile: its pager, with what the reader has chosen there, stays.
+        """
         with self._pager_lock:
+            if path != self._path:
+                return None
             self._reads += 1
             try:
                 page = self._page_of(path, size, commands)
@@ -369,8 +373,10 @@ class LogView(LineView):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def _show_read(self, read: _Read) -> None:
+    def _show_read(self, read: _Read | None) -> None:
         """Show what was read, unless something newer or another file is shown."""
+        if read is None:
+            return
         number, path, page = read
         if number < self._shown_read or path != self._path:
             return

@@ -65,6 +65,28 @@ async def test_a_read_that_comes_back_late_undoes_nothing(console, fakes, tmp_pa
         await c.sees("of another server")
 
 
+async def test_a_read_for_the_server_before_leaves_what_is_shown_of_this_one(console, fakes, tmp_path):
+    """A snapshot that hangs reads the log that it was asked for once another server is chosen."""
+    path, other = tmp_path / "server.log", tmp_path / "other.log"
+    path.write_text(record("10:00:00", "of the first"))
+    other.write_text("".join(record("10:00:00", f"other {number}.") for number in range(100)))
+    server = fakes.chat(fakes.NOW)
+    async with console(lambda _at: replace(server, log_path=str(path)), size=(80, 24)) as c:
+        await c.press("5")
+        await c.sees("of the first")
+        view = c.app.operations._log._view
+        late = view.reader
+        view.open(other)
+        await c.sees("other 99.")
+        view.go_home()
+        await c.sees("other 0.")
+        late()
+        view.reader()
+        view.show_read()
+        assert not view.page.following
+        await c.sees("other 0.")
+
+
 async def test_a_console_that_opens_at_a_moment_shows_the_log_up_to_it(console, fakes, tmp_path):
     at = fakes.NOW - 60
     path = tmp_path / "server.log"
