@@ -32,11 +32,16 @@ class Program:
         self.env.pop("HF_TOKEN", None)
 
     def __call__(
-        self, *words: str, env: dict[str, str] | None = None, typed: str = "", own_port: bool = True
+        self,
+        *words: str,
+        env: dict[str, str] | None = None,
+        typed: str = "",
+        own_port: bool = True,
+        timeout: float = 180.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run it; a server that it starts gets a port of its own, which is chosen here rather than by the command."""
         words = with_own_port(words) if own_port else words
-        return run_command(words, {**self.env, **(env or {})}, typed)
+        return run_command(words, {**self.env, **(env or {})}, typed, timeout=timeout)
 
     def json(self, *words: str, env: dict[str, str] | None = None) -> Any:
         """The answer as JSON; the command must have ended well."""

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-WORDS = ("tune", "chat", "--objective", "throughput", "--trials", "1", "--input-p95", "200", "--output-p95", "40")
+WORDS = ("tune", "chat", "--objective", "throughput", "--input-p95", "200", "--output-p95", "40")
 
 
 def flags(program: Any) -> tuple[str, int, Any]:
@@ -18,11 +18,22 @@ def flags(program: Any) -> tuple[str, int, Any]:
 
 
 def tuning(program: Any) -> subprocess.Popen[str]:
-    """One that is ended from outside, long before its budget."""
+    """One that is ended from outside, long before its budget. With many trials, each measurement is short."""
     return subprocess.Popen(
-        [sys.executable, "-m", "vllm_console", *WORDS, "--budget", "120s"], env=program.env, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "vllm_console", *WORDS, "--trials", "50", "--budget", "20m"], env=program.env,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def tuned(program: Any) -> dict[str, Any]:
+    """What one trial gave. On a slow machine predicting takes so long that a short budget has no time for a trial."""
+    for budget in ("70s", "3m", "8m"):
+        done = program(*WORDS, "--trials", "1", "--budget", budget, "--json", timeout=900.0)
+        assert done.returncode == 0, done.stderr
+        result: dict[str, Any] = json.loads(done.stdout)
+        if not result["sentence"].startswith("No time was left"):
+            break
+    return result
 
 
 def test_it_keeps_what_is_better_and_restores_what_is_canceled(program: Any) -> None:
@@ -43,7 +54,7 @@ def test_it_keeps_what_is_better_and_restores_what_is_canceled(program: Any) -> 
 
     running = tuning(program)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while flags(program)[1:] == (1, 4) and time.monotonic() < deadline and running.poll() is None:
             time.sleep(0.2)
         running.send_signal(signal.SIGTERM)
@@ -54,9 +65,7 @@ def test_it_keeps_what_is_better_and_restores_what_is_canceled(program: Any) -> 
     assert flags(program) == ("ready", 3, 4), (output, errors)
     assert "canceled: chat has its original flags" in errors
 
-    done = program(*WORDS, "--budget", "90s", "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = tuned(program)
     assert result["unit"] == "tokens/s"
     assert result["considered"] > result["refused"]
     (trial,) = result["trials"]

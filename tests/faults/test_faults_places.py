@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.ports import free_port
 from vllm_launchers.keeper import claim, client, errors, processes
 from vllm_launchers.keeper.records import State
 
@@ -142,17 +143,8 @@ def test_a_server_that_runs_in_a_container_is_left_alone_from_outside_until_that
     bench, contained, tmp_path, wait_until
 ):
     ready, inner = tmp_path / "ready", f'hostname otherbox; "$@" && touch {tmp_path / "ready"}; exec sleep 600'
-    words = [
-        sys.executable,
-        "-m",
-        "vllm_console",
-        "--state",
-        str(bench.root),
-        "start",
-        "batch",
-        "--engine",
-        "simulated",
-    ]
+    program = [sys.executable, "-m", "vllm_console", "--state", str(bench.root)]
+    words = [*program, "start", "batch", "--engine", "simulated", "--port", str(free_port())]
     env = {**os.environ, "SIMULATED_STARTUP_SECONDS": "0"}
     container = subprocess.Popen([*CONTAINER, "sh", "-c", inner, "sh", *words, "--wait"], env=env, stdout=-3)
     try:
