@@ -1,14 +1,16 @@
 """How good predictions are: each change is predicted from the traffic before it, made, and measured.
 
-    python tests/benchmarks/prediction.py [--seeds 2] [--drift 0.02] [--metrics] [--json]
-    python tests/benchmarks/prediction.py --coverage 60 [--drift 0.02] [--metrics] [--json]
+    python tests/benchmarks/prediction.py [--seeds 2] [--drift 0.02] [--scored 20] [--metrics] [--json]
+    python tests/benchmarks/prediction.py --coverage 60 [--drift 0.02] [--scored 20] [--metrics] [--json]
     python tests/benchmarks/prediction.py --vllm PATH --model FOLDER [--rate 4] [--seconds 45] [--paced STEP TOKEN]
 
 Without arguments every change runs on the simulated engine in virtual time, under three kinds of traffic: steady
 (Poisson arrivals), bursty (the rate changes every ten seconds) and with shared prefixes. What is predicted from one
 traffic is measured with another one of the same kind (another seed) and at another speed, as after a restart, and with
 the very same requests and speed. The speed's logarithm is normal, with the standard deviation ``--drift``. Each change
-has traffic and speed of its own. The noise floor is how much the same flags differ between the two.
+has traffic and speed of its own. The noise floor is how much the same flags differ between the two. ``--scored`` is how
+many restarts of this server were predicted and measured before, each at another speed. Their drift is taken as measured
+exactly; ``--measured-drift`` prints how far it is off.
 
 With ``--metrics`` nothing is known of the traffic before a change but what the recorder keeps of ``/metrics``, as for a
 server without the probe; what is measured is exact all the same. Means are listed, too: metrics tell them exactly.
@@ -19,10 +21,10 @@ for so many that nothing changes, with step costs straight from the regression, 
 With ``--vllm`` the changes are made on real vLLM on the CPU, through the program's own commands: start, load, predict,
 restart, load. After each restart other requests of the same kind come first, from which the next change is predicted,
 and then the very requests from which this one was predicted. Each change is taken back afterwards, which is predicted
-and measured, too; that the first flags are measured again and again gives the noise floor, and at the end of each kind
-of traffic its first requests again give that of the same requests. ``--paced`` makes
-a step of vLLM take STEP seconds and TOKEN more for each token that it computes, as a GPU would with a larger model;
-otherwise a step takes what the CPU takes.
+and measured, too, and the server keeps score of them all. That the first flags are measured again and again gives the
+noise floor, and at the end of each kind of traffic its first requests again give that of the same requests. ``--paced``
+makes a step of vLLM take STEP seconds and TOKEN more for each token that it computes, as a GPU would with a larger
+model; otherwise a step takes what the CPU takes.
 
 Below 70 % of capacity and above are listed apart, and so are predictions that were flagged as outside.
 """
@@ -49,10 +51,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.virtual_records import Recorded, record, traffic
 from vllm_console.fleet.predictions import FIT_REQUESTS, RECONSTRUCTIONS
 from vllm_console.history.probe_records import ProbeReader
+from vllm_console.prediction.drift import at_speed_of
+from vllm_console.prediction.drift import drift as drift_of
 from vllm_console.prediction.evidence import MOST_REQUESTS, TrafficEvidence, gather
 from vllm_console.prediction.figures import Figures
 from vllm_console.prediction.fit import CostFit, fit_step_cost, step_regression
-from vllm_console.prediction.predict import Change, Estimate, predict
+from vllm_console.prediction.predict import Change, Estimate, predict, with_kv_bytes
 from vllm_console.prediction.reconstruct import reconstruct
 from vllm_console.prediction.score import SCORED
 
@@ -73,6 +77,7 @@ CHANGES = (
 )
 TRAFFICS: dict[str, dict[str, Any]] = {"steady": {}, "bursty": {"burst": 1.8}, "shared": {"shared": 512}}
 RATES = (1.5, 2.6)
+OTHERS = 1_000_000
 MEANS = tuple((latency, "mean") for latency, part in SCORED if part)
 LISTED = (*SCORED, *MEANS)
 FIGURES = tuple((part and f"{latency}.{part}") or latency for latency, part in LISTED)
@@ -124,7 +129,21 @@ def reconstructed(recorded: Recorded, seed: int, most: int = MOST_REQUESTS) -> T
     return reconstruct(recorded.samples, limits.max_num_batched_tokens, limits.max_model_len, seed=seed, most=most)
 
 
-def simulated(seeds: int, drift: float, metrics: bool, first: int) -> Iterator[Outcome]:
+@dataclass(frozen=True)
+class Servers:
+    """How much a server's speed differs between two starts, how many of them were scored, and how it is seen."""
+
+    drift: float
+    scored: int
+    metrics: bool
+
+    def drifts(self, seed: int) -> list[float]:
+        """What the scored restarts of one server have shown."""
+        dice = random.Random(f"scored {seed}")
+        return [math.expm1(dice.gauss(0, self.drift)) for _ in range(self.scored)]
+
+
+def simulated(seeds: int, servers: Servers, first: int) -> Iterator[Outcome]:
     number = 0
     for _ in range(seeds):
         for kind in TRAFFICS:
@@ -132,7 +151,7 @@ def simulated(seeds: int, drift: float, metrics: bool, first: int) -> Iterator[O
                 for before, after, scale in CHANGES:
                     if "prefix" in after and kind != "shared":
                         continue
-                    yield one_simulated(before, after, scale, kind, rate, first + number, drift, metrics)
+                    yield one_simulated(before, after, scale, kind, rate, first + number, servers)
                     number += 1
 
 
@@ -143,6 +162,20 @@ def run(line: str, kind: str, rate: float, seed: int, speed: float = 1.0, sample
 def other_speed(seed: int, drift: float) -> float:
     """The engine's speed after a restart."""
     return math.exp(random.Random(seed).gauss(0, drift))
+
+
+def measured_drifts(seeds: int, drift: float, first: int) -> Iterator[str]:
+    """How much a restart's measured drift differs from what it is, for each change of flags."""
+    for kind in TRAFFICS:
+        errors = []
+        for number, (before, after, scale) in enumerate(CHANGES * seeds):
+            seed, speed = first + number, other_speed(first + number, drift)
+            recorded = run(before, kind, RATES[0], 2 * seed)
+            evidence = evidence_of(recorded)
+            cost = with_kv_bytes(at_speed_of(step_regression(evidence.steps), evidence), 0.5 if "fp8" in after else 1.0)
+            found = drift_of(cost, evidence_of(run(after, kind, RATES[0] * scale, 2 * seed + 1, speed)))
+            errors.append(abs(math.log1p(found or 0.0) + math.log(speed)))
+        yield f"{kind}: measured drift is off by {median(errors):.2%} in the median, {max(errors):.2%} at most"
 
 
 Cases = tuple[tuple[TrafficEvidence, CostFit], ...]
@@ -161,16 +194,17 @@ def cases_of(recorded: Recorded, metrics: bool) -> Cases:
     return tuple(found)
 
 
-def covered(pairs: int, drift: float, metrics: bool, begin: int) -> Iterator[Outcome]:
+def covered(pairs: int, servers: Servers, begin: int) -> Iterator[Outcome]:
+    metrics = servers.metrics
     for kind in TRAFFICS:
         for pair in range(begin, begin + pairs):
             first = run(BASE, kind, RATES[0], pair, sampled=metrics)
-            other = run(BASE, kind, RATES[0], -1 - pair, other_speed(pair, drift))
+            other = run(BASE, kind, RATES[0], OTHERS + pair, other_speed(pair, servers.drift))
             seen = evidence_of(first)
             known = [reconstructed(first, number) for number in range(RECONSTRUCTIONS)] if metrics else [seen]
             starts = [step_regression(one.steps) for one in known]
             case, *others = [(one, CostFit((start,), 0.0, start)) for one, start in zip(known, starts, strict=True)]
-            found = predict(*case, Change(first.limits, first.limits), others)
+            found = predict(*case, Change(first.limits, first.limits), others, servers.drifts(pair))
             measured = values(evidence_of(other).observed)
             now = values(seen.observed)
             yield Outcome(
@@ -179,15 +213,15 @@ def covered(pairs: int, drift: float, metrics: bool, begin: int) -> Iterator[Out
 
 
 def one_simulated(
-    before: str, after: str, scale: float, kind: str, rate: float, seed: int, drift: float, metrics: bool
+    before: str, after: str, scale: float, kind: str, rate: float, seed: int, servers: Servers
 ) -> Outcome:
-    first, other, speed = 2 * seed, 2 * seed + 1, other_speed(seed, drift)
-    recorded = run(before, kind, rate, first, sampled=metrics)
+    first, other, speed = 2 * seed, 2 * seed + 1, other_speed(seed, servers.drift)
+    recorded = run(before, kind, rate, first, sampled=servers.metrics)
     same, measured = run(after, kind, rate * scale, first), run(after, kind, rate * scale, other, speed)
     eight_bits = "fp8" in after
     change = Change(recorded.limits, same.limits, scale, 0.5 if eight_bits else 1.0)
-    case, *others = cases_of(recorded, metrics)
-    found = predict(*case, change, others)
+    case, *others = cases_of(recorded, servers.metrics)
+    found = predict(*case, change, others, servers.drifts(seed))
     changed = f"{before} → {after}" if before != after else f"{before}, traffic × {scale:g}"
     now, as_same, as_measured, again = (
         values(evidence_of(one).observed) for one in (recorded, same, measured, run(before, kind, rate, other, speed))
@@ -270,10 +304,12 @@ class Program:
              "--port", str(self.port), "--force", *words_of(REAL_BASE))  # fmt: skip
 
     def change(self, change: dict[str, Any]) -> None:
+        """Restart with a change; without one, what is recorded begins anew."""
         self("restart", "bench", "--wait", "--force", *words_of(change))
 
     def predict(self, change: dict[str, Any]) -> dict[str, Any]:
-        """As the console asks: at low priority, and not kept."""
+        """The prediction of a change, which is kept and scored after the restart."""
+        self("predict", "bench", *words_of(change), check=False)
         answer = self("predict", "bench", *words_of(change), "--draft", "--json", check=False)
         found: dict[str, Any] = json.loads(answer)["prediction"]
         return found
@@ -312,16 +348,16 @@ def words_of(change: dict[str, Any]) -> list[str]:
 
 
 def real(args: argparse.Namespace) -> Iterator[Outcome]:
-    number = args.first
-    for kind in args.traffic:
-        with tempfile.TemporaryDirectory(prefix="prediction-") as folder:
-            program = Program(Path(folder), args.port, args.paced)
-            try:
-                program.start(args.vllm, args.model)
-                yield from real_traffic(program, kind, number, args)
-            finally:
-                program.end()
-        number += 100
+    with tempfile.TemporaryDirectory(prefix="prediction-") as folder:
+        program = Program(Path(folder), args.port, args.paced)
+        try:
+            program.start(args.vllm, args.model)
+            for place, kind in enumerate(args.traffic):
+                if place:
+                    program.change({})
+                yield from real_traffic(program, kind, args.first + 100 * place, args)
+        finally:
+            program.end()
 
 
 def real_traffic(program: Program, kind: str, number: int, args: argparse.Namespace) -> Iterator[Outcome]:
@@ -372,6 +408,14 @@ def shown(values: Sequence[float | None]) -> str:
     return f"{median(known):.1%}" if known else "–"
 
 
+def share_text(count: int, of: int) -> str:
+    """A share with its 95% interval (Wilson, Probable Inference, the Law of Succession, and Statistical Inference)."""
+    z = 1.96
+    middle, weight = (count + z * z / 2) / (of + z * z), of / (of + z * z)
+    reach = z * math.sqrt(weight / of * (count / of * (1 - count / of) * weight + z * z / 4 / (of + z * z)))
+    return f"{count / of:.0%} ({max(0.0, middle - reach):.0%}–{min(1.0, middle + reach):.0%})"
+
+
 def summary(outcomes: Sequence[Outcome], title: str) -> Iterator[str]:
     yield f"{title}: {len(outcomes)} changes"
     if not outcomes:
@@ -393,7 +437,7 @@ def summary(outcomes: Sequence[Outcome], title: str) -> Iterator[str]:
             shown([error(one.predicted[name][0], one.measured[name]) for one in outcomes]),
             shown([error(one.now[name], one.measured[name]) for one in outcomes]),
             shown([error(one.noise.get(name), one.now[name]) for one in outcomes]),
-            f"{sum(inside) / len(inside):.0%}" if inside else "–",
+            share_text(sum(inside), len(inside)) if inside else "–",
             f"{right} of {moved}",
         )
         yield f"  {name.replace('_seconds', ''):<18}" + "".join(f"{cell:>17}" for cell in cells)
@@ -417,6 +461,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--first", type=int, default=1000, help="the first seed")
     parser.add_argument("--drift", type=float, default=0.02, help="of the speed, between two starts")
+    parser.add_argument("--scored", type=int, default=0, help="restarts of each server that were scored before")
+    parser.add_argument("--measured-drift", action="store_true", help="how far it is off")
     parser.add_argument("--coverage", type=int, default=0, metavar="PAIRS")
     parser.add_argument("--metrics", action="store_true", help="from metrics, as without the probe")
     parser.add_argument("--each", action="store_true", help="list every change, too")
@@ -430,7 +476,10 @@ def main() -> None:
     parser.add_argument("--paced", nargs=2, type=float, default=(), metavar=("STEP", "TOKEN"))
     parser.add_argument("--port", type=int, default=18471)
     args = parser.parse_args()
-    how = args.drift, args.metrics, args.first
+    if args.measured_drift:
+        print("\n".join(measured_drifts(args.seeds, args.drift, args.first)))
+        return
+    how = Servers(args.drift, args.scored, args.metrics), args.first
     virtual = covered(args.coverage, *how) if args.coverage else simulated(args.seeds, *how)
     outcomes = []
     for one in real(args) if args.vllm else virtual:

@@ -16,9 +16,10 @@ from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_console.metrics.parse import CacheConfig, cache_config
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.scrape import ScrapeError, Scraper
+from vllm_console.prediction.drift import at_speed_of
 from vllm_console.prediction.evidence import MOST_REQUESTS, NoEvidenceError, TrafficEvidence, gather
 from vllm_console.prediction.fit import fit_step_cost
-from vllm_console.prediction.predict import Change, Prediction, measured, predict, unusable
+from vllm_console.prediction.predict import Change, Prediction, measured, predict, unusable, with_kv_bytes
 from vllm_console.prediction.reconstruct import reconstruct
 from vllm_console.prediction.score import KeptPrediction, TrackRecord, Traffic, settle, track_record
 from vllm_console.runs.store import FlagChange, Run, RunName, changes
@@ -129,7 +130,7 @@ def predict_change(
         prediction = predict(
             evidence, fitted, change, [(one, fit_step_cost(part, limits)) for one, part in others], drifts
         )
-        cost = fitted.costs[0]
+        cost = with_kv_bytes(at_speed_of(fitted.start, evidence), change.kv_bytes)
     new = None
     if cost is not None and prediction.predicted.ttft_seconds.p50.value is not None:
         new = KeptPrediction(

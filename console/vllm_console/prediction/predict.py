@@ -15,17 +15,16 @@ of `DRAWS` more replays without the `CUT` lowest and highest. Each draws what is
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from itertools import islice, pairwise, zip_longest
-from statistics import NormalDist, median
+from statistics import median
 
 import msgspec
 from msgspec.structs import replace
 
 from vllm_console.metrics.quantile import PARTS, each_once
-from vllm_console.prediction.drift import drift_spread
+from vllm_console.prediction.drift import next_speeds
 from vllm_console.prediction.evidence import TrafficEvidence
 from vllm_console.prediction.figures import LATENCIES, RATES, Figures, Spread
 from vllm_console.prediction.fit import CostFit, step_noise
@@ -131,7 +130,7 @@ def predict(
         return replace(now, outside=outside)
     outcomes = [one for case in cases for one in _outcomes(*case, change)]
     value = _corrected(_middle([one.figures for one in outcomes]), _residual(modeled, evidence))
-    draws = _draws(cases, change, drift_spread(evidence, fitted.start, drifts))
+    draws = _draws(cases, change, next_speeds(evidence, fitted.start, drifts, DRAWS))
     if evidence.ends and any(one.preemptions_per_minute for one in (value, *draws)):
         return replace(now, outside=_PREEMPTING)
     arrivals = _scaled(evidence.arrivals, change.traffic_scale)
@@ -146,8 +145,12 @@ def predict(
 
 def _engine(evidence: TrafficEvidence, fitted: CostFit, change: Change) -> tuple[StepCost, StepNoise]:
     """The best cost of a step after the change, and its noise."""
-    best = fitted.costs[0]
-    return replace(best, per_read=best.per_read * change.kv_bytes), step_noise(fitted.start, evidence)
+    return with_kv_bytes(fitted.costs[0], change.kv_bytes), step_noise(fitted.start, evidence)
+
+
+def with_kv_bytes(cost: StepCost, factor: float) -> StepCost:
+    """A step's cost where a cached token has ``factor`` times as many bytes."""
+    return replace(cost, per_read=cost.per_read * factor)
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -232,17 +235,16 @@ def _models(cases: Sequence[tuple[TrafficEvidence, CostFit]], now: EngineLimits)
     return found
 
 
-def _draws(cases: Sequence[tuple[TrafficEvidence, CostFit]], change: Change, spread: float) -> list[Figures]:
-    """What the next run may show, `DRAWS` times; ``spread`` is how much the engine's speed scatters between starts."""
+def _draws(cases: Sequence[tuple[TrafficEvidence, CostFit]], change: Change, speeds: Sequence[float]) -> list[Figures]:
+    """What the next run may show, once with each of these ``speeds``."""
     dice = random.Random(DRAWS)
-    speeds = [math.exp(NormalDist(0, spread).inv_cdf((place + 0.5) / DRAWS)) for place in range(DRAWS)]
+    speeds = list(speeds)
     dice.shuffle(speeds)
     models = _models(cases, change.now)
     found = []
     for place, speed in enumerate(speeds):
         model = models[place % len(models)]
-        cost = model.cost.scaled(speed)
-        cost = replace(cost, per_read=cost.per_read * change.kv_bytes)
+        cost = with_kv_bytes(model.cost.scaled(speed), change.kv_bytes)
         arrivals = _redrawn(model.evidence, change.now.scheduler.block_size, dice, change.traffic_scale)
         noise = replace(model.noise, shift=dice.random() * model.noise.span)
         figures = _outcome(model.evidence, arrivals, change, cost, noise).figures

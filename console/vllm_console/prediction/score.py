@@ -48,8 +48,9 @@ class Traffic(msgspec.Struct, frozen=True):
 class KeptPrediction(msgspec.Struct, frozen=True):
     """A prediction as it is kept: when it was made (Unix seconds), for which flags' new values and which traffic.
 
-    ``outside`` ones are not scored. After the restart ``measured`` has what came, unless the traffic was ``unlike``,
-    and ``drift`` how much slower the same steps were than before it (0.05 is 5 %).
+    ``cost`` is a step's with the change, at the speed before it. ``outside`` ones are not scored. After the restart
+    ``measured`` has what came, unless the traffic was ``unlike``, and ``drift`` how much slower the same steps were
+    than before it (0.05 is 5 %).
     """
 
     at: float

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
 from msgspec.structs import replace
 
 from fakes.virtual_records import Recorded, record, traffic
-from vllm_console.prediction.drift import drift, drift_spread
+from vllm_console.prediction.drift import at_speed_of, drift, next_speeds
 from vllm_console.prediction.evidence import NoEvidenceError, TrafficEvidence, gather
 from vllm_console.prediction.fit import CostFit, fit_step_cost, step_regression
 from vllm_console.prediction.predict import (
@@ -103,11 +104,38 @@ def test_the_interval_is_wider_where_earlier_starts_changed_the_speed() -> None:
     assert 0.01 < usual_width / usual.itl_seconds.p50.value < 0.2
 
 
+def test_the_scale_of_drift_is_learned_from_scored_starts_and_one_odd_start_does_not_decide_it() -> None:
+    _, evidence, cost = fitted()
+
+    def reach(drifts: Sequence[float]) -> float:
+        speeds = next_speeds(evidence, cost.start, drifts, 39)
+        assert speeds == sorted(speeds)
+        assert speeds[19] == pytest.approx(1.0)
+        assert speeds[1] * speeds[37] == pytest.approx(1.0)
+        return speeds[37] - 1
+
+    dice = random.Random(5)
+    quiet, usual = ([dice.gauss(0, scatter) for _ in range(20)] for scatter in (0.003, 0.02))
+    assert reach(()) == pytest.approx(0.035, abs=0.005)
+    assert reach(quiet[:5]) < reach(()) / 3
+    assert 0.003 < reach(quiet) < 0.01, "not narrower than nine of ten starts are apart"
+    assert reach((*quiet, 0.1)) < 1.3 * reach(quiet)
+    assert reach(usual) == pytest.approx(0.035, abs=0.015)
+    assert reach([0.0] * 50) > 0
+    assert len(next_speeds(evidence, cost.start, (), 4)) == 4
+
+
+def test_drift_is_that_between_two_runs_and_not_the_error_of_the_step_cost() -> None:
+    _, evidence, cost = fitted()
+    other = at_speed_of(cost.start.scaled(1.2), evidence)
+    assert drift(other, evidence) == pytest.approx(0.0, abs=1e-9)
+
+
 def test_steps_that_the_clock_missed_are_no_evidence_of_the_speed() -> None:
     _, evidence, cost = fitted()
     missed = replace(evidence, steps=tuple(replace(one, seconds=0.0) for one in evidence.steps))
     assert drift(cost.start, missed) is None
-    assert drift_spread(missed, cost.start, (-1.0,)) == drift_spread(missed, cost.start)
+    assert next_speeds(missed, cost.start, (-1.0,), 9) == next_speeds(missed, cost.start, (), 9)
     partly = replace(evidence, steps=(*missed.steps, *evidence.steps))
     assert drift(cost.start, partly) == drift(cost.start, evidence)
 
