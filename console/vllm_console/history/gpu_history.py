@@ -2,13 +2,15 @@
 
 One file per machine and user, whatever runs on the GPUs. Rows are numbered by their step of time: each writer (a
 recorder, or its successor) continues where the last one ended, and a step is written once. A row per minute is made of
-the finer ones when its minute is over: means, and maxima of what has a limit.
+the finer ones when its minute is over: means, and maxima of what has a limit. Where the clock was set back, rows ahead
+of it are replaced one by one as their time comes again.
 """
 
 from __future__ import annotations
 
 import math
 import sqlite3
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +47,7 @@ FIVES, MINUTES = TIERS = (
 """A day by five seconds, thirty days by the minute; less where dozens of GPUs with many links fill more bytes."""
 
 _PER_MINUTE = round(MINUTES.step / FIVES.step)
+_DAY = round(86400 / FIVES.step)
 _PRUNE_EVERY = 720
 """Rows between two prunings: an hour."""
 
@@ -209,14 +212,16 @@ class GpuHistoryWriter:
         connection = self._opened()
         connection.execute("BEGIN IMMEDIATE")
         try:
-            last = connection.execute(f"SELECT max(sequence) FROM {FIVES.table}").fetchone()[0]
-            if last is not None and last > step:  # the clock was set back: what is ahead of it is of no use
-                connection.execute(f"DELETE FROM {FIVES.table} WHERE sequence > ?", (step,))
-                connection.execute(f"DELETE FROM {MINUTES.table} WHERE sequence >= ?", (step // _PER_MINUTE,))
-            elif last is not None and last // _PER_MINUTE < step // _PER_MINUTE:
+            last = _last_before(connection, sys.maxsize)
+            ahead = last is not None and last > step
+            if ahead:
+                _delete_far_ahead(connection, step)
+                last = _last_before(connection, step)
+            if last is not None and last // _PER_MINUTE < step // _PER_MINUTE:
                 _sum_up(connection, last // _PER_MINUTE)
             row = (step, at, _machine(connection, tuple(map(card_of, gpus))), _packed(gpus))
-            connection.execute(f"INSERT OR IGNORE INTO {FIVES.table} VALUES (?, ?, ?, ?)", row)
+            insert = "INSERT OR REPLACE" if ahead else "INSERT OR IGNORE"
+            connection.execute(f"{insert} INTO {FIVES.table} VALUES (?, ?, ?, ?)", row)
             if step % _PRUNE_EVERY == 0:
                 prune(connection, TIERS)
                 used = " UNION ".join(f"SELECT machine FROM {tier.table}" for tier in TIERS)
@@ -226,6 +231,18 @@ class GpuHistoryWriter:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+
+def _last_before(connection: sqlite3.Connection, step: int) -> int | None:
+    query = f"SELECT max(sequence) FROM {FIVES.table} WHERE sequence < ?"
+    found: int | None = connection.execute(query, (step,)).fetchone()[0]
+    return found
+
+
+def _delete_far_ahead(connection: sqlite3.Connection, step: int) -> None:
+    """Drop the rows of a clock that was wrong by more than a day: they would outlast all that are written now."""
+    connection.execute(f"DELETE FROM {FIVES.table} WHERE sequence > ?", (step + _DAY,))
+    connection.execute(f"DELETE FROM {MINUTES.table} WHERE sequence > ?", ((step + _DAY) // _PER_MINUTE,))
 
 
 def card_of(gpu: Gpu) -> Card:

@@ -103,13 +103,38 @@ def test_another_writer_goes_on_where_the_last_one_ended(path: Path) -> None:
     second.close()
 
 
-def test_a_clock_that_was_set_back_begins_there(path: Path) -> None:
+def test_a_clock_set_back_by_minutes_loses_nothing_and_replaces_what_comes_again(path: Path) -> None:
     writer = GpuHistoryWriter(path)
-    for at in (START, START + 5, START + 7200, START + 10):
+    for number in range(120):  # ten minutes
+        writer.append(host(replace(BUSY, utilization=10.0)), START + 5 * number)
+    for number in range(96, 110):  # set back by two
+        writer.append(host(replace(BUSY, utilization=90.0)), START + 5 * number)
+    writer.close()
+    found = [known(entry)["utilization"] for entry in rows(path, BUSY)]
+    assert found == [10.0] * 96 + [90.0] * 14 + [10.0] * 10
+    minutes = [known(entry)["utilization"] for entry in rows(path, BUSY, MINUTES)]
+    assert minutes == [10.0] * 8 + [90.0]
+
+
+def test_a_writer_that_is_late_deletes_no_row_of_another(path: Path) -> None:
+    early, late = GpuHistoryWriter(path), GpuHistoryWriter(path)
+    for number in range(13):
+        early.append(host(BUSY), START + 5 * number)
+    late.append(host(BUSY), START + 57)
+    early.close()
+    late.close()
+    assert len(rows(path, BUSY)) == 13
+    assert len(rows(path, BUSY, MINUTES)) == 1
+
+
+def test_rows_of_a_clock_that_was_wrong_by_more_than_a_day_go(path: Path) -> None:
+    writer = GpuHistoryWriter(path)
+    for at in (START, START + 5, START + 7200, START + 90_000, START + 10):
         writer.append(host(BUSY), at)
     writer.append(host(BUSY), START + 15)
     writer.close()
-    assert [entry.at for entry in rows(path, BUSY)] == [START, START + 5, START + 10, START + 15]
+    assert [entry.at for entry in rows(path, BUSY)] == [START, START + 5, START + 10, START + 15, START + 7200]
+    assert max(entry.at for entry in rows(path, BUSY, MINUTES)) <= START + 7200
 
 
 def test_it_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
