@@ -39,7 +39,12 @@ PREFIXES = ("VLLM_", "CUDA_", "NCCL_", "HF_", "XDG_", "TERM", "COLORTERM", "NO_C
 
 
 def examine(
-    state: Path, config: Path, engines: tuple[Engine, ...], host: Host, refused: Sequence[str] = ()
+    state: Path,
+    config: Path,
+    engines: tuple[Engine, ...],
+    host: Host,
+    refused: Sequence[str] = (),
+    mistakes: Sequence[str] = (),
 ) -> Document:
     """Gather the document: ``{"version", "problems": [{"what", "do"}], "program", "machine", …}``. Changes nothing.
 
@@ -62,6 +67,8 @@ def examine(
         "environment": _environment(),
         "host": encode_host(host),
     }
+    for sentence in mistakes:
+        _problem(problems, sentence, "correct it: most commands refuse to run until then")
     for sentence in refused:
         _problem(problems, sentence, "repair it, or name another with --vllm PATH or in config.toml")
     if all(engine.kind == "simulated" for engine in engines) and not refused:

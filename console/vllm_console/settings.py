@@ -152,12 +152,14 @@ class Settings(Config, frozen=True):
     """What holds: the person's ``shares`` and ``reserve``, and all else as both files together say.
 
     ``binding`` is the administrator's own file, whose shares and reserves hold besides; ``sources`` has for each key
-    that is set the file that it comes from; ``notices`` what the user should know of these files, one sentence each.
+    that is set the file that it comes from; ``notices`` what the user should know of these files, ``mistakes`` what was
+    left out of them because it can't be used, one sentence each.
     """
 
     binding: Config = Config()
     sources: Mapping[str, str] = {}
     notices: tuple[str, ...] = ()
+    mistakes: tuple[str, ...] = ()
 
     @property
     def read_only_by(self) -> str:
@@ -213,17 +215,23 @@ def config_folder() -> Path:
     return user_folder("XDG_CONFIG_HOME", ".config")
 
 
-def read_settings(path: Path | None = None) -> Settings:
+def read_settings(path: Path | None = None, *, forgiving: bool = False) -> Settings:
     """What holds for this person: the administrator's file, then the person's own or the one that ``path`` names.
+
+    If it is ``forgiving``, what cannot be used of the person's file is left out.
 
     Raises:
         ConfigError: one of them cannot be used. What binds and cannot be read is not passed over.
     """
     named, path = path is not None, path or config_folder() / "config.toml"
     notices: list[str] = []
-    bound, own = _administrators(notices), _document(path, named)
+    mistakes: list[str] | None = [] if forgiving else None
+    bound, own = _administrators(notices), _document(path, named, mistakes)
+    if mistakes is not None:
+        own = _usable(path, own, mistakes)
+    left_out = tuple(mistakes or ())
     if not bound and not own:
-        return Settings(notices=tuple(notices))
+        return Settings(notices=tuple(notices), mistakes=left_out)
     binding = _config(ADMIN_CONFIG, bound)
     person = _config(path, own)
     if binding.board and person.board and Path(person.board) != Path(binding.board):
@@ -245,7 +253,29 @@ def read_settings(path: Path | None = None) -> Settings:
         sources["board"] = str(ADMIN_CONFIG)
     merged = _config(path, both)
     values = {name: getattr(merged, name) for name in Config.__struct_fields__}
-    return Settings(**values, binding=binding, sources=sources, notices=tuple(notices))
+    return Settings(**values, binding=binding, sources=sources, notices=tuple(notices), mistakes=left_out)
+
+
+def _usable(path: Path, document: dict[str, Any], mistakes: list[str]) -> dict[str, Any]:
+    """A document without the keys that cannot be used; the first of them is named in ``mistakes``.
+
+    What was meant as ``read_only``, whatever it says, is: it kept commands from changing something.
+    """
+    kept: dict[str, Any] = {}
+    fault, meant = "", False
+    for key, value in document.items():
+        try:
+            _config(path, {**kept, key: value})
+        except ConfigError as error:
+            import difflib
+
+            fault = fault or str(error)
+            meant = meant or (value is not False and bool(difflib.get_close_matches(key, ["read_only"])))
+        else:
+            kept[key] = value
+    if fault:
+        mistakes.append(fault)
+    return {**kept, "read_only": True} if meant else kept
 
 
 def _administrators(notices: list[str]) -> dict[str, Any]:
@@ -280,7 +310,7 @@ def _untrusted(status: os.stat_result) -> str:
     return "is writable by users other than root" if status.st_mode & 0o022 else ""
 
 
-def _document(path: Path, named: bool) -> dict[str, Any]:
+def _document(path: Path, named: bool, mistakes: list[str] | None) -> dict[str, Any]:
     """The contents of a TOML file; a missing one is empty, unless the user named it."""
     if path == Path(os.devnull):
         return {}
@@ -293,10 +323,21 @@ def _document(path: Path, named: bool) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    return _parsed(path, data)
+    return _parsed(path, data, mistakes)
 
 
-def _parsed(path: Path, data: bytes) -> dict[str, Any]:
+def _parsed(path: Path, data: bytes, mistakes: list[str] | None = None) -> dict[str, Any]:
+    """The document. With ``mistakes``, text that is no TOML has one key at most: that nothing may be changed."""
+    try:
+        return _toml(path, data)
+    except ConfigError as error:
+        if mistakes is None:
+            raise
+        mistakes.append(str(error))
+        return {"read_only": True} if re.search(rb"(?m)^[ \t]*read_only\b(?![ \t]*=[ \t]*false)", data) else {}
+
+
+def _toml(path: Path, data: bytes) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB, not a config file")
     import tomllib  # most people have no config file, and every command would pay for it

@@ -296,6 +296,24 @@ def test_the_settings_turn_preparation_off(program):
     assert "vllm_launchers.simulated.prepared" not in Path(f"/proc/{after['pid']}/cmdline").read_text()
 
 
+def test_a_mistake_in_the_settings_neither_hides_servers_nor_keeps_them_running(program, tmp_path):
+    start(program)
+    config = program.home / "config" / "vllm-console" / "config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text("refesh_seconds = 2\n")
+    log = tmp_path / "vllm.log"
+    log.write_text("")
+    for words in (("list",), ("status", "chat"), ("logs", "chat"), ("diagnose", str(log)), ("stop", "chat")):
+        answer = program(*words, "--json")
+        assert answer.returncode == 0, (words, answer.stderr)
+        assert answer.stderr.count("unknown key 'refesh_seconds'") == (words[0] != "diagnose"), (words, answer.stderr)
+    problems = json.loads(program("doctor", "--json").stdout)["problems"]
+    assert any("unknown key 'refesh_seconds'" in problem["what"] for problem in problems)
+    assert program("restart", "chat").returncode == 2
+    config.write_text("read_only = tru\n")
+    assert program("stop", "chat").returncode == 4
+
+
 def test_a_refusal_of_the_engine_leaves_the_server_alone(program):
     before = start(program)
     answer = program("restart", "chat", "--set", "block-size=24", "--wait")

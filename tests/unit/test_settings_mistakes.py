@@ -70,3 +70,39 @@ def test_a_price_that_makes_no_sense_is_refused(tmp_path, text, told):
         read_settings(path)
     assert told in str(error.value)
     assert "\x1b" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "told"),
+    [
+        ('ascii = true\nrefesh_seconds = 2\ntheme = "dark"', {"ascii": True, "theme": "dark"}, "unknown key 'refesh_"),
+        ("refresh_seconds = 900\nascii = true", {"ascii": True, "refresh_seconds": 1.0}, "must be between"),
+        ("read_only = yes", {"read_only": True}, "not valid TOML"),
+        ("ascii = tru\n  read_only=true", {"read_only": True, "ascii": False}, "not valid TOML"),
+        ("ascii = tru\nread_only = false", {"read_only": False}, "not valid TOML"),
+        ("read_onyl = true", {"read_only": True}, "did you mean 'read_only'"),
+        ("read_onyl = false", {"read_only": False}, "did you mean 'read_only'"),
+        ('read_only = "true"', {"read_only": True}, "read_only: expected true or false"),
+        ("\udcff", {"read_only": False}, "not UTF-8"),
+    ],
+)
+def test_a_mistake_can_be_left_out_but_never_read_only(
+    tmp_path: Path, text: str, kept: dict[str, object], told: str
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    found = read_settings(path, forgiving=True)
+    assert {name: getattr(found, name) for name in kept} == kept
+    assert [told in mistake for mistake in found.mistakes] == [True], found.mistakes
+
+
+def test_a_mistake_of_an_administrator_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound, own = tmp_path / "admin.toml", tmp_path / "config.toml"
+    bound.write_text("board = 1")
+    own.write_text("ascii = true")
+    monkeypatch.setattr("vllm_console.settings.ADMIN_CONFIG", bound)
+    monkeypatch.setattr("vllm_console.settings.ADMIN_UID", os.getuid())
+    tmp_path.chmod(0o755)
+    bound.chmod(0o644)
+    with pytest.raises(ConfigError, match="board: expected a string"):
+        read_settings(own, forgiving=True)

@@ -28,7 +28,7 @@ def test_a_board_or_a_share_means_that_others_need_the_memory(tmp_path: Path, te
 
 
 def test_settings_for_all_users_mean_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "_administrators", lambda _notices: {"models": ["/data"]})
+    monkeypatch.setattr(settings, "_administrators", lambda *_lists: {"models": ["/data"]})
     path = tmp_path / "config.toml"
     path.write_text("")
     assert read_settings(path).prepares_launches is False

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     config = args.config.parent if args.config is not None else config_folder()
     found = settings_from(args)
     engines = tuple(open_fleet(args, found, check=False).engines())
-    document = examine(state, config, engines, this_host(args), engine_problems(found.vllm))
+    document = examine(state, config, engines, this_host(args), engine_problems(found.vllm), found.mistakes)
     if args.json:
         print_json(document)
     else:

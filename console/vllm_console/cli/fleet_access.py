@@ -19,15 +19,25 @@ if TYPE_CHECKING:
 def settings_from(args: argparse.Namespace) -> Settings:
     """The settings in force: the administrator's config file, and the user's or the one named on the command line.
 
+    A command that ends or shows what runs leaves out the keys that can't be used, and says so once.
+
     Raises:
         UsageError: the config file is invalid.
     """
     from vllm_console.settings import ConfigError, read_settings
 
+    if (known := getattr(args, "settings", None)) is not None:
+        found: Settings = known
+        return found
     try:
-        return read_settings(args.config)
+        found = read_settings(args.config, forgiving=getattr(args, "forgiving", False))
     except ConfigError as error:
         raise UsageError(str(error)) from error
+    if found.mistakes:
+        first = found.mistakes[0]
+        complain(f"{first}{'' if first.endswith('?') else '.'} This command leaves it out; others refuse it")
+    args.settings = found
+    return found
 
 
 def read_only_by(args: argparse.Namespace, config: Settings) -> str:

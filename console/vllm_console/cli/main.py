@@ -32,14 +32,16 @@ class Command(NamedTuple):
     """Whether it changes something or sends load: refused entirely in read-only mode."""
     elsewhere: bool = False
     """Whether it is about one server: for HOST/NAME it runs on the attached machine HOST."""
+    forgiving: bool = False
+    """Whether it works with a mistake in the settings, after a warning: it ends or shows what runs."""
 
 
 COMMANDS = {
     "presets": Command("list the presets, or show one with the reason for each flag"),
     "plan": Command("plan a launch without starting it: flags, memory, findings", elsewhere=True),
     "start": Command("launch a server from a preset", changes=True, elsewhere=True),
-    "list": Command("list all servers", module="servers"),
-    "status": Command("show one server, with its metrics", module="servers", elsewhere=True),
+    "list": Command("list all servers", module="servers", forgiving=True),
+    "status": Command("show one server, with its metrics", module="servers", elsewhere=True, forgiving=True),
     "check": Command("check a server against its objectives, for scripts", elsewhere=True),
     "watch": Command("report findings as they begin and end: log, terminal, webhook"),
     "export": Command("write configuration for Prometheus, Grafana or a proxy"),
@@ -60,12 +62,12 @@ COMMANDS = {
         changes=True,
         elsewhere=True,
     ),
-    "stop": Command("stop a server", changes=True, elsewhere=True),
+    "stop": Command("stop a server", changes=True, elsewhere=True, forgiving=True),
     "remove": Command(
         "remove a stopped server; its runs can still be replayed", module="stop", changes=True, elsewhere=True
     ),
     "leftovers": Command("list or remove what ended servers left behind: processes, files in /dev/shm"),
-    "logs": Command("print or follow a server's log", elsewhere=True),
+    "logs": Command("print or follow a server's log", elsewhere=True, forgiving=True),
     "chat": Command("chat with a server, on screen or in a pipe", changes=True, elsewhere=True),
     "load": Command("send load to a server and measure it", changes=True, elsewhere=True),
     "ramp": Command("find the highest request rate at which a server's objectives hold", changes=True, elsewhere=True),
@@ -89,7 +91,7 @@ COMMANDS = {
     "board": Command("show claimed GPUs and running servers of all users"),
     "claim": Command("claim GPUs on the shared board until a time", module="board", changes=True),
     "release": Command("release your GPU claims", module="board", changes=True),
-    "doctor": Command("check this installation and collect data for a bug report"),
+    "doctor": Command("check this installation and collect data for a bug report", forgiving=True),
     "models": Command("list, download, remove or search models, and show which fit"),
     "engines": Command("list, install or remove vLLM installations"),
     "web": Command("serve the console to a browser on this machine"),
@@ -162,7 +164,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     args.command, *rest = typed
     if args.command not in COMMANDS:
         parser.error(f"no command is called {args.command!r}; {_suggestion(args.command)}")
-    summary = COMMANDS[args.command].help
+    summary, args.forgiving = COMMANDS[args.command].help, COMMANDS[args.command].forgiving
     command = _Parser(
         prog=f"{parser.prog} {args.command}",
         description=f"{summary[0].upper()}{summary[1:].removesuffix('?')}{'?' if summary.endswith('?') else '.'}",
