@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from
 from vllm_console.cli.options import add_json, text_from
-from vllm_console.cli.output import Document, DownloadLine, complain, confirmed, fields, print_json, prose
+from vllm_console.cli.output import Document, DownloadLine, ProgressLine, complain, confirmed, fields, print_json, prose
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import plain, size
 
@@ -171,8 +171,15 @@ def _remove(args: argparse.Namespace) -> int:
     started = ", ".join(_started_from(args.state or default_root(), path))
     note = f" It started {started}, which can't be restarted without it." if started else ""
     confirmed(args, f"Delete {path}?{note}")
+    step = f"removing {path.name}"
+
+    def show(done: int, total: int | None, freed: int) -> None:
+        counted = f"counting its files, {done:,} so far" if total is None else f"{done:,} of {total:,} files"
+        line.say(step, f"{step}: {counted}{f', {size(freed)} freed' if freed else ''}")
+
     try:
-        freed = remove_engine(path)
+        with ProgressLine(silent=args.json) as line:
+            freed = remove_engine(path, show)
     except OSError as error:
         raise FleetError(f"{error.filename}: {os.strerror(error.errno or 0)}") from error
     if args.json:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -62,19 +63,41 @@ def managed_engine(name: str, environ: Mapping[str, str]) -> Path | None:
     return folder / name
 
 
-def remove_engine(path: Path) -> int:
+def remove_engine(path: Path, report: Callable[[int, int | None, int], None] = lambda *_: None) -> int:
     """Delete an environment; returns the bytes that this freed. The marker goes first, so that half of one is none.
+
+    ``report`` is called with the files that are done, how many there are, and the bytes that were freed: first while
+    they are counted, when nobody knows how many there are.
 
     Raises:
         OSError: a part of it can't be deleted.
     """
-    import shutil  # rarely needed, and it imports every archive format
-
-    before = disk_bytes(path)
     (path / MARKER).unlink(missing_ok=True)
-    shutil.rmtree(path)
+    total = 0
+    for _, _, names in os.walk(path):
+        total += len(names)
+        report(total, None, 0)
+    done = freed = 0
+    for folder, folders, names in os.walk(path, topdown=False, onerror=_raise):
+        inside = Path(folder)
+        for name in names:
+            found = os.lstat(inside / name)
+            (inside / name).unlink()
+            freed += found.st_blocks * 512 if found.st_nlink == 1 else 0
+        for name in folders:
+            if (inside / name).is_symlink():
+                (inside / name).unlink()
+            else:
+                (inside / name).rmdir()
+        done += len(names)
+        report(done, total, freed)
+    path.rmdir()
     (path.parent / f"{path.name}.log").unlink(missing_ok=True)  # of an installation that failed
-    return before
+    return freed
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def disk_bytes(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -9,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from vllm_launchers.vllm.engines import EngineError, engine_at, engine_problems, find_engines, simulated_engine
+from vllm_launchers.vllm.engines import (
+    EngineError,
+    engine_at,
+    engine_problems,
+    find_engines,
+    remove_engine,
+    simulated_engine,
+)
 from vllm_launchers.vllm.installed_packages import build_of
 
 Environment = Callable[..., Path]
@@ -206,3 +214,22 @@ def test_the_simulated_engine() -> None:
 def test_system_binaries() -> None:
     with pytest.raises(EngineError, match="is not vLLM"):
         engine_at(shutil.which("true") or "/bin/true")
+
+
+def test_a_removal_reports_how_far_it_is_and_follows_no_link(tmp_path: Path) -> None:
+    engine, outside = tmp_path / "0.33.0", tmp_path / "outside"
+    (engine / "lib/deep").mkdir(parents=True)
+    outside.mkdir()
+    for place in (engine / "lib/deep/a", engine / "lib/b", outside / "kept"):
+        place.write_bytes(b"x" * 8192)
+    os.link(outside / "kept", engine / "lib/shared")
+    (engine / "lib64").symlink_to("lib")
+    (engine / "elsewhere").symlink_to(outside)
+    seen: list[tuple[int, int | None, int]] = []
+    freed = remove_engine(engine, lambda *state: seen.append(state))
+    assert not engine.exists()
+    assert (outside / "kept").exists()
+    assert freed == 2 * 8192, "a file that another name keeps frees nothing"
+    counted, removed = [one for one in seen if one[1] is None], [one for one in seen if one[1] is not None]
+    assert seen == counted + removed
+    assert (counted[-1], removed[-1]) == ((3, None, 0), (3, 3, freed))
