@@ -78,6 +78,16 @@ def test_commands_about_its_servers_run_there(program: Any, gpubox: Path) -> Non
     assert program("status", "gpubox/chat").returncode == 3
 
 
+def test_what_keeps_the_pipe_of_ssh_open_is_not_waited_for(program: Any, gpubox: Path, tmp_path: Path) -> None:
+    """As the master of a shared connection does, which stays for later commands."""
+    left = tmp_path / "left"
+    says = f"sleep 600 </dev/null >/dev/null & echo $! >{left}; echo done; echo last words >&2; exit 7"
+    answer = program("status", "gpubox/chat", env={"FAKE_SSH_SAYS": says})
+    pid = int(left.read_text())
+    os.kill(pid, signal.SIGKILL)  # it is there still
+    assert (answer.returncode, answer.stdout, answer.stderr) == (7, "done\n", "last words\n")
+
+
 def test_a_console_acts_over_one_connection_that_comes_back(
     program: Any, gpubox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

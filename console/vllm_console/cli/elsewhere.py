@@ -25,6 +25,8 @@ READS_INPUT = ("chat",)
 """Commands that get this one's standard input."""
 
 LONGEST_LINE = 1 << 20
+LAST_WORDS_SECONDS = 2.0
+"""How long errors are waited for once ssh has ended: the master of a shared connection may keep their pipe open."""
 
 
 def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
@@ -65,8 +67,9 @@ def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
     errors = threading.Thread(target=_relay, args=(process.stderr, sys.stderr), daemon=True)
     errors.start()
     _relay(process.stdout, sys.stdout)
-    errors.join()
-    return process.wait()
+    code = process.wait()
+    errors.join(LAST_WORDS_SECONDS)
+    return code
 
 
 def _relay(lines: IO[bytes] | None, to: TextIO) -> None:
