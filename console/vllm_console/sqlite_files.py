@@ -11,6 +11,8 @@ from pathlib import Path
 from vllm_launchers.private import open_file
 
 _CORRUPT, _FULL, _CANNOT_OPEN, _NOT_A_DATABASE = 11, 13, 14, 26
+_NO_SHARED_MEMORY = 4874
+"""Its extended code where the file beside a write-ahead log can't be made as long as it must be."""
 
 
 ERRORS = (sqlite3.Error, UnicodeDecodeError)
@@ -32,7 +34,7 @@ def is_damaged(error: Exception) -> bool:
 
 def is_full(error: Exception) -> bool:
     """Whether SQLite reports that the disk is full."""
-    return _code(error) == _FULL
+    return _code(error) == _FULL or getattr(error, "sqlite_errorcode", 0) == _NO_SHARED_MEMORY
 
 
 def is_missing(error: Exception, path: Path) -> bool:

@@ -237,6 +237,19 @@ def test_a_full_disk_is_reported_and_loses_nothing_old(store, path, monkeypatch,
     assert [run.windows for run in store.runs()] == [602]
 
 
+def test_a_disk_too_full_for_sqlites_own_files_is_named_as_full(store, monkeypatch):
+    """As SQLite reports it on a small tmpfs: its log of shared memory can't be made as long as it must be."""
+
+    def full(*_words, **_more):
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = 4874
+        raise error
+
+    monkeypatch.setattr(sqlite_files, "open_database", full)
+    with pytest.raises(RunStoreError, match="disk is full"):
+        store.enter([head()])
+
+
 @pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 5000])
 def test_a_damaged_file_is_set_aside_and_reported(store, path, content):
     path.parent.mkdir(mode=0o700)
