@@ -168,7 +168,7 @@ def test_gguf_files_are_not_offered_as_a_model_to_start(program: Any) -> None:
         env = hub_env(program, hub)
         got = program("models", "get", "org/ggufs", "--yes", env=env)
         assert got.returncode == 0, got.stderr
-        assert "serves no model without one" in got.stdout
+        assert "without one vLLM needs a plugin" in got.stdout
         assert "start PRESET" not in got.stdout
         (listed,) = program.json("models", env=env)
         assert "GGUF files alone" in listed["problem"]

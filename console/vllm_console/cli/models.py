@@ -247,7 +247,9 @@ def get_model(args: argparse.Namespace) -> int:
         if any(one.name in CONFIGS for one in found.files):
             print(plain(f"  vllm-console start PRESET --model {model}"))
         else:
-            print("  There is no config.json among these files, and vLLM serves no model without one.")
+            print(
+                "  There is no config.json among these files; without one vLLM needs a plugin that reads their format."
+            )
     return 0
 
 

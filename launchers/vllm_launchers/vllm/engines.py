@@ -130,7 +130,7 @@ class Engine(msgspec.Struct, frozen=True):
 
     ``command`` precedes ``serve`` in argv. ``version`` is None if it could not be determined without running it.
     ``build`` is ``cuda``, ``cpu``, ``rocm``, … or ``simulated``, None if unknown. ``note`` is one sentence that users
-    should know about it.
+    should know about it. ``plugins`` are vLLM's that are installed beside it.
     """
 
     kind: EngineKind
@@ -139,6 +139,7 @@ class Engine(msgspec.Struct, frozen=True):
     build: str | None
     path: str
     note: str = ""
+    plugins: tuple[str, ...] = ()
 
     @property
     def release(self) -> tuple[int, int, int] | None:
@@ -324,4 +325,12 @@ def _engine(command: tuple[str, ...], path: Path, distribution: Distribution | N
     if distribution is None:
         note = "its environment does not say which vLLM is installed, so its version is known only once it runs"
         return Engine(EngineKind.VLLM, command, None, None, str(path), note)
-    return Engine(EngineKind.VLLM, command, distribution.version, distribution.build, str(path), distribution.note)
+    return Engine(
+        EngineKind.VLLM,
+        command,
+        distribution.version,
+        distribution.build,
+        str(path),
+        distribution.note,
+        distribution.plugins,
+    )

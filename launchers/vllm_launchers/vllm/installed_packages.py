@@ -10,6 +10,7 @@ import msgspec
 
 # Patterns as text are compiled when they are first used: most commands look at no installation.
 _DISTRIBUTION = r"(?i)vllm(?:_(?P<kind>cpu|rocm|xpu|tpu))?-(?P<version>[^-]+)\.(?:dist|egg)-info"
+_PLUGIN = r"(?i)(?P<name>vllm_\w+_plugin)-[^-]+\.(?:dist|egg)-info"
 _POLYGLOT = r"(?m)^'''exec'\s+(?P<python>\"[^\n]+?\"|'[^\n]+?'|\S+)\s+\"\$0\""
 _RELATIVE = r"(?m)^'''exec'\s+\"\$\(dirname[^\n]*?/'?\"?/?'?(?P<name>python[0-9.]*)'?\"?\s+\"\$0\""
 _PYTHON = r"(?:python|pypy)[0-9.]*t?"
@@ -22,6 +23,8 @@ class Distribution(msgspec.Struct, frozen=True):
     build: str | None
     note: str = ""
     """What users should know about it, in one sentence."""
+    plugins: tuple[str, ...] = ()
+    """vLLM's plugins that are installed beside it, such as ``vllm-gguf-plugin``."""
 
 
 def installed_vllm(interpreter: Path) -> Distribution | None:
@@ -46,7 +49,11 @@ def installed_vllm(interpreter: Path) -> Distribution | None:
         )
     elif (path / "direct_url.json").is_file() and not (path.parent / "vllm").is_dir() and kind is None:
         note = "an editable installation: its version is the one it had when it was installed"
-    return Distribution(version, kind or build_of(version), note)
+    plugins = {
+        match["name"] for beside in path.parent.glob("vllm*-info") if (match := re.fullmatch(_PLUGIN, beside.name))
+    }
+    names = tuple(sorted(name.lower().replace("_", "-") for name in plugins))
+    return Distribution(version, kind or build_of(version), note, names)
 
 
 def build_of(version: str) -> str | None:

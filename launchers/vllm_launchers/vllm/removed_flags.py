@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -273,6 +273,12 @@ class RemovedValue(msgspec.Struct, frozen=True):
     instead: str
     new_value: str | None = None
     """The same value under its present name."""
+    plugin: str = ""
+    """The package with which vLLM accepts it again, beside vLLM in its environment."""
+
+    def dropped(self, release: Release | None, plugins: Collection[str]) -> bool:
+        """Whether a release with these plugins no longer accepts it."""
+        return release is not None and release >= self.since and self.plugin not in plugins
 
 
 _WARNS_SINCE: Release = (0, 17, 0)
@@ -398,10 +404,12 @@ _OTHER_CHECKPOINT = "use a checkpoint with another quantization"
 
 
 def _quantization(
-    since: Release, names: str, instead: str = _OTHER_CHECKPOINT, new: str | None = None
+    since: Release, names: str, instead: str = _OTHER_CHECKPOINT, new: str | None = None, plugin: str = ""
 ) -> list[RemovedValue]:
-    return [RemovedValue("quantization", name, since, instead, new) for name in names.split()]
+    return [RemovedValue("quantization", name, since, instead, new, plugin) for name in names.split()]
 
+
+GGUF_PLUGIN, BNB_PLUGIN = "vllm-gguf-plugin", "vllm-bnb-plugin"
 
 REMOVED_VALUES: tuple[RemovedValue, ...] = (
     *_quantization(NEVER, "squeezellm"),
@@ -415,11 +423,14 @@ REMOVED_VALUES: tuple[RemovedValue, ...] = (
     *_quantization((0, 16, 0), "bitblas gptq_bitblas gptq_marlin_24 ipex"),
     *_quantization((0, 19, 0), "ptpc_fp8"),
     *_quantization((0, 20, 0), "petit_nvfp4"),
-    *_quantization((0, 24, 0), "gguf", "use a safetensors checkpoint of the model, such as an AWQ one"),
+    *_quantization((0, 24, 0), "gguf", "use a safetensors checkpoint of the model, such as an AWQ one",
+                   plugin=GGUF_PLUGIN),
     *_quantization((0, 28, 0), "bitsandbytes",
-                   "use a quantized checkpoint such as an AWQ one, or --quantization fp8 for a plain one"),
-    RemovedValue("load-format", "gguf", (0, 24, 0), "use a safetensors checkpoint of the model"),
-    RemovedValue("load-format", "bitsandbytes", (0, 28, 0), "use a quantized checkpoint such as an AWQ one"),
+                   "use a quantized checkpoint such as an AWQ one, or --quantization fp8 for a plain one",
+                   plugin=BNB_PLUGIN),
+    RemovedValue("load-format", "gguf", (0, 24, 0), "use a safetensors checkpoint of the model", plugin=GGUF_PLUGIN),
+    RemovedValue("load-format", "bitsandbytes", (0, 28, 0), "use a quantized checkpoint such as an AWQ one",
+                 plugin=BNB_PLUGIN),
     RemovedValue("tokenizer-mode", "slow", (0, 31, 0), "remove it: there are only fast tokenizers"),
 )  # fmt: skip
 """Removed since 0.8.5, plus older ones that guides mention."""

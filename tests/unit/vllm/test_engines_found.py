@@ -73,6 +73,11 @@ def test_a_plugin_is_not_vllm(environment: Environment) -> None:
         engine_at(str(environment("other", "vllm_flash_attn-2.7.2", script=None) / "bin" / "python"), {})
 
 
+def test_plugins_beside_vllm_are_known(environment: Environment) -> None:
+    engine = engine_at(str(environment("venv", "vllm-0.33.0", "vllm_gguf_plugin-0.0.5", "vllm_flash_attn-2.7.2")), {})
+    assert (engine.version, engine.plugins) == ("0.33.0", ("vllm-gguf-plugin",))
+
+
 def test_an_editable_installation(environment: Environment) -> None:
     venv = environment("venv", "vllm-0.33.1.dev5+g1a2b3c4")
     info = venv / "lib/python3.11/site-packages/vllm-0.33.1.dev5+g1a2b3c4.dist-info"

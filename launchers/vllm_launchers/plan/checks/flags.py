@@ -73,6 +73,7 @@ class _Engine(msgspec.Struct, frozen=True):
 
     table: FlagTable | None
     release: Release | None
+    plugins: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -80,17 +81,22 @@ class _Engine(msgspec.Struct, frozen=True):
 
 
 def flag_findings(
-    flags: Flags, environment: Mapping[str, str], table: FlagTable | None, release: Release | None
+    flags: Flags,
+    environment: Mapping[str, str],
+    table: FlagTable | None,
+    release: Release | None,
+    plugins: tuple[str, ...] = (),
 ) -> list[PlanFinding]:
     """How the vLLM with that flag table, of that release, will react to these flags and variables.
 
     Without a table only what is certainly dead in the release is found; without both, only misread variables and names
     that the newest known release does not have, as a warning. ``flags``
-    are normalized names (no leading dashes); ``environment`` is what is explicitly set for the server.
+    are normalized names (no leading dashes); ``environment`` is what is explicitly set for the server; ``plugins`` are
+    the engine's.
     """
     if release is None and table is not None and table.version:
         release = parse_release(table.version)
-    engine = _Engine(table, release)
+    engine = _Engine(table, release, plugins)
     found: list[PlanFinding] = []
     known: dict[str, FlagValue] = {}
     for name, value in flags.items():
@@ -231,11 +237,14 @@ def _value(name: str, value: FlagValue, engine: _Engine) -> PlanFinding | None:
         return None
     shown = f"--{name} {str(value)[:40]}"
     gone = removed_value(name, value)
-    if gone is not None and engine.release is not None and engine.release >= gone.since:
+    if gone is not None and gone.plugin in engine.plugins:
+        return None
+    if gone is not None and gone.dropped(engine.release, engine.plugins):
         since = f"removed in {_short(gone.since)}" if gone.since != NEVER else "removed long ago"
         fix = Changes(set={name: gone.new_value}) if gone.new_value else None
+        instead = f"install {gone.plugin} beside it, or {gone.instead}" if gone.plugin else gone.instead
         return PlanFinding(
-            "flag_value", Level.ERROR, f"{engine.name} does not support {shown} ({since}): {gone.instead}", fix
+            "flag_value", Level.ERROR, f"{engine.name} does not support {shown} ({since}): {instead}", fix
         )
     if value is False and spec.kind is ValueKind.BOOL and not spec.negatable and name not in TRUE_ONLY:
         message = f"{engine.name} will not start: --{name} cannot be set to false, only omitted"

@@ -129,14 +129,15 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
 
 def _dropped(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     """A checkpoint in a format that this release no longer reads."""
-    stored, release = facts.quantization, plan.engine.release
+    stored, engine = facts.quantization, plan.engine
     gone = removed_value("quantization", stored.method) if stored is not None else None
-    if stored is None or gone is None or gone.new_value is not None or release is None or release < gone.since:
+    if stored is None or gone is None or gone.new_value is not None or not gone.dropped(engine.release, engine.plugins):
         return
     since = f" since {gone.since[0]}.{gone.since[1]}" if gone.since != NEVER else ""
+    reads = f"reads only with {gone.plugin}{since}: install that beside it" if gone.plugin else f"reads no more{since}:"
     text = (
-        f"{facts.model} is stored as {stored.method}, which vLLM reads no more{since}: use a checkpoint in "
-        "another format, such as AWQ or FP8, or an older vLLM"
+        f"{facts.model} is stored as {stored.method}, which vLLM {reads}{',' if gone.plugin else ''} use a checkpoint "
+        "in another format, such as AWQ or FP8, or an older vLLM"
     )
     yield PlanFinding("quantization_dropped", Level.ERROR, text, surely=_sure(facts))
 

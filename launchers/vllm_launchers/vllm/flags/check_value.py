@@ -236,7 +236,7 @@ def expected(spec: FlagSpec) -> str:
 
 
 def _either(names: tuple[str, ...] | list[str]) -> str:
-    if len(names) > _MANY:
+    if len(names) > _MANY + 1:
         return _listed(names)
     return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 

@@ -144,7 +144,9 @@ def _model(name: str, place: str, path: Path, cache: Path, environ: Mapping[str,
         problem = "no config.json in the cache: vLLM would download it"
         held = find_cached(name, cache) if place == "cache" else None
         if held is not None and any(entry.suffix == ".gguf" for entry in _entries(held.snapshot, [])):
-            problem = "has GGUF files alone, which vLLM reads no more since 0.24; older ones take the path of one"
+            problem = (
+                "has GGUF files alone, which vLLM reads since 0.24 only with vllm-gguf-plugin; name the path of one"
+            )
         return msgspec.structs.replace(found, problem=problem)
     try:
         broken = broken_file(Path(facts.folder)) if facts.folder and path.is_dir() else ""

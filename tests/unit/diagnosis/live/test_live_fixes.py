@@ -707,6 +707,7 @@ def test_a_format_of_the_models_files_is_no_flag_to_leave_out() -> None:
     ]
     (fix,) = diagnose(lines, 1).fixes
     assert (fix.changes, "another checkpoint" in fix.why) == (Changes(), True)
+    assert "vllm-bnb-plugin" in fix.why
     assert diagnose(lines, 1, flags={"quantization": "bitsandbytes"}).fixes[0].changes == Changes(
         unset=("quantization",)
     )

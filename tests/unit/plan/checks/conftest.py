@@ -65,6 +65,7 @@ def find() -> Callable[..., list[PlanFinding]]:
         version: str | None = "0.33.0",
         build: str | None = "cuda",
         note: str = "",
+        plugins: tuple[str, ...] = (),
         facts: ModelFacts | None = AN_8B_IN_AWQ,
         host: Host | None = A_HOST,
         host_address: str = "127.0.0.1",
@@ -74,7 +75,7 @@ def find() -> Callable[..., list[PlanFinding]]:
         **more: Any,
     ) -> list[PlanFinding]:
         kind = EngineKind.SIMULATED if build == "simulated" else EngineKind.VLLM
-        engine = Engine(kind, ("/opt/vllm",), version, build, "/opt/vllm", note)
+        engine = Engine(kind, ("/opt/vllm",), version, build, "/opt/vllm", note, plugins)
         chosen, changes = presets[preset], Changes(set or {}, unset)
         plan = make_plan(chosen, engine, changes, host=host_address, port=8000, model="/models/eight", **more)
         flags = release_table(version) if table and version else None

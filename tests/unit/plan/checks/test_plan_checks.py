@@ -577,6 +577,15 @@ def test_a_tool_that_these_gpus_can_not_run_is_not_named(workload: Workload, itl
     assert not list(other_tools(plan, PlanInputs(AWQ, host=hosts), workload, Objectives(1.0, itl, 0.9, 0.02)))
 
 
+@pytest.mark.parametrize(("method", "plugin"), [("gguf", "vllm-gguf-plugin"), ("bitsandbytes", "vllm-bnb-plugin")])
+def test_a_format_that_a_plugin_reads_is_refused_without_it_alone(find: Find, method: str, plugin: str) -> None:
+    case = {"facts": replace(BF16, quantization=Quantization(method)), "set": {"quantization": method}}
+    dropped = [one for one in find(**case) if one.level is Level.ERROR]
+    assert {one.code for one in dropped} == {"quantization_dropped", "flag_value"}
+    assert all(plugin in one.message for one in dropped)
+    assert [one for one in find(**case, plugins=(plugin,)) if one.level is Level.ERROR] == []
+
+
 def test_another_tool_is_named_once_and_only_where_it_is_true(find: Find) -> None:
     small = machine(gpu(name="NVIDIA GeForce RTX 3060", gib=12.0, able="8.6"))
     one = PlanInputs(AWQ, host=small)

@@ -17,6 +17,7 @@ from vllm_launchers.presets.rules import FLAG_NAME
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.model_folder import RANKS
 from vllm_launchers.vllm.release_defaults import NEWEST, online_fp8
+from vllm_launchers.vllm.removed_flags import removed_value
 
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: (?P<words>.*)")
 _ARGUMENT = re.compile(r"argument (?P<names>--?[\w./-]+): (?P<why>.*)")
@@ -41,6 +42,7 @@ _PARSERS = re.compile(
 _PERCENT = re.compile(r"(?:input_value=|Got )(?P<given>\d+(?:\.\d+)?)\b")
 _AGAIN = re.compile(r"Re-run with --kv-cache-dtype (?P<value>[a-z0-9_]+)")
 _SUPPORTED = re.compile(r"Supported dtypes: \[(?:torch\.)?(?P<first>\w+)")
+_METHOD = re.compile(r"Unknown quantization method: (?P<method>\w+)")
 _FIELD = re.compile(r"^--(?P<name>[a-z][a-z0-9-]*): ")
 _OTHER_FORMAT = "Take a checkpoint in a format that this GPU knows: AWQ or GPTQ run from Turing on."
 
@@ -97,6 +99,16 @@ def _right_name(name: str, given: Flags, case: Case) -> Fix | None:
     return Fix(Changes({near[0]: given[name]}), f"--{name} is called --{near[0]}.") if near else None
 
 
+def _other_checkpoint(text: str) -> Fix:
+    """Where the model's files are in a format that this vLLM does not read, or only with a plugin."""
+    named = _METHOD.search(text)
+    gone = removed_value("quantization", named["method"]) if named is not None else None
+    instead = "use another checkpoint (AWQ, FP8)."
+    if gone is None or not gone.plugin:
+        return Fix(Changes(), f"The model's files are in this format, which this vLLM does not read: {instead}")
+    return Fix(Changes(), f"This vLLM reads these files only with {gone.plugin}: install that beside it, or {instead}")
+
+
 def invalid_value(case: Case) -> tuple[Fix, ...]:
     """The nearest value that is allowed, or the flag left out."""
     if derived := _DERIVED.search(case.text):
@@ -112,8 +124,7 @@ def invalid_value(case: Case) -> tuple[Fix, ...]:
     if name is None:
         return ()
     if name == "quantization" and case.flags and name not in case.flags:
-        why = "The model's files are in this format, which this vLLM does not read: use another checkpoint (AWQ, FP8)."
-        return (Fix(Changes(), why),)
+        return (_other_checkpoint(case.text),)
     if name == "num-speculative-tokens" and name not in case.flags:
         return speculation(case)  # a key of a flag
     found = []
