@@ -38,6 +38,9 @@ COLUMNS = (
 )
 """Titles, and the least width of each column."""
 
+STALE_SECONDS = 5.0
+"""Metrics older than this are not called those of now: they are read once a second."""
+
 HOST = 2
 """The column that is left out where all servers run on this machine."""
 
@@ -112,6 +115,8 @@ def servers_table(servers: Sequence[ServerView], now: float) -> list[str]:
             lines.append(f"  {plain(why)}")
         if notice := server.notice if server.recorded else server.exposed:
             lines.append(f"  {plain(notice)}")
+        if server.window is not None and (age := _age(server, now)) is not None:
+            lines.append(f"  these metrics are {duration(age)} old")
     return lines
 
 
@@ -194,7 +199,7 @@ def describe_server(server: ServerView, now: float, energy: Energy | None = None
         lines.append("  start-up    " + "  ".join(f"{s.name} {took(s.seconds)}" for s in server.stages))
     if server.downtime_seconds is not None:
         lines.append(f"  downtime    {took(server.downtime_seconds)} at the last restart")
-    lines += _describe_window(server)
+    lines += _describe_window(server, now)
     if energy is not None:
         lines += [f"  {'' if at else 'energy':<11} {text}" for at, text in enumerate(energy_lines(energy))]
     lines += _describe_conditions(server, now)
@@ -220,15 +225,25 @@ def _describe_conditions(server: ServerView, now: float) -> list[str]:
     return lines
 
 
-def _describe_window(server: ServerView) -> list[str]:
+def _age(server: ServerView, now: float) -> float | None:
+    """How old its metrics are, if they are not of now; of other machines' servers that is theirs to say."""
+    if server.sample is None or server.remote or server.state not in (State.READY, State.UNRESPONSIVE):
+        return None
+    age = now - server.sample.at
+    return age if age > STALE_SECONDS else None
+
+
+def _describe_window(server: ServerView, now: float) -> list[str]:
     window = server.window
     if window is None:
         return []
-    span = f"in the last {duration(max(1, round(window.end - window.start)))}"
+    lasted = duration(max(1, round(window.end - window.start)))
+    age = _age(server, now)
+    span, at = (f"in the last {lasted}", "now") if age is None else (f"in the {lasted} before", f"{duration(age)} ago")
     lines = [
-        f"  KV cache    {percent(window.kv_cache_usage)} of {count(window.kv_cache_tokens)} tokens now, "
+        f"  KV cache    {percent(window.kv_cache_usage)} of {count(window.kv_cache_tokens)} tokens {at}, "
         f"prefix hits {percent(window.prefix_hit_rate)} {span}",
-        f"  requests    {count(window.requests_running)} running, {count(window.requests_waiting)} waiting now"
+        f"  requests    {count(window.requests_running)} running, {count(window.requests_waiting)} waiting {at}"
         f"{_longest_wait(window)}, {count(window.preemptions_per_minute)} preemptions/min {span}",
         f"  tokens/s    {count(window.generation_tokens_per_second)} out, "
         f"{count(window.prompt_tokens_per_second)} in {span}",
@@ -293,6 +308,7 @@ def status_document(server: ServerView) -> Document:
         "env": dict(server.environment),
         "exit": as_dict(server.exit) if server.exit else None,
         "metrics": metrics_document(server.sample) if server.sample else None,
+        "metrics_at": server.sample.at if server.sample else None,
         "last_minute": window_document(server.window) if server.window else None,
         "longest_wait_seconds": server.window.longest_wait if server.window else None,
         **fields(server, "reason notice node owner ours elsewhere model downtime_seconds partner rollback stages"),

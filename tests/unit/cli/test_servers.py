@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from vllm_console.cli.servers import describe_server, no_energy, servers_table
+from vllm_console.cli.servers import describe_server, no_energy, servers_table, status_document
 from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.metrics.sample import Sample, Window
 from vllm_launchers.host.gpu.host import NO_DRIVER, Host
 
 NOW = 2000.0
@@ -37,6 +38,21 @@ def test_that_a_server_of_others_is_open_to_everybody_is_still_reported() -> Non
         "vllm@8001", State.READY, NOW, ours=False, owner="anna", exposed=warning, notice=f"{warning}; read-only"
     )
     assert servers_table((opened,), NOW)[2] == f"  {warning}"
+
+
+def test_metrics_of_a_server_that_no_longer_answers_are_not_those_of_now() -> None:
+    window = Window(NOW - 100, NOW - 40, requests_running=75, requests_waiting=3, kv_cache_usage=0.19)
+    sample = Sample(NOW - 40, {})
+    hung = replace(OURS, state=State.UNRESPONSIVE, sample=sample, window=window)
+    text = "\n".join(describe_server(hung, NOW))
+    assert "75 running, 3 waiting 40s ago" in text
+    assert "in the 1m00s before" in text
+    assert " now" not in text
+    assert servers_table((hung,), NOW)[2] == "  these metrics are 40s old"
+    assert status_document(hung)["metrics_at"] == NOW - 40
+    fresh = replace(hung, sample=replace(sample, at=NOW - 1))
+    assert "75 running, 3 waiting now" in "\n".join(describe_server(fresh, NOW))
+    assert len(servers_table((fresh,), NOW)) == 2
 
 
 def test_why_energy_and_cost_are_unknown() -> None:
