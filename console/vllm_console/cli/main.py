@@ -208,8 +208,8 @@ def _global_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"vllm-console {__version__}")
     parser.add_argument("--read-only", action="store_true", help="show everything, change nothing")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="use this config.toml")
-    parser.add_argument("--state", type=Path, metavar="DIR", help="keep server records in this folder")
+    parser.add_argument("--config", type=_path, metavar="FILE", help="use this config.toml")
+    parser.add_argument("--state", type=_path, metavar="DIR", help="keep server records in this folder")
     parser.add_argument(
         "--refresh", type=_refresh, metavar="SECONDS", help="refresh interval of the console (default 1)"
     )
@@ -218,11 +218,22 @@ def _global_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     parser.add_argument(
-        "--host", dest="host_file", type=Path, metavar="FILE", help="use a recorded host instead of this machine's GPUs"
+        "--host",
+        dest="host_file",
+        type=_path,
+        metavar="FILE",
+        help="use a recorded host instead of this machine's GPUs",
     )
     add_picture_arguments(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
+
+
+def _path(text: str) -> Path:
+    """Of an empty one, Python would make the working folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must not be empty")
+    return Path(text)
 
 
 def _refresh(text: str) -> float:

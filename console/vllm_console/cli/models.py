@@ -99,10 +99,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def where_they_fit(fits: Iterable[tuple[str, MemoryFit | None]]) -> str:
-    """``On GPU 0: org/eight. On GPUs 0, 1: org/large.``; a model's folder stands for it, and none that fits nowhere."""
+    """``On GPU 0: eight. On GPUs 0, 1: large.``, each by the last part of its name.
+
+    None that fits nowhere, or that something else keeps from starting.
+    """
     models: dict[tuple[int, ...], list[str]] = {}
     for model, fit in fits:
-        if fit is not None and fit.gpus:
+        if fit is not None and fit.gpus and not fit.error:
             models.setdefault(fit.gpus, []).append(plain(model.rstrip("/")).rpartition("/")[2])
     return " ".join(f"On {gpus_text(gpus)}: {', '.join(names)}." for gpus, names in sorted(models.items()))
 

@@ -102,7 +102,8 @@ def test_numbers_that_make_no_sense_are_refused_with_the_limit(
 @pytest.mark.parametrize(
     "words",
     [("start", "chatbot", "--name", ""), ("start", "chatbot", "--host", ""), ("plan", "chatbot", "--gpus", " "),
-     ("plan", "chatbot", "--host", ""), ("plan", "chatbot", "--name", ""), ("presets", ""), ("plan", "")],
+     ("plan", "chatbot", "--host", ""), ("plan", "chatbot", "--name", ""), ("presets", ""), ("plan", ""),
+     ("--state", "", "list"), ("--config", "", "list"), ("--host", "", "plan", "chatbot")],
 )  # fmt: skip
 def test_an_empty_word_is_not_taken_for_one_that_was_left_out(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.cli.models import FITS, _name, _name_width
+from vllm_console.cli.models import FITS, _name, _name_width, where_they_fit
 from vllm_console.cli.output import prose
 from vllm_console.model_text import COLUMNS
+from vllm_launchers.plan.model import MemoryFit
 
 LONG = "some-organization/A-Very-Long-Model-Name-For-A-Narrow-Terminal-Instruct-GPTQ-Int4"
 
@@ -27,3 +28,8 @@ def test_a_sentence_is_wrapped_between_words_and_is_no_terminals_order():
     assert all(len(line) <= 79 for line in text.splitlines())
     assert text.splitlines()[1].startswith("    word")
     assert "\x1b" not in text
+
+
+def test_where_models_fit_names_none_that_could_not_start():
+    fits = {"org/eight": MemoryFit(True, "", 1000, (0,)), "org/old": MemoryFit(True, "a dropped format", 1000, (0,))}
+    assert where_they_fit([*fits.items(), ("org/large", MemoryFit(False)), ("org/new", None)]) == "On GPU 0: eight."
