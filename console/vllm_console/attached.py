@@ -22,13 +22,14 @@ from vllm_launchers.addresses import is_loopback
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.errors import KeeperError, NoSuchServerError
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import ATTACHED, open_file
 from vllm_launchers.typed_decoding import convert
 
 LOCK = f"{HISTORY}.lock"
 """Held by the recorder, so that there is one, and by whoever takes the history over."""
 
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
 class AddressError(ValueError):

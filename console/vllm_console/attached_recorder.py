@@ -42,6 +42,7 @@ from vllm_console.text import plain
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.records import Generation, ServerRecord, State
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import open_file, open_standard_streams
 from vllm_launchers.values import replace
 
@@ -71,7 +72,7 @@ NO_METRICS = frozenset({"status", "redirect", "html", "empty", "garbage"})
 MIXED = "several servers answer at this address in turn, so their figures are mixed: attach each of them"
 NO_ENGINE = "its metrics page has no figures of an engine, as that of a router: attach the engines behind it"
 
-_STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? ([0-9.eE+-]{1,40})\s", re.MULTILINE)
+_STARTED = lazy_pattern(r"^process_start_time_seconds(?:\{[^}]*\})? ([0-9.eE+-]{1,40})\s", re.MULTILINE)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
+from vllm_launchers.patterns import lazy_pattern
+
 HIDDEN = "•••"
 """Replaces a secret."""
 
@@ -42,7 +44,7 @@ _KEYWORDS = (
     r"|password|passwd|passphrase|secret)"
 )
 """Names of JSON or YAML keys, or flags, with secret values; ``token`` alone has other meanings here."""
-_SECRET_FLAG = re.compile(rf"(?:^|[-_.]){_KEYWORDS}(?:[-_.]|$)", re.IGNORECASE)
+_SECRET_FLAG = lazy_pattern(rf"(?:^|[-_.]){_KEYWORDS}(?:[-_.]|$)", re.IGNORECASE)
 _QUOTED = r"""(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|\\"[^"\\]*(?:\\"|$))"""
 _TEXTS = rf"""(?xi)
       (?P<flag>(?<!-)--(?!-)[a-z0-9_.-]{{0,40}}{_KEYWORDS}(?:[=\s]\s*|['"],\s*['"])['"]?)(?P<flag_value>[^\s'",]+)

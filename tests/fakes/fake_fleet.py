@@ -25,6 +25,7 @@ from vllm_console.fleet.markers import Marker, MarkerKind
 from vllm_console.fleet.probe import ProbeView, RequestsSeen, listed
 from vllm_console.fleet.rolling import AnswerComparison
 from vllm_console.fleet.snapshot import (
+    FIRST,
     Changes,
     Exit,
     FleetSnapshot,
@@ -624,6 +625,7 @@ class FakeFleet:
             raise self.look_error
         self.at += self.step
         views = [maker(self.at) for maker in self.makers]  # type: ignore[operator]
+        selected = selected or (views[0].name if selected == FIRST and views else None)
         views = [self._in_time(view, time) if view.name == selected else view for view in views]
         chosen = next((view for view in views if view.name == selected and view.ours), None)
         earlier = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
 from typing import Any
 
@@ -13,6 +12,7 @@ from vllm_console.diagnosis.finding import MOST_PREEMPTIONS
 from vllm_console.diagnosis.live.queue import LEAST_WAITING
 from vllm_console.metrics.parse import COUNTERS, FIRST_BUCKETS, GAUGES, HISTOGRAMS
 from vllm_console.text import percent, plain, seconds
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.presets.model import Objectives
 
 WHERE = "{{ $labels.model_name }} on {{ $labels.instance }}"
@@ -25,7 +25,7 @@ GENERATED = COUNTERS["generation_tokens_total"][0]
 TTFT, ITL = (HISTOGRAMS[key][0] for key in ("ttft", "itl"))
 
 _MATCHER = r'[A-Za-z_][A-Za-z0-9_]*\s*(?:=~|!~|!=|=)\s*"(?:[^"\\\n]|\\.)*"'
-_MATCHERS = re.compile(rf"\s*{_MATCHER}(?:\s*,\s*{_MATCHER})*\s*")
+_MATCHERS = lazy_pattern(rf"\s*{_MATCHER}(?:\s*,\s*{_MATCHER})*\s*")
 
 
 class MatchError(ValueError):
@@ -245,7 +245,7 @@ EXAMPLE = "localhost:8000"
 JOB = "vllm"
 _INTERVAL = "15s"
 """Four samples in one minute, the shortest window that the rules use."""
-_JOB = re.compile(r'(?:^|,)\s*job\s*=\s*"((?:[^"\\]|\\.)*)"')
+_JOB = lazy_pattern(r'(?:^|,)\s*job\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
 class Scrape(msgspec.Struct, frozen=True):

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 
 from vllm_console.chat.answer import Answer
+from vllm_launchers.patterns import lazy_pattern
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 RAW_TOKENS = 256
 """At most so many tokens continue a text where nothing else is set: vLLM's own default is 16."""
 
-NO_TEMPLATE = re.compile(
+NO_TEMPLATE = lazy_pattern(
     r"default chat template is no longer allowed|(?:must|need to) provide a chat template|no chat template"
     r"|chat_template is not set|does not have a (?:default )?chat template",
     re.IGNORECASE,

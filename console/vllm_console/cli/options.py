@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from vllm_console.cli.output import complain
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.secrets import is_secret_name
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def nodes_from(args: argparse.Namespace) -> NodesRequest | None:
     return NodesRequest(args.nodes, args.node_rank or 0, args.master_addr or "", port, args.network)
 
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def pairs_from(words: Sequence[str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.keeper.server_client import Response, ServerClient
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.listeners import Owner
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.checks.request import ranks
 from vllm_launchers.plan.flags import LORA
 from vllm_launchers.secrets import API_KEY
@@ -28,7 +29,7 @@ from vllm_launchers.vllm.model_folder import RUNTIME_LORA, AdapterError, Adapter
 LOAD_SECONDS = 300.0
 """For reading an adapter from a slow disk while the engine is busy."""
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-_HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f,]")
+_HIDDEN = lazy_pattern(r"[\x00-\x1f\x7f-\x9f,]")
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -268,8 +269,8 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 LORA_INFO = "vllm:lora_requests_info"
-_LINE = re.compile(rf"^{LORA_INFO}\{{(.*)\}} ([0-9.eE+]+)\s*$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LINE = lazy_pattern(rf"^{LORA_INFO}\{{(.*)\}} ([0-9.eE+]+)\s*$", re.MULTILINE)
+_LABEL = lazy_pattern(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def adapters_with_requests(body: str) -> frozenset[str] | None:

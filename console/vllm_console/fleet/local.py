@@ -22,6 +22,7 @@ from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_S
 from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.fleet.runs import RunHistory, RunRecorder
 from vllm_console.fleet.snapshot import (
+    FIRST,
     Changes,
     Engine,
     FleetSnapshot,
@@ -182,9 +183,10 @@ class LocalFleet:
     def snapshot(self, selected: str | None = None, time: TimeView = LIVE) -> FleetSnapshot:
         """All servers now; starts a new keeper for each server that lost its own. One snapshot at a time.
 
-        Never raises because of one bad server. ``selected`` gets its chart series too, over the range of ``time``; if
-        that names a moment, the snapshot has its view of then as well. If it names a GPU, the snapshot has what that
-        did over the range; if it names a run, the snapshot has that run as ``replay``.
+        Never raises because of one bad server. ``selected``, a name or `FIRST` for the first one with a record, gets
+        its chart series too, over the range of ``time``; if that names a moment, the snapshot has its view of then as
+        well. If it names a GPU, the snapshot has what that did over the range; if it names a run, the snapshot has that
+        run as ``replay``.
         """
         with self._snapshot_lock, keeper_errors():
             return self._take_snapshot(selected, time)
@@ -197,10 +199,12 @@ class LocalFleet:
             records, _ = self._records.read()
         for gone in self._watched.keys() - {record_identity(record) for record in records}:
             self._watched.pop(gone).close()
-        views = paired([self._view(record, now, selected, view) for record in records], now)
         own = {record.name for record in records}
         attached, more = self._attached.read()
         attached = [record for record in attached if record.name not in own]
+        if selected == FIRST:
+            selected = next((record.name for record in [*records, *attached]), None)
+        views = paired([self._view(record, now, selected, view) for record in records], now)
         attached_views = self._attached.views(attached, now, selected, view)
         problems += more + self._recorder.update([*records, *attached], [*views, *attached_views])
         if self._observer is not None:

@@ -28,6 +28,7 @@ from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import plain
 from vllm_launchers.keeper.folders import NAME, replace_file
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import open_regular, own_folder
 from vllm_launchers.secrets import redact
 
@@ -45,8 +46,8 @@ VERB_SECONDS = 120.0
 
 CLOSED = "the connection was closed"
 
-_DESTINATION = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_\[][A-Za-z0-9._:%\]-]*")
-_COMMAND = re.compile(r"[A-Za-z0-9/._~+-]+")
+_DESTINATION = lazy_pattern(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_\[][A-Za-z0-9._:%\]-]*")
+_COMMAND = lazy_pattern(r"[A-Za-z0-9/._~+-]+")
 
 
 class RemoteHost(msgspec.Struct, frozen=True):

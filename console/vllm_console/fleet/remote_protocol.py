@@ -20,6 +20,7 @@ from vllm_console.fleet.snapshot import Changes, FleetSnapshot, ServerView
 from vllm_console.fleet.verbs import UsageError
 from vllm_launchers.keeper import wire
 from vllm_launchers.keeper.errors import RecordError
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.values import Value
 
 PROTOCOL = 1
@@ -35,7 +36,7 @@ LEFT_OUT = frozenset({"restart", "startup", "probe", "markers", "folder", "log_p
 MOST = 1e16
 """No number is larger: times stay dates, and sums finite."""
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
+NAME = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
 
 class ProtocolError(Exception):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from msgspec.structs import replace
 from vllm_console.history.store import HISTORY
 from vllm_console.load.spans import FILE_NAME as LOADS
 from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import REMOVED, lock, make_folder, not_ours, open_file, own_folder
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _SIDE_FILES = (HISTORY + "-shm", HISTORY + "-wal")
 _FILES = (LOADS, *_SIDE_FILES, HISTORY)
 """What is moved, in this order: a folder without a history counts as none."""
 
-_NAME = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,62})@(?P<created>\d{1,12})-(?P<removed>\d{1,12})")
+_NAME = lazy_pattern(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,62})@(?P<created>\d{1,12})-(?P<removed>\d{1,12})")
 
 EARLY_SECONDS = 2.0
 """A server's first run may begin so much before its record was made, as times are rounded."""

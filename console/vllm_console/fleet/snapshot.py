@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from vllm_launchers.host.gpu.sharing import GpuShare
 
 
+FIRST = ""
+"""In place of a name: the first server of a snapshot."""
+
 REACHABILITY = {State.READY: "reachable", State.UNRESPONSIVE: "unreachable"}
 """The states of an attached endpoint, for people."""
 

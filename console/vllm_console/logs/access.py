@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,6 +12,7 @@ import msgspec
 from vllm_console.logs.file import Line, LogLevel
 from vllm_console.logs.times import stamp_of
 from vllm_console.text import duration
+from vllm_launchers.patterns import lazy_pattern
 
 STAMP_LINES = 20
 """How many lines above a run are searched for its start time."""
@@ -20,8 +20,8 @@ STAMP_LINES = 20
 MOST_REQUESTS = 3
 """How many kinds of requests are named."""
 
-_CLIENT = re.compile(r"(?:\([\w.:-]+(?: [\w=.]+)*? pid=\d+\) ?)?INFO: +\S+")
-_REQUEST = re.compile(r"(?P<method>[A-Z]+) (?P<path>[^\s?\"]*)[^\"]*\" (?P<status>\d{3}(?: [A-Za-z' -]+)?)\s*")
+_CLIENT = lazy_pattern(r"(?:\([\w.:-]+(?: [\w=.]+)*? pid=\d+\) ?)?INFO: +\S+")
+_REQUEST = lazy_pattern(r"(?P<method>[A-Z]+) (?P<path>[^\s?\"]*)[^\"]*\" (?P<status>\d{3}(?: [A-Za-z' -]+)?)\s*")
 
 
 class AccessLine(msgspec.Struct, frozen=True):

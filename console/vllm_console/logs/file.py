@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.text import plain, size
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import open_regular
 
 BLOCK = 64 * 1024
@@ -29,7 +30,7 @@ READ_BYTES = 32 * 1024 * 1024
 SEARCH_BYTES = 4 * 1024 * 1024
 """Default size of one search step: some tens of milliseconds, at worst some tenths of a second."""
 
-_SPECIAL = re.compile(rb"[\x1b\r\t\x00]")
+_SPECIAL = lazy_pattern(rb"[\x1b\r\t\x00]")
 """Bytes that change how a line is displayed."""
 
 Pattern = str | re.Pattern[str]
@@ -338,22 +339,22 @@ _PROCESS = r"(?:\([\w.-]+ pid=\d+\)\s?)?"
 
 # vLLM's own records come with "(EngineCore pid=7) " in front or without; uvicorn writes "INFO:     "; torch's glog form
 # is "W1120 10:02:46"; JSON records have "levelname".
-_LEVEL = re.compile(
+_LEVEL = lazy_pattern(
     rf"{_PROCESS}(?:(?P<name>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:])"
     r"|\[?(?P<glog>[IWEF])\d{4} \d\d:\d\d:\d\d"
     r'|\{.*"levelname": ?"(?P<json>[A-Z]+)")'
 )
 _GLOG = {"I": LogLevel.INFO, "W": LogLevel.WARNING, "E": LogLevel.ERROR, "F": LogLevel.ERROR}
 
-_TRACEBACK = re.compile(
+_TRACEBACK = lazy_pattern(
     rf"{_PROCESS}(?:Traceback \(most recent call last\):"
     r'|\s+File "[^"]*", line \d+'
     r"|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?::|$)"
     r"|vllm(?: \w+)?: error: "
     r"|terminate called |Segmentation fault|!!!!!!! Segfault)"
 )
-_WARNINGS = re.compile(r"\S+:\d+: \w*Warning: ")
-_INDENTED = re.compile(rf"{_PROCESS}\s+\S")
+_WARNINGS = lazy_pattern(r"\S+:\d+: \w*Warning: ")
+_INDENTED = lazy_pattern(rf"{_PROCESS}\s+\S")
 
 
 def log_level_of(text: str) -> LogLevel | None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from vllm_console.logs.vllm_lines import LogLine, parse_line
 from vllm_console.metrics.sample import Stage, StartupFacts
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import EngineReport
 from vllm_launchers.plan.budget.engine_report import GRAPHS, KV_MEMORY, KV_TOKENS, WEIGHTS, ReportReader
 
@@ -255,25 +256,27 @@ _MARKERS: tuple[tuple[str, str], ...] = (
     ("server", r"Starting vLLM (?:API )?server|Available routes are|Started server process"
                r"|Waiting for application startup|Application startup complete"),
 )  # fmt: skip
-_ANY = re.compile("|".join(f"(?P<m{number}>{pattern})" for number, (_, pattern) in enumerate(_MARKERS)))
-_AFTERWARDS = re.compile(r"(?:init engine \(|warmup run took|profiling takes|Graph capturing finished)[^\d]*([\d.]+) s")
+_ANY = lazy_pattern("|".join(f"(?P<m{number}>{pattern})" for number, (_, pattern) in enumerate(_MARKERS)))
+_AFTERWARDS = lazy_pattern(
+    r"(?:init engine \(|warmup run took|profiling takes|Graph capturing finished)[^\d]*([\d.]+) s"
+)
 """Lines that end a stage, with its duration in seconds."""
-_TIME = re.compile(
+_TIME = lazy_pattern(
     r"(?:(?:\d{4}-)?(?P<month>\d\d)-|(?P<name>[A-Z][a-z]{2}) )(?P<day>[ \d]\d)[ T]"
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
 )
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _DETAILS: tuple[tuple[str, re.Pattern[str], str], ...] = (
-    ("weights", re.compile(r"checkpoint shards.*?(\d+)% Completed"), "{}%"),
+    ("weights", lazy_pattern(r"checkpoint shards.*?(\d+)% Completed"), "{}%"),
     ("weights", WEIGHTS, "{} GiB"),
     ("kv cache", KV_TOKENS, "{} tokens"),
     ("kv cache", KV_MEMORY, "{} GiB"),
-    ("graphs", re.compile(r"Capturing [^:]{0,60}?CUDA ?graph[^:]{0,60}:\s*(\d+)%"), "{}%"),
+    ("graphs", lazy_pattern(r"Capturing [^:]{0,60}?CUDA ?graph[^:]{0,60}:\s*(\d+)%"), "{}%"),
     ("graphs", GRAPHS, "{} GiB"),
 )
-_DOWNLOADED = re.compile(r"Time spent downloading weights for \S+: (\d+(?:\.\d+)?) seconds")
-_FIGURE = re.compile(r"\d+(?:\.\d+)?")
-_BREAK = re.compile(rb"[\r\n]")
+_DOWNLOADED = lazy_pattern(r"Time spent downloading weights for \S+: (\d+(?:\.\d+)?) seconds")
+_FIGURE = lazy_pattern(r"\d+(?:\.\d+)?")
+_BREAK = lazy_pattern(rb"[\r\n]")
 _TAIL_LIMIT = 64 * 1024
 
 

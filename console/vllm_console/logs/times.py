@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta
 
 from vllm_console.logs.file import Line, LogFile
+from vllm_launchers.patterns import lazy_pattern
 
 YEAR = 2000
 """Stands in for the newest line's year; it has a February 29."""
@@ -25,13 +25,13 @@ PROBES = 20
 TAIL_LINES = 400
 """How many lines at the end are searched for the newest time."""
 
-_STAMP = re.compile(
+_STAMP = lazy_pattern(
     r"(?:\([\w.:-]+(?: [\w=.]+)*? pid=\d+\) ?)?"
     r"(?:\[?[IWEF](?P<glog>\d{4}) |\[?(?:[A-Z]+:? )?(?:\d{4}-)?(?P<date>\d\d-\d\d)[ T])"
     r"(?P<clock>\d\d:\d\d:\d\d)"
 )
-_AGO = re.compile(r"-\s*(\d{1,6})\s*([smhd])")
-_MOMENT = re.compile(r"(?:(\d{1,2})-(\d{1,2})\s+)?(\d{1,2}):(\d\d)(?::(\d\d))?")
+_AGO = lazy_pattern(r"-\s*(\d{1,6})\s*([smhd])")
+_MOMENT = lazy_pattern(r"(?:(\d{1,2})-(\d{1,2})\s+)?(\d{1,2}):(\d\d)(?::(\d\d))?")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 LONGEST = timedelta(days=366)

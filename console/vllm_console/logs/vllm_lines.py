@@ -15,6 +15,7 @@ from itertools import chain
 import msgspec
 
 from vllm_console.text import plain, redrawn
+from vllm_launchers.patterns import lazy_pattern
 
 SAMPLE = 400
 """How many lines are sampled from the beginning, from the end, and in between."""
@@ -146,7 +147,7 @@ _OF_A_CAPITAL = (_RECORD, _UVICORN, _GLOG, _JOURNAL, _JOURNAL_FULL, _COMPOSE)
 _OF_A_DIGIT = (_JOURNAL_ISO, _LOKI, _KUBERNETES, _LOGGING, _DESKTOP, _COMPOSE)
 _SPELT = r"(?:\^\[|[\ufffd\u241b\u2190?]|#033|\\(?:x1b|u001b|033|e))?\[(?:\d{1,3}(?:;\d{1,3})*)?m"
 """Colors as spelled out by editors, syslog, pastes and broken terminals, or with the escape character lost."""
-_COLOR = re.compile(r"\[[\d;]*m")
+_COLOR = lazy_pattern(r"\[[\d;]*m")
 _OF_OTHERS = (_COMPOSE, _WARNING)
 _CLOCK = r"(?P<clock>(?:\d{4}-\d\d-\d\d[T ]|[A-Z][a-z]{2} [ \d]\d )?\d\d:\d\d:\d\d)"
 _OF_A_TRACEBACK = r"\s+\S|Traceback \(|(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)"

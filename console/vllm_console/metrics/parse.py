@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from vllm_console.metrics.sample import ACCEPTED, EngineSample, Histogram, Sample
+from vllm_launchers.patterns import lazy_pattern
 
 GAUGES: Mapping[str, tuple[str, ...]] = {
     "requests_running": ("vllm:num_requests_running",),
@@ -159,14 +160,14 @@ def _integer(text: str | None) -> int | None:
     return int(text) or None
 
 
-_SERIES = re.compile(
+_SERIES = lazy_pattern(
     r"\s*(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)"
     r"(?:\s*\{(?P<labels>(?:[^\"{}]|\"(?:[^\"\\]|\\.)*\")*)\})?"
     r"[ \t]+(?P<value>[^\s#]+)(?P<rest>(?:[ \t].*)?)$",
     re.DOTALL,
 )
-_LABEL = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_LABEL = lazy_pattern(r"([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
+_ESCAPED = lazy_pattern(r"\\(.)", re.DOTALL)
 
 _SKIP = -1
 _COMMENT = -2

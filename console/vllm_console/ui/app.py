@@ -24,7 +24,7 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Input
 
-from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import plain
@@ -66,6 +66,9 @@ END_SECONDS = 6
 
 SETTLE_SECONDS = 1.0
 """How long a key waits for the effects of the one before it in an input."""
+
+FIRST_SECONDS = 0.3
+"""How long the first picture waits for the first snapshot: drawing an empty screen first costs as much again."""
 
 LATE_SECONDS = 3.0
 """How late a snapshot may be before its age is shown."""
@@ -154,6 +157,7 @@ class ConsoleApp(App[None]):
         self._late: asyncio.TimerHandle | None = None
         """What happens when the poll in progress is late."""
         self._poll_once = False
+        self._first_poll: asyncio.Task[None] | None = None
         self._polled_for: str | None = None
         self.recent = RecentCommands(state)
         """What was typed as a command."""
@@ -173,8 +177,13 @@ class ConsoleApp(App[None]):
         """The operations screen is the bottom of the stack."""
         return self.operations
 
+    async def on_load(self) -> None:
+        """Take the first snapshot; unless that takes long, it is there before anything is drawn."""
+        self._first_poll = asyncio.create_task(self._poll(), name="first poll")
+        await asyncio.wait({self._first_poll}, timeout=FIRST_SECONDS)
+
     def on_mount(self) -> None:
-        """Start polling; end when the terminal goes or the user quits."""
+        """Go on polling; end when the terminal goes or the user quits."""
         loop = asyncio.get_running_loop()
         if not self.is_headless:
             favor_the_screen()
@@ -285,7 +294,10 @@ class ConsoleApp(App[None]):
         while True:
             started = loop.time()
             self._wake.clear()
-            if not self.polling.paused or self._poll_once or self._charts_missing():
+            if self._first_poll is not None:
+                await self._first_poll
+                self._first_poll = None
+            elif not self.polling.paused or self._poll_once or self._charts_missing():
                 self._poll_once = False
                 await self._poll()
             waits = self.polling.paused and not self._charts_missing()
@@ -303,7 +315,7 @@ class ConsoleApp(App[None]):
 
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
-        self._polled_for = self.operations.selected_name or ""
+        self._polled_for = self.operations.selected_name
         self._await_late_poll(loop)
         try:
             self.snapshot = await in_thread(self._snapshot_call(), "poll")
@@ -314,10 +326,11 @@ class ConsoleApp(App[None]):
             if self._late is not None:
                 self._late.cancel()
         self._polled_at = loop.time()
+        if self._polled_for == FIRST:
+            self._polled_for = next((one.name for one in self.snapshot.servers if one.series is not None), FIRST)
         self._report_trouble()
         self.polling = _with(self.polling, hanging=None)
-        if self.screen_stack:
-            self.operations.show_snapshot()
+        self.operations.show_snapshot()
 
     def _await_late_poll(self, loop: asyncio.AbstractEventLoop) -> None:
         """Show how old the snapshot is when the next one is late, again and again until it is there."""
@@ -332,9 +345,7 @@ class ConsoleApp(App[None]):
         screen = self.operations
         return partial(self._take_snapshot, screen.selected_name, screen.wanted_time, screen.log_reader)
 
-    def _take_snapshot(
-        self, selected: str | None, time: TimeView, read_log: Callable[[], None] | None
-    ) -> FleetSnapshot:
+    def _take_snapshot(self, selected: str, time: TimeView, read_log: Callable[[], None] | None) -> FleetSnapshot:
         """In a thread: take a snapshot, read the log beside it, and notify of findings that begin and end."""
         snapshot = self.fleet.snapshot(selected, time)
         if read_log is not None:

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_launchers.patterns import lazy_pattern
 
-_WEB_FONT = re.compile(r"\s*@font-face \{.*?\}\n", re.DOTALL)
+_WEB_FONT = lazy_pattern(r"\s*@font-face \{.*?\}\n", re.DOTALL)
 MONOSPACE = "DejaVu Sans Mono"
 _FONT = f"'{MONOSPACE}', Menlo, Consolas, monospace"
-_TEXT = re.compile(
+_TEXT = lazy_pattern(
     r'<text class="(?P<style>[^"]+)" x="(?P<x>[\d.]+)" y="(?P<y>[\d.]+)"[^>]*>'
     r"(?P<text>[^<]*[\u2801-\u28ff][^<]*)</text>"
 )

@@ -22,6 +22,8 @@ from pathlib import Path
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from vllm_launchers.patterns import lazy_pattern
+
 DRIVER = "textual.drivers.web_driver:WebDriver"
 """As textual-serve names it. The console has its own way of speaking to it (`ui.terminal.browser`)."""
 
@@ -147,7 +149,7 @@ def cells(text: str, default: int) -> int:
 
 COOKIE = "vllm_console"
 
-_LOOPBACK = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?", re.IGNORECASE | re.ASCII)
+_LOOPBACK = lazy_pattern(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?", re.IGNORECASE | re.ASCII)
 """A ``Host`` header that names this machine. Any port: it may be forwarded, as by ``ssh -L``."""
 
 REFUSED = (

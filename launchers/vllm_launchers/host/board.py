@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import secrets
 import stat
 import time
@@ -20,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.host.ports import user_name
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import close_to_others
 from vllm_launchers.procfs import PROC
 from vllm_launchers.procfs import stat as process_stat
@@ -259,7 +259,7 @@ def gpus_text(gpus: Sequence[int]) -> str:
     return f"GPU {','.join(map(str, gpus))}"
 
 
-PAGE = re.compile(r"(0|[1-9][0-9]{0,9})\.json")
+PAGE = lazy_pattern(r"(0|[1-9][0-9]{0,9})\.json")
 """The name of a user's file: their uid."""
 
 MOST_PAGES = 512

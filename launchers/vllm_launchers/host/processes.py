@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.procfs import PROC, pids, stat
 from vllm_launchers.secrets import redact_argv
 
@@ -24,7 +24,7 @@ PREPARED = "vllm_launchers/prepared/bootstrap.py"
 _RECHECK = 8
 """A process may become another program (``exec``), so each scan rereads one in this many known ones."""
 
-_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*t?")
+_PYTHON = lazy_pattern(r"(?:python|pypy)[0-9.]*t?")
 
 
 class ObservedServer(msgspec.Struct, frozen=True):

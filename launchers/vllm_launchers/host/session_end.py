@@ -15,13 +15,15 @@ from pathlib import Path
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
+
 FOLDERS = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd", "lib/systemd")
 """Locations of logind's settings; the first one with a file of a given name wins."""
 LINGER = "var/lib/systemd/linger"
 
-_SCOPE = re.compile(r"/user-\d+\.slice/session-[^/]+\.scope(?:/|$)", re.MULTILINE)
-_MANAGER = re.compile(r"/user-\d+\.slice/user@\d+\.service(?:/|$)", re.MULTILINE)
-_SETTING = re.compile(r"\s*(#?)\s*(KillUserProcesses|KillOnlyUsers|KillExcludeUsers)\s*=(.*)", re.IGNORECASE)
+_SCOPE = lazy_pattern(r"/user-\d+\.slice/session-[^/]+\.scope(?:/|$)", re.MULTILINE)
+_MANAGER = lazy_pattern(r"/user-\d+\.slice/user@\d+\.service(?:/|$)", re.MULTILINE)
+_SETTING = lazy_pattern(r"\s*(#?)\s*(KillUserProcesses|KillOnlyUsers|KillExcludeUsers)\s*=(.*)", re.IGNORECASE)
 _YES = frozenset({"1", "yes", "y", "true", "t", "on"})
 
 

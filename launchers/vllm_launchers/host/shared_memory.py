@@ -18,21 +18,22 @@ from pathlib import Path
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.procfs import PROC, SHARED_MEMORY, descriptors, mapped_files, pids
 
 NAMES = (
-    (re.compile(r"vllm_.+|VLLM_OBJECT_STORAGE_SHM_BUFFER.*"), "vLLM's name for memory that its processes share"),
-    (re.compile(r"psm_[0-9a-f]{6,16}"), "the name of Python's shared memory, as between vLLM's engine and workers"),
-    (re.compile(r"sem\.mp-[A-Za-z0-9_]{8}"), "the name of Python's semaphores, as of vLLM's workers"),
-    (re.compile(r"nccl-[A-Za-z0-9]{6}"), "NCCL's name for memory between GPUs' processes"),
-    (re.compile(r"torch_\d+_\d+_\d+"), "PyTorch's name for shared tensors"),
+    (lazy_pattern(r"vllm_.+|VLLM_OBJECT_STORAGE_SHM_BUFFER.*"), "vLLM's name for memory that its processes share"),
+    (lazy_pattern(r"psm_[0-9a-f]{6,16}"), "the name of Python's shared memory, as between vLLM's engine and workers"),
+    (lazy_pattern(r"sem\.mp-[A-Za-z0-9_]{8}"), "the name of Python's semaphores, as of vLLM's workers"),
+    (lazy_pattern(r"nccl-[A-Za-z0-9]{6}"), "NCCL's name for memory between GPUs' processes"),
+    (lazy_pattern(r"torch_\d+_\d+_\d+"), "PyTorch's name for shared tensors"),
 )
 SEEN = "its keeper saw it in a server's memory"
 FRESH_SECONDS = 60.0
 """A younger file may be between its creation and its first use."""
 MACHINE_PIDS = "pid:[4026531836]"
 """The namespace in which every process of the machine is visible; a container has another."""
-SUSPECT = re.compile(r"python|pypy|vllm|\bray\b|torch|nccl|mpi|cuda|nsys|ncu", re.IGNORECASE)
+SUSPECT = lazy_pattern(r"python|pypy|vllm|\bray\b|torch|nccl|mpi|cuda|nsys|ncu", re.IGNORECASE)
 """Found in the command line of a process that may share memory with a server, if its maps cannot be read. Every user
 has some unreadable processes (ssh-agent, systemd's helpers), which are unrelated.
 """

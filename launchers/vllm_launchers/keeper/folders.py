@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import stat as stat_bits
 import time
 from collections.abc import Mapping
@@ -31,11 +30,12 @@ from vllm_launchers.keeper import wire
 from vllm_launchers.keeper.errors import BadNameError, NewerRecordError, NoSuchServerError, NotOursError, RecordError
 from vllm_launchers.keeper.files import LOCK, RECORD
 from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import make_folder, open_file, user_folder
 
 STATE_VARIABLE = "VLLMCONSOLE_STATE"
 """Overrides the records folder. Not in the ``VLLM_`` namespace: vLLM warns about unknown names there."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+NAME = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 LOCK_TIMEOUT = 0.3
 LONGEST_RECORD = 16 << 20
 """Bytes; a longer one is not read. A record with ten generations has about 50 KB."""

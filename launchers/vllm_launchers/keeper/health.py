@@ -20,6 +20,7 @@ from vllm_launchers.keeper.lifecycle import HelperFailed, Post, Probed, Transiti
 from vllm_launchers.keeper.records import GoldenAnswer, State, WarmUp, WarmUpOutcome, WarmUpReport
 from vllm_launchers.keeper.server_client import RequestTimeoutError, Response, ServerClient, base_model, over_tls
 from vllm_launchers.listeners import Owner, WrongProcessError
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.values import Value
 
 DEADLINE_SECONDS = 10.0
@@ -176,7 +177,9 @@ PAUSE_SECONDS = 1.0
 """Before the second attempt; twice as long before the third."""
 _POOLING = ("/v1/embeddings", "/pooling", "/classify")
 _NOT_OFFERED = frozenset({404, 405, 501})
-_COUNTED = re.compile(rb"^vllm:(?:request_success|generation_tokens)_total(?:\{[^}\n]*\})? ([0-9.eE+]+)", re.MULTILINE)
+_COUNTED = lazy_pattern(
+    rb"^vllm:(?:request_success|generation_tokens)_total(?:\{[^}\n]*\})? ([0-9.eE+]+)", re.MULTILINE
+)
 
 
 class WarmUpRun(threading.Thread):

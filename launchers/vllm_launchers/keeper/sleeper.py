@@ -21,6 +21,7 @@ from vllm_launchers.keeper.record_writer import RecordWriter
 from vllm_launchers.keeper.records import GoldenAnswer, ProcessIdentity, ServerRecord, Sleep, SleepStep, State
 from vllm_launchers.keeper.server_client import RequestTimeoutError, Response, ServerClient
 from vllm_launchers.listeners import WrongProcessError
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.values import Value, replace
 
 SUSPEND_SECONDS = 600.0
@@ -32,7 +33,7 @@ ANSWER_SECONDS = 120.0
 POLL_SECONDS = 0.5
 TRIES = 3
 """How often a golden prompt is asked before its answer counts as another: in a full batch, sums round differently."""
-_REQUESTS = re.compile(rb"^vllm:num_requests_(?:running|waiting)(?:\{[^}\n]*\})? ([0-9.eE+]+)", re.MULTILINE)
+_REQUESTS = lazy_pattern(rb"^vllm:num_requests_(?:running|waiting)(?:\{[^}\n]*\})? ([0-9.eE+]+)", re.MULTILINE)
 
 
 class SleepOrder(Value):

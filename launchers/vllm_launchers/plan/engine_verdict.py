@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.findings import Level, PlanFinding, by_weight
 from vllm_launchers.plan.model import Changes, EngineKind, Plan
 
@@ -23,7 +24,7 @@ CHECKED = PARSED | {"flag_value", "batch_too_small", "context_over_model", "quan
 LONGEST = 600
 """Characters of vLLM's message in a finding."""
 
-_FLAG = re.compile(r"--([a-z0-9][a-z0-9._-]*)")
+_FLAG = lazy_pattern(r"--([a-z0-9][a-z0-9._-]*)")
 
 
 class EngineAnswer(StrEnum):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.presets.rules import FLAG_NAME, refused_flag, refused_value
 from vllm_launchers.presets.rules import LENGTH as LENGTH_TEXT
@@ -75,8 +75,8 @@ TEXT_FLAGS: frozenset[str] = frozenset(
 )
 """Flags whose value stays text though it may look like a number: a model may be named ``1.10``."""
 
-_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
-_FLOAT = re.compile(r"-?[0-9]{1,30}\.[0-9]{1,30}(?:[eE][+-]?[0-9]{1,3})?|-?[0-9]{1,30}[eE][+-]?[0-9]{1,3}")
+_INTEGER = lazy_pattern(r"-?(?:0|[1-9][0-9]{0,17})")
+_FLOAT = lazy_pattern(r"-?[0-9]{1,30}\.[0-9]{1,30}(?:[eE][+-]?[0-9]{1,3})?|-?[0-9]{1,30}[eE][+-]?[0-9]{1,3}")
 
 
 def normalise(name: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.presets.model import EnvironmentSetting, FlagSetting, Objectives, Preset, Workload
 from vllm_launchers.presets.rules import ENVIRONMENT_NAME, FLAG_NAME, FLAG_RULES, refused_flag, refused_value
 from vllm_launchers.secrets import holds_secret, is_secret_name
@@ -317,7 +318,7 @@ MAX_FILES = 500
 MAX_DEPTH = 8
 """Maximum length of a chain of presets that extend one another."""
 
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+_NAME = lazy_pattern(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
 
 
 class PresetError(Exception):

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.presets.model import MAX_TOKENS
 from vllm_launchers.secrets import SECRET_FLAGS, holds_secret, is_secret_flag
 
@@ -18,9 +19,9 @@ ENVIRONMENT_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LENGTH_PATTERN = r"^(auto|-1|[0-9]{1,18}[kKmMgGtT]?|[0-9]{1,18}\.[0-9]{1,18}[kmgt])$"
 """``max-model-len`` as vLLM reads it: ``4k`` is 4,000, ``4K`` 4,096 and ``1.5k`` 1,500; there is no ``1.5K``."""
 
-FLAG_NAME = re.compile(FLAG_NAME_PATTERN)
-ENVIRONMENT_NAME = re.compile(ENVIRONMENT_NAME_PATTERN)
-LENGTH = re.compile(LENGTH_PATTERN)
+FLAG_NAME = lazy_pattern(FLAG_NAME_PATTERN)
+ENVIRONMENT_NAME = lazy_pattern(ENVIRONMENT_NAME_PATTERN)
+LENGTH = lazy_pattern(LENGTH_PATTERN)
 
 MANAGED_FLAGS: Mapping[str, str] = {
     "model": "set the model with 'model' in a preset, or with --model on the command line",

@@ -14,13 +14,15 @@ from functools import lru_cache
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
+
 VOCABULARY = 128_000
 """Token ids of the tokenizer. A model with a smaller vocabulary has them modulo its size."""
 LONGEST_PIECE = 16
 """Maximum characters of one token."""
 
-_PIECE = re.compile(r"<\|\w{1,12}\|>| ?[^\W\d_]{1,6}| ?\d{1,3}|\s{1,16}| ?[^\w\s]|_", re.UNICODE)
-_RESERVED = re.compile(r"<\|(\d{1,6})\|>")
+_PIECE = lazy_pattern(r"<\|\w{1,12}\|>| ?[^\W\d_]{1,6}| ?\d{1,3}|\s{1,16}| ?[^\w\s]|_", re.UNICODE)
+_RESERVED = lazy_pattern(r"<\|(\d{1,6})\|>")
 
 _WORD_LIST = """
 the a one this each every some any that same other first last next long short small large new old

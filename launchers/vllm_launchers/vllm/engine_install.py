@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import lock, make_folder, open_file
 from vllm_launchers.units import in_units
 from vllm_launchers.vllm.engines import MARKER, NAME, EngineError, disk_bytes, engine_at, engines_folder
@@ -41,7 +42,7 @@ By NVIDIA's table of minor version compatibility: docs.nvidia.com/deploy/cuda-co
 
 _PATIENCE = 900.0
 _TORCH_PARTS = ("torchvision", "torchaudio", "torchcodec")
-_CUDA_ONLY = re.compile(r"nvidia[-_]|triton$|cuda[-_]")
+_CUDA_ONLY = lazy_pattern(r"nvidia[-_]|triton$|cuda[-_]")
 
 
 class InstallError(Exception):

@@ -17,12 +17,13 @@ from typing import NoReturn
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.installed_packages import Distribution, installed_vllm, script_interpreter, which
 
 MARKER = "vllm-console-complete"
 """The file that an environment gets as the last step of its installation; without it nothing uses the environment."""
 
-NAME = re.compile(r"[0-9][0-9A-Za-z.+_]{0,40}(?:-cpu)?")
+NAME = lazy_pattern(r"[0-9][0-9A-Za-z.+_]{0,40}(?:-cpu)?")
 """How an installed engine is called: its version, with ``-cpu`` for the CPU build."""
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.modelfacts.values import Config, mapping, number
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[\w.-]{1,96})?")
-REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
+HUB_ID = lazy_pattern(r"[A-Za-z0-9][\w.-]{0,95}(?:/[\w.-]{1,96})?")
+REMOTE = lazy_pattern(r"[a-z][a-z0-9+.-]*://")
 CONFIGS = ("config.json", "params.json")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".tensors")
 

@@ -7,20 +7,20 @@ and moves into another flag's keys are vLLM's own; the rest is omitted.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
 from vllm_launchers.vllm.release_defaults import Release
 
 FlagCarry = Callable[[Flags], Changes | None]
 VariableCarry = Callable[[str, Flags], Changes | None]
 
-_WHOLE = re.compile(r"[0-9]{1,18}")
+_WHOLE = lazy_pattern(r"[0-9]{1,18}")
 
 SPECULATIVE_KEYS: Mapping[str, str] = {
     "speculative-model": "model",

@@ -13,6 +13,7 @@ import msgspec
 from vllm_console.diagnosis.failure.failure_line import SERVES, FailureLine
 from vllm_console.logs.vllm_lines import LogLine
 from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
 from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.findings import FlagError
@@ -22,27 +23,27 @@ from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.modelfacts.facts import split_quantization
 from vllm_launchers.vllm.release_defaults import default_utilization
 
-_ARGS = re.compile(r"non-default args: (?P<args>\{.*\})")
-_VERSION = re.compile(
+_ARGS = lazy_pattern(r"non-default args: (?P<args>\{.*\})")
+_VERSION = lazy_pattern(
     r"vLLM (?:API )?server version (?P<version>\d+\.\d+[\w.+]*)|\bversion (?P<banner>\d+\.\d+\.\d+\S*)$"
 )
-_LENGTH = re.compile(r"Using max model len (?P<length>\d{1,12})\b")
-_ENGINE = re.compile(
+_LENGTH = lazy_pattern(r"Using max model len (?P<length>\d{1,12})\b")
+_ENGINE = lazy_pattern(
     r"Initializing an? (?:V[01] )?LLM engine \(v[^)]{1,60}\) with config: model='(?P<model>[^']{1,500})'"
 )
-_QUANTIZATION = re.compile(r", quantization=(?!None\b)(?P<method>[\w-]+)")
-_MODEL = re.compile(r"'model(?:_tag)?': '(?P<model>[^']{1,500})'")
-_BATCHED = re.compile(r"max_num_batched_tokens=(?P<tokens>\d{1,12})\b")
-_CHECKPOINT = re.compile(r"Checkpoint size: (?P<gib>\d{1,6}(?:\.\d{1,4})?) GiB")
-_KV_TAKEN = re.compile(r"GPU KV cache size: |# (?:GPU|cuda) blocks: ")
-_CAPABILITY = re.compile(
+_QUANTIZATION = lazy_pattern(r", quantization=(?!None\b)(?P<method>[\w-]+)")
+_MODEL = lazy_pattern(r"'model(?:_tag)?': '(?P<model>[^']{1,500})'")
+_BATCHED = lazy_pattern(r"max_num_batched_tokens=(?P<tokens>\d{1,12})\b")
+_CHECKPOINT = lazy_pattern(r"Checkpoint size: (?P<gib>\d{1,6}(?:\.\d{1,4})?) GiB")
+_KV_TAKEN = lazy_pattern(r"GPU KV cache size: |# (?:GPU|cuda) blocks: ")
+_CAPABILITY = lazy_pattern(
     r"has compute capability (?P<dotted>\d{1,2}\.\d)|\(compute capability (?P<named>\d{1,2}\.\d)\)"
     r"|[Cc]urrent (?:compute )? ?capability(?: is|:) (?P<plain>\d{2,3})\b"
 )
-_GPU_NAME = re.compile(
+_GPU_NAME = lazy_pattern(
     r"device_name=(?P<file>NVIDIA_[\w-]{1,60}?)(?:,|\.json)|GPU \d+: (?P<listed>NVIDIA [\w -]{1,60})"
 )
-_MLA = re.compile(r"\buse_mla=True\b|\bUsing (?:\w+ )?\S*MLA\S* (?:attention )?backend")
+_MLA = lazy_pattern(r"\buse_mla=True\b|\bUsing (?:\w+ )?\S*MLA\S* (?:attention )?backend")
 """Where vLLM names the model's attention: when it selects a backend, or cannot."""
 _NO_FP8 = "does not have native support for FP8"
 _WORDS = (" args: ", "version ", "max model len ", "max_num_batched_tokens=", "KV cache size: ", " blocks: ",

@@ -58,6 +58,7 @@ from vllm_console.diagnosis.failure.rules import (
 from vllm_console.diagnosis.finding import Cause
 from vllm_console.logs.vllm_lines import LogLine
 from vllm_launchers.keeper.files import NODE_MARK, NODES_JOINED
+from vllm_launchers.patterns import lazy_pattern
 
 SIGKILL_CODES = (-9, 137)
 
@@ -74,9 +75,9 @@ MOST_ALIKE = 32
 BEFORE_DEATH = 150
 """The engine's own exception may stand this many lines before the first report of a serving engine's death."""
 
-_START_FAILED = re.compile(r"EngineCore failed to start|[Ee]ngine (?:core )?(?:initialization|process) failed")
+_START_FAILED = lazy_pattern(r"EngineCore failed to start|[Ee]ngine (?:core )?(?:initialization|process) failed")
 _STARTS = (f"{NODE_MARK}{NODES_JOINED}", "non-default args: ", "vLLM API server version ", "vLLM server version ")
-SERVES = re.compile(
+SERVES = lazy_pattern(
     r"Application startup complete|Avg prompt throughput: |\"(?:GET|POST) /\S* HTTP/\d[.\d]*\" [1-4]\d\d"
 )
 _DYING_WORDS = (
@@ -86,33 +87,33 @@ _DYING_WORDS = (
     r"|has failed, terminating server|is already dead, terminating|Background loop has errored already"
     r"|Worker \w+ pid \d+ died, exit code"
 )
-_DYING = re.compile(_DYING_WORDS)
-_ENDINGS = FirstMatches([_DYING], [re.compile(OWN_STOPS)], [re.compile(STOPS)])
-_DIED_SERVING = re.compile(
+_DYING = lazy_pattern(_DYING_WORDS)
+_ENDINGS = FirstMatches([_DYING], [lazy_pattern(OWN_STOPS)], [lazy_pattern(STOPS)])
+_DIED_SERVING = lazy_pattern(
     r"EngineCore encountered a fatal error|output_handler failed|Engine background task failed|EngineGenerateError"
     r"|Error in (?:chat )?completion stream generator|Background loop has errored already"
 )
 """What an engine writes only after it has served: if it comes before all else, the log begins mid-run."""
-_ENGINE = re.compile(r"EngineCore|Worker|VllmWorker|RayWorker")
-_PYDANTIC = re.compile(r"\d+ validation errors? for (?P<model>\w+)")
-_KV_TAKEN = re.compile(r"KV cache size: |# (?:GPU|cuda) blocks: ")
-_NO_FAULT_OF_FLAGS = re.compile(r"Import|Module|OSError|Connection|HTTP|Runtime|Attribute")
+_ENGINE = lazy_pattern(r"EngineCore|Worker|VllmWorker|RayWorker")
+_PYDANTIC = lazy_pattern(r"\d+ validation errors? for (?P<model>\w+)")
+_KV_TAKEN = lazy_pattern(r"KV cache size: |# (?:GPU|cuda) blocks: ")
+_NO_FAULT_OF_FLAGS = lazy_pattern(r"Import|Module|OSError|Connection|HTTP|Runtime|Attribute")
 
 
 _WORDS = FirstMatches([rule.pattern for rule in RULES], [rule.pattern for rule in DEATHS], [OUT_OF_MEMORY], [AFTERMATH])
 _REFUSALS = FirstMatches([rule.pattern for rule in REFUSED_REQUESTS])
-_ALL_REFUSED = re.compile(r"\"POST /v1/(?:chat/)?(?:completions|responses)\S* HTTP/\d[.\d]*\" (?P<status>\d{3})")
+_ALL_REFUSED = lazy_pattern(r"\"POST /v1/(?:chat/)?(?:completions|responses)\S* HTTP/\d[.\d]*\" (?P<status>\d{3})")
 _WARNED = {
-    Topic.LIBRARY_SYMBOL: re.compile(r"undefined symbol: "),
-    Topic.KERNEL_CRASH: re.compile(r"illegal memory access|device-side assert|unspecified launch failure"),
+    Topic.LIBRARY_SYMBOL: lazy_pattern(r"undefined symbol: "),
+    Topic.KERNEL_CRASH: lazy_pattern(r"illegal memory access|device-side assert|unspecified launch failure"),
 }
 _REFUSES = FailureRule(
-    re.compile(""),
+    lazy_pattern(""),
     Cause.OTHER,
     "The server runs, but rejects its requests (400); the response to the client says why.",
     0.3,
 )
-_QUOTES = re.compile(r"Worker failed with error ['\"](?!['\"])\S")
+_QUOTES = lazy_pattern(r"Worker failed with error ['\"](?!['\"])\S")
 """A waiting process repeats the other one's message: as good as the original, if that is missing."""
 
 
@@ -575,18 +576,18 @@ def _invalid_value(message: str, confidence: float) -> FailureRule:
 LONGEST = 400
 """The lines of one traceback, with lines of other processes in between."""
 
-EXCEPTION = re.compile(
+EXCEPTION = lazy_pattern(
     r"(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Timeout|NotFound|Failure|Failed)"
     r"(?:\(\w+\))?|(?:[a-z_]\w*\.)+[A-Z]\w*)(?:: (?P<text>.*))?$"
 )
 """The last line of a traceback."""
 
-CODE = re.compile(r"\s+(?!what\(\): )|File \"|Traceback |raise |return |[\^~]+$|$")
+CODE = lazy_pattern(r"\s+(?!what\(\): )|File \"|Traceback |raise |return |[\^~]+$|$")
 """Other lines of a traceback."""
 
-_CHAIN = re.compile(r"The above exception was the direct cause|During handling of the above exception")
-_FUNCTION = re.compile(r"\s*File \"(?P<file>[^\"]*)\", line \d+, in (?P<function>\S+)")
-_FIELD = re.compile(r"[a-z][a-z0-9_.]*")
+_CHAIN = lazy_pattern(r"The above exception was the direct cause|During handling of the above exception")
+_FUNCTION = lazy_pattern(r"\s*File \"(?P<file>[^\"]*)\", line \d+, in (?P<function>\S+)")
+_FIELD = lazy_pattern(r"[a-z][a-z0-9_.]*")
 
 
 def traceback_above(parsed: Sequence[LogLine], index: int) -> int:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from vllm_launchers.patterns import lazy_pattern
+
 SHORTEST = 3
 """Minimum characters of a literal worth searching for."""
 
@@ -15,7 +17,7 @@ MOST_KNOWN = 4096
 EVERYWHERE = ("error", "exception")
 """Words in nearly every tested line; others are preferred."""
 
-_TOKEN = re.compile(
+_TOKEN = lazy_pattern(
     r"(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|\\(?P<quoted>[^\w\s])|(?P<kind>\\\w|[.^$])"
     r"|(?P<repeat>[?*+]\??|\{\d+,?\d*\})|(?P<open>\()|(?P<close>\))|(?P<bar>\|)|(?P<plain>[\s\S])"
 )
@@ -146,7 +148,7 @@ def _written(tree: dict[str, dict[str, Any] | None]) -> str:
 # -- names of flags in vLLM's messages, and sentences that several fixes share. Pure ----------------------------------
 
 
-_WORD = re.compile(r"--(?P<dashed>[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)|`?\b(?P<plain>[a-z][a-z0-9]*(?:_[a-z0-9]+)+)\b")
+_WORD = lazy_pattern(r"--(?P<dashed>[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)|`?\b(?P<plain>[a-z][a-z0-9]*(?:_[a-z0-9]+)+)\b")
 
 
 def flags_in(text: str) -> Iterator[str]:

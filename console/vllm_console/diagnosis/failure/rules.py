@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from vllm_console.diagnosis.finding import Cause
+from vllm_launchers.patterns import lazy_pattern
 
 
 class Topic(StrEnum):
@@ -57,7 +58,7 @@ def _rule(
     return FailureRule(re.compile(pattern, re.IGNORECASE), cause, explanation, confidence, also, topic)
 
 
-OUT_OF_MEMORY = re.compile(
+OUT_OF_MEMORY = lazy_pattern(
     r"(?:CUDA|HIP|XPU|Triton Error \[CUDA\]:)(?: (?:driver )?error:)? out of memory|OutOfMemoryError"
     r"|out of memory occurred when|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED"
     r"|Cuda failure (?:\d+ )?'out of memory'",
@@ -99,7 +100,7 @@ OUT_OF_MEMORY_UNPLACED = FailureRule(
 
 OUT_OF_MEMORY_PLACES = (
     (
-        re.compile(
+        lazy_pattern(
             r", in (?:_?capture_model|_?capture_(?:cuda_?)?graphs?|_capture_cudagraphs|capture_full_graph"
             r"|capture_(?:end|begin)|_warmup_and_capture|profile_cudagraph_memory)$"
             r"|torch/cuda/graphs\.py\", line \d+, in (?!replay)|^\s*with (?:torch\.cuda\.graph|graph_capture)\("
@@ -108,16 +109,16 @@ OUT_OF_MEMORY_PLACES = (
         GRAPHS_TOO_LARGE,
     ),
     (
-        re.compile(
+        lazy_pattern(
             r", in (?:load_model|load_weights|create_weights|_?initialize_model|process_weights_after_loading"
             r"|\w*weight_loader(?:_v\d)?|\w*weights_iterator)$"
             r"|model_executor/(?:models|layers)/\S+\.py\", line \d+, in (?:__init__|make_layers|<lambda>|get_layer)$"
         ),
         WEIGHTS_TOO_LARGE,
     ),
-    (re.compile(r", in (?:init_device|set_device)$"), OUT_OF_MEMORY_AT_ONCE),
+    (lazy_pattern(r", in (?:init_device|set_device)$"), OUT_OF_MEMORY_AT_ONCE),
     (
-        re.compile(
+        lazy_pattern(
             r", in (?:profile_run|determine_available_memory|determine_num_available_blocks|execute_model"
             r"|sample_tokens|_preprocess|_prepare_inputs|initialize_kv_cache\w*|_allocate_kv_cache\w*"
             r"|compile_or_warm_up_model|kernel_warmup)$"
@@ -127,21 +128,24 @@ OUT_OF_MEMORY_PLACES = (
 )
 """A line of the traceback, and what running out of memory there means. The first match counts."""
 
-MODEL_RUNS = re.compile(r", in (?:forward|_dummy_run|compute_logits|apply)$")
+MODEL_RUNS = lazy_pattern(r", in (?:forward|_dummy_run|compute_logits|apply)$")
 """The model ran, in one of several steps: the rest of the log may tell which."""
 
 OUT_OF_MEMORY_STAGES = (
-    (re.compile(r"Graph capturing finished|init engine \(profile", re.IGNORECASE), OUT_OF_MEMORY_ELSEWHERE),
-    (re.compile(r"Capturing (?:CUDA ?graphs?|the model for CUDA graphs|cudagraphs)", re.IGNORECASE), GRAPHS_TOO_LARGE),
+    (lazy_pattern(r"Graph capturing finished|init engine \(profile", re.IGNORECASE), OUT_OF_MEMORY_ELSEWHERE),
     (
-        re.compile(r"Loading (?:model )?weights took|Model loading took|model weights take|Memory profiling takes"),
+        lazy_pattern(r"Capturing (?:CUDA ?graphs?|the model for CUDA graphs|cudagraphs)", re.IGNORECASE),
+        GRAPHS_TOO_LARGE,
+    ),
+    (
+        lazy_pattern(r"Loading (?:model )?weights took|Model loading took|model weights take|Memory profiling takes"),
         OUT_OF_MEMORY_ELSEWHERE,
     ),
-    (re.compile(r"Starting to load model|Loading (?:safetensors|pt) checkpoint shards"), WEIGHTS_TOO_LARGE),
+    (lazy_pattern(r"Starting to load model|Loading (?:safetensors|pt) checkpoint shards"), WEIGHTS_TOO_LARGE),
 )
 """The same, by the last of these lines before it, if the traceback does not tell."""
 
-TOKENIZER_PLACES = re.compile(
+TOKENIZER_PLACES = lazy_pattern(
     r"(?:cached_)?get_(?:cached_)?tokenizer|init_tokenizer\w*|cached_tokenizer_from_config"
     r"|load_chat_template|resolve_chat_template|_?compile_jinja_template"
 )
@@ -150,10 +154,10 @@ TOKENIZER_PLACE = FailureRule(
 )
 """For unnamed exceptions that pass through one of these functions."""
 
-NOT_THE_TOKENIZER = re.compile(r"Import|Module|Connection|Timeout|Permission|HTTP|FileNotFound", re.IGNORECASE)
+NOT_THE_TOKENIZER = lazy_pattern(r"Import|Module|Connection|Timeout|Permission|HTTP|FileNotFound", re.IGNORECASE)
 """Exceptions that do not implicate the tokenizer itself."""
 
-CONFIG_PLACES = re.compile(
+CONFIG_PLACES = lazy_pattern(
     r"create_(?:engine|model|\w+)_config\w*|validate_parsed_serve_args|from_cli_args|from_engine_args|__post_init__"
     r"|_verify_\w+|verify_\w+|_get_and_verify_\w+"
 )
@@ -682,7 +686,7 @@ DEATHS: tuple[FailureRule, ...] = (
 _ENDS = ("SystemExit", "CancelledError", "BrokenPipeError", "ConnectionResetError", "EOFError", "GeneratorExit",
          "RayActorError")  # fmt: skip
 
-AFTERMATH = re.compile(
+AFTERMATH = lazy_pattern(
     "|".join(rf"^(?:\w+\.)*{name}\b" for name in _ENDS)
     + r"|^RuntimeError: cancelled$|[Gg]ot fatal signal from worker"
     + r"|Engine core initialization failed|See (?:root cause|stack trace)"

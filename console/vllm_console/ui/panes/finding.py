@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, parts_length
 from vllm_launchers.keeper.records import SleepStep
+from vllm_launchers.patterns import lazy_pattern
 
 WIDE = 100
 """Minimum width for the keys' full names."""
@@ -212,7 +212,7 @@ def _telling(top: ServerFinding) -> list[Measure]:
     return [one for one in top.measures if one.limit and not _is_number(one.value) and not _below(one)]
 
 
-_NUMBER_AND_UNIT = re.compile(r"[~<=]?([\d.]+)(.*)")
+_NUMBER_AND_UNIT = lazy_pattern(r"[~<=]?([\d.]+)(.*)")
 
 
 def _below(measure: Measure) -> bool:

@@ -14,11 +14,12 @@ from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import DIM, KEY, WARN
+from vllm_launchers.patterns import lazy_pattern
 
 if TYPE_CHECKING:
     from vllm_launchers.host.gpu.host import Host
 
-_GPU = re.compile(r"\bgpu[ :]+(?=\d)")
+_GPU = lazy_pattern(r"\bgpu[ :]+(?=\d)")
 
 
 def matches(text: str, server: ServerView, host: Host | None) -> bool:

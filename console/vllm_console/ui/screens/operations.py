@@ -20,7 +20,7 @@ from textual.widgets import Input
 
 from vllm_console.diagnosis.finding import Fix
 from vllm_console.fleet.markers import flag_change
-from vllm_console.fleet.snapshot import Changes, Flags, FleetSnapshot, ServerView, State
+from vllm_console.fleet.snapshot import FIRST, Changes, Flags, FleetSnapshot, ServerView, State
 from vllm_console.fleet.verbs import NotFoundError, NothingToCompareError, flag_difference
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import clock, duration, plain
@@ -271,9 +271,9 @@ class OperationsScreen(PartialRepaintScreen):
         return self.time.view.at is not None
 
     @property
-    def selected_name(self) -> str | None:
-        """The name under the cursor: the next snapshot contains its series."""
-        return self._selected_name
+    def selected_name(self) -> str:
+        """The server that the next snapshot has the charts of: the one under the cursor, or the first one."""
+        return self._selected_name or self._wanted or FIRST
 
     @property
     def wanted_time(self) -> TimeView:
@@ -307,10 +307,12 @@ class OperationsScreen(PartialRepaintScreen):
     # -- a new snapshot --------------------------------------------------------------------------------------------
 
     def show_snapshot(self) -> None:
-        """Draw the app's newest snapshot, unless something covers the whole screen."""
+        """Draw the app's newest snapshot, if this screen stands and nothing covers it as a whole."""
         servers = self.console.snapshot.servers if self.console.snapshot else ()
         self._report_events(servers)
         self._forget_replaced(servers)
+        if not self.is_mounted or not self.app.screen_stack:
+            return
         if self.app.screen is self or isinstance(self.app.screen, ModalScreen):
             self.redraw()
 
@@ -362,6 +364,7 @@ class OperationsScreen(PartialRepaintScreen):
         """Draw what came while it was covered; the message line repeats a toast, which would cover it."""
         self.app.clear_notifications()
         self.redraw()
+        self._read_requests()
 
     def on_resize(self, event: events.Resize) -> None:
         """Draw for the new size; the table starts anew with as few rows as it needs."""
@@ -653,6 +656,10 @@ class OperationsScreen(PartialRepaintScreen):
         """Draw; requests are read only while they are in sight."""
         self._table_height.reset()
         self.redraw()
+        self._read_requests()
+
+    def _read_requests(self) -> None:
+        """Have the requests read at once where their pane has come in sight."""
         server = self.selected
         if self.wanted_time.requests and server is not None and (server.probe is None or not server.probe.requests):
             self.console.poll_once()

@@ -25,6 +25,7 @@ from vllm_console.ui.theme import ACCENT, CURSOR, DIM, WARN
 from vllm_console.ui.threads import begin_worker, in_thread, woken
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.log_pager import Filter, LogPage, LogPager
+from vllm_launchers.patterns import lazy_pattern
 
 _ENGINE = r"Engine (\d+): "
 _STATISTICS = (
@@ -95,7 +96,7 @@ _STYLES: Mapping[LogLevel | None, Style] = {
 BEFORE, BEHIND = "‹", "›"
 """Where a line goes on out of sight."""
 
-_PREFIX = re.compile(
+_PREFIX = lazy_pattern(
     r"\d\d:\d\d:\d\d |(?:\([\w.-]+ pid=\d+\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\] )?|[A-Z]+: +)"
 )
 

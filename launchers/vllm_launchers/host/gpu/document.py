@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from vllm_launchers.engine_model.gpus import GpuModel, find_model, near_names
 from vllm_launchers.host.gpu.host import Gpu, Host, HostError, Link, with_claims
 from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, islands_of, link_level, nvlinks_in
 from vllm_launchers.host.gpu.vendors import vendor_of
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.typed_decoding import decode_json
 
 MOST_BYTES = 8 * 1024 * 1024
@@ -173,13 +173,13 @@ MOST_MATRIX = 1024 * 1024
 MOST_PREFIX = 10
 """What a log may put before each line: times, ranks, quote marks."""
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
-_MANGLED = re.compile(r"(?:[\ufffd\u241b\u2190?]+|\^\[|#033|\\(?:x1b|u001b|033|e))?\[(?:\d{1,3}(?:;\d{1,3})*)?m")
+_ESCAPES = lazy_pattern(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
+_MANGLED = lazy_pattern(r"(?:[\ufffd\u241b\u2190?]+|\^\[|#033|\\(?:x1b|u001b|033|e))?\[(?:\d{1,3}(?:;\d{1,3})*)?m")
 """Escape codes whose first character was replaced, spelled out or lost in a paste."""
-_CELL = re.compile(r"NVB?\d{1,3}|PIX|PXB|PHB|PSB|NODE|SYS|SOC|X")
-_GPU = re.compile(r"GPU(\d{1,3})")
-_DEVICE = re.compile(r"(?:GPU|NIC)\d{1,3}|mlx\d\S*|(?:bnxt|hns|ib|rdma|roce|efa|irdma)\S*\d")
-_RANGES = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
+_CELL = lazy_pattern(r"NVB?\d{1,3}|PIX|PXB|PHB|PSB|NODE|SYS|SOC|X")
+_GPU = lazy_pattern(r"GPU(\d{1,3})")
+_DEVICE = lazy_pattern(r"(?:GPU|NIC)\d{1,3}|mlx\d\S*|(?:bnxt|hns|ib|rdma|roce|efa|irdma)\S*\d")
+_RANGES = lazy_pattern(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 _TAIL = ("CPU", "NUMA", "Affinity")
 
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, HostError, MigInstance
+from vllm_launchers.patterns import lazy_pattern
 
 DRIVER_GIB = 1.5
 """A driver keeps this much of an unused GPU (frame buffer, firmware); less is held by no one."""
@@ -18,7 +19,7 @@ DESKTOP_GIB = 1.5
 """A desktop's windows hold up to this much of a GPU; more than this is real work."""
 
 _MOST_GIB = 1e6
-_AMOUNT = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*(GiB|GB|G|%)?", re.IGNORECASE)
+_AMOUNT = lazy_pattern(r"(\d{1,6}(?:\.\d{1,6})?)\s*(GiB|GB|G|%)?", re.IGNORECASE)
 
 
 class GpuShare(msgspec.Struct, frozen=True):

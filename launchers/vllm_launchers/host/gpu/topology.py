@@ -16,8 +16,9 @@ import msgspec
 from vllm_launchers.engine_model.gpus import PCIE_LANE_GBS
 from vllm_launchers.host.gpu.host import Gpu, Host, Link, connected
 from vllm_launchers.host.gpu.sharing import holdings
+from vllm_launchers.patterns import lazy_pattern
 
-_NVLINK = re.compile(r"NV(?:B)?(\d{1,3})")
+_NVLINK = lazy_pattern(r"NV(?:B)?(\d{1,3})")
 
 
 class LinkLevel(IntEnum):

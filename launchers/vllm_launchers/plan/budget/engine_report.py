@@ -8,27 +8,28 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import EngineReport, MemoryBudget
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.inputs import EarlierReport
 
-WEIGHTS = re.compile(r"(?:Model loading took|Loading model weights took) ([\d.]+) ?Gi?B")
-KV_MEMORY = re.compile(
+WEIGHTS = lazy_pattern(r"(?:Model loading took|Loading model weights took) ([\d.]+) ?Gi?B")
+KV_MEMORY = lazy_pattern(
     r"(?:Available KV cache memory:|memory reserved for KV Cache is|(?:Explicitly|Auto) set \(|GiB, reserved)"
     r" ?(-?[\d.]+) ?(?:GiB|/[\d.]+\) GiB for KV cache)"
 )
 """0.9.2 and later; 0.8 with the old engine; the CPU build; and where ``kv-cache-memory-bytes`` gives it."""
-KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
-CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
-GRAPHS = re.compile(r"Graph capturing finished in .*?took (-?[\d.]+) GiB")
-GRAPHS_EXPECTED = re.compile(r"Estimated CUDA graph memory: ([\d.]+) GiB total")
-FITTED_LENGTH = re.compile(r"Auto-fit max_model_len: (?:reduced from \d+ to|full model context length) (\d+)")
-KV_PIN = re.compile(r"--kv-cache-memory(?:-bytes)?=(\d+)`?(?: \([\d.]+ GiB\))? to fit into requested memory")
+KV_TOKENS = lazy_pattern(r"KV cache size: ([\d,]+) tokens")
+CONCURRENCY = lazy_pattern(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
+GRAPHS = lazy_pattern(r"Graph capturing finished in .*?took (-?[\d.]+) GiB")
+GRAPHS_EXPECTED = lazy_pattern(r"Estimated CUDA graph memory: ([\d.]+) GiB total")
+FITTED_LENGTH = lazy_pattern(r"Auto-fit max_model_len: (?:reduced from \d+ to|full model context length) (\d+)")
+KV_PIN = lazy_pattern(r"--kv-cache-memory(?:-bytes)?=(\d+)`?(?: \([\d.]+ GiB\))? to fit into requested memory")
 """0.10.2 and later; some releases log it at DEBUG only."""
-_BLOCKS = re.compile(r"# (?:GPU|CPU|cuda|cpu) blocks: (\d+)")
-_BEGINS = re.compile(r"vLLM (?:API )?server version|Initializing an? (?:V[01] )?LLM engine")
-_ANY = re.compile(r"Gi?B|tokens|max_model_len|vLLM |LLM engine")
+_BLOCKS = lazy_pattern(r"# (?:GPU|CPU|cuda|cpu) blocks: (\d+)")
+_BEGINS = lazy_pattern(r"vLLM (?:API )?server version|Initializing an? (?:V[01] )?LLM engine")
+_ANY = lazy_pattern(r"Gi?B|tokens|max_model_len|vLLM |LLM engine")
 _LONGEST_LINE = 4000
 _V0_BLOCK = 16
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 
 import msgspec
 
 from vllm_launchers.engine_model.gpus import batch_defaults
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.vllm.flags.changes import Flags
@@ -33,7 +33,7 @@ _DRAFT_LAYERS = {
 }
 """Attention layers that a draft adds; the most common number if the method does not specify it."""
 _NO_DRAFT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
-_OWN_LAYERS = re.compile(r"(?:.*_)?mtp")
+_OWN_LAYERS = lazy_pattern(r"(?:.*_)?mtp")
 _WHOLE_ITEM = {"gemma4": 2496}
 """Tokens of the largest image or video, which these models must get in one step."""
 _MOST = 2**50

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Flags
@@ -17,13 +18,13 @@ _ELEMENT = {"float32": 4.0, "float": 4.0, "bfloat16": 2.0, "float16": 2.0, "half
 _SCALE_BITS = {"mxfp4": 8.0, "gpt_oss_mxfp4": 8.0, "modelopt_fp4": 8.0, "mxfp8": 8.0, "modelopt_mxfp8": 8.0}
 _BITS = {"bitsandbytes": 4, "gguf": 5, "awq": 4, "awq_marlin": 4, "gptq": 4, "gptq_marlin": 4, "mxfp4": 4}
 _ONLINE = {"bitsandbytes": 4.5, "mxfp4": 4.25, "modelopt_fp4": 4.5, "nvfp4": 4.5}
-_ONLINE_8 = re.compile(r"fp8|mxfp8|ptpc_fp8|int8|experts_int8|fp8_per_(?:tensor|block|token|channel)\w*|int8_per_\w+")
-_IN_NAME = re.compile(r"(?<![A-Za-z\d.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([BM])(?![A-Za-z\d])", re.IGNORECASE)
-_COUNT = re.compile(r"[0-9]{1,6}")
+_ONLINE_8 = lazy_pattern(r"fp8|mxfp8|ptpc_fp8|int8|experts_int8|fp8_per_(?:tensor|block|token|channel)\w*|int8_per_\w+")
+_IN_NAME = lazy_pattern(r"(?<![A-Za-z\d.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([BM])(?![A-Za-z\d])", re.IGNORECASE)
+_COUNT = lazy_pattern(r"[0-9]{1,6}")
 _BITS_IN_NAME = (
-    (re.compile(r"nvfp4|mxfp4|fp4", re.IGNORECASE), 4.5),
-    (re.compile(r"int4|w4a\d+|awq|gptq|4-?bit|q4", re.IGNORECASE), 4.25),
-    (re.compile(r"fp8|int8|w8a\d+|8-?bit", re.IGNORECASE), 8.0),
+    (lazy_pattern(r"nvfp4|mxfp4|fp4", re.IGNORECASE), 4.5),
+    (lazy_pattern(r"int4|w4a\d+|awq|gptq|4-?bit|q4", re.IGNORECASE), 4.25),
+    (lazy_pattern(r"fp8|int8|w8a\d+|8-?bit", re.IGNORECASE), 8.0),
 )
 _SCALED_GROUP = 128
 _EXPERTS_SHARE = 0.9

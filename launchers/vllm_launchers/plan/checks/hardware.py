@@ -6,11 +6,11 @@ Limits come from the installation's own files if it is here, else from the table
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.vendors import vendor_of, vendor_of_build
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.checks.request import capability, fp8_cache_of, gpus_of, names, simulated
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -29,7 +29,7 @@ LEAST = (7, 0)
 """vLLM's own kernels are built for compute capability 7.0 and later (``CUDA_SUPPORTED_ARCHS``, CMakeLists.txt)."""
 
 FP8_METHODS = frozenset({"fp8", "fbgemm_fp8", "ptpc_fp8", "modelopt", "fp8_per_tensor", "fp8_per_block"})
-_ARCHITECTURE = re.compile(r"(sm|compute)_(\d{1,2})(\d)([af]?)")
+_ARCHITECTURE = lazy_pattern(r"(sm|compute)_(\d{1,2})(\d)([af]?)")
 
 
 def hardware_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:

@@ -7,12 +7,12 @@ activations of a step are sent there.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from vllm_launchers.engine_model.gpus import Interconnect
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import LayoutFit
 from vllm_launchers.plan.choices.pool import Pool
@@ -116,7 +116,7 @@ def layout_on_cpu(inputs: ChoiceInputs) -> Choice:
 
 
 MOST_NODES = 64
-_ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
+_ADDRESS = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
 
 
 def check_nodes(nodes: NodesRequest, engine: Engine, preset: Preset, changes: Changes, table: FlagTable | None) -> None:

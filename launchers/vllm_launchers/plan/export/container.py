@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from vllm_launchers.addresses import is_loopback
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
@@ -43,7 +44,7 @@ _HOST_ONLY = frozenset(
 )  # fmt: skip
 """Variables that refer to this machine's folders, or to GPU numbers outside the container."""
 
-_SNAPSHOT = re.compile(r"(/.*/models--[^/]+)/snapshots/[^/]+(?:/.*)?")
+_SNAPSHOT = lazy_pattern(r"(/.*/models--[^/]+)/snapshots/[^/]+(?:/.*)?")
 
 
 class Mount(msgspec.Struct, frozen=True):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.export.container import STARTUP_SECONDS
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
 from vllm_launchers.plan.flags import VISIBLE, flag_words
@@ -18,7 +18,7 @@ from vllm_launchers.secrets import API_KEY, redact_argv, redact_environment
 NGINX_ADDRESS = "127.0.0.1:8080"
 """Where nginx is to listen, unless the file is edited."""
 
-_NGINX_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
+_NGINX_HOST = lazy_pattern(r"[A-Za-z0-9._:\[\]-]+")
 
 
 class ProxyForm(StrEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.findings import PlanError
 
 
@@ -15,12 +16,12 @@ class ExportError(PlanError):
 Yaml = str | int | float | bool | Sequence["Yaml"] | Mapping[str, "Yaml"]
 """What :func:`yaml_document` writes."""
 
-_PLAIN = re.compile(r"(?:--)?[A-Za-z/](?:[A-Za-z0-9_./@+=-]|:(?=[A-Za-z0-9_./@+-]))*", re.ASCII)
+_PLAIN = lazy_pattern(r"(?:--)?[A-Za-z/](?:[A-Za-z0-9_./@+=-]|:(?=[A-Za-z0-9_./@+-]))*", re.ASCII)
 _YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_DECIMAL = re.compile(r"-?[0-9]{1,9}\.[0-9]{1,9}")
-_SYSTEMD_PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+", re.ASCII)
-_NOT_IN_LABEL = re.compile(r"[^a-z0-9]+")
+_INTEGER = lazy_pattern(r"0|-?[1-9][0-9]{0,17}")
+_DECIMAL = lazy_pattern(r"-?[0-9]{1,9}\.[0-9]{1,9}")
+_SYSTEMD_PLAIN = lazy_pattern(r"[A-Za-z0-9_@+=:,./-]+", re.ASCII)
+_NOT_IN_LABEL = lazy_pattern(r"[^a-z0-9]+")
 
 
 def checked(text: str, what: str) -> str:

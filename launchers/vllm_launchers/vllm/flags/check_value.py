@@ -10,12 +10,12 @@ the first of these that has it, if its flags are older. A condition applies only
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, Number, apply_changes, human_int
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import parse_release
@@ -25,9 +25,9 @@ __all__ = ["newly_refused", "problem", "refused_together"]
 
 _SHOWN = 60
 _MANY = 8
-_NESTED = re.compile(r"(?s)^\s*{.*}\s*$")
-_SUFFIXED = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
-_QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
+_NESTED = lazy_pattern(r"(?s)^\s*{.*}\s*$")
+_SUFFIXED = lazy_pattern(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
+_QUOTED = lazy_pattern(r'("(?:[^"\\]|\\.)*")')
 _FRONTEND = "Frontend"
 _LARGEST = 2**63
 """No vLLM runs with a larger whole number: they become 64-bit integers, if they are not refused before."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ast
 import mmap
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.flag_table import Limits
 from vllm_launchers.vllm.flags.package import Module, Package, Symbol
 
@@ -22,7 +22,7 @@ FP8_COMPRESSED = "compressed-tensors fp8"
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _SCHEME = f"{_QUANTIZATION}.compressed_tensors.schemes.compressed_tensors_w8a16_fp8"
 _CPU_ATTENTION = "vllm.v1.attention.backends.cpu_attn"
-_FLAGS = re.compile(rb"\0((?:sm|compute)_\d{2,3}[af]?(?: (?:sm|compute)_\d{2,3}[af]?)*)\0")
+_FLAGS = lazy_pattern(rb"\0((?:sm|compute)_\d{2,3}[af]?(?: (?:sm|compute)_\d{2,3}[af]?)*)\0")
 """The list that ``torch.cuda.get_arch_list`` returns, as stored in ``libtorch_python.so``."""
 _MOST_BYTES = 400_000_000
 

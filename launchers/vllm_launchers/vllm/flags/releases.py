@@ -17,6 +17,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, Limits, ValueKind, VariableKind, VariableSpec
 from vllm_launchers.vllm.release_defaults import Release
 
@@ -39,7 +40,7 @@ RELEASES: tuple[str, ...] = (
 )  # fmt: skip
 """The releases that the table was made from, oldest first. Its data for 0.8.5 and 0.9.2 is approximate."""
 
-_VERSION = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:[.+\-a-z][a-zA-Z0-9.+_-]*)?", re.ASCII)
+_VERSION = lazy_pattern(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:[.+\-a-z][a-zA-Z0-9.+_-]*)?", re.ASCII)
 _READS_ALL_SINCE: Release = (0, 11, 1)
 """From this release on ``enable_envs_cache`` evaluates every variable when the engine starts."""
 _ARCHITECTURES: tuple[tuple[Release, str], ...] = (

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError
 from vllm_launchers.vllm.installed_packages import script_interpreter, site_packages
@@ -19,10 +20,10 @@ MARK = Path("engine/arg_utils.py")
 
 _HEAD_BYTES = 8192
 _PTH_BYTES = 100_000
-_HANDS_ON = re.compile(r"^\s*(?:exec\s+)?[\"']?(?P<path>/[^\s\"'$`;|&]+/vllm)[\"']?\s+\"?\$[@*]\"?\s*$", re.MULTILINE)
+_HANDS_ON = lazy_pattern(r"^\s*(?:exec\s+)?[\"']?(?P<path>/[^\s\"'$`;|&]+/vllm)[\"']?\s+\"?\$[@*]\"?\s*$", re.MULTILINE)
 """A line of a shell script that runs another ``vllm`` on this machine with the script's arguments."""
 
-_VERSION = re.compile(r"^(?:__version__|version)\s*=.*?['\"]([0-9][^'\"]*)['\"]", re.MULTILINE)
+_VERSION = lazy_pattern(r"^(?:__version__|version)\s*=.*?['\"]([0-9][^'\"]*)['\"]", re.MULTILINE)
 _WRAPPERS = 3
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.evaluate import Evaluator, Scope
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
 from vllm_launchers.vllm.flags.hints import (
@@ -408,7 +409,7 @@ _CLOSED = frozenset(("quantization",))
 """Any text for the types; the configuration rejects what is not among their words."""
 
 _HELP = 4000
-_OBSOLETE = re.compile(r"\[?\bdeprecated\b", re.IGNORECASE)
+_OBSOLETE = lazy_pattern(r"\[?\bdeprecated\b", re.IGNORECASE)
 
 
 def flag_spec(evaluator: Evaluator, registered: Registered) -> FlagSpec | None:

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
+from vllm_launchers.patterns import lazy_pattern
+
 
 class LayerKind(StrEnum):
     """How a layer stores earlier tokens."""
@@ -154,7 +156,7 @@ _QUANTIZED: tuple[tuple[str, Quantization], ...] = (
 )
 """Keywords in names, longer first, and their meaning in most checkpoints."""
 
-_SIZE = re.compile(r"(?<![\w.])(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,3})?)([bmt])(?![a-z0-9])")
+_SIZE = lazy_pattern(r"(?<![\w.])(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,3})?)([bmt])(?![a-z0-9])")
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 _SHARED = 0.83
 """In ``8x7B`` the experts share all but their MLPs: Mixtral's 8 × 7 are 46.7, its 8 × 22 are 141."""

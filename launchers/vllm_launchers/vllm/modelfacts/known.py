@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.modelfacts.config import facts_from_config
 from vllm_launchers.vllm.modelfacts.defaults import SHAPE
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization, split_quantization
@@ -167,9 +168,9 @@ _ROWS: dict[str, _Row] = {
     "deepseek-r1-0528": _DEEPSEEK,
 }
 
-_FILLER = re.compile(r"-(?:instruct|chat|base|it|hf|thinking|pt|unsloth)(?=-|$)")
-_CODER = re.compile(r"(?<=^qwen2\.5)-coder")
-_META = re.compile(r"^meta-(?=llama)")
+_FILLER = lazy_pattern(r"-(?:instruct|chat|base|it|hf|thinking|pt|unsloth)(?=-|$)")
+_CODER = lazy_pattern(r"(?<=^qwen2\.5)-coder")
+_META = lazy_pattern(r"^meta-(?=llama)")
 
 
 def known_facts(model: str) -> ModelFacts | None:

@@ -6,7 +6,6 @@ Nothing here uses the network.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.host.hub_folders import cache_folder
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.model_folder import REMOTE, config_from_params, model_folder_problem
 from vllm_launchers.vllm.modelfacts.config import BYTES, facts_from_config
 from vllm_launchers.vllm.modelfacts.encoder import largest_picture, with_pixels
@@ -218,8 +218,8 @@ def with_parameters(facts: ModelFacts) -> ModelFacts:
 # -- models in the Hugging Face cache ---------------------------------------------------------------------------------
 
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_REVISION = re.compile(r"[\w.-]+(?:/[\w.-]+)*")
+_COMMIT = lazy_pattern(r"[0-9a-f]{40}")
+_REVISION = lazy_pattern(r"[\w.-]+(?:/[\w.-]+)*")
 _MOST_REF = 200
 _MOST_BLOBS = 20_000
 

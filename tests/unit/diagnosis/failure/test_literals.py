@@ -41,7 +41,7 @@ def test_every_text_that_a_rule_matches_is_found(pattern: re.Pattern[str]) -> No
     first = FirstMatches([pattern])
 
     @settings(max_examples=25, deadline=None, derandomize=True, database=None)
-    @given(st.from_regex(pattern, alphabet=ASCII))
+    @given(st.from_regex(re.compile(pattern.pattern, pattern.flags), alphabet=ASCII))
     def check(text: str) -> None:
         assert first.of(text) == (0,)
 

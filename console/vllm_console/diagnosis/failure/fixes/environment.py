@@ -6,14 +6,15 @@ import re
 
 from vllm_console.diagnosis.failure.case import Case
 from vllm_console.diagnosis.finding import Fix
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.model import Changes
 
-_PORT = re.compile(r"\('[^']*', (?P<port>\d+)\)")
-_ADDRESS = re.compile(r"connect to \(?\[?(?P<host>[\w.:-]+?)\]?(?:, |:)(?P<port>\d+)(?!, \d|[\d:.]*\d)")
-_LOCAL = re.compile(r"Unable to find address for: (?P<name>[\w.@-]+)|tcp://(?P<ip>\[[^\]]+\]|[\d.]+):\d+")
-_LISTENS = re.compile(r"\bport: (?P<port>\d{1,5})\b")
-_MODULE = re.compile(r"(?P<path>[\w./-]*?)(?P<module>[\w-]+)(?:\.[\w-]+)*\.so[.\d]*: undefined symbol")
-_WAITED = re.compile(r"Waited (?P<seconds>\d{1,6})s")
+_PORT = lazy_pattern(r"\('[^']*', (?P<port>\d+)\)")
+_ADDRESS = lazy_pattern(r"connect to \(?\[?(?P<host>[\w.:-]+?)\]?(?:, |:)(?P<port>\d+)(?!, \d|[\d:.]*\d)")
+_LOCAL = lazy_pattern(r"Unable to find address for: (?P<name>[\w.@-]+)|tcp://(?P<ip>\[[^\]]+\]|[\d.]+):\d+")
+_LISTENS = lazy_pattern(r"\bport: (?P<port>\d{1,5})\b")
+_MODULE = lazy_pattern(r"(?P<path>[\w./-]*?)(?P<module>[\w-]+)(?:\.[\w-]+)*\.so[.\d]*: undefined symbol")
+_WAITED = lazy_pattern(r"Waited (?P<seconds>\d{1,6})s")
 
 
 def _advice(why: str, tradeoff: str = "") -> Fix:

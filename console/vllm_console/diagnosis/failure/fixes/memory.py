@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
 import msgspec
@@ -12,6 +11,7 @@ from vllm_console.diagnosis.failure.case import Case
 from vllm_console.diagnosis.finding import Fix
 from vllm_console.text import percent
 from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.vllm.flags.changes import FlagValue
@@ -35,24 +35,24 @@ SMALLEST_STEP = 1024
 """Minimum tokens per prefill step; below this, prompts take too long."""
 
 _FIGURE = r"\d{1,9}(?:\.\d{1,9})?"
-_ESTIMATE = re.compile(r"estimated maximum model length is (\d{1,12})\b")
-_NEEDED = re.compile(
+_ESTIMATE = lazy_pattern(r"estimated maximum model length is (\d{1,12})\b")
+_NEEDED = lazy_pattern(
     rf"seq(?:uence)? len \((?P<length>\d{{1,12}})\), \(?(?P<need>{_FIGURE}) Gi?B KV cache is needed, "
     rf"which is larger than the available KV cache memory \((?P<have>{_FIGURE}) Gi?B\)"
 )
-_STORED = re.compile(r"max(?:imum)? seq(?:uence)? len \(\d+\) is larger than .*KV cache \((?P<tokens>\d{1,12})\)")
-_ASKED = re.compile(
+_STORED = lazy_pattern(r"max(?:imum)? seq(?:uence)? len \(\d+\) is larger than .*KV cache \((?P<tokens>\d{1,12})\)")
+_ASKED = lazy_pattern(
     rf"Tried to allocate (?P<asked>{_FIGURE}) (?P<unit>[KMG])iB.* total capacity of (?P<total>{_FIGURE}) GiB"
     rf".* which (?P<free>{_FIGURE}) (?P<free_unit>[KMG]iB|bytes) is free"
 )
 _GIB: Mapping[str, float] = {"K": 1 / (1 << 20), "M": 1 / 1024, "G": 1.0, "b": 1 / (1 << 30)}
-_CAPACITY = re.compile(rf"total capacity of (?P<gib>{_FIGURE}) GiB")
-_IN_USE = re.compile(
+_CAPACITY = lazy_pattern(rf"total capacity of (?P<gib>{_FIGURE}) GiB")
+_IN_USE = lazy_pattern(
     rf"total capacity of (?P<total>{_FIGURE}) GiB.*? which (?P<free>{_FIGURE}) (?P<free_unit>[KMG]iB|bytes) is free"
 )
-_HOLDER = re.compile(rf"\bProcess (?P<pid>\d{{1,10}}) has (?P<held>{_FIGURE}) (?P<unit>[KMG]iB|bytes) memory in use")
+_HOLDER = lazy_pattern(rf"\bProcess (?P<pid>\d{{1,10}}) has (?P<held>{_FIGURE}) (?P<unit>[KMG]iB|bytes) memory in use")
 _THIS_PROCESS = "this process has "
-_FREE = re.compile(rf"\((?P<free>{_FIGURE})/(?P<total>{_FIGURE}) GiB\)")
+_FREE = lazy_pattern(rf"\((?P<free>{_FIGURE})/(?P<total>{_FIGURE}) GiB\)")
 
 
 ANOTHER_GPU = "choose a GPU with more free memory, or wait until it is freed ('vllm-console host' shows who holds it)."

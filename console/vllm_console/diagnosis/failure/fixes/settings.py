@@ -10,6 +10,7 @@ from vllm_console.diagnosis.failure.case import Case
 from vllm_console.diagnosis.failure.fixes.speculation import speculation
 from vllm_console.diagnosis.failure.literals import flags_in
 from vllm_console.diagnosis.finding import Fix
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise, parse_value
 from vllm_launchers.plan.model import Changes, Flags
@@ -19,31 +20,31 @@ from vllm_launchers.vllm.model_folder import RANKS
 from vllm_launchers.vllm.release_defaults import NEWEST, online_fp8
 from vllm_launchers.vllm.removed_flags import removed_value
 
-_UNRECOGNIZED = re.compile(r"unrecognized arguments: (?P<words>.*)")
-_ARGUMENT = re.compile(r"argument (?P<names>--?[\w./-]+): (?P<why>.*)")
-_CHOICES = re.compile(r"invalid choice: '?(?P<given>[^'(]*?)'? \(choose from (?P<choices>[^)]*)\)")
-_DERIVED = re.compile(r"derived max_model_len \((?P<why>[^)]*?(?P<length>\d+))(?:\.\d+)?[^)\d]*\)")
-_HEADS = re.compile(
+_UNRECOGNIZED = lazy_pattern(r"unrecognized arguments: (?P<words>.*)")
+_ARGUMENT = lazy_pattern(r"argument (?P<names>--?[\w./-]+): (?P<why>.*)")
+_CHOICES = lazy_pattern(r"invalid choice: '?(?P<given>[^'(]*?)'? \(choose from (?P<choices>[^)]*)\)")
+_DERIVED = lazy_pattern(r"derived max_model_len \((?P<why>[^)]*?(?P<length>\d+))(?:\.\d+)?[^)\d]*\)")
+_HEADS = lazy_pattern(
     r"heads ?[(=] ?(?P<heads>\d+)\)?.*?divisible by (?:tensor.parallel.?(?:world )?size|tp_size) ?[(=] ?(?P<size>\d+)",
     re.IGNORECASE,
 )
-_BLOCKS = re.compile(
+_BLOCKS = lazy_pattern(
     r"= ?(?P<part>\d+) is not divisible by\s+"
     r"(?:weight quantization block_\w|min_thread_\w|group_size) ?= ?(?P<block>\d+)"
 )
-_KEYWORD = re.compile(r"unexpected keyword argument '(?P<name>[a-z][a-z0-9_]*)'")
-_STEP = re.compile(
+_KEYWORD = lazy_pattern(r"unexpected keyword argument '(?P<name>[a-z][a-z0-9_]*)'")
+_STEP = lazy_pattern(
     r"max_num_batched_tokens \((?P<step>\d+)\) (?:is smaller than|must be greater than or equal to) "
     r"(?P<what>max_model_len|max_num_seqs) \((?P<least>\d+)\)"
 )
-_PARSERS = re.compile(
+_PARSERS = lazy_pattern(
     r"invalid (?P<kind>tool call|reasoning) parser: (?P<given>\S+) \(chose from \{(?P<choices>[^}]*)\}"
 )
-_PERCENT = re.compile(r"(?:input_value=|Got )(?P<given>\d+(?:\.\d+)?)\b")
-_AGAIN = re.compile(r"Re-run with --kv-cache-dtype (?P<value>[a-z0-9_]+)")
-_SUPPORTED = re.compile(r"Supported dtypes: \[(?:torch\.)?(?P<first>\w+)")
-_METHOD = re.compile(r"Unknown quantization method: (?P<method>\w+)")
-_FIELD = re.compile(r"^--(?P<name>[a-z][a-z0-9-]*): ")
+_PERCENT = lazy_pattern(r"(?:input_value=|Got )(?P<given>\d+(?:\.\d+)?)\b")
+_AGAIN = lazy_pattern(r"Re-run with --kv-cache-dtype (?P<value>[a-z0-9_]+)")
+_SUPPORTED = lazy_pattern(r"Supported dtypes: \[(?:torch\.)?(?P<first>\w+)")
+_METHOD = lazy_pattern(r"Unknown quantization method: (?P<method>\w+)")
+_FIELD = lazy_pattern(r"^--(?P<name>[a-z][a-z0-9-]*): ")
 _OTHER_FORMAT = "Take a checkpoint in a format that this GPU knows: AWQ or GPTQ run from Turing on."
 
 
@@ -301,19 +302,19 @@ def tokenizer(case: Case) -> tuple[Fix, ...]:
     return (Fix(Changes(), "Check that the tokenizer's files are complete, or name another with --tokenizer."),)
 
 
-_LEAST_BATCH = re.compile(
+_LEAST_BATCH = lazy_pattern(
     r"(?:block_size|max_tokens_per_mm_item) \((?P<least>\d{1,9})\) (?:must be <=|is larger than) max_num_batched_tokens"
 )
-_STATES = re.compile(r"max_num_seqs \(\d+\) exceeds available Mamba cache blocks \((?P<most>\d{1,9})\)")
-_LONG = re.compile(
+_STATES = lazy_pattern(r"max_num_seqs \(\d+\) exceeds available Mamba cache blocks \((?P<most>\d{1,9})\)")
+_LONG = lazy_pattern(
     r"long_prefill_token_threshold \(\d+\) cannot be greater than the max_model_len \((?P<most>\d{1,12})\)"
 )
-_SHARDS = re.compile(r"tp_size=(?P<size>\d{1,4}) must be divisible by dcp_size=(?P<shards>\d{1,4})")
-_RANKS = re.compile(r"data_parallel_size_local \(\d+\) must be <= data_parallel_size \((?P<most>\d{1,4})\)")
-_AHEAD = re.compile(r"async scheduling is (?:currently )?(?:only|not) supported", re.IGNORECASE)
-_CHUNKS = re.compile(r"Chunked prefill is required")
-_RANK = re.compile(r"LoRA rank (?P<rank>\d{1,6}) is greater than max_lora_rank")
-_ONLINE = re.compile(r"`fp8` quantization method no longer supports online")
+_SHARDS = lazy_pattern(r"tp_size=(?P<size>\d{1,4}) must be divisible by dcp_size=(?P<shards>\d{1,4})")
+_RANKS = lazy_pattern(r"data_parallel_size_local \(\d+\) must be <= data_parallel_size \((?P<most>\d{1,4})\)")
+_AHEAD = lazy_pattern(r"async scheduling is (?:currently )?(?:only|not) supported", re.IGNORECASE)
+_CHUNKS = lazy_pattern(r"Chunked prefill is required")
+_RANK = lazy_pattern(r"LoRA rank (?P<rank>\d{1,6}) is greater than max_lora_rank")
+_ONLINE = lazy_pattern(r"`fp8` quantization method no longer supports online")
 
 
 def conflicting_flags(case: Case) -> tuple[Fix, ...]:

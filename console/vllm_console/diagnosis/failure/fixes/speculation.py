@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 
 from vllm_console.diagnosis.failure.case import Case
 from vllm_console.diagnosis.finding import Fix
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.memory_flags import json_flag
 from vllm_launchers.plan.flags import SPECULATION
 from vllm_launchers.plan.model import Changes
@@ -14,7 +14,7 @@ from vllm_launchers.plan.model import Changes
 START = 3
 """Tokens guessed per step where the user named no number: few, as each one that is rejected was computed in vain."""
 
-_MULTIPLE = re.compile(r"num_speculative_tokens:(?P<given>\d{1,6}) must be divisible by n_predict=(?P<step>\d{1,6})")
+_MULTIPLE = lazy_pattern(r"num_speculative_tokens:(?P<given>\d{1,6}) must be divisible by n_predict=(?P<step>\d{1,6})")
 _TOKENS = "num_speculative_tokens"
 _SHORT_FLAGS = ("spec-method", "spec-model", "spec-tokens")
 
