@@ -47,7 +47,17 @@ PACKAGES = {
 FOUNDATION = {
     f"vllm_launchers.{name}"
     for name in (
-        *("addresses", "folders", "listeners", "private", "probe", "probe.environment", "procfs", "secrets"),
+        *(
+            "addresses",
+            "folders",
+            "listeners",
+            "patterns",
+            "private",
+            "probe",
+            "probe.environment",
+            "procfs",
+            "secrets",
+        ),
         *("values",),
     )
 }
