@@ -2,6 +2,7 @@
 
     python tests/benchmarks/prediction.py [--seeds 2] [--drift 0.02] [--scored 20] [--metrics] [--json]
     python tests/benchmarks/prediction.py --coverage 60 [--drift 0.02] [--scored 20] [--metrics] [--json]
+    python tests/benchmarks/prediction.py --learning 16 [--first 20000]
     python tests/benchmarks/prediction.py --vllm PATH --model FOLDER [--rate 4] [--seconds 45] [--paced STEP TOKEN]
 
 Without arguments every change runs on the simulated engine in virtual time, under three kinds of traffic: steady
@@ -17,6 +18,10 @@ server without the probe; what is measured is exact all the same. Means are list
 
 How often the interval holds what is measured with other traffic takes many pairs of traffics: ``--coverage`` predicts
 for so many that nothing changes, with step costs straight from the regression, and measures the other traffic.
+
+``--learning`` does the same for several drifts and numbers of scored restarts. For each pair of traffics, everything is
+replayed at two speeds, and what lies between is interpolated: the logarithm of each figure as a line over that of the
+speed. Each pair has several servers, whose scored and next starts are drawn.
 
 With ``--vllm`` the changes are made on real vLLM on the CPU, through the program's own commands: start, load, predict,
 restart, load. After each restart other requests of the same kind come first, from which the next change is predicted,
@@ -42,6 +47,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -51,12 +57,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.virtual_records import Recorded, record, traffic
 from vllm_console.fleet.predictions import FIT_REQUESTS, RECONSTRUCTIONS
 from vllm_console.history.probe_records import ProbeReader
-from vllm_console.prediction.drift import at_speed_of
+from vllm_console.prediction.drift import at_speed_of, next_speeds
 from vllm_console.prediction.drift import drift as drift_of
 from vllm_console.prediction.evidence import MOST_REQUESTS, TrafficEvidence, gather
 from vllm_console.prediction.figures import Figures
 from vllm_console.prediction.fit import CostFit, fit_step_cost, step_regression
-from vllm_console.prediction.predict import Change, Estimate, predict, with_kv_bytes
+from vllm_console.prediction.predict import CUT, DRAWS, Change, Estimate, _draws, _estimate, predict, with_kv_bytes
 from vllm_console.prediction.reconstruct import reconstruct
 from vllm_console.prediction.score import SCORED
 
@@ -210,6 +216,72 @@ def covered(pairs: int, servers: Servers, begin: int) -> Iterator[Outcome]:
             yield Outcome(
                 BASE, kind, found.load, found.outside, now, intervals(found.predicted), measured, now, measured
             )
+
+
+DRIFTS, SCORED_STARTS = (0.0, 0.003, 0.02), (0, 5, 20)
+SERVERS = 6
+"""Of each pair of traffics."""
+SLOWED = 1.03
+
+
+@dataclass(frozen=True)
+class Between:
+    """Figures at the usual speed and slowed, by name; between the two each is a power of the speed."""
+
+    usual: dict[str, float | None]
+    slowed: dict[str, float | None]
+
+    def at(self, speed: float) -> dict[str, float | None]:
+        share = math.log(speed) / math.log(SLOWED)
+        return {
+            name: value * (slowed / value) ** share if value and (slowed := self.slowed[name]) else None
+            for name, value in self.usual.items()
+        }
+
+
+def learning(pairs: int, begin: int) -> Iterator[str]:
+    """Lines: how often the interval of each figure holds the next measurement."""
+    held: dict[tuple[str, float, int, str], list[bool]] = {}
+    reach: dict[tuple[float, int], list[float]] = {}
+    for kind in TRAFFICS:
+        for pair in range(begin, begin + pairs):
+            dice = random.Random(f"{kind} {pair}")
+            seen, drawn, order, after = replayed_pair(kind, pair)
+            for drift, scored in product(DRIFTS, SCORED_STARTS):
+                for _ in range(SERVERS):
+                    drifts = [math.expm1(dice.gauss(0, drift)) for _ in range(scored)]
+                    speeds = next_speeds(seen, step_regression(seen.steps), drifts, DRAWS)
+                    reach.setdefault((drift, scored), []).append(speeds[-1 - CUT] - 1)
+                    found = [one.at(speeds[place]) for one, place in zip(drawn, order, strict=True)]
+                    measured = after.at(math.exp(dice.gauss(0, drift)))
+                    for name, value in values(seen.observed).items():
+                        one = _estimate(value, [draw[name] for draw in found], CUT)
+                        inside = one.low <= measured[name] <= one.high
+                        held.setdefault((kind, drift, scored, name), []).append(inside)
+    short = {name: name.replace("_seconds", "") for name in FIGURES}
+    for kind in TRAFFICS:
+        yield f"{kind:<17}" + "".join(f"{short[name]:>20}" for name in FIGURES)
+        for drift, scored in product(DRIFTS, SCORED_STARTS):
+            cells = (held[kind, drift, scored, name] for name in FIGURES)
+            # The servers of a pair share its traffics, so a pair counts once.
+            texts = (share_text(sum(one) / SERVERS, pairs) for one in cells)
+            yield f"{drift:>6.1%}, {scored:>2} scored" + "".join(f"{text:>20}" for text in texts)
+    for (drift, scored), known in reach.items():
+        yield f"{drift:>6.1%}, {scored:>2} scored: the interval of the speed is ±{median(known):.2%}"
+
+
+def replayed_pair(kind: str, pair: int) -> tuple[TrafficEvidence, list[Between], list[int], Between]:
+    """What was seen, each draw of the interval with the place of its speed, and what is measured next."""
+    first = run(BASE, kind, RATES[0], pair)
+    seen = evidence_of(first)
+    start = step_regression(seen.steps)
+    case = (seen, CostFit((start,), 0.0, start))
+    usual, slowed = (_draws((case,), Change(first.limits, first.limits), [speed] * DRAWS) for speed in (1.0, SLOWED))
+    drawn = [Between(values(one), values(other)) for one, other in zip(usual, slowed, strict=True)]
+    order = list(range(DRAWS))
+    random.Random(DRAWS).shuffle(order)
+    after = (evidence_of(run(BASE, kind, RATES[0], OTHERS + pair, speed)).observed for speed in (1.0, 1 / SLOWED))
+    return seen, drawn, order, Between(*map(values, after))
 
 
 def one_simulated(
@@ -408,7 +480,7 @@ def shown(values: Sequence[float | None]) -> str:
     return f"{median(known):.1%}" if known else "–"
 
 
-def share_text(count: int, of: int) -> str:
+def share_text(count: float, of: int) -> str:
     """A share with its 95% interval (Wilson, Probable Inference, the Law of Succession, and Statistical Inference)."""
     z = 1.96
     middle, weight = (count + z * z / 2) / (of + z * z), of / (of + z * z)
@@ -464,6 +536,7 @@ def main() -> None:
     parser.add_argument("--scored", type=int, default=0, help="restarts of each server that were scored before")
     parser.add_argument("--measured-drift", action="store_true", help="how far it is off")
     parser.add_argument("--coverage", type=int, default=0, metavar="PAIRS")
+    parser.add_argument("--learning", type=int, default=0, metavar="PAIRS")
     parser.add_argument("--metrics", action="store_true", help="from metrics, as without the probe")
     parser.add_argument("--each", action="store_true", help="list every change, too")
     parser.add_argument("--json", action="store_true")
@@ -476,6 +549,9 @@ def main() -> None:
     parser.add_argument("--paced", nargs=2, type=float, default=(), metavar=("STEP", "TOKEN"))
     parser.add_argument("--port", type=int, default=18471)
     args = parser.parse_args()
+    if args.learning:
+        print("\n".join(learning(args.learning, args.first)))
+        return
     if args.measured_drift:
         print("\n".join(measured_drifts(args.seeds, args.drift, args.first)))
         return
