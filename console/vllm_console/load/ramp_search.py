@@ -38,6 +38,10 @@ _PER_MISS = math.log((1 - P_HOLDS) / (1 - P_FAILS))
 GROWTH = 0.04
 """More requests in flight at a step's end than at its beginning, as a share of those that came: a growing queue."""
 
+CHANCE = 2.33
+"""How many standard deviations more that is to be: 1% of the steps with a steady queue look like it, or fewer. The
+number in flight is Poisson distributed then (M/G/∞), and the variance of a difference is at most the sum of both."""
+
 FEWEST_SECONDS = 8.0
 """No step is called good sooner: short ones see neither a growing queue nor a full batch."""
 
@@ -193,7 +197,7 @@ def _grows(figures: StepFigures) -> bool:
         return False
     first, last = sum(counts[:third]) / third, sum(counts[-third:]) / third
     came = figures.rate * figures.seconds * 2 / 3
-    return last - first > max(3.0, 2 * math.sqrt(max(first, 1.0)), GROWTH * came)
+    return last - first > max(3.0, CHANCE * math.sqrt(first + last), GROWTH * came)
 
 
 # -- the rates --------------------------------------------------------------------------------------------------------
@@ -213,9 +217,9 @@ PRECISE = 0.015
 UNSURE, UNSURE_STEPS = 0.06, 8
 """Until the standard error of the ceiling is this small, a step takes the time left divided by so many steps."""
 
-SCATTER_OF_GAPS = 0.5
+SCATTER_OF_GAPS = 0.8
 """How much more slow engine steps scatter than independent ones would (a ratio of variances): they are mostly due to
-one long prompt each, and the lengths of a step's prompts are stratified."""
+one long prompt each, and the lengths of a step's prompts are stratified. It was 0.3 to 0.9 on the simulated engine."""
 
 FEWEST_TOGETHER, MOST_TOGETHER = 3.0, 8.0
 """The same of late first tokens, which come in bursts: as many as came in one step, between these."""
@@ -331,7 +335,7 @@ def next_step(tried: Sequence[TriedRate], start: float, lowest: float, highest: 
     if known.low is None or known.high is None:
         rate = _widened(known, start, lowest, highest)
         return None if rate is None else NextStep(rate)
-    if known.ratio > NEAR:
+    if known.ratio > NEAR and not _contradicted(tried, known.high):
         return NextStep(math.sqrt(known.low * known.high))
     found = ceiling(tried)
     if found is None or found.error is None:
@@ -365,7 +369,8 @@ def ceiling(tried: Sequence[TriedRate]) -> Ceiling | None:
     low, high = known.low, known.high
     limited_by = next(one.limited_by for one in reversed(tried) if one.rate == high and not one.ok)
     by_bracket = Ceiling(low, low, high, limited_by)
-    if known.ratio > NEAR or limited_by not in (*_LATENCIES, _QUEUE):
+    far = known.ratio > NEAR and not _contradicted(tried, high)
+    if far or limited_by not in (*_LATENCIES, _QUEUE):
         return by_bracket
     found, middle = by_bracket, math.sqrt(low * high)
     for _ in range(MOST_MOVES):
@@ -376,6 +381,12 @@ def ceiling(tried: Sequence[TriedRate]) -> Ceiling | None:
         if abs(math.log(middle / before)) < MOVED:
             break
     return found
+
+
+def _contradicted(tried: Sequence[TriedRate], high: float) -> bool:
+    """Whether a rate held that is no lower than the bracket's upper end: then chance decides outcomes between, and all
+    steps together tell more than the bracket, however far its ends are apart."""
+    return any(one.ok and one.rate >= high for one in tried)
 
 
 def _estimated(tried: Sequence[TriedRate], middle: float) -> Ceiling | None:

@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.load.ramp_search import StepFigures, TriedRate, bracket, ceiling, judge_step, next_step
+from vllm_console.load.ramp_search import NEAR, StepFigures, TriedRate, bracket, ceiling, judge_step, next_step
 from vllm_launchers.presets.model import Objectives
 
 GOALS = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
@@ -119,6 +119,13 @@ def test_a_step_goes_on_while_its_queue_grows_and_while_it_is_short():
     assert judge_step(CALM, GOALS, early=False) is None
 
 
+def test_more_requests_in_flight_by_chance_are_no_queue():
+    chance = replace(CALM, in_flight=(*(16.0,) * 20, *(20.0,) * 20, *(26.0,) * 20))
+    assert judge_step(chance, GOALS, final=True).ok
+    queue = replace(CALM, in_flight=(*(16.0,) * 20, *(24.0,) * 20, *(36.0,) * 20))
+    assert judge_step(queue, GOALS, final=True).limited_by == "queue"
+
+
 def test_few_slow_gaps_at_the_start_do_not_end_a_step():
     assert judge_step(replace(CALM, seconds=1.0, ttft=(4, 0), itl=(300, 60)), GOALS) is None
 
@@ -180,6 +187,25 @@ def test_a_ceiling_among_failures_in_bursts_is_not_called_unlimited():
     assert ceiling(tried).rate == pytest.approx(5.2, rel=0.1)
     far = [TriedRate(1.0, False, "itl_p99_seconds"), *(TriedRate(rate, True) for rate in (2.0, 4.0, 8.0))]
     assert bracket(far).high is None, "that was a disturbance"
+
+
+def test_a_failure_by_chance_far_below_does_not_open_the_bracket_again():
+    """At 1.1 to 1.32 requests/s rates held and failed: the ceiling is there, and not at the highest that held below."""
+    tried = [
+        TriedRate(0.86, True, ttft=(53, 0), itl=(3356, 26)),
+        TriedRate(1.72, False, "itl_p99_seconds", ttft=(52, 0), itl=(1501, 22)),
+        TriedRate(1.22, True, ttft=(52, 0), itl=(2487, 17)),
+        TriedRate(1.45, False, "itl_p99_seconds", ttft=(52, 0), itl=(1373, 23)),
+        TriedRate(1.32, True, ttft=(59, 0), itl=(2427, 24)),
+        TriedRate(1.32, False, "itl_p99_seconds", ttft=(155, 0), itl=(5708, 86)),
+        TriedRate(1.12, False, "itl_p99_seconds", ttft=(114, 0), itl=(5490, 61)),
+        TriedRate(1.10, False, "itl_p99_seconds", ttft=(120, 0), itl=(6014, 66)),
+    ]
+    assert bracket(tried).ratio > NEAR
+    found = ceiling(tried)
+    assert found.rate == pytest.approx(1.1, rel=0.06)
+    assert 0.95 < found.low < 1.07 < found.high < 1.25
+    assert next_step(tried, 1.0, 0.1, 100.0).full
 
 
 def test_a_latency_that_was_not_measured_is_not_the_limit():
