@@ -98,6 +98,12 @@ COMMANDS = {
     "demo": Command("open the console on two simulated servers under traffic", changes=True),
 }
 
+ON_SCREEN = frozenset({"chat", "demo", "replay", "web"})
+"""The commands that open a console, or may."""
+
+_OF_A_SCREEN = ("at", "picture", "screen", "server", "size", "keys")
+"""Options before a command that only a console has."""
+
 CHANGING = frozenset(name for name, command in COMMANDS.items() if command.changes)
 """The commands that are refused in read-only mode."""
 
@@ -164,6 +170,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     args.command, *rest = typed
     if args.command not in COMMANDS:
         parser.error(f"no command is called {args.command!r}; {_suggestion(args.command)}")
+    if args.command not in ON_SCREEN and (given := [one for one in _OF_A_SCREEN if getattr(args, one) is not None]):
+        parser.error(f"--{given[0]} is for the console: '{args.command}' has no such option")
     summary, args.forgiving = COMMANDS[args.command].help, COMMANDS[args.command].forgiving
     command = _Parser(
         prog=f"{parser.prog} {args.command}",

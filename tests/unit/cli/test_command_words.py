@@ -99,6 +99,19 @@ def test_numbers_that_make_no_sense_are_refused_with_the_limit(
     assert told in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize("option", [("--at", "03:10"), ("--picture", "x.svg"), ("--server", "chat"), ("--keys", "n")])
+def test_what_only_a_console_has_is_refused_before_other_commands(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`list` showed the present, whatever moment was asked for, and no picture was saved."""
+    with pytest.raises(SystemExit) as ended:
+        parse([*option, "list"])
+    assert ended.value.code == 2
+    assert f"{option[0]} is for the console: 'list' has no such option" in capsys.readouterr().err
+    assert parse([*option, "replay", "chat"]).command == "replay"
+    assert parse(option).command is None
+
+
 @pytest.mark.parametrize(
     "words",
     [("start", "chatbot", "--name", ""), ("start", "chatbot", "--host", ""), ("plan", "chatbot", "--gpus", " "),
