@@ -234,7 +234,7 @@ _ACTIONS: tuple[Action, ...] = (
     _on("log", "log_older", "n", "Next match above", "older", call="next_match(-1)"),
     _on("log", "log_newer", "N", "Next match below", "newer", call="next_match(1)"),
     _on("log", "log_matching", "m ampersand", "Show only lines that match, or all again", "matches"),
-    _on("log", "log_access", "a", "Hide access lines of answered requests (200 OK), or show them", "access"),
+    _on("log", "log_access", "a", "Access lines: folded, only those of failed requests, or each", "access"),
     _on("log", "log_copy", "y", "Copy the selected line, or the lines shown", "copy"),
     _on("log", "log_select_up", "shift+up K", "Select the line above", call="select(-1)"),
     _on("log", "log_select_down", "shift+down J", "Select the line below", call="select(1)"),

@@ -22,7 +22,7 @@ from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import ACCENT, DIM, WARN
 from vllm_console.ui.widgets.draw import KeyHint, Part, keys_line
 from vllm_console.ui.widgets.frame_box import FrameBox
-from vllm_console.ui.widgets.log_view import FILTER_NAMES, LogView
+from vllm_console.ui.widgets.log_view import ACCESS_NAMES, FILTER_NAMES, LogView
 
 PLACEHOLDERS = {
     "search": "search text; case-sensitive if it contains capitals",
@@ -90,7 +90,7 @@ class LogScreen(Screen[None]):
         state = (view.status, ACCENT if page.following else WARN)
         extras = ["only matches"] if page.only_matches else []
         extras += [f"{FILTER_NAMES[page.filter]} only"] if page.filter is not None else []
-        extras += ["access lines hidden"] if page.hides_access else []
+        extras += [ACCESS_NAMES[page.access]] if ACCESS_NAMES[page.access] else []
         extras += ["wrapped"] if view.wrap else []
         right: list[Part] = [(f"{view.matches} · ", ACCENT)] if view.matches else []
         right += [*((f"{text} · ", DIM) for text in extras), state]
@@ -195,8 +195,8 @@ class LogScreen(Screen[None]):
         self._view.cycle_filter()
 
     def action_log_access(self) -> None:
-        """Hide access lines of requests that were answered, or show them."""
-        self._view.toggle_access()
+        """Access lines: folded, only those of failed requests, or each."""
+        self._view.cycle_access()
 
     def action_log_wrap(self) -> None:
         """Wrap long lines, or cut them."""

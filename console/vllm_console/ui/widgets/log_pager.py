@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -65,6 +66,9 @@ class MatchCount:
 LONGEST = 4000
 """Lines kept around the reader."""
 
+MOST_FOLDED = 10 * LONGEST
+"""Lines kept where so many are folded that the page holds more than those."""
+
 SLICE_BYTES = 1024 * 1024
 """What one command reads at most before it lets others have their turn."""
 
@@ -74,6 +78,14 @@ SKIP_BYTES = 128 * 1024
 _CHUNK = 200
 
 Filter = LogLevel | None
+
+
+class AccessLines(enum.Enum):
+    """How access lines are shown: runs of them as one row each, only those of failed requests, or every one."""
+
+    FOLDED = "folded"
+    HIDDEN = "hidden"
+    EACH = "each"
 
 
 class LogPage(msgspec.Struct, frozen=True):
@@ -98,8 +110,7 @@ class LogPage(msgspec.Struct, frozen=True):
     counting: bool = False
     """Whether matches are still being counted."""
     only_matches: bool = False
-    hides_access: bool = False
-    """Whether access lines of requests that were answered are left out."""
+    access: AccessLines = AccessLines.EACH
     from_end: bool = True
     """Whether the last line stands in the last row, and what has no room is above; else the first in the first."""
     busy: bool = False
@@ -110,27 +121,29 @@ class LogPager:
     """Moves through a `LogFile` on behalf of one reader. Every method reads a bounded amount and returns a `LogPage`.
 
     Kept is a window of lines that pass the filter, read without gaps from ``_low`` to ``_high``. While following,
-    the page is its end; else ``_top`` is the first line shown, and stays the same line however the log grows.
-    ``folds`` shows runs of access lines as one row each while following, and up to a moment that is shown; not while
-    a text is searched for, since a match may be among them. ``wrap`` is after how many cells a line goes on in the next
-    row, 0 where lines are cut: it moves by rows, as whole lines.
+    the page is its end; else ``_place`` says which line is the first shown, and it stays that line however the log
+    grows. Folded access lines count as one line; nothing is folded while a text is searched for, since a match may be
+    among them. ``wrap`` is after how many cells a line goes on in the next row, 0 where lines are cut: it moves by rows,
+    as whole lines.
     """
 
-    def __init__(self, log: LogFile, rows: int = 24, *, folds: bool = False, wrap: int = 0) -> None:
+    def __init__(
+        self, log: LogFile, rows: int = 24, *, access: AccessLines = AccessLines.EACH, wrap: int = 0
+    ) -> None:
         self.log = log
         self._rows, self._wrap = max(1, rows), wrap
-        self._folds = folds
+        self._access = access
         self._folded: list[Line] = []
         self._folded_from: tuple[int, ...] = ()
         self._only = False
         self._count: MatchCount | None = None
         self._filter: Filter = None
-        self._hides_access = False
         self._until: int | None = None
         """Where the lines of a moment that is shown end; None once the reader has moved."""
         self._lines: list[Line] = []
         self._low = self._high = 0
-        self._top = 0
+        self._place = 0
+        """The first line that is shown is the first that ends after this offset."""
         self._following = True
         self._counted = self._new = 0
         self._epoch = log.epoch
@@ -160,23 +173,44 @@ class LogPager:
             more_matches=count is not None and (counting or count.full),
             counting=counting,
             only_matches=self._only,
-            hides_access=self._hides_access,
+            access=self._access,
             from_end=self._shows_end or self._fills_from_end,
-            busy=bool(self._owed) or self._search_at is not None or self._lacks_lines(len(shown)),
+            busy=bool(self._owed) or self._search_at is not None or self._lacks_lines,
         )
 
-    def _shown(self) -> list[Line]:
-        """The rows of the page."""
-        if self._shows_end and self._folds and self._filter is None and not self._wanted:
-            # A poll asks several times; folding thousands of lines takes milliseconds.
-            what = (self._low, self._high, len(self._lines), self._rows, self._epoch)
-            if what != self._folded_from:
-                self._folded = fold(self._lines, self._rows, whole=self._low <= self.log.start)
-                self._folded_from = what
-            return self._folded
-        whole = self._following or self._fills_from_end
-        first = max(0, len(self._lines) - self._rows) if whole else self._top
-        return self._lines[first : first + self._rows]
+    def _shown(self) -> Sequence[Line]:
+        """The lines of the page."""
+        lines = self._entries
+        whole = self._shows_end or self._fills_from_end
+        first = max(0, len(lines) - self._rows) if whole else self._top
+        return lines[first : first + self._rows]
+
+    @property
+    def _folds(self) -> bool:
+        """Whether runs of access lines are shown as one line each."""
+        return self._access is AccessLines.FOLDED and self._filter is None and not self._wanted
+
+    @property
+    def _entries(self) -> Sequence[Line]:
+        """The window's lines, folded if access lines are; each ends after the one before."""
+        if not self._folds:
+            return self._lines
+        # A poll asks several times; folding thousands of lines takes milliseconds.
+        what = (self._low, self._high, len(self._lines), self._epoch)
+        if what != self._folded_from:
+            self._folded = fold(self._lines, len(self._lines), whole=self._low <= self.log.start)
+            self._folded_from = what
+        return self._folded
+
+    @property
+    def _top(self) -> int:
+        """Which line of the window is the first shown."""
+        return bisect_right(self._entries, self._place, key=lambda line: line.end)
+
+    @_top.setter
+    def _top(self, index: int) -> None:
+        lines = self._entries
+        self._place = lines[index].end - 1 if index < len(lines) else self._high
 
     @property
     def _shows_end(self) -> bool:
@@ -191,7 +225,8 @@ class LogPager:
     @property
     def _last_top(self) -> int:
         """The first line of the last page."""
-        return len(self._lines) - min(len(self._lines), self._lines_in(reversed(self._lines), self._rows))
+        lines = self._entries
+        return len(lines) - min(len(lines), self._lines_in(reversed(lines), self._rows))
 
     def _lines_in(self, lines: Iterable[Line], rows: int) -> int:
         """How many of these lines, one at least, so many rows hold; as many as rows where lines are cut."""
@@ -229,7 +264,7 @@ class LogPager:
             if end - self._high > SKIP_BYTES:
                 self._to_end()
             else:
-                self._read_down(len(self._lines) + LONGEST)
+                self._read_down(LONGEST)
         else:
             more, self._counted = self.log.count(self._counted, end)
             self._new += more
@@ -242,7 +277,7 @@ class LogPager:
         elif self._owed:
             owed, self._owed = self._owed, 0
             self._move(owed)
-        elif self._lacks_lines(len(self._shown())):
+        elif self._lacks_lines:
             self._read_up(self._rows)
         elif self._count is not None and not self._count.done:
             self._count.step()
@@ -300,9 +335,9 @@ class LogPager:
         self._read_again()
         return self.page()
 
-    def set_hides_access(self, hides: bool) -> LogPage:
-        """Leave out access lines of requests that were answered, or show them."""
-        self._hides_access = hides
+    def set_access(self, access: AccessLines) -> LogPage:
+        """Show access lines in another way."""
+        self._access = access
         self._count_matches()
         self._read_again()
         return self.page()
@@ -351,11 +386,10 @@ class LogPager:
         if self._until is not None:
             self._show_until(self._until)
             return
-        anchor = self._lines[self._top].offset if self._lines and not self._following else None
-        if anchor is None:
+        if self._following or not self._lines:
             self._to_end()
         else:
-            self._start_at(anchor)
+            self._start_at(self._shown()[0].offset)
             self._fill_up()
 
     def _fill_up(self) -> None:
@@ -370,6 +404,7 @@ class LogPager:
 
     def find(self, text: str, backwards: bool = True) -> LogPage:
         """Search from the reader's place; an empty text ends the search. Goes on in `step`."""
+        edge = self._shown()
         self._wanted, self._match, self._note = text, None, ""
         self._search_at = None
         self._count_matches()
@@ -377,7 +412,6 @@ class LogPager:
             self._only = bool(text)
             self._read_again()
         if text:
-            edge = self.page().lines
             here = (edge[-1].end if backwards else edge[0].offset) if edge else self.log.end
             self._begin_search(here, backwards)
         return self.page()
@@ -431,20 +465,21 @@ class LogPager:
 
     def _move_up(self, rows: int) -> None:
         self._pause()
-        if self._top < rows:
+        if self._top < rows + self._folds:
             self._read_up(self._rows - self._top + rows)
-        above = self._lines[: self._top]
-        moved = min(self._top, self._lines_in(reversed(above), rows))
-        self._top -= moved
-        left = rows - sum(map(self._rows_of, above[self._top :]))
-        self._owed = -left if left > 0 and not self._top and self._low > self.log.start else 0
+        above = self._entries[: self._top]
+        top = len(above) - min(len(above), self._lines_in(reversed(above), rows))
+        left = rows - sum(map(self._rows_of, above[top:]))
+        self._top = top
+        self._owed = -left if left > 0 and not top and self._low > self.log.start else 0
 
     def _move_down(self, rows: int) -> None:
-        if self._top + rows + self._rows > len(self._lines):
+        if (lacking := self._top + rows + self._rows - len(self._entries)) > 0:
             self.log.refresh()
             self._drop_unfinished()
-            self._read_down(self._top + rows + self._rows + 1)
-        bottom, wanted = self._last_top, self._top + self._lines_in(self._lines[self._top :], rows)
+            self._read_down(lacking + 1)
+        top = self._top
+        bottom, wanted = self._last_top, top + self._lines_in(self._entries[top:], rows)
         if wanted >= bottom and self._high >= self.log.end:
             self._to_end()
         else:
@@ -459,7 +494,7 @@ class LogPager:
 
     def _to_end(self) -> None:
         self._following, self._new, self._owed, self._until = True, 0, 0, None
-        self._lines, self._top = [], 0
+        self._lines, self._place = [], self.log.end
         self._low = self._high = self.log.end
         self._read_up(self._rows)
 
@@ -469,19 +504,20 @@ class LogPager:
 
     def _begin_at(self, offset: int) -> None:
         """Forget what was read, and stand at this place."""
-        self._lines, self._top, self._owed, self._until = [], 0, 0, None
+        self._lines, self._place, self._owed, self._until = [], offset, 0, None
         self._low = self._high = offset
 
-    def _lacks_lines(self, shown: int) -> bool:
-        """Whether the page, which shows so many rows, is not full though there is more to read above."""
+    @property
+    def _lacks_lines(self) -> bool:
+        """Whether the page is not full though there is more to read above; a fold counts what the window holds of it."""
         more = self._low > self.log.start and len(self._lines) < LONGEST
-        return shown < self._rows and more and self._shows_end
+        return more and self._shows_end and len(self._entries) < self._rows + self._folds
 
     def _passes_filter(self, line: Line) -> bool:
         """Whether a line passes the level, and is no access line that is left out."""
         if self._filter is not None and (line.level is None or line.level < self._filter):
             return False
-        access = parse_access_line(line.text) if self._hides_access else None
+        access = parse_access_line(line.text) if self._access is AccessLines.HIDDEN else None
         return access is None or access.status >= "4"
 
     def _passes(self, line: Line) -> bool:
@@ -492,7 +528,7 @@ class LogPager:
     def _read_up(self, want: int) -> None:
         """Read lines above until ``want`` more are there, the start is reached, or a slice is used up."""
         stop, added = self._low - SLICE_BYTES, 0
-        few = self._filter is None and not (self._only or self._folds or self._hides_access)
+        few = self._filter is None and not self._only and self._access is AccessLines.EACH
         while added < want and self._low > max(stop, self.log.start):
             if self._only and self._jump_up():
                 continue
@@ -503,14 +539,24 @@ class LogPager:
             self._low = chunk[0].offset
             kept = [line for line in chunk if self._passes(line)]
             self._lines[:0] = kept
-            added += len(kept)
+            added += self._count_entries(kept)
+            if self._shows_end and len(self._lines) >= LONGEST:
+                break
         if self._until is not None:
             self._top = self._last_top
-        elif not self._following:
-            self._top += added
         if len(self._lines) > LONGEST and not self._following:
-            del self._lines[max(LONGEST, self._top + self._rows) :]
-            self._high = self._lines[-1].end
+            self._forget_below()
+
+    def _count_entries(self, lines: Sequence[Line]) -> int:
+        """How many lines of the page these make at least: a run of access lines may go on above or below."""
+        return sum(parse_access_line(line.text) is None for line in lines) if self._folds else len(lines)
+
+    def _forget_below(self) -> None:
+        """Forget lines far below the page; not those on it, unless these are very many folded ones."""
+        shown = self._entries[self._top : self._top + self._rows]
+        page = bisect_left(self._lines, shown[-1].end, key=lambda line: line.end) + 1 if shown else 0
+        del self._lines[min(max(LONGEST, page), MOST_FOLDED) :]
+        self._high = self._lines[-1].end
 
     def _jump_up(self) -> bool:
         """Skip what holds no match above; whether there is none within a step of a search."""
@@ -524,23 +570,29 @@ class LogPager:
         self._high = found.line.offset if found.line is not None else found.next_offset
         return found.line is None
 
-    def _read_down(self, until: int) -> None:
-        """Read lines below until there are ``until`` in all, the end is reached, or a slice is used up."""
-        stop = self._high + SLICE_BYTES
-        while len(self._lines) < until and self._high < min(stop, self.log.end):
+    def _read_down(self, want: int) -> None:
+        """Read lines below until ``want`` more are there, the end is reached, or a slice is used up."""
+        stop, added = self._high + SLICE_BYTES, 0
+        while added < want and self._high < min(stop, self.log.end):
             if self._only and not self._following and self._jump_down():
                 continue
-            chunk = self.log.after(self._high, min(until - len(self._lines), LONGEST), SLICE_BYTES)
+            chunk = self.log.after(self._high, min(max(want - added, 1), LONGEST), SLICE_BYTES)
             if not chunk:
                 break
             self._high = chunk[-1].end
-            self._lines += [line for line in chunk if self._passes(line)]
-        excess = len(self._lines) - LONGEST
-        cut = excess if self._following else min(excess, self._top)
-        if cut > 0:
-            self._low = self._lines[cut].offset
-            del self._lines[:cut]
-            self._top = max(0, self._top - cut)
+            kept = [line for line in chunk if self._passes(line)]
+            self._lines += kept
+            added += self._count_entries(kept)
+        self._forget_above(len(self._lines) - LONGEST)
+
+    def _forget_above(self, excess: int) -> None:
+        """Forget so many lines; none on the page, nor of the one above: its time is a part of how a fold below reads."""
+        if excess > 0 and not self._following:
+            above = self._entries[max(0, self._top - 1)].offset
+            excess = min(excess, bisect_left(self._lines, above, key=lambda line: line.offset))
+        if excess > 0:
+            self._low = self._lines[excess].offset
+            del self._lines[:excess]
 
     def _drop_unfinished(self) -> None:
         """Read the last line again if it had no newline yet."""

@@ -24,7 +24,7 @@ from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, WARN
 from vllm_console.ui.threads import begin_worker, in_thread, woken
 from vllm_console.ui.widgets.draw import fit
-from vllm_console.ui.widgets.log_pager import Filter, LogPage, LogPager
+from vllm_console.ui.widgets.log_pager import AccessLines, Filter, LogPage, LogPager
 from vllm_launchers.patterns import lazy_pattern
 
 _ENGINE = r"Engine (\d+): "
@@ -74,6 +74,9 @@ IDLE_SECONDS = 0.5
 SIDEWAYS = 16
 """Cells per step when scrolling sideways."""
 
+MARGIN = 1
+"""Blank cells left and right of the lines."""
+
 WHEEL = 3
 """Lines per notch of the mouse wheel."""
 
@@ -83,6 +86,14 @@ EMPTY = {None: "log is empty", LogLevel.WARNING: "no warnings or errors", LogLev
 """What is shown where no line passes the filter."""
 
 FILTER_NAMES = {None: "all lines", LogLevel.WARNING: "warnings and errors", LogLevel.ERROR: "errors"}
+
+_ACCESS = tuple(AccessLines)
+
+ACCESS_NAMES = {
+    AccessLines.FOLDED: "",
+    AccessLines.HIDDEN: "access lines hidden",
+    AccessLines.EACH: "each access line",
+}
 
 ERROR = Style(color="red")
 MATCH = Style(color="black", bgcolor="yellow")
@@ -211,10 +222,10 @@ class LogView(LineView):
         after = FILTERS[(FILTERS.index(self.page.filter) + 1) % len(FILTERS)]
         self._do(lambda pager: pager.set_filter(after))
 
-    def toggle_access(self) -> None:
-        """Leave out access lines of requests that were answered, or show them."""
-        hides = not self.page.hides_access
-        self._do(lambda pager: pager.set_hides_access(hides))
+    def cycle_access(self) -> None:
+        """Access lines: folded, only those of failed requests, each."""
+        after = _ACCESS[(_ACCESS.index(self.page.access) + 1) % len(_ACCESS)]
+        self._do(lambda pager: pager.set_access(after))
 
     def toggle_wrap(self) -> None:
         """Wrap long lines, or cut them."""
@@ -302,7 +313,11 @@ class LogView(LineView):
     @property
     def _cells(self) -> tuple[int, int]:
         """Its rows, and after how many cells lines wrap; 0 where they are cut."""
-        return self._rows, self.size.width if self.wrap else 0
+        return self._rows, self._text_width if self.wrap else 0
+
+    @property
+    def _text_width(self) -> int:
+        return max(1, self.size.width - 2 * MARGIN)
 
     def on_mount(self) -> None:
         """Begin to read."""
@@ -364,7 +379,7 @@ class LogView(LineView):
         if self._pager is None or self._pager.log.path != path:
             if self._pager is not None:
                 self._pager.log.close()
-            self._pager = LogPager(LogFile(path, clean=_redact()), size[0], folds=True, wrap=size[1])
+            self._pager = LogPager(LogFile(path, clean=_redact()), size[0], access=AccessLines.FOLDED, wrap=size[1])
         page = self._pager.page()
         for command in commands:
             page = command(self._pager)
@@ -397,19 +412,21 @@ class LogView(LineView):
         whole = self.wrap or page.wanted
         lines = page.lines if whole else [replace(one, text=short_line(one.text)) for one in page.lines]
         strips = log_strips(
-            lines, width, height, wanted=page.wanted, match=self.marked,
+            lines, self._text_width, height, wanted=page.wanted, match=self.marked,
             left=self._left, wrap=self.wrap, from_end=page.from_end, marks=not self._compact,
         )  # fmt: skip
+        strips = [Strip([Segment(" " * MARGIN), *strip]) for strip in strips]
         if not strips and page.note:
             strips = [line((fit(f" {page.note}", width), DIM))]
         elif not strips and self._path is not None:
-            empty = "only access lines, which are hidden" if page.hides_access else EMPTY[page.filter]
+            hidden = page.access is AccessLines.HIDDEN
+            empty = "only access lines, which are hidden" if hidden else EMPTY[page.filter]
             strips = [line((" no line matches" if page.only_matches else f" {empty}", DIM))]
         if self._compact and not page.following:
             strips += [line()] * (height - len(strips))
             mark = f" {self.status} "
             strips[-1] = strips[-1].adjust_cell_length(max(0, width - len(mark))).crop(0, max(0, width - len(mark)))
-            strips[-1] = type(strips[-1])([*strips[-1], Segment(mark, CURSOR)])
+            strips[-1] = Strip([*strips[-1], Segment(mark, CURSOR)])
         self.show(strips)
 
     def on_resize(self, event: events.Resize) -> None:

@@ -289,12 +289,12 @@ async def test_a_time_is_gone_to(host, wait_until, log):
         await wait_until(pilot, lambda: app.text().splitlines()[1].endswith("line 300"), "it stays where it was")
 
 
-async def test_access_lines_of_answered_requests_are_hidden_and_shown_again(host, wait_until, log):
+async def test_access_lines_are_folded_or_hidden_but_for_failures_or_each_is_shown(host, wait_until, log):
     access = 'INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" '
     append(log, f"{access}200 OK\n" * 3000 + f"{access}500 Internal Server Error\n")
     app = host(lambda: LogScreen("chat", log))
     async with app.run_test(size=(80, 24)) as pilot:
-        await wait_until(pilot, lambda: "200 OK" in app.text())
+        await wait_until(pilot, lambda: "200 OK ×" in app.text())
         await pilot.press("a")
         await wait_until(pilot, lambda: "access lines hidden" in app.text() and "line 499" in app.text())
         await app.lacks("200 OK")
@@ -303,7 +303,9 @@ async def test_access_lines_of_answered_requests_are_hidden_and_shown_again(host
         await wait_until(pilot, lambda: "paused" in app.text() and "line 470" in app.text())
         append(log, f"{access}200 OK\n")
         await pilot.press("a", "f")
-        await wait_until(pilot, lambda: "200 OK" in app.text() and "access lines hidden" not in app.text())
+        await wait_until(pilot, lambda: app.text().count('HTTP/1.1" 200 OK') > 10 and "each access" in app.text())
+        await pilot.press("a")
+        await wait_until(pilot, lambda: "200 OK ×" in app.text() and "access line" not in app.text())
 
 
 async def test_a_narrow_screen_leaves_out_what_stands_before_a_message_until_lines_are_wrapped(host, wait_until, log):

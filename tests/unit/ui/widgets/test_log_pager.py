@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_console.logs.file import LogFile, LogLevel
-from vllm_console.ui.widgets.log_pager import LogPage, LogPager
+from vllm_console.ui.widgets.log_pager import AccessLines, LogPage, LogPager
 
 
 @pytest.fixture
@@ -19,16 +19,17 @@ def minutes(page: LogPage) -> list[int]:
     return [int(line.text.split()[-1]) for line in page.lines]
 
 
-@pytest.mark.parametrize("folds", [False, True])
+@pytest.mark.parametrize("access", [AccessLines.EACH, AccessLines.FOLDED])
 @pytest.mark.parametrize("rows", [2, 5, 24])
-def test_a_moment_shows_the_lines_up_to_it_also_where_more_would_fit(log, rows, folds):
-    pager = LogPager(LogFile(log), rows, folds=folds)
+def test_a_moment_shows_the_lines_up_to_it_also_where_more_would_fit(log, rows, access):
+    pager = LogPager(LogFile(log), rows, access=access)
     shown = [10, 11, 12][-rows:]
     assert minutes(pager.show_moment("11-22 03:12:30")) == shown
     assert minutes(pager.poll()) == shown
-    for leave_out in (pager.set_hides_access, pager.set_only_matches):
-        assert minutes(leave_out(True)) == shown
-        assert minutes(leave_out(False)) == shown
+    assert minutes(pager.set_access(AccessLines.HIDDEN)) == shown
+    assert minutes(pager.set_access(access)) == shown
+    for only in (True, False):
+        assert minutes(pager.set_only_matches(only)) == shown
     assert minutes(pager.set_filter(LogLevel.ERROR)) == []
     assert minutes(pager.set_filter(None)) == shown
     assert minutes(pager.resize(24)) == [10, 11, 12]
@@ -76,3 +77,63 @@ def test_a_moment_stays_at_the_bottom_when_lines_wrap_and_the_screen_gets_smalle
     assert minutes(page) == [15, 16, 17]
     page = pager.resize(3, wrap=20)
     assert (minutes(page)[-1], page.from_end) == (17, True)
+
+
+def busy_log(folder, runs: int, requests: int) -> LogFile:
+    """A line every ten seconds, and after each so many access lines."""
+    path = folder / "server.log"
+    access = 'INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+    stamps = (f"11-22 03:{second // 60:02}:{second % 60:02}" for second in range(0, 10 * runs, 10))
+    path.write_text("".join(f"INFO {stamp} [a.py:1] tick\n" + access * requests for stamp in stamps))
+    return LogFile(path)
+
+
+def rows_shown(page: LogPage) -> list[str]:
+    return [line.text for line in page.lines]
+
+
+@pytest.mark.parametrize("requests", [3, 150])
+def test_folded_access_lines_stay_folded_while_scrolling_and_nothing_jumps(tmp_path, requests):
+    pager = LogPager(busy_log(tmp_path, 100, requests), 10, access=AccessLines.FOLDED)
+    before = rows_shown(pager.poll())
+    end = before
+    assert before[-1].startswith(f"200 OK ×{requests} since")
+    assert rows_shown(pager.hold()) == before
+    ticks = 0
+    while not before[0].endswith("03:00:00 [a.py:1] tick"):
+        page = pager.scroll(-1)
+        while page.busy:
+            page = pager.step()
+        assert rows_shown(page)[1:] == before[:-1], "one row comes above, and one goes below"
+        before = rows_shown(page)
+        ticks += before[0].endswith("tick")
+    assert ticks == 100 - 5
+    while not pager.page().following:
+        page = pager.scroll(7)
+        while page.busy:
+            page = pager.step()
+    assert rows_shown(page) == end
+
+
+def test_a_run_of_more_access_lines_than_are_kept_is_scrolled_over(tmp_path):
+    pager = LogPager(busy_log(tmp_path, 3, 15_000), 10, access=AccessLines.FOLDED)
+    for _ in range(5):
+        page = pager.scroll(-1)
+        while page.busy:
+            page = pager.step()
+    assert rows_shown(page)[0].endswith("03:00:00 [a.py:1] tick")
+    while not page.following:
+        page = pager.scroll(5)
+        while page.busy:
+            page = pager.step()
+    assert rows_shown(page)[-1].startswith("200 OK ×")
+
+
+def test_a_search_begins_at_the_bottom_of_a_folded_page_and_ends_at_folded_lines(tmp_path):
+    pager = LogPager(busy_log(tmp_path, 100, 10), 10, access=AccessLines.FOLDED)
+    page = pager.scroll(-20)
+    bottom = max(text for text in rows_shown(page) if text.endswith("tick"))
+    page = pager.find("tick")
+    assert next(line.text for line in page.lines if line.offset == page.match) == bottom
+    assert any("HTTP/1.1" in text for text in rows_shown(page)), "a match may be among them"
+    assert not any("HTTP/1.1" in text for text in rows_shown(pager.find("")))
