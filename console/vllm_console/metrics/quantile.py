@@ -254,10 +254,8 @@ def _exceeds(part: Quantiles, whole: Quantiles) -> bool:
 
 
 def p99_of(found: Quantiles | None) -> str:
-    """The p99 for a table, or a dash: an exact one is marked (``=24ms``), as an estimate is in a wide bucket."""
-    if found is None or found.p99 is None:
-        return UNKNOWN
-    return f"{'=' if found.exact else ''}{found.p99.text}"
+    """The p99 for a table, or a dash."""
+    return text_of(found.p99) if found is not None else UNKNOWN
 
 
 def p99_in(latency: Mapping[str, float | None]) -> str:

@@ -442,7 +442,7 @@ class ConsoleApp(App[None]):
         text = self.screen.get_selected_text() or ""
         if text.strip():
             number = text.rstrip().count("\n") + 1
-            copy(self, text.rstrip(), f"{number} line{'s' if number > 1 else ''}", self.say)
+            copy(self, text.rstrip(), f"{number} line{'s' if number > 1 else ''}", self.say_on_top)
 
     # -- doing -----------------------------------------------------------------------------------------------------
 
@@ -514,6 +514,12 @@ class ConsoleApp(App[None]):
         if self.screen is not self.operations and style is not None:
             self.notify(plain(text), severity="error" if style is BAD else "information", markup=False)
         self._draw_message()
+
+    def say_on_top(self, text: str) -> None:
+        """Say what a key has done that a screen does not show: on another screen than the servers' also as a toast."""
+        self.say(text)
+        if self.screen is not self.operations:
+            self.notify(plain(text), markup=False)
 
     def show_message(self, text: str, style: Style | None = None) -> None:
         """Show a sentence in the message line for a while, without a place in the list of messages."""

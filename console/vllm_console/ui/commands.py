@@ -729,9 +729,10 @@ def _one_of(name: str, known: Sequence[str], kind: str) -> None:
     if name in known:
         return
     every = ", ".join(known[:MOST_NAMED]) + (", …" if len(known) > MOST_NAMED else "")
+    verb = "is" if len(known) < 2 else "are"
     if not name:
-        raise CommandError(f"Which {kind}? There is {every or 'none'}.")
-    raise CommandError(f"No {kind} is called '{plain(name)}'" + (f"; there is {every}." if known else "."))
+        raise CommandError(f"Which {kind}? There {verb} {every or 'none'}.")
+    raise CommandError(f"No {kind} is called '{plain(name)}'" + (f"; there {verb} {every}." if known else "."))
 
 
 def _ranked(typed: str, commands: Sequence[TypedCommand], recent: Sequence[str], skip: int = 0) -> list[TypedCommand]:

@@ -28,6 +28,8 @@ ACCENT = Style(color="cyan")
 KEY = Style(color="cyan", bold=True)
 STRONG = Style(bold=True)
 SIMULATED = Style(color="magenta")
+SECOND = Style()
+"""The second line of a chart, beside one in the accent color: the text's own color, as others are roles."""
 CURSOR = Style(reverse=True)
 PAST = Style(color="yellow", reverse=True)
 """What is not of now."""

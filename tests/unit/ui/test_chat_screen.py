@@ -56,7 +56,7 @@ async def test_an_answer_streams_with_its_figures_and_is_text_whatever_it_says(c
         await c.press("A")
         await c.sees("second")
         await c.press("ctrl+n")
-        await c.sees("nothing of the conversation is written")
+        await c.sees("Nothing of the conversation is written")
 
 
 async def test_at_80_columns_the_models_name_gives_way_and_the_figures_stay(console, fleet, fakes, script, said, end):  # noqa: F811

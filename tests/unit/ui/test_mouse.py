@@ -127,6 +127,17 @@ async def test_what_is_selected_with_the_mouse_is_copied(console, fakes):
         assert c.app.screen.get_selected_text() is None
 
 
+async def test_that_something_was_copied_is_reported_on_other_screens_too(console, fakes):
+    async with console(fakes.chat, size=(120, 40)) as c:
+        await c.press("question_mark")
+        x, y = await place(c, "Launch a new server")
+        await c.pilot.mouse_down(offset=(x, y))
+        await c.pilot.hover(offset=(x + 6, y))
+        await c.pilot.mouse_up(offset=(x + 6, y))
+        await c.until(lambda: any("1 line copied to" in one.message for one in c.app._notifications), "a toast")
+        assert c.app.clipboard == "Launch"
+
+
 def test_what_is_being_taken_down_has_no_selection():
     assert LineView()._selected_span(0) is None
 

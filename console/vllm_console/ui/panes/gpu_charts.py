@@ -18,7 +18,7 @@ from vllm_console.metrics.sample import Series
 from vllm_console.text import UNKNOWN, plain
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
-from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, SIMULATED, STRONG, WARN
+from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, SECOND, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, axis_above, chart_of, value_at
 from vllm_console.ui.widgets.draw import Part, fit, rule, side_by_side
 
@@ -65,7 +65,7 @@ def _gbs(value: float) -> str:
 
 
 def _mean(key: str, name: str = "", second: bool = False) -> Curve:
-    return Curve(key, name, WARN if second else ACCENT, fmean)
+    return Curve(key, name, SECOND if second else ACCENT, fmean)
 
 
 def _plots(card: Card) -> list[Plot]:

@@ -28,9 +28,9 @@ def kv_cache_lines(server: ServerView, now: float, width: int, height: int, view
     usage = window.kv_cache_usage if window else None
     fullest = window.kv_cache_usage_max if window else None
     objective = server.objectives.kv_cache_usage if server.objectives else None
-    right = age_note(server, now) or (*_sustained(server, fullest if fullest is not None else usage, width),
-                                      marked(percent(usage), usage_missed(server)))  # fmt: skip
-    figures = _figures(server, width)
+    held = _sustained(server, fullest if fullest is not None else usage)
+    right = age_note(server, now) or _title_note(server, held, width)
+    figures = _figures(server, width, now=held is not None and server.moment is None)
     chart = chart_of(
         server.series,
         (USAGE,),
@@ -46,21 +46,32 @@ def kv_cache_lines(server: ServerView, now: float, width: int, height: int, view
     return [title_line(1, "KV cache", width, right), *chart, *figures][:height]
 
 
-def _sustained(server: ServerView, now: float | None, width: int) -> tuple[Part, ...]:
+def _sustained(server: ServerView, now: float | None) -> float | None:
     """The usage that held in the last minute, which is what is judged, if the present one differs."""
     held = next((one.value for one in server.judged if one.name == "kv_cache_usage"), None)
-    if held is None or now is None or abs(held - now) < APART:
-        return ()
-    name = "1m" if width < WIDE else "median" if server.moment is not None else "last minute: median"
-    return ((f"{name} {percent(held)} · now ", DIM),)
+    return held if held is not None and now is not None and abs(held - now) >= APART else None
 
 
-def _figures(server: ServerView, width: int) -> list[Strip]:
+def _title_note(server: ServerView, held: float | None, width: int) -> tuple[Part, ...]:
+    """The usage now, behind what held in the last minute if that differs; the latter alone in a narrow pane."""
+    missed = usage_missed(server)
+    usage = percent(server.window.kv_cache_usage if server.window else None)
+    if held is None:
+        return (marked(usage, missed),)
+    if width < WIDE:
+        return (("median ", DIM), marked(percent(held), missed))
+    name, when = ("median", "then") if server.moment is not None else ("last minute: median", "now")
+    return ((f"{name} {percent(held)} · {when} ", DIM), marked(usage, missed))
+
+
+def _figures(server: ServerView, width: int, *, now: bool) -> list[Strip]:
+    """Tokens in the cache and the prefix cache's hits; ``now`` where the title has a figure of the last minute."""
     window = server.window
     total = window.kv_cache_tokens if window else None
     usage = window.kv_cache_usage if window else None
     used = total * usage if total is not None and usage is not None else None
-    tokens: tuple[Part, ...] = (f" {count(used)}", (" of ", DIM), count(total), (" tokens", DIM))
+    unit = " tokens now" if now else " tokens"
+    tokens: tuple[Part, ...] = (f" {count(used)}", (" of ", DIM), count(total), (unit, DIM))
     hits: tuple[Part, ...] = (("prefix hits ", DIM), percent(window.prefix_hit_rate if window else None))
     if window and window.prefix_caching is False:
         hits = (("prefix caching off", DIM),)

@@ -106,7 +106,9 @@ def latency_chart(
     """A heading, and the chart of one of `CHARTS`; ``note`` takes the place of what its points are."""
     log = on_log_scale(server, latency, view)
     scale = (", log" if note else ", log scale") if log else ""
-    notes = scale + (note or _point_words(server.series, latency))
+    heading = f" {LABELS[latency]} p50, p99"
+    for words in (scale, note or _point_words(server.series, latency)):
+        heading += words if cell_len(heading + words) <= width else ""
     chart = chart_of(
         server.series,
         CHARTS[latency],
@@ -117,7 +119,7 @@ def latency_chart(
         view=replace(view, log=log),
         markers=server.markers,
     )
-    return [line((fit(f" {LABELS[latency]} p50, p99{notes}", width).rstrip(), DIM)), *chart]
+    return [line((fit(heading, width).rstrip(), DIM)), *chart]
 
 
 def on_log_scale(server: ServerView, latency: str, view: ChartView) -> bool:

@@ -12,7 +12,7 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import UNKNOWN, count
 from vllm_console.ui.panes.base import age_note, marked, title_line, window_note
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.theme import DIM, WARN
+from vllm_console.ui.theme import DIM
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
 from vllm_console.ui.widgets.draw import Part
 
@@ -38,7 +38,7 @@ def preemption_lines(server: ServerView, now: float, width: int, height: int, vi
     if objective is not None:
         parts += [(" · objective ", DIM), f"{objective:g}"]
     per_minute = 60.0 / server.series.step if server.series else 1.0
-    curve = Curve("preemptions", style=WARN, how=_mean, scale=per_minute)
+    curve = Curve("preemptions", how=_mean, scale=per_minute)
     chart = chart_of(
         server.series,
         (curve,),

@@ -51,7 +51,7 @@ class _Stage(msgspec.Struct, frozen=True):
 
 
 _STAGES = (
-    _Stage("·", "queue", WARN),
+    _Stage("·", "queue", None),
     _Stage("▒", "prefill", ACCENT),
     _Stage("█", "decode", None),
     _Stage("─", "other", DIM),

@@ -13,7 +13,7 @@ from vllm_console.metrics.sample import Series
 from vllm_console.text import UNKNOWN, amount, clock, duration, seconds
 from vllm_console.ui.panes.base import nothing_recorded, title_line
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.theme import ACCENT, DIM, WARN
+from vllm_console.ui.theme import ACCENT, DIM, SECOND
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of, value_at
 from vllm_console.ui.widgets.draw import Part, side_by_side
 
@@ -37,7 +37,7 @@ class _Plot(msgspec.Struct, frozen=True):
 PLOTS = (
     _Plot(
         "tokens per step",
-        (Curve("decode_tokens", "decode", ACCENT, _mean), Curve("prompt_tokens", "prompt", WARN, _mean)),
+        (Curve("decode_tokens", "decode", ACCENT, _mean), Curve("prompt_tokens", "prompt", SECOND, _mean)),
         amount,
     ),
     _Plot(
@@ -47,7 +47,7 @@ PLOTS = (
     ),
     _Plot(
         "requests per step",
-        (Curve("running", "run", ACCENT, _mean), Curve("waiting", "wait", WARN)),
+        (Curve("running", "run", ACCENT, _mean), Curve("waiting", "wait", SECOND)),
         amount,
     ),
 )

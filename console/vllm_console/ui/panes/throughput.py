@@ -12,7 +12,7 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import amount, count, duration, plain, rate
 from vllm_console.ui.panes.base import age_note, longest_wait, title_line, window_note
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.theme import ACCENT, DIM, WARN
+from vllm_console.ui.theme import ACCENT, DIM, SECOND, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
 from vllm_console.ui.widgets.draw import Part
 
@@ -20,7 +20,7 @@ CHARTS = (
     ("tokens/s out", (Curve("generation_tokens_per_second", "out", ACCENT),)),
     (
         "requests running, waiting",
-        (Curve("requests_running", "run", ACCENT), Curve("requests_waiting", "wait", WARN)),
+        (Curve("requests_running", "run", ACCENT), Curve("requests_waiting", "wait", SECOND)),
     ),
 )
 """What is drawn, in the order in which it gets room."""

@@ -31,6 +31,8 @@ class FooterContext(msgspec.Struct, frozen=True):
     """Whether there is no server at all."""
     tuning: bool = False
     """Whether the tuning bar is open, which has keys of its own."""
+    named: frozenset[str] = frozenset()
+    """The actions whose keys the lines about the selected server name already."""
 
 
 def _with_server(applies: Callable[[ServerView], bool]) -> Callable[[FooterContext], bool]:
@@ -85,8 +87,8 @@ _BY_STATE: Mapping[State, Sequence[str]] = {
     State.STOPPING: ("open_log", "describe"),
 }
 _RUNNING = (
-    "stage_fix", "findings", "restart", "stop", "open_log", "describe", "ranks", "compare", "edit_flags", "toggle_load",
-    "chat", "switch_pair", "new_server", "ramp", "switch_preset",
+    "stage_fix", "findings", "restart", "stop", "open_log", "describe", "ranks", "compare", "edit_flags", "chat",
+    "ramp", "toggle_load", "switch_pair", "new_server", "switch_preset",
 )  # fmt: skip
 _UNUSED = ("restart", "stop", "toggle_load", "chat", "ramp", "open_log", "describe", "ranks", "compare",
            "edit_flags", "switch_pair", "switch_preset")  # fmt: skip
@@ -99,9 +101,9 @@ _PAST = (
 
 
 def footer_hints(now: FooterContext) -> list[KeyHint]:
-    """The keys that apply, with what a click on each does."""
-    found = [action for action in applying(now) if action.footer]
-    return [(key_of(action.id), _label(action, now), f"screen.{action.call}") for action in found]
+    """The keys that apply, with what a click on each does, but for those that stand above the panes."""
+    found = [(action, f"screen.{action.call}") for action in applying(now) if action.footer]
+    return [(key_of(action.id), _label(action, now), call) for action, call in found if call not in now.named]
 
 
 def applying(now: FooterContext) -> list[Action]:

@@ -331,7 +331,7 @@ class ChatScreen(Screen[None]):
         turns = self._chat.sessions[self._chat.name].turns
         text = printed(turns[-1].answer.text()) if turns else ""
         if text.strip():
-            copy(self.app, text, "The last answer", self._main.say)
+            copy(self.app, text, "The last answer", self._main.say_on_top)
         else:
             self._main.say("There is no answer to copy.", WARN)
 
@@ -365,7 +365,7 @@ class CodeScreen(Screen[None]):
 
     def action_copy_code(self) -> None:
         """Copy the code."""
-        copy(self.app, self._codes[self._language], f"The code ({self._language})", self._main.say)
+        copy(self.app, self._codes[self._language], f"The code ({self._language})", self._main.say_on_top)
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
@@ -452,8 +452,15 @@ def _set(options: ChatOptions, width: int) -> list[Part]:
 
 
 def _first_lines(width: int) -> list[Strip]:
-    text = "What you type is sent to the server; nothing of the conversation is written to a file."
-    return [line(), *(line((f" {row}", DIM)) for row in textwrap.wrap(text, max(20, width - 3)))]
+    """What can be done here, and what will appear."""
+    sends, options, other = (key_of(f"chat_{name}") for name in ("send", "options", "other"))
+    paragraphs = (
+        f"Type a prompt below, then {sends}. The answer appears here as it comes, with TTFT, ITL and tokens/s.",
+        f"{options} sets the system prompt, temperature and more; {other} sends the same to a second server, too.",
+        "Nothing of the conversation is written to a file.",
+    )
+    wrapped = (row for text in paragraphs for row in ("", *textwrap.wrap(text, max(20, width - 3))))
+    return [line((f" {row}", DIM)) for row in wrapped]
 
 
 def waiting_text(server: ServerView | None, sent_at: float, now: float) -> str:

@@ -19,6 +19,11 @@ from vllm_console.ui.widgets.reader import TextReader
 
 _TIME = 11
 
+_NONE_YET = (
+    "No messages yet. What you do appears here, and what happens to the servers: starts, stops, crashes, findings that "
+    "begin and end."
+)
+
 
 class MessagesScreen(Screen[None]):
     """Shows messages and events since the console was opened; ``history`` gives them, the oldest first.
@@ -60,4 +65,7 @@ def history_lines(history: Sequence[Message], width: int) -> list[Strip]:
         rows = textwrap.wrap(text, max(20, width - _TIME), break_on_hyphens=False) or [""]
         lines.append(line((f" {when}  ", DIM), (rows[0], message.style)))
         lines += [line((" " * _TIME + row, message.style)) for row in rows[1:]]
-    return lines or [line(), line((" No messages yet.", DIM))]
+    if lines:
+        return lines
+    rows = textwrap.wrap(_NONE_YET, max(20, width - 2), break_on_hyphens=False)
+    return [line(), *(line((f" {row}", DIM)) for row in rows)]

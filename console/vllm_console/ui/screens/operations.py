@@ -79,7 +79,7 @@ from vllm_console.ui.parts.tuning_bar import TuningBar
 from vllm_console.ui.screens.dialogs import Choose, Confirm
 from vllm_console.ui.terminal.choice import in_browser
 from vllm_console.ui.terminal.clipboard import copy
-from vllm_console.ui.terminal.lines import LineView, clickable, line
+from vllm_console.ui.terminal.lines import LineView, actions_of, clickable, line
 from vllm_console.ui.terminal.repaint import PartialRepaintScreen
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.chart import ChartView
@@ -490,7 +490,15 @@ class OperationsScreen(PartialRepaintScreen):
         snapshot = self.console.snapshot
         empty = snapshot is not None and not snapshot.servers
         return FooterContext(
-            server, staged, len(self._marked), self.console.read_only, self.past, replay, empty, self._tuning.display
+            server,
+            staged,
+            len(self._marked),
+            self.console.read_only,
+            self.past,
+            replay,
+            empty,
+            self._tuning.display,
+            actions_of(self._finding.lines),
         )
 
     @property

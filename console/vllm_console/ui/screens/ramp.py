@@ -117,7 +117,10 @@ def ramp_lines(view: RampView, width: int, height: int) -> list[Strip]:
 
 def _state(view: RampView, width: int) -> list[Strip]:
     if view.running:
-        return [line((f" {_now(view)}", STRONG))]
+        rows = [line((f" {_now(view)}", STRONG))]
+        if not view.steps and not view.canceled:
+            rows += [row for text in _coming(view) for row in (line(), *_wrapped(text, width, DIM))]
+        return rows
     texts: list[tuple[str, Style | None]] = []
     if view.result is not None:
         known = view.result.ceiling_requests_per_second is not None
@@ -132,10 +135,25 @@ def _state(view: RampView, width: int) -> list[Strip]:
     if view.problem:
         problem = view.problem.removesuffix(".")
         texts.append((f"{problem[:1].upper()}{problem[1:]}.", BAD))
+    return [row for text, style in texts for row in _wrapped(text, width, style)]
+
+
+def _wrapped(text: str, width: int, style: Style | None) -> list[Strip]:
+    rows = textwrap.wrap(plain(text), max(20, width - 2), break_on_hyphens=False)
+    return [line((f" {row}", style)) for row in rows]
+
+
+def _coming(view: RampView) -> list[str]:
+    """What a ramp does, and what will appear here, for who sees nothing measured yet."""
+    limits = [
+        f"{title} ≤ {seconds(view.limits[limit])}" for title, _, limit in _CURVES if view.limits.get(limit) is not None
+    ]
+    objectives = f" ({', '.join(limits)})" if limits else ""
     return [
-        line((f" {row}", style))
-        for text, style in texts
-        for row in textwrap.wrap(plain(text), max(20, width - 2), break_on_hyphens=False)
+        "Sends the preset's requests at one rate after another until the highest rate at which the objectives "
+        f"hold{objectives} is known. That takes {duration(view.budget_seconds)} at most.",
+        "A row with latencies, tokens per second and KV cache usage appears here for each rate, newest first, and from "
+        "the second on charts of the p99 over the rate.",
     ]
 
 

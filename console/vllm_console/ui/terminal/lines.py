@@ -51,6 +51,11 @@ def action_of(style: Style | None) -> str:
     return str(style.meta.get(_ACTION, "")) if style is not None else ""
 
 
+def actions_of(strips: Sequence[Strip]) -> frozenset[str]:
+    """The actions that clicks on these lines run."""
+    return frozenset(action_of(style) for strip in strips for _, style, _ in strip) - {""}
+
+
 @lru_cache(maxsize=512)
 def line(*parts: str | tuple[str, Style | None]) -> Strip:
     """A strip from plain and styled pieces of text; empty ones are left out.

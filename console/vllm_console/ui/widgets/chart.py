@@ -59,7 +59,7 @@ _DAY = 86_400
 _MARKER_STYLES = {
     MarkerKind.CRASH: BAD,
     MarkerKind.START: ACCENT,
-    MarkerKind.STOP: WARN,
+    MarkerKind.STOP: DIM,
     MarkerKind.FINDING: WARN,
     MarkerKind.FINDING_END: DIM,
     MarkerKind.LOAD: DIM,
@@ -379,7 +379,7 @@ def _plot(
     objective_row = scale.row(objective)
     limit_row = objective_row if scale.rows > 1 else None  # a single row is that of zero, too
     ticks = _ticks(scale, limit_row, objective, label, whole=whole)
-    named = _name_rows(known, names, scale)
+    named = _name_rows(known, dict(zip(names, styles, strict=False)), scale)
     dots = [[tuple(row) for row in braille(values, scale, area=area)] for values in known]
     edges = [_edges(values, scale, objective) for values in known]
     strips = []
@@ -479,9 +479,9 @@ def _round_values(scale: Scale, *, whole: bool) -> list[float]:
 
 
 def _name_rows(
-    known: Sequence[Sequence[float | None]], names: Sequence[str], scale: Scale
+    known: Sequence[Sequence[float | None]], names: Mapping[str, Style], scale: Scale
 ) -> dict[int, tuple[str, Style | None]]:
-    """The row for each line's name: where it ends, or beside that; a lower line's name stands lower."""
+    """The row for each line's name, in the line's style: where it ends, or beside that; a lower line's stands lower."""
     last = {
         name: next((value for value in reversed(values) if value is not None), None)
         for name, values in zip(names, known, strict=False)
@@ -492,7 +492,7 @@ def _name_rows(
         rows[at] = max(rows[at], rows[at - 1] + 1)
     for at in range(len(rows)):
         rows[at] = min(rows[at], scale.rows - len(rows) + at)
-    return {row: (f" {name}", DIM) for row, (_, name) in zip(rows, ends, strict=False)}
+    return {row: (f" {name}", names[name]) for row, (_, name) in zip(rows, ends, strict=False)}
 
 
 def _empty(columns: int, rows: int, height: int, text: str) -> list[Strip]:
@@ -515,8 +515,9 @@ def _time_axis(
 ) -> tuple[Strip, ...]:
     """The time axis with its ticks and marks.
 
-    With two rows clock times stand centered below their ticks, at the edges as close as they fit; with one they stand
-    in the axis, right of their ticks, and a tick without room for its time has none.
+    With two rows clock times stand centered below their ticks, at the edges as close as they fit, right of how much
+    time a point covers; with one they stand in the axis, right of their ticks. A tick without room for its time has
+    none.
     """
     span = Series(end=end, step=step, values={})
     axis: Cells = [("─", DIM)] * columns
@@ -525,6 +526,9 @@ def _time_axis(
         _put(below, cursor - 4, time.strftime("%H:%M:%S", time.localtime(at)), STRONG + CURSOR, force=True)
         if below is not axis:
             axis[cursor] = ("┴", CURSOR)
+    every = f" every {round_duration(step)}"
+    if below is not axis and not _put(below, 0, every[AXIS:], DIM):
+        every = ""
     if rows == 1:
         _put_marks(axis, marks)
     for moment, text in tick_times(end - count * step, end, columns):
@@ -540,7 +544,7 @@ def _time_axis(
     first = strip_line((fit(lowest, AXIS - 1, ">") + "┼", DIM), *_joined(axis))
     if below is axis:
         return (first,)
-    return first, strip_line((fit(f"/{round_duration(step)}", AXIS - 1, ">") + " ", DIM), *_joined(below))
+    return first, strip_line((fit(every[:AXIS], AXIS), DIM), *_joined(below))
 
 
 def _put_marks(axis: Cells, marks: Sequence[Mark]) -> None:

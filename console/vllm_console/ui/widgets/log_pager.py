@@ -123,13 +123,11 @@ class LogPager:
     Kept is a window of lines that pass the filter, read without gaps from ``_low`` to ``_high``. While following,
     the page is its end; else ``_place`` says which line is the first shown, and it stays that line however the log
     grows. Folded access lines count as one line; nothing is folded while a text is searched for, since a match may be
-    among them. ``wrap`` is after how many cells a line goes on in the next row, 0 where lines are cut: it moves by rows,
-    as whole lines.
+    among them. ``wrap`` is after how many cells a line goes on in the next row, 0 where lines are cut: it moves by
+    rows, as whole lines.
     """
 
-    def __init__(
-        self, log: LogFile, rows: int = 24, *, access: AccessLines = AccessLines.EACH, wrap: int = 0
-    ) -> None:
+    def __init__(self, log: LogFile, rows: int = 24, *, access: AccessLines = AccessLines.EACH, wrap: int = 0) -> None:
         self.log = log
         self._rows, self._wrap = max(1, rows), wrap
         self._access = access
@@ -509,7 +507,7 @@ class LogPager:
 
     @property
     def _lacks_lines(self) -> bool:
-        """Whether the page is not full though there is more to read above; a fold counts what the window holds of it."""
+        """Whether the page is not full though there is more above; a fold counts what the window holds of it."""
         more = self._low > self.log.start and len(self._lines) < LONGEST
         return more and self._shows_end and len(self._entries) < self._rows + self._folds
 
@@ -586,7 +584,7 @@ class LogPager:
         self._forget_above(len(self._lines) - LONGEST)
 
     def _forget_above(self, excess: int) -> None:
-        """Forget so many lines; none on the page, nor of the one above: its time is a part of how a fold below reads."""
+        """Forget so many lines; none on the page, nor of the one above, whose time a fold below may need."""
         if excess > 0 and not self._following:
             above = self._entries[max(0, self._top - 1)].offset
             excess = min(excess, bisect_left(self._lines, above, key=lambda line: line.offset))

@@ -87,8 +87,12 @@ def test_marks_and_findings_say_the_same(fakes):
     pane = text(kv_cache_lines(peak, fakes.NOW, 60, 12))
     assert "last minute: median 55% · now 91%" in pane
     assert "!" not in pane
-    narrow = kv_cache_lines(peak, fakes.NOW, 38, 12)[0].text
-    assert "1m 55% · now 91%" in narrow, "the width of the pane on a terminal of 120 columns"
+    narrow = text(kv_cache_lines(peak, fakes.NOW, 38, 12))  # the width of the pane on a terminal of 120 columns
+    assert " median 55% " in narrow
+    assert " tokens now" in narrow
+    earlier = replace(peak, moment=fakes.NOW)
+    assert "median 55% · then 91%" in text(kv_cache_lines(earlier, fakes.NOW, 60, 12))
+    assert " now" not in text(kv_cache_lines(earlier, fakes.NOW, 38, 12))
     good = Finding("healthy", Severity.GOOD, fakes.NOW - 600, "", "")
     (healthy,) = agreed((good,), peak.judged)
     assert healthy.measures[0].value == "55.0%"
@@ -142,6 +146,13 @@ def test_the_acceptance_length_stands_where_drafts_are_made(fakes):
     assert "acceptance length of drafts" in text(throughput_lines(charted, fakes.NOW, 80, 16))
     line = "speculation acceptance length 1.43, accepted by position 30%, 13%"
     assert any(line in one for one in describe_server(drafted, fakes.NOW))
+
+
+@pytest.mark.parametrize("lines", [throughput_lines, preemption_lines, kv_cache_lines, latency_lines])
+def test_no_line_of_a_chart_has_the_color_of_a_warning(fakes, lines):
+    for strip in lines(fakes.chat(fakes.NOW), fakes.NOW, 80, 30):
+        drawn = [one.style for one in strip if any("\u2800" < character < "\u2900" for character in one.text)]
+        assert not [style for style in drawn if style and style.color == WARN.color]
 
 
 def test_what_was_not_reported_is_a_dash(fakes):

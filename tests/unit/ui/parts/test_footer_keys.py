@@ -34,6 +34,12 @@ def test_what_sends_traffic_is_shown_where_the_server_is_ready_and_comes_first_w
     assert shown(calm)[2] != "b load"
 
 
+def test_keys_that_stand_above_the_panes_make_room_for_others(fakes):
+    named = frozenset({"screen.stage_fix", "screen.findings"})
+    assert shown(fakes.pressed(fakes.NOW), named=named)[:2] == ["r restart", "s stop"]
+    assert "stage_fix" in [action.id for action in applying(FooterContext(fakes.pressed(fakes.NOW), named=named))]
+
+
 def test_what_is_staged_comes_first(fakes):
     assert shown(fakes.pressed(fakes.NOW), staged=True)[:3] == ["r restart", "a tune", "bksp drop last"]
 

@@ -12,7 +12,7 @@ from vllm_console.fleet.markers import Marker, MarkerKind
 from vllm_console.metrics.sample import Series
 from vllm_console.text import count, percent, seconds
 from vllm_console.ui.terminal.lines import cells_of
-from vllm_console.ui.theme import ACCENT, BAD, DIM, WARN, to_ascii
+from vllm_console.ui.theme import ACCENT, BAD, DIM, SECOND, to_ascii
 from vllm_console.ui.widgets.chart import ChartView, Curve, Scale, braille, chart_of, column_of, tick_times
 
 END = 1_767_271_200.0
@@ -98,9 +98,23 @@ def test_figures_that_share_a_chart_have_their_names_in_their_order():
     assert names == ["p99", "p50"]
 
 
+def test_a_lines_name_has_its_color():
+    both = made(run=1.0, wait=3.0)
+    lines = chart_of(both, (Curve("run", "run"), Curve("wait", "wait", SECOND)), 60, 8, count)
+    styles = {segment.text.strip(): segment.style for strip in lines for segment in strip}
+    assert (styles["run"], styles["wait"]) == (ACCENT, SECOND)
+
+
+def test_the_moment_under_the_cursor_takes_the_place_of_what_a_point_covers():
+    view = ChartView(cursor=END - 895)
+    *_, below = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 12, percent, hi=1.0, area=True, view=view))
+    assert "every" not in below
+    assert below.strip().startswith("12:25:05 ")
+
+
 def test_where_lines_share_a_cell_the_main_one_is_seen():
     both = made(run=0.0, wait=0.0)
-    for curves in ((Curve("run"), Curve("wait", style=WARN)), (Curve("wait", style=WARN), Curve("run"))):
+    for curves in ((Curve("run"), Curve("wait", style=SECOND)), (Curve("wait", style=SECOND), Curve("run"))):
         lines = chart_of(both, curves, 40, 4, count)
         styles = {
             segment.style for strip in lines for segment in strip if any(ord(one) > 0x2800 for one in segment.text)
@@ -150,7 +164,7 @@ def test_any_number_can_be_drawn(value, log):
 def test_the_time_axis_has_clock_times_and_what_a_point_covers():
     *_, axis, below = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 12, percent, hi=1.0, area=True))
     assert axis.startswith("   0%┼")
-    assert below.split() == ["/5s", "12:26", "12:28", "12:30", "12:32", "12:34", "12:36", "12:38"]
+    assert below.split() == ["every", "5s", "12:28", "12:30", "12:32", "12:34", "12:36", "12:38"]
     for text in ("12:30", "12:36"):
         assert axis[below.index(text) + 2] == "┬"
 
