@@ -19,6 +19,14 @@ async def test_every_screen_is_drawn_in_a_narrow_window(console, fakes, key, wid
         assert c.app.crash is None
 
 
+async def test_in_a_window_of_8_rows_presets_can_be_chosen(console, fakes):
+    async with console(fakes.chat, size=(30, 8)) as c:
+        await c.press("n")
+        await c.sees("chatbot")
+        await c.pilot.resize_terminal(80, 24)
+        await c.sees("sized for")
+
+
 def test_the_figures_of_a_finding_fit_in_any_width(fakes):
     for width in range(1, 120):
         page = findings_page(fakes.pressed(fakes.NOW), fakes.NOW, width, 0, stages=True)

@@ -15,6 +15,9 @@ from vllm_console.ui.theme import BAD
 
 MOST_KEPT = 300
 
+SAME_SECONDS = 3.0
+"""A server's event within so many seconds of the answer to a key that says the same is that answer."""
+
 
 class Message(msgspec.Struct, frozen=True):
     """A sentence, when it was last shown (Unix seconds), how often in a row, and the server it is about, if any."""
@@ -98,9 +101,21 @@ class Messages:
         return next((message for message in reversed(self._kept) if message.server == server), None)
 
     def _keep(self, message: Message) -> Message:
+        if (same := self._said_already(message)) is not None:
+            self._kept.remove(same)
+            message = replace(message, server=message.server or same.server)
         last = self._kept[-1] if self._kept else None
         if last is not None and (last.text, last.server) == (message.text, message.server):
             message = replace(message, times=last.times + 1)
             self._kept.pop()
         self._kept.append(message)
         return message
+
+    def _said_already(self, message: Message) -> Message | None:
+        """What a key was answered if this event says the same, or the other way round."""
+        for kept in reversed(self._kept):
+            if message.at - kept.at > SAME_SECONDS:
+                return None
+            if kept.text == message.text and bool(kept.server) != bool(message.server):
+                return kept
+        return None

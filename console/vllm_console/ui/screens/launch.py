@@ -58,6 +58,9 @@ LAUNCH, LEAVE = "launch", "leave"
 TWO_COLUMNS, THREE_COLUMNS = 110, 170
 """Widths from which sections stand beside each other; below the first, one at a time."""
 
+LEAST_WITH_STRIP = 12
+"""Rows from which the plan in short stands below the section that has the keys."""
+
 UNBOUNDED = 1000
 """Rows, to ask how many a section would take."""
 
@@ -239,7 +242,8 @@ class LaunchScreen(Screen[ServerView | None]):
         for section in SECTIONS:
             self.query_one(f"#launch-{section}").display = not alone or section == self._section
         self.query_one("#launch-right").display = not alone or self._section != "presets"
-        self.query_one("#launch-strip").display = alone and self._section != "plan"
+        low = self.app.size.height < LEAST_WITH_STRIP
+        self.query_one("#launch-strip").display = alone and self._section != "plan" and not low
         self.call_after_refresh(self.redraw)
 
     def redraw(self) -> None:

@@ -526,9 +526,7 @@ def _time_axis(
         _put(below, cursor - 4, time.strftime("%H:%M:%S", time.localtime(at)), STRONG + CURSOR, force=True)
         if below is not axis:
             axis[cursor] = ("┴", CURSOR)
-    every = f" every {round_duration(step)}"
-    if below is not axis and not _put(below, 0, every[AXIS:], DIM):
-        every = ""
+    every = _put_every(below, step) if below is not axis else ""
     if rows == 1:
         _put_marks(axis, marks)
     for moment, text in tick_times(end - count * step, end, columns):
@@ -544,7 +542,13 @@ def _time_axis(
     first = strip_line((fit(lowest, AXIS - 1, ">") + "┼", DIM), *_joined(axis))
     if below is axis:
         return (first,)
-    return first, strip_line((fit(every[:AXIS], AXIS), DIM), *_joined(below))
+    return first, strip_line((fit(every, AXIS), DIM), *_joined(below))
+
+
+def _put_every(below: Cells, step: float) -> str:
+    """Write how much time a point covers, from left of the axis on; returns what stands left of it."""
+    text = f" every {round_duration(step)}"
+    return text[:AXIS] if _put(below, 0, text[AXIS:], DIM) else ""
 
 
 def _put_marks(axis: Cells, marks: Sequence[Mark]) -> None:

@@ -1,0 +1,38 @@
+"""Messages are kept once: an answer to a key and the event that says the same are one."""
+
+from __future__ import annotations
+
+from vllm_console.ui.parts.messages import Messages
+
+
+class Clock:
+    at = 1000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def kept(messages):
+    return [(one.text, one.server, one.times) for one in messages.history]
+
+
+def test_an_answer_and_the_event_that_says_the_same_are_one_message_also_of_several_servers():
+    messages = Messages(Clock())
+    for name in ("chat", "docs"):
+        messages.say(f"{name} is stopping.")
+    for name in ("chat", "docs"):
+        messages.note(name, f"{name} is stopping.")
+    assert kept(messages) == [("chat is stopping.", "chat", 1), ("docs is stopping.", "docs", 1)]
+    messages.say("docs is stopping.")
+    assert kept(messages)[-1] == ("docs is stopping.", "docs", 1)
+    assert messages.newest_of("chat").text == "chat is stopping."
+
+
+def test_what_happens_again_later_is_another_message():
+    clock = Clock()
+    messages = Messages(clock)
+    messages.say("chat is ready.")
+    clock.at += 60
+    messages.note("chat", "chat is ready.")
+    messages.note("chat", "chat is ready.")
+    assert kept(messages) == [("chat is ready.", "", 1), ("chat is ready.", "chat", 2)]
