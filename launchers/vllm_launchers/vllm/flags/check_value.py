@@ -493,15 +493,30 @@ def _counted(given: Given) -> str | None:
     return "--spec-tokens needs --spec-model or --spec-method"
 
 
+_FROM_THE_PROMPT = ("ngram", "ngram_gpu", "[ngram]")
+"""Methods without a draft model, also as the name of one."""
+
+
 def _guesses(given: Given) -> str | None:
     """Tokens per step: methods with a draft model may have them from its configuration."""
     config = "speculative-config"
     tokens = given.key(config, "num_speculative_tokens")
     if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens <= 0:
         return f"--{config} needs num_speculative_tokens of 1 or more, not {tokens}"
-    if given.key(config, "method") != "ngram" or tokens is not None or given.has("spec-tokens"):
+    least, most = (given.key(config, f"prompt_lookup_{end}") for end in ("min", "max"))
+    if isinstance(least, int) and isinstance(most, int) and least > most:
+        return f"--{config}: prompt_lookup_min {least} is more than prompt_lookup_max {most}"
+    method = given.key(config, "method") or given.key(config, "model")
+    if method not in _FROM_THE_PROMPT or tokens is not None or given.has("spec-tokens"):
         return None
-    return f"--{config} needs num_speculative_tokens with the method ngram"
+    return f"--{config} needs num_speculative_tokens with the method {method}"
+
+
+def _guesses_in_short(given: Given) -> str | None:
+    method = given.text("spec-method")
+    if method not in _FROM_THE_PROMPT or given.has("spec-tokens") or given.has("speculative-config"):
+        return None
+    return f"--spec-method {method} needs --spec-tokens"
 
 
 def _draft_metrics(given: Given) -> str | None:
@@ -627,6 +642,7 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("spec-tokens", "spec-model"), _counted),
     Condition(("async-scheduling", "speculative-config"), _ahead, (0, 11)),
     Condition(("speculative-config",), _guesses),
+    Condition(("spec-method", "spec-tokens"), _guesses_in_short),
     Condition(("per-request-spec-decode-metrics",), _draft_metrics),
     Condition(("distributed-executor-backend",), _executor),
     Condition(("lora-modules",), _adapters),

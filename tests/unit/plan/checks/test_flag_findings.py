@@ -163,7 +163,7 @@ def test_both_flags_of_an_old_pair_offer_the_same_way_out() -> None:
     [
         ("attention-backend", "FLASHINFER", "0.12.0", "0.13.0"),
         ("kv-cache-memory-bytes", 10**9, "0.10.1", "0.10.2"),
-        ("spec-method", "ngram", "0.20.2", "0.22.1"),
+        ("spec-method", "mtp", "0.20.2", "0.22.1"),
     ],
 )
 def test_flags_that_a_release_does_not_have_yet(flag: str, value: Any, version: str, since: str) -> None:

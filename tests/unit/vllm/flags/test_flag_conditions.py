@@ -208,6 +208,20 @@ CASES: list[tuple[str, Flags, Flags]] = [
     ),
     (
         "speculative-config",
+        {"speculative-config": '{"model": "ngram"}'},
+        {"speculative-config": '{"method": "eagle", "model": "org/draft"}'},
+    ),
+    (
+        "speculative-config",
+        {
+            "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 5, '
+            '"prompt_lookup_max": 2}'
+        },
+        {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2}'},
+    ),
+    ("spec-method", {"spec-method": "ngram_gpu"}, {"spec-method": "mtp"}),
+    (
+        "speculative-config",
         {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 0}'},
         {"speculative-config": '{"method": "mtp"}'},
     ),
