@@ -11,7 +11,6 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from typing import IO, TextIO
 
 from vllm_console.cli.fleet_access import read_only_by, settings_from
@@ -29,7 +28,7 @@ LAST_WORDS_SECONDS = 2.0
 """How long errors are waited for once ssh has ended: the master of a shared connection may keep their pipe open."""
 
 
-def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
+def run_elsewhere(args: argparse.Namespace) -> int | None:
     """Run the command on the machine that it names; returns its exit code, or None if it names none.
 
     Raises:
@@ -52,9 +51,9 @@ def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
         way = shlex.join(["ssh", "-t", *(["-p", str(host.port)] if host.port else []), host.destination, host.command])
         raise FleetError(f"on screen it runs on {name} itself: {way} {args.command} {plain(split[0][1][1], 200)}")
     there = {word: server for word, (_, server) in split}
-    at = list(words).index(args.command)  # options before it are for this console
     read_only = ["--read-only"] if read_only_by(args, settings_from(args)) else []
-    remote_words = [*read_only, *(there.get(one, one) for one in words[at:])]
+    # Options before the command are for this console.
+    remote_words = [*read_only, *(there.get(one, one) for one in args.words)]
     try:
         process = subprocess.Popen(
             host.argv(remote_words, terminal=True),

@@ -167,7 +167,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if not typed:
         args.command = None
         return args
-    args.command, *rest = typed
+    args.words, (args.command, *rest) = typed, typed
     if args.command not in COMMANDS:
         parser.error(f"no command is called {args.command!r}; {_suggestion(args.command)}")
     if args.command not in ON_SCREEN and (given := [one for one in _OF_A_SCREEN if getattr(args, one) is not None]):
@@ -308,7 +308,7 @@ def _run(words: Sequence[str]) -> int:
         if args.command and COMMANDS[args.command].elsewhere and any("/" in word for word in words):
             from vllm_console.cli.elsewhere import run_elsewhere
 
-            if (code := run_elsewhere(args, words)) is not None:
+            if (code := run_elsewhere(args)) is not None:
                 return code
         return int(run(args))
     except FleetError as error:

@@ -215,15 +215,16 @@ def test_a_command_is_run_there_with_the_names_of_that_machine_and_no_more_right
     monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))
     monkeypatch.setenv("FAKE_SSH_SAYS", "true")
-    state = tmp_path / "state"
+    monkeypatch.chdir(tmp_path)
+    state = Path("compare")  # named like the command
     write_hosts(state, [RemoteHost("box", "one"), RemoteHost("other", "two")])
     words = ["--state", str(state), "compare", "box/chat@1", "box/chat@2"]
-    assert run_elsewhere(parse(words), words) == 0
+    assert run_elsewhere(parse(words)) == 0
     assert "vllm-console compare chat@1 chat@2" in (tmp_path / "one" / "asked").read_text()
     with_engines = ["--state", str(state), "--read-only", "compare", "box/chat", "--engine", "a", "--engine", "b"]
-    assert run_elsewhere(parse(with_engines), with_engines) == 0
+    assert run_elsewhere(parse(with_engines)) == 0
     asked = (tmp_path / "one" / "asked").read_text()
     assert "vllm-console --read-only compare chat --engine a" in asked, "it would start servers there"
     words[-1] = "other/chat@2"
     with pytest.raises(FleetError, match="other/chat@2 is not on box"):
-        run_elsewhere(parse(words), words)
+        run_elsewhere(parse(words))
