@@ -330,7 +330,9 @@ class ConsoleApp(App[None]):
             self._polled_for = next((one.name for one in self.snapshot.servers if one.series is not None), FIRST)
         self._report_trouble()
         self.polling = _with(self.polling, hanging=None)
-        self.operations.show_snapshot()
+        leaving = self.operations.is_mounted and not self.screen_stack
+        if not leaving:
+            self.operations.show_snapshot()
 
     def _await_late_poll(self, loop: asyncio.AbstractEventLoop) -> None:
         """Show how old the snapshot is when the next one is late, again and again until it is there."""

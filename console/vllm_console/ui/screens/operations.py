@@ -311,9 +311,7 @@ class OperationsScreen(PartialRepaintScreen):
         servers = self.console.snapshot.servers if self.console.snapshot else ()
         self._report_events(servers)
         self._forget_replaced(servers)
-        if not self.is_mounted or not self.app.screen_stack:
-            return
-        if self.app.screen is self or isinstance(self.app.screen, ModalScreen):
+        if self.is_mounted and (self.app.screen is self or isinstance(self.app.screen, ModalScreen)):
             self.redraw()
 
     def _report_events(self, servers: Sequence[ServerView]) -> None:
