@@ -12,6 +12,7 @@ from rich.terminal_theme import TerminalTheme
 from textual.app import App
 from textual.pilot import Pilot
 
+from fakes.headless import parsed_once  # noqa: F401 - a fixture of all tests here
 from fakes.idle import soon_idle  # noqa: F401 - a fixture of all tests here
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.theme import CONSOLE_THEME

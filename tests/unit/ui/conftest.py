@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from fakes.headless import parsed_once, undrawn  # noqa: F401 - fixtures of all tests here
 from fakes.idle import soon_idle  # noqa: F401 - a fixture of all tests here
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.keymap import chosen_keys, use_keys

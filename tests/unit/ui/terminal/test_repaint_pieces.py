@@ -1,5 +1,6 @@
 """Partial updates bring the screen to what a full one would draw, whatever lies in front of what."""
 
+import pytest
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal
 from textual.strip import Strip
@@ -9,6 +10,11 @@ from vllm_console.ui.terminal.lines import LineView, cells_of, line
 from vllm_console.ui.terminal.repaint import PartialRepaintScreen, PartialUpdate
 
 WIDTH, HEIGHT = 40, 8
+
+
+@pytest.fixture
+def undrawn() -> None:
+    """Frames are drawn here."""
 
 
 class Layered(PartialRepaintScreen):
