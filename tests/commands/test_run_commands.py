@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from fakes.ports import free_port
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.snapshot import Changes, LaunchRequest, State
 from vllm_console.load.run import run_load_sync
@@ -62,7 +63,8 @@ def serve(fleet, generation):
 
 
 def test_from_a_run_to_the_verdict(fleet, program, capsys):
-    fleet.start(LaunchRequest("chatbot", engine="simulated", name="chat", changes=Changes({"max-num-seqs": 64})))
+    changes = Changes({"max-num-seqs": 64})
+    fleet.start(LaunchRequest("chatbot", engine="simulated", name="chat", port=free_port(), changes=changes))
     serve(fleet, 1)
     fleet.restart("chat", Changes({"max-num-seqs": 1}))
     serve(fleet, 2)

@@ -59,10 +59,11 @@ def run_command(
 
 
 def with_own_port(words: tuple[str, ...]) -> tuple[str, ...]:
-    """``start …`` with a port that no server of another test gets; other command lines as they are."""
-    if words[:1] != ("start",) or "--port" in words:
+    """``… start …`` with a port that no server of another test gets; other command lines as they are."""
+    if "start" not in words or "--port" in words:
         return words
-    return ("start", "--port", str(free_port()), *words[1:])
+    after = words.index("start") + 1
+    return (*words[:after], "--port", str(free_port()), *words[after:])
 
 
 def _forks() -> Forks:

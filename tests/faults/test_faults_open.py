@@ -59,8 +59,8 @@ def said(tmp_path, monkeypatch, capsys) -> Iterator[Callable[..., Any]]:
 
 
 def test_it_is_reported_by_every_command_and_on_every_screen_until_it_has_a_key(said, tmp_path, monkeypatch):
-    start = ("start", "chatbot", "--engine", "simulated", "--name", "open", "--host", "0.0.0.0", "--wait", "--json")
-    out, err = said(*start)
+    start = ("start", "chatbot", "--engine", "simulated", "--name", "open", "--wait", "--json")
+    out, err = said(*start, "--host", "0.0.0.0", "--port", str(free_port()))
     assert json.loads(out)["notice"] == WORDS
     assert f"warning: {WORDS}. Export VLLM_API_KEY first" in err
     assert said("list", "--ours").out.count(WORDS) == 1

@@ -284,8 +284,8 @@ def test_a_server_stands_on_the_board_only_while_its_process_lives(tmp_path):
     assert read_board(tmp_path, now).servers == ()
 
 
-def test_a_server_is_announced_while_it_runs_and_taken_down_when_it_is_stopped(program, tmp_path):
-    started = program("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
+def test_a_server_is_announced_while_it_runs_and_taken_down_when_it_is_stopped(program, port, tmp_path):
+    started = program("start", "chatbot", "--engine", "simulated", "--name", "chat", "--port", str(port), "--wait")
     assert started.returncode == 0, started.stderr
     try:
         servers = json.loads(program("board", "--json").stdout)["servers"]

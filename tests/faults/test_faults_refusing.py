@@ -246,7 +246,7 @@ def test_what_a_probe_needs_is_loaded_before_the_first(port):
     assert said == ["connection refused"] * 4
 
 
-def test_two_consoles_that_act_on_one_server_at_once_both_see_the_outcome(bench, monkeypatch):
+def test_two_consoles_that_act_on_one_server_at_once_both_see_the_outcome(bench, monkeypatch, port):
     """At the level that a person acts on: start, restart, stop and switch, from two fleets, side by side."""
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
     fleets = [LocalFleet(bench.root, observe=False, gpus=False) for _ in range(2)]
@@ -255,7 +255,7 @@ def test_two_consoles_that_act_on_one_server_at_once_both_see_the_outcome(bench,
     def request():
         from vllm_console.fleet.snapshot import LaunchRequest
 
-        return LaunchRequest("chatbot", engine="simulated", name="one")
+        return LaunchRequest("chatbot", engine="simulated", name="one", port=port)
 
     def act(name, do):
         try:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes.ports import free_port
+
 SERVER = """#!{python}
 import os, sys, time
 if not sys.argv:
@@ -138,7 +140,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     given = ("--env", f"EXTRA_TOKEN={extra}", "--env", f"UPSTREAM_URL=http://me:{upstream}@127.0.0.1:9/v1")
     try:
         words = ("start", "chatbot", "--vllm", str(vllm), "--name", "chat", "--gpus", "none", "--force", "--wait")
-        done = box(*words, "--host", "0.0.0.0", "--timeout", "60", *given, umask=0)
+        address = ("--host", "0.0.0.0", "--port", str(free_port()))
+        done = box(*words, *address, "--timeout", "60", *given, umask=0)
         assert done.returncode == 0, done.stdout + done.stderr
         yield box
     finally:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from fakes.commands import run_command
+from fakes.ports import free_port
 
 pytestmark = pytest.mark.real
 
@@ -43,7 +44,7 @@ def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterat
         waiting = ["--wait"] if wait else []
         return run(
             "start", "chatbot", "--model", str(tiny_model), "--vllm", str(real_vllm), "--name", name,
-            *sets, *waiting, *words,
+            "--port", str(free_port()), *sets, *waiting, *words,
         )  # fmt: skip
 
     run.start = start

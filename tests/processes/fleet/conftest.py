@@ -9,8 +9,15 @@ import pytest
 
 from fakes.keeper_bench import Bench
 from fakes.nvml_stub import compiler, make_stub, recorded, stub_cache
+from fakes.ports import free_port
 
 __all__ = ["compiler", "make_stub", "nothing_is_left", "recorded", "stub_cache"]
+
+
+@pytest.fixture(autouse=True)
+def own_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port of a server that a process of the test starts."""
+    monkeypatch.setenv("OWN_PORT", str(free_port()))
 
 
 @pytest.fixture(autouse=True)

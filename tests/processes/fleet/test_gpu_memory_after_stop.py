@@ -39,7 +39,7 @@ def watched():
 
 other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
 fleet = LocalFleet(Path(sys.argv[1]), interactive=True, observe=False)
-fleet.start(LaunchRequest("chatbot", engine="simulated", name="chat"))
+fleet.start(LaunchRequest("chatbot", engine="simulated", name="chat", port=int(os.environ["OWN_PORT"])))
 pid = until(lambda seen: seen.server("chat").pid).server("chat").pid
 say(f"holds 0 {pid} 20480", f"holds 0 {other.pid} 1024")
 until(lambda seen: holds(seen, "chat"))
@@ -108,7 +108,8 @@ def program(*words):
 def status():
     return json.loads(subprocess.check_output(program("status", "chat", "--json")))
 
-start = program("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait", "--json")
+words = ("--engine", "simulated", "--name", "chat", "--port", os.environ["OWN_PORT"], "--wait", "--json")
+start = program("start", "chatbot", *words)
 pid = json.loads(subprocess.check_output(start))["pid"]
 other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
 say(f"holds 0 {pid} 20480", f"holds 0 {other.pid} 1024")
