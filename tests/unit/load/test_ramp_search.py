@@ -21,10 +21,10 @@ def searched(miss, start, *, steps=40, seed=0, requests=1500):
     """The ceiling found where a request at a rate is late with probability ``miss(rate)``."""
     chance, tried = random.Random(seed), []
     while len(tried) < steps and (wanted := next_step(tried, start, start / 32, 10_000)) is not None:
-        outcome, late, count = None, 0, 0
+        outcome, late, count, probability = None, 0, 0, miss(wanted.rate)
         while outcome is None:
             count += 10
-            late += sum(chance.random() < miss(wanted.rate) for _ in range(10))
+            late += sum(chance.random() < probability for _ in range(10))
             figures = replace(CALM, rate=wanted.rate, ttft=(count - late, late))
             outcome = judge_step(figures, GOALS, final=count >= requests, early=not wanted.full)
         tried.append(TriedRate(wanted.rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))

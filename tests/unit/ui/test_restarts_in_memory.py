@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 RESTARTS = 24
 WARM_UP = 16
-BYTES_EACH = 1024
+BYTES_EACH = 2048
 """The least that was ever kept of a restart by mistake was a base of its history: 8 KiB."""
 
 
