@@ -236,7 +236,7 @@ def test_following_over_rotation_misses_and_doubles_no_line(bench, wait_until):
         assert sender.wait() == 0
     finally:
         follower.send_signal(signal.SIGINT)
-        follower.wait(10)
+        follower.wait(60)
         follower.stdout.close()
     assert numbers("".join(got)) == list(range(lines))
     assert bench.file("server.log.1").exists()

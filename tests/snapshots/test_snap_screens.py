@@ -68,7 +68,7 @@ def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
     """Press keys, and wait until a text stands on the screen and nothing moves any more."""
 
     async def run(pilot: Pilot[None]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
 
         def text() -> str:
             return "\n".join("".join(s.text for s in strip) for strip in pilot.app.screen._compositor.render_strips())

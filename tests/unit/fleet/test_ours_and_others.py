@@ -60,7 +60,7 @@ def test_a_folder_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
 def test_a_strange_address_in_somebodys_command_line_is_reported_of_that_server_alone(host: str) -> None:
     """Any user of a machine can write such a command line."""
     watch = ObservedWatch(ObservedServer(1, 1, "anna", ("vllm", "serve", "m", "--host", host), 7999, host, "m"), 0.1)
-    assert watch.sampled.wait(10)
+    assert watch.sampled.wait(60)
     view = watch.view(None, ())
     assert view.state is not Seen.READY
     assert view.reason.endswith(("not a valid address; write http://HOST:PORT.", "no server listens there (yet)."))

@@ -285,8 +285,8 @@ def test_what_nobody_waits_for_any_more_is_not_executed_by_a_keeper_that_was_bus
     try:
         with pytest.raises(SilentError):
             wire.ask(tmp_path, {"do": "stop"}, 0.1)
-        event = posted.get(timeout=10)
-        assert event.abandoned.wait(10)
+        event = posted.get(timeout=60)
+        assert event.abandoned.wait(60)
     finally:
         listener.close()
     listener.join(10)

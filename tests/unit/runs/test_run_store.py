@@ -272,7 +272,7 @@ def test_two_who_find_it_damaged_set_it_aside_once(path):
     gate = threading.Barrier(2)
 
     def enter(number):
-        gate.wait(10)
+        gate.wait(60)
         RunStore(path).enter([head(number)])
 
     with ThreadPoolExecutor(2) as pool:
@@ -345,12 +345,12 @@ def test_a_reader_waits_for_no_writer(store, path):
 
     def slow(connection):
         inside.set()
-        leave.wait(20)
+        leave.wait(120)
 
     thread = threading.Thread(target=write, args=(path, slow))
     thread.start()
     try:
-        assert inside.wait(10)
+        assert inside.wait(60)
         assert len(store.runs()) == 1
     finally:
         leave.set()

@@ -33,8 +33,8 @@ class Console:
         await self.pilot.press(*keys)
 
     async def until(self, condition: Callable[[], object], what: str = "") -> None:
-        """Wait for a condition, at most a minute: machines may be busy; until it holds, poll often."""
-        end = time.monotonic() + 60
+        """Wait for a condition, at most three minutes: machines may be busy; until it holds, poll often."""
+        end = time.monotonic() + 180
         poll_at = 0.0
         while not condition():
             assert time.monotonic() < end, f"never true: {what or condition}; screen:\n{self.text}"

@@ -42,8 +42,8 @@ class Host(App[None]):
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object], what: str = "") -> None:
-    """Wait until a condition holds, at most a minute: machines may be busy."""
-    deadline = time.monotonic() + 60
+    """Wait until a condition holds, at most three minutes: machines may be busy."""
+    deadline = time.monotonic() + 180
     while not condition():
         if time.monotonic() > deadline:
             screen = pilot.app.text() if isinstance(pilot.app, Host) else ""
