@@ -76,13 +76,13 @@ def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
         while ready not in text() or planning(pilot.app.screen):  # keys are for what is planned
             assert time.monotonic() < deadline, text()
             await asyncio.sleep(0.02)
-        for field in pilot.app.screen.query(Input):
-            field.cursor_blink = False  # or the picture depends on the moment at which it is taken
         await pilot.press(*keys)
         before, same, deadline = "", 0, time.monotonic() + 30
         while same < LOOKS:
             assert time.monotonic() < deadline, text()
             await asyncio.sleep(0.012)
+            for field in pilot.app.screen.query(Input):  # a key may have added one
+                field.cursor_blink = False  # or the picture depends on the moment at which it is taken
             await pilot.pause()
             now = "" if working(pilot.app) else text()
             same = same + 1 if now and now == before else 0
