@@ -21,6 +21,37 @@ async def test_a_hanging_poll_shows_its_age_and_keys_still_work(console, monkeyp
         await c.until(lambda: c.fleet.looks > looks)
 
 
+async def test_the_first_picture_has_the_charts_of_the_first_server(fakes, monkeypatch):
+    fleet, drawn, display = fakes.FakeFleet(*fakes.EVERY_STATE), [], ConsoleApp._display
+
+    def draw(self, screen, renderable):
+        drawn.append((fleet.looks, self.snapshot and self.snapshot.servers[0].series))
+        display(self, screen, renderable)
+
+    monkeypatch.setattr(ConsoleApp, "_display", draw)
+    monkeypatch.setattr(app_module, "FIRST_SECONDS", 60)
+    async with ConsoleApp(fleet, refresh=60).run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        looks, series = drawn[0]
+        assert (looks, fleet.looks) == (1, 1)
+        assert series is not None
+
+
+async def test_a_first_snapshot_that_hangs_keeps_the_screen_empty_only(fakes):
+    fleet = fakes.FakeFleet(fakes.chat)
+    fleet.open.clear()
+    app = ConsoleApp(fleet, refresh=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("f1")
+        assert app.screen is not app.operations
+        await pilot.press("escape")
+        assert (app.snapshot, fleet.looks) == (None, 0)
+        fleet.open.set()
+        while app.operations.selected is None:
+            await pilot.pause()
+        assert fleet.looks == 1
+
+
 async def test_never_two_polls_at_once(console, fakes):
     class Counting(fakes.FakeFleet):
         now = most = 0
