@@ -113,12 +113,12 @@ def over(value: float | None, objective: float | None) -> bool:
     return value is not None and objective is not None and value > objective
 
 
-def usage_missed(server: ServerView) -> bool:
-    """Whether the KV cache's objective is missed, and by the present usage too.
+def usage_missed(server: ServerView, shown: float | None = None) -> bool:
+    """Whether the KV cache's objective is missed, and by the figure that is ``shown`` too: the present one without it.
 
     It is missed by usage that lasts, so a finding may be open while the figure that is shown is within the objective.
     """
-    usage = server.window.kv_cache_usage if server.window is not None else None
+    usage = server.window.kv_cache_usage if shown is None and server.window is not None else shown
     limits = [one.limit for one in server.judged if one.name == "kv_cache_usage"]
     if not limits and server.objectives is not None:
         limits = [server.objectives.kv_cache_usage]

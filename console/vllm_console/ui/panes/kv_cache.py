@@ -54,14 +54,14 @@ def _sustained(server: ServerView, now: float | None) -> float | None:
 
 def _title_note(server: ServerView, held: float | None, width: int) -> tuple[Part, ...]:
     """The usage now, behind what held in the last minute if that differs; the latter alone in a narrow pane."""
-    missed = usage_missed(server)
     usage = percent(server.window.kv_cache_usage if server.window else None)
     if held is None:
-        return (marked(usage, missed),)
+        return (marked(usage, usage_missed(server)),)
+    judged = marked(percent(held), usage_missed(server, held))
     if width < WIDE:
-        return (("median ", DIM), marked(percent(held), missed))
+        return (("median ", DIM), judged)
     name, when = ("median", "then") if server.moment is not None else ("last minute: median", "now")
-    return ((f"{name} {percent(held)} · {when} ", DIM), marked(usage, missed))
+    return ((f"{name} ", DIM), judged, (f" · {when} ", DIM), usage)
 
 
 def _figures(server: ServerView, width: int, *, now: bool) -> list[Strip]:

@@ -93,6 +93,10 @@ def test_marks_and_findings_say_the_same(fakes):
     earlier = replace(peak, moment=fakes.NOW)
     assert "median 55% · then 91%" in text(kv_cache_lines(earlier, fakes.NOW, 60, 12))
     assert " now" not in text(kv_cache_lines(earlier, fakes.NOW, 38, 12))
+    dip = replace(calm, kv_cache_usage=0.5, kv_cache_usage_max=0.5)
+    held = fakes.judged(replace(chat, window=dip, findings=()), held=0.91)
+    assert "median 91% ! · now 50% ─" in text(kv_cache_lines(held, fakes.NOW, 60, 12)), "what is judged has the mark"
+    assert "median 91% ! ─" in text(kv_cache_lines(held, fakes.NOW, 38, 12))
     good = Finding("healthy", Severity.GOOD, fakes.NOW - 600, "", "")
     (healthy,) = agreed((good,), peak.judged)
     assert healthy.measures[0].value == "55.0%"
