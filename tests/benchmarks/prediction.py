@@ -3,6 +3,7 @@
     python tests/benchmarks/prediction.py [--seeds 2] [--drift 0.02] [--scored 20] [--metrics] [--json]
     python tests/benchmarks/prediction.py --coverage 60 [--drift 0.02] [--scored 20] [--metrics] [--json]
     python tests/benchmarks/prediction.py --learning 16 [--first 20000]
+    python tests/benchmarks/prediction.py --speeds 60
     python tests/benchmarks/prediction.py --vllm PATH --model FOLDER [--rate 4] [--seconds 45] [--paced STEP TOKEN]
 
 Without arguments every change runs on the simulated engine in virtual time, under three kinds of traffic: steady
@@ -21,7 +22,9 @@ for so many that nothing changes, with step costs straight from the regression, 
 
 ``--learning`` does the same for several drifts and numbers of scored restarts. For each pair of traffics, everything is
 replayed at two speeds, and what lies between is interpolated: the logarithm of each figure as a line over that of the
-speed. Each pair has several servers, whose scored and next starts are drawn.
+speed. Each pair has several servers, whose scored and next starts are drawn. ``--speeds`` prints how often the
+interval of the speed alone holds the next one, for so many servers of each kind; with odd starts, every tenth is ten
+times as far off.
 
 With ``--vllm`` the changes are made on real vLLM on the CPU, through the program's own commands: start, load, predict,
 restart, load. After each restart other requests of the same kind come first, from which the next change is predicted,
@@ -49,7 +52,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import NormalDist, mean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -242,7 +245,6 @@ class Between:
 def learning(pairs: int, begin: int) -> Iterator[str]:
     """Lines: how often the interval of each figure holds the next measurement."""
     held: dict[tuple[str, float, int, str], list[bool]] = {}
-    reach: dict[tuple[float, int], list[float]] = {}
     for kind in TRAFFICS:
         for pair in range(begin, begin + pairs):
             dice = random.Random(f"{kind} {pair}")
@@ -251,7 +253,6 @@ def learning(pairs: int, begin: int) -> Iterator[str]:
                 for _ in range(SERVERS):
                     drifts = [math.expm1(dice.gauss(0, drift)) for _ in range(scored)]
                     speeds = next_speeds(seen, step_regression(seen.steps), drifts, DRAWS)
-                    reach.setdefault((drift, scored), []).append(speeds[-1 - CUT] - 1)
                     found = [one.at(speeds[place]) for one, place in zip(drawn, order, strict=True)]
                     measured = after.at(math.exp(dice.gauss(0, drift)))
                     for name, value in values(seen.observed).items():
@@ -266,8 +267,25 @@ def learning(pairs: int, begin: int) -> Iterator[str]:
             # The servers of a pair share its traffics, so a pair counts once.
             texts = (share_text(sum(one) / SERVERS, pairs) for one in cells)
             yield f"{drift:>6.1%}, {scored:>2} scored" + "".join(f"{text:>20}" for text in texts)
-    for (drift, scored), known in reach.items():
-        yield f"{drift:>6.1%}, {scored:>2} scored: the interval of the speed is ±{median(known):.2%}"
+
+
+def learned_speeds(servers: int, first: int) -> Iterator[str]:
+    """Lines: how wide the interval of the speed is, and how often it holds the next one."""
+    seen = evidence_of(run(BASE, "steady", RATES[0], first))
+    start = step_regression(seen.steps)
+    for odd in (False, True):
+        for drift in (0.001, 0.003, 0.01, 0.02, 0.04):
+            for scored in SCORED_STARTS:
+                dice = random.Random(f"{first} {odd} {drift}")
+                reach, inside = [], []
+                for _ in range(servers):
+                    factors = [10.0 if odd and dice.random() < 0.1 else 1.0 for _ in range(scored)]
+                    drifts = [math.expm1(dice.gauss(0, drift * factor)) for factor in factors]
+                    reach.append(math.log(next_speeds(seen, start, drifts, DRAWS)[-1 - CUT]))
+                    usual, far = (2 * NormalDist(0, drift * by).cdf(reach[-1]) - 1 for by in (1, 10))
+                    inside.append(0.9 * usual + 0.1 * far if odd else usual)
+                which = "with odd starts" if odd else ""
+                yield f"{drift:>6.1%}, {scored:>2} scored: ±{median(reach):.2%} holds {mean(inside):.0%} {which}"
 
 
 def replayed_pair(kind: str, pair: int) -> tuple[TrafficEvidence, list[Between], list[int], Between]:
@@ -528,6 +546,17 @@ def each(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"  {one.outside}"
 
 
+def about_speed(args: argparse.Namespace) -> Iterator[str] | None:
+    """The lines of what is asked about speed; None if something else is asked."""
+    if args.learning:
+        return learning(args.learning, args.first)
+    if args.speeds:
+        return learned_speeds(args.speeds, args.first)
+    if args.measured_drift:
+        return measured_drifts(args.seeds, args.drift, args.first)
+    return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
@@ -537,6 +566,7 @@ def main() -> None:
     parser.add_argument("--measured-drift", action="store_true", help="how far it is off")
     parser.add_argument("--coverage", type=int, default=0, metavar="PAIRS")
     parser.add_argument("--learning", type=int, default=0, metavar="PAIRS")
+    parser.add_argument("--speeds", type=int, default=0, metavar="SERVERS")
     parser.add_argument("--metrics", action="store_true", help="from metrics, as without the probe")
     parser.add_argument("--each", action="store_true", help="list every change, too")
     parser.add_argument("--json", action="store_true")
@@ -549,11 +579,8 @@ def main() -> None:
     parser.add_argument("--paced", nargs=2, type=float, default=(), metavar=("STEP", "TOKEN"))
     parser.add_argument("--port", type=int, default=18471)
     args = parser.parse_args()
-    if args.learning:
-        print("\n".join(learning(args.learning, args.first)))
-        return
-    if args.measured_drift:
-        print("\n".join(measured_drifts(args.seeds, args.drift, args.first)))
+    if (lines := about_speed(args)) is not None:
+        print("\n".join(lines))
         return
     how = Servers(args.drift, args.scored, args.metrics), args.first
     virtual = covered(args.coverage, *how) if args.coverage else simulated(args.seeds, *how)
