@@ -6,7 +6,9 @@
 In virtual time: ramps search the ceiling with the decisions of ``vllm-console ramp`` (`next_step`, `judge_step`,
 `ceiling`), each with another seed. The exhaustive search measures every rate of a grid of 2% around what they found,
 for ``--seconds`` after a warm-up of a minute, with several seeds. Its ceiling lies where the fewest outcomes are on the
-wrong side of it, since the first rate that fails by chance lies below the rate from which on they fail.
+wrong side of it, since the first rate that fails by chance lies below the rate from which on they fail. With
+``--shares``, for cases that gaps limit, it is instead where the share of slow gaps reaches its limit, by a line through
+the logarithms of the shares at three rates.
 
 With ``--server`` the command itself is run against a server that runs already, on real vLLM for example; printed is
 the spread of the ceilings.
@@ -33,6 +35,7 @@ from vllm_console.load.ramp import (
     warm,
 )
 from vllm_console.load.ramp_search import (
+    ATTAINED,
     FEWEST_REQUESTS,
     FEWEST_SECONDS,
     StepFigures,
@@ -274,6 +277,18 @@ def exhaustive(case: Case, around: float, seconds: float, seeds: int, reach: flo
     return float(rates[0] * GRID ** (statistics.median(best) - 0.5))  # between the rates on both sides
 
 
+def by_shares(case: Case, around: float, seconds: float, seeds: int) -> float:
+    """The rate at which the share of slow gaps is 1%."""
+    points = []
+    for by in (-0.05, 0.0, 0.05):
+        runs = (VirtualRamp(case, 1000 + seed) for seed in range(seeds))
+        shares = [run.step(around * math.exp(by), seconds, warm_up=60.0, early=False)[0].itl for run in runs]
+        within, beyond = map(sum, zip(*shares, strict=True))
+        points.append((by, math.log(beyond / (within + beyond))))
+    slope, level = statistics.linear_regression(*zip(*points, strict=True))
+    return around * math.exp((math.log(1 - ATTAINED) - level) / slope)
+
+
 def virtual(args: argparse.Namespace) -> None:
     """Print a line per case."""
     print(
@@ -286,7 +301,11 @@ def virtual(args: argparse.Namespace) -> None:
         case = CASES[name.strip()]
         found = [ramp(case, seed, args.budget) for seed in range(args.first, args.first + args.runs)]
         known = [one.ceiling for one in found]
-        truth = exhaustive(case, statistics.median(known), args.seconds, args.seeds, args.reach)
+        middle = statistics.median(known)
+        if args.shares:
+            truth = by_shares(case, middle, args.seconds, args.seeds)
+        else:
+            truth = exhaustive(case, middle, args.seconds, args.seeds, args.reach)
         apart = sorted(abs(one / truth - 1) if truth else 1.0 for one in known)
         errors += apart
         within = sum(1 for one in apart if one <= 0.05)
@@ -333,6 +352,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=600.0, help="seconds per ramp")
     parser.add_argument("--seconds", type=float, default=600.0, help="of each rate of the exhaustive search")
     parser.add_argument("--seeds", type=int, default=3, help="of each rate of the exhaustive search")
+    parser.add_argument("--shares", action="store_true", help="search by shares of slow gaps")
     parser.add_argument("--reach", type=float, default=REACH, help="how far from the median ramp it looks, as a factor")
     parser.add_argument("--server", default="", help="a server of yours, instead of virtual time")
     parser.add_argument("--input-p95", type=int, help="with --server: as of ramp")
