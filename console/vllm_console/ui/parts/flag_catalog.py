@@ -21,9 +21,10 @@ from vllm_launchers.plan.common_flags import (
 )
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise_setting, parse_value
-from vllm_launchers.vllm.flags.check_value import expected, problem
+from vllm_launchers.vllm.flags.check_value import problem
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.search import closest, resolve_flag_name, search
+from vllm_launchers.vllm.flags.wording import expected
 from vllm_launchers.vllm.removed_flags import REMOVED_FLAGS
 
 _NUMBERS = (ValueKind.INT, ValueKind.FLOAT, ValueKind.HUMAN_INT)

@@ -16,21 +16,20 @@ from difflib import get_close_matches
 import msgspec
 
 from vllm_launchers.patterns import lazy_pattern
+from vllm_launchers.vllm.flags.bounds import out_of_bounds
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, Number, apply_changes, human_int
+from vllm_launchers.vllm.flags.check_nested import key_problem, nested_problem
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import parse_release
 from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
+from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
 
 __all__ = ["newly_refused", "problem", "refused_together"]
 
-_SHOWN = 60
-_MANY = 8
 _NESTED = lazy_pattern(r"(?s)^\s*{.*}\s*$")
 _SUFFIXED = lazy_pattern(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 _QUOTED = lazy_pattern(r'("(?:[^"\\]|\\.)*")')
 _FRONTEND = "Frontend"
-_LARGEST = 2**63
-"""No vLLM runs with a larger whole number: they become 64-bit integers, if they are not refused before."""
 _ONLY_WITH = {"LoRAConfig": "enable-lora"}
 """Groups whose configuration is only created, and so only validated, if another flag is on."""
 
@@ -76,11 +75,11 @@ def _problem(table: FlagTable, name: str, value: FlagValue, *, bounds: bool) -> 
     if spec is None:
         return _unknown(table, head, several)
     if dot:
-        return _key_problem(spec, key)
+        return _key_problem(spec, key, value)
     if spec.kind is ValueKind.BOOL:
         if isinstance(value, bool):
             return _opposite_problem(spec, head, value)
-        return f"--{head} is on or off and takes no value, not {_shown(value)}"
+        return f"--{head} is on or off and takes no value, not {shown(value)}"
     if isinstance(value, bool):
         if spec.bare and (value or spec.negatable):
             return None
@@ -91,18 +90,21 @@ def _problem(table: FlagTable, name: str, value: FlagValue, *, bounds: bool) -> 
     sentence = _kind_problem(spec, text) or _choice_problem(spec, text)
     if sentence is None and bounds:
         sentence = _bound_problem(spec, text)
+    if sentence is None and spec.parts:
+        document = _document(spec, text)
+        return nested_problem(spec, document) if isinstance(document, dict) else None
     return None if sentence is None else f"--{head} {sentence}"
 
 
 def _unknown(table: FlagTable, head: str, several: tuple[str, ...]) -> str:
     which = f"vLLM {table.version.partition('+')[0]}" if table.version else "this vLLM"
     if several:
-        names = ", ".join(f"--{name}" for name in several[:_MANY]) + (" and others" if len(several) > _MANY else "")
+        names = ", ".join(f"--{name}" for name in several[:MANY]) + (" and others" if len(several) > MANY else "")
         return f"--{head} is not one flag of {which} but the beginning of several: {names}"
     close = closest(table, head)
     if not close:
         return f"{which} has no flag --{head}"
-    return f"{which} has no flag --{head}; did you mean {_either([f'--{name}' for name in close])}?"
+    return f"{which} has no flag --{head}; did you mean {either([f'--{name}' for name in close])}?"
 
 
 def _opposite_problem(spec: FlagSpec, head: str, value: bool) -> str | None:
@@ -113,32 +115,20 @@ def _opposite_problem(spec: FlagSpec, head: str, value: bool) -> str | None:
     return None
 
 
-def _key_problem(spec: FlagSpec, key: str) -> str | None:
+def _key_problem(spec: FlagSpec, key: str, value: FlagValue) -> str | None:
     """A key of a JSON flag, set by itself; vLLM merges the keys into one object."""
-    first = key.rstrip("+").partition(".")[0]
     if spec.kind not in (ValueKind.JSON, ValueKind.OTHER) and (spec.kind is not ValueKind.TEXT or spec.choices):
         return f"--{spec.name} has no keys: it takes {expected(spec)}"
-    return _part_problem(spec, first)
-
-
-def _part_problem(spec: FlagSpec, key: str) -> str | None:
-    known = [part.name for part in spec.parts]
-    if not known or key in known:
-        return None
-    from difflib import get_close_matches  # only needed if something is wrong
-
-    close = get_close_matches(key, known, n=2, cutoff=0.6)
-    hint = f"; did you mean {_either(close)}?" if close else f"; it has {_listed(known)}"
-    return f"--{spec.name} has no key {_shown(key)}{hint}"
+    return key_problem(spec, key, value)
 
 
 def _kind_problem(spec: FlagSpec, text: str) -> str | None:
     """The rest of the sentence after ``--flag``, or None."""
     if spec.nullable and spec.many and text in ("", "None"):
-        return f"takes {expected(spec)}, not {_shown(text)}"
+        return f"takes {expected(spec)}, not {shown(text)}"
     match spec.kind:
         case ValueKind.INT | ValueKind.FLOAT | ValueKind.HUMAN_INT:
-            return None if _number(spec, text) is not None else f"takes {expected(spec)}, not {_shown(text)}"
+            return None if _number(spec, text) is not None else f"takes {expected(spec)}, not {shown(text)}"
         case ValueKind.JSON | ValueKind.JSON_LIST:
             return _json_problem(spec, text)
         case ValueKind.OTHER if not spec.choices and _NESTED.match(text):
@@ -147,17 +137,16 @@ def _kind_problem(spec: FlagSpec, text: str) -> str | None:
 
 
 def _json_problem(spec: FlagSpec, text: str) -> str | None:
+    wanted: type = list if spec.kind is ValueKind.JSON_LIST else dict
+    return None if isinstance(_document(spec, text), wanted) else f"takes {expected(spec)}, not {shown(text)}"
+
+
+def _document(spec: FlagSpec, text: str) -> object:
+    """The document of a JSON flag; None if it is not JSON."""
     good, document = _decoded(text)
     if not good and spec.parts:  # only objects that a class reads may have numbers such as 80g
-        good, document = _decoded(_with_plain_numbers(text))
-    wanted: type = list if spec.kind is ValueKind.JSON_LIST else dict
-    if not good or not isinstance(document, wanted):
-        return f"takes {expected(spec)}, not {_shown(text)}"
-    if isinstance(document, dict):
-        for key in document:
-            if (sentence := _part_problem(spec, key)) is not None:
-                return sentence.removeprefix(f"--{spec.name} ")
-    return None
+        document = _decoded(_with_plain_numbers(text))[1]
+    return document
 
 
 def _decoded(text: str) -> tuple[bool, object]:
@@ -179,10 +168,10 @@ def _choice_problem(spec: FlagSpec, text: str) -> str | None:
         word = str(_number(spec, text)) if spec.kind is ValueKind.INT else text
         if spec.kind is ValueKind.OTHER:
             word = text.lower().replace("-", "_")
-        return None if word in choices or text in choices else f"takes {expected(spec)}, not {_shown(text)}"
+        return None if word in choices or text in choices else f"takes {expected(spec)}, not {shown(text)}"
     if spec.closed and spec.words:
         known = {word.lower() for word in spec.words} | {"auto"}
-        return None if text.lower() in known else f"takes {expected(spec)}, not {_shown(text)}"
+        return None if text.lower() in known else f"takes {expected(spec)}, not {shown(text)}"
     return None
 
 
@@ -190,19 +179,9 @@ def _bound_problem(spec: FlagSpec, text: str) -> str | None:
     number = _number(spec, text)
     if number is None or spec.many:
         return None
-    if isinstance(number, int) and abs(number) >= _LARGEST:
-        return f"must be below 2^63, not {_shown(text)}"
     if spec.name == "max-model-len" and number == 0:
         return "must be 1 or more, or auto, not '0'"
-    if spec.minimum is not None and not number >= spec.minimum:
-        return f"must be {spec.minimum:g} or more, not {_shown(text)}"
-    if spec.above is not None and not number > spec.above:
-        return f"must be above {spec.above:g}, not {_shown(text)}"
-    if spec.maximum is not None and not number <= spec.maximum:
-        return f"must be {spec.maximum:g} or less, not {_shown(text)}"
-    if spec.below is not None and not number < spec.below:
-        return f"must be below {spec.below:g}, not {_shown(text)}"
-    return None
+    return out_of_bounds(spec, number, text)
 
 
 def _number(spec: FlagSpec, text: str) -> Number | None:
@@ -215,40 +194,6 @@ def _number(spec: FlagSpec, text: str) -> Number | None:
         return float(text) if spec.kind is ValueKind.FLOAT else None
     except ValueError:
         return None
-
-
-def expected(spec: FlagSpec) -> str:
-    """What a flag accepts, in words: ``a whole number``, ``auto, fp8 or fp8_e4m3``."""
-    if spec.choices:
-        return _either(spec.choices)
-    if spec.closed and spec.words:
-        return _either(spec.words)
-    plain = {
-        ValueKind.BOOL: "on or off",
-        ValueKind.INT: "a whole number",
-        ValueKind.FLOAT: "a number",
-        ValueKind.HUMAN_INT: "a whole number such as 4096, 4k (4,000) or 4K (4,096)",
-        ValueKind.JSON: 'a JSON object such as {"key": 1}',
-        ValueKind.JSON_LIST: 'a JSON list such as ["*"]',
-    }
-    words = plain.get(spec.kind, "text")
-    return f"{words}, or {spec.words[0]}" if spec.kind is ValueKind.HUMAN_INT and spec.words else words
-
-
-def _either(names: tuple[str, ...] | list[str]) -> str:
-    if len(names) > _MANY + 1:
-        return _listed(names)
-    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
-
-
-def _listed(names: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(names[:_MANY]) + (f" or one of {len(names) - _MANY} others" if len(names) > _MANY else "")
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    text = "".join(c if c.isprintable() else "?" for c in text[:_SHOWN]) + ("…" if len(text) > _SHOWN else "")
-    return f"'{text}'"
 
 
 class Given:

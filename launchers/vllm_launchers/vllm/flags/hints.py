@@ -67,6 +67,8 @@ class TypeHints(msgspec.Struct, frozen=True):
     bounds: dict[str, float] = msgspec.field(default_factory=dict)
     values: TypeHints | None = None
     """The type of a dictionary's values."""
+    checked: bool = True
+    """Whether only the types decide: false with ``SkipValidation``, or a validator in the annotation."""
 
     def joined(self, other: TypeHints) -> TypeHints:
         """Union of both."""
@@ -79,6 +81,7 @@ class TypeHints(msgspec.Struct, frozen=True):
             self.enum or other.enum,
             self.bounds | other.bounds,
             self.values or other.values,
+            self.checked and other.checked,
         )
 
 
@@ -191,9 +194,11 @@ def _subscript(evaluator: Evaluator, module: Module, node: ast.Subscript, depth:
         for extra in inner[1:]:
             if isinstance(value := evaluator.value(module, extra), FieldValue):
                 bounds |= value.bounds
-        return TypeHints(bounds=bounds).joined(hints_of(evaluator, module, inner[0], depth + 1))
+        plain = not any("Validator" in ast.unparse(extra) for extra in inner[1:])
+        return TypeHints(bounds=bounds, checked=plain).joined(hints_of(evaluator, module, inner[0], depth + 1))
     if name in _THROUGH:
-        return hints_of(evaluator, module, inner[0], depth + 1)
+        checked = name != "SkipValidation"
+        return TypeHints(checked=checked).joined(hints_of(evaluator, module, inner[0], depth + 1))
     if name in _DICTS:
         values = hints_of(evaluator, module, inner[1], depth + 1) if len(inner) == 2 else None
         return TypeHints(frozenset(("dict",)), values=values)

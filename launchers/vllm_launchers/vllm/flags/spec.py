@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import inspect
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,20 +12,19 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.patterns import lazy_pattern
+from vllm_launchers.vllm.flags.config_classes import config_fields
 from vllm_launchers.vllm.flags.evaluate import Evaluator, Scope
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
 from vllm_launchers.vllm.flags.hints import (
     UNKNOWN,
     ConfigField,
-    EnumMember,
-    FieldValue,
-    Instance,
     Optional,
     TypeHints,
-    hints_of,
     is_dataclass,
 )
+from vllm_launchers.vllm.flags.nested import parts_of
 from vllm_launchers.vllm.flags.package import Module, Symbol, imported_as
+from vllm_launchers.vllm.flags.value_text import default_text, enum_word, texts
 
 Kwargs = dict[str, object]
 """Keyword arguments of ``add_argument``; under FIELD the field that they were made from."""
@@ -35,57 +32,6 @@ Kwargs = dict[str, object]
 FIELD = "__field__"
 HUMAN, HUMAN_OR_AUTO = "human_readable_int", "human_readable_int_or_auto"
 JSON, TEXT_OR_JSON, OBJECT = "json.loads", "union_dict_and_str", "parse_dataclass"
-
-
-def config_fields(evaluator: Evaluator, symbol: Symbol) -> dict[str, ConfigField]:
-    """Fields of a dataclass of the package, its bases' first, like ``dataclasses.fields``."""
-    found: dict[str, ConfigField] = {}
-    for base in reversed(list(evaluator.package.bases(symbol))):
-        if not isinstance(base.node, ast.ClassDef) or base.module is None:
-            continue
-        body = base.node.body
-        for place, statement in enumerate(body):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                after = body[place + 1] if place + 1 < len(body) else None
-                if (made := _field(evaluator, base, base.module, statement, after)) is not None:
-                    found[made.name] = made
-    return found
-
-
-def _field(
-    evaluator: Evaluator, owner: Symbol, module: Module, node: ast.AnnAssign, after: ast.stmt | None
-) -> ConfigField | None:
-    assert isinstance(node.target, ast.Name)
-    annotation = ast.unparse(node.annotation)
-    if annotation.startswith(("ClassVar", "InitVar", "typing.ClassVar")):
-        return None
-    hints = hints_of(evaluator, module, node.annotation)
-    default = evaluator.class_expression(owner, node.value) if node.value is not None else UNKNOWN
-    bounds, init = hints.bounds, True
-    if isinstance(default, FieldValue):
-        bounds, init = bounds | default.bounds, default.init
-        default = default.default
-    help = ""
-    if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-        help = inspect.cleandoc(after.value.value).strip()
-    return ConfigField(node.target.id, hints, default, help, bounds, _suggested(evaluator, module, node), init)
-
-
-def _suggested(evaluator: Evaluator, module: Module, node: ast.AnnAssign) -> tuple[str, ...]:
-    """Words of a ``Literal`` that a module imports only for type checkers, like ``QuantizationMethods``."""
-    words: list[str] = []
-    for name in (n.id for n in ast.walk(node.annotation) if isinstance(n, ast.Name)):
-        statement = module.hinted.get(name)
-        if isinstance(statement, ast.ImportFrom):
-            symbol = evaluator.package.imported(module, statement, name)
-            if (
-                symbol is not None
-                and isinstance(symbol.node, (ast.Assign, ast.AnnAssign))
-                and symbol.module is not None
-            ):
-                options = hints_of(evaluator, symbol.module, symbol.node.value).options
-                words += [option for option in options if isinstance(option, str)]
-    return tuple(dict.fromkeys(words))
 
 
 def human_names(get_kwargs: Symbol) -> dict[str, str]:
@@ -466,16 +412,16 @@ def _with_action(evaluator: Evaluator, spec: FlagSpec, registered: Registered) -
     reader = kwargs.get("type", "")
     nullable = isinstance(reader, Optional)
     kind, words = _kind(reader.inner if isinstance(reader, Optional) else reader)
-    choices = _texts(kwargs.get("choices"))
+    choices = texts(kwargs.get("choices"))
     nargs = kwargs.get("nargs")
     many = action == "append" or nargs in ("+", "*") or (isinstance(nargs, int) and nargs > 1)
     metavar = kwargs.get("metavar")
     if isinstance(metavar, list):
-        words += _texts(metavar)
+        words += texts(metavar)
     field = kwargs.get(FIELD)
     parts: tuple[FlagSpec, ...] = ()
     if kind is ValueKind.JSON and isinstance(field, ConfigField):
-        parts = _parts(evaluator, field.hints)
+        parts = parts_of(evaluator, field.hints)
     return replace(
         spec, kind=kind, choices=choices, many=many, nullable=nullable, words=words, bare=nargs == "?", parts=parts
     )
@@ -495,14 +441,6 @@ def _named(value: object) -> str:
     return value if isinstance(value, str) else "?"
 
 
-def _texts(values: object) -> tuple[str, ...]:
-    """Choices as text; none if one of them is unknown, so that no valid value is rejected."""
-    if not isinstance(values, (list, tuple)) or any(value is UNKNOWN for value in values):
-        return ()
-    plain = (value.value if isinstance(value, EnumMember) else value for value in values)
-    return tuple(dict.fromkeys(str(value) for value in plain if value is not None and value != "None"))
-
-
 def _with_words(evaluator: Evaluator, spec: FlagSpec, field: ConfigField) -> FlagSpec:
     """Words for completion if any text is accepted: enum names, and words given to type checkers."""
     if spec.choices or spec.kind not in (ValueKind.TEXT, ValueKind.OTHER):
@@ -510,59 +448,11 @@ def _with_words(evaluator: Evaluator, spec: FlagSpec, field: ConfigField) -> Fla
     words = spec.words + field.suggested
     enum = field.hints.enum
     if enum is None:
-        options = () if "str" in field.hints.names else _texts(field.hints.options)
+        options = () if "str" in field.hints.names else texts(field.hints.options)
         closed = bool(options) or spec.name in _CLOSED
         return replace(spec, words=tuple(dict.fromkeys((*words, *options))), closed=closed and bool(words or options))
-    words += tuple(_enum_word(member) for member in evaluator.members(enum))
+    words += tuple(enum_word(member) for member in evaluator.members(enum))
     return replace(spec, words=tuple(dict.fromkeys(words)), closed="str" not in field.hints.names)
-
-
-def _enum_word(member: EnumMember) -> str:
-    """How a member is written on a command line: its value if that is a number or one plain word, else its name."""
-    if isinstance(member.value, int):
-        return str(member.value)
-    return member.value if isinstance(member.value, str) and re.fullmatch(r"[a-z0-9_]+", member.value) else member.name
-
-
-def _parts(evaluator: Evaluator, hints: TypeHints) -> tuple[FlagSpec, ...]:
-    """The keys that a JSON object may have, if the class that reads it forbids others."""
-    if hints.config is None or not _forbids(evaluator, hints.config):
-        return ()
-    return tuple(
-        FlagSpec(field.name, ValueKind.OTHER, default_text(field.default), help=field.help.partition("\n\n")[0][:_HELP])
-        for field in config_fields(evaluator, hints.config).values()
-        if field.init and not field.name.startswith("_")
-    )
-
-
-def _forbids(evaluator: Evaluator, config: Symbol) -> bool:
-    """Whether pydantic rejects keys that a class does not have: its decorator has ``extra="forbid"``."""
-    if not isinstance(config.node, ast.ClassDef) or config.module is None:
-        return False
-    for decorator in config.node.decorator_list:
-        text = ast.unparse(decorator)
-        called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        symbol = evaluator.package.name_of(config.module, called)
-        if symbol is not None and symbol.node is not None:
-            text += ast.unparse(symbol.node)
-        if re.search(r"extra\W{1,4}forbid", text):
-            return True
-    return False
-
-
-def default_text(value: object) -> str | None:
-    """A default as a person would type it, or None if vLLM derives it or it is unknown."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, EnumMember):
-        return _enum_word(value)
-    if value is None or value is UNKNOWN or isinstance(value, (Symbol, Instance)):
-        return None
-    if isinstance(value, (set, frozenset, tuple)):
-        value = sorted(value, key=str)
-    if isinstance(value, (list, dict)):
-        return json.dumps(value, default=str)
-    return str(value)
 
 
 def _deprecated(kwargs: dict[str, object], help: str) -> str:

@@ -96,7 +96,7 @@ BAD: list[tuple[str, FlagValue, str]] = [
     ("moe-backend", "deep", "not 'deep'"),
     ("compilation-config", "3", "takes a JSON object"),
     ("compilation-config", '{"mode": 3', "takes a JSON object"),
-    ("compilation-config", '{"mod": 3}', "has no key 'mod'; did you mean mode?"),
+    ("compilation-config", '{"mod": 3}', "has no key 'mod' (it has mode, cudagraph_capture_sizes); did you mean mode?"),
     ("compilation-config.cudagraph_sizes", 3, "did you mean cudagraph_capture_sizes?"),
     ("compilation-config.zzz", 3, "has no key 'zzz'; it has mode, cudagraph_capture_sizes"),
     ("hf-overrides", "[1]", "takes a JSON object"),
