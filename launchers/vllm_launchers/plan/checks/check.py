@@ -60,7 +60,10 @@ def check_plan(
 
 def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     yield from engine_findings(plan)
-    yield from flag_findings(plan.flags, plan.environment, inputs.flags, plan.engine.release, plan.engine.plugins)
+    engine, seeing = plan.engine, inputs.facts is not None and inputs.facts.multimodal
+    yield from flag_findings(
+        plan.flags, plan.environment, inputs.flags, engine.release, engine.plugins, multimodal=seeing
+    )
     if not simulated(plan):
         yield from variable_value_findings(
             variables(plan, inputs), plan.environment, inputs.flags, plan.engine.release, plan.engine.build

@@ -33,10 +33,12 @@ from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.rules import FLAG_RULES
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
-from vllm_launchers.vllm.flags.check_value import problem, refused_together
+from vllm_launchers.vllm.flags.check_nested import part_at
+from vllm_launchers.vllm.flags.check_value import Given, problem, refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import RELEASES, first_release, parse_release, release_table, variable_releases
 from vllm_launchers.vllm.flags.search import resolve_flag_name
+from vllm_launchers.vllm.flags.wording import listed
 from vllm_launchers.vllm.release_defaults import Release
 from vllm_launchers.vllm.removed_flags import (
     MISREAD_VARIABLES,
@@ -59,8 +61,9 @@ CLEARLY = 0.8
 _APART = 0.05
 _FALSE_DROPPED_TO: Release = (0, 32, 99)
 """Up to here ``vllm serve --config`` drops ``x: false``: the fix in 0.28 covers only its API server."""
+_TRANSFER = "kv-transfer-config"
 _BATCHED = "--max-num-batched-tokens "
-_OPEN_VALUES = ("quantization", "kv-cache-dtype", "load-format", "tokenizer-mode")
+_OPEN_VALUES = ("quantization", "kv-cache-dtype", "load-format", "tokenizer-mode", "config-format")
 """Flags that accept plugins' values besides their words: an unknown value is most likely a typo, but not certainly."""
 
 
@@ -74,6 +77,8 @@ class _Engine(msgspec.Struct, frozen=True):
     table: FlagTable | None
     release: Release | None
     plugins: tuple[str, ...] = ()
+    multimodal: bool = False
+    """Whether its model is known to take more than text."""
 
     @property
     def name(self) -> str:
@@ -86,17 +91,19 @@ def flag_findings(
     table: FlagTable | None,
     release: Release | None,
     plugins: tuple[str, ...] = (),
+    *,
+    multimodal: bool = False,
 ) -> list[PlanFinding]:
     """How the vLLM with that flag table, of that release, will react to these flags and variables.
 
     Without a table only what is certainly dead in the release is found; without both, only misread variables and names
     that the newest known release does not have, as a warning. ``flags``
     are normalized names (no leading dashes); ``environment`` is what is explicitly set for the server; ``plugins`` are
-    the engine's.
+    the engine's; ``multimodal``: the model is known to take more than text.
     """
     if release is None and table is not None and table.version:
         release = parse_release(table.version)
-    engine = _Engine(table, release, plugins)
+    engine = _Engine(table, release, plugins, multimodal)
     found: list[PlanFinding] = []
     known: dict[str, FlagValue] = {}
     for name, value in flags.items():
@@ -220,14 +227,25 @@ def _values(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
         if (finding := _value(name, value, engine)) is not None:
             del known[name]
             yield finding
-    for name, sentence in refused_together(engine.table, known):
-        alone = name in known and problem(engine.table, name, known[name]) is not None
+    if (finding := _connector(known, engine)) is not None:
+        yield finding
+    for name, sentence in refused_together(engine.table, known, multimodal=engine.multimodal):
+        alone = name in known and problem(engine.table, name, known[name], multimodal=engine.multimodal) is not None
         if _BATCHED in sentence and not alone:
             continue  # two contradictory flags: `values` reports it, with a fix
-        spec, _ = resolve_flag_name(engine.table, name.partition(".")[0])
-        choices = (spec.choices or (spec.words if spec.closed else ())) if spec else ()
-        fix = _nearest_value(name, str(known[name]), choices) if alone else None
+        fix = _nearest_value(name, str(known[name]), _choices(name, engine.table)) if alone else None
         yield PlanFinding("flag_value", Level.ERROR, f"{engine.name} will not start: {sentence}", fix)
+
+
+def _choices(name: str, table: FlagTable) -> tuple[str, ...]:
+    """The words that a flag, or a key of a JSON flag, takes and no others; none if they are not known."""
+    head, _, path = name.partition(".")
+    spec, _ = resolve_flag_name(table, head)
+    if spec is not None and path:
+        spec = part_at(spec, path)
+    if spec is None:
+        return ()
+    return spec.words if spec.closed and spec.words else spec.choices
 
 
 def _value(name: str, value: FlagValue, engine: _Engine) -> PlanFinding | None:
@@ -256,6 +274,22 @@ def _value(name: str, value: FlagValue, engine: _Engine) -> PlanFinding | None:
             "flag_value", Level.ERROR, f"{engine.name} does not support {shown}{hint}", fix, surely=False
         )
     return None
+
+
+def _connector(flags: Flags, engine: _Engine) -> PlanFinding | None:
+    """A connector for the KV cache that this vLLM does not have; a plugin may add it."""
+    assert engine.table is not None
+    given = Given(engine.table, flags, {})
+    name, part = given.key(_TRANSFER, "kv_connector"), given.part(_TRANSFER, "kv_connector")
+    elsewhere = given.key(_TRANSFER, "kv_connector_module_path") is not None
+    if part is None or not part.words or not isinstance(name, str) or name in part.words or elsewhere:
+        return None
+    close = get_close_matches(name, part.words, 1, 0.6)
+    hint = f"did you mean {close[0]}?" if close else f"it has {listed(part.words)}"
+    key = f"{_TRANSFER}.kv_connector"
+    fix = Changes(set={key: close[0]}) if close and key in flags else None
+    text = f"{engine.name} has no connector '{name[:40]}' for --{_TRANSFER}; {hint}"
+    return PlanFinding("flag_value", Level.ERROR, text, fix, surely=False)
 
 
 def _nearest_value(name: str, value: str, choices: tuple[str, ...]) -> Changes | None:

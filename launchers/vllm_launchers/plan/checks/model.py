@@ -114,7 +114,7 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         return
     fix = Changes(unset=("quantization",))
     if facts.quantization is None:
-        if asked not in IN_FLIGHT:
+        if asked.lower() not in IN_FLIGHT:
             text = (
                 f"--quantization {asked} needs a checkpoint in that format, and {facts.model} is not quantized; leave "
                 f"the flag out or use a model quantized as {asked}"
@@ -122,7 +122,7 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
             yield PlanFinding("quantization_without_checkpoint", Level.ERROR, text, fix, surely=_sure(facts))
         return
     stored = facts.quantization.method
-    if not _reads(asked, stored):
+    if not _reads(asked.lower(), stored):
         text = f"{facts.model} is quantized as {stored}, not {asked} (--quantization); vLLM detects it by itself"
         yield PlanFinding("quantization_mismatch", Level.ERROR, text, fix, surely=_sure(facts))
 

@@ -19,13 +19,14 @@ from vllm_launchers.vllm.engines import Engine
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
 from vllm_launchers.vllm.flags.source_location import MARK, package_folder
 
-FORMAT = 3
+FORMAT = 4
 """Raised when the file format, or the way of reading the source, changes, so that older files are not used."""
 
 _LONGEST = 20_000_000
 _SOURCES = (
     *("*.py", "config/*.py", "entrypoints/*/cli_args.py", "tool_parsers/__init__.py", "reasoning/__init__.py"),
     *("model_executor/layers/quantization/*.py", "v1/attention/backends/cpu_attn.py"),
+    "distributed/kv_transfer/kv_connector/factory.py",
 )
 _BESIDE = ("torch/version.py", "torch/lib/libtorch_python.so")
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from typing import TypeVar
 
 from vllm_launchers.vllm.flags.bounds import out_of_bounds
 from vllm_launchers.vllm.flags.changes import FlagValue, Number, human_int
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
 from vllm_launchers.vllm.flags.wording import either, expected, listed, shown
+
+T = TypeVar("T")
 
 _NEAR = 0.6
 _SWITCH_WORDS = frozenset(["true", "t", "yes", "y", "on", "1", "false", "f", "no", "n", "off", "0"])
@@ -28,9 +31,12 @@ _TAKEN = {
 
 def nested_problem(spec: FlagSpec, document: Mapping[str, object]) -> str | None:
     """Why vLLM would reject an object for a JSON flag, in one sentence, or None."""
-    if spec.name == _HYPHENS:
-        document = {key.replace("-", "_"): value for key, value in document.items()}
-    return _object_problem(f"--{spec.name}", spec.parts, document)
+    return _object_problem(f"--{spec.name}", spec.parts, with_plain_keys(spec.name, document))
+
+
+def with_plain_keys(name: str, document: Mapping[str, T]) -> Mapping[str, T]:
+    """The object of the JSON flag of that name as vLLM reads it, with ``_`` for ``-`` in its keys if it does so."""
+    return {key.replace("-", "_"): value for key, value in document.items()} if name == _HYPHENS else document
 
 
 def key_problem(spec: FlagSpec, path: str, value: FlagValue) -> str | None:

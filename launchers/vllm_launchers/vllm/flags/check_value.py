@@ -18,7 +18,7 @@ import msgspec
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.bounds import out_of_bounds
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, Number, apply_changes, human_int
-from vllm_launchers.vllm.flags.check_nested import key_problem, nested_problem
+from vllm_launchers.vllm.flags.check_nested import key_problem, nested_problem, part_at, with_plain_keys
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import parse_release
 from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
@@ -32,17 +32,23 @@ _QUOTED = lazy_pattern(r'("(?:[^"\\]|\\.)*")')
 _FRONTEND = "Frontend"
 _ONLY_WITH = {"LoRAConfig": "enable-lora"}
 """Groups whose configuration is only created, and so only validated, if another flag is on."""
+_ONLY_SEEING = "MultiModalConfig"
+"""The group whose configuration is only created for a model that takes images, audio or video."""
 
 
 def refused_together(
-    table: FlagTable, flags: Mapping[str, FlagValue], resolved: Mapping[str, FlagValue] | None = None
+    table: FlagTable,
+    flags: Mapping[str, FlagValue],
+    resolved: Mapping[str, FlagValue] | None = None,
+    *,
+    multimodal: bool = False,
 ) -> list[tuple[str, str]]:
     """What vLLM would reject among flags that are set together: ``(flag, sentence)``, in the flags' order.
 
     ``flags`` are named as in a plan: no leading dashes, ``-`` between words. Conditions between flags come after those
     of single ones, and only if the flags involved are valid by themselves. ``resolved`` are values that vLLM will
     derive from GPU and model for unset flags, as far as the caller knows them: ``max-num-seqs``,
-    ``max-num-batched-tokens``, ``max-model-len``.
+    ``max-num-batched-tokens``, ``max-model-len``. ``multimodal``: the model is known to take more than text.
     """
     found: list[tuple[str, str]] = []
     bad: set[str] = set()
@@ -50,7 +56,7 @@ def refused_together(
         spec, _ = resolve_flag_name(table, name.partition(".")[0])
         switch = _ONLY_WITH.get(spec.group) if spec is not None else None
         idle = switch is not None and flags.get(switch) is not True
-        if (sentence := _problem(table, name, value, bounds=not idle)) is not None:
+        if (sentence := _problem(table, name, value, bounds=not idle, multimodal=multimodal)) is not None:
             found.append((name, sentence))
             bad.add(name)
     return found + broken_conditions(table, {name: flags[name] for name in flags if name not in bad}, resolved)
@@ -64,12 +70,12 @@ def newly_refused(table: FlagTable, flags: Flags, changes: Changes) -> tuple[str
     )
 
 
-def problem(table: FlagTable, name: str, value: FlagValue) -> str | None:
-    """Why vLLM would reject a flag with this value, in one sentence, or None."""
-    return _problem(table, name, value, bounds=True)
+def problem(table: FlagTable, name: str, value: FlagValue, *, multimodal: bool = False) -> str | None:
+    """Why vLLM would reject a flag with this value, in one sentence, or None. ``multimodal`` as above."""
+    return _problem(table, name, value, bounds=True, multimodal=multimodal)
 
 
-def _problem(table: FlagTable, name: str, value: FlagValue, *, bounds: bool) -> str | None:
+def _problem(table: FlagTable, name: str, value: FlagValue, *, bounds: bool, multimodal: bool) -> str | None:
     head, dot, key = name.partition(".")
     spec, several = resolve_flag_name(table, head)
     if spec is None:
@@ -87,8 +93,9 @@ def _problem(table: FlagTable, name: str, value: FlagValue, *, bounds: bool) -> 
     text = str(value)
     if spec.nullable and text in ("", "None") and (not spec.many or spec.group == _FRONTEND):
         return None  # but a list of nothing but None is rejected where a configuration checks it
-    sentence = _kind_problem(spec, text) or _choice_problem(spec, text)
-    if sentence is None and bounds:
+    checked = bounds and (multimodal or spec.group != _ONLY_SEEING)
+    sentence = _kind_problem(spec, text) or _choice_problem(spec, text, configured=checked)
+    if sentence is None and checked:
         sentence = _bound_problem(spec, text)
     if sentence is None and spec.parts:
         document = _document(spec, text)
@@ -162,14 +169,14 @@ def _with_plain_numbers(text: str) -> str:
     return "".join(pieces)
 
 
-def _choice_problem(spec: FlagSpec, text: str) -> str | None:
+def _choice_problem(spec: FlagSpec, text: str, *, configured: bool) -> str | None:
     choices = spec.choices
     if choices:
         word = str(_number(spec, text)) if spec.kind is ValueKind.INT else text
         if spec.kind is ValueKind.OTHER:
             word = text.lower().replace("-", "_")
         return None if word in choices or text in choices else f"takes {expected(spec)}, not {shown(text)}"
-    if spec.closed and spec.words:
+    if spec.closed and spec.words and configured:
         known = {word.lower() for word in spec.words} | {"auto"}
         return None if text.lower() in known else f"takes {expected(spec)}, not {shown(text)}"
     return None
@@ -213,7 +220,8 @@ class Given:
             if spec is None:
                 continue
             if dot:
-                self._keys.setdefault(spec.name, {})[key.partition(".")[0]] = value
+                first = key.partition(".")[0]
+                self._keys.setdefault(spec.name, {}).update(with_plain_keys(spec.name, {first: value}))
             elif spec.opposite and head.replace("_", "-") == spec.opposite:
                 self._flags[spec.name] = not value
             else:
@@ -256,15 +264,28 @@ class Given:
         spec = self._table.get(name)
         return spec.words if spec is not None else ()
 
+    def part(self, name: str, key: str) -> FlagSpec | None:
+        """What is known of a key of a JSON flag."""
+        spec = self._table.get(name)
+        return part_at(spec, key) if spec is not None else None
+
+    def configured(self, name: str) -> bool:
+        """Whether a JSON flag is set, as a whole or by one of its keys."""
+        return self.has(name) or bool(self._keys.get(name))
+
     def key(self, name: str, key: str) -> object:
         """A key of a JSON flag, set in either way, or None."""
         if key in (keys := self._keys.get(name, {})):
-            return keys[key]
+            return None if keys[key] == "null" else keys[key]
         try:
             document = json.loads(self.text(name)) if self.has(name) else {}
         except (ValueError, RecursionError):
             return None
-        return document.get(key) if isinstance(document, dict) else None
+        return with_plain_keys(name, document).get(key) if isinstance(document, dict) else None
+
+
+_CHECKED = (0, 32)
+"""The first release in which the conditions on keys of JSON flags were checked."""
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -335,7 +356,7 @@ def _not_both(name: str, other: str, since: tuple[int, int] = (0, 0)) -> Conditi
     return Condition((name, other), broken, since)
 
 
-def _set_twice(name: str, config: str, key: str) -> Condition:
+def _set_twice(name: str, config: str, key: str, since: tuple[int, int] = (0, 0)) -> Condition:
     """A separate flag for a key of a JSON flag: only one of them may be set."""
 
     def broken(given: Given) -> str | None:
@@ -343,7 +364,7 @@ def _set_twice(name: str, config: str, key: str) -> Condition:
             return None
         return f"--{name} and --{config}.{key} are one setting; set only one of them"
 
-    return Condition((name, config), broken)
+    return Condition((name, config), broken, since)
 
 
 def _unchunked(given: Given) -> str | None:
@@ -464,6 +485,21 @@ def _guesses_in_short(given: Given) -> str | None:
     return f"--spec-method {method} needs --spec-tokens"
 
 
+_WITH_A_DRAFT = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
+"""Methods whose tokens come from a model of their own."""
+
+
+def _draft(given: Given) -> str | None:
+    config = "speculative-config"
+    if given.key(config, "tensor_parallel_size") is not None:
+        return f"--{config} has draft_tensor_parallel_size in place of tensor_parallel_size, which vLLM refuses"
+    tokens = given.key(config, "num_speculative_tokens") or given.count("spec-tokens", given=True)
+    method = given.key(config, "method") or given.text("spec-method")
+    if not tokens or given.key(config, "model") or given.has("spec-model") or (method and method not in _WITH_A_DRAFT):
+        return None
+    return f"--{config} needs model, the name of the draft model" + (f", with the method {method}" if method else "")
+
+
 def _draft_metrics(given: Given) -> str | None:
     if given.text("per-request-spec-decode-metrics") in ("", "none") or _speculates(given):
         return None
@@ -479,7 +515,11 @@ def _executor(given: Given) -> str | None:
 
 def _adapters(given: Given) -> str | None:
     text = given.text("lora-modules")
-    if not text or ("=" in text and "," not in text) or text.lstrip().startswith("{"):
+    if text.lstrip().startswith("{"):
+        missing = [key for key in ("name", "path") if given.key("lora-modules", key) is None]
+        readable = given.key("lora-modules", "name") or given.key("lora-modules", "path")
+        return f"--lora-modules needs {' and '.join(missing)} in its JSON object" if missing and readable else None
+    if not text or ("=" in text and "," not in text):
         return None
     return "--lora-modules takes NAME=PATH or a JSON object with name and path"
 
@@ -564,6 +604,46 @@ def _keep_alive(given: Given) -> str | None:
     return "--sse-keep-alive-interval must be 0 or more" if seconds is not None and seconds < 0 else None
 
 
+def _connected(kind: str, *, always: bool) -> Condition:
+    """A connector and its role; ``always``: a configuration without a connector is refused too."""
+    config, connector, role = f"{kind}-transfer-config", f"{kind}_connector", f"{kind}_role"
+
+    def broken(given: Given) -> str | None:
+        if given.key(config, connector) is not None:
+            part = given.part(config, role)
+            roles = f": {either(part.choices)}" if part is not None and part.choices else ""
+            return f"--{config} needs {role} beside {connector}{roles}" if given.key(config, role) is None else None
+        return f"--{config} needs {connector}, the name of a connector" if always and given.configured(config) else None
+
+    return Condition((config,), broken, _CHECKED)
+
+
+def _structured(given: Given) -> str | None:
+    config = "structured-outputs-config"
+    backend = given.key(config, "backend") or "auto"
+    for key, backends in (
+        ("disable_any_whitespace", ("xgrammar", "guidance")),
+        ("disable_additional_properties", ("guidance",)),
+    ):
+        if given.key(config, key) is True and backend not in backends:
+            return f"--{config}: {key} needs the backend {either(backends)}, not {backend}"
+    return None
+
+
+def _profiled(given: Given) -> str | None:
+    config = "profiler-config"
+    if given.key(config, "profiler") != "torch" or given.key(config, "torch_profiler_dir"):
+        return None
+    return f"--{config} needs torch_profiler_dir, a folder for the traces, with the profiler torch"
+
+
+def _spare_experts(given: Given) -> str | None:
+    spare = given.key("eplb-config", "num_redundant_experts")
+    if given.on("enable-eplb") or not isinstance(spare, int) or spare <= 0:
+        return None
+    return "--eplb-config: num_redundant_experts needs --enable-eplb"
+
+
 def _numa(name: str) -> Condition:
     return _needs(name, "numa-bind")
 
@@ -607,6 +687,15 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("ray-workers-use-nsight",), _nsight),
     Condition(("offload-num-in-group", "offload-group-size"), _grouped),
     Condition(("mamba-ssu-algorithm", "mamba-backend"), _ssu),
+    Condition(("speculative-config",), _draft, _CHECKED),
+    _set_twice("spec-tokens", "speculative-config", "num_speculative_tokens", _CHECKED),
+    _set_twice("spec-method", "speculative-config", "method", _CHECKED),
+    _set_twice("spec-model", "speculative-config", "model", _CHECKED),
+    _connected("kv", always=True),
+    _connected("ec", always=False),
+    Condition(("structured-outputs-config",), _structured, _CHECKED),
+    Condition(("profiler-config",), _profiled, _CHECKED),
+    Condition(("eplb-config", "enable-eplb"), _spare_experts, _CHECKED),
     _set_twice("attention-backend", "attention-config", "backend"),
     _set_twice("enable-flashinfer-autotune", "kernel-config", "enable_flashinfer_autotune"),
     _set_twice("cudagraph-capture-sizes", "compilation-config", "cudagraph_capture_sizes"),

@@ -39,6 +39,8 @@ _PARSER_NAMES = {
 }
 """Flags that take a name from a registry, and the module's dictionary with it (since 0.12)."""
 
+_CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.factory"
+
 _FEWEST = 20
 """No vLLM has so few flags: finding fewer means that its source was not understood."""
 
@@ -92,6 +94,7 @@ def _learn(folder: Path, version: str | None, build: str | None) -> FlagTable:
     if len(flags) < _FEWEST:
         raise FlagsUnknownError(f"{folder}: only {len(flags)} flags were found in its source, which was not understood")
     _add_parser_names(evaluator, flags)
+    _add_connectors(package, flags)
     _add_opposites(package, flags)
     envs = package.module("vllm.envs")
     values, all_read = ({}, False) if envs is None else (variable_specs(envs), reads_all(envs))
@@ -109,6 +112,24 @@ def _add_parser_names(evaluator: Evaluator, flags: dict[str, FlagSpec]) -> None:
         if flag in flags and isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Dict):
             keys = (key.value for key in node.value.keys if isinstance(key, ast.Constant))
             flags[flag] = replace(flags[flag], words=tuple(sorted(key for key in keys if isinstance(key, str))))
+
+
+def _add_connectors(package: Package, flags: dict[str, FlagSpec]) -> None:
+    """The connectors that ``kv_connector`` may name; plugins may add others."""
+    module, spec = package.module(_CONNECTORS), flags.get("kv-transfer-config")
+    if module is None or spec is None:
+        return
+    names = tuple(
+        call.args[0].value
+        for call in module.calls
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr == "register_connector"
+        and call.args
+        and isinstance(call.args[0], ast.Constant)
+        and isinstance(call.args[0].value, str)
+    )
+    parts = (replace(part, words=names) if part.name == "kv_connector" else part for part in spec.parts)
+    flags[spec.name] = replace(spec, parts=tuple(parts))
 
 
 def _add_opposites(package: Package, flags: dict[str, FlagSpec]) -> None:

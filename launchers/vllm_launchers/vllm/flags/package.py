@@ -17,13 +17,17 @@ _DEPTH = 25
 
 
 class Module:
-    """One parsed file. ``names`` are what runs at import; ``hinted`` what is under ``if TYPE_CHECKING``."""
+    """One parsed file. ``names`` are what runs at import; ``hinted`` what is under ``if TYPE_CHECKING``.
+
+    ``calls`` are statements that only call something, such as those that fill a registry.
+    """
 
     def __init__(self, name: str, *, is_package: bool) -> None:
         self.name = name
         self.is_package = is_package
         self.names: dict[str, ast.AST] = {}
         self.hinted: dict[str, ast.AST] = {}
+        self.calls: list[ast.Call] = []
 
     @classmethod
     def parse(cls, name: str, text: str, *, is_package: bool) -> Module:
@@ -33,7 +37,9 @@ class Module:
             SyntaxError, ValueError, RecursionError: it is not Python that this interpreter can parse.
         """
         module = cls(name, is_package=is_package)
-        module._collect(ast.parse(text).body, module.names)
+        body = ast.parse(text).body
+        module._collect(body, module.names)
+        module.calls += [node.value for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
         return module
 
     def _collect(self, body: Sequence[ast.stmt], names: dict[str, ast.AST]) -> None:

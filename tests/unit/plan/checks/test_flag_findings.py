@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from vllm_launchers.plan.checks.flags import flag_findings
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import RELEASES, release_table
 
 ERROR, WARNING, ADVICE = Level.ERROR, Level.WARNING, Level.ADVICE
@@ -195,12 +197,61 @@ def test_quantizations_before_they_went(value: str, version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "meant"), [({"kv-cache-dtype": "fp8_e4m"}, "fp8_e4m3"), ({"load-format": "safetensor"}, "safetensors")]
+    ("flags", "meant"),
+    [
+        ({"kv-cache-dtype": "fp8_e4m"}, "fp8_e4m3"),
+        ({"load-format": "safetensor"}, "safetensors"),
+        ({"config-format": "mistrl"}, "mistral"),
+    ],
 )
 def test_words_that_plugins_may_add_to(flags: dict[str, Any], meant: str) -> None:
     finding = only(flags)
     assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, False)
     assert finding.fix == Changes(dict.fromkeys(flags, meant))
+
+
+def with_keys(name: str, *parts: FlagSpec) -> FlagTable:
+    """The newest release, with what an installation's source says of a JSON flag's keys."""
+    table = release_table("0.32.0")
+    return replace(table, flags={**table.flags, name: replace(table.flags[name], parts=parts)})
+
+
+def test_a_value_of_a_key_comes_with_the_nearest_one() -> None:
+    table = with_keys(
+        "structured-outputs-config", FlagSpec("backend", ValueKind.TEXT, choices=("xgrammar", "guidance"))
+    )
+    (finding,) = flag_findings({"structured-outputs-config.backend": "xgramar"}, {}, table, None)
+    assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, True)
+    assert "takes xgrammar or guidance, not 'xgramar'; did you mean xgrammar?" in finding.message
+    assert finding.fix == Changes({"structured-outputs-config.backend": "xgrammar"})
+    assert flag_findings({"structured-outputs-config.backend": "guidance"}, {}, table, None) == []
+
+
+def test_a_connector_that_is_not_known() -> None:
+    words = ("NixlConnector", "ExampleConnector")
+    name, role = "kv-transfer-config", FlagSpec("kv_role", ValueKind.TEXT)
+    table = with_keys(name, FlagSpec("kv_connector", ValueKind.TEXT, words=words), role,
+                      FlagSpec("kv_connector_module_path", ValueKind.TEXT))  # fmt: skip
+    flags = {f"{name}.kv_connector": "NixlConector", f"{name}.kv_role": "kv_both"}
+    (finding,) = flag_findings(flags, {}, table, None)
+    assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, False)
+    assert "did you mean NixlConnector?" in finding.message
+    assert finding.fix == Changes({f"{name}.kv_connector": "NixlConnector"})
+    (whole,) = flag_findings({name: '{"kv_connector": "Own", "kv_role": "kv_both"}'}, {}, table, None)
+    assert "it has NixlConnector, ExampleConnector" in whole.message
+    assert flag_findings({**flags, f"{name}.kv_connector_module_path": "own.module"}, {}, table, None) == []
+    assert flag_findings({**flags, f"{name}.kv_connector": "ExampleConnector"}, {}, table, None) == []
+
+
+@pytest.mark.parametrize("flags", [{"mm-processor-cache-gb": -1}, {"mm-encoder-attn-backend": "nonsense"}])
+def test_values_for_images_are_refused_only_of_a_model_that_takes_them(flags: dict[str, Any]) -> None:
+    table = with_keys("structured-outputs-config")
+    known = FlagSpec("mm-encoder-attn-backend", ValueKind.TEXT, words=("FLASH_ATTN",), closed=True,
+                     group="MultiModalConfig")  # fmt: skip
+    table = replace(table, flags={**table.flags, known.name: known})
+    assert flag_findings(flags, {}, table, None) == []
+    (finding,) = flag_findings(flags, {}, table, None, multimodal=True)
+    assert (finding.code, finding.level) == ("flag_value", ERROR)
 
 
 def test_a_kernel_that_is_not_known() -> None:

@@ -397,6 +397,11 @@ def test_a_context_is_held_against_the_traffic(find: Find) -> None:
     assert "context_not_limited" not in [one.code for one in find(facts=near, unset=("max-model-len",))]
 
 
+def test_a_quantization_may_be_in_capitals(find: Find) -> None:
+    assert "quantization_without_checkpoint" not in [one.code for one in find(facts=BF16, set={"quantization": "FP8"})]
+    assert "quantization_mismatch" not in [one.code for one in find(facts=AWQ, set={"quantization": "AWQ"})]
+
+
 def test_what_rests_on_a_table_is_not_sure(find: Find) -> None:
     (found,) = find(facts=replace(BF16, source="table"), set={"quantization": "awq"}, host=H100)
     assert found.code == "quantization_without_checkpoint"

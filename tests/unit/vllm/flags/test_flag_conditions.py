@@ -56,7 +56,10 @@ TEXTS = {
     "per-request-spec-decode-metrics": "none",
     "lora-modules": None,
 }
-OBJECTS = ("attention-config", "compilation-config", "kernel-config", "speculative-config")
+OBJECTS = (
+    *("attention-config", "compilation-config", "kernel-config", "speculative-config", "kv-transfer-config"),
+    *("ec-transfer-config", "structured-outputs-config", "profiler-config", "eplb-config"),
+)
 LENGTHS = ("max-num-batched-tokens", "max-model-len")
 WORDS = {"tool-call-parser": ("hermes", "mistral"), "reasoning-parser": ("deepseek_r1", "qwen3")}
 
@@ -237,6 +240,69 @@ CASES: list[tuple[str, Flags, Flags]] = [
     ),
     ("lora-modules", {"lora-modules": "adapter"}, {"lora-modules": "name=/path"}),
     ("lora-modules", {"lora-modules": "a=b,c=d"}, {"lora-modules": '{"name": "a", "path": "b"}'}),
+    ("lora-modules", {"lora-modules": '{"name": "a"}'}, {"lora-modules": '{"name": "a", "path": "b"}'}),
+    (
+        "speculative-config",
+        {"speculative-config": '{"num_speculative_tokens": 3}'},
+        {"speculative-config": '{"num-speculative-tokens": 3, "method": "ngram"}'},
+    ),
+    (
+        "speculative-config",
+        {"speculative-config": '{"method": "eagle", "num_speculative_tokens": 3}'},
+        {"speculative-config": '{"method": "eagle", "num_speculative_tokens": 3}', "spec-model": "org/draft"},
+    ),
+    (
+        "speculative-config",
+        {"speculative-config": '{"method": "mtp", "tensor_parallel_size": 1}'},
+        {"speculative-config": '{"method": "mtp", "draft_tensor_parallel_size": 1}'},
+    ),
+    (
+        "spec-tokens",
+        {"spec-tokens": 3, "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'},
+        {"spec-tokens": 3, "speculative-config": '{"method": "ngram"}'},
+    ),
+    (
+        "spec-method",
+        {"spec-method": "mtp", "speculative-config.method": "mtp"},
+        {"spec-method": "mtp", "speculative-config.num-speculative-tokens": 3},
+    ),
+    (
+        "spec-model",
+        {"spec-model": "org/draft", "speculative-config": '{"model": "org/draft"}'},
+        {"spec-model": "org/draft", "speculative-config": '{"method": "eagle"}'},
+    ),
+    (
+        "kv-transfer-config",
+        {"kv-transfer-config": '{"kv_connector": "NixlConnector"}'},
+        {"kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'},
+    ),
+    (
+        "kv-transfer-config",
+        {"kv-transfer-config.kv_connector": "NixlConnector", "kv-transfer-config.kv_role": "null"},
+        {"kv-transfer-config.kv_connector": "NixlConnector", "kv-transfer-config.kv_role": "kv_both"},
+    ),
+    ("kv-transfer-config", {"kv-transfer-config": '{"kv_role": "kv_both"}'}, {"kv-transfer-config": "None"}),
+    (
+        "ec-transfer-config",
+        {"ec-transfer-config": '{"ec_connector": "ECExampleConnector"}'},
+        {"ec-transfer-config": '{"ec_connector": "ECExampleConnector", "ec_role": "ec_both"}'},
+    ),
+    (
+        "structured-outputs-config",
+        {"structured-outputs-config": '{"disable_any_whitespace": true}'},
+        {"structured-outputs-config": '{"disable_any_whitespace": true, "backend": "guidance"}'},
+    ),
+    (
+        "structured-outputs-config",
+        {"structured-outputs-config": '{"disable_additional_properties": true, "backend": "xgrammar"}'},
+        {"structured-outputs-config": '{"disable_additional_properties": true, "backend": "guidance"}'},
+    ),
+    (
+        "profiler-config",
+        {"profiler-config.profiler": "torch"},
+        {"profiler-config": '{"profiler": "torch", "torch_profiler_dir": "/traces"}'},
+    ),
+    ("eplb-config", {"eplb-config.num_redundant_experts": 2}, {"eplb-config.num_redundant_experts": 0}),
     ("reasoning-parser", {"reasoning-parser": "qwen"}, {"reasoning-parser": "qwen3"}),
     ("reasoning-parser", {"reasoning-parser": "own"}, {"reasoning-parser": "own", "reasoning-parser-plugin": "own.py"}),
     (

@@ -206,6 +206,35 @@ def test_a_key_is_found_by_its_path(learned: FlagTable) -> None:
     assert part_at(inner, "nothing.fuse") is None
 
 
+def test_connectors_are_learned_from_their_registry(make_package: Callable[..., Path]) -> None:
+    classes = """
+    @config
+    class Transfer:
+        kv_connector: str | None = None
+
+    @config
+    class MadeConfig:
+        kv_transfer_config: Transfer | None = None
+    """
+    flags = """
+    made_kwargs = get_kwargs(MadeConfig)
+    made_group = parser.add_argument_group(title="MadeConfig", description=MadeConfig.__doc__)
+    made_group.add_argument("--kv-transfer-config", **made_kwargs["kv_transfer_config"])
+    """
+    registry = """
+    class Factory:
+        @classmethod
+        def register_connector(cls, name, module_path, class_name):
+            ...
+
+    Factory.register_connector("OneConnector", "vllm.one", "OneConnector")
+    Factory.register_connector("OtherConnector", "vllm.other", "OtherConnector")
+    """
+    more = {"distributed/kv_transfer/kv_connector/factory.py": registry}
+    spec = learn_folder(make_package(classes, flags, more)).flags["kv-transfer-config"]
+    assert [(part.name, part.words) for part in spec.parts] == [("kv_connector", ("OneConnector", "OtherConnector"))]
+
+
 def test_speculative_keys_may_have_hyphens(make_table: Callable[..., FlagTable]) -> None:
     parts = (FlagSpec("num_speculative_tokens", ValueKind.INT, above=0), FlagSpec("method", ValueKind.TEXT))
     table = make_table(FlagSpec("speculative-config", ValueKind.JSON, parts=parts))
