@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.sharing import available_gib, format_share, is_held_by_others
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.checks.model import longest_supported
+from vllm_launchers.plan.checks.context import longest_supported
 from vllm_launchers.plan.checks.request import fixed_size, fp8_cache_of, gpus_of, ranks, utilization, without_fixed_size
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.findings import Level, PlanFinding

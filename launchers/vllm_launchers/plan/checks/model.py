@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_launchers.addresses import is_loopback
+from vllm_launchers.plan.checks.context import context_findings
 from vllm_launchers.plan.checks.request import on, simulated, variables
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import LENGTH, LORA, token_count
+from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY
@@ -27,8 +28,6 @@ GATED = (
 )
 """Publishers whose models need approval on the hub."""
 
-LONGER_ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-
 FAMILIES: tuple[frozenset[str], ...] = (
     frozenset({"awq", "awq_marlin"}),
     frozenset({"gptq", "gptq_marlin", "gptq_bitblas", "gptq_marlin_24", "marlin", "bitblas"}),
@@ -44,6 +43,7 @@ ANY_4_BIT = frozenset({"moe_wna16", "ipex", "cpu_awq", "cpu_gptq"})
 
 IN_FLIGHT = frozenset(
     {"fp8", "bitsandbytes", "torchao", "experts_int8", "rtn", "ptpc_fp8", "fp8_per_tensor", "fp8_per_block",
+     "fp8_per_channel", "nvfp4_per_token",
      "int8_per_channel", "int8_per_channel_weight_only", "mxfp8", "online", "tpu_int8", "deepspeedfp", "gguf"}
 )  # fmt: skip
 """Methods that quantize while loading, or bring what they need; any checkpoint works."""
@@ -56,7 +56,7 @@ def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     facts = inputs.facts
     if facts is None:
         return
-    yield from _context(plan, inputs, facts)
+    yield from context_findings(plan, inputs, facts, surely=_sure(facts))
     if simulated(plan):  # it needs no weights, tokenizer or license
         return
     yield from _there(plan, inputs, facts)
@@ -147,23 +147,6 @@ def _reads(asked: str, stored: str) -> bool:
     if one == other or (asked in ANY_4_BIT and stored in FAMILIES[0] | FAMILIES[1]):
         return True
     return any(asked in family and stored in family for family in FAMILIES)
-
-
-def longest_supported(plan: Plan, inputs: PlanInputs) -> int | None:
-    """The largest ``max-model-len`` that vLLM accepts for the model; None if unknown, or the limit was lifted."""
-    if inputs.facts is None or on(variables(plan, inputs), LONGER_ALLOWED):
-        return None
-    if any(name.partition(".")[0] in ("hf-overrides", "rope-scaling") for name in plan.flags):
-        return None  # these flags extend the context themselves
-    return inputs.facts.max_context
-
-
-def _context(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFinding]:
-    asked, most = token_count(plan.flags.get(LENGTH)), longest_supported(plan, inputs)
-    if asked is None or most is None or asked <= most:
-        return
-    text = f"--{LENGTH} {asked:,} exceeds the {most:,} tokens that {facts.model} supports; vLLM will refuse it"
-    yield PlanFinding("context_over_model", Level.ERROR, text, Changes(set={LENGTH: most}), surely=_sure(facts))
 
 
 def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:

@@ -517,8 +517,8 @@ def _adapters(given: Given) -> str | None:
     text = given.text("lora-modules")
     if text.lstrip().startswith("{"):
         missing = [key for key in ("name", "path") if given.key("lora-modules", key) is None]
-        readable = given.key("lora-modules", "name") or given.key("lora-modules", "path")
-        return f"--lora-modules needs {' and '.join(missing)} in its JSON object" if missing and readable else None
+        wrong = missing and isinstance(_decoded(text)[1], dict)
+        return f"--lora-modules needs {' and '.join(missing)} in its JSON object" if wrong else None
     if not text or ("=" in text and "," not in text):
         return None
     return "--lora-modules takes NAME=PATH or a JSON object with name and path"
@@ -632,9 +632,13 @@ def _structured(given: Given) -> str | None:
 
 def _profiled(given: Given) -> str | None:
     config = "profiler-config"
-    if given.key(config, "profiler") != "torch" or given.key(config, "torch_profiler_dir"):
-        return None
-    return f"--{config} needs torch_profiler_dir, a folder for the traces, with the profiler torch"
+    profiler, folder = given.key(config, "profiler"), given.key(config, "torch_profiler_dir")
+    if profiler != "torch" and folder:
+        return f"--{config}: torch_profiler_dir needs the profiler torch"
+    for name in ("torch", "proton"):
+        if profiler == name and not given.key(config, f"{name}_profiler_dir"):
+            return f"--{config} needs {name}_profiler_dir, a folder for the traces, with the profiler {name}"
+    return None
 
 
 def _spare_experts(given: Given) -> str | None:

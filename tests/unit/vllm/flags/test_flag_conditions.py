@@ -302,6 +302,13 @@ CASES: list[tuple[str, Flags, Flags]] = [
         {"profiler-config.profiler": "torch"},
         {"profiler-config": '{"profiler": "torch", "torch_profiler_dir": "/traces"}'},
     ),
+    (
+        "profiler-config",
+        {"profiler-config": '{"profiler": "proton"}'},
+        {"profiler-config": '{"profiler": "proton", "proton_profiler_dir": "/traces"}'},
+    ),
+    ("profiler-config", {"profiler-config.torch_profiler_dir": "/traces"}, {"profiler-config.profiler": "cuda"}),
+    ("lora-modules", {"lora-modules": "{}"}, {"lora-modules": "{"}),
     ("eplb-config", {"eplb-config.num_redundant_experts": 2}, {"eplb-config.num_redundant_experts": 0}),
     ("reasoning-parser", {"reasoning-parser": "qwen"}, {"reasoning-parser": "qwen3"}),
     ("reasoning-parser", {"reasoning-parser": "own"}, {"reasoning-parser": "own", "reasoning-parser-plugin": "own.py"}),

@@ -1,0 +1,90 @@
+"""The longest context that vLLM accepts for a model, also with changes to its config. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vllm_launchers.patterns import lazy_pattern
+from vllm_launchers.plan.checks.request import on, variables
+from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.plan.flags import LENGTH, token_count
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.flags.changes import Changes, Flags
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.release_defaults import Release
+
+LONGER_ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+
+_OVERRIDES = "hf-overrides"
+_POSITIONS = "max_position_embeddings"
+_MAY_MATTER = lazy_pattern(r"len|rope|pos|ctx|context|seq|window|max|config|type|arch")
+"""In keys of a config that may have to do with its context."""
+_ROPE = ("rope_parameters", "rope_scaling")
+_NOT_STRETCHED = frozenset({"yarn", "deepseek_yarn"})
+_UNSTRETCHED_SINCE: Release = (0, 32, 0)
+"""From here on the config's length counts as YaRN has left it (``_get_and_verify_max_len``); earlier releases differ
+and were not checked."""
+
+
+def longest_supported(plan: Plan, inputs: PlanInputs) -> int | None:
+    """The largest ``max-model-len`` that vLLM accepts for the model; None if unknown, or the limit was lifted."""
+    if inputs.facts is None or on(variables(plan, inputs), LONGER_ALLOWED):
+        return None
+    if any(name.partition(".")[0] == "rope-scaling" for name in plan.flags):
+        return None
+    changed = _overrides(plan.flags)
+    if changed is None or any(_MAY_MATTER.search(key) for key in changed if key not in _ROPE):
+        return None
+    if any(key in changed for key in _ROPE) and not _only_yarn(plan, changed):
+        return None
+    return inputs.facts.max_context
+
+
+def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surely: bool) -> Iterator[PlanFinding]:
+    """A context beyond it."""
+    asked, most = token_count(plan.flags.get(LENGTH)), longest_supported(plan, inputs)
+    if asked is None or most is None or asked <= most:
+        return
+    text = f"--{LENGTH} {asked:,} exceeds the {most:,} tokens that {facts.model} supports; vLLM will refuse it"
+    fix = Changes(set={LENGTH: most})
+    changed = _overrides(plan.flags) or {}
+    if any(key in changed for key in _ROPE):
+        text += f", since YaRN's factor does not raise them: set {_POSITIONS} in --{_OVERRIDES} as well"
+        whole = json.dumps({**changed, _POSITIONS: asked})
+        if not facts.multimodal:  # a model that also takes images has them in a config within its config
+            raised = {_OVERRIDES: whole} if _OVERRIDES in plan.flags else {f"{_OVERRIDES}.{_POSITIONS}": asked}
+            fix = Changes(set=dict(raised))
+    yield PlanFinding("context_over_model", Level.ERROR, text, fix, surely=surely)
+
+
+def _overrides(flags: Flags) -> Mapping[str, Any] | None:
+    """The changes to the model's config; None if they can't be read."""
+    keys: dict[str, Any] = {}
+    for name, value in flags.items():
+        head, dot, path = name.partition(".")
+        if head == _OVERRIDES and dot:
+            *outer, last = path.split(".")
+            place = keys
+            for key in outer:
+                place = place.setdefault(key, {})
+                if not isinstance(place, dict):
+                    return None
+            place[last] = value
+    if keys or _OVERRIDES not in flags:
+        return keys
+    try:
+        document = json.loads(str(flags[_OVERRIDES]))
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _only_yarn(plan: Plan, changed: Mapping[str, Any]) -> bool:
+    """Whether the rotary embedding is changed in a way that does not lengthen the context of this release."""
+    if plan.engine.release is None or plan.engine.release < _UNSTRETCHED_SINCE:
+        return False
+    given = [changed[key] for key in _ROPE if key in changed]
+    return all(isinstance(rope, dict) and rope.get("rope_type") in _NOT_STRETCHED for rope in given)

@@ -1,0 +1,74 @@
+"""The longest context of a model whose config is changed by ``--hf-overrides``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.plan.findings import PlanFinding
+from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+
+Find = Callable[..., list[PlanFinding]]
+
+MODEL = ModelFacts(model="/models/small", architecture="LlamaForCausalLM", source="folder", max_context=4096)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+
+
+def over(find: Find, flags: dict[str, Any], **case: Any) -> PlanFinding | None:
+    asked = {"max-model-len": 16_384, **flags}
+    found = [one for one in find(**{"facts": MODEL, "set": asked, **case}) if one.code == "context_over_model"]
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+def test_yarn_alone_does_not_lengthen_the_context(find: Find, name: str) -> None:
+    finding = over(find, {"hf-overrides": json.dumps({name: YARN})})
+    assert finding is not None
+    assert "set max_position_embeddings in --hf-overrides as well" in finding.message
+    assert finding.fix is not None
+    fixed = json.loads(str(finding.fix.set["hf-overrides"]))
+    assert fixed == {name: YARN, "max_position_embeddings": 16_384}
+    assert over(find, {"hf-overrides": json.dumps(fixed)}) is None
+
+
+def test_yarn_by_single_keys(find: Find) -> None:
+    flags = {"hf-overrides.rope_parameters.rope_type": "yarn", "hf-overrides.rope_parameters.factor": 4}
+    finding = over(find, flags)
+    assert finding is not None
+    assert finding.fix == Changes(set={"hf-overrides.max_position_embeddings": 16_384})
+
+
+def test_an_earlier_release_may_apply_the_factor(find: Find) -> None:
+    assert over(find, {"hf-overrides": json.dumps({"rope_scaling": YARN})}, version="0.31.0") is None
+
+
+def test_a_model_with_a_config_for_text_has_no_such_fix(find: Find) -> None:
+    finding = over(find, {"hf-overrides": json.dumps({"rope_scaling": YARN})}, facts=replace(MODEL, multimodal=True))
+    assert finding is not None
+    assert finding.fix == Changes(set={"max-model-len": 4096})
+
+
+def test_a_change_that_has_nothing_to_do_with_the_context(find: Find) -> None:
+    finding = over(find, {"hf-overrides.hidden_act": "silu"})
+    assert finding is not None
+    assert finding.fix == Changes(set={"max-model-len": 4096})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_parameters": {"full_attention": YARN}},
+        {"max_position_embeddings": 16_384},
+        {"text_config": {"max_position_embeddings": 16_384}},
+        {"model_type": "other"},
+    ],
+)
+def test_nothing_is_said_of_changes_that_may_lengthen_it(find: Find, changed: dict[str, Any]) -> None:
+    assert over(find, {"hf-overrides": json.dumps(changed)}) is None
+    assert over(find, {"hf-overrides": "{"}) is None
