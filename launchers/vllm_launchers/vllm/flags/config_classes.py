@@ -113,7 +113,7 @@ def rewrites_keys(evaluator: Evaluator, config: Symbol) -> bool:
                 continue
             text = " ".join(ast.unparse(decorator) for decorator in statement.decorator_list)
             if re.search(r"model_validator\(.*(before|wrap)", text) and re.search(
-                r"\.pop\(|\] = |\.update\(|setdefault\(|del ", ast.unparse(statement)
+                r"\.pop\(|\] = |\.update\(|setdefault\(|del |\{\*\*|dict\(", ast.unparse(statement)
             ):
                 return True
     return False

@@ -119,15 +119,39 @@ CLASSES = """
             return data
 
     @config
+    class Copied:
+        depth: int = 1
+
+        @model_validator(mode="before")
+        @classmethod
+        def rename(cls, data):
+            return {**data, "depth": 2}
+
+    @config
+    class Rejecting:
+        depth: int = 1
+
+        @model_validator(mode="before")
+        @classmethod
+        def reject(cls, data):
+            if "old" in data:
+                raise ValueError("old is gone")
+            return data
+
+    @config
     class MadeConfig:
         inner: Inner = field(default_factory=Inner)
         rewritten: Rewritten = field(default_factory=Rewritten)
+        copied: Copied = field(default_factory=Copied)
+        rejecting: Rejecting = field(default_factory=Rejecting)
 """
 FLAGS = """
     made_kwargs = get_kwargs(MadeConfig)
     made_group = parser.add_argument_group(title="MadeConfig", description=MadeConfig.__doc__)
     made_group.add_argument("--inner", **made_kwargs["inner"])
     made_group.add_argument("--rewritten", **made_kwargs["rewritten"])
+    made_group.add_argument("--copied", **made_kwargs["copied"])
+    made_group.add_argument("--rejecting", **made_kwargs["rejecting"])
 """
 
 
@@ -153,6 +177,8 @@ GOOD: list[tuple[str, FlagValue]] = [
     ("inner.passes", '{"size": 2}'),
     ("inner.role", "null"),
     ("rewritten", '{"old": 1}'),
+    ("copied", '{"old": 1}'),
+    ("rejecting", '{"depth": 2}'),
 ]
 
 BAD: list[tuple[str, FlagValue, str]] = [
@@ -180,6 +206,7 @@ BAD: list[tuple[str, FlagValue, str]] = [
     ("inner", '{"passes": {"fuze": true}}', "--inner.passes has no key 'fuze' (it has fuse, size); did you mean fuse?"),
     ("inner", '{"passes": {"size": 0}}', "--inner.passes.size must be 1 or more"),
     ("inner", '{"bakend": "auto"}', "--inner has no key 'bakend'"),
+    ("rejecting", '{"deep": 1}', "--rejecting has no key 'deep'"),
     ("inner.backend", "guidence", "did you mean guidance?"),
     ("inner.name", 5, "--inner.name takes text, not 5"),
     ("inner.passes.fuze", True, "--inner.passes has no key 'fuze'"),
