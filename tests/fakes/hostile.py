@@ -51,6 +51,8 @@ def poisoned(value: Any, evil: str = WORST) -> Any:
     """The same value with ``evil`` in front of each text in it, and under one more key in each mapping."""
     if isinstance(value, str):
         return value if isinstance(value, Enum) else evil + value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(poisoned(item, evil) for item in value))
     if isinstance(value, tuple | list):
         return type(value)(poisoned(item, evil) for item in value)
     if isinstance(value, Mapping):

@@ -97,8 +97,15 @@ async def wait_for(page: aiohttp.ClientWebSocketResponse, *wanted: bytes) -> byt
 
 async def gone(processes: list[psutil.Process]) -> None:
     """Wait until none of them is there."""
+
+    def there(process: psutil.Process) -> bool:
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:  # it ended between both questions
+            return False
+
     async with asyncio.timeout(SECONDS):
-        while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
+        while any(map(there, processes)):
             await asyncio.sleep(0.02)
 
 
