@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+from vllm_console.prediction.score import LEAST_DRIFT
+
 LATENCIES = ("ttft_seconds", "itl_seconds", "e2e_seconds")
 FIGURES = {*LATENCIES, "tokens_per_second", "requests_waiting", "preemptions_per_minute", "kv_cache_usage"}
 REQUESTS = 110
@@ -76,7 +78,8 @@ def test_a_change_is_predicted_made_and_scored(program):
         one = next(one for one in outcome["figures"] if one["name"] == "itl_p50")
         assert one["predicted"] == document["predicted"]["itl_seconds"]["p50"]["value"]
         assert one["within"] == (one["low"] <= one["measured"] <= one["high"])
-        assert "since the restart: the machine or the engine" in program("compare", "chat@1", "chat@2").stdout
+        named = "since the restart: the machine or the engine" in program("compare", "chat@1", "chat@2").stdout
+        assert named == (abs(outcome["drift"]) >= LEAST_DRIFT)
 
     program.json("stop", "chat")
     stopped = program("predict", "chat", "--set", "max-num-seqs=64")
