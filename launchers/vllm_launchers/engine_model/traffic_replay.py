@@ -136,7 +136,8 @@ class _Replay:
                 self._now = self._queue[0].arrival
                 continue
             steps = scheduler.decode_steps(_MOST_STEPS_TOGETHER)
-            if steps:
+            # Of a request whose prompt ends with this token, or that sat out a step, the interval is another one.
+            if steps and all(request.last_token_at == self._now for request in scheduler.running):
                 self._decode(steps)
             else:
                 self._step()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vllm_launchers.engine_model.scheduler import Scheduler, SchedulerLimits
@@ -41,6 +41,11 @@ def spread(replayed: Replayed) -> list[tuple[float, int]]:
 
 
 @settings(max_examples=60, deadline=None)
+@example(  # a prompt of which one token is left when all others decode
+    drawn=[(0.0, 1, 1, 0, 0)] * 5
+    + [(0.0, 1, 35, 0, 0), (0.0, 1, 19, 0, 0), (0.0, 23, 55, 0, 0), (0.0, 59, 5, 0, 0), (0.0, 46, 1, 0, 0)],
+    seqs=3, blocks=32, caching=True, chunked=True,
+)  # fmt: skip
 @given(drawn=ARRIVALS, seqs=st.integers(1, 8), blocks=st.integers(32, 80), caching=st.booleans(), chunked=st.booleans())
 def test_steps_taken_together_are_the_same_as_one_by_one(
     drawn: list[tuple[float, int, int, int, int]], seqs: int, blocks: int, caching: bool, chunked: bool
