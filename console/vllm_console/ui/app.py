@@ -68,7 +68,7 @@ SETTLE_SECONDS = 1.0
 """How long a key waits for the effects of the one before it in an input."""
 
 FIRST_SECONDS = 0.3
-"""How long the first picture waits for the first snapshot: drawing an empty screen first costs as much again."""
+"""How long the first picture waits for the first snapshot: an empty screen before it would be drawn for nothing."""
 
 LATE_SECONDS = 3.0
 """How late a snapshot may be before its age is shown."""
