@@ -111,7 +111,8 @@ def _words(args: argparse.Namespace, target: Target, server: ServerView) -> list
     served = server.flags.get("served-model-name") or server.model
     served = str(served[0] if isinstance(served, list | tuple) else served)
     longest = token_count(server.flags.get("max-model-len"))
-    prefix, prompt, output = lengths(args, shaped(args, target.workload), longest - 16 if longest else None)
+    fits = longest - max(16, longest // 16) if longest else None  # its prompts are text: they may get more tokens
+    prefix, prompt, output = lengths(args, shaped(args, target.workload), fits)
     command = server.engine.command if server.engine is not None else ()
     words = [*command, "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"]
     words += ["--base-url", server.url, "--model", server.model, "--served-model-name", served, "--ignore-eos"]

@@ -153,9 +153,10 @@ def gather(
     stretch = _newest_stretch(known)
     judged = _judged(stretch, steps, most)
     if len(judged) < FEWEST_REQUESTS:
-        ended = format_few(len(judged), "request", "has ended", "have ended")
-        text = f"of {len(stretch)} recorded, {ended} with all that ran beside"
-        raise NoEvidenceError(f"{_too_few(text)}. Its requests take so long that more time is needed")
+        usable = f"{'only ' if judged else ''}{len(judged)} of {len(stretch)} recorded requests can be used"
+        raise NoEvidenceError(
+            f"{_too_few(usable)}. Others that ran at the same time have not ended yet: try again later"
+        )
     begin, end = judged[0].at, judged[-1].at
     if end - begin < 1.0:
         raise NoEvidenceError("its requests came all at once: a prediction needs traffic over some time")
@@ -404,7 +405,7 @@ def _flaw(
     if counted > known * VANISHED + 0.5 * seconds:
         last = steps[-1]
         if (last.running or 0) + (last.waiting or 0) > (counted - known) / seconds:
-            return "requests that came in this time have not ended yet"
+            return "some of its requests have not ended yet"
         return "more requests ran than ended: clients disconnected, and such requests leave no record"
     made = sum(step.generation_tokens or 0 for step, _ in timed)
     emitted = sum(step.intervals for step, _ in timed) + len(around)

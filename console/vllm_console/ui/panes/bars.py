@@ -69,12 +69,12 @@ def header_line(
     if shown.replay and parts_length([*left[:1], *right, *times]) > width:
         times = _time_parts(snapshot, polling, shown, age=False)
     right += times
-    fitting = _fitting(left, width - parts_length(right))
+    fitting = _fitting(left, width - parts_length(right) - 1)  # what follows may have a background: a column between
     named = any("simulated" in part[0] for part in fitting)
     if server is not None and server.simulated and not named:
         marked: list[Part] = [(" simulated ", SIMULATED), *right]
         if parts_length(left[:1]) + parts_length(marked) <= width:
-            right, fitting = marked, _fitting(left, width - parts_length(marked))
+            right, fitting = marked, _fitting(left, width - parts_length(marked) - 1)
     return line(*fitting, " " * max(0, width - parts_length(fitting) - parts_length(right)), *right)
 
 

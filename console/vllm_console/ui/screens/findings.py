@@ -245,7 +245,7 @@ def _listed(found: ServerFinding, here: bool, now: float) -> Strip:
 
 def _nothing(server: ServerView) -> str:
     if server.moment is not None:
-        return "No findings are known of that moment. They can be judged afterwards for a day."
+        return "No findings are known of that moment. It can't be judged with little traffic, or after more than a day."
     if not server.state.alive:
         return f"No known cause for why it is down: {key_of('open_log')} shows its log."
     if early := unjudged(server):
