@@ -113,6 +113,13 @@ _REFUSES = FailureRule(
     "The server runs, but rejects its requests (400); the response to the client says why.",
     0.3,
 )
+_SILENT = FailureRule(
+    lazy_pattern(""),
+    Cause.ENGINE_DIED,
+    "The engine's process ended without an error message: it was killed, often by the kernel's out-of-memory killer, "
+    "or crashed outside of Python.",
+    0.5,
+)
 _QUOTES = lazy_pattern(r"Worker failed with error ['\"](?!['\"])\S")
 """A waiting process repeats the other one's message: as good as the original, if that is missing."""
 
@@ -445,7 +452,7 @@ def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) 
         return _behind_nccl(parsed, index, rule, _Rank.NAMED)
     if _out_of_memory_in(line.message):
         return _Candidate(index, _Rank.NAMED, _out_of_memory(parsed, above, index))
-    death = _death(line.message)
+    death = _death(line.message) or _silent_death(parsed, index)
     if death is None and _QUOTES.search(line.message):
         return _Candidate(index, _Rank.EXCEPTION)
     if _is_aftermath(line.message):
@@ -487,6 +494,15 @@ def _rule(message: str) -> FailureRule | None:
 def _death(message: str) -> FailureRule | None:
     found = _WORDS.of(message)[1]
     return None if found is None else DEATHS[found]
+
+
+def _silent_death(parsed: Sequence[LogLine], index: int) -> FailureRule | None:
+    """The API server misses its engine, whose log just ends. Without a line of the engine, its log is elsewhere."""
+    if "Failed core proc(s): {}" not in parsed[index].message:
+        return None
+    before = parsed[:index]
+    heard = any(_ENGINE.match(line.process) for line in before)
+    return _SILENT if heard and not any(line.level in ("ERROR", "CRITICAL") for line in before) else None
 
 
 def _says_nothing(message: str) -> bool:

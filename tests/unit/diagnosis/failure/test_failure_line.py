@@ -295,6 +295,18 @@ def test_what_the_engine_reported_right_before_its_death_is_found() -> None:
     assert found(served([*REQUEST, *crash, death]), 0).cause is Cause.OOM_RUNTIME
 
 
+def test_an_engine_whose_log_just_ends_during_its_start_died_without_a_message() -> None:
+    end = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    begun = record("EngineCore", "CPU KV cache size: 4,194,304 tokens", "INFO")
+    line = found([begun, *traceback(end)])
+    assert (line.cause, line.text) == (Cause.ENGINE_DIED, end)
+    assert line.confidence < 0.6
+    failed = record("EngineCore", "EngineCore failed to start.")
+    for lines in ([*traceback(end)], [begun, failed, *traceback(end)]):
+        other = failure_line(lines, 1)
+        assert other is None or other.cause is Cause.OTHER
+
+
 def test_an_interruption_is_the_cause_unless_something_failed_before_it() -> None:
     after = traceback("OSError: [Errno 28] No space left on device")
     assert found([*traceback("KeyboardInterrupt"), *after]).cause is Cause.INTERRUPTED
