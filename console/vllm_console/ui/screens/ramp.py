@@ -180,9 +180,8 @@ def _curves(view: RampView, width: int, height: int) -> list[Strip]:
             continue
         most = found.limits.get(limit)
         name = f"{title} over requests/s" + (f", limit {seconds(most)}" if most is not None else "")
-        drawn = scatter(
-            points, across, height, _rate, seconds, log=True, limit=most, at=found.ceiling_requests_per_second
-        )
+        ceiling = found.ceiling_requests_per_second
+        drawn = scatter(points, across, height, _rate, seconds, log=True, limit=most, at=ceiling, few=True)
         panels.append([line((fit(f" {name}", across), DIM)), *drawn])
     if not panels:
         return []

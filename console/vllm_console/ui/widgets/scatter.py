@@ -9,9 +9,12 @@ from rich.style import Style
 from textual.strip import Strip
 
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.theme import ACCENT, DIM, WARN
+from vllm_console.ui.theme import ACCENT, BAD, DIM, WARN
 from vllm_console.ui.widgets.chart import AXIS, Scale, dot, nice_ceiling
 from vllm_console.ui.widgets.draw import fit
+
+_BEYOND = 0x100
+"""In a cell, beside the dots of braille: a point beyond the limit."""
 
 
 def scatter(
@@ -24,10 +27,12 @@ def scatter(
     log: bool = False,
     limit: float | None = None,
     at: float | None = None,
+    few: bool = False,
 ) -> list[Strip]:
     """The points with their axes in ``height`` rows of ``width`` cells; axes begin at 0 unless they are ``log``.
 
-    A dashed row stands at the value ``limit``, a dotted column at ``at``; both scales reach as far.
+    A dashed row stands at the value ``limit``, a dotted column at ``at``; both scales reach as far. ``few`` points take
+    a cell each, colored by the limit.
     """
     columns, rows = width - AXIS, height - 1
     if columns < 4 or rows < 1:
@@ -41,7 +46,8 @@ def scatter(
     cells = [[0] * columns for _ in range(rows)]
     for x, y in points:
         place, level = min(2 * columns - 1, across.level(x) // 2), up.level(y)
-        cells[rows - 1 - level // 4][place // 2] |= dot(place % 2, level % 4)
+        beyond = few and limit is not None and y > limit
+        cells[rows - 1 - level // 4][place // 2] |= dot(place % 2, level % 4) | (_BEYOND if beyond else 0)
     ticks = {0: label_y(up.hi)}
     if rows >= 5:
         middle = math.sqrt(up.lo * up.hi) if log else (up.lo + up.hi) / 2
@@ -52,7 +58,9 @@ def scatter(
     for row, bits in enumerate(cells):
         drawn: list[tuple[str, Style | None]] = []
         for place, one in enumerate(bits):
-            if one:
+            if one and few:
+                drawn.append(("●", BAD if one & _BEYOND else ACCENT))
+            elif one:
                 drawn.append((chr(0x2800 + one), ACCENT))
             elif place == marked:
                 drawn.append(("┊", WARN))

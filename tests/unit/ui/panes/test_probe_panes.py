@@ -15,7 +15,7 @@ from vllm_console.ui.panes.latency import latency_lines
 from vllm_console.ui.panes.requests import PREFIXES, VIEWS, order_after, requests_lines
 from vllm_console.ui.panes.servers import columns_for, row
 from vllm_console.ui.panes.steps import step_lines
-from vllm_console.ui.theme import to_ascii
+from vllm_console.ui.theme import ACCENT, BAD, to_ascii
 from vllm_console.ui.widgets.chart import ChartView
 from vllm_console.ui.widgets.scatter import scatter
 
@@ -156,3 +156,9 @@ def test_a_scatter_plot_has_its_points_in_place():
     assert lines[5].text.endswith("─100")
     assert "nothing recorded yet" in text(scatter([], 40, 6, str, str))
     assert scatter([(1.0, 1.0)], 8, 2, str, str) == []
+
+
+def test_few_points_take_a_cell_each_colored_by_the_limit():
+    lines = scatter([(1.0, 0.1), (10.0, 2.0)], 30, 8, str, str, log=True, limit=1.0, few=True)
+    colors = [one.style.color for drawn in lines for one in drawn if "●" in one.text and one.style is not None]
+    assert colors == [BAD.color, ACCENT.color]
