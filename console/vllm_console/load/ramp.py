@@ -44,6 +44,7 @@ from vllm_console.load.ramp_search import (
 from vllm_console.load.report import Latency, Tally
 from vllm_console.load.shape import Exact, TrafficShape, mean_length, request_count, suggested_rate
 from vllm_console.metrics.parse import NotMetricsError, Parser
+from vllm_console.metrics.quantile import exact_quantile
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.metrics.window import combine, growths
 from vllm_console.text import percent
@@ -471,7 +472,7 @@ class _Run:
         for answer in self._sender.under_way(tally):
             answer.cut_off(time.perf_counter(), gap_limit=self._objectives.itl_p99_seconds)
         tally.never_sent([elapsed - at for at in due[tally.sent :] if at < elapsed])
-        return self._finished(rate, elapsed, tally, samples, outcome, tokens)
+        return self._finished(rate, tally, samples, outcome, tokens)
 
     async def _wait_for_first_tokens(self, tally: Tally) -> None:
         """Nothing is sent until each request of a step has its first token, or has missed its objective anyway."""
@@ -514,9 +515,8 @@ class _Run:
         )
 
     def _finished(
-        self, rate: float, seconds: float, tally: Tally, samples: Sequence[Sample], outcome: StepOutcome, tokens: float
+        self, rate: float, tally: Tally, samples: Sequence[Sample], outcome: StepOutcome, tokens: float
     ) -> RampStep:
-        report = tally.report(seconds, tally.sent)
         if outcome.ok:
             self._learn(tally)
         usages = sorted(usage for sample in samples if (usage := _fullest(sample)) is not None)
@@ -526,9 +526,9 @@ class _Run:
             sent=tally.sent,
             completed=tally.completed,
             failed=tally.failed,
-            ttft=report.ttft,
-            itl=report.itl,
-            e2e=report.e2e,
+            ttft=tally.ttft.latency(exact_quantile),
+            itl=tally.itl.latency(exact_quantile),
+            e2e=tally.e2e.latency(),
             tokens_per_second=tokens,
             kv_cache_usage=usages[len(usages) // 2] if usages else None,
             preemptions=_grown(samples).preemptions_total,

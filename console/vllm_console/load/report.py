@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -104,15 +104,19 @@ class Samples:
         open_ended = sum(1 for at in self._unfinished if self._kept[at] <= limit)
         return len(self._kept) - beyond - open_ended, beyond
 
-    def latency(self) -> Latency:
-        """Counts, sum and quantiles of the observations."""
+    def latency(self, quantile: Callable[[list[float], float], float] | None = None) -> Latency:
+        """Counts, sum and quantiles of the observations; ``quantile`` is one of sorted values, else `sorted_quantile`.
+
+        With `metrics.quantile.exact_quantile`, the p99 is within a limit exactly if 99% of the observations are.
+        """
+        quantile = quantile or sorted_quantile
         least = sorted(self._kept)
         most = sorted(math.inf if at in self._unfinished else value for at, value in enumerate(self._kept))
         known: dict[str, float | None] = {"p50": None, "p90": None, "p99": None}
         above: dict[str, float] = {}
         for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)) if least else ():
-            bound = sorted_quantile(least, share)
-            if sorted_quantile(most, share) == bound:
+            bound = quantile(least, share)
+            if quantile(most, share) == bound:
                 known[name] = bound
             else:
                 above[name] = bound

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_console.load.report import KINDS_KEPT, Latency, Samples, Tally, sorted_quantile
+from vllm_console.metrics.quantile import exact_quantile
 
 NOTHING = {"count": 0, "sum": 0.0, "mean": None, "unfinished": 0, "p50": None, "p90": None, "p99": None}
 
@@ -138,3 +139,17 @@ def test_kinds_of_failures_are_bounded_and_none_is_lost() -> None:
 
 def test_the_summary_shows_unknown_as_a_dash() -> None:
     assert "–" in Tally().report(0.0, 0).summary()
+
+
+def test_a_p99_by_rank_agrees_with_the_share_within_a_limit():
+    samples = Samples()
+    for value in [0.5] * 73 + [1.5]:
+        samples.add(value)
+    assert samples.within(1.0) == (73, 1)  # fewer than 99%
+    interpolated, ranked = samples.latency().p99, samples.latency(exact_quantile).p99
+    assert interpolated is not None
+    assert ranked is not None
+    assert interpolated < 1.0 < ranked
+    for _ in range(26):
+        samples.add(0.5)
+    assert samples.latency(exact_quantile).p99 == 0.5  # 99 of 100

@@ -109,7 +109,7 @@ def ramp_lines(view: RampView, width: int, height: int) -> list[Strip]:
     """
     lines = _state(view, width)
     lines += _curves(view, width, 13 if height >= 36 else 8)
-    rows = [_row(step) for step in reversed(view.steps)]
+    rows = [_row(step, view.limits) for step in reversed(view.steps)]
     if rows:
         lines += [line(), *table(_COLUMNS, rows, width)]
     return lines
@@ -192,20 +192,27 @@ def _curves(view: RampView, width: int, height: int) -> list[Strip]:
     return lines
 
 
-def _row(step: Mapping[str, Any]) -> list[Value]:
+def _row(step: Mapping[str, Any], limits: Mapping[str, float]) -> list[Value]:
     attained, ok = step["attained"], step["ok"]
+    ttft, itl = (_p99(step[latency], limits.get(limit)) for _, latency, limit in _CURVES)
     return [
         _rate(step["rate"]),
         count(step["completed"]),
         (count(step["failed"]), WARN if step["failed"] else None),
-        p99_in(step["ttft_seconds"]),
-        p99_in(step["itl_seconds"]),
+        ttft,
+        itl,
         count(step["tokens_per_second"]),
         percent(step["kv_cache_usage"]),
         count(step["waiting"]),
         percent(attained, 1) if attained is None or attained < 0.9995 else "100%",
         ("yes", OK) if ok else ("no", BAD),
     ]
+
+
+def _p99(latency: Mapping[str, float | None], most: float | None) -> Value:
+    """Red beyond the limit: that is why the objectives do not hold."""
+    known = latency.get("p99_above") or latency.get("p99")
+    return p99_in(latency), BAD if known is not None and most is not None and known > most else None
 
 
 def _rate(value: float) -> str:
