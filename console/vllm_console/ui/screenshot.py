@@ -69,7 +69,9 @@ def take_picture(fleet: LocalFleet, shot: Shot) -> Path:
             await _fill(app, shot)
             await asyncio.sleep(shot.after)
             await _open(app, pilot, shot.screen)
-            await pilot.press(*shot.keys)
+            if shot.keys:
+                await pilot.press(*shot.keys)
+                await _until(lambda: _charted(app, shot))  # they may have chosen another server
             await _until(lambda: not any(worker.is_running for worker in _work(app)))
             await pilot.pause(SETTLED_SECONDS)
             return app.export_screenshot(title="vllm-console")
@@ -98,18 +100,20 @@ async def _fill(app: ConsoleApp, shot: Shot) -> None:
         app.operations.select(shot.server)
     app.poll_once()
 
-    def charted() -> bool:
-        server = app.operations.selected
-        if server is None or (server.replayed and server.moment is None):
-            return shot.replay is None
-        return not (server.state.alive or server.replayed) or (server.series is not None and not server.series.loading)
-
     def gpus_known() -> bool:
         snapshot = app.snapshot
         return snapshot is not None and (snapshot.host is not None or bool(snapshot.host_problem))
 
-    await _until(charted)
+    await _until(lambda: _charted(app, shot))
     await _until(gpus_known, GPU_SECONDS)
+
+
+def _charted(app: ConsoleApp, shot: Shot) -> bool:
+    """Whether the charts of the server under the cursor are known, if it has any."""
+    server = app.operations.selected
+    if server is None or (server.replayed and server.moment is None):
+        return shot.replay is None
+    return not (server.state.alive or server.replayed) or (server.series is not None and not server.series.loading)
 
 
 async def _open(app: ConsoleApp, pilot: Pilot[None], screen: str) -> None:

@@ -53,6 +53,19 @@ async def test_a_filter_that_is_typed_moves_nothing(console, fakes, size):
         assert places(c) == before
 
 
+async def test_a_filter_that_stays_gives_the_panes_the_rows_that_the_table_does_not_need(console, fakes):
+    async with console(fakes.chat, fakes.coder, fakes.docs, size=(80, 24)) as c:
+        await c.sees("docs")
+        before = places(c)["servers"].height
+        await c.press("slash", "d", "o", "c", "s")
+        await c.sees("1 of 3")
+        assert places(c)["servers"].height == before
+        await c.press("enter")
+        await c.until(lambda: places(c)["servers"].height == before - 2, "no empty rows")
+        await c.press("escape")
+        await c.until(lambda: places(c)["servers"].height == before, "all servers again")
+
+
 async def test_the_keys_stay_in_sight_beside_the_gpus(console, fakes):
     fleet = fakes.FakeFleet(*fakes.EVERY_STATE)
     fleet.gpus = {"host": read_host(Path("8xh100"))}

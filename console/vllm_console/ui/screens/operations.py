@@ -527,6 +527,13 @@ class OperationsScreen(PartialRepaintScreen):
         if not servers:
             self._welcome.show(_welcome(snapshot, self._filter, self.console.read_only))
 
+    def _table_entries(self, snapshot: FleetSnapshot) -> int:
+        """Rows that the table has use for. While a filter is typed they stay, so that nothing moves with each key."""
+        matching = self.servers if self._filter and not self._filter_line.display else ()
+        if matching:
+            return len(entries_of(matching, self._expanded))
+        return len(entries_of(snapshot.servers, self._expanded)) + (self.time.replay is not None)
+
     def _draw_finding(self, server: ServerView | None, snapshot: FleetSnapshot) -> None:
         self._finding.show(self._finding_lines(server, snapshot) if server is not None else [])
 
@@ -584,8 +591,7 @@ class OperationsScreen(PartialRepaintScreen):
         """
         screen, snapshot = self.app.size, self.console.snapshot
         finding, foot = finding_rows(screen.height), message_rows(screen.height) + 2
-        listed = snapshot.servers if snapshot is not None else ()
-        every = len(entries_of(listed, self._expanded)) + (snapshot is not None and self.time.replay is not None)
+        every = self._table_entries(snapshot) if snapshot is not None else 0
         most = max(3, screen.height // 4) if screen.height < SHORT else max(4, screen.height // 3)
         framed = frames_fit(screen)
         needed = min(most, max(1, every) + 2 + framed)
@@ -882,6 +888,7 @@ class OperationsScreen(PartialRepaintScreen):
     @on(Input.Submitted, "#filter")
     def _filter_done(self) -> None:
         self._filter_line.close()
+        self._table_height.reset()
         self.redraw()
 
     def action_clear(self) -> None:
