@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.history.probe_records import EngineStep, FinishedRequest, ProbeReader
@@ -112,6 +113,7 @@ def predict_change(
     limits = limits_of(details.flags, details, facts, cache)
     seen = present_run(state, record)
     evidence, fitted_to = evidence_of(seen, record.name, limits)
+    limits = replace(limits, ahead=evidence.ahead)
     changed = changes(details.flags, after.flags)
     if not changed and traffic_scale == 1:
         raise UsageError("nothing would change: name another value with --set, or another --traffic-scale")
@@ -120,10 +122,12 @@ def predict_change(
     cost, change = None, None
     outside = then = limits_after(details, facts, cache, before, after)
     if not isinstance(then, str):
-        change = Change(limits, then, traffic_scale, _kv_bytes(details.flags, after.flags))
+        change = Change(
+            limits, replace(then, ahead=evidence.ahead), traffic_scale, _kv_bytes(details.flags, after.flags)
+        )
         outside = unusable(evidence, change)
     if change is None or outside:
-        prediction = msgspec.structs.replace(measured(evidence), outside=str(outside))
+        prediction = replace(measured(evidence), outside=str(outside))
     else:
         others = [evidence_of(seen, record.name, limits, seed) for seed in range(1, seen.versions)]
         fitted = fit_step_cost(fitted_to, limits)

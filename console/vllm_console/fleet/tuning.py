@@ -79,6 +79,7 @@ def rank_changes(
     evidence, fitted_to = evidence_of(present_run(state, record), record.name, limits)
     if evidence.flaw:
         raise FleetError(f"{record.name}: the records don't hold the whole traffic: {evidence.flaw}")
+    limits = replace(limits, ahead=evidence.ahead)
     before = plan_of(Changes())
     utilization = None
     if before.memory is not None and not any(flag in details.flags for flag in _DECIDES):
@@ -92,7 +93,7 @@ def rank_changes(
     for change in wanted:
         then = limits_after(details, facts, cache, before, plan_of(Changes(set=change)))
         if not isinstance(then, str):
-            known.append((change, then))
+            known.append((change, replace(then, ahead=evidence.ahead)))
     original, candidates = predict_each(evidence, fitted_to, limits, known, target)
     return CandidateRanking(original, candidates, len(wanted), len(wanted) - len(known))
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import combinations, islice
+from statistics import median_low
 
 import msgspec
 from msgspec.structs import replace
@@ -32,6 +34,9 @@ VANISHED_SECONDS = 1.0
 NO_QUEUE_SECONDS = 0.1
 """A request that waited no longer than this found no queue: it waited for a step to end."""
 _SAME_STEP = 0.02
+_CLOCKS_DIFFER = 0.05
+"""Seconds by which the times of a request and of its step can differ."""
+_MOST_CHOICES = 200
 _FRONT_QUANTILE = 0.1
 """So many requests in all met the engine between two steps, and spent in the front end what all spend there."""
 
@@ -61,7 +66,8 @@ class TrafficEvidence(msgspec.Struct, frozen=True):
     ``first`` to ``end`` are judged; the others only share the server with them. ``since`` and ``until`` are the first
     and last judged arrival. ``observed`` is what was measured, ``ttft`` and ``e2e`` what is known of the engine's part
     of it. ``flaw`` says why the records don't tell the whole traffic, a clause; empty if they do. ``ends`` are the
-    lowest and highest figures that may have been observed; empty where they were observed exactly.
+    lowest and highest figures that may have been observed; empty where they were observed exactly. ``ahead``: its
+    steps are scheduled ahead, see `EngineLimits`.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -79,6 +85,7 @@ class TrafficEvidence(msgspec.Struct, frozen=True):
     most_running: int
     flaw: str = ""
     ends: tuple[Figures, ...] = ()
+    ahead: bool = False
 
     @property
     def requests(self) -> int:
@@ -168,6 +175,8 @@ def gather(
     zero = around[0].at
     timed = [one for one in _durations(steps) if begin <= one[0].at <= end]
     itl = _intervals(timed)
+    joined = _first_token_steps(around, timed)
+    ahead = _scheduled_ahead(joined, timed, budget)
     prefixes = _prefixes(around, block_size)
     arrivals = tuple(
         Arrival(one.at - zero, one.prompt, one.output, prefix) for one, prefix in zip(around, prefixes, strict=True)
@@ -184,9 +193,10 @@ def gather(
         itl=Known.of(itl),
         e2e=Known.of(each_once(one.queue + one.prefill + one.decode for one in judged)),
         cached_tokens=sum(one.cached for one in judged),
-        steps=tuple(_work(around, timed, budget, zero)),
+        steps=tuple(_work(around, joined, timed, budget, ahead, zero)),
         most_running=max((max(step.running or 0, step.intervals) for step, _ in timed), default=0),
         flaw=_flaw(requests, steps, around, timed, end - begin),
+        ahead=ahead,
     )
 
 
@@ -312,58 +322,179 @@ def _observed(
 
 
 def _work(
-    around: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]], budget: int, zero: float
+    around: Sequence[_Known],
+    joined: Sequence[tuple[_Known, int]],
+    timed: Sequence[tuple[EngineStep, float]],
+    budget: int,
+    ahead: bool,
+    zero: float,
 ) -> list[SeenStep]:
     """What each step computed, from what was under way then: a request's tokens grow evenly while it decodes.
 
     A prefill's chunks are as large as the budget leaves room for, first come, first served, and its last step computes
     what is left. Steps that a preempted request was in are left out, since the records don't say when it was.
     """
-    queue = deque(sorted(around, key=lambda one: one.at + one.queue))
-    joining = deque(sorted(around, key=lambda one: one.first_token_at))
-    leaving = deque(sorted(around, key=lambda one: one.finished_at))
+    took = [seconds for _, seconds in timed]
+    begins: dict[int, list[_Known]] = {}
+    ends: dict[int, list[_Known]] = {}
+    for one, place in joined:
+        ends.setdefault(place, []).append(one)
+        begins.setdefault(min(place, place - _prefill_steps(one, place, took) + 1 + ahead), []).append(one)
     prefilling: list[tuple[_Known, int]] = []
-    constant = slope = 0.0
+    cached = _CachedTokens(around)
     disturbed = 0
-    found = []
-    for step, took in timed:
-        begin, end = step.at - took / 2, step.at + took / 2
-        while queue and queue[0].at + queue[0].queue <= begin:
-            one = queue.popleft()
+    work: list[tuple[int, list[tuple[_Known, int, int]], float]] = []
+    kept: set[int] = set()
+    for place, (step, seconds) in enumerate(timed):
+        for one in begins.get(place, ()):
             prefilling.append((one, one.prompt - one.cached))
             disturbed += bool(one.record.preemptions)
-        chunks, prefilling = _chunks(prefilling, budget - step.intervals, end)
-        while leaving and leaving[0].finished_at <= begin:
-            one = leaving.popleft()
-            constant, slope = constant - _growth(one)[0], slope - _growth(one)[1]
-            disturbed -= bool(one.record.preemptions)
-        decoding = max(0.0, constant + slope * (step.at - took))
-        while joining and joining[0].first_token_at <= end:
-            one = joining.popleft()
-            constant, slope = constant + _growth(one)[0], slope + _growth(one)[1]
-        ending = [(one, count) for one, count, _ in chunks if one.first_token_at <= end]
-        complete = len(ending)
-        whole = [one.prefill for one, count in ending if count == one.prompt - one.cached]
+        ending = ends.get(place, ())
+        chunks, prefilling = _chunks(prefilling, budget - step.intervals, ending)
+        disturbed -= sum(bool(one.record.preemptions) for one in cached.forget(step.at - seconds / 2))
+        work.append((place, chunks, cached.at(step.at - seconds)))
+        cached.add(step.at + seconds / 2)
         if step.shortest_interval is None:  # then its duration is that of a prefill that it had all of
-            took = whole[0] if whole else 0.0
-        expected = step.intervals + complete
-        if disturbed or step.preempted or step.generation_tokens not in (None, expected):
+            whole = [
+                one.prefill
+                for one, count, _ in chunks
+                if any(one is other for other in ending) and count == one.prompt - one.cached
+            ]
+            took[place] = whole[0] if whole else 0.0
+        if not disturbed and not step.preempted and step.generation_tokens in (None, step.intervals + len(ending)):
+            kept.add(place)
+    if ahead:
+        took = _own_durations(took, [bool(chunks) for _, chunks, _ in work], [step.intervals > 0 for step, _ in timed])
+    found = []
+    for place, chunks, decoding in work:
+        step, seconds = timed[place][0], took[place]
+        if place not in kept or seconds <= 0 or not (step.intervals or chunks):
             continue
         reads = decoding + step.intervals
         pairs = reads + sum(count * (done + (count + 1) / 2) for _, count, done in chunks)
-        if took > 0 and (step.intervals or chunks):
-            found.append(
-                SeenStep(
-                    step.at - took - zero,
-                    took,
-                    step.intervals + len(chunks),
-                    step.intervals + sum(count for _, count, _ in chunks),
-                    reads + sum(count + done for _, count, done in chunks),
-                    pairs,
-                    len(chunks),
-                )
+        found.append(
+            SeenStep(
+                step.at - seconds - zero,
+                seconds,
+                step.intervals + len(chunks),
+                step.intervals + sum(count for _, count, _ in chunks),
+                reads + sum(count + done for _, count, done in chunks),
+                pairs,
+                len(chunks),
             )
+        )
     return found
+
+
+class _CachedTokens:
+    """The tokens that decoding requests have in the cache, from one moment to a later one."""
+
+    def __init__(self, around: Sequence[_Known]) -> None:
+        self._joining = deque(sorted(around, key=lambda one: one.first_token_at))
+        self._leaving = deque(sorted(around, key=lambda one: one.finished_at))
+        self._constant = self._slope = 0.0
+
+    def add(self, until: float) -> None:
+        """Count the requests whose first token came up to ``until``."""
+        while self._joining and self._joining[0].first_token_at <= until:
+            constant, slope = _growth(self._joining.popleft())
+            self._constant, self._slope = self._constant + constant, self._slope + slope
+
+    def forget(self, until: float) -> list[_Known]:
+        """Don't count the requests that ended up to ``until`` any more; returns them."""
+        gone = []
+        while self._leaving and self._leaving[0].finished_at <= until:
+            gone.append(self._leaving.popleft())
+            constant, slope = _growth(gone[-1])
+            self._constant, self._slope = self._constant - constant, self._slope - slope
+        return gone
+
+    def at(self, moment: float) -> float:
+        """The tokens at ``moment``."""
+        return max(0.0, self._constant + self._slope * moment)
+
+
+def _first_token_steps(around: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]]) -> list[tuple[_Known, int]]:
+    """Each request with the place of the step that gave its first token: a step's first tokens are those beyond its
+    intervals, and the lengths of their prompts add up to its ``prompt_tokens``.
+
+    Times alone don't tell, since the records' clocks differ by as much as a short step takes. Requests that no step
+    fits are left out.
+    """
+    coming = deque(sorted(around, key=lambda one: one.first_token_at))
+    waiting: list[_Known] = []
+    found: list[tuple[_Known, int]] = []
+    for place, (step, took) in enumerate(timed):
+        slack = took + _CLOCKS_DIFFER
+        while coming and coming[0].first_token_at <= step.at + slack:
+            waiting.append(coming.popleft())
+        waiting = [one for one in waiting if one.first_token_at >= step.at - slack - _CLOCKS_DIFFER]
+        if step.generation_tokens is None:
+            chosen: Sequence[_Known] = [one for one in waiting if one.first_token_at <= step.at + took / 2]
+        else:
+            chosen = _adding_up(waiting, step.generation_tokens - step.intervals, step.prompt_tokens)
+        for one in chosen:
+            waiting.remove(one)
+            found.append((one, place))
+    return found
+
+
+def _adding_up(waiting: Sequence[_Known], count: int, prompts: int | None) -> Sequence[_Known]:
+    """``count`` of the requests whose prompts have ``prompts`` tokens in all, the first in their order; else none."""
+    if not 0 < count <= len(waiting):
+        return ()
+    if prompts is None or sum(one.prompt for one in waiting[:count]) == prompts:
+        return waiting[:count]
+    for chosen in islice(combinations(waiting, count), _MOST_CHOICES):
+        if sum(one.prompt for one in chosen) == prompts:
+            return chosen
+    return ()
+
+
+def _prefill_steps(one: _Known, place: int, took: Sequence[float]) -> int:
+    """How many steps a prefill lasted that ended with step ``place``."""
+    count, covered = 1, took[place]
+    while covered < 0.98 * one.prefill and count <= place:
+        covered += took[place - count]
+        count += 1
+    return count
+
+
+def _scheduled_ahead(
+    joined: Sequence[tuple[_Known, int]], timed: Sequence[tuple[EngineStep, float]], budget: int
+) -> bool:
+    """Whether vLLM schedules a step while the one before it runs: a prefill that needs one step then lasts two."""
+    took = [seconds for _, seconds in timed]
+    lasted = [
+        _prefill_steps(one, place, took)
+        for one, place in joined
+        if timed[place][0].intervals and one.prompt - one.cached <= (budget - timed[place][0].intervals) / 2
+    ]
+    return bool(lasted) and median_low(lasted) > 1
+
+
+def _own_durations(took: Sequence[float], prefills: Sequence[bool], decodes: Sequence[bool]) -> list[float]:
+    """What each step took itself, with asynchronous scheduling: launching a prefill, which has no CUDA graph of its
+    whole batch, delays the result of the step before it, so that one seems long and the prefill's own short.
+
+    ``took`` are the seconds between results; ``prefills`` says which steps had prompts and ``decodes`` which had an
+    interval. The sum stays the same.
+    """
+    own = list(took)
+    place = 1
+    while place < len(took):
+        if not prefills[place] or prefills[place - 1] or not decodes[place - 1]:
+            place += 1
+            continue
+        end = place
+        while end + 1 < len(took) and prefills[end + 1]:
+            end += 1
+        usual = min(took[place - 1], own[place - 2]) if place > 1 and decodes[place - 2] else took[place - 1]
+        own[place - 1] = usual
+        own[place : end + 1] = took[place - 1 : end]
+        own[end] += took[end] - usual
+        place = end + 1
+    return own
 
 
 def _growth(one: _Known) -> tuple[float, float]:
@@ -373,16 +504,20 @@ def _growth(one: _Known) -> tuple[float, float]:
 
 
 def _chunks(
-    prefilling: Sequence[tuple[_Known, int]], room: int, end: float
+    prefilling: Sequence[tuple[_Known, int]], room: int, ending: Collection[_Known]
 ) -> tuple[list[tuple[_Known, int, int]], list[tuple[_Known, int]]]:
-    """The chunks of prompts in a step: request, tokens, tokens before them; and what is left for later steps."""
+    """The chunks of prompts in a step: request, tokens, tokens before them; and what is left for later steps.
+
+    ``ending`` are the requests that get their first token in it.
+    """
     chunks, left = [], []
     for one, missing in prefilling:
-        count = missing if one.first_token_at <= end else min(missing - 1, max(0, room))
+        last = any(one is other for other in ending)
+        count = missing if last else min(missing - 1, max(0, room))
         if count > 0:
             chunks.append((one, count, one.prompt - missing))
             room -= count
-        if one.first_token_at > end:
+        if not last:
             left.append((one, missing - count))
     return chunks, left
 

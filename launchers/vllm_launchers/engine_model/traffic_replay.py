@@ -33,11 +33,16 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
-    """What a server may do: its scheduler's limits, the blocks of its KV cache, and whether prefixes are cached."""
+    """What a server may do: its scheduler's limits, the blocks of its KV cache, and whether prefixes are cached.
+
+    ``ahead``: a step is scheduled when the one before it begins (vLLM's asynchronous scheduling), so a request that
+    comes during a step waits for one more.
+    """
 
     scheduler: SchedulerLimits
     blocks: int
     prefix_caching: bool
+    ahead: bool = False
 
 
 class ReplayedRequest(msgspec.Struct, frozen=True):
@@ -119,6 +124,9 @@ class _Replay:
         self._queue = deque(self._requests)
         self._refused: set[int] = set()
         self._now = self._requests[0].arrival if self._requests else 0.0
+        self._ahead = limits.ahead
+        self._scheduled = self._now
+        """Up to when requests can be in the next step."""
         self._intervals: list[tuple[float, int]] = []
         self._batches: dict[int, float] = {}
         self._steps = self._prefill = self._preempted = 0
@@ -133,7 +141,7 @@ class _Replay:
             if not scheduler.busy:
                 if not self._queue:
                     break
-                self._now = self._queue[0].arrival
+                self._now = self._scheduled = max(self._now, self._queue[0].arrival)
                 continue
             steps = scheduler.decode_steps(_MOST_STEPS_TOGETHER)
             # Of a request whose prompt ends with this token, or that sat out a step, the interval is another one.
@@ -156,8 +164,8 @@ class _Replay:
         )
 
     def _admit(self) -> None:
-        """Queue the requests that have come."""
-        while self._queue and self._queue[0].arrival <= self._now:
+        """Queue the requests that have come in time for the next step."""
+        while self._queue and self._queue[0].arrival <= self._scheduled:
             request = self._queue.popleft()
             try:
                 self._scheduler.add(request)
@@ -172,17 +180,18 @@ class _Replay:
         reads = float(sum([request.computed for request in running]) + count)
         usage, began = scheduler.pool.usage, self._now
         noise, since, until = self._decode_noise, self._since, self._until
-        now, counted, busy, done = began, 0, 0.0, 0
+        now, scheduled, counted, busy, done = began, began, 0, 0.0, 0
         due = self._queue[0].arrival if self._queue else math.inf
         for took in islice(self._cost.decode_seconds(count, reads), steps):
             if noise.any:
                 took *= noise.at(now)
             counts = since <= now < until
+            scheduled = now if self._ahead else now + took
             now += took
             done += 1
-            came = due <= now
+            came = due <= scheduled
             if came:
-                self._now = now
+                self._now, self._scheduled = now, scheduled
                 self._admit()
                 due = self._queue[0].arrival if self._queue else math.inf
             if counts:
@@ -193,6 +202,7 @@ class _Replay:
             if came and not full:
                 break
         self._now = now
+        self._scheduled = scheduled
         self._steps += done
         if counted:
             self._tokens += counted * count
@@ -212,6 +222,7 @@ class _Replay:
         self._prefill = max(self._prefill, prefill)
         took *= (self._prefill_noise if prefill else self._decode_noise).at(began)
         self._now += took
+        self._scheduled = began if self._ahead else self._now
         self._steps += 1
         self.any_preempted |= batch.preempted > 0
         advanced = scheduler.complete(batch, self._now)

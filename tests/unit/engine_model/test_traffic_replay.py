@@ -14,9 +14,15 @@ COST = StepCost(0.002, per_sequence=1e-5, per_token=5e-5, per_read=1e-7, weights
 
 
 def limits(
-    *, seqs: int = 8, budget: int = 64, blocks: int = 200, caching: bool = False, chunked: bool = True
+    *,
+    seqs: int = 8,
+    budget: int = 64,
+    blocks: int = 200,
+    caching: bool = False,
+    chunked: bool = True,
+    ahead: bool = False,
 ) -> EngineLimits:
-    return EngineLimits(SchedulerLimits(seqs, budget, 512, 4, chunked), blocks, caching)
+    return EngineLimits(SchedulerLimits(seqs, budget, 512, 4, chunked), blocks, caching, ahead)
 
 
 ARRIVALS = st.lists(
@@ -44,18 +50,22 @@ def spread(replayed: Replayed) -> list[tuple[float, int]]:
 @example(  # a prompt of which one token is left when all others decode
     drawn=[(0.0, 1, 1, 0, 0)] * 5
     + [(0.0, 1, 35, 0, 0), (0.0, 1, 19, 0, 0), (0.0, 23, 55, 0, 0), (0.0, 59, 5, 0, 0), (0.0, 46, 1, 0, 0)],
-    seqs=3, blocks=32, caching=True, chunked=True,
+    seqs=3, blocks=32, caching=True, chunked=True, ahead=False,
 )  # fmt: skip
-@given(drawn=ARRIVALS, seqs=st.integers(1, 8), blocks=st.integers(32, 80), caching=st.booleans(), chunked=st.booleans())
+@given(
+    drawn=ARRIVALS, seqs=st.integers(1, 8), blocks=st.integers(32, 80), caching=st.booleans(), chunked=st.booleans(),
+    ahead=st.booleans(),
+)  # fmt: skip
 def test_steps_taken_together_are_the_same_as_one_by_one(
-    drawn: list[tuple[float, int, int, int, int]], seqs: int, blocks: int, caching: bool, chunked: bool
+    drawn: list[tuple[float, int, int, int, int]], seqs: int, blocks: int, caching: bool, chunked: bool, ahead: bool
 ) -> None:
     at, arrivals = 0.0, []
     for gap, prompt, output, shared, group in drawn:
         at += gap
         prefix = tuple(range(1000 * group, 1000 * group + min(shared, prompt // 4)))
         arrivals.append(Arrival(at, prompt, output, prefix))
-    allowed = limits(seqs=seqs, budget=64 if chunked else 512, blocks=blocks, caching=caching, chunked=chunked)
+    budget = 64 if chunked else 512
+    allowed = limits(seqs=seqs, budget=budget, blocks=blocks, caching=caching, chunked=chunked, ahead=ahead)
     together = replay_traffic(arrivals, allowed, COST)
     with pytest.MonkeyPatch.context() as patched:
         apart = one_step_at_a_time(patched, arrivals, allowed, COST)

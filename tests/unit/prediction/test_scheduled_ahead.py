@@ -1,0 +1,92 @@
+"""Servers that schedule a step while the one before it runs, as vLLM does on GPUs.
+
+The folder ``h200`` has the records of the probe of vLLM 0.26.0 on an NVIDIA H200: a model of the shape of Llama 3.1 8B
+in bfloat16, 16 requests per second of the chatbot preset for 15 s, and no other load before and after.
+"""
+
+from __future__ import annotations
+
+import gzip
+from functools import cache
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from fakes.virtual_records import record, traffic
+from vllm_console.history.probe_records import ProbeReader
+from vllm_console.prediction.evidence import TrafficEvidence, gather
+from vllm_console.prediction.fit import fit_step_cost, step_regression
+from vllm_console.prediction.predict import Change, Estimate, predict
+from vllm_launchers.engine_model.scheduler import SchedulerLimits
+from vllm_launchers.engine_model.step_cost import StepCost
+from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, replay_traffic
+
+BUDGET, KV_TOKENS, BLOCK = 4096, 920_336, 16
+
+
+@cache
+def on_h200() -> TrafficEvidence:
+    with TemporaryDirectory() as folder:
+        for path in (Path(__file__).parent / "h200").glob("*.gz"):
+            (Path(folder) / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+        reader = ProbeReader(Path(folder))
+        return gather(reader.requests(), reader.steps(), BLOCK, BUDGET)
+
+
+def h200(max_num_seqs: int) -> EngineLimits:
+    scheduler = SchedulerLimits(max_num_seqs, BUDGET, 4096, BLOCK)
+    return EngineLimits(scheduler, KV_TOKENS // BLOCK, prefix_caching=True, ahead=on_h200().ahead)
+
+
+def test_the_records_tell_whether_steps_are_scheduled_ahead() -> None:
+    simulated = record("--max-num-seqs 48 --max-model-len 4096", traffic(100, 2.6, seed=1))
+    scheduler = simulated.limits.scheduler
+    found = gather(simulated.requests, simulated.steps, scheduler.block_size, scheduler.max_num_batched_tokens)
+    assert on_h200().ahead
+    assert not found.ahead
+
+
+def test_what_a_prefill_takes_is_told_from_the_step_before_it() -> None:
+    steps = on_h200().steps
+
+    def typical(low: int, high: int) -> float:
+        return median(one.seconds for one in steps if one.prefills and low <= one.tokens < high)
+
+    decode = median(one.seconds for one in steps if not one.prefills and one.sequences > 16)
+    assert decode < typical(100, 400) < typical(400, 800) < typical(800, 1400) < typical(1400, 2600)
+    # Arithmetic alone: 2 FLOP for each of 7.5e9 parameters at the data sheet's 989 TFLOP/s.
+    assert typical(1400, 2600) > 1400 * 15e9 / 989e12
+    assert 15e9 / 989e12 < step_regression(steps).per_token < 2 * 15e9 / 989e12
+
+
+def test_a_restart_with_fewer_sequences_came_out_as_predicted() -> None:
+    """The server was then restarted with --max-num-seqs 24, and got more requests than it could serve."""
+    evidence = on_h200()
+    found = predict(evidence, fit_step_cost(evidence, h200(256)), Change(h200(256), h200(24)))
+
+    def holds(estimate: Estimate, measured: float) -> bool:
+        assert estimate.low is not None
+        assert estimate.high is not None
+        return estimate.low <= measured <= estimate.high
+
+    itl = found.predicted.itl_seconds
+    assert holds(itl.p50, 0.00634)
+    assert holds(itl.p90, 0.00696)
+    assert holds(itl.p99, 0.0294)
+    assert holds(itl.mean, 0.00736)
+    assert "of what the server can serve" in found.outside
+
+
+def test_a_request_that_comes_during_a_step_waits_for_one_more() -> None:
+    cost = StepCost(0.01)
+    arrivals = [Arrival(0.0, 8, 20), Arrival(0.053, 8, 2)]
+    scheduler = SchedulerLimits(8, 64, 512, 4)
+    first, second = replay_traffic(arrivals, EngineLimits(scheduler, 200, prefix_caching=False), cost).requests
+    ahead = replay_traffic(arrivals, EngineLimits(scheduler, 200, prefix_caching=False, ahead=True), cost).requests
+    assert first is not None
+    assert second is not None
+    assert ahead[0] is not None
+    assert ahead[1] is not None
+    assert abs(ahead[0].ttft_seconds - first.ttft_seconds) < 1e-9  # it came to an idle engine
+    assert abs(second.ttft_seconds - 0.017) < 1e-9
+    assert abs(ahead[1].ttft_seconds - 0.027) < 1e-9
