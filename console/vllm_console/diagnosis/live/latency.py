@@ -303,9 +303,15 @@ class SlowFirstToken(SlowTokens):
         return evidence.objectives.ttft_p99_seconds
 
     def why(self, evidence: Evidence, frames: Sequence[Frame], measures: list[Measure]) -> tuple[str, tuple[Fix, ...]]:
-        """Whether requests queue, or prompts take long."""
+        """Whether requests queue, prompts take long, or neither: then time passes outside the engine."""
         queue, prefill = (mean(merged(frames, key)) or 0.0 for key in ("queue", "prefill"))
         measures += [Measure("queue time mean", seconds(queue)), Measure("prefill mean", seconds(prefill))]
+        if (outside := _outside_engine(frames)) is not None:
+            measures.append(Measure("outside the engine", seconds(outside)))
+            cause = (
+                "Most of it passes in the API server: before requests reach the engine, or after their tokens left it."
+            )
+            return cause, present((_more_api_servers(evidence), reduce_load(evidence)))
         if queue > prefill:
             running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
             full = running >= AT_THE_LIMIT * evidence.most_running
@@ -322,3 +328,36 @@ class SlowFirstToken(SlowTokens):
             return cause, present((more, share_prefixes(evidence), reduce_load(evidence)))
         offered = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), reduce_load(evidence)))
         return "Prefill is slow, of the request's own prompt or of those ahead of it.", offered
+
+
+def _outside_engine(frames: Sequence[Frame]) -> float | None:
+    """Mean seconds to the first token that are spent neither in the queue nor in prefill, if that is most of them and
+    can't be anything else; else None.
+
+    vLLM observes queue and prefill only when a request ends. While a queue grows, those of the requests that get their
+    first token now are not among them, so the requests that wait count too: they take waiting / rate seconds (Little's
+    law). A request also waits until the step that runs when it comes has ended, before it counts as queued: that takes
+    up to a gap between tokens.
+    """
+    ttft, queue, prefill = (merged(frames, key) for key in ("ttft", "queue", "prefill"))
+    whole, queued, computed = mean(ttft), mean(queue), mean(prefill)
+    if ttft is None or queue is None or whole is None or queued is None or computed is None:
+        return None
+    span = sum(frame.end - frame.start for frame in frames)
+    waiting = [frame.waiting_max for frame in frames if frame.waiting_max is not None]
+    gap = p99(merged(frames, "itl"))
+    if not waiting or gap is None or span <= 0 or queue.count < ttft.count / 2:
+        return None
+    inside = max(queued, sum(waiting) / len(waiting) * span / ttft.count) + computed
+    outside = whole - inside
+    return outside if outside > inside and gap.within(outside / 2) else None
+
+
+def _more_api_servers(evidence: Evidence) -> Fix | None:
+    """A second API server, where one serves all requests."""
+    if evidence.engines > 1 or evidence.flags.get("api-server-count") not in (None, 1):
+        return None
+    return setting(
+        "api-server-count", 2, "A second process then reads requests and writes tokens.",
+        "It needs a CPU core. vLLM stops logging its throughput, and exact latencies become estimates.",
+    )  # fmt: skip

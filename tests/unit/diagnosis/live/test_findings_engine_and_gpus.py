@@ -492,6 +492,34 @@ def test_a_latency_that_is_within_its_objective_again_recovers_and_is_offered_no
     assert found.symptom.endswith("ms.")
 
 
+def busy_api_server(waiting: float) -> tuple[Frame, ...]:
+    """Frames with 2 s to the first token, of which 0.2 s are in the engine, and gaps of 20 ms."""
+    bounds = (0.05, 0.5, 1.9, 2.1, float("inf"))
+
+    def all_at(seconds: float, count: float) -> Histogram:
+        counts = tuple(count if seconds <= bound else 0.0 for bound in bounds)
+        return Histogram(bounds, counts, seconds * count)
+
+    histograms = {"ttft": all_at(2.0, 50.0), "queue": all_at(0.1, 50.0), "prefill": all_at(0.1, 50.0)}
+    histograms |= {"itl": all_at(0.02, 5000.0)}
+    return slow_frames(replace(SERVING, requests_waiting=waiting, histograms=histograms))
+
+
+def test_time_to_the_first_token_outside_the_engine_is_the_api_servers() -> None:
+    finding = find(evidence(frames=busy_api_server(0)), "slow_first_token")
+    assert finding.cause.startswith("Most of it passes in the API server")
+    assert ("outside the engine", "1.8s") in [(one.name, one.value) for one in finding.measures]
+    assert finding.fixes[0].changes.set == {"api-server-count": 2}
+    two = find(evidence(frames=busy_api_server(0), flags={"api-server-count": 2}), "slow_first_token")
+    assert all(not fix.changes.set for fix in two.fixes)
+
+
+def test_while_requests_wait_in_the_engine_the_api_server_is_not_blamed() -> None:
+    """vLLM counts the time in the queue when a request ends: those that wait now are not among them yet."""
+    finding = find(evidence(frames=busy_api_server(12)), "slow_first_token")
+    assert "API server" not in finding.cause
+
+
 def test_pressure_that_fell_below_its_objective_recovers() -> None:
     full, near = (replace(SERVING, kv_cache_usage=usage) for usage in (0.95, 0.83))
     frames = frames_of(*[full] * COUNT, *[near] * 7)
