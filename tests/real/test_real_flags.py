@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fakes.forked import Forks
-from vllm_launchers.plan.flags import flag_words
+from vllm_launchers.plan.flags import SHORT_NAMES, flag_words
 from vllm_launchers.vllm.engines import engine_at
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.flags.check_value import refused_together
@@ -153,6 +153,11 @@ def test_forms_of_flags_are_equal(learned: FlagTable, options: dict[str, Any]) -
         assert (spec.kind is ValueKind.BOOL) == (option["nargs"] == 0), name
         assert {f"--{name}", *spec.aliases} == {o for o in option["options"] if not o.startswith("--no-")}, name
         assert (spec.group or "options") == option["group"], name
+
+
+def test_short_options_are_all_known(options: dict[str, Any]) -> None:
+    short = {word[1:] for option in options.values() for word in option["options"] if not word.startswith("--")}
+    assert short <= set(SHORT_NAMES) | {"h", "O"}
 
 
 def test_help_is_equal(learned: FlagTable, options: dict[str, Any]) -> None:
@@ -419,6 +424,20 @@ CONDITIONS: list[dict[str, FlagValue]] = [
     {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}', "spec-tokens": 3},
     {"speculative-config": '{"method": "eagle", "num_speculative_tokens": 1}'},
     {"speculative-config": '{"num_speculative_tokens": 3}'},
+    {"speculative-config": "null"},
+    {"watermark-config": "null"},
+    {"custom-histogram-buckets": "null"},
+    {"compilation-config": "null"},
+    {"seed": 2**64 - 1},
+    {"attention-backend": "CPU_ATTN", "attention-config.backend": "auto"},
+    # Keys that are set by themselves replace the whole object.
+    {"profiler-config": '{"profiler": "torch"}', "profiler-config.max_iterations": 3},
+    {
+        "attention-backend": "CPU_ATTN",
+        "attention-config": '{"backend": "CPU_ATTN"}',
+        "attention-config.flash_attn_version": 3,
+    },
+    {"structured-outputs-config": '{"backend": "xgrammar"}', "structured-outputs-config.disable_any_whitespace": True},
     {"lora-modules": '{"name": "a"}'},
     {"lora-modules": '{"name": "a", "path": "/x"}'},
     # Only checked for a model that takes more than text.

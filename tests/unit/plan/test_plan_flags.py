@@ -160,3 +160,10 @@ def test_argparse_reads_what_we_wrote(name: str, value: str) -> None:
 def test_a_context_of_minus_one_is_a_word_for_auto() -> None:
     assert parse_set("max-model-len=-1") == ("max-model-len", "-1")
     assert flag_words({"max-model-len": "-1"}) == ("--max-model-len=-1",)
+
+
+def test_aliases_of_vllm_are_their_flags() -> None:
+    """They have one dash, and vLLM refuses them with two."""
+    assert normalise("-ac.backend") == "attention-config.backend"
+    assert normalise("-dc") == "diffusion-config"
+    assert (normalise("-n"), normalise("-r"), normalise("-dpl")) == ("nnodes", "node-rank", "data-parallel-size-local")

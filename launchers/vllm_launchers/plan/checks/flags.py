@@ -229,12 +229,25 @@ def _values(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
             yield finding
     if (finding := _connector(known, engine)) is not None:
         yield finding
+    yield from _dropped_objects(known, engine)
     for name, sentence in refused_together(engine.table, known, multimodal=engine.multimodal):
         alone = name in known and problem(engine.table, name, known[name], multimodal=engine.multimodal) is not None
         if _BATCHED in sentence and not alone:
             continue  # two contradictory flags: `values` reports it, with a fix
         fix = _nearest_value(name, str(known[name]), _choices(name, engine.table)) if alone else None
         yield PlanFinding("flag_value", Level.ERROR, f"{engine.name} will not start: {sentence}", fix)
+
+
+def _dropped_objects(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
+    """JSON flags that are set as a whole and by their keys: vLLM makes one object of the keys and takes that."""
+    for name in flags:
+        keys = [other for other in flags if other.startswith(f"{name}.")]
+        if keys:
+            text = (
+                f"{engine.name} ignores --{name}, since keys of it are set by themselves ({listed(keys)}): "
+                "set all of them in one way"
+            )
+            yield PlanFinding("flag_value", Level.WARNING, text)
 
 
 def _choices(name: str, table: FlagTable) -> tuple[str, ...]:

@@ -6,14 +6,15 @@ from vllm_launchers.vllm.flags.changes import Number
 from vllm_launchers.vllm.flags.flag_table import FlagSpec
 from vllm_launchers.vllm.flags.wording import shown
 
-_LARGEST = 2**63
-"""No vLLM runs with a larger whole number: they become 64-bit integers, if they are not refused before."""
+_LARGEST = 2**64
+"""No vLLM runs with a larger whole number: they become 64-bit integers, some without a sign, if they are not refused
+before."""
 
 
 def out_of_bounds(spec: FlagSpec, number: Number, text: str) -> str | None:
     """The rest of the sentence after ``--flag``, or None. ``text`` is the number as it was set."""
     if isinstance(number, int) and abs(number) >= _LARGEST:
-        return f"must be below 2^63, not {shown(text)}"
+        return f"must be below 2^64, not {shown(text)}"
     if spec.minimum is not None and not number >= spec.minimum:
         return f"must be {spec.minimum:g} or more, not {shown(text)}"
     if spec.above is not None and not number > spec.above:

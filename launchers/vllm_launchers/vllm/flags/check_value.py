@@ -145,7 +145,18 @@ def _kind_problem(spec: FlagSpec, text: str) -> str | None:
 
 def _json_problem(spec: FlagSpec, text: str) -> str | None:
     wanted: type = list if spec.kind is ValueKind.JSON_LIST else dict
-    return None if isinstance(_document(spec, text), wanted) else f"takes {expected(spec)}, not {shown(text)}"
+    if isinstance(_document(spec, text), wanted) or (_is_null(text) and _may_be_null(spec)):
+        return None
+    return f"takes {expected(spec)}, not {shown(text)}"
+
+
+def _is_null(text: str) -> bool:
+    return text.strip() == "null"
+
+
+def _may_be_null(spec: FlagSpec) -> bool:
+    """Whether JSON's null may be nothing to vLLM: where no class is read from it, and nothing checks that it is set."""
+    return spec.kind is ValueKind.JSON and (spec.nullable or spec.group in (_FRONTEND, _ONLY_SEEING))
 
 
 def _document(spec: FlagSpec, text: str) -> object:
@@ -229,7 +240,10 @@ class Given:
 
     def has(self, name: str) -> bool:
         """Whether a flag is set to something."""
-        return name in self._flags and self._flags[name] not in ("", "None")
+        if name not in self._flags or self._flags[name] in ("", "None"):
+            return False
+        spec = self._table.get(name)
+        return spec is None or spec.kind is not ValueKind.JSON or not _is_null(str(self._flags[name]))
 
     def on(self, name: str) -> bool:
         """Whether a switch is on, set or by default."""
@@ -274,9 +288,9 @@ class Given:
         return self.has(name) or bool(self._keys.get(name))
 
     def key(self, name: str, key: str) -> object:
-        """A key of a JSON flag, set in either way, or None."""
-        if key in (keys := self._keys.get(name, {})):
-            return None if keys[key] == "null" else keys[key]
+        """A key of a JSON flag, set in either way, or None. vLLM drops a whole object if keys are set by themselves."""
+        if keys := self._keys.get(name):
+            return None if keys.get(key) == "null" else keys.get(key)
         try:
             document = json.loads(self.text(name)) if self.has(name) else {}
         except (ValueError, RecursionError):
@@ -360,7 +374,9 @@ def _set_twice(name: str, config: str, key: str, since: tuple[int, int] = (0, 0)
     """A separate flag for a key of a JSON flag: only one of them may be set."""
 
     def broken(given: Given) -> str | None:
-        if not given.has(name) or given.key(config, key) is None:
+        value, part = given.key(config, key), given.part(config, key)
+        derived = part is not None and "auto" in part.words and str(value).lower() == "auto"
+        if not given.has(name) or value is None or derived:
             return None
         return f"--{name} and --{config}.{key} are one setting; set only one of them"
 

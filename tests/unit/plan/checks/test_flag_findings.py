@@ -227,6 +227,16 @@ def test_a_value_of_a_key_comes_with_the_nearest_one() -> None:
     assert flag_findings({"structured-outputs-config.backend": "guidance"}, {}, table, None) == []
 
 
+def test_an_object_that_vllm_drops_is_named() -> None:
+    whole = {"compilation-config": '{"mode": 0}', "structured-outputs-config": "{}"}
+    (finding,) = findings({**whole, "compilation-config.backend": "eager"})
+    assert (finding.code, finding.level, finding.fix) == ("flag_value", WARNING, None)
+    assert "ignores --compilation-config, since keys of it are set by themselves (compilation-config.backend)" in (
+        finding.message
+    )
+    assert findings(whole) == []
+
+
 def test_a_connector_that_is_not_known() -> None:
     words = ("NixlConnector", "ExampleConnector")
     name, role = "kv-transfer-config", FlagSpec("kv_role", ValueKind.TEXT)

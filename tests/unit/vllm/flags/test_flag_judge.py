@@ -65,8 +65,8 @@ GOOD: list[tuple[str, FlagValue]] = [
 BAD: list[tuple[str, FlagValue, str]] = [
     ("max-num-seqs", 0, "--max-num-seqs must be 1 or more, not '0'"),
     ("max-num-seqs", -3, "must be 1 or more"),
-    ("max-num-seqs", "9" * 23, "must be below 2^63"),
-    ("max-model-len", "9" * 23, "must be below 2^63"),
+    ("max-num-seqs", "9" * 23, "must be below 2^64"),
+    ("max-model-len", "9" * 23, "must be below 2^64"),
     ("max-num-seqs", 1.5, "takes a whole number, not '1.5'"),
     ("max-num-seqs", "many", "takes a whole number, not 'many'"),
     ("max-num-seqs", "", "takes a whole number"),

@@ -9,7 +9,7 @@ import pytest
 
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.flags.check_nested import part_at
-from vllm_launchers.vllm.flags.check_value import problem
+from vllm_launchers.vllm.flags.check_value import problem, refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.learn import learn_folder
 from vllm_launchers.vllm.flags.releases import RELEASES, release_table
@@ -267,6 +267,52 @@ def test_speculative_keys_may_have_hyphens(make_table: Callable[..., FlagTable])
     table = make_table(FlagSpec("speculative-config", ValueKind.JSON, parts=parts))
     assert problem(table, "speculative-config", '{"num-speculative-tokens": 3}') is None
     assert "must be above 0" in (problem(table, "speculative-config", '{"num-speculative-tokens": 0}') or "")
+
+
+def test_null_is_nothing_to_a_flag_that_no_class_reads(make_table: Callable[..., FlagTable]) -> None:
+    table = make_table(
+        FlagSpec("speculative-config", ValueKind.JSON, nullable=True, parts=(FlagSpec("method", ValueKind.TEXT),)),
+        FlagSpec("spec-tokens", ValueKind.INT),
+        FlagSpec("spec-model", ValueKind.TEXT),
+        FlagSpec("limit-mm-per-prompt", ValueKind.JSON, group="MultiModalConfig"),
+        FlagSpec("compilation-config", ValueKind.JSON),
+    )
+    assert problem(table, "speculative-config", "null") is None
+    assert problem(table, "limit-mm-per-prompt", "null") is None
+    assert problem(table, "compilation-config", "null") is not None
+    assert refused_together(table, {"speculative-config": "null", "spec-tokens": 2}) != []
+
+
+def test_an_object_counts_for_nothing_beside_keys_that_are_set_by_themselves(
+    make_table: Callable[..., FlagTable],
+) -> None:
+    parts = tuple(
+        FlagSpec(name, ValueKind.TEXT, nullable=True) for name in ("profiler", "torch_profiler_dir", "proton_mode")
+    )
+    table = make_table(FlagSpec("profiler-config", ValueKind.JSON, parts=parts))
+    whole = {"profiler-config": '{"profiler": "torch"}'}
+    assert refused_together(table, whole) != []
+    assert refused_together(table, {**whole, "profiler-config.proton_mode": "x"}) == []
+    complete = {"profiler-config": '{"profiler": "torch", "torch_profiler_dir": "/t"}'}
+    assert refused_together(table, complete) == []
+    assert refused_together(table, {**complete, "profiler-config.profiler": "torch"}) != []
+
+
+def test_an_attention_backend_of_auto_is_not_set_twice(make_table: Callable[..., FlagTable]) -> None:
+    backend = FlagSpec("backend", ValueKind.OTHER, words=("FLASH_ATTN", "auto"), closed=True, nullable=True)
+    table = make_table(
+        FlagSpec("attention-backend", ValueKind.TEXT), FlagSpec("attention-config", ValueKind.JSON, parts=(backend,))
+    )
+    flags = {"attention-backend": "FLASH_ATTN"}
+    assert refused_together(table, {**flags, "attention-config.backend": "auto"}) == []
+    assert refused_together(table, {**flags, "attention-config": '{"backend": "AUTO"}'}) == []
+    assert refused_together(table, {**flags, "attention-config.backend": "FLASH_ATTN"}) != []
+
+
+def test_a_key_may_need_all_64_bits(make_table: Callable[..., FlagTable]) -> None:
+    table = make_table(FlagSpec("watermark-config", ValueKind.JSON, parts=(FlagSpec("key", ValueKind.INT, minimum=0),)))
+    assert problem(table, "watermark-config.key", str(2**64 - 1)) is None
+    assert "below 2^64" in (problem(table, "watermark-config.key", str(2**64)) or "")
 
 
 @pytest.mark.parametrize("release", RELEASES)
