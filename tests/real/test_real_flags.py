@@ -431,7 +431,6 @@ CONDITIONS: list[dict[str, FlagValue]] = [
     {"seed": 2**64 - 1},
     {"attention-backend": "CPU_ATTN", "attention-config.backend": "auto"},
     # Keys that are set by themselves replace the whole object.
-    {"profiler-config": '{"profiler": "torch"}', "profiler-config.max_iterations": 3},
     {
         "attention-backend": "CPU_ATTN",
         "attention-config": '{"backend": "CPU_ATTN"}',
