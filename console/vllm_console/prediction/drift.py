@@ -53,7 +53,7 @@ def next_speeds(evidence: TrafficEvidence, cost: StepCost, drifts: Sequence[floa
     """
     # Of a normal distribution's standard deviation, the scale of a t is about three quarters; a half allows for UNSURE.
     usual = USUAL_FROM_METRICS if evidence.ends else max(USUAL, _variation(evidence, cost) / 2)
-    scales = _scales(usual, [math.log1p(one) for one in drifts if one > -1])
+    scales = _scales(usual, [math.log1p(one) for one in drifts if -1 < one < math.inf])
     upper = [_quantile(scales, place / (count + 1)) for place in range(count // 2 + 1, count + 1)]
     return [math.exp(one) for one in (*(-one for one in reversed(upper[count % 2 :])), *upper)]
 
@@ -83,11 +83,16 @@ def _below(value: float) -> float:
 
 def _quantile(scales: Sequence[tuple[float, float]], share: float) -> float:
     """The value below which a ``share`` of at least a half of the mixture of these scales lies."""
+
+    def below(value: float) -> float:
+        return sum(chance * _below(value / scale) for scale, chance in scales)
+
     low, high = 0.0, 1.0
+    while below(high) < share:
+        low, high = high, 2 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        below = sum(chance * _below(middle / scale) for scale, chance in scales)
-        low, high = (middle, high) if below < share else (low, middle)
+        low, high = (middle, high) if below(middle) < share else (low, middle)
     return high
 
 

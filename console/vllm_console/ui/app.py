@@ -179,6 +179,8 @@ class ConsoleApp(App[None]):
 
     async def on_load(self) -> None:
         """Take the first snapshot; unless that takes long, it is there before anything is drawn."""
+        if self.notifier is not None:
+            self.notifier.write = self._ring
         self._first_poll = asyncio.create_task(self._poll(), name="first poll")
         await asyncio.wait({self._first_poll}, timeout=FIRST_SECONDS)
 
@@ -194,8 +196,6 @@ class ConsoleApp(App[None]):
         self._polled_at = loop.time()
         if self._chat is not None:
             self.open_chat(*self._chat)
-        if self.notifier is not None:
-            self.notifier.write = self._ring
         self.run_worker(self._poll_forever(), name="poll", exclusive=True, group="poll")
         if not self.read_only:
             self.set_timer(PAST_AFTER_SECONDS, lambda: self.act("", self.fleet.judge_past, str, once="past"))
@@ -365,7 +365,9 @@ class ConsoleApp(App[None]):
 
     def _ring(self, data: bytes) -> None:
         """Write to the terminal between two frames; from any thread."""
-        if self._driver is not None and not self.is_headless:
+        if self._driver is None:  # for what the first snapshot has, which may be there before it
+            self.call_later(self._ring, data)
+        elif not self.is_headless:
             self._driver.write(data.decode("ascii"))
 
     def server(self, name: str) -> ServerView | None:

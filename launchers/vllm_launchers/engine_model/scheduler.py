@@ -342,8 +342,13 @@ class Scheduler:
             most //= 2
         return most
 
-    def decode(self, steps: int, now: float) -> list[Request]:
-        """Account for that many iterations, as `decode_steps` allows, of requests known by length; those that ended."""
+    def usage_after(self, steps: int) -> float:
+        """The KV cache's usage in the last of that many iterations, as `decode_steps` allows, before requests end."""
+        grown = (max(0, self._blocks_for(one.computed + steps) - len(one.blocks)) for one in self.running)
+        return (self.pool.used + sum(grown)) / self.pool.capacity
+
+    def decode(self, steps: int, now: float) -> None:
+        """Account for that many iterations, as `decode_steps` allows, of requests known by length."""
         for request in self.running:
             self._grow(request, steps)
             request.computed += steps
@@ -355,7 +360,6 @@ class Scheduler:
             self._end(request, FinishReason.LENGTH)
         if ended:
             self.running = [request for request in self.running if request.finished is None]
-        return ended
 
     def _could_admit(self) -> bool:
         """Whether the first waiting request could run now."""

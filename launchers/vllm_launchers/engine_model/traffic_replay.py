@@ -60,9 +60,10 @@ class Replayed(msgspec.Struct, frozen=True):
 
     ``requests`` are in the order of the arrivals; None for one that could never be served. ``intervals`` are times
     between tokens in seconds and how many there were of each. These and the rest are of the iterations that began in
-    the time asked for: ``tokens`` generated, seconds ``busy``, request-seconds ``waiting``, and the KV cache's usage
-    (0 to 1) times seconds. ``batches`` are busy seconds by the number of running requests; ``prefill_tokens`` the most
-    prompt tokens in one iteration. ``seconds`` is from the first arrival to the last token, and ``steps`` counts all.
+    the time asked for: ``tokens`` generated, seconds ``busy``, request-seconds ``waiting``. ``kv_usage`` is the KV
+    cache's usage (0 to 1) times seconds, of that time. ``batches`` are busy seconds by the number of running requests;
+    ``prefill_tokens`` the most prompt tokens in one iteration. ``seconds`` is from the first arrival to the last token,
+    and ``steps`` counts all.
     """
 
     requests: tuple[ReplayedRequest | None, ...]
@@ -208,8 +209,9 @@ class _Replay:
             self._tokens += counted * count
             self._busy += busy
             self._batches[count] = self._batches.get(count, 0.0) + busy
-        ended = scheduler.decode(done, now)
-        self._use((usage + (usage if ended else scheduler.pool.usage)) / 2, began)
+        usage_then = scheduler.usage_after(done)
+        scheduler.decode(done, now)
+        self._use(usage, usage_then, began)
 
     def _step(self) -> None:
         """One iteration, whatever is in it."""
@@ -237,11 +239,14 @@ class _Replay:
             for request, last in before:
                 if last is not None and request.last_token_at == self._now:
                     self._intervals.append((self._now - last, 1))
-        self._use(usage, began)
+        self._use(usage, usage, began)
 
-    def _use(self, usage: float, began: float) -> None:
-        if self._since <= began < self._until:
-            self._usage += usage * (min(self._now, self._until) - began)
+    def _use(self, first: float, last: float, began: float) -> None:
+        """Count the usage of the part of the time from ``began`` until now that was asked for; it grew evenly."""
+        low, high = max(began, self._since), min(self._now, self._until)
+        if low < high:
+            share = ((low + high) / 2 - began) / (self._now - began)
+            self._usage += (first + (last - first) * share) * (high - low)
 
     def _outcome(self, request: Request) -> ReplayedRequest | None:
         if request.seed in self._refused or request.first_token_at is None or request.last_token_at is None:

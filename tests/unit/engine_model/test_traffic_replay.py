@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from vllm_launchers.engine_model.scheduler import Scheduler, SchedulerLimits
-from vllm_launchers.engine_model.step_cost import StepCost
+from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
 
 COST = StepCost(0.002, per_sequence=1e-5, per_token=5e-5, per_read=1e-7, weights=0.006)
@@ -33,53 +34,73 @@ ARRIVALS = st.lists(
 )  # fmt: skip
 
 
-def one_step_at_a_time(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> Replayed:
-    with monkeypatch.context() as patched:
-        patched.setattr(Scheduler, "decode_steps", lambda self, most: 0)
-        return replay_traffic(*arguments)
+def each_interval(replayed: Replayed) -> list[float]:
+    return sorted(seconds for seconds, count in replayed.intervals for _ in range(count))
 
 
-def spread(replayed: Replayed) -> list[tuple[float, int]]:
-    counts: dict[float, int] = {}
-    for seconds, count in replayed.intervals:
-        counts[round(seconds, 9)] = counts.get(round(seconds, 9), 0) + count
-    return sorted(counts.items())
+COSTS = (
+    COST,
+    StepCost(0.001, per_token=2e-4, per_read=1e-4, weights=0.001, per_pair=5e-5, ungraphed=0.01),
+    StepCost(0.0, per_token=1e-3, per_pair=1e-6),
+)
+POINTS = st.lists(st.tuples(st.integers(0, 60).map(lambda count: count / 31), st.floats(0.3, 3)), max_size=6).map(
+    lambda found: tuple(sorted(found))
+)
+NOISES = st.builds(StepNoise, POINTS, POINTS, st.sampled_from([0.0, 0.37, 2.9]), st.sampled_from([0.0, 0.11]))
 
 
 @settings(max_examples=60, deadline=None)
 @example(  # a prompt of which one token is left when all others decode
     drawn=[(0.0, 1, 1, 0, 0)] * 5
     + [(0.0, 1, 35, 0, 0), (0.0, 1, 19, 0, 0), (0.0, 23, 55, 0, 0), (0.0, 59, 5, 0, 0), (0.0, 46, 1, 0, 0)],
-    seqs=3, blocks=32, caching=True, chunked=True, ahead=False,
+    seqs=3, budget=64, blocks=32, caching=True, chunked=True, cost=COST, noise=NO_NOISE, since=0.0, length=math.inf,
+    ahead=False,
 )  # fmt: skip
 @given(
-    drawn=ARRIVALS, seqs=st.integers(1, 8), blocks=st.integers(32, 80), caching=st.booleans(), chunked=st.booleans(),
-    ahead=st.booleans(),
+    drawn=ARRIVALS, seqs=st.integers(1, 8), budget=st.integers(1, 80), blocks=st.integers(32, 80),
+    caching=st.booleans(), chunked=st.booleans(), cost=st.sampled_from(COSTS), noise=NOISES, since=st.floats(0, 1),
+    length=st.one_of(st.just(math.inf), st.floats(0, 3)), ahead=st.booleans(),
 )  # fmt: skip
 def test_steps_taken_together_are_the_same_as_one_by_one(
-    drawn: list[tuple[float, int, int, int, int]], seqs: int, blocks: int, caching: bool, chunked: bool, ahead: bool
-) -> None:
+    drawn: list[tuple[float, int, int, int, int]], seqs: int, budget: int, blocks: int, caching: bool, chunked: bool,
+    cost: StepCost, noise: StepNoise, since: float, length: float, ahead: bool,
+) -> None:  # fmt: skip
     at, arrivals = 0.0, []
     for gap, prompt, output, shared, group in drawn:
         at += gap
         prefix = tuple(range(1000 * group, 1000 * group + min(shared, prompt // 4)))
         arrivals.append(Arrival(at, prompt, output, prefix))
-    budget = 64 if chunked else 512
+    budget = budget if chunked else 512
     allowed = limits(seqs=seqs, budget=budget, blocks=blocks, caching=caching, chunked=chunked, ahead=ahead)
-    together = replay_traffic(arrivals, allowed, COST)
+
+    def replayed() -> Replayed:
+        return replay_traffic(arrivals, allowed, cost, noise, since=since, until=since + length)
+
+    together = replayed()
     with pytest.MonkeyPatch.context() as patched:
-        apart = one_step_at_a_time(patched, arrivals, allowed, COST)
-    assert together.steps == apart.steps
-    assert together.preemptions == apart.preemptions
-    assert spread(together) == pytest.approx(spread(apart))
+        patched.setattr(Scheduler, "decode_steps", lambda self, most: 0)
+        apart = replayed()
+    for name in ("steps", "tokens", "preemptions", "prefill_tokens"):
+        assert getattr(together, name) == getattr(apart, name)
+    for name in ("seconds", "busy", "waiting", "batches"):
+        assert getattr(together, name) == pytest.approx(getattr(apart, name))
+    assert each_interval(together) == pytest.approx(each_interval(apart))
     for one, other in zip(together.requests, apart.requests, strict=True):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
-            assert one.ttft_seconds == pytest.approx(other.ttft_seconds)
-            assert one.e2e_seconds == pytest.approx(other.e2e_seconds)
-            assert (one.preemptions, one.cached_tokens) == (other.preemptions, other.cached_tokens)
-    assert together.waiting == pytest.approx(apart.waiting)
-    assert together.batches == pytest.approx(apart.batches)
+            assert astuple(one) == pytest.approx(astuple(other))
+
+
+@pytest.mark.parametrize("since", [0.0, 0.2])
+def test_usage_grows_evenly_in_steps_taken_together(since: float) -> None:
+    arrivals = [Arrival(0.0, 1, 60), Arrival(0.0, 9, 50)]
+    found = []
+    for together in (True, False):
+        with pytest.MonkeyPatch.context() as patched:
+            if not together:
+                patched.setattr(Scheduler, "decode_steps", lambda self, most: 0)
+            found.append(replay_traffic(arrivals, limits(blocks=32), COST, since=since, until=since + 0.1).kv_usage)
+    assert found[0] == pytest.approx(found[1], rel=0.1)
 
 
 def test_a_request_alone_takes_its_prefill_and_one_step_per_token() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -123,6 +124,24 @@ def test_the_scale_of_drift_is_learned_from_scored_starts_and_one_odd_start_does
     assert reach(usual) == pytest.approx(0.035, abs=0.015)
     assert reach([0.0] * 50) > 0
     assert len(next_speeds(evidence, cost.start, (), 4)) == 4
+
+
+def test_the_next_speeds_of_an_engine_whose_speed_varies_much_reach_as_far_as_it_does() -> None:
+    _, evidence, cost = fitted()
+    wild = replace(
+        evidence,
+        steps=tuple(
+            replace(one, seconds=one.seconds * (9.0 if 10 * place // len(evidence.steps) % 2 else 1.0))
+            for place, one in enumerate(evidence.steps)
+        ),
+    )
+    speeds = next_speeds(wild, cost.start, (), 39)
+    assert speeds == sorted(speeds)
+    assert len(set(speeds)) == 39, "each of them is another one"
+    assert speeds[-1] > 3
+    for drifts in ((math.inf,), (math.nan,), (-1.0,)):
+        assert next_speeds(evidence, cost.start, drifts, 9) == next_speeds(evidence, cost.start, (), 9)
+    assert all(map(math.isfinite, next_speeds(evidence, cost.start, (1e300, -1 + 1e-15), 9)))
 
 
 def test_drift_is_that_between_two_runs_and_not_the_error_of_the_step_cost() -> None:

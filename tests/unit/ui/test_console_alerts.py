@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 from types import ModuleType
 
+import pytest
+from textual.drivers.headless_driver import HeadlessDriver
+
+import vllm_console.ui.app as app_module
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.ui.app import ConsoleApp
 
@@ -35,3 +39,24 @@ async def test_every_poll_notifies_and_trouble_is_reported_once(fakes: ModuleTyp
         notifier.write(b"\x07")
     assert notifier.looks[0].server("chat") is not None
     assert said == [notifier.trouble]
+
+
+async def test_what_the_first_snapshot_has_rings_once_there_is_a_terminal(
+    fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ringing(FakeNotifier):
+        def update(self, snapshot: FleetSnapshot) -> tuple[()]:
+            if not self.looks and callable(self.write):
+                self.write(b"\x07")
+            self.looks.append(snapshot)
+            return ()
+
+    written: list[str] = []
+    monkeypatch.setattr(app_module, "FIRST_SECONDS", 60)
+    monkeypatch.setattr(ConsoleApp, "is_headless", False)
+    monkeypatch.setattr(HeadlessDriver, "write", lambda self, data: written.append(data))
+    monkeypatch.setattr(ConsoleApp, "on_mount", lambda self: None)  # which handles signals where there is a terminal
+    app = ConsoleApp(fakes.FakeFleet(fakes.chat), refresh=60, notifier=Ringing())  # type: ignore[arg-type]
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+    assert written.count("\x07") == 1
