@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -29,3 +31,24 @@ def test_it_compiles_once_and_only_when_used(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_wrong_pattern_is_refused_where_it_is_used() -> None:
     with pytest.raises(re.error, match="unterminated"):
         lazy_pattern("(").match("")
+
+
+def test_no_module_defines_a_wrong_pattern() -> None:
+    """One that is compiled when it is first used would fail only there."""
+    done = subprocess.run([sys.executable, "-c", EVERY_PATTERN], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 150
+
+
+EVERY_PATTERN = """
+import importlib, pkgutil, re
+from vllm_launchers import patterns
+made = []
+patterns.lazy_pattern = lambda source, flags=0: made.append(re.compile(source, flags)) or made[-1]
+import vllm_console, vllm_launchers
+for package in (vllm_launchers, vllm_console):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+print(len(made))
+"""
