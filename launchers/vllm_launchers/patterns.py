@@ -24,6 +24,8 @@ class _LazyPattern:
         self._source, self._flags = source, flags
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # as `copy` asks for, before there are the two attributes above
         # Called for what is not an attribute yet: from now on this one is, so that later uses cost nothing more.
         found = getattr(re.compile(self._source, self._flags), name)
         setattr(self, name, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import subprocess
 import sys
@@ -26,6 +27,10 @@ def test_it_compiles_once_and_only_when_used(monkeypatch: pytest.MonkeyPatch) ->
     assert compiled == [("(?P<first>a+)b", re.IGNORECASE)]
     assert words.sub("x", "abab") == "xx"
     assert lazy_pattern(rb"\d").findall(b"a1b2") == [b"1", b"2"]
+
+
+def test_it_can_be_copied() -> None:
+    assert copy.copy(lazy_pattern("a+")).fullmatch("aa")
 
 
 def test_a_wrong_pattern_is_refused_where_it_is_used() -> None:
