@@ -170,7 +170,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     args.words, (args.command, *rest) = typed, typed
     if args.command not in COMMANDS:
         parser.error(f"no command is called {args.command!r}; {_suggestion(args.command)}")
-    if args.command not in ON_SCREEN and (given := [one for one in _OF_A_SCREEN if getattr(args, one) is not None]):
+    taken = ("at",) if args.command == "web" else _OF_A_SCREEN if args.command in ON_SCREEN else ()
+    if given := [one for one in _OF_A_SCREEN if one not in taken and getattr(args, one) is not None]:
         parser.error(f"--{given[0]} is for the console: '{args.command}' has no such option")
     summary, args.forgiving = COMMANDS[args.command].help, COMMANDS[args.command].forgiving
     command = _Parser(

@@ -497,14 +497,13 @@ class _Run:
             for answer in self._sender.under_way(tally)
             if not answer.begun and answer.age(time.perf_counter()) > limits.ttft_p99_seconds
         )
-        within, beyond = tally.ttft.within(limits.ttft_p99_seconds)
         grown = _grown(samples)
         delay = tally.send_delay.latency().p99 if not tally.held_back else None
         return StepFigures(
             rate=rate,
             seconds=seconds,
-            ttft=(within, beyond + late + tally.failed),
-            itl=tally.itl.within(limits.itl_p99_seconds),
+            ttft=(tally.ttft.within, tally.ttft.beyond + late + tally.failed),
+            itl=(tally.itl.within, tally.itl.beyond),
             failed=tally.failed,
             in_flight=tuple(in_flight),
             kv_cache_usage=tuple(usage for sample in samples if (usage := _fullest(sample)) is not None),

@@ -61,11 +61,13 @@ class Latency(msgspec.Struct, frozen=True):
 class Samples:
     """Observations in bounded memory: all of them up to ``limit``, then a uniform sample (reservoir sampling).
 
-    Counts and sum stay exact; quantiles are exact up to ``limit``.
+    Counts and sum stay exact; quantiles are exact up to ``limit``. Those ``within`` and ``beyond`` the ``bound``, in
+    seconds, are counted too; one that is unfinished is not within.
     """
 
-    def __init__(self, limit: int = SAMPLES_KEPT, seed: int = 0) -> None:
+    def __init__(self, limit: int = SAMPLES_KEPT, seed: int = 0, bound: float = math.inf) -> None:
         self._limit = limit
+        self._bound = bound
         self._rng = random.Random(seed)
         self._kept: list[float] = []
         self._unfinished: set[int] = set()
@@ -73,17 +75,23 @@ class Samples:
         self.count = 0
         self.sum = 0.0
         self.unfinished = 0
+        self.within = self.beyond = 0
 
     def add(self, value: float) -> None:
         """Add one observation, in seconds."""
         self.count += 1
         self.sum += value
+        if value <= self._bound:
+            self.within += 1
+        else:
+            self.beyond += 1
         if (slot := self._keep(value)) is not None:
             self._unfinished.discard(slot)
 
     def add_unfinished(self, value: float) -> None:
         """Add one that had lasted ``value`` seconds when the load ended, a lower bound."""
         self.unfinished += 1
+        self.beyond += value > self._bound
         if (slot := self._keep(value)) is not None:
             self._unfinished.add(slot)
 
@@ -97,12 +105,6 @@ class Samples:
             return None
         self._kept[slot] = value
         return slot
-
-    def within(self, limit: float) -> tuple[int, int]:
-        """How many of those kept are at most ``limit`` seconds, and how many are longer, as far as that is known."""
-        beyond = sum(1 for value in self._kept if value > limit)
-        open_ended = sum(1 for at in self._unfinished if self._kept[at] <= limit)
-        return len(self._kept) - beyond - open_ended, beyond
 
     def latency(self, quantile: Callable[[list[float], float], float] | None = None) -> Latency:
         """Counts, sum and quantiles of the observations; ``quantile`` is one of sorted values, else `sorted_quantile`.
@@ -243,7 +245,9 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """Tallies a load while it runs. ``limits`` are TTFT and TPOT in seconds: answers within both are ``good``."""
+    """Tallies a load while it runs. ``limits`` in seconds are that of TTFT and that of ITL and TPOT: answers with TTFT
+    and TPOT within them are ``good``.
+    """
 
     def __init__(self, seed: int = 0, limits: tuple[float, float] = (math.inf, math.inf)) -> None:
         self._limits = limits
@@ -260,9 +264,9 @@ class Tally:
         self.other_prompt = 0
         self.other_output = 0
         self.failures: Counter[str] = Counter()
-        self.ttft = Samples(seed=seed)
+        self.ttft = Samples(seed=seed, bound=limits[0])
         self.tpot = Samples(seed=seed)
-        self.itl = Samples(seed=seed)
+        self.itl = Samples(seed=seed, bound=limits[1])
         self.e2e = Samples(seed=seed)
         self.send_delay = Samples(seed=seed)
 

@@ -112,6 +112,14 @@ def test_what_only_a_console_has_is_refused_before_other_commands(
     assert parse(option).command is None
 
 
+def test_a_picture_is_refused_before_a_console_for_a_browser(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (("--picture", "x.svg"), ("--server", "chat"), ("--keys", "n"), ("--size", "80x24")):
+        with pytest.raises(SystemExit):
+            parse([*option, "web"])
+        assert f"{option[0]} is for the console: 'web' has no such option" in capsys.readouterr().err
+    assert parse(["--at", "03:10", "web"]).command == "web"
+
+
 @pytest.mark.parametrize(
     "words",
     [("start", "chatbot", "--name", ""), ("start", "chatbot", "--host", ""), ("plan", "chatbot", "--gpus", " "),

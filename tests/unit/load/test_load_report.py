@@ -41,6 +41,18 @@ def test_more_samples_than_are_kept_leave_count_and_sum_exact() -> None:
     assert latency.p99 == pytest.approx(9900, rel=0.02)
 
 
+def test_all_are_counted_within_a_bound_or_beyond_it_not_only_those_kept() -> None:
+    samples = Samples(limit=10, bound=0.5)
+    for value in range(1_000):
+        samples.add(value / 1_000)
+        samples.add_unfinished(value / 1_000)
+    assert (samples.within, samples.beyond) == (501, 998), "what is unfinished below the bound may be either"
+    tally = Tally(limits=(0.5, 0.1))
+    tally.ttft.add(0.4)
+    tally.itl.add(0.4)
+    assert (tally.ttft.within, tally.itl.beyond) == (1, 1)
+
+
 def test_nothing_seen_is_null_not_zero() -> None:
     document = Tally().report(1.0, 0).document()
     assert document["ttft_seconds"] == NOTHING
