@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from textual import events
 from textual.strip import Strip
 
-from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import load_ended
@@ -16,7 +16,7 @@ from vllm_console.text import UNKNOWN, clock, count, duration, plain
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import BLANK, clickable_line, line
 from vllm_console.ui.theme import BAD, DIM, WARN
-from vllm_console.ui.widgets.chart import PLAIN, ChartView
+from vllm_console.ui.widgets.chart import NOTHING, PLAIN, ChartView
 from vllm_console.ui.widgets.draw import Part, rule
 from vllm_console.ui.widgets.framed import FramedView
 
@@ -83,6 +83,26 @@ def age_note(server: ServerView, now: float) -> tuple[Part, ...]:
         return ((f"as of {clock(last, now)}" if last is not None else "no metrics", DIM),)
     age = now - server.sample.at
     return ((f"{duration(age)} old", WARN),) if age > STALE_SECONDS else ()
+
+
+def why_empty(server: ServerView, otherwise: str = "not reported") -> str:
+    """What its charts without a point wait for, or why they stay empty; ``otherwise`` where others have points."""
+    series = server.series
+    if series is not None and any(value is not None for values in series.values.values() for value in values):
+        return otherwise
+    if server.moment is not None or not server.state.alive:
+        return NOTHING
+    if server.headless:
+        return "node 0 has the metrics"
+    return _AWAITED.get(server.state, "waiting for the first metrics")
+
+
+_AWAITED = {
+    State.STARTING: "waiting for it to be ready",
+    State.UNRESPONSIVE: "waiting for an answer",
+    State.ASLEEP: "asleep",
+    State.STOPPING: "stopping",
+}
 
 
 def window_note(server: ServerView, now: float) -> str:

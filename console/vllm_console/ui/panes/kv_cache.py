@@ -7,7 +7,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import UNKNOWN, count, percent
-from vllm_console.ui.panes.base import age_note, marked, over, title_line, usage_missed
+from vllm_console.ui.panes.base import age_note, marked, over, title_line, usage_missed, why_empty
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
@@ -42,6 +42,7 @@ def kv_cache_lines(server: ServerView, now: float, width: int, height: int, view
         area=True,
         view=replace(view, log=False),
         markers=server.markers,
+        empty=why_empty(server),
     )
     return [title_line(1, "KV cache", width, right), *chart, *figures][:height]
 

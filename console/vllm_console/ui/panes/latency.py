@@ -15,7 +15,15 @@ from vllm_console.metrics.quantile import Quantiles, contradicting, text_of
 from vllm_console.metrics.sample import Series
 from vllm_console.text import seconds
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.base import age_note, format_waiting, latencies_of, past_load, title_line, window_note
+from vllm_console.ui.panes.base import (
+    age_note,
+    format_waiting,
+    latencies_of,
+    past_load,
+    title_line,
+    why_empty,
+    window_note,
+)
 from vllm_console.ui.panes.distributions import MARKS, quantile_bar
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, STRONG, WARN
@@ -118,6 +126,7 @@ def latency_chart(
         objective=latency_objectives(server).get(latency),
         view=replace(view, log=log),
         markers=server.markers,
+        empty=why_empty(server, "no requests in this time"),
     )
     return [line((fit(heading, width).rstrip(), DIM)), *chart]
 

@@ -10,7 +10,7 @@ from textual.strip import Strip
 from vllm_console.diagnosis.finding import MOST_PREEMPTIONS
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import UNKNOWN, count
-from vllm_console.ui.panes.base import age_note, marked, title_line, window_note
+from vllm_console.ui.panes.base import age_note, marked, title_line, why_empty, window_note
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
@@ -50,6 +50,7 @@ def preemption_lines(server: ServerView, now: float, width: int, height: int, vi
         whole=True,
         view=replace(view, log=False),
         markers=server.markers,
+        empty=why_empty(server),
     )
     return [title_line(2, "Preemptions", width, right), *chart, line(*parts)][:height]
 

@@ -10,7 +10,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import amount, count, duration, plain, rate
-from vllm_console.ui.panes.base import age_note, longest_wait, title_line, window_note
+from vllm_console.ui.panes.base import age_note, longest_wait, title_line, why_empty, window_note
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, SECOND, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
@@ -78,5 +78,6 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
                 whole=True,
                 view=replace(view, log=False),
                 markers=server.markers,
+                empty=why_empty(server),
             )
     return lines[:height]

@@ -223,6 +223,10 @@ def axis_above(limit: float, height: int) -> float:
     return limit * (dots - 1) / (dots - 5) if dots >= 8 else limit
 
 
+NOTHING = "nothing recorded in this time"
+"""In place of a chart without a point."""
+
+
 class _ByIdentity:
     """A series as an argument of a cache: equal to itself alone, so that its points are not compared."""
 
@@ -249,11 +253,13 @@ def chart_of(
     whole: bool = False,
     view: ChartView = PLAIN,
     markers: tuple[Marker, ...] = (),
+    empty: str = NOTHING,
 ) -> Sequence[Strip]:
     """Figures of a series with their axes: ``height`` rows of ``width`` cells in all, the time axis below.
 
     Without ``hi`` the axis ends at the next round number above the largest value and the objective. ``whole`` is for
     numbers of things. What lies above the objective is drawn in another color, and the objective's line is labeled.
+    ``empty`` says why there is no point, or what is waited for.
 
     The chart of a series that is drawn again is the same lines.
     """
@@ -270,6 +276,7 @@ def chart_of(
         bool(view.log),
         view.cursor,
         markers,
+        empty,
     )
 
 
@@ -287,6 +294,7 @@ def _chart(
     log: bool,
     moment: float | None,
     markers: tuple[Marker, ...],
+    empty: str,
 ) -> Sequence[Strip]:
     series = of.series
     longest = max((cell_len(curve.name) for curve in curves), default=0)
@@ -300,7 +308,7 @@ def _chart(
     if series is None or not any(value is not None for values in known for value in values):
         # Nobody has read it yet, or there is nothing to read.
         loading = series is None or series.loading
-        return _empty(columns, rows, height, "loading" if loading else "nothing reported yet")
+        return _empty(columns, rows, height, "loading" if loading else empty)
     scale = _scale(known, rows, hi, objective, log=log, whole=whole)
     scale = replace(scale, full=area and hi is not None and rows >= FULL_ROWS, limit=objective or None)
     cursor = _cell_of(series, count, columns, moment)

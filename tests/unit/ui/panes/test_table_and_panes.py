@@ -231,10 +231,27 @@ def test_a_server_that_reports_no_more_keeps_its_last_frame(fakes):
     ended = replace(chat, state=State.STOPPED, sample=None, window=None, series=series)
     shown = text(kv_cache_lines(ended, fakes.NOW, 60, 12))
     assert f"as of {clock(fakes.NOW - 7200, fakes.NOW)}" in shown
-    assert "nothing reported" not in shown
+    assert "nothing recorded" not in shown
     assert "now" not in shown.splitlines()[-2]
     unread = text(kv_cache_lines(replace(ended, series=None), fakes.NOW, 60, 12))
     assert "loading" in unread
+
+
+def test_a_chart_without_a_point_says_what_is_waited_for(fakes):
+    series = fakes.series_at(fakes.NOW, 1.0)
+    nothing = replace(series, values={name: (None,) * len(values) for name, values in series.values.items()})
+    for state, words in (
+        (State.STARTING, "waiting for it to be ready"),
+        (State.READY, "waiting for the first metrics"),
+        (State.UNRESPONSIVE, "waiting for an answer"),
+        (State.FAILED, "nothing recorded in this time"),
+    ):
+        server = replace(fakes.chat(fakes.NOW), state=state, sample=None, window=None, series=nothing)
+        for lines in (kv_cache_lines, preemption_lines, latency_lines, throughput_lines):
+            assert words in text(lines(server, fakes.NOW, 60, 12))
+    quiet = {name: (None,) * len(values) for name, values in series.values.items() if "_p" in name}
+    served = replace(fakes.chat(fakes.NOW), series=replace(series, values={**series.values, **quiet}))
+    assert "no requests in this time" in text(latency_lines(served, fakes.NOW, 60, 12))
 
 
 def test_old_numbers_show_their_age(fakes):

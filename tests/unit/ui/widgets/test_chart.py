@@ -249,7 +249,10 @@ def test_a_chart_has_the_size_that_it_is_given(width, height):
 
 
 def test_nothing_reported_and_not_read_yet_are_distinguished():
-    assert "nothing reported yet" in "".join(texts(chart_of(made(kv_cache_usage=None), (USAGE,), 40, 8, percent)))
+    nothing = chart_of(made(kv_cache_usage=None), (USAGE,), 40, 8, percent)
+    assert "nothing recorded in this time" in "".join(texts(nothing))
+    waiting = chart_of(made(kv_cache_usage=None), (USAGE,), 40, 8, percent, empty="waiting for it to be ready")
+    assert "waiting for it to be ready" in "".join(texts(waiting))
     assert "loading" in "".join(texts(chart_of(None, (USAGE,), 40, 8, percent)))
 
 
