@@ -55,7 +55,7 @@ def fit_text(fit: MemoryFit | None) -> str:
     """A plan's verdict in a word or two; a dash if unknown.
 
     ``✓ 54.8k tokens`` (what the KV cache would hold), ``✗ too large``, ``! error`` (it fits, or that is unknown, and
-    another error blocks it).
+    another error blocks it), ``! incomplete`` (files of it are missing).
     """
     if fit is None:
         return UNKNOWN
@@ -63,6 +63,8 @@ def fit_text(fit: MemoryFit | None) -> str:
         return "✗ too large"
     if fit.error:
         return "! error"
+    if fit.incomplete:
+        return "! incomplete"
     if fit.fits is None:
         return UNKNOWN
     return f"✓ {count(fit.kv_tokens)} tokens" if fit.kv_tokens is not None else "✓ fits"

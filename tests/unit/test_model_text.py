@@ -24,6 +24,7 @@ def test_figures_have_their_units():
 
 def test_a_model_that_does_not_fit_is_distinguished_from_one_that_cannot_start():
     assert fit_text(MemoryFit(True, "", 54_800)) == "✓ 54.8k tokens"
+    assert fit_text(MemoryFit(True, "", 54_800, incomplete="has no model-2.safetensors")) == "! incomplete"
     assert fit_text(MemoryFit(False, "3 GiB are missing.")) == "✗ too large"
     assert fit_text(MemoryFit(True, "FP8 is not supported")) == fit_text(MemoryFit(None, "no vLLM")) == "! error"
 

@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
         cells = "".join(f"{cell:<{width}}" for cell, (_, width) in zip(model_cells(one), COLUMNS, strict=True))
         last = fit_text(fits.get(one.model)) if fits is not None else _day(used.get(one.model))
         print(f"{_name(one.model, names)}{plain(cells + last)}".rstrip())
-        reason = one.problem or (fits[one.model].error if fits is not None and one.model in fits else "")
+        fit = fits.get(one.model) if fits is not None else None
+        reason = one.problem or (fit.error or fit.incomplete if fit is not None else "")
         if reason and reason not in printed:
             print(prose(f"  {reason}", "  "))
         printed.add(reason)
@@ -210,6 +211,7 @@ def _fit_document(fit: MemoryFit) -> Document:
     return {
         "fits": fit.fits,
         "fits_error": fit.error or None,
+        "incomplete": fit.incomplete or None,
         "kv_tokens": fit.kv_tokens,
         "gpus": list(fit.gpus),
     }

@@ -85,20 +85,23 @@ class Plan(msgspec.Struct, frozen=True):
 class MemoryFit(msgspec.Struct, frozen=True):
     """``fits`` is None if the plan knows too little about model or GPU. ``error`` is what blocks a start, in one
     sentence; empty if nothing does. ``kv_tokens`` is what the KV cache would hold. ``gpus`` are those it fits on; empty
-    if it does not, or the plan uses none.
+    if it does not, or the plan uses none. ``incomplete`` says which of its files a start would have to download first;
+    empty if none.
     """
 
     fits: bool | None = None
     error: str = ""
     kv_tokens: int | None = None
     gpus: tuple[int, ...] = ()
+    incomplete: str = ""
 
 
 def fit_of(plan: Plan) -> MemoryFit:
     """Summarize a plan's verdict on its model."""
     error = next((finding.message for finding in plan.findings if finding.level is Level.ERROR), "")
+    incomplete = next((finding.message for finding in plan.findings if finding.code == "model_incomplete"), "")
     if plan.memory is None:
-        return MemoryFit(None, error)
+        return MemoryFit(None, error, incomplete=incomplete)
     if not plan.memory.fits:
-        return MemoryFit(plan.memory.fits, error)
-    return MemoryFit(True, error, plan.memory.kv_tokens, plan.gpus)
+        return MemoryFit(plan.memory.fits, error, incomplete=incomplete)
+    return MemoryFit(True, error, plan.memory.kv_tokens, plan.gpus, incomplete)

@@ -12,6 +12,8 @@ def test_it_is_what_the_plan_says(fakes):
     plan = fakes.FakeFleet().plan(fakes.LaunchRequest("chatbot"))
     assert fit_of(plan) == MemoryFit(True, "", plan.memory.kv_tokens, plan.gpus)
     assert fit_of(replace(plan, memory=None)) == MemoryFit(None)
+    partly = PlanFinding("model_incomplete", Level.WARNING, "One file is missing.")
+    assert fit_of(replace(plan, findings=(partly,))).incomplete == "One file is missing."
     small = replace(plan.memory, kv_gib=-3.0)
     error = PlanFinding("memory", Level.ERROR, "3 GiB are missing.", surely=False)
     warning = PlanFinding("other", Level.WARNING, "slow")

@@ -86,7 +86,7 @@ def _row(
 def _style(verdict: MemoryFit | None, base: Style | None) -> Style | None:
     if base is CURSOR or verdict is None:
         return base or DIM
-    if verdict.fits is False or verdict.error:
+    if verdict.fits is False or verdict.error or verdict.incomplete:
         return BAD if verdict.fits is False else WARN
     return OK if verdict.fits else DIM
 
@@ -101,4 +101,5 @@ def _detail(one: LocalModel, fits: Mapping[str, MemoryFit], width: int) -> list[
     lines = wrapped(one.model, width, STRONG, " ")
     lines += wrapped(f"in {one.folder}", width, DIM, " ")[:2] if one.folder != one.model else []
     lines += wrapped(one.problem, width, WARN, " ") if one.problem else []
-    return lines + (wrapped(verdict.error, width, WARN, " ")[:3] if verdict is not None and verdict.error else [])
+    why = (verdict.error or verdict.incomplete) if verdict is not None else ""
+    return lines + (wrapped(why, width, WARN, " ")[:3] if why else [])
