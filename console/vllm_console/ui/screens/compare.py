@@ -6,6 +6,7 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
@@ -340,7 +341,7 @@ def compare_lines(
         return lines
     columns, settled = _columns(width), found.verdict is not ComparisonVerdict.TOO_LITTLE
     draw = partial(_figure, columns=columns, reach=_reach(found.judged), settled=settled)
-    lines += [_heading(found, columns), *map(draw, found.judged)]
+    lines += [_heading(found, columns), *chain.from_iterable(map(draw, found.judged))]
     if found.verdict is not ComparisonVerdict.TOO_LITTLE:
         lines += distribution_lines(found.figures, width)
     if predicted:
@@ -352,7 +353,7 @@ def compare_lines(
     lines += [_factor(factor, columns) for factor in found.factors]
     if others := [figure for figure in found.figures if figure.verdict is None]:
         lines.append(line((" Also measured", STRONG)))
-        lines += map(draw, others)
+        lines += chain.from_iterable(map(draw, others))
     if cost := energy_cost_text(found, tariff):
         lines.append(line((" Energy: ", STRONG), plain(cost)))
     return [*lines, *(line((f"  {row}", DIM)) for row in _wrapped(_basis(found), width - 2))]
@@ -441,7 +442,8 @@ def _side(found: Comparison, *, after: bool) -> str:
     return ("after" if after else "before") + f" @{run.generation}"
 
 
-def _figure(figure: ComparedFigure, columns: _Columns, reach: float, settled: bool) -> Strip:
+def _figure(figure: ComparedFigure, columns: _Columns, reach: float, settled: bool) -> list[Strip]:
+    """A figure's line, and a second one for its verdict where that does not fit."""
     before, after = (fit(side_text(figure, after=after), columns.value, ">") for after in (False, True))
     judged = figure.verdict is not None
     verdict = short_verdict(figure.verdict) if figure.verdict is not None else ""
@@ -449,21 +451,25 @@ def _figure(figure: ComparedFigure, columns: _Columns, reach: float, settled: bo
     style = VERDICT_STYLES.get(figure.verdict, None if settled else DIM) if figure.verdict is not None else DIM
     if figure.verdict is ComparisonVerdict.NOT_COMPARABLE:
         style = DIM
-    change = figure_change_text(figure)
-    room = columns.change
-    if not columns.wide and cell_len(change) > room:  # its figures rather than the bar
-        room, drawn = room + columns.bar, ""
+    change, room, below = figure_change_text(figure), columns.change, ""
+    if not columns.wide and (cell_len(change) > room or cell_len(verdict) > columns.words):  # words rather than the bar
+        whole = columns.change + columns.bar + columns.words
+        drawn, room = "", whole - max(columns.words, cell_len(verdict))
+        if cell_len(change) > room:
+            verdict, below, room = "", verdict, whole
     change = fit(change, room)
     objective = objective_text(figure).removeprefix("objective ")
     tail = f"{drawn}  {change}{fit(verdict, _VERDICT)}" if columns.wide else f"{change}{drawn} {verdict}"
     indent = 2 if columns.wide else 1
-    return line(
+    row = line(
         (fit(f"{' ' * indent}{figure.name}", columns.name), None if judged else DIM),
         (before, None if judged else DIM),
         (after, STRONG if judged else DIM),
         ("  " + tail, style),
         (objective if columns.wide else "", DIM),
-    ).crop(0, columns.width)
+    )
+    rows = [row, line((" " * (columns.name + 2 * columns.value + 2) + below, style))] if below else [row]
+    return [one.crop(0, columns.width) for one in rows]
 
 
 def _reach(figures: Sequence[ComparedFigure]) -> float:

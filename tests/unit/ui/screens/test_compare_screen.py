@@ -11,9 +11,10 @@ from vllm_console.history.energy import FIGURES, Tariff
 from vllm_console.prediction.figures import Figures, Spread
 from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates
 from vllm_console.prediction.score import KeptPrediction, Traffic, outcome_lines
-from vllm_console.runs.compare import Recorded, compare
+from vllm_console.runs.compare import ComparisonVerdict, Recorded, compare
 from vllm_console.runs.measurement import Measurement
 from vllm_console.runs.store import FlagChange
+from vllm_console.runs.text import figure_change_text, short_verdict
 from vllm_console.runs.windows import with_figures
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.screens.compare import CompareScreen, compare_lines, nothing_lines, run_names
@@ -49,6 +50,18 @@ def test_each_judged_figure_has_its_interval_as_a_bar(made, width):
     assert first.index("│") < first.index("●"), "more than before: right of zero"
     better = next(text for text in texts(comparison(made, slower=0.6), width) if "ITL p99" in text and "●" in text)
     assert better.index("●") < better.index("│")
+
+
+@pytest.mark.parametrize("width", [58, 66, 72, 78])
+@pytest.mark.parametrize("verdict", list(ComparisonVerdict))
+def test_no_verdict_is_cut(made, width, verdict):
+    found = comparison(made, slower=1.6)
+    figures = [replace(one, verdict=verdict) if one.verdict is not None else one for one in found.figures]
+    lines = texts(replace(found, figures=tuple(figures)), width)
+    assert max(map(cell_len, lines)) <= width
+    at = next(at for at, text in enumerate(lines) if "ITL p99" in text and "%" in text)
+    assert short_verdict(verdict) in lines[at] + lines[at + 1]
+    assert figure_change_text(next(one for one in figures if one.name == "ITL p99")) in lines[at]
 
 
 @pytest.mark.parametrize("width", [78, 118])
