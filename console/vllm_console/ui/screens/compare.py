@@ -339,7 +339,7 @@ def compare_lines(
     lines += _changed(found, width, may_revert)
     if found.empty:
         return lines
-    columns, settled = _columns(width), found.verdict is not ComparisonVerdict.TOO_LITTLE
+    columns, settled = _columns(width, found.judged), found.verdict is not ComparisonVerdict.TOO_LITTLE
     draw = partial(_figure, columns=columns, reach=_reach(found.judged), settled=settled)
     lines += [_heading(found, columns), *chain.from_iterable(map(draw, found.judged))]
     if found.verdict is not ComparisonVerdict.TOO_LITTLE:
@@ -397,16 +397,22 @@ class _Columns(msgspec.Struct, frozen=True):
     @property
     def bar(self) -> int:
         """Cells of the bar."""
-        free = self.width - self.name - 2 * self.value - 2 - self.change - self.words - (2 if self.wide else 1)
-        return max(0, min(free, LONGEST_BAR) if self.wide else free)
+        free = self.width - self.before - self.change - self.words - (2 if self.wide else 1)
+        return max(0, min(free, LONGEST_BAR)) if self.wide else free if free >= LEAST_BAR else 0
+
+    @property
+    def before(self) -> int:
+        """Cells of the columns on the left of the change and the bar."""
+        return self.name + 2 * self.value + 2
 
 
-def _columns(width: int) -> _Columns:
+def _columns(width: int, judged: Sequence[ComparedFigure]) -> _Columns:
     if width >= WIDE:
         return _Columns(width, wide=True, name=20, value=14, change=24, words=_VERDICT + 10)
     if width < NARROW:
         return _Columns(width, wide=False, name=16, value=8, change=19, words=6)
-    return _Columns(width, wide=False, name=16, value=8, change=22, words=12)
+    longest = max((len(short_verdict(one.verdict)) for one in judged if one.verdict is not None), default=0)
+    return _Columns(width, wide=False, name=16, value=8, change=22, words=max(12, longest))
 
 
 def _heading(found: Comparison, columns: _Columns) -> Strip:
@@ -452,9 +458,9 @@ def _figure(figure: ComparedFigure, columns: _Columns, reach: float, settled: bo
     if figure.verdict is ComparisonVerdict.NOT_COMPARABLE:
         style = DIM
     change, room, below = figure_change_text(figure), columns.change, ""
-    if not columns.wide and (cell_len(change) > room or cell_len(verdict) > columns.words):  # words rather than the bar
-        whole = columns.change + columns.bar + columns.words
-        drawn, room = "", whole - max(columns.words, cell_len(verdict))
+    whole = columns.width - columns.before - 1
+    if not columns.wide and (cell_len(change) > room or room + columns.bar + cell_len(verdict) > whole):
+        drawn, room = "", whole - cell_len(verdict)  # the figures rather than the bar
         if cell_len(change) > room:
             verdict, below, room = "", verdict, whole
     change = fit(change, room)
@@ -468,7 +474,7 @@ def _figure(figure: ComparedFigure, columns: _Columns, reach: float, settled: bo
         ("  " + tail, style),
         (objective if columns.wide else "", DIM),
     )
-    rows = [row, line((" " * (columns.name + 2 * columns.value + 2) + below, style))] if below else [row]
+    rows = [row, line((" " * columns.before + below, style))] if below else [row]
     return [one.crop(0, columns.width) for one in rows]
 
 
