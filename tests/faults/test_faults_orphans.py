@@ -17,8 +17,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from vllm_console.doctor import examine
 from vllm_console.fleet import leftovers as left_behind
 from vllm_launchers.host import shared_memory
+from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.keeper import client, errors, folders, orphans, process_group, processes, wire
 from vllm_launchers.keeper.records import State
 from vllm_launchers.values import replace
@@ -180,6 +182,12 @@ def test_a_deleted_folder_leaves_processes_that_are_named_and_can_be_ended(bench
     assert {one.process for one in found.processes} == {*server.parts, server.who["recorder"]}
     assert all("was deleted" in one.why for one in found.processes)
     assert "5 processes" in left_behind.format_leftovers(found)
+    assert left_behind.format_lost(found).startswith("The folder of one was deleted while it ran: it may still serve")
+    document = examine(bench.root, bench.root / "config", (), Host())
+    (problem,) = [one for one in document["problems"] if "folder of one" in one["what"]]
+    assert "leftovers" in problem["do"]
+    assert left_behind.lost_server(bench.root, "one") == left_behind.format_lost(found)
+    assert left_behind.lost_server(bench.root, "two") == ""
     elsewhere = orphans.find(bench.root / "another")
     assert elsewhere.found == ()
     assert sum(str(bench.root) in sentence for sentence in elsewhere.spared) == 5, "named, with where to look"

@@ -79,6 +79,28 @@ def format_leftovers(found: Leftovers) -> str:
     return " and ".join(parts) or "nothing"
 
 
+def format_lost(found: Leftovers) -> str:
+    """Which servers may still serve but can't be reached, in one sentence; empty if none."""
+    from vllm_launchers.keeper.orphans import FOLDER_DELETED
+
+    names = sorted({os.path.basename(one.folder) for one in found.processes if one.why == FOLDER_DELETED})  # noqa: PTH119
+    if not names:
+        return ""
+    one = len(names) == 1
+    return (
+        f"The {'folder' if one else 'folders'} of {', '.join(names)} {'was' if one else 'were'} deleted while "
+        f"{'it' if one else 'they'} ran: {'it' if one else 'they'} may still serve, but can only be ended"
+    )
+
+
+def lost_server(state: Path, name: str) -> str:
+    """The same of the server of that name alone."""
+    from vllm_launchers.keeper import orphans
+
+    found = orphans.find(state).found
+    return format_lost(Leftovers([one for one in found if os.path.basename(one.folder) == name]))  # noqa: PTH119
+
+
 def format_process(orphan: Orphan) -> str:
     """One process, in a line."""
     return f"pid {orphan.process.pid} {orphan.title}: of server {os.path.basename(orphan.folder)}; {orphan.why}"  # noqa: PTH119
@@ -124,7 +146,8 @@ class LeftoversWatch:
                 # What any program may have left disturbs nobody here; X and ``leftovers`` list it.
                 sure = replace(found, files=[file for file in found.files if file.sure])
                 removes = "the command 'remove leftovers' lists and removes them"
-                self.notices = [] if sure.empty else [f"Ended servers left {format_leftovers(sure)} behind: {removes}"]
+                what = format_lost(sure) or f"Ended servers left {format_leftovers(sure)} behind"
+                self.notices = [] if sure.empty else [f"{what}: {removes}"]
 
 
 def _recorded(state: Path) -> dict[str, int]:

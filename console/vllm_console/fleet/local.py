@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from vllm_console.fleet.attached import AllRecords, AttachedServers
 from vllm_console.fleet.background_commands import Loads, Ramps, RampView, StagedPredictions
 from vllm_console.fleet.board import NO_BOARD, SharedBoard, gpu_claims
-from vllm_console.fleet.leftovers import LeftoversWatch, find_leftovers, remove_leftovers
+from vllm_console.fleet.leftovers import LeftoversWatch, find_leftovers, lost_server, remove_leftovers
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_SECONDS, Observer
 from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.fleet.runs import RunHistory, RunRecorder
@@ -1201,6 +1201,8 @@ class LocalFleet:
         seen = self.snapshot().server(name)
         if seen is not None and not seen.ours:
             raise RefusedError(f"{name} {seen.foreign}")
+        if lost := lost_server(self._state, name):
+            raise NotFoundError(f"{lost}; 'vllm-console leftovers --remove' does that")
         known = ", ".join(client.names(self._state)) or "none yet"
         raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
 

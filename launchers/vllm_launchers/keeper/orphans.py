@@ -21,6 +21,8 @@ from vllm_launchers.procfs import access_mode, descriptors
 from vllm_launchers.values import Value
 
 OUTPUTS = (OUTPUT, OLD_PIPE)
+FOLDER_DELETED = "its folder was deleted while it ran, so no other command reaches it"
+"""Why the processes of a server are orphans that may well serve, and have a keeper that can tell nobody."""
 TERM_SECONDS, KILL_SECONDS = 5.0, 5.0
 POLL_SECONDS = 0.05
 
@@ -74,7 +76,7 @@ def find(root: Path) -> Orphans:  # noqa: C901 (every branch is a reason not to 
         if one.folder in kept and (one.there or Path(one.folder).is_dir()):
             why, sentence = _older_than_server(table, pid, Path(one.folder), kept[one.folder]), ""
         else:
-            why, sentence = reasons[one.folder] if one.there else ("the folder of its server was deleted", "")
+            why, sentence = reasons[one.folder] if one.there else (FOLDER_DELETED, "")
         if Path(one.folder).is_relative_to(root.resolve()):
             if why:
                 found.append(Orphan(processes.identity_of(table[pid]), title(pid), one.folder, why))
