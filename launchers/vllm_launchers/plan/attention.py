@@ -59,7 +59,8 @@ def selected_backend(flags: Flags, environment: Mapping[str, str], release: Rele
     """The attention backend requested by name (``FLASHINFER``), or None if vLLM chooses."""
     asked = flags.get(BACKEND_FLAG) or flags.get(f"{BACKEND_CONFIG}.backend")
     config = flags.get(BACKEND_CONFIG)
-    if not asked and isinstance(config, str) and config.lstrip().startswith("{"):
+    by_keys = any(name.startswith(f"{BACKEND_CONFIG}.") for name in flags)  # then vLLM drops the whole
+    if not asked and not by_keys and isinstance(config, str) and config.lstrip().startswith("{"):
         try:
             asked = json.loads(config).get("backend")
         except (ValueError, AttributeError, RecursionError):
@@ -67,7 +68,7 @@ def selected_backend(flags: Flags, environment: Mapping[str, str], release: Rele
     if not asked and release is not None and release < VARIABLE_READ_BEFORE:
         asked = environment.get(BACKEND_VARIABLE)
     name = str(asked).upper().removesuffix("_VLLM_V1") if asked else ""
-    return name if name and name != "AUTO" else None
+    return name if name not in ("", "AUTO", "NONE", "NULL") else None
 
 
 def fp8_cache_support(

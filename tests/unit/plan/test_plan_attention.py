@@ -60,6 +60,8 @@ def test_an_fp8_cache_needs_arithmetic_in_fp8_or_a_backend_without(
         ({"attention-config": "{broken"}, {}, NEW, None),
         ({"attention-config": "[1]"}, {}, NEW, None),
         ({"attention-config.backend": "FLASH_ATTN"}, {}, NEW, "FLASH_ATTN"),
+        ({"attention-config.backend": "null"}, {}, NEW, None),
+        ({"attention-config": '{"backend": "TRITON_ATTN"}', "attention-config.use_non_causal": True}, {}, NEW, None),
         ({}, {"VLLM_ATTENTION_BACKEND": "FLASHINFER_VLLM_V1"}, OLD, "FLASHINFER"),
         ({}, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, NEW, None),  # no longer read since 0.15
         ({}, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, None, None),

@@ -314,19 +314,20 @@ def _draft(facts: ModelFacts, flags: Flags, assumed: list[str], draft: ModelFact
 
 
 def json_flag(flags: Flags, name: str) -> Mapping[str, object]:
-    """A JSON flag's keys, whether set as a whole or key by key (``name.key``); empty if it is not an object."""
-    found: dict[str, object] = {}
-    value = flags.get(name)
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            document = json.loads(value)
-        except (ValueError, RecursionError):
-            document = None
-        if isinstance(document, dict):
-            found.update(document)
-    prefix = f"{name}."
-    found.update({key[len(prefix) :].replace("-", "_"): flags[key] for key in flags if key.startswith(prefix)})
-    return found
+    """A JSON flag's keys, whether set as a whole or key by key (``name.key``); empty if it is not an object.
+
+    If keys are set by themselves, vLLM drops the whole.
+    """
+    prefix, value = f"{name}.", flags.get(name)
+    if keys := {key[len(prefix) :].replace("-", "_"): flags[key] for key in flags if key.startswith(prefix)}:
+        return keys
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return {}
+    try:
+        document = json.loads(value)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _capture_sizes(flags: Flags, seqs: int, draft_tokens: int) -> int:

@@ -55,7 +55,9 @@ def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surel
         text += f", since YaRN's factor does not raise them: set {_POSITIONS} in --{_OVERRIDES} as well"
         whole = json.dumps({**changed, _POSITIONS: asked})
         if not facts.multimodal:  # a model that also takes images has them in a config within its config
-            raised = {_OVERRIDES: whole} if _OVERRIDES in plan.flags else {f"{_OVERRIDES}.{_POSITIONS}": asked}
+            by_keys = any(name.startswith(f"{_OVERRIDES}.") for name in plan.flags)  # then vLLM drops the whole
+            at_once = _OVERRIDES in plan.flags and not by_keys
+            raised = {_OVERRIDES: whole} if at_once else {f"{_OVERRIDES}.{_POSITIONS}": asked}
             fix = Changes(set=dict(raised))
     yield PlanFinding("context_over_model", Level.ERROR, text, fix, surely=surely)
 

@@ -93,3 +93,11 @@ def test_what_stands_in_for_its_size_is_reported() -> None:
 )
 def test_which_flags_name_a_draft_model(flags: Flags, expected: str) -> None:
     assert draft_model(flags) == expected
+
+
+def test_a_draft_model_in_an_object_that_vllm_drops_is_not_counted() -> None:
+    flags = {**speculative(model=DRAFT), "speculative-config.method": "ngram"}
+    assert draft_model(flags) == ""
+    assert (
+        draft_model({**flags, "speculative-config.method": "draft_model", "speculative-config.model": "own"}) == "own"
+    )

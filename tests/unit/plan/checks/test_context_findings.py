@@ -59,6 +59,14 @@ def test_a_change_that_has_nothing_to_do_with_the_context(find: Find) -> None:
     assert finding.fix == Changes(set={"max-model-len": 4096})
 
 
+def test_the_fix_beside_keys_that_are_set_by_themselves_is_such_a_key(find: Find) -> None:
+    """vLLM drops a whole object then."""
+    keys = {"hf-overrides.rope_parameters.rope_type": "yarn", "hf-overrides.rope_parameters.factor": 4}
+    finding = over(find, {"hf-overrides": '{"hidden_act": "silu"}', **keys})
+    assert finding is not None
+    assert finding.fix == Changes(set={"hf-overrides.max_position_embeddings": 16_384})
+
+
 @pytest.mark.parametrize(
     "changed",
     [
