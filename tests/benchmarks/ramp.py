@@ -204,7 +204,7 @@ class VirtualRamp:
         server.trim(max(1, round(rate * self.request_seconds)))
         for _ in server.play(list(server.shape.stream(rate, warming)), warming, Tally()):
             pass
-        tally, begin = Tally(), server.now
+        tally, begin = Tally(limits=(goals.ttft_p99_seconds, goals.itl_p99_seconds)), server.now
         preempted, finished = server.preemptions, server.finished
         server.usages.clear()
         in_flight: list[float] = []
@@ -216,10 +216,9 @@ class VirtualRamp:
             final = now - begin >= seconds - WATCH
             if not early and not final:
                 continue
-            within, beyond = tally.ttft.within(goals.ttft_p99_seconds)
             figures = StepFigures(
-                rate, now - begin, (within, beyond + server.late(tally)), tally.itl.within(goals.itl_p99_seconds),
-                0, tuple(in_flight), tuple(one for _, one in server.usages[::20]),
+                rate, now - begin, (tally.ttft.within, tally.ttft.beyond + server.late(tally)),
+                (tally.itl.within, tally.itl.beyond), 0, tuple(in_flight), tuple(one for _, one in server.usages[::20]),
                 float(server.preemptions - preempted), float(server.finished - finished), float(len(server.under_way)),
             )  # fmt: skip
             outcome = judge_step(figures, goals, fewest_seconds=fewest, final=final)

@@ -154,10 +154,10 @@ def test_the_summary_shows_unknown_as_a_dash() -> None:
 
 
 def test_a_p99_by_rank_agrees_with_the_share_within_a_limit():
-    samples = Samples()
+    samples = Samples(bound=1.0)
     for value in [0.5] * 73 + [1.5]:
         samples.add(value)
-    assert samples.within(1.0) == (73, 1)  # fewer than 99%
+    assert (samples.within, samples.beyond) == (73, 1)  # fewer than 99%
     interpolated, ranked = samples.latency().p99, samples.latency(exact_quantile).p99
     assert interpolated is not None
     assert ranked is not None
