@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--concurrency", type=count_from, metavar="N",
-        help="closed loop: keep N requests in flight; with --rate: cap of N",
+        help="closed loop: keep N requests in flight; with --rate: cap of N "
+        "(default: four times the preset's, at least 64)",
     )  # fmt: skip
     many = parser.add_mutually_exclusive_group()
     many.add_argument(
