@@ -71,3 +71,9 @@ def test_bytes_that_are_no_text_and_an_empty_log_are_no_failure(program, tmp_pat
         path.write_bytes(data)
         answer = program.json("diagnose", str(path))
         assert (answer["cause"], answer["confidence"], answer["fixes"]) == ("other", 0.0, [])
+
+
+def test_a_name_that_is_neither_a_file_nor_a_server_is_one_sentence(program):
+    answer = program("diagnose", "chat")
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr == "vllm-console: chat: there is neither such a file nor a server of that name\n"

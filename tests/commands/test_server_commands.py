@@ -375,3 +375,5 @@ def test_without_rollback_it_has_failed(program):
     words = ("restart", "chat", "--set", "kv-cache-memory-bytes=1000", "--force", "--no-rollback", "--wait")
     assert program(*words).returncode == 1
     assert program.json("status", "chat")["state"] == "failed"
+    assert program.json("diagnose", "chat")["evidence"]
+    assert "neither" not in program("diagnose", "chat").stderr

@@ -1,4 +1,4 @@
-"""``vllm-console diagnose LOGFILE``: why the vLLM that wrote a log failed, and what would fix it."""
+"""``vllm-console diagnose LOG``: why the vLLM that wrote a log failed, and what would fix it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from msgspec.structs import replace
 
+from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, print_json
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import FleetError, RefusedError, UsageError
 from vllm_console.logs.file import lines_before
 from vllm_console.text import plain, redrawn
+
+if TYPE_CHECKING:
+    from vllm_console.diagnosis.finding import Diagnosis
 
 MOST_BYTES = 32 << 20
 """The beginning of a longer log is skipped: the failure is in its last part."""
@@ -24,31 +28,63 @@ CHUNK_BYTES = 1 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("logfile", help="vLLM's log file, or - for standard input")
+    parser.add_argument("logfile", metavar="log", help="a server's name, vLLM's log file, or - for standard input")
     parser.add_argument("--exit-code", type=int, metavar="N", help="exit code of the process, if known")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the log and name the failure."""
-    from vllm_console.diagnosis.failure.diagnose import diagnose
     from vllm_console.diagnosis.finding import diagnosis_document, diagnosis_lines
-    from vllm_console.logs.vllm_lines import parse_lines
-    from vllm_launchers.secrets import redact
 
-    skipped, text = _read(args.logfile)
-    lines = [redact(redrawn(line)) for line in text.split("\n")]
-    found = diagnose(lines, args.exit_code)
-    if found.line is not None:
-        found = replace(found, line=found.line + skipped)
+    found, is_log = _diagnosis(args)
     document: Document = diagnosis_document(found)
     if args.json:
         print_json(document)
     else:
         print("\n".join(map(plain, diagnosis_lines(found))))
-        if found.line is None and not any(parsed.level for parsed in parse_lines(lines)):
+        if not is_log:
             print("No line has vLLM's log format: is this a vLLM log?")
     return 0
+
+
+def _diagnosis(args: argparse.Namespace) -> tuple[Diagnosis, bool]:
+    """Why it failed, and whether anything shows that it was vLLM.
+
+    Where there is no file of that name, it is a server's: its last run's part of the log, its flags and its exit code.
+    """
+    from vllm_console.diagnosis.failure.diagnose import diagnose
+    from vllm_console.logs.vllm_lines import parse_lines
+    from vllm_launchers.secrets import redact
+
+    name: str = args.logfile
+    if name != "-" and os.sep not in name and not Path(name).exists():
+        return _failure_of(args), True
+    skipped, text = _read(name)
+    lines = [redact(redrawn(line)) for line in text.split("\n")]
+    found = diagnose(lines, args.exit_code)
+    if found.line is not None:
+        return replace(found, line=found.line + skipped), True
+    return found, any(parsed.level for parsed in parse_lines(lines))
+
+
+def _failure_of(args: argparse.Namespace) -> Diagnosis:
+    """Why a server failed.
+
+    Raises:
+        FleetError: there is neither a file nor a server of that name.
+        RefusedError: it has not failed.
+        UsageError: an exit code is given.
+    """
+    name: str = args.logfile
+    server = open_fleet(args).snapshot().server(name)
+    if server is None:
+        raise FleetError(f"{name}: there is neither such a file nor a server of that name")
+    if args.exit_code is not None:
+        raise UsageError("--exit-code is for a log; that of a server is known")
+    if server.diagnosis is None:
+        raise RefusedError(f"{name} has not failed: it is {server.state.value}")
+    return server.diagnosis
 
 
 def _read(name: str) -> tuple[int, str]:

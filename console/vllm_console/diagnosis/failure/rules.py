@@ -673,10 +673,10 @@ DEATHS: tuple[FailureRule, ...] = (
     _rule(r"(?:Worker proc|RayWorkerProc) .*died unexpectedly|Worker \w+ pid \d+ died, exit code"
           r"|(?:Actor|RayActor)DiedError|WorkerCrashedError"
           r"|A worker died or was killed while executing", Cause.ENGINE_DIED,
-          "A worker process died without a word of its own.", 0.6),
+          "A worker process died and logged no reason.", 0.6),
     _rule(r"Engine core proc(?:ess)? .*died unexpectedly|Process \S+ \(PID: \d+\) died with exit code"
           r"|EngineDeadError|Engine loop (?:has|is) (?:died|dead)",
-          Cause.ENGINE_DIED, "The engine's process died without a word of its own.", 0.6),
+          Cause.ENGINE_DIED, "The engine process died and logged no reason.", 0.6),
     _rule(r"Fatal Python error|Segmentation fault|Segfault encountered|terminate called|Bus error|core dumped"
           r"|ChildProcessError: worker died",
           Cause.ENGINE_DIED, "The process crashed outside of Python.", 0.6),

@@ -493,7 +493,9 @@ def describe_process(pid: int) -> Holder:
     try:
         with process.oneshot():
             user = process.username()
-            command = " ".join(redact_argv(tuple(process.cmdline())))[:MOST_COMMAND] or process.name()
+            # A process that has given itself a title, such as vLLM's engine, has it padded.
+            words = tuple(word for word in process.cmdline() if word.strip())
+            command = " ".join(redact_argv(words)).strip()[:MOST_COMMAND] or process.name()
     except (psutil.Error, OSError):
         pass  # both are hidden for another user's process
     return Holder(pid, user=user, command=command, started_at=started, ancestors=_ancestors(process))
