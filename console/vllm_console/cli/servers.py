@@ -202,6 +202,7 @@ def describe_server(server: ServerView, now: float, energy: Energy | None = None
     lines += _describe_window(server, now)
     if energy is not None:
         lines += [f"  {'' if at else 'energy':<11} {text}" for at, text in enumerate(energy_lines(energy))]
+    lines += _describe_fixes(server)
     lines += _describe_conditions(server, now)
     return [plain(line) for line in lines]
 
@@ -212,6 +213,19 @@ def _attached_text(server: ServerView) -> str:
     key = f"API key in {server.attached.key_env}" if server.attached.key_env else "no API key"
     ca = f", certificates of {server.attached.ca}" if server.attached.ca else ""
     return f"from {server.where}, read-only; {key}{ca}"
+
+
+def _describe_fixes(server: ServerView) -> list[str]:
+    """What may help a server that failed; the reason stands above."""
+    if server.state is not State.FAILED or server.diagnosis is None or not server.diagnosis.fixes:
+        return []
+    from vllm_console.diagnosis.finding import fix_lines
+
+    return [
+        "",
+        "  fixes       best first",
+        *(f"    {line}" for fix in server.diagnosis.fixes for line in fix_lines(fix)),
+    ]
 
 
 def _describe_conditions(server: ServerView, now: float) -> list[str]:

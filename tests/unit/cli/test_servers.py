@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from vllm_console.cli.servers import describe_server, no_energy, servers_table, status_document
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix
+from vllm_console.fleet.snapshot import Changes, ServerView, State
 from vllm_console.metrics.sample import Sample, Window
 from vllm_launchers.host.gpu.host import NO_DRIVER, Host
 
@@ -53,6 +54,13 @@ def test_metrics_of_a_server_that_no_longer_answers_are_not_those_of_now() -> No
     fresh = replace(hung, sample=replace(sample, at=NOW - 1))
     assert "75 running, 3 waiting now" in "\n".join(describe_server(fresh, NOW))
     assert len(servers_table((fresh,), NOW)) == 2
+
+
+def test_a_server_that_failed_has_its_fixes_below() -> None:
+    diagnosis = Diagnosis(Cause.ENGINE_DIED, 0.5, 7, "RuntimeError", "It died.", (Fix(Changes(), "Check 'dmesg'."),))
+    failed = replace(OURS, state=State.FAILED, reason="It died.", diagnosis=diagnosis)
+    assert describe_server(failed, NOW)[-2:] == ["  fixes       best first", "    Check 'dmesg'."]
+    assert "fixes" not in "\n".join(describe_server(replace(failed, state=State.READY), NOW))
 
 
 def test_why_energy_and_cost_are_unknown() -> None:
