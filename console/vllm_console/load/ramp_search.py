@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
-from operator import mul
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise, repeat
+from operator import add, mul, sub
 
 import msgspec
 
@@ -439,15 +439,15 @@ def _of_queues(used: Sequence[TriedRate], middle: float) -> list[float]:
     """
     steps = [(math.log(one.rate / middle), _late(one), sum(one.ttft) / LONG_STEP) for one in used]
 
-    def likelihood(place: float, slope: float) -> float:
-        found = 1.0
+    chances = [0.0] * len(_PLACES)
+    for slope in _QUEUE_SLOPES:
+        likelihoods = [1.0] * len(_PLACES)
         for x, late, share in steps:
-            queues = share * math.log(2) * math.exp(min(30.0, slope * (x - place)))
-            none = (1 - 2 * LAPSE) * math.exp(-queues) + LAPSE
-            found *= 1 - none if late else none
-        return found
-
-    chances = [sum(likelihood(place, slope) for slope in _QUEUE_SLOPES) for place in _PLACES]
+            most = share * math.log(2)  # queues in the step, at the ceiling itself
+            queues = [most * math.exp(slope * (x - place)) for place in _PLACES]
+            none = [(1 - 2 * LAPSE) * math.exp(-expected) + LAPSE for expected in queues]
+            likelihoods = list(map(mul, likelihoods, [1 - one for one in none] if late else none))
+        chances = list(map(add, chances, likelihoods))
     total = sum(chances)
     return [chance / total for chance in chances]
 
@@ -485,21 +485,29 @@ def _posterior(
     parameter, and summed over all ``slopes`` by their weight. Misses ``scatter`` by so much more than independent ones.
     """
     logs = [
-        [math.log(weight) + _log_likelihood(points, place, slope) / scatter for slope, weight in slopes]
-        for place in _PLACES
+        [math.log(weight) + likelihood / scatter for likelihood in _log_likelihoods(points, slope)]
+        for slope, weight in slopes
     ]
     most = max(map(max, logs))
-    chances = [sum(math.exp(one - most) for one in row) for row in logs]
+    chances = [sum([math.exp(one - most) for one in at_place]) for at_place in zip(*logs, strict=True)]
     total = sum(chances)
     return [chance / total for chance in chances]
 
 
-def _log_likelihood(points: Sequence[tuple[float, float, float]], place: float, slope: float) -> float:
-    found = 0.0
+def _log_likelihoods(points: Sequence[tuple[float, float, float]], slope: float) -> list[float]:
+    """The logarithm of how likely all observations are with the limit at each of `_PLACES`.
+
+    ``points`` are no further from the middle than `USED`, so that no odds are too large for a float.
+    """
+    rises = [slope * place for place in _PLACES]
+    late = sum([beyond for _, _, beyond in points])
+    odds_of_late = sum([beyond * (_LOGIT + slope * x) for x, _, beyond in points])
+    found: Iterable[float] = [odds_of_late - late * rise for rise in rises]
     for x, within, beyond in points:
-        odds = _LOGIT + slope * (x - place)
-        found += beyond * odds - (within + beyond) * (math.log1p(math.exp(odds)) if odds < 30 else odds)
-    return found
+        there = _LOGIT + slope * x
+        odds = [there - rise for rise in rises]
+        found = map(sub, found, map(mul, repeat(within + beyond), map(math.log1p, map(math.exp, odds))))
+    return list(found)
 
 
 def step_seconds(tried: Sequence[TriedRate], left: float, longest: float) -> float:
