@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 GROUPS = {
     "real: findings": ("real/test_real_findings.py", "real/test_real_orphans.py"),
-    "real: loop": ("real/test_real_loop.py", "real/test_real_contract.py", "real/test_real_serving.py"),
+    "real: loop": tuple(f"real/test_real_{name}.py" for name in ("loop", "contract", "serving", "chat", "probe")),
     "real: failures": ("real/test_real_*.py",),
 }
 """Files that one process runs one after the other: three groups of real servers, each of which shares some."""

@@ -34,6 +34,7 @@ def fresh(
         **real_env, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "SHELL": "/bin/sh",
         "PATH": f"{real_vllm.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path / "state"),
         "XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "TORCH_COMPILE_DISABLE": "1",  # a compiler would run for longer than all else takes
     }  # fmt: skip
     terminal = terminal_module.Terminal([sys.executable, "-m", "vllm_console"], 80, 24, env)
     try:
