@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 GROUPS = {
     "real: findings": ("real/test_real_findings.py", "real/test_real_orphans.py"),
-    "real: loop": tuple(f"real/test_real_{name}.py" for name in ("loop", "contract", "serving", "chat", "probe")),
+    "real: loop": tuple(f"real/test_real_{name}.py" for name in ("loop", "probe", "contract", "serving", "chat")),
     "real: failures": ("real/test_real_*.py",),
 }
 """Files that one process runs one after the other: three groups of real servers, each of which shares some."""
@@ -95,7 +95,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: _place(item.path, FIRST))
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
+            if item.get_closest_marker("xdist_group") is None:  # two markers would be a third group
+                item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
 OBJECTS_BETWEEN_COLLECTIONS = 50_000

@@ -33,7 +33,7 @@ def installs(builder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Path]
     monkeypatch.setattr(builder, "NEEDED_BYTES", 0)
     monkeypatch.setattr(builder, "_interpreter", lambda: sys.executable)
     monkeypatch.setattr(builder, "_install", lambda interpreter, root, log: done.append(root))
-    monkeypatch.setattr(builder, "run", lambda command, log, what: None)
+    monkeypatch.setattr(builder, "run", lambda command, log, what, **variables: None)
     return done
 
 
