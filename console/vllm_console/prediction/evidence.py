@@ -37,6 +37,7 @@ _SAME_STEP = 0.02
 _CLOCKS_DIFFER = 0.05
 """Seconds by which the times of a request and of its step can differ."""
 _MOST_CHOICES = 200
+_MOSTLY_FOUND = 0.5
 _FRONT_QUANTILE = 0.1
 """So many requests in all met the engine between two steps, and spent in the front end what all spend there."""
 
@@ -419,8 +420,17 @@ def _first_token_steps(around: Sequence[_Known], timed: Sequence[tuple[EngineSte
     intervals, and the lengths of their prompts add up to its ``prompt_tokens``.
 
     Times alone don't tell, since the records' clocks differ by as much as a short step takes. Requests that no step
-    fits are left out.
+    fits are left out. Where hardly any fits, a release counts prompt tokens otherwise, and their order alone decides.
     """
+    found = _joined(around, timed, by_length=True)
+    if len(found) >= _MOSTLY_FOUND * len(around):
+        return found
+    return max(found, _joined(around, timed, by_length=False), key=len)
+
+
+def _joined(
+    around: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]], *, by_length: bool
+) -> list[tuple[_Known, int]]:
     coming = deque(sorted(around, key=lambda one: one.first_token_at))
     waiting: list[_Known] = []
     found: list[tuple[_Known, int]] = []
@@ -432,7 +442,8 @@ def _first_token_steps(around: Sequence[_Known], timed: Sequence[tuple[EngineSte
         if step.generation_tokens is None:
             chosen: Sequence[_Known] = [one for one in waiting if one.first_token_at <= step.at + took / 2]
         else:
-            chosen = _adding_up(waiting, step.generation_tokens - step.intervals, step.prompt_tokens)
+            prompts = step.prompt_tokens if by_length else None
+            chosen = _adding_up(waiting, step.generation_tokens - step.intervals, prompts)
         for one in chosen:
             waiting.remove(one)
             found.append((one, place))

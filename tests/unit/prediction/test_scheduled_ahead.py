@@ -13,7 +13,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from fakes.virtual_records import record, traffic
-from vllm_console.history.probe_records import ProbeReader
+from vllm_console.history.probe_records import EngineStep, FinishedRequest, ProbeReader
 from vllm_console.prediction.evidence import TrafficEvidence, gather
 from vllm_console.prediction.fit import fit_step_cost, step_regression
 from vllm_console.prediction.predict import Change, Estimate, predict
@@ -25,12 +25,17 @@ BUDGET, KV_TOKENS, BLOCK = 4096, 920_336, 16
 
 
 @cache
-def on_h200() -> TrafficEvidence:
+def records() -> tuple[list[FinishedRequest], list[EngineStep]]:
     with TemporaryDirectory() as folder:
         for path in (Path(__file__).parent / "h200").glob("*.gz"):
             (Path(folder) / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
         reader = ProbeReader(Path(folder))
-        return gather(reader.requests(), reader.steps(), BLOCK, BUDGET)
+        return reader.requests(), reader.steps()
+
+
+@cache
+def on_h200() -> TrafficEvidence:
+    return gather(*records(), BLOCK, BUDGET)
 
 
 def h200(max_num_seqs: int) -> EngineLimits:
@@ -44,6 +49,15 @@ def test_the_records_tell_whether_steps_are_scheduled_ahead() -> None:
     found = gather(simulated.requests, simulated.steps, scheduler.block_size, scheduler.max_num_batched_tokens)
     assert on_h200().ahead
     assert not found.ahead
+
+
+def test_where_prompt_tokens_are_counted_otherwise_the_order_of_the_requests_decides() -> None:
+    requests, steps = records()
+    halved = [one._replace(prompt_tokens=(one.prompt_tokens or 0) // 2) for one in steps]
+    found = gather(requests, halved, BLOCK, BUDGET)
+    assert found.ahead
+    cost, exact = step_regression(found.steps), step_regression(on_h200().steps)
+    assert abs(cost.per_token / exact.per_token - 1) < 0.3
 
 
 def test_what_a_prefill_takes_is_told_from_the_step_before_it() -> None:
