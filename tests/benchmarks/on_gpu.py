@@ -19,6 +19,7 @@ Where there is no ``nvidia-smi``, as with ``--gpus none`` and vLLM's CPU build, 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import shutil
@@ -78,13 +79,13 @@ def measure(made: Bench, args: argparse.Namespace) -> None:
     print_steps(made, plan)
 
     change = ("--set", f"max-num-seqs={args.fewer}")
-    predicted = made("predict", NAME, *change)
+    predicted = predict(made, *change)
     with gpu_processes() as seen:
         made("restart", NAME, *change, "--prepare", "--wait")
     print(f"prepared restart: down for {made('status', NAME)['downtime_seconds']:.1f} s", end="")
     print(f"; at most {max(seen, default=0)} processes on the GPUs" if seen else "")
     load(made, args.rate, args.seconds)
-    print_prediction(predicted, made("predict", NAME, "--traffic-scale", "1.01")["now"])
+    print_prediction(predicted, predict(made, "--traffic-scale", "1.01")["now"])
 
     if not shutil.which("nvidia-smi"):
         return
@@ -97,6 +98,16 @@ def measure(made: Bench, args: argparse.Namespace) -> None:
         woke = timed(made, "wake", NAME)
         print(f"level {level}: asleep after {slept:.1f} s, awake after {woke:.1f} s", end="")
         print(f"; {before:.0f} → {asleep:.0f} MiB in use")
+
+
+def predict(made: Bench, *change: str) -> dict[str, Any]:
+    """A prediction, also one that says only why there is none (exit code 1)."""
+    words = made.words("predict", NAME, *change, "--json")
+    answer = subprocess.run(words, env=made.env, capture_output=True, text=True, check=False)
+    if not answer.stdout:
+        raise SystemExit(answer.stderr)
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
 
 
 def timed(made: Bench, *words: str) -> float:
