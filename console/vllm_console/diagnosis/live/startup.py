@@ -16,8 +16,10 @@ from vllm_launchers.vllm.fast_loaders import FastLoader
 
 WORTH_SECONDS = 20.0
 """A shorter start is not worth a finding."""
-LEAST_COMPILE, LEAST_MEASURE, LEAST_WEIGHTS = 5.0, 1.0, 10.0
+LEAST_COMPILE, LEAST_MEASURE, LEAST_WEIGHTS = 5.0, 5.0, 10.0
 """Seconds that compiling, measuring memory and reading weights must take to be worth a fix."""
+MEASURE_SHARE = 0.1
+"""Share of the start that measuring memory must take: a fixed size can cost a server its memory later."""
 WEIGHTS_SHARE = 0.2
 """Share of the start that reading weights must take."""
 
@@ -91,7 +93,7 @@ def _kv_cache(start: LastStart) -> Iterator[_Part]:
     took, size = start.facts.kv_measure_seconds, start.pin_bytes
     if size is None or start.facts.kv_pinned or {BLOCKS, BYTES} & start.flags.keys():
         return
-    if took is not None and took < LEAST_MEASURE:
+    if took is not None and took < max(LEAST_MEASURE, MEASURE_SHARE * start.whole):
         return
     spent = f", which took {seconds(took)}" if took is not None else ""
     why = f"Skips measuring memory{spent}: {size / GIB:.1f} GiB is the KV cache size that vLLM suggested then."

@@ -29,18 +29,19 @@ def test_without_anything_to_gain_there_is_no_finding() -> None:
 
 
 def test_the_suggested_cache_size_skips_measuring_memory() -> None:
-    found = slow_startup(start(pin_bytes=13 * GIB, facts={"kv_measure_seconds": 4.0}))
+    found = slow_startup(start(pin_bytes=13 * GIB, facts={"kv_measure_seconds": 9.0}))
     assert found is not None
     assert (found.severity, found.since) == (Severity.NOTE, 5.0)
     fix = found.fixes[0]
     assert fix.changes.set == {"kv-cache-memory-bytes": 13 * GIB}
-    assert "took 4.0s" in fix.why
+    assert "took 9.0s" in fix.why
     assert "neighbors" in fix.tradeoff
     assert "gpu-memory-utilization" in fix.tradeoff
 
 
 def test_the_cache_size_is_not_offered_where_it_is_fixed_or_saves_nothing() -> None:
     assert changes(start(pin_bytes=GIB, facts={"kv_measure_seconds": 0.0})) == []
+    assert changes(start(pin_bytes=GIB, facts={"kv_measure_seconds": 4.0})) == [], "4 of 63 s are not worth the risk"
     assert changes(start(pin_bytes=GIB, facts={"kv_pinned": "plan"})) == []
     assert changes(start(flags={"kv-cache-memory-bytes": 7}, pin_bytes=GIB)) == []
     assert changes(start(flags={"num-gpu-blocks-override": 7}, pin_bytes=GIB)) == []
