@@ -261,6 +261,8 @@ _AFTERWARDS = lazy_pattern(
     r"(?:init engine \(|warmup run took|profiling takes|Graph capturing finished)[^\d]*([\d.]+) s"
 )
 """Lines that end a stage, with its duration in seconds."""
+_TRACED = lazy_pattern(r"Dynamo bytecode transform time: (\d+(?:\.\d+)?) s")
+"""The first part of compiling, whose line is the first that vLLM prints of it."""
 _TIME = lazy_pattern(
     r"(?:(?:\d{4}-)?(?P<month>\d\d)-|(?P<name>[A-Z][a-z]{2}) )(?P<day>[ \d]\d)[ T]"
     r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
@@ -297,7 +299,7 @@ class StartupWatch:
         self._tail = b""
         self._begun: dict[str, float] = {"process": started_at}
         self._details: dict[str, str] = {}
-        self._time = self._marked_at = started_at
+        self._time = self._marked_at = self._loaded_at = started_at
         self._zones: dict[int, float] = {}
 
     def feed(self, data: bytes) -> None:
@@ -335,6 +337,11 @@ class StartupWatch:
         over = _AFTERWARDS.search(text)
         took = float(over[1]) if over is not None and _FIGURE.fullmatch(over[1]) else 0.0
         self._reach(name, max(self._marked_at, self._time - took))
+        if name == "weights":
+            self._loaded_at = self._time
+        elif (traced := _TRACED.search(text)) is not None and "compile" in self._begun:
+            began = max(self._loaded_at, self._time - float(traced[1]))
+            self._begun["compile"] = min(self._begun["compile"], began)
         self._marked_at = self._time
         for stage, pattern, form in _DETAILS:
             if stage == name and (match := pattern.search(text)):

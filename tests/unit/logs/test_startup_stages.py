@@ -80,6 +80,31 @@ def test_a_whole_start_on_a_gpu(prefix):
     assert found == WHOLE
 
 
+H200 = (
+    (36, "Initializing a V1 LLM engine (v0.26.0) with config: model='/models/8b'"),
+    (39, "Loading model from scratch..."),
+    "Loading safetensors checkpoint shards: 100% Completed | 5/5 [00:02<00:00,  2.23it/s]",
+    (41, "Loading weights took 2.24 seconds"),
+    (42, "Model loading took 15.0 GiB and 4.108185 seconds"),
+    (48, "Using cache directory: /x for vLLM's torch.compile"),
+    (48, "Dynamo bytecode transform time: 5.39 s"),
+    (56, "Compiling a graph for compile range (1, 4096) takes 7.72 s"),
+    (59, "torch.compile took 17.14 s in total"),
+    (60, "Initial profiling/warmup run took 0.30 s"),
+    (61, "Available KV cache memory: 112.35 GiB"),
+    (61, "GPU KV cache size: 920,336 tokens"),
+    "Capturing CUDA graphs (FULL): 100%|##########| 35/35 [00:01<00:00, 33.2it/s]",
+    (65, "Graph capturing finished in 3 secs, took 0.59 GiB"),
+    (77, "init engine (profile, create kv cache, warmup model) took 34.57 s (compilation: 17.14 s)"),
+)
+"""vLLM 0.26.0 on an H200, as it wrote it, without its other lines."""
+
+
+def test_compiling_begins_with_the_tracing_that_is_reported_afterwards():
+    took = {name: seconds for name, seconds, _ in rounded(seen(log(*H200)))}
+    assert took["compile"] == pytest.approx(17.1, abs=0.2)
+
+
 def test_the_last_stage_runs_until_the_end_is_known():
     lines = log(*GPU[:8])
     assert seen(lines)[-1] == ("weights", None, "100%")
