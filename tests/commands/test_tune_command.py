@@ -27,7 +27,7 @@ def flags(program: Any) -> tuple[str, int, Any]:
 def tuning(program: Any) -> subprocess.Popen[str]:
     """One that is ended from outside, long before its budget. With many trials, each measurement is short."""
     return subprocess.Popen(
-        [sys.executable, "-m", "vllm_console", *WORDS, "--trials", "50", "--budget", "20m"], env=program.env,
+        [sys.executable, "-m", "vllm_console", *WORDS, "--trials", "50", "--budget", "8m"], env=program.env,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
