@@ -34,7 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Signals that were inherited as ignored (``nohup``, a shell's background) stay without effect here, and are as
-    they should be in whatever a test starts: a handler ends with ``exec``, to be ignored does not."""
+    they should be in whatever a test starts: a handler ends with ``exec``, to be ignored does not.
+
+    The locale is that of all tests, and of fixtures that several of them share: only where it is the same as in the
+    process that has imported the commands are commands forks of it."""
+    os.environ["LC_ALL"] = "C.UTF-8"
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
@@ -170,7 +174,6 @@ def own_folders(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Itera
         folder.mkdir(mode=0o700)
         monkeypatch.setenv(name, str(folder))
     monkeypatch.setenv("TZ", "UTC")
-    monkeypatch.setenv("LC_ALL", "C.UTF-8")
     monkeypatch.setenv("TERM", "xterm-256color")
     time.tzset()
     for name in ("NO_COLOR", "VLLMCONSOLE_STATE"):
