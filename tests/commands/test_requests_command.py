@@ -6,8 +6,8 @@ import stat
 import time
 
 KEYS = [
-    "id", "arrived_at", "prompt_tokens", "output_tokens", "cached_tokens", "queue_seconds", "prefill_seconds",
-    "decode_seconds", "ttft_seconds", "e2e_seconds", "preemptions", "finish_reason",
+    "id", "arrived_at", "finished_at", "prompt_tokens", "output_tokens", "cached_tokens", "queue_seconds",
+    "prefill_seconds", "decode_seconds", "ttft_seconds", "e2e_seconds", "preemptions", "finish_reason",
 ]  # fmt: skip
 
 
@@ -44,7 +44,8 @@ def test_each_request_with_its_tokens_and_times(program):
         parts = one["queue_seconds"] + one["prefill_seconds"] + one["decode_seconds"]
         assert abs(parts - one["e2e_seconds"]) < 0.05
         assert 0 < one["ttft_seconds"] <= one["e2e_seconds"]
-    ends = [one["arrived_at"] + one["e2e_seconds"] for one in found]
+    ends = [one["finished_at"] for one in found]
+    assert all(abs(one["arrived_at"] + one["e2e_seconds"] - one["finished_at"]) < 0.05 for one in found)
     assert ends == sorted(ends, reverse=True), "the newest first"
     assert program.json("requests", "chat", "--last", "2") == found[:2]
     slowest = [one["e2e_seconds"] for one in program.json("requests", "chat", "--slowest")]

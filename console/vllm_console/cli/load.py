@@ -11,7 +11,7 @@ from vllm_console.cli.load_target import add_shape, find_target, shaped
 from vllm_console.cli.options import add_json, count_from, number_type, share_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.verbs import FleetError, UsageError
-from vllm_console.text import duration
+from vllm_console.text import duration, plain
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -23,6 +23,9 @@ MOST_SECONDS = 86_400
 
 MOST_RATE = 10_000
 """Requests per second."""
+
+LINE_SECONDS, OFTEN_SECONDS = 10.0, 60.0
+"""Seconds between two lines of progress where stderr is no terminal, until the second of these; from then on it."""
 
 WIPE = "\r\x1b[K"
 """Returns to the beginning of the line and clears it."""
@@ -112,7 +115,9 @@ def run(args: argparse.Namespace) -> int:
     workload, recorded = shaped(args, target.workload), _recorded(args, target.fleet)
     if recorded is not None:
         args.requests, rate = len(recorded.due), None
-    seen = sys.stderr.isatty() and not args.json
+    terminal = sys.stderr.isatty()
+    seen = terminal and not args.json
+    tell = _tell if terminal else _ProgressLines(_sent_text(args, rate))
     try:
         with noted(target.folder, rate, MOST_SECONDS if args.requests else args.duration):
             report = run_load_sync(
@@ -129,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
                 seed=args.seed,
                 allow_remote=args.remote,
                 lookup=target.lookup,
-                on_progress=_tell if seen else None,
+                on_progress=None if args.json else tell,
             )
     except LoadError as error:
         raise FleetError(str(error)) from error
@@ -155,8 +160,38 @@ def waited_for() -> bool:
 
 def _tell(progress: LoadProgress) -> None:
     """Overwrite one line again and again, on a terminal where this runs in the foreground."""
-    if not waited_for():
-        return
+    if waited_for():
+        print(f"{WIPE}{_progress_text(progress)}", end="", file=sys.stderr, flush=True)
+
+
+def _progress_text(progress: LoadProgress) -> str:
+    """``10s: 20 sent, 3 under way, 17 answered``."""
     counts = f"{progress.sent:,} sent, {progress.in_flight:,} under way, {progress.completed:,} answered"
     failed = f", {progress.failed} failed" if progress.failed else ""
-    print(f"{WIPE}{duration(progress.elapsed)}: {counts}{failed}", end="", file=sys.stderr, flush=True)
+    return f"{duration(progress.elapsed)}: {counts}{failed}"
+
+
+def _sent_text(args: argparse.Namespace, rate: float | None) -> str:
+    """What is sent and for how long: ``sending to chatbot: 30s at 2 req/s``."""
+    amount = duration(args.duration)
+    if args.requests:
+        kind = "recorded request" if args.from_requests is not None else "request"
+        amount = f"{args.requests:,} {kind}{'s' if args.requests > 1 else ''}"
+    pace = f" at {rate:g} req/s" if rate is not None else ""
+    most = f", at most {args.concurrency:,} in flight" if args.concurrency else ""
+    return f"sending to {plain(args.server)}: {amount}{pace}{most}"
+
+
+class _ProgressLines:
+    """Prints what is sent, then the progress in lines, for a file or a pipe: often at first, then once a minute."""
+
+    def __init__(self, start: str) -> None:
+        self._start = start
+        self._due = 0.0
+
+    def __call__(self, progress: LoadProgress) -> None:
+        if progress.elapsed < self._due:
+            return
+        print(_progress_text(progress) if self._due else self._start, file=sys.stderr, flush=True)
+        every = LINE_SECONDS if progress.elapsed < OFTEN_SECONDS - LINE_SECONDS / 2 else OFTEN_SECONDS
+        self._due = (progress.elapsed // every + 1) * every

@@ -28,16 +28,16 @@ QUANTILES = (0.5, 0.9, 0.99)
 LONGEST_ID = 30
 _STAGES = ("queue_seconds", "prefill_seconds", "decode_seconds", "ttft_seconds", "e2e_seconds")
 _REQUEST_COLUMNS = (
-    ("ARRIVED", 16), ("PROMPT", 8), ("CACHED", 8), ("OUTPUT", 8), ("QUEUE", 8), ("PREFILL", 9), ("DECODE", 8),
-    ("TTFT", 8), ("E2E", 8), ("PREEMPT", 9), ("END", 8), ("ID", 0),
+    ("ENDED", 16), ("PROMPT", 8), ("CACHED", 8), ("OUTPUT", 8), ("QUEUE", 8), ("PREFILL", 9), ("DECODE", 8),
+    ("TTFT", 8), ("E2E", 8), ("PREEMPT", 9), ("REASON", 8), ("ID", 0),
 )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "List finished requests of a server's current or last run, newest first. The probe records them, without any "
-        "text; requests of clients that disconnected are missing."
+        "List finished requests of a server's current or last run, the last ended first. The probe records them, "
+        "without any text; requests of clients that disconnected are missing."
     )
     parser.add_argument("name")
     parser.add_argument(
@@ -115,12 +115,14 @@ def _moment(text: str | None, now: float) -> float | None:
 def _document(request: FinishedRequest) -> Document:
     """One request; times in seconds, null for what is unknown or was not reached."""
     tokens, stages = "prompt_tokens output_tokens cached_tokens", "queue_seconds prefill_seconds decode_seconds"
-    return fields(request, f"id arrived_at {tokens} {stages} ttft_seconds e2e_seconds preemptions finish_reason")
+    return fields(
+        request, f"id arrived_at finished_at {tokens} {stages} ttft_seconds e2e_seconds preemptions finish_reason"
+    )
 
 
 def _lines(found: Sequence[FinishedRequest], shown: Sequence[FinishedRequest], now: float, order: str) -> list[str]:
     """Quantiles over all that were found, and a line for each that is shown."""
-    first = clock(min(request.arrived_at for request in found), now, seconds=True)
+    first = clock(min(request.finished_at for request in found), now, seconds=True)
     lines = [f"{len(found):,} finished requests are recorded since {first}; exact quantiles of these:", ""]
     stages = [(name, [value for one in found if (value := getattr(one, name)) is not None]) for name in _STAGES]
     lines += _quantile_lines(10, [(name.removesuffix("_seconds"), values, seconds) for name, values in stages])
@@ -142,7 +144,7 @@ def _quantile_lines(width: int, rows: Sequence[tuple[str, list[float], Callable[
 
 def _cells(request: FinishedRequest, now: float) -> tuple[str, ...]:
     return (
-        clock(request.arrived_at, now, seconds=True),
+        clock(request.finished_at, now, seconds=True),
         count(request.prompt_tokens),
         count(request.cached_tokens),
         count(request.output_tokens),

@@ -506,12 +506,12 @@ class ConsoleApp(App[None]):
         shown = self.messages.shown
         return (shown.text, shown.style) if shown is not None else None
 
-    def say(self, text: str, style: Style | None = None, server: str = "") -> None:
+    def say(self, text: str, style: Style | None = None, server: str = "", *, outage: bool = False) -> None:
         """Show a sentence in the message line: for a while, an error until it was seen. On another screen: a toast.
 
-        ``server`` is the server whose event it is, if it is one.
+        ``server`` is the server whose event it is, if it is one; an ``outage`` of it is shown until it is ready.
         """
-        self.messages.say(text, style, server)
+        self.messages.say(text, style, server, outage=outage)
         self._expire_message_later()
         if not self.screen_stack:
             return

@@ -103,3 +103,28 @@ def test_a_load_in_the_background_leaves_the_terminal_to_others(monkeypatch: pyt
     assert not command.waited_for()
     monkeypatch.setattr(command.os, "tcgetpgrp", lambda _descriptor: command.os.getpgrp())
     assert command.waited_for() is hasattr(command.sys.stderr, "fileno")
+
+
+def test_where_stderr_is_no_terminal_it_has_lines_of_progress(
+    tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm_console.cli.load as command
+
+    monkeypatch.setattr(command, "LINE_SECONDS", 0.001)
+    assert load(tmp_path, stub.url, *FEW) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"sending to {stub.url}: 20 requests, at most 1 in flight"
+    assert lines[-1].endswith("20 sent, 0 under way, 20 answered")
+    assert load(tmp_path, stub.url, *FEW, "--json") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_lines_of_progress_come_often_at_first_and_then_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    from vllm_console.cli.load import _ProgressLines
+    from vllm_console.load.run import LoadProgress
+
+    tell = _ProgressLines("sending")
+    for half in range(2 * 200):
+        tell(LoadProgress(half / 2 + 0.1, half, half, 0, 0, 0))
+    at = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert at == ["sending", "10s", "20s", "30s", "40s", "50s", "1m00s", "2m00s", "3m00s"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.fleet.snapshot import State
 from vllm_console.logs.startup import Progress, Startup
 from vllm_console.metrics.sample import Stage
 from vllm_console.ui.panes.servers import columns_for, row
@@ -95,3 +96,15 @@ async def test_before_the_servers_are_read_a_key_reports_it(console, fakes):
         assert "No server selected" not in c.text
         fleet.open.set()
         await c.sees("chat")
+
+
+async def test_that_a_server_was_killed_is_shown_until_it_is_ready_again(console, fakes):
+    fleet = fakes.FakeFleet(fakes.chat)
+    async with console(fleet=fleet) as c:
+        await c.sees("ready")
+        fleet.makers[0] = lambda at: replace(fakes.chat(at), state=State.FAILED, reason="killed", state_since=at)
+        await c.until(lambda: c.app.message is not None and c.app.message[0] == "chat failed: killed", "the message")
+        c.app.messages.expire()
+        assert c.app.message is not None, "until it was seen"
+        fleet.makers[0] = fakes.chat
+        await c.until(lambda: c.app.message is None, "no message of what is over")

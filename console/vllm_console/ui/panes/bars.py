@@ -240,9 +240,9 @@ def footer(scope: str, width: int, without: Collection[str] = ()) -> Strip:
     return keys_line(pairs[:-1], width, (pairs[-1], (key_of("help"), "help", "app.help")))
 
 
-def note_lines(text: str, style: Style | None, width: int) -> list[Strip]:
-    """A message, over two lines where it takes them; one empty line while there is none."""
-    rows = textwrap.wrap(text, max(10, width - 2), max_lines=2, placeholder=" …", break_on_hyphens=False)
+def note_lines(text: str, style: Style | None, width: int, most: int = 2) -> list[Strip]:
+    """A message, over up to ``most`` lines where it takes them; one empty line while there is none."""
+    rows = textwrap.wrap(text, max(10, width - 2), max_lines=most, placeholder=" …", break_on_hyphens=False)
     return [line((f" {row}", style)) for row in rows] or [line()]
 
 

@@ -6,9 +6,9 @@ from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.runs.compare import Comparison, ComparisonVerdict
+from vllm_console.runs.compare import Comparison, ComparisonVerdict, Side
 from vllm_console.runs.text import brief, missing_text, setting_text
-from vllm_console.text import plain
+from vllm_console.text import clock, plain
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import BAD, DIM, KEY, OK, STRONG, WARN
@@ -34,7 +34,10 @@ def worth_reporting(found: Comparison) -> bool:
 
 
 def change_line(found: Comparison, name_width: int, width: int) -> Strip:
-    """The verdict on a server's newest change, or when there can be one, and the key that compares."""
+    """The verdict on a server's newest change, or when there can be one, and the key that compares.
+
+    A verdict says against which run and of which time it is: a finding beside it is about now.
+    """
     run = found.after.run
     style = _STYLES[found.verdict]
     number = f"run {run.generation}"
@@ -43,7 +46,12 @@ def change_line(found: Comparison, name_width: int, width: int) -> Strip:
         message, key = f"too early to tell: needs {missing_text(found.after)} more traffic", ""
     room = width - name_width - 5 - (len(key) + 3 if key else 1)
     plainly = found.verdict in (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
-    text = plain(f"{number} is {message[0].lower()}{message[1:]}" if plainly else f"{number}: {message}")
+    text = plain(f"{number}: {message}")
+    if plainly:
+        against, what = message.partition(":")[0].lower(), message.partition(":")[2]
+        against += f" than run {found.before.run.generation}"
+        timed = f"{against}{_compared_at(found.after)}:{what}"
+        text = plain(timed if cell_len(timed) <= room else f"{against}:{what}")
     changed = f" ({_changed(found)})"
     parts = [
         (fit(text, min(cell_len(text), room)), style if found.verdict is not ComparisonVerdict.NO_DIFFERENCE else None)
@@ -59,6 +67,13 @@ def change_line(found: Comparison, name_width: int, width: int) -> Strip:
         " " * (room - used + 2),
         (key, clickable("screen.compare", KEY)),
     )
+
+
+def _compared_at(side: Side) -> str:
+    """When the traffic was that was compared: `` at 07:22–07:24``; empty where that is unknown."""
+    if side.since is None or side.until is None:
+        return ""
+    return f" at {clock(side.since, side.until)}–{clock(side.until, side.until)}"
 
 
 def _changed(found: Comparison) -> str:

@@ -18,7 +18,7 @@ from vllm_console.ui.panes.launch_settings import rows_of, section_title, wrappe
 from vllm_console.ui.parts.launch_planner import PlanOutcome
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, SIMULATED, WARN
-from vllm_console.ui.widgets.draw import Part, fit
+from vllm_console.ui.widgets.draw import Part, fit, parts_length
 from vllm_console.ui.widgets.memory_bar import budget_line, budget_rows, room_words
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.budget.budget import MemoryBudget
@@ -45,8 +45,11 @@ NO_VLLM = (
 GPU and leaves nothing behind, and new users see this screen first."""
 
 
-def outcome_parts(outcome: PlanOutcome) -> list[Part]:
-    """The outcome in a few words, for a title: where it would listen, or that it cannot be."""
+def outcome_parts(outcome: PlanOutcome, room: int) -> list[Part]:
+    """The outcome in up to ``room`` cells, for a title: where it would listen, or that it cannot be.
+
+    Where there is no room for both, the number of errors and warnings stays.
+    """
     if outcome.error:
         return [("✗ can't be launched", BAD)]
     if outcome.plan is None:
@@ -54,9 +57,9 @@ def outcome_parts(outcome: PlanOutcome) -> list[Part]:
     simulated = outcome.plan.engine.kind is EngineKind.SIMULATED
     where = f"{plain(outcome.plan.engine.label)} · port {outcome.plan.port}"
     counted = counted_findings(outcome.findings)
-    if counted:
-        counted = [*counted, (" · ", DIM)]
-    return [*counted, (where, SIMULATED if simulated else DIM)]
+    whole: list[Part] = [*counted, (" · ", DIM)] if counted else []
+    whole.append((where, SIMULATED if simulated else DIM))
+    return counted if counted and parts_length(whole) > room else whole
 
 
 def counted_findings(findings: Sequence[PlanFinding]) -> list[Part]:
@@ -85,7 +88,8 @@ def launch_plan_lines(
     the process that waits after it. ``note`` is what the user should know about the engine.
 
     Where there is too little room for all of it the finding that is selected stays whole, the others are cut to a line
-    each, and the command line to what is left.
+    each, and the command line to what is left. Where not even the selected one stays whole so, it comes before the
+    memory, which is cut to a line, and the note is left out.
     """
     width, height = size
     marks: list[Part] = [(busy or WAITING, ACCENT if busy else DIM)] if busy or not fresh else []
@@ -95,35 +99,55 @@ def launch_plan_lines(
     plan = outcome.plan
     if plan is None:
         return [*strips, line((f" {WAITING}", DIM))]
-    strips += [*_where(plan, width, noted=bool(note)), *wrapped(note, width, WARN, " ")]
+    above = [*strips, *_where(plan, width, noted=bool(note))]
+    strips = [*above, *wrapped(note, width, WARN, " ")]
     command, room = command_lines(plan, width), height - len(strips)
-    for whole, ways in ((True, _ways(plan, width, whole=True)), (False, _ways(plan, width, whole=False))):
+    for whole, ways in ((True, _table(plan, width)), (False, _ways(plan, width)), (False, _ways(plan, width, most=1))):
         memory = [*_memory(plan, width, whole), *ways]
         findings = plan_finding_lines(outcome.findings, plan.flags, width, selected, active)
         findings += _conclusion(plan, width, asking)
         if len(memory) + len(findings) + 1 + len(command) <= room:
             return [*strips, *memory, *findings, line(), *command]
+    conclusion = _conclusion(plan, width, asking)
+    chosen = outcome.findings[min(selected, len(outcome.findings) - 1) :][:1]
+    needed = len(plan_finding_lines(chosen, plan.flags, width, 0, active))
+    if needed > height - len(strips) - len(memory):
+        return _findings_first(above, outcome, plan, size, active, selected)
     strips += memory
     room = height - len(strips)
-    conclusion = _conclusion(plan, width, asking)
     most = max(4, room - 1 - len(conclusion) - max(LEAST_COMMAND, min(len(command), room // 2)))
     findings = [*plan_finding_lines(outcome.findings, plan.flags, width, selected, active, most), *conclusion]
     strips += findings if len(findings) + len(command) >= room else [*findings, line()]
     return [*strips, *_cut(command, height - len(strips), width)]
 
 
+def _findings_first(
+    above: Sequence[Strip], outcome: PlanOutcome, plan: Plan, size: tuple[int, int], active: bool, selected: int
+) -> list[Strip]:
+    """The plan in very few rows: what is wrong, then the budget in a line, then the command line."""
+    width, height = size
+    room = height - len(above)
+    findings = plan_finding_lines(outcome.findings, plan.flags, width, selected, active, max(1, room - 2))
+    strips = [*above, *findings, _short_budget(plan, width)]
+    return [*strips, *_cut(command_lines(plan, width), height - len(strips), width)][:height]
+
+
+def _short_budget(plan: Plan, width: int) -> Strip:
+    if plan.memory is not None:
+        return budget_line(plan.memory, width)
+    return line((fit(f" {no_estimate(plan)}", width), DIM))
+
+
 def strip_lines(
     outcome: PlanOutcome, width: int, selected: int, *, fresh: bool = True, height: int = 3, asking: str = ""
 ) -> list[Strip]:
-    """Budget and the finding that counts, in two or three lines, for where the plan itself is not shown."""
+    """Budget and the finding that counts, in up to ``height`` lines, for where the plan itself is not shown."""
     plan = outcome.plan
     if outcome.error:
         return wrapped(f"✗ {outcome.error}", width, BAD, " ")[:height]
     if plan is None:
         return [line((f" {WAITING}", DIM)), line()]
-    first = (
-        budget_line(plan.memory, width) if plan.memory is not None else line((fit(f" {no_estimate(plan)}", width), DIM))
-    )
+    first = _short_budget(plan, width)
     findings = outcome.findings
     if not findings:
         if plan.memory and not plan.memory.fits:
@@ -132,19 +156,29 @@ def strip_lines(
             plan, asking = replace(plan, verdict=None), imitated
         return [first, ready_line(plan, width, fresh=fresh, asking=asking)]
     finding = findings[min(selected, len(findings) - 1)]
-    mark, style = LEVELS[finding.level]
     tail: list[tuple[str, Style | None]] = []
     if finding.fix is not None:
         tail.append((f"  {key_of('launch_fix')} fix", KEY))
     if len(findings) > 1:
         tail.append((f"  +{len(findings) - 1} more", DIM))
-    length = sum(cell_len(text) for text, _ in tail)
+    return [first, *_strip_finding(finding, tail, width, max(1, height - 1))]
+
+
+def _strip_finding(
+    finding: PlanFinding, tail: Sequence[tuple[str, Style | None]], width: int, most: int
+) -> list[Strip]:
+    """A finding in up to ``most`` lines, at the end of the last one its keys."""
+    mark, style = LEVELS[finding.level]
     rows = rows_of(f"{mark} {finding.level}: {finding.message}", width - 3)
-    if height == 2 or len(rows) == 1:
-        return [first, line((fit(f" {rows[0]}{' …' if len(rows) > 1 else ''}", width - length), style), *tail)]
-    rest = rows_of(" ".join(rows[1:]), width - length - 4)
-    second = rest[0] + (" …" if len(rest) > 1 else "")
-    return [first, line((f" {rows[0]}", style)), line((fit(f"   {second}", width - length), style), *tail)]
+    beside = width - sum(cell_len(text) for text, _ in tail) - 3
+    if cell_len(rows[-1]) > beside and len(rows) < most:
+        rows.append("")
+    if len(rows) > most or cell_len(rows[-1]) > beside:
+        cut = rows_of(" ".join(rows[most - 1 :]), max(1, beside - 2))
+        rows = [*rows[: most - 1], cut[0] + (" …" if len(cut) > 1 else "")]
+    strips = [line(((" " if at == 0 else "   ") + row, style)) for at, row in enumerate(rows[:-1])]
+    last = ("   " if strips else " ") + rows[-1]
+    return [*strips, line((fit(last, beside + 3), style), *tail)]
 
 
 def _imitated(plan: Plan) -> str:
@@ -239,16 +273,22 @@ SOURCES = {
 }
 
 
-def _ways(plan: Plan, width: int, *, whole: bool) -> list[Strip]:
-    """The expected pace, and the other ways to launch it: all of them, or how many there are."""
+def _table(plan: Plan, width: int) -> list[Strip]:
+    """All ways to launch it with their expected pace; the pace alone where there is one way."""
+    if len(plan.alternatives) < 2:
+        return _ways(plan, width)
+    rows = alternatives_table(plan.alternatives, narrow=width < WIDE_TABLE)
+    strips = [line((fit(f" {row}", width), DIM if at == 0 else None)) for at, row in enumerate(rows)]
+    return [*strips, line((fit(f" {format_legend(plan.alternatives)}", width), DIM))]
+
+
+def _ways(plan: Plan, width: int, most: int | None = None) -> list[Strip]:
+    """The expected pace, in up to ``most`` lines, and how many other ways there are to launch it."""
     others = len(plan.alternatives) - 1
-    if whole and others > 0:
-        rows = alternatives_table(plan.alternatives, narrow=width < WIDE_TABLE)
-        strips = [line((fit(f" {row}", width), DIM if at == 0 else None)) for at, row in enumerate(rows)]
-        return [*strips, line((fit(f" {format_legend(plan.alternatives)}", width), DIM))]
     strips = []
     if plan.paces is not None and (text := format_pace(plan.paces)):
-        strips.append(line((fit(f" expected: {text}", width), DIM)))
+        text = f"expected: {text}"
+        strips += [line((fit(f" {text}", width), DIM))] if most == 1 else wrapped(text, width, DIM, " ")
     if others > 0:
         text = f" {key_of('launch_layouts')} compares {others} other layout{'s' if others > 1 else ''}"
         strips.append(line((fit(text, width), KEY)))

@@ -58,8 +58,8 @@ _STAGES = (
 )
 """In the order of time. The rest, such as tokenizing, is the API server's."""
 
-_COLUMNS = (("ARRIVED", 9, "<"), ("PROMPT", 7, ">"), ("OUT", 6, ">"), ("TTFT", 7, ">"), ("E2E", 7, ">"))
-_LATER = (("PREEMPT", 8, ">"), ("END", 7, "<"))
+_COLUMNS = (("ENDED", 9, "<"), ("PROMPT", 7, ">"), ("OUT", 6, ">"), ("TTFT", 7, ">"), ("E2E", 7, ">"))
+_LATER = (("PREEMPT", 8, ">"), ("REASON", 7, "<"))
 
 _NOTHING = {
     "preempted": "No request that finished was preempted.",
@@ -171,7 +171,7 @@ def _legend(width: int) -> Strip:
 
 def _cells(one: FinishedRequest, now: float) -> tuple[str, ...]:
     return (
-        clock(one.arrived_at, one.arrived_at if now - one.arrived_at < 86_400 else now, seconds=True)[-8:],
+        clock(one.finished_at, one.finished_at if now - one.finished_at < 86_400 else now, seconds=True)[-8:],
         count(one.prompt_tokens),
         count(one.output_tokens),
         seconds(one.ttft_seconds),

@@ -20,13 +20,17 @@ SAME_SECONDS = 3.0
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A sentence, when it was last shown (Unix seconds), how often in a row, and the server it is about, if any."""
+    """A sentence, when it was last shown (Unix seconds), how often in a row, and the server it is about, if any.
+
+    ``outage``: it says that the server does not serve, which is out of date once it is ready.
+    """
 
     at: float
     text: str
     style: Style | None = None
     server: str = ""
     times: int = 1
+    outage: bool = False
 
     @property
     def error(self) -> bool:
@@ -53,9 +57,12 @@ class Messages:
         """What is to be shown: the newest while it is new, else the last error until it was seen."""
         return self._current or self._unseen
 
-    def say(self, text: str, style: Style | None = None, server: str = "") -> None:
-        """Say a sentence; it is shown until `expire`, an error until `seen`. ``server``: it is an event of that one."""
-        message = self._keep(Message(self.clock(), plain(text), style, server))
+    def say(self, text: str, style: Style | None = None, server: str = "", *, outage: bool = False) -> None:
+        """Say a sentence; it is shown until `expire`, an error until `seen`. ``server``: it is an event of that one.
+
+        An ``outage`` of it is shown until `ready`.
+        """
+        message = self._keep(Message(self.clock(), plain(text), style, server, outage=outage))
         self._current = message
         if message.error:
             self._unseen = message
@@ -72,6 +79,11 @@ class Messages:
         """Something else has happened to a server: what was said of it before is shown no more."""
         if self._current is not None and self._current.server == server:
             self._current = None
+
+    def ready(self, server: str) -> None:
+        """A server is ready: that it did not serve is shown no more, other errors are."""
+        if self._unseen is not None and self._unseen.outage and self._unseen.server == server:
+            self._unseen = None
 
     def answered(self, text: str) -> None:
         """A question was answered: that it was asked is shown no more."""

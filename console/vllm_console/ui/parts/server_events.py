@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 from rich.style import Style
 
 from vllm_console.diagnosis.finding import Severity, title_of_code
@@ -14,12 +15,16 @@ from vllm_console.ui.theme import BAD, OK, WARN
 
 
 class ServerEvent(msgspec.Struct, frozen=True):
-    """Something that happened to a server, in a sentence. ``aloud``: it is an answer to what the user did."""
+    """Something that happened to a server, in a sentence. ``aloud``: it is an answer to what the user did.
+
+    ``state`` is the new state where that is what happened.
+    """
 
     server: str
     text: str
     style: Style | None = None
     aloud: bool = False
+    state: State | None = None
 
 
 class SeenServer(msgspec.Struct, frozen=True):
@@ -93,6 +98,10 @@ def _restart_event(server: ServerView, then: SeenServer) -> ServerEvent | None:
 
 
 def _change_of_state(server: ServerView, before: State) -> ServerEvent:
+    return replace(_state_event(server, before), state=server.state)
+
+
+def _state_event(server: ServerView, before: State) -> ServerEvent:
     name, started = server.name, before is State.STARTING and server.ours
     if server.state is State.READY:
         downtime = server.downtime_seconds if started else None

@@ -425,7 +425,15 @@ class FlagsScreen(Screen[Changes | None]):
 
 def flags_heading(width: int) -> Strip:
     """Titles of the columns."""
-    return line((_columns(("", "FLAG", "NOW", "STAGED", "VLLM'S DEFAULT", "MEANING"), width), DIM))
+    default = "VLLM'S DEFAULT"
+    if value_width(width) < len(default):
+        default = "DEFAULT"
+    return line((_columns(("", "FLAG", "NOW", "STAGED", default, "MEANING"), width), DIM))
+
+
+def value_width(width: int) -> int:
+    """Cells of each column of values on a screen of this width."""
+    return 15 if width >= WIDE else max(len("DEFAULT"), (width - 32 - 2) // 3 - 1)
 
 
 def flag_row(
@@ -446,7 +454,8 @@ def flag_row(
 def _columns(texts: tuple[str, str, str, str, str, str], width: int) -> str:
     mark, name, now, staged, default, meaning = texts
     wide = width >= WIDE
-    first, each = (34, 15) if wide else (30, (width - 32 - 2) // 3 - 1)
+    each = value_width(width)
+    first = 34 if wide else min(30, max(8, width - 2 - 3 * (each + 1)))
     text = f" {mark or ' '}{fit(name, first)} {fit(now, each)} {fit(staged, each)} {fit(default, each)}"
     return fit(f"{text} {meaning}" if wide else text, width)
 
@@ -467,7 +476,7 @@ def about_lines(
         parts.append(f"{name}: {flag.meaning}." if flag.meaning else name)
         if flag.deprecated:
             parts.append((f"deprecated: {flag.deprecated}", WARN))
-        parts.append((f"takes {flag.takes}", DIM))
+        parts.append((f"takes {flag.takes}; vLLM's default: {flag.default}", DIM))
     if reason:
         parts.append((f"why: {reason}", DIM))
     if flag is not None and flag.help and flag.help.rstrip(".") != flag.meaning:

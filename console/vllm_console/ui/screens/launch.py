@@ -61,11 +61,25 @@ TWO_COLUMNS, THREE_COLUMNS = 110, 170
 LEAST_WITH_STRIP = 12
 """Rows from which the plan in short stands below the section that has the keys."""
 
+STRIP_ROWS = 3
+"""Rows of the plan in short; an error that takes more gets more."""
+
+NOTE_ROWS = 5
+"""Rows that a message may take."""
+
+LEAST_SECTION = 6
+"""Rows that errors and messages leave to the section that has the keys."""
+
+LOW = 20
+"""Rows below which nothing is shown twice."""
+
 UNBOUNDED = 1000
 """Rows, to ask how many a section would take."""
 
 SECTIONS = ("presets", "settings", "plan")
 
+HINT = "tab: presets → settings → plan"
+"""Shown while there is no message, where one section is shown at a time."""
 
 FIRST_PRESET = "chatbot"
 """What is offered where nothing has run yet."""
@@ -252,7 +266,9 @@ class LaunchScreen(Screen[ServerView | None]):
             return
         width = self.app.size.width
         bar = title_bar if frames_fit(self.app.size) else rule
-        self._show("launch-title", [bar("Launch a server", width, outcome_parts(self.planner.outcome))])
+        title = "Launch a server"
+        outcome = outcome_parts(self.planner.outcome, width - len(title) - 9)
+        self._show("launch-title", [bar(title, width, outcome)])
         typing = self.editor.typing
         keys = keys_line(self.editor.key_hints, width) if typing else footer("launch", width, self._idle_keys())
         self._show("launch-keys", [keys])
@@ -267,16 +283,39 @@ class LaunchScreen(Screen[ServerView | None]):
         self._share_rows(draft)
         for section in SECTIONS:
             self._draw_section(section, draft)
-        planner = self.planner
-        strip = strip_lines(planner.outcome, width, self._selected, fresh=planner.fresh, asking=planner.asking)
-        self._show("launch-strip", strip)
+        refused = bool(self.planner.outcome.error) or any(
+            found.level is Level.ERROR for found in self.planner.outcome.findings
+        )
         if not text and self.downloads.running:
             text = self.downloads.line
+        elif not text and refused and width < TWO_COLUMNS:
+            text, style = HINT, DIM  # an error comes before what engine it is about
         elif not text and draft.substituted and width < TWO_COLUMNS and self._section != "plan":  # it has it, too
             text, style = NO_VLLM, WARN
         elif not text and width < TWO_COLUMNS:
-            text, style = "tab: presets → settings → plan", DIM
+            text, style = HINT, DIM
         self._show_note(text, style)
+        self._show_strip(text, refused)
+
+    def _show_strip(self, note: str, refused: bool) -> None:
+        """Show the plan in short: an error whole as far as rows go, unless the message says it already."""
+        view, planner, size = self.query_one("#launch-strip", LineView), self.planner, self.app.size
+        findings = planner.outcome.findings
+        said = bool(findings) and plain(findings[min(self._selected, len(findings) - 1)].message) in note
+        rows = STRIP_ROWS
+        if refused and not said:
+            note_rows = len(self.query_one("#launch-note", LineView).lines)
+            rows = max(STRIP_ROWS, size.height - 2 - note_rows - self.editor.typing - LEAST_SECTION)
+        strip = strip_lines(
+            planner.outcome, size.width, self._selected, fresh=planner.fresh, height=rows, asking=planner.asking
+        )
+        if said and size.height < LOW:
+            strip, rows = strip[:1], 1
+        rows = max(len(strip), min(rows, STRIP_ROWS))
+        if view.styles.height is None or view.styles.height.value != rows:
+            view.styles.height = rows
+            self.call_after_refresh(self.redraw)
+        view.show(strip)
 
     def _idle_keys(self) -> set[str]:
         """Actions that can do nothing with the plan shown."""
@@ -308,10 +347,11 @@ class LaunchScreen(Screen[ServerView | None]):
             self.call_after_refresh(self.redraw)
 
     def _show_note(self, text: str, style: Style | None) -> None:
-        """Show a message in up to two lines; the second takes a row from the sections."""
-        view = self.query_one("#launch-note", LineView)
+        """Show a message; each line after its first takes a row from the sections."""
+        view, size = self.query_one("#launch-note", LineView), self.app.size
         before = len(view.lines)
-        view.show(note_lines(plain(text), style, self.app.size.width))
+        most = max(2, min(NOTE_ROWS, size.height - 4 - LEAST_SECTION))
+        view.show(note_lines(plain(text), style, size.width, most))
         if len(view.lines) != before:
             self.call_after_refresh(self.redraw)
 
@@ -369,6 +409,7 @@ class LaunchScreen(Screen[ServerView | None]):
         """The next section, or the previous one for -1."""
         self._layout_index = None
         self._section = SECTIONS[(SECTIONS.index(self._section) + step) % len(SECTIONS)]
+        self._armed = ""
         self._say("")
         self._arrange()
 

@@ -318,8 +318,10 @@ class OperationsScreen(PartialRepaintScreen):
         """Say when a server that was starting is ready, or one has failed; keep what else happened."""
         before, self._seen = self._seen, seen_of(servers)
         for event in events_between(before, servers):
+            if event.state is State.READY:
+                self.console.messages.ready(event.server)
             if event.aloud:
-                self.console.say(event.text, event.style, event.server)
+                self.console.say(event.text, event.style, event.server, outage=event.state is State.FAILED)
             else:
                 self.console.messages.outdate(event.server)
                 self.console.messages.note(event.server, event.text, event.style)

@@ -53,6 +53,8 @@ def test_requests_are_listed_in_the_order_asked_for(fakes, recorded):
     assert e2e == [f"{float(one[:-1]):.0f}s" for one in e2e]
     assert e2e == sorted(e2e, key=lambda one: -float(one[:-1]))
     assert all(" abort" in row for row in rows_of(recorded, fakes.NOW, "aborted")[1])
+    ended = [row.split()[0] for row in rows_of(recorded, fakes.NOW, "newest")[1]]
+    assert ended == sorted(ended, reverse=True), "the column is what they are ordered by"
     title, rows = rows_of(recorded, fakes.NOW, "preempted")
     assert {row.split()[-3] for row in rows} <= {"1", "2"}
     assert [order_after(order) for order in VIEWS] == [*VIEWS[1:], VIEWS[0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vllm_console.ui.parts.messages import Messages
+from vllm_console.ui.theme import BAD
 
 
 class Clock:
@@ -36,3 +37,18 @@ def test_what_happens_again_later_is_another_message():
     messages.note("chat", "chat is ready.")
     messages.note("chat", "chat is ready.")
     assert kept(messages) == [("chat is ready.", "", 1), ("chat is ready.", "chat", 2)]
+
+
+def test_that_a_server_failed_is_shown_until_it_is_ready_and_other_errors_until_they_were_seen():
+    messages = Messages(Clock())
+    messages.say("chat failed: killed", BAD, "chat", outage=True)
+    messages.expire()
+    messages.ready("docs")
+    assert messages.shown.text == "chat failed: killed"
+    messages.ready("chat")
+    assert messages.shown is None
+    messages.say("chat: its flags were refused.", BAD, "chat")
+    messages.expire()
+    messages.ready("chat")
+    assert messages.shown.text == "chat: its flags were refused."
+    assert [one.text for one in messages.history] == ["chat failed: killed", "chat: its flags were refused."]

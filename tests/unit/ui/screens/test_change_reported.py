@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.runs.compare import compare
 from vllm_console.runs.text import brief
+from vllm_console.text import clock
 from vllm_console.ui.panes.bars import staged_line
 from vllm_console.ui.panes.change import change_line, worth_reporting
 from vllm_console.ui.parts import change_report
@@ -18,11 +19,11 @@ from vllm_console.ui.screens.compare import CompareScreen
 from vllm_console.ui.theme import BAD, OK
 
 CASES = {
-    "better": ({"slower": 0.6}, " is better: end-to-end p99 −48%"),
-    "worse": ({"slower": 1.6}, " is worse: end-to-end mean +45%"),
-    "nothing": ({}, ": No significant difference"),
-    "roughly alike": ({"slower": 0.4, "rate": 1.7}, ": Not comparable: traffic may be the cause"),
-    "unlike": ({"rate": 3.4}, ": Not comparable: traffic differs"),
+    "better": ({"slower": 0.6}, "better than run 1 at {}: end-to-end p99 −48%"),
+    "worse": ({"slower": 1.6}, "worse than run 1 at {}: end-to-end mean +45%"),
+    "nothing": ({}, "run 3: No significant difference"),
+    "roughly alike": ({"slower": 0.4, "rate": 1.7}, "run 3: Not comparable: traffic may be the cause"),
+    "unlike": ({"rate": 3.4}, "run 3: Not comparable: traffic differs"),
 }
 
 
@@ -47,10 +48,12 @@ def fleet(fakes):
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_verdict_in_a_line_of_its_own(made, case, width):
     more, words = CASES[case]
-    text = change_line(changed(made, **more), 4, width).text
+    found = changed(made, **more)
+    text = change_line(found, 4, width).text
     assert cell_len(text) <= width
     assert text.startswith(" Δ ")
-    assert f"chat  run 3{words}" in text
+    time = "–".join(clock(at, at) for at in (found.after.since, found.after.until))
+    assert f"chat  {words.format(time)}" in text
     assert text.endswith("c compares")
 
 
@@ -60,6 +63,10 @@ def test_several_changes_and_long_names_stay_in_the_line(made):
     assert "(2 changes combined)" in change_line(found, 4, 120).text
     long = replace(found, after=replace(found.after, run=replace(found.after.run, server="x" * 60)))
     assert cell_len(change_line(long, 12, 80).text) <= 80
+
+
+def test_without_room_for_the_time_the_figure_stays(made):
+    assert "chat  better than run 1: end-to-end p99 −48%" in change_line(changed(made, slower=0.6), 4, 64).text
 
 
 def test_too_early_says_when(made):
@@ -83,7 +90,7 @@ def test_a_mixed_verdict_names_both_sides(made):
 async def test_it_stands_below_the_finding_also_after_the_comparison_was_opened(console, fleet, made, soon, size):
     fleet.last_changes["chat"] = fleet.comparison = changed(made, slower=0.6)
     async with console(fleet=fleet, size=size) as run:
-        await run.sees("run 3 is better: end-to-end p99 −48%")
+        await run.sees(": end-to-end p99 −48%")
         await run.press("c")
         await run.until(lambda: isinstance(run.app.screen, CompareScreen), "the comparison")
         await run.press("escape")
@@ -91,7 +98,7 @@ async def test_it_stands_below_the_finding_also_after_the_comparison_was_opened(
         await run.until(lambda: fleet.looks > polls + 3, "some polls")
         lines = run.text.splitlines()
         finding = next(at for at, line in enumerate(lines) if "preempting" in line)
-        told = next(at for at, line in enumerate(lines) if "run 3 is better" in line)
+        told = next(at for at, line in enumerate(lines) if "better than run 1" in line)
         assert told > finding
         wide = size[0] == 120
         assert any("--kv-cache-dtype" in line for line in lines[finding:told]) is wide, "the fix is still there"
@@ -105,7 +112,7 @@ async def test_on_three_rows_it_stands_beside_what_is_staged_and_before_there_is
         fleet.last_changes["chat"] = changed(made, slower=0.6)
         await run.press("f")
         await run.sees("Trade-off")
-        await run.sees("run 3 is better: end-to-end p99 −48%")
+        await run.sees(": end-to-end p99 −48%")
         assert "preempting" in run.text
 
 
@@ -117,7 +124,7 @@ async def test_where_rows_are_scarce_a_verdict_takes_the_place_of_the_fix_which_
         await run.until(lambda: fleet.looks > 5, "some looks")
         assert "--kv-cache-dtype unset" in run.text, "too little to tell displaces nothing"
         fleet.last_changes["chat"] = changed(made, slower=0.6)
-        await run.sees("run 3 is better: end-to-end p99 −48%")
+        await run.sees(": end-to-end p99 −48%")
         assert "f fix" in run.text
         assert "--kv-cache-dtype unset" not in run.text
 
@@ -129,10 +136,10 @@ async def test_where_rows_are_scarce_whether_it_helped_and_whether_the_next_chan
     fleet = fakes.FakeFleet(lambda at: replace(getattr(fakes, which)(at), state_since=at - 900), step=1.0)
     fleet.last_changes["chat"] = changed(made, slower=0.6)
     async with console(fleet=fleet, size=(80, 24)) as run:
-        await run.sees("run 3 is better: end-to-end p99 −48%")
+        await run.sees(": end-to-end p99 −48%")
         await run.press("p" if which == "chat" else "f")
         await run.sees("fits (estimate)")
-        assert "run 3 is better: end-to-end p99 −48%" in run.text
+        assert ": end-to-end p99 −48%" in run.text
         assert "r restart" in run.text
         assert ("preempting" in run.text) is (which == "pressed"), "the finding keeps its row"
 
@@ -161,7 +168,7 @@ async def test_looking_too_early_does_not_take_the_verdict_away(console, fleet, 
         await run.until(lambda: isinstance(run.app.screen, CompareScreen), "the comparison")
         await run.press("escape")
         fleet.last_changes["chat"] = changed(made, slower=1.6)
-        await run.sees(" is worse: end-to-end mean +45%")
+        await run.sees(": end-to-end mean +45%")
 
 
 async def test_an_old_change_and_an_earlier_generation_are_no_news(console, fakes, made, soon):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_console.fleet.snapshot import Changes
-from vllm_console.ui.screens.flags import FlagsScreen
+from vllm_console.ui.screens.flags import FlagsScreen, flags_heading
 
 
 @pytest.fixture
@@ -193,3 +193,10 @@ async def test_only_set_hides_the_rest(editor, wait_until):
         await pilot.press("c")
         await wait_until(pilot, lambda: "kv-transfer-config" not in app.text())
         await app.sees("max-num-seqs")
+
+
+@pytest.mark.parametrize("width", [48, 60, 72, 80, 120])
+def test_no_heading_is_cut(width):
+    heading = flags_heading(width).text
+    assert "…" not in heading
+    assert ("VLLM'S DEFAULT" in heading) is (width >= 80)

@@ -7,6 +7,8 @@ from msgspec.structs import replace
 
 from vllm_console.alternatives_text import alternatives_table, format_legend, format_pace
 from vllm_console.fleet.snapshot import Changes, LaunchRequest
+from vllm_console.ui.panes.launch_plan import launch_plan_lines
+from vllm_console.ui.parts.launch_planner import PlanOutcome
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_launchers.plan.alternatives import Alternative, thrift
 from vllm_launchers.plan.choices.pool import Layout
@@ -160,3 +162,18 @@ def test_thrift_is_a_way_on_more_gpus_that_holds_all() -> None:
     assert thrift((replace(ONE, quantization="fp8"), PAIR)) is PAIR
     assert thrift((short, replace(PAIR, near=False))) is None
     assert thrift((short, replace(PAIR, model="a/b"))) is None
+
+
+def test_the_expected_pace_is_cut_only_where_no_rows_are_left(fakes):
+    plan = replace(fakes.FakeFleet().plan(LaunchRequest("chatbot")), paces=PACES)
+    pace = f"expected: {format_pace(PACES)}"
+
+    def shown(height: int) -> str:
+        strips = launch_plan_lines(PlanOutcome(plan), (60, height), active=True)
+        assert len(strips) <= height
+        return "\n".join(strip.text for strip in strips)
+
+    assert pace in " ".join(shown(40).split())
+    low = shown(12)
+    assert "expected: 50 tokens/s" in low
+    assert pace not in " ".join(low.split())

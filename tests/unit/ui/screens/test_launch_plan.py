@@ -518,3 +518,32 @@ async def test_it_goes_nowhere_from_what_was_chosen_meanwhile(host, wait_until, 
         await planned(pilot, wait_until)
         await pilot.app.workers.wait_for_complete()
         assert app.screen.planner.draft.preset.name == "long-document"
+
+
+@pytest.mark.parametrize("section", [0, 1, 2])
+async def test_an_error_is_whole_on_15_rows_of_60_columns_also_when_it_stops_the_launch(
+    screen, fleet, wait_until, section
+):
+    message = (
+        "weights need 756.0 GiB per GPU and activations 1.7, of 42.2 available: 715.4 GiB short; use a quantized or "
+        "smaller model, or more GPUs"
+    )
+    fleet.findings = (replace(TOO_SMALL, message=message), HURTS)
+    async with screen.run_test(size=(60, 15)) as pilot:
+        await pilot.press(*["tab"] * section)
+        await planned(pilot, wait_until)
+        await wait_until(pilot, lambda: message in flat(screen), "the error")
+        assert "1 error · 1 warning" in screen.text().splitlines()[0]
+        assert section == 2 or "f fix" in screen.text()
+        await pilot.press("ctrl+s")
+        await wait_until(pilot, lambda: f"Not launched: {message}" in flat(screen), "why nothing is launched")
+        assert section == 2 or flat(screen).count("715.4 GiB short") == 1, "nothing is shown twice"
+
+
+async def test_going_to_another_section_takes_back_the_first_press_of_a_launch(screen, fleet, wait_until):
+    fleet.findings = (HURTS,)
+    async with screen.run_test(size=SMALL) as pilot:
+        await planned(pilot, wait_until)
+        await pilot.press("ctrl+s", "tab", "ctrl+s")
+        await wait_until(pilot, lambda: "ctrl+s again launches anyway" in screen.text())
+        assert starts(fleet) == []
