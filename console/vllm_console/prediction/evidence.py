@@ -339,17 +339,21 @@ def _work(
     begins: dict[int, list[_Known]] = {}
     ends: dict[int, list[_Known]] = {}
     for one, place in joined:
+        begin = place - _prefill_steps(one, place, timed) + 1
         ends.setdefault(place, []).append(one)
-        begins.setdefault(min(place, place - _prefill_steps(one, place, took) + 1 + ahead), []).append(one)
+        begins.setdefault(min(place, begin + (ahead and not _idle_before(timed, begin))), []).append(one)
     prefilling: list[tuple[_Known, int]] = []
     cached = _CachedTokens(around)
+    preempted = deque(sorted(one.at + one.queue for one in around if one.record.preemptions))
     disturbed = 0
     work: list[tuple[int, list[tuple[_Known, int, int]], float]] = []
     kept: set[int] = set()
     for place, (step, seconds) in enumerate(timed):
         for one in begins.get(place, ()):
             prefilling.append((one, one.prompt - one.cached))
-            disturbed += bool(one.record.preemptions)
+        while preempted and preempted[0] <= step.at:
+            preempted.popleft()
+            disturbed += 1
         ending = ends.get(place, ())
         chunks, prefilling = _chunks(prefilling, budget - step.intervals, ending)
         disturbed -= sum(bool(one.record.preemptions) for one in cached.forget(step.at - seconds / 2))
@@ -361,11 +365,15 @@ def _work(
                 for one, count, _ in chunks
                 if any(one is other for other in ending) and count == one.prompt - one.cached
             ]
-            took[place] = whole[0] if whole else 0.0
+            took[place] = _after_the_one_before(whole[0], place, timed, took) if whole else 0.0
         if not disturbed and not step.preempted and step.generation_tokens in (None, step.intervals + len(ending)):
             kept.add(place)
     if ahead:
-        took = _own_durations(took, [bool(chunks) for _, chunks, _ in work], [step.intervals > 0 for step, _ in timed])
+        prefills = [
+            bool(chunks) or (step.generation_tokens or 0) > step.intervals
+            for (_, chunks, _), (step, _) in zip(work, timed, strict=True)
+        ]
+        took = _own_durations(took, prefills, [step.intervals > 0 for step, _ in timed])
     found = []
     for place, chunks, decoding in work:
         step, seconds = timed[place][0], took[place]
@@ -423,7 +431,8 @@ def _first_token_steps(around: Sequence[_Known], timed: Sequence[tuple[EngineSte
     fits are left out. Where hardly any fits, a release counts prompt tokens otherwise, and their order alone decides.
     """
     found = _joined(around, timed, by_length=True)
-    if len(found) >= _MOSTLY_FOUND * len(around):
+    possible = sum(timed[0][0].at <= one.first_token_at <= timed[-1][0].at for one in around) if timed else 0
+    if len(found) >= _MOSTLY_FOUND * possible:
         return found
     return max(found, _joined(around, timed, by_length=False), key=len)
 
@@ -462,22 +471,40 @@ def _adding_up(waiting: Sequence[_Known], count: int, prompts: int | None) -> Se
     return ()
 
 
-def _prefill_steps(one: _Known, place: int, took: Sequence[float]) -> int:
-    """How many steps a prefill lasted that ended with step ``place``."""
-    count, covered = 1, took[place]
-    while covered < 0.98 * one.prefill and count <= place:
-        covered += took[place - count]
+def _prefill_steps(one: _Known, place: int, timed: Sequence[tuple[EngineStep, float]]) -> int:
+    """How many steps a prefill lasted that ended with step ``place``: those of which it had more than half."""
+    count, left = 1, one.prefill - timed[place][1]
+    while count <= place and not _idle_before(timed, place - count + 1) and left > timed[place - count][1] / 2:
+        left -= timed[place - count][1]
         count += 1
     return count
+
+
+def _idle_before(timed: Sequence[tuple[EngineStep, float]], place: int) -> bool:
+    """Whether there was nothing to do when step ``place`` began, as far as the records say."""
+    before = timed[place - 1][0] if place > 0 else None
+    return before is not None and not (before.running or before.waiting)
+
+
+def _after_the_one_before(
+    prefill: float, place: int, timed: Sequence[tuple[EngineStep, float]], took: Sequence[float]
+) -> float:
+    """Seconds from the end of the step before to that of step ``place``, all of whose work is a prefill that lasted
+    ``prefill`` seconds: without the step before, if it was scheduled while that one ran.
+    """
+    if not place or _idle_before(timed, place):
+        return prefill
+    before = took[place - 1]
+    gap = timed[place][0].at - timed[place - 1][0].at
+    return prefill - before if gap < prefill - before / 2 else prefill
 
 
 def _scheduled_ahead(
     joined: Sequence[tuple[_Known, int]], timed: Sequence[tuple[EngineStep, float]], budget: int
 ) -> bool:
     """Whether vLLM schedules a step while the one before it runs: a prefill that needs one step then lasts two."""
-    took = [seconds for _, seconds in timed]
     lasted = [
-        _prefill_steps(one, place, took)
+        _prefill_steps(one, place, timed)
         for one, place in joined
         if timed[place][0].intervals and one.prompt - one.cached <= (budget - timed[place][0].intervals) / 2
     ]
@@ -488,23 +515,22 @@ def _own_durations(took: Sequence[float], prefills: Sequence[bool], decodes: Seq
     """What each step took itself, with asynchronous scheduling: launching a prefill, which has no CUDA graph of its
     whole batch, delays the result of the step before it, so that one seems long and the prefill's own short.
 
-    ``took`` are the seconds between results; ``prefills`` says which steps had prompts and ``decodes`` which had an
-    interval. The sum stays the same.
+    ``took`` are the seconds between results, 0 where not known; ``prefills`` says which steps had prompts and
+    ``decodes`` which had an interval. A step before a prefill is taken to last as long as the last one that only
+    decodes and has no prefill after it. The sum stays the same. Launching a prefill delays the result of another
+    prefill, too, which can't be told from the records, and is nothing if that one takes longer than the launch.
     """
     own = list(took)
-    place = 1
-    while place < len(took):
-        if not prefills[place] or prefills[place - 1] or not decodes[place - 1]:
-            place += 1
+    usual = None
+    for place, seconds in enumerate(took):
+        if prefills[place] or not decodes[place]:
             continue
-        end = place
-        while end + 1 < len(took) and prefills[end + 1]:
-            end += 1
-        usual = min(took[place - 1], own[place - 2]) if place > 1 and decodes[place - 2] else took[place - 1]
-        own[place - 1] = usual
-        own[place : end + 1] = took[place - 1 : end]
-        own[end] += took[end] - usual
-        place = end + 1
+        if place + 1 == len(took) or not prefills[place + 1]:
+            usual = seconds
+        elif usual is not None and usual < seconds:
+            own[place] = usual
+            if own[place + 1]:
+                own[place + 1] += seconds - usual
     return own
 
 
