@@ -21,15 +21,22 @@ from vllm_console.diagnosis.live.fixes import (
     slow_steps,
 )
 from vllm_console.diagnosis.live.frame_sums import MINUTE, count_above, mean, observed, p50, p99, surely_slow
-from vllm_console.diagnosis.live.rule import Evidence, Judgement
+from vllm_console.diagnosis.live.rule import ELSEWHERE, Evidence, Judgement
 from vllm_console.history.frames import Frame, merged, total
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Histogram
 from vllm_console.text import clock, seconds
 from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.model_folder import updates_adapters
 
 SPIKE = 3.0
 """An ITL p99 of this many times the median is a spike."""
+
+API_SERVERS_SINCE = (0, 9, 2)
+"""The first known release with ``api-server-count``."""
+RUST_FRONTEND = "VLLM_RUST_FRONTEND_PATH"
+"""With it, or one of these flags, vLLM refuses a second API server or starts only one."""
+_ONE_API_SERVER = ("enable-elastic-ep", "enable-fault-tolerance", "headless")
 
 STALL = 4.0
 """A gap of this many times the objective is noticeable though too rare to reach the p99."""
@@ -306,7 +313,7 @@ class SlowFirstToken(SlowTokens):
         """Whether requests queue, prompts take long, or neither: then time passes outside the engine."""
         queue, prefill = (mean(merged(frames, key)) or 0.0 for key in ("queue", "prefill"))
         measures += [Measure("queue time mean", seconds(queue)), Measure("prefill mean", seconds(prefill))]
-        if (outside := _outside_engine(frames)) is not None:
+        if (outside := _outside_engine(evidence, frames)) is not None:
             measures.append(Measure("outside the engine", seconds(outside)))
             cause = (
                 "Most of it passes in the API server: before requests reach the engine, or after their tokens left it."
@@ -330,21 +337,22 @@ class SlowFirstToken(SlowTokens):
         return "Prefill is slow, of the request's own prompt or of those ahead of it.", offered
 
 
-def _outside_engine(frames: Sequence[Frame]) -> float | None:
+def _outside_engine(evidence: Evidence, frames: Sequence[Frame]) -> float | None:
     """Mean seconds to the first token that are spent neither in the queue nor in prefill, if that is most of them and
     can't be anything else; else None.
 
     vLLM observes queue and prefill only when a request ends. While a queue grows, those of the requests that get their
     first token now are not among them, so the requests that wait count too: they take waiting / rate seconds (Little's
-    law). A request also waits until the step that runs when it comes has ended, before it counts as queued: that takes
-    up to a gap between tokens.
+    law). Those that waited before ``frames`` count as well, as they may have been answered since. A request also waits
+    until the step that runs when it comes has ended, before it counts as queued: that takes up to a gap between tokens.
     """
     ttft, queue, prefill = (merged(frames, key) for key in ("ttft", "queue", "prefill"))
     whole, queued, computed = mean(ttft), mean(queue), mean(prefill)
     if ttft is None or queue is None or whole is None or queued is None or computed is None:
         return None
     span = sum(frame.end - frame.start for frame in frames)
-    waiting = [frame.waiting_max for frame in frames if frame.waiting_max is not None]
+    since = frames[0].start - whole
+    waiting = [one.waiting_max for one in evidence.frames if one.end > since and one.waiting_max is not None]
     gap = p99(merged(frames, "itl"))
     if not waiting or gap is None or span <= 0 or queue.count < ttft.count / 2:
         return None
@@ -354,8 +362,18 @@ def _outside_engine(frames: Sequence[Frame]) -> float | None:
 
 
 def _more_api_servers(evidence: Evidence) -> Fix | None:
-    """A second API server, where one serves all requests."""
+    """A second API server, where one serves all requests and vLLM allows two.
+
+    None on a CPU, where the engine needs the cores itself, nor for the simulated engine, which has one process.
+    """
     if evidence.engines > 1 or evidence.flags.get("api-server-count") not in (None, 1):
+        return None
+    if evidence.build == "cpu" or evidence.simulated:
+        return None
+    if evidence.release is not None and evidence.release < API_SERVERS_SINCE:
+        return None
+    alone = any(evidence.flags.get(name) for name in _ONE_API_SERVER + ELSEWHERE)
+    if alone or updates_adapters(evidence.environment) or RUST_FRONTEND in evidence.environment:
         return None
     return setting(
         "api-server-count", 2, "A second process then reads requests and writes tokens.",

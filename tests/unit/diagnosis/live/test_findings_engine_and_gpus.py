@@ -520,6 +520,34 @@ def test_while_requests_wait_in_the_engine_the_api_server_is_not_blamed() -> Non
     assert "API server" not in finding.cause
 
 
+def test_requests_that_waited_in_the_engine_before_they_were_counted_are_not_the_api_servers() -> None:
+    """The end of a burst with long outputs: nothing waits any more, and those that have ended had hardly waited."""
+    frames = busy_api_server(0)
+    earlier = [replace(one, waiting_max=40.0) for one in frames[:-6]]
+    assert "API server" not in find(evidence(frames=(*earlier, *frames[-6:])), "slow_first_token").cause
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"flags": {"data-parallel-size": 2}},
+        {"flags": {"data-parallel-size": 2, "data-parallel-external-lb": True}},
+        {"flags": {"enable-fault-tolerance": True}},
+        {"flags": {"enable-elastic-ep": True}},
+        {"environment": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}},
+        {"environment": {"VLLM_RUST_FRONTEND_PATH": "/opt/frontend"}},
+        {"release": (0, 8, 5)},
+        {"build": "cpu"},
+        {"simulated": True},
+    ],
+    ids=str,
+)
+def test_a_second_api_server_is_offered_only_where_vllm_starts_it_and_it_helps(known: dict[str, Any]) -> None:
+    found = find(evidence(frames=busy_api_server(0), **known), "slow_first_token")
+    assert "API server" in found.cause
+    assert all(not fix.changes.set for fix in found.fixes)
+
+
 def test_pressure_that_fell_below_its_objective_recovers() -> None:
     full, near = (replace(SERVING, kv_cache_usage=usage) for usage in (0.95, 0.83))
     frames = frames_of(*[full] * COUNT, *[near] * 7)
