@@ -77,3 +77,9 @@ def test_a_name_that_is_neither_a_file_nor_a_server_is_one_sentence(program):
     answer = program("diagnose", "chat")
     assert (answer.returncode, answer.stdout) == (1, "")
     assert answer.stderr == "vllm-console: chat: there is neither such a file nor a server of that name\n"
+
+
+def test_a_folder_of_a_servers_name_does_not_hide_the_server(program, tmp_path, monkeypatch):
+    (tmp_path / "chat").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert program("diagnose", "chat").stderr.endswith("neither such a file nor a server of that name\n")

@@ -20,6 +20,7 @@ class _Request:
     """Tokens of its prompt that are not scheduled yet."""
     left: int
     """Output tokens that are not scheduled yet."""
+    begun: bool = False
     scheduled_at: float = 0.0
     first_at: float = 0.0
 
@@ -47,14 +48,24 @@ class Run:
 
 
 class OverlappedEngine:
-    """Computes ``arrivals`` with ``budget`` tokens per step and as many requests at once as come.
+    """Computes requests with ``budget`` tokens per step, up to ``seqs`` at once.
 
     ``ahead``: a step is scheduled when the one before it begins. Launching a prefill then takes ``launch`` seconds, for
     which the result of the step before waits. The times of requests are ``skew`` seconds late.
     """
 
-    def __init__(self, cost: StepCost, budget: int, *, ahead: bool, launch: float = 0.0, skew: float = 0.0) -> None:
+    def __init__(
+        self,
+        cost: StepCost,
+        budget: int,
+        *,
+        ahead: bool,
+        launch: float = 0.0,
+        skew: float = 0.0,
+        seqs: int = 10_000,
+    ) -> None:
         self._cost, self._budget, self._ahead, self._launch, self._skew = cost, budget, ahead, launch, skew
+        self._seqs, self._begun = seqs, 0
         self._active: list[_Request] = []
         self._unfinished = 0
         self._made = Run()
@@ -92,7 +103,9 @@ class OverlappedEngine:
         for one in self._active:
             if not one.missing:
                 one.left -= 1
-            elif room > 0:
+            elif room > 0 and (one.begun or self._begun < self._seqs):
+                self._begun += not one.begun
+                one.begun = True
                 count, done = min(room, one.missing), one.arrival.prompt_tokens - one.missing
                 one.scheduled_at = one.scheduled_at or now
                 one.missing -= count
@@ -111,6 +124,7 @@ class OverlappedEngine:
         for one in step.firsts:
             one.first_at = now
         self._unfinished -= len(step.last)
+        self._begun -= len(step.last)
         interval = now - before if step.decodes else None
         prompts = sum(one.arrival.prompt_tokens for one in step.firsts)
         self._made.steps.append(

@@ -28,7 +28,7 @@ CHUNK_BYTES = 1 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("logfile", metavar="log", help="a server's name, vLLM's log file, or - for standard input")
+    parser.add_argument("logfile", metavar="LOG", help="a server's name, vLLM's log file, or - for standard input")
     parser.add_argument("--exit-code", type=int, metavar="N", help="exit code of the process, if known")
     add_json(parser)
 
@@ -58,7 +58,7 @@ def _diagnosis(args: argparse.Namespace) -> tuple[Diagnosis, bool]:
     from vllm_launchers.secrets import redact
 
     name: str = args.logfile
-    if name != "-" and os.sep not in name and not Path(name).exists():
+    if name != "-" and os.sep not in name and (Path(name).is_dir() or not Path(name).exists()):
         return _failure_of(args), True
     skipped, text = _read(name)
     lines = [redact(redrawn(line)) for line in text.split("\n")]

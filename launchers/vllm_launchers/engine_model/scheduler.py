@@ -272,6 +272,8 @@ class Scheduler:
         self.pool = pool
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
+        self.held = 0
+        """Places of requests that have ended, which the next iteration can't fill."""
 
     @property
     def busy(self) -> bool:
@@ -363,7 +365,7 @@ class Scheduler:
 
     def _could_admit(self) -> bool:
         """Whether the first waiting request could run now."""
-        if not self.waiting or len(self.running) >= self.limits.max_num_seqs:
+        if not self.waiting or len(self.running) + self.held >= self.limits.max_num_seqs:
             return False
         request = self.waiting[0]
         return self._fits(request, self._find_prefix(request))
@@ -390,7 +392,7 @@ class Scheduler:
         return budget
 
     def _admit(self, batch: Batch, budget: int, now: float) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+        while self.waiting and budget > 0 and len(self.running) + self.held < self.limits.max_num_seqs:
             request = self.waiting[0]
             reused = self._find_prefix(request)
             start = len(reused) * self.limits.block_size

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
+from fakes.overlapped_engine import OverlappedEngine
 from vllm_launchers.engine_model.scheduler import Scheduler, SchedulerLimits
 from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
@@ -141,3 +143,25 @@ def test_a_request_that_never_fits_is_refused_and_the_others_served() -> None:
     found = replay_traffic([Arrival(0.0, 600, 10), Arrival(0.0, 10, 10)], limits(), COST)
     assert found.requests[0] is None
     assert found.requests[1] is not None
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("rate", "seqs", "budget"), [(0.5, 100, 2048), (20.0, 100, 512), (30.0, 8, 2048), (3.0, 1, 2048)]
+)
+def test_each_request_gets_its_tokens_when_an_engine_of_its_own_gives_them(
+    ahead: bool, rate: float, seqs: int, budget: int
+) -> None:
+    """Another engine than the replay's, with and without asynchronous scheduling, also when its places are taken."""
+    dice, at, arrivals = random.Random(3), 0.0, []
+    for _ in range(200):
+        at += dice.expovariate(rate)
+        arrivals.append(Arrival(at, dice.randint(50, 900), dice.randint(2, 40)))
+    cost = StepCost(0.005, per_sequence=2e-5, per_token=2e-5)
+    run = OverlappedEngine(cost, budget, ahead=ahead, seqs=seqs).run(arrivals)
+    known = sorted(run.requests, key=lambda one: one.arrived_at)
+    allowed = EngineLimits(SchedulerLimits(seqs, budget, 4096, 16), 10**5, prefix_caching=False, ahead=ahead)
+    for one, found in zip(known, replay_traffic(arrivals, allowed, cost).requests, strict=True):
+        assert found is not None
+        assert one.e2e_seconds == pytest.approx(found.e2e_seconds)
+        assert (one.e2e_seconds or 0) - (one.decode_seconds or 0) == pytest.approx(found.ttft_seconds)
