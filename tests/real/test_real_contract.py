@@ -58,6 +58,10 @@ def simulated(
     process.wait(DEADLINE)
 
 
+TRIES = 3
+"""An answer that a stop string ends at its first letter, by chance, has no text, and so other fields."""
+
+
 def _healthy(url: str) -> bool:
     try:
         return httpx.get(f"{url}/health", trust_env=False).status_code == 200
@@ -71,7 +75,11 @@ def test_every_request_of_the_table_is_answered_alike(real: RealServer, simulate
         for url in (real.url, simulated):
             send(client, url, WARM_UP)
         for case in TABLE:
-            if problems := differences(case, send(client, real.url, case), send(client, simulated, case)):
+            for _ in range(TRIES if isinstance(case.body, dict) and case.body.get("stop") else 1):
+                problems = differences(case, send(client, real.url, case), send(client, simulated, case))
+                if not problems:
+                    break
+            else:
                 found[case.name] = problems
     refused = sum(not case.modelled for case in TABLE)
     print(f"alike: {len(TABLE) - len(found)} of {len(TABLE)}, {refused} of them refused by the simulated engine")
