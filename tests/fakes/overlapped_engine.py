@@ -48,7 +48,8 @@ class Run:
 
 
 class OverlappedEngine:
-    """Computes requests with ``budget`` tokens per step, up to ``seqs`` at once.
+    """Computes requests with ``budget`` tokens per step, up to ``seqs`` at once. Each has the ``blocks`` of its prompt
+    from its begin to its end.
 
     ``ahead``: a step is scheduled when the one before it begins. Launching a prefill then takes ``launch`` seconds, for
     which the result of the step before waits. The times of requests are ``skew`` seconds late.
@@ -63,9 +64,11 @@ class OverlappedEngine:
         launch: float = 0.0,
         skew: float = 0.0,
         seqs: int = 10_000,
+        blocks: int = 10**6,
+        block_size: int = 16,
     ) -> None:
         self._cost, self._budget, self._ahead, self._launch, self._skew = cost, budget, ahead, launch, skew
-        self._seqs, self._begun = seqs, 0
+        self._seqs, self._begun, self._free, self._block_size = seqs, 0, blocks, block_size
         self._active: list[_Request] = []
         self._unfinished = 0
         self._made = Run()
@@ -99,13 +102,12 @@ class OverlappedEngine:
     def _schedule(self, now: float) -> _Step:
         decodes = [one for one in self._active if not one.missing]
         room = self._budget - len(decodes)
+        self._blocked = False
         step = _Step([], decodes, 0.0)
         for one in self._active:
             if not one.missing:
                 one.left -= 1
-            elif room > 0 and (one.begun or self._begun < self._seqs):
-                self._begun += not one.begun
-                one.begun = True
+            elif room > 0 and (one.begun or self._begins(one)):
                 count, done = min(room, one.missing), one.arrival.prompt_tokens - one.missing
                 one.scheduled_at = one.scheduled_at or now
                 one.missing -= count
@@ -120,11 +122,25 @@ class OverlappedEngine:
         step.seconds = self._cost.seconds(len(decodes) + len(step.chunks), tokens, 0.0, 0.0)
         return step
 
+    def _begins(self, one: _Request) -> bool:
+        """Whether a request can begin, which it does then; the ones behind it can't overtake it."""
+        if self._blocked or self._begun >= self._seqs or self._blocks(one) > self._free:
+            self._blocked = True
+            return False
+        self._begun += 1
+        self._free -= self._blocks(one)
+        one.begun = True
+        return True
+
+    def _blocks(self, one: _Request) -> int:
+        return -(-one.arrival.prompt_tokens // self._block_size)
+
     def _record(self, step: _Step, before: float, now: float) -> None:
         for one in step.firsts:
             one.first_at = now
         self._unfinished -= len(step.last)
         self._begun -= len(step.last)
+        self._free += sum(map(self._blocks, step.last))
         interval = now - before if step.decodes else None
         prompts = sum(one.arrival.prompt_tokens for one in step.firsts)
         self._made.steps.append(

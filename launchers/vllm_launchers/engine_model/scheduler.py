@@ -265,20 +265,30 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
 
 
 class Scheduler:
-    """First come, first served over a block pool."""
+    """First come, first served over a block pool.
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+    ``ahead``: an iteration is scheduled while the one before it runs (vLLM's asynchronous scheduling), so it can't
+    have the places and blocks of the requests that end with that one.
+    """
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, *, ahead: bool = False) -> None:
         self.limits = limits
         self.pool = pool
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
-        self.held = 0
-        """Places of requests that have ended, which the next iteration can't fill."""
+        self._leaving: list[Request] = []
+        """Requests that have ended, whose places and blocks the next iteration can't have."""
+        self._ahead = ahead
 
     @property
     def busy(self) -> bool:
         """Whether there is any request, running or waiting."""
         return bool(self.running or self.waiting)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next iteration has no place for another request."""
+        return len(self.running) + len(self._leaving) >= self.limits.max_num_seqs
 
     def add(self, request: Request) -> None:
         """Append a request to the queue. Raises ValueError if it could never fit."""
@@ -297,7 +307,8 @@ class Scheduler:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-        self._end(request, FinishReason.ABORT)
+        request.finished = FinishReason.ABORT
+        self._release(request)
 
     def schedule(self, now: float) -> Batch:
         """Choose the next iteration's work: running requests first, then waiting ones while the budget lasts."""
@@ -305,6 +316,7 @@ class Scheduler:
         budget = self._schedule_running(batch)
         if not batch.preempted:
             self._admit(batch, budget, now)
+        self._let_go()
         return batch
 
     def complete(self, batch: Batch, now: float) -> list[Request]:
@@ -320,17 +332,17 @@ class Scheduler:
                 continue
             self._emit(request, now)
             advanced.append(request)
-        if any(request.finished for request in advanced):
-            self.running = [request for request in self.running if request.finished is None]
+        self._leave()
         return advanced
 
     def decode_steps(self, most: int) -> int:
         """How many of the next iterations, up to ``most``, are one token for each running request and nothing else.
 
-        The last of them may end requests. 0 where the next iteration admits, preempts, or computes prompts.
+        The last of them may end requests. 0 where the next iteration admits, preempts, or computes prompts, or where
+        requests have ended that it can't replace.
         """
         running, count = self.running, len(self.running)
-        if not running or count > self.limits.max_num_batched_tokens or self._could_admit():
+        if not running or self._leaving or count > self.limits.max_num_batched_tokens or self._could_admit():
             return 0
         held = 0
         for request in running:
@@ -357,15 +369,14 @@ class Scheduler:
             self._remember(request)
             request.generated += steps
             request.last_token_at = now
-        ended = [request for request in self.running if request.generated >= request.output_length]
-        for request in ended:
-            self._end(request, FinishReason.LENGTH)
-        if ended:
-            self.running = [request for request in self.running if request.finished is None]
+        for request in self.running:
+            if request.generated >= request.output_length:
+                request.finished = FinishReason.LENGTH
+        self._leave()
 
     def _could_admit(self) -> bool:
         """Whether the first waiting request could run now."""
-        if not self.waiting or len(self.running) + self.held >= self.limits.max_num_seqs:
+        if not self.waiting or self.full:
             return False
         request = self.waiting[0]
         return self._fits(request, self._find_prefix(request))
@@ -392,7 +403,7 @@ class Scheduler:
         return budget
 
     def _admit(self, batch: Batch, budget: int, now: float) -> None:
-        while self.waiting and budget > 0 and len(self.running) + self.held < self.limits.max_num_seqs:
+        while self.waiting and budget > 0 and not self.full:
             request = self.waiting[0]
             reused = self._find_prefix(request)
             start = len(reused) * self.limits.block_size
@@ -477,19 +488,33 @@ class Scheduler:
         request.last_token_at = now
         if request.generated >= request.output_length:
             hit_limit = request.generated >= request.max_tokens and not request.stopped
-            self._end(request, FinishReason.LENGTH if hit_limit else FinishReason.STOP)
+            request.finished = FinishReason.LENGTH if hit_limit else FinishReason.STOP
 
     def _preempt(self, request: Request, batch: Batch) -> None:
-        self.pool.release(request.blocks)
-        request.blocks = []
+        self._release(request)
         request.computed = request.under_way = 0
         request.remembered = 0
         request.preemptions += 1
         batch.preempted += 1
         self.waiting.appendleft(request)
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
-        request.finished = reason
+    def _leave(self) -> None:
+        """Take what has ended out of the batch. Without others no iteration was scheduled ahead."""
+        ended = [request for request in self.running if request.finished is not None]
+        if not ended:
+            return
+        self.running = [request for request in self.running if request.finished is None]
+        self._leaving += ended
+        if not self._ahead or not self.running:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The next iteration is scheduled: the one after it can have the places and blocks of ended requests."""
+        for request in self._leaving:
+            self._release(request)
+        self._leaving = []
+
+    def _release(self, request: Request) -> None:
         self.pool.release(request.blocks)
         request.blocks = []
 

@@ -36,7 +36,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
     """What a server may do: its scheduler's limits, the blocks of its KV cache, and whether prefixes are cached.
 
     ``ahead``: a step is scheduled when the one before it begins (vLLM's asynchronous scheduling), so a request that
-    comes during a step waits for one more, and so does one that takes the place of a request that ends with it.
+    comes during a step waits for one more, and so does one that takes the place or the blocks of a request that ends
+    with it.
     """
 
     scheduler: SchedulerLimits
@@ -111,7 +112,8 @@ class _Replay:
         since: float,
         until: float,
     ) -> None:
-        self._scheduler = Scheduler(limits.scheduler, BlockPool(limits.blocks, caching=limits.prefix_caching))
+        pool = BlockPool(limits.blocks, caching=limits.prefix_caching)
+        self._scheduler = Scheduler(limits.scheduler, pool, ahead=limits.ahead)
         self._cost, self._since, self._until = cost, since, until
         self._decode_noise = _Factors(noise.decode, noise)
         self._prefill_noise = _Factors(noise.prefill, noise)
@@ -144,7 +146,7 @@ class _Replay:
                     break
                 self._now = self._scheduled = max(self._now, self._queue[0].arrival)
                 continue
-            steps = scheduler.decode_steps(1 if scheduler.held else _MOST_STEPS_TOGETHER)
+            steps = scheduler.decode_steps(_MOST_STEPS_TOGETHER)
             # Of a request whose prompt ends with this token, or that sat out a step, the interval is another one.
             if steps and all(request.last_token_at == self._now for request in scheduler.running):
                 self._decode(steps)
@@ -177,7 +179,7 @@ class _Replay:
         """At most ``steps`` iterations of one token for each running request, until an arrival may join them."""
         scheduler = self._scheduler
         running, waiting = scheduler.running, scheduler.waiting
-        count, full = len(running), len(running) + scheduler.held >= scheduler.limits.max_num_seqs
+        count, full = len(running), scheduler.full
         reads = float(sum([request.computed for request in running]) + count)
         usage, began = scheduler.pool.usage, self._now
         noise, since, until = self._decode_noise, self._since, self._until
@@ -211,7 +213,6 @@ class _Replay:
             self._batches[count] = self._batches.get(count, 0.0) + busy
         usage_then = scheduler.usage_after(done)
         scheduler.decode(done, now)
-        self._hold(count - len(scheduler.running))
         self._use(usage, usage_then, began)
 
     def _step(self) -> None:
@@ -229,7 +230,6 @@ class _Replay:
         self._steps += 1
         self.any_preempted |= batch.preempted > 0
         advanced = scheduler.complete(batch, self._now)
-        self._hold(sum(request.finished is not None for request in advanced))
         self._admit()
         if self._since <= began < self._until:
             self._tokens += len(advanced)
@@ -242,10 +242,6 @@ class _Replay:
                 if last is not None and request.last_token_at == self._now:
                     self._intervals.append((self._now - last, 1))
         self._use(usage, usage, began)
-
-    def _hold(self, ended: int) -> None:
-        """The step that follows, if there is one, was scheduled before so many requests ended."""
-        self._scheduler.held = ended if self._ahead and self._scheduler.running else 0
 
     def _use(self, first: float, last: float, began: float) -> None:
         """Count the usage of the part of the time from ``began`` until now that was asked for; it grew evenly."""

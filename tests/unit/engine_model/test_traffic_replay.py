@@ -147,20 +147,24 @@ def test_a_request_that_never_fits_is_refused_and_the_others_served() -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(
-    ("rate", "seqs", "budget"), [(0.5, 100, 2048), (20.0, 100, 512), (30.0, 8, 2048), (3.0, 1, 2048)]
-)
+    ("rate", "seqs", "budget", "blocks"),
+    [(0.5, 100, 2048, 10**5), (20.0, 100, 512, 10**5), (30.0, 8, 2048, 10**5), (3.0, 1, 2048, 10**5),
+     (60.0, 100, 2048, 130)],
+)  # fmt: skip
 def test_each_request_gets_its_tokens_when_an_engine_of_its_own_gives_them(
-    ahead: bool, rate: float, seqs: int, budget: int
+    ahead: bool, rate: float, seqs: int, budget: int, blocks: int
 ) -> None:
-    """Another engine than the replay's, with and without asynchronous scheduling, also when its places are taken."""
+    """Another engine than the replay's, with and without asynchronous scheduling, also when its places or its blocks
+    are taken. No request needs more blocks than its prompt does.
+    """
     dice, at, arrivals = random.Random(3), 0.0, []
     for _ in range(200):
         at += dice.expovariate(rate)
-        arrivals.append(Arrival(at, dice.randint(50, 900), dice.randint(2, 40)))
+        arrivals.append(Arrival(at, 48 * dice.randint(1, 18) + 1, dice.randint(2, 47)))
     cost = StepCost(0.005, per_sequence=2e-5, per_token=2e-5)
-    run = OverlappedEngine(cost, budget, ahead=ahead, seqs=seqs).run(arrivals)
+    run = OverlappedEngine(cost, budget, ahead=ahead, seqs=seqs, blocks=blocks, block_size=48).run(arrivals)
     known = sorted(run.requests, key=lambda one: one.arrived_at)
-    allowed = EngineLimits(SchedulerLimits(seqs, budget, 4096, 16), 10**5, prefix_caching=False, ahead=ahead)
+    allowed = EngineLimits(SchedulerLimits(seqs, budget, 4096, 48), blocks + 1, prefix_caching=False, ahead=ahead)
     for one, found in zip(known, replay_traffic(arrivals, allowed, cost).requests, strict=True):
         assert found is not None
         assert one.e2e_seconds == pytest.approx(found.e2e_seconds)
