@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,6 @@ UI = Path(__file__).resolve().parents[2] / "console" / "vllm_console" / "ui"
 
 SOURCES = sorted(UI.rglob("*.py"))
 
-TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
-
-OURS = {node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-
 TEXTUALS = {
     name
     for module in (textual.containers, textual.screen, textual.widgets, textual.widgets._toast)
@@ -28,12 +25,26 @@ TEXTUALS = {
 }
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A source file, parsed. Every process that shares the tests collects them: few files are parsed for that."""
+    return ast.parse(path.read_text())
+
+
+@cache
+def ours() -> set[str]:
+    """The names of all classes."""
+    return {node.name for path in SOURCES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)}
+
+
 def sheets() -> Iterator[tuple[str, str]]:
     """Every style sheet: where it is, and its text."""
     for path in sorted(UI.rglob("*.tcss")):
         yield path.name, path.read_text()
-    for path, tree in TREES.items():
-        for node in ast.walk(tree):
+    for path in SOURCES:
+        if "CSS = " not in path.read_text():
+            continue
+        for node in ast.walk(tree_of(path)):
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
                 continue
             if any(isinstance(one, ast.Name) and one.id in ("CSS", "DEFAULT_CSS") for one in node.targets):
@@ -44,4 +55,4 @@ def sheets() -> Iterator[tuple[str, str]]:
 def test_each_selector_names_a_class(where: str, sheet: str) -> None:
     text = re.sub(r"/\*.*?\*/|\{[^}]*\}", " ", sheet, flags=re.DOTALL)
     named = set(re.findall(r"(?<![\w.#:-])[A-Z]\w*", text))
-    assert named <= OURS | TEXTUALS, where
+    assert named <= ours() | TEXTUALS, where

@@ -214,11 +214,6 @@ class Request:
         """Tokens of its prompt and of what it has generated."""
         return self.prompt_length + self.generated
 
-    @property
-    def remaining(self) -> int:
-        """Tokens to compute before the next token comes out."""
-        return self.prompt_length + self.generated - self.computed - self.under_way
-
 
 class Share(msgspec.Struct, frozen=True):
     """A request's part of one iteration: ``count`` tokens computed after ``context`` cached ones.
@@ -344,35 +339,42 @@ class Scheduler:
         running, count = self.running, len(self.running)
         if not running or self._leaving or count > self.limits.max_num_batched_tokens or self._could_admit():
             return 0
-        held = 0
         for request in running:
             if request.prompt_length + request.generated - request.computed != 1 or request.under_way:
                 return 0
-            held += len(request.blocks)
             if request.output_length - request.generated < most:
                 most = request.output_length - request.generated
-        room = self.pool.free + held
-        while most and sum([self._blocks_for(request.computed + most) for request in running]) > room:
+        size, free = self.limits.block_size, self.pool.free
+        if count * -(-most // size) <= free:
+            return most  # none needs more than that beside the blocks that it holds
+        room = free + sum([len(request.blocks) for request in running])
+        while most and sum([-(-(request.computed + most) // size) for request in running]) > room:
             most //= 2
         return most
 
-    def usage_after(self, steps: int) -> float:
-        """The KV cache's usage in the last of that many iterations, as `decode_steps` allows, before requests end."""
-        grown = (max(0, self._blocks_for(one.computed + steps) - len(one.blocks)) for one in self.running)
-        return (self.pool.used + sum(grown)) / self.pool.capacity
+    def decode(self, steps: int, now: float) -> float:
+        """Account for that many iterations, as `decode_steps` allows, of requests known by length.
 
-    def decode(self, steps: int, now: float) -> None:
-        """Account for that many iterations, as `decode_steps` allows, of requests known by length."""
+        Returns the KV cache's usage in the last of them, before requests end.
+        """
+        size, caching = self.limits.block_size, self.pool.caching
+        any_ended = False
         for request in self.running:
-            self._grow(request, steps)
-            request.computed += steps
-            self._remember(request)
+            tokens = request.computed + steps
+            if tokens > len(request.blocks) * size:
+                self._grow(request, steps)
+            request.computed = tokens
+            if caching and tokens // size > request.remembered:
+                self._remember(request)
             request.generated += steps
             request.last_token_at = now
-        for request in self.running:
             if request.generated >= request.output_length:
                 request.finished = FinishReason.LENGTH
-        self._leave()
+                any_ended = True
+        usage = self.pool.usage
+        if any_ended:
+            self._leave()
+        return usage
 
     def _could_admit(self) -> bool:
         """Whether the first waiting request could run now."""
@@ -382,22 +384,28 @@ class Scheduler:
         return self._fits(request, self._find_prefix(request))
 
     def _schedule_running(self, batch: Batch) -> int:
-        budget = self.limits.max_num_batched_tokens
+        budget, size, caching = self.limits.max_num_batched_tokens, self.limits.block_size, self.pool.caching
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
-            count = min(request.remaining, budget)
+            context = request.computed + request.under_way
+            count = request.prompt_length + request.generated - context
+            if count > budget:
+                count = budget
             if not count:
                 index += 1  # its token is still in the pipeline
                 continue
-            while not self._grow(request, count):
-                victim = self.running.pop()
-                self._preempt(victim, batch)
-                if victim is request:
-                    return budget
-            batch.shares.append(Share(request, count, request.computed + request.under_way, request.preemptions))
+            tokens = context + count
+            if tokens > len(request.blocks) * size:
+                while not self._grow(request, count):
+                    victim = self.running.pop()
+                    self._preempt(victim, batch)
+                    if victim is request:
+                        return budget
+            batch.shares.append(Share(request, count, context, request.preemptions))
             request.under_way += count
-            self._remember(request)
+            if caching and tokens // size > request.remembered:
+                self._remember(request)
             budget -= count
             index += 1
         return budget

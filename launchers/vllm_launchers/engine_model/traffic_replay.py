@@ -211,8 +211,7 @@ class _Replay:
             self._tokens += counted * count
             self._busy += busy
             self._batches[count] = self._batches.get(count, 0.0) + busy
-        usage_then = scheduler.usage_after(done)
-        scheduler.decode(done, now)
+        usage_then = scheduler.decode(done, now)
         self._use(usage, usage_then, began)
 
     def _step(self) -> None:
