@@ -10,10 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+import vllm_console
+import vllm_launchers
 from fakes.forked import Forks
 from fakes.ports import free_port
 
@@ -22,6 +24,16 @@ READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG")
 only if it changes Python itself: other tests set it for the servers that a command starts.
 """
 
+NOT_IMPORTED = (
+    "vllm_console.ui",
+    "vllm_console.web",
+    "vllm_launchers.prepared.bootstrap",
+    "vllm_launchers.probe.plugin",
+    "vllm_launchers.simulated",
+    "vllm_launchers.vllm.hub_worker",
+    "vllm_launchers.vllm.ray_query",
+)
+"""Screens, which few commands need, and what runs in other processes."""
 
 _starting = threading.Lock()
 """Tests run commands from several threads, and one process is to serve them all."""
@@ -73,12 +85,17 @@ def _forks() -> Forks:
 
 @cache
 def _started_forks() -> Forks:
-    from vllm_console import cli
-
-    commands = [f"{cli.__name__}.{found.name}" for found in pkgutil.iter_modules(cli.__path__)]
-    forks = Forks(sys.executable, os.environ, ["vllm_console.cli.main", *commands])
+    forks = Forks(sys.executable, os.environ, ["vllm_console.cli.main", *_modules(), "compiled_patterns"])
     atexit.register(forks.close)
     return forks
+
+
+def _modules() -> Iterator[str]:
+    """All that a command can import, but the screens and programs of their own."""
+    for package in (vllm_console, vllm_launchers):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not found.name.startswith(NOT_IMPORTED) and not found.name.endswith("__main__"):
+                yield found.name
 
 
 def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ standard input, output and error; ``argv`` is what would follow ``python``: ``-c
 code as in `subprocess`. The server ends when the other end of the socket is closed.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -18,6 +19,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 
 MOST_BYTES = 1 << 20
@@ -35,7 +37,35 @@ def become(request, descriptors):
     time.tzset()
     os.chdir(request["cwd"])
     open_streams()
-    first, *rest = request["argv"]
+    try:
+        run(request["argv"])
+        code = 0
+    except SystemExit as error:
+        code = 0 if error.code is None else error.code
+        if not isinstance(code, int):
+            raise
+    end(code)
+
+
+def end(code):
+    """End as Python does, except that what was imported is not taken apart: that would copy the pages of all of it.
+
+    Returns where standard output can't be written: Python has an exit code of its own for that.
+    """
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except (OSError, ValueError):
+        sys.exit(code)
+    os._exit(code & 0xFF)
+
+
+def run(argv):
+    """The program."""
+    first, *rest = argv
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
