@@ -21,16 +21,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vllm_console.history.energy import Totals, energy_within, totals_of
 from vllm_console.history.exact import BOUNDARY_SECONDS, ProbeRecords, exact_latencies, read_records
 from vllm_console.history.gpu_samples import GpuSampleStore, read_gpu_samples
 from vllm_console.history.probe_records import SETTLED_SECONDS
 from vllm_console.history.store import HistoryWriter
-from vllm_console.metrics.sample import Sample
+from vllm_console.metrics.sample import Responses, Sample
 from vllm_console.metrics.scrape import ScrapeError, Scraper
+from vllm_console.metrics.unauthorized import UnauthorizedCounter
 from vllm_console.runs.store import RunName, RunStoreError, run_id, store_windows, thin, write
 from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, Windows, with_exact, with_figures
-from vllm_launchers.keeper.files import MOST_UNREAD, OUTPUT
+from vllm_launchers.keeper.files import LOG, MOST_UNREAD, OUTPUT
 from vllm_launchers.listeners import Owner
 from vllm_launchers.private import open_file, open_standard_streams
 from vllm_launchers.probe.environment import PROBE
@@ -292,11 +295,13 @@ def record(
     if gpus is not None:
         reporters.append(TroubleReporter(gpus))
     ready = ReadyWatch(options.history, options.generation)
+    unauthorized = UnauthorizedCounter(options.history.with_name(LOG))
     fault = ""
     while process_lives(options.pid, options.start_time):
         try:
             if scraper is not None and ready.check():
-                _take(scraper.sample(time.time()), writer, runs, options.generation)
+                sample = with_unauthorized(scraper.sample(time.time()), unauthorized.count())
+                _take(sample, writer, runs, options.generation)
             fault = ""
         except ScrapeError as error:
             # Refused is normal while vLLM loads: it listens only when it is ready.
@@ -311,6 +316,13 @@ def record(
         if stopped_within(schedule.wait_from(time.monotonic())):
             return
     keeper.check(math.inf)  # a keeper that died before its server has nobody else to end what that left
+
+
+def with_unauthorized(sample: Sample, count: int) -> Sample:
+    """A sample with the requests refused for their API key: vLLM counts all answers but these."""
+    if sample.responses is None and not count:
+        return sample
+    return replace(sample, responses=replace(sample.responses or Responses(), unauthorized=float(count)))
 
 
 def _take(sample: Sample, writer: HistoryWriter, runs: WindowRecorder | None, generation: int) -> None:

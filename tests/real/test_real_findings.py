@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +163,34 @@ def preemption(program: Any) -> None:
     assert program("status", "chat")["metrics"]["preemptions_total"] < before
 
 
+def refused_requests(program: Any, port: int) -> None:
+    """Requests for a model that is not served are named with their number and that model."""
+    sent, done = threading.Event(), threading.Event()
+
+    def send() -> None:
+        body = json.dumps({"model": "gpt-4", "prompt": "a", "max_tokens": 1}).encode()
+        while not done.wait(0.3):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+            assert connection.getresponse().status == HTTPStatus.NOT_FOUND
+            connection.close()
+            sent.set()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        finding = find(program, "requests_refused")
+        answered = program("status", "chat")["last_minute"]["responses"]
+    finally:
+        done.set()
+        sender.join()
+    assert sent.is_set()
+    assert answered["refused"] >= 5
+    assert "gpt-4" in finding["cause"]
+    assert {"404 Not Found", "model asked for"} <= {one["name"] for one in finding["measures"]}
+    assert finding["fixes"][1]["set"]["served-model-name"].endswith(" gpt-4")
+
+
 def prefixes_and_a_stopped_engine(program: Any) -> None:
     server = program.start("enable-prefix-caching=false", "max-num-seqs=4")
     load = program.load("--rate", "4", "--concurrency", "4", "--duration", "80", "--input-p95", "100",
@@ -167,6 +198,7 @@ def prefixes_and_a_stopped_engine(program: Any) -> None:
     finding = find(program, "prefix_cache_missed")
     assert finding["fixes"][0]["set"] == {"enable-prefix-caching": True}
     load.kill()
+    refused_requests(program, server["port"])
 
     engine = next(
         child
@@ -197,5 +229,5 @@ def test_preemption_is_named_fixed_by_what_is_offered_and_gone(played):
     played(preemption)
 
 
-def test_prefixes_computed_again_and_again_and_a_stopped_engine_are_named_and_a_killed_engine_is_a_failure(played):
+def test_prefixes_missed_refused_requests_and_a_stopped_engine_are_named_and_a_killed_engine_is_a_failure(played):
     played(prefixes_and_a_stopped_engine)

@@ -259,6 +259,7 @@ def _describe_window(server: ServerView, now: float) -> list[str]:
         f"prefix hits {percent(window.prefix_hit_rate)} {span}",
         f"  requests    {count(window.requests_running)} running, {count(window.requests_waiting)} waiting {at}"
         f"{_longest_wait(window)}, {count(window.preemptions_per_minute)} preemptions/min {span}",
+        *_unserved(window, span),
         f"  tokens/s    {count(window.generation_tokens_per_second)} out, "
         f"{count(window.prompt_tokens_per_second)} in {span}",
     ]
@@ -277,6 +278,14 @@ def _describe_window(server: ServerView, now: float) -> list[str]:
     if contradicting(window.latencies):
         lines.append("              queue, prefill, decode and e2e: completed requests; TTFT: started requests")
     return lines
+
+
+def _unserved(window: Window, span: str) -> list[str]:
+    """How many requests were not served; nothing if all were, or it is not known."""
+    from vllm_console.metrics.window import format_unserved
+
+    found = format_unserved(window.responses)
+    return [f"  not served  {found} {span}"] if found else []
 
 
 def rank_lines(server: ServerView) -> list[str]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,10 +20,12 @@ from vllm_console.diagnosis.live.engine import HUNG_AFTER_SECONDS, in_part, susp
 from vllm_console.diagnosis.live.findings import OF_TRAFFIC, findings
 from vllm_console.diagnosis.live.fixes import with_experience
 from vllm_console.diagnosis.live.prefix_cache import hit_rate
+from vllm_console.diagnosis.live.refused import answered
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
 from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, total
 from vllm_console.history.prefix_use import still_cached
 from vllm_console.history.timeline import IDLE_SECONDS
+from vllm_console.logs.refusals import Refusals, read_refusals
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.window import is_idle
 from vllm_console.text import plain
@@ -163,11 +166,17 @@ ENOUGH_LOOKED_UP = 5_000
 class Judge:
     """Judges one server. Its findings are recomputed once per frame, not at every sample."""
 
-    def __init__(self, name: str, earlier_runs: Callable[[ServerRecord], Sequence[PastRun]] = lambda _: ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        earlier_runs: Callable[[ServerRecord], Sequence[PastRun]] = lambda _: (),
+        log: Path | None = None,
+    ) -> None:
         """``earlier_runs``: what ran before the record's current run, newest first. Called only where a finding has a
-        fix that changes flags.
+        fix that changes flags. ``log`` is read only where requests were refused.
         """
         self._name = name
+        self._log = log
         self._earlier_runs = earlier_runs
         self._frames = Frames()
         self._latest: Sample | None = None
@@ -304,8 +313,16 @@ class Judge:
             silent_seconds=self._request.silent_seconds,
             idle_seconds=self._idle_seconds,
             earlier_reuse=self._earlier_reuse(record),
+            max_context=facts.max_context,
+            model_name=self._latest.model_name if self._latest is not None else None,
+            refusals=self._refusals(frames),
             resumed=still_cached([one for one in self._resumed if one.at >= begun]),
         )
+
+    def _refusals(self, frames: Sequence[Frame]) -> Refusals:
+        """What the log says of the requests refused in the last minute; read only if there are any."""
+        refused = round(answered(frames, len(frames) - 1).all_refused) if frames else 0
+        return read_refusals(self._log, refused) if refused and self._log is not None else Refusals()
 
     def _known(self, record: ServerRecord, details: Details) -> _Facts:
         """Looked up once per generation, and again when GPUs become known."""
@@ -323,6 +340,7 @@ class Judge:
 
 class _Facts(msgspec.Struct, frozen=True):
     memory_gib: float | None = None
+    max_context: int | None = None
     compute_capability: tuple[int, int] | None = None
     batch_sizes: tuple[int, int] = SMALL_BATCHES
     quantized: bool | None = None
@@ -348,6 +366,7 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
     on_cpu = details.engine is not None and details.engine.build == "cpu"
     return _Facts(
         memory_gib=memory,
+        max_context=model_known.max_context if model_known is not None else None,
         compute_capability=(numbers[0], numbers[1]) if len(numbers) == 2 else None,
         batch_sizes=batch_sizes(model_known, details.flags, release, None if on_cpu else GpuShape(name, memory)),
         quantized=_quantized(details, model_known),

@@ -19,7 +19,7 @@ from vllm_console.history.timeline import Timeline, ended, newest_points
 from vllm_console.metrics.sample import Series, Window
 from vllm_console.metrics.window import traffic
 from vllm_console.text import plain
-from vllm_launchers.keeper.files import NODE_MARK
+from vllm_launchers.keeper.files import LOG, NODE_MARK
 from vllm_launchers.keeper.records import Generation, ServerRecord, WarmUpOutcome
 from vllm_launchers.launch.details import Details, exposed_message, unpack
 from vllm_launchers.probe.environment import PROBE
@@ -141,7 +141,8 @@ class WatchedServer:
         spec = record.current.spec
         details = self._read_details(spec.details)
         if self._judge is None and context is not None and (selected or self._interactive):
-            self._judge, self._sequence = _judge(record.name, self._earlier_runs), None
+            log = self._folder / LOG
+            self._judge, self._sequence = _judge(record.name, self._earlier_runs, log), None
             if details.gpus and (context.gpus is None or not context.gpus.recorded):
                 self._recall(self._judge, details.gpus, context, now)
         history_problem = self._read_history(now) or self._not_recorded(record, now)
@@ -574,10 +575,10 @@ def _with_notice(view: ServerView, error: HistoryError) -> ServerView:
     return replace(view, notice="; ".join(dict.fromkeys(filter(None, (view.notice, str(error))))))
 
 
-def _judge(name: str, earlier_runs: Callable[[ServerRecord], Sequence[PastRun]]) -> Judge:
+def _judge(name: str, earlier_runs: Callable[[ServerRecord], Sequence[PastRun]], log: Path) -> Judge:
     from vllm_console.fleet.judge import Judge
 
-    return Judge(name, earlier_runs)
+    return Judge(name, earlier_runs, log)
 
 
 def _notice(record: ServerRecord) -> str:

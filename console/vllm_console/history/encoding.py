@@ -16,10 +16,13 @@ from typing import Any
 
 import msgspec
 
-from vllm_console.metrics.sample import COUNTERS, GAUGES, EngineSample, Histogram, Sample
+from vllm_console.metrics.sample import COUNTERS, GAUGES, EngineSample, Histogram, Responses, Sample
 
 _SCALARS = (*GAUGES, *COUNTERS)
 """An engine's numbers in storage order: changing the order requires another `SCHEMA_VERSION`."""
+
+_RESPONSES = ("ok", "refused", "failed", "unauthorized")
+"""The server's own numbers, after those of its engines. Rows of earlier versions end before them."""
 
 _LIMIT = 4 * 1024 * 1024
 _MILLION = 1_000_000
@@ -53,9 +56,15 @@ class Shape(msgspec.Struct, array_like=True, frozen=True):
     prefix_caching: bool | None = None
     prefix_step: int | None = None
 
-    def sample(self, at: float, engines: dict[str, EngineSample]) -> Sample:
-        """The sample of this shape."""
-        return Sample(at, engines, self.kv_cache_tokens, self.model_name, self.prefix_caching, self.prefix_step)
+    def sample(self, at: float, engines: dict[str, EngineSample], rest: Sequence[int | None]) -> Sample:
+        """The sample of this shape; ``rest`` are the numbers after those of the engines."""
+        known = (self.kv_cache_tokens, self.model_name, self.prefix_caching, self.prefix_step)
+        return Sample(at, engines, *known, _responses(rest))
+
+
+def _responses(numbers: Sequence[int | None]) -> Responses | None:
+    found = {name: float(number) for name, number in zip(_RESPONSES, numbers, strict=False) if number is not None}
+    return Responses(**found) if "ok" in found else None
 
 
 def shape_of(sample: Sample) -> Shape:
@@ -91,6 +100,8 @@ def numbers_of(sample: Sample) -> Numbers:
             for count in histogram.counts:
                 numbers.append(_whole(count - before))
                 before = count
+    responses = sample.responses
+    numbers += [_whole(getattr(responses, name)) if responses is not None else None for name in _RESPONSES]
     return numbers
 
 
@@ -127,7 +138,7 @@ def decode_row(base: Base, at: float, data: bytes) -> Sample:
             engines[engine.label], place = _engine(engine, numbers, place)
     except (zlib.error, msgspec.DecodeError, IndexError, ValueError, TypeError) as error:
         raise EncodingError("unreadable row") from error
-    return base.shape.sample(at, engines)
+    return base.shape.sample(at, engines, numbers[place:])
 
 
 def decode_scalars(base: Base, at: float, data: bytes) -> Sample:
@@ -141,9 +152,11 @@ def decode_scalars(base: Base, at: float, data: bytes) -> Sample:
             engines[engine.label] = EngineSample(**_scalars(step if step is None else step + (known or 0)
                                                             for step, known in steps))  # fmt: skip
             place += len(_SCALARS) + sum(len(histogram.bounds) + 2 for histogram in engine.histograms)
+        steps = zip(row[place:], base.numbers[place:], strict=True)
+        rest = [step if step is None else step + (known or 0) for step, known in steps]
     except (zlib.error, msgspec.DecodeError, ValueError, TypeError) as error:
         raise EncodingError("unreadable row") from error
-    return base.shape.sample(at, engines)
+    return base.shape.sample(at, engines, rest)
 
 
 def _scalars(numbers: Iterable[int | None]) -> dict[str, Any]:

@@ -11,8 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.metrics.sample import ACCEPTED, LATENCIES, LENGTHS, EngineSample, Histogram, Sample
-from vllm_console.metrics.window import FirstRequests, combine, growths, highest, merge_histograms
+from vllm_console.metrics.sample import ACCEPTED, LATENCIES, LENGTHS, EngineSample, Histogram, Responses, Sample
+from vllm_console.metrics.window import (
+    FirstRequests,
+    combine,
+    growths,
+    highest,
+    merge_histograms,
+    responses_between,
+)
 
 STEP_SECONDS = 10.0
 FRAMES = 180
@@ -44,7 +51,7 @@ class Frame(msgspec.Struct, frozen=True):
     the KV cache that a running request held at one time, on average over those running then. Requests, tokens and
     ``kv_cache_tokens`` are totals over all ``engines`` (data-parallel ranks). ``still`` holds the labels of those with
     requests running at its end but no progress: no token, no prompt, no block allocated. ``prefix_caching`` and
-    ``prefix_step`` are as in `Sample`. None means not reported.
+    ``prefix_step`` are as in `Sample`. ``responses`` are those answered in it. None means not reported.
     """
 
     generation: int
@@ -59,6 +66,7 @@ class Frame(msgspec.Struct, frozen=True):
     kv_cache_tokens: int | None = None
     prefix_caching: bool | None = None
     prefix_step: int | None = None
+    responses: Responses | None = None
     engines: int = 1
     ranks: tuple[RankFrame, ...] = ()
     """Each rank, where there is more than one."""
@@ -154,6 +162,7 @@ def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:
         kv_cache_tokens=after.kv_cache_tokens,
         prefix_caching=after.prefix_caching,
         prefix_step=after.prefix_step,
+        responses=responses_between(before, after),
         engines=max(1, len(after.engines)),
         ranks=_ranks(within, grown) if len(after.engines) > 1 and len(within) >= MIN_SAMPLES else (),
         still=tuple(label for label, one in grown.items() if _stands_still(label, one, (before, *within))),

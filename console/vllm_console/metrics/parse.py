@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from vllm_console.metrics.sample import ACCEPTED, EngineSample, Histogram, Sample
+from vllm_console.metrics.sample import ACCEPTED, EngineSample, Histogram, Responses, Sample
 from vllm_launchers.patterns import lazy_pattern
 
 GAUGES: Mapping[str, tuple[str, ...]] = {
@@ -71,6 +71,21 @@ CACHE_CONFIG = "vllm:cache_config_info"
 """The cache's settings as labels; its value is meaningless and it has no ``model_name``."""
 
 PREFIX = "vllm:"
+
+RESPONSES = "http_requests_total"
+"""Answered HTTP requests by ``handler`` (the route), ``method`` and ``status`` (``2xx``, ``4xx``, ``5xx``).
+
+Requests that the API key middleware refuses (401) do not reach it, and requests to unknown routes have no handler."""
+
+GENERATING = (
+    "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages",
+    "/inference/v1/generate", "/generate", "/v1/embeddings", "/v2/embed", "/embed", "/pooling", "/classify", "/score",
+    "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/audio/transcriptions", "/v1/audio/translations",
+)  # fmt: skip
+"""Routes whose requests make the model compute. Others (``/v1/models``, those that scanners try) are no traffic."""
+
+_CLASSES: Mapping[str, str] = {"2": "ok", "4": "refused", "5": "failed"}
+"""Fields of `Responses` by the first digit of a status."""
 
 
 class Role(NamedTuple):
@@ -250,7 +265,7 @@ class Parser:
             series, _, value = line.rpartition(" ")
             slot = known.get(series)
             if slot is None:
-                if not understood or PREFIX in line:
+                if not understood or PREFIX in line or line.startswith(RESPONSES):
                     understood += self._learn(line, values)
             elif slot >= 0:
                 values[slot] = value
@@ -268,6 +283,7 @@ class Parser:
         self._models: dict[str, dict[str, _EngineSlots]] = {}
         self._engines = 0
         self._configs: dict[int, tuple[str, dict[str, str]]] = {}
+        self._responses: list[tuple[str, int]] = []
         self._stale: list[_HistogramSlots] = []
 
     def _remember(self, series: str, slot: int) -> None:
@@ -303,7 +319,11 @@ class Parser:
 
     def _place(self, name: str, label_text: str) -> int:
         """Assign a slot to a new series, or `_SKIP` if it is not needed."""
-        if not name.startswith(PREFIX) or self._used > self._max_series:
+        if self._used > self._max_series:
+            return _SKIP
+        if name == RESPONSES:
+            return self._place_responses(_labels(label_text))
+        if not name.startswith(PREFIX):
             return _SKIP
         role = ROLES.get(name)
         if role is None and name != CACHE_CONFIG:
@@ -326,6 +346,15 @@ class Parser:
                     return _SKIP
             else:
                 slots.scalars.setdefault(role.key, {}).setdefault(role.rank, []).append(slot)
+        self._used += 1
+        return slot
+
+    def _place_responses(self, labels: dict[str, str]) -> int:
+        field = _CLASSES.get(labels.get("status", "")[:1])
+        if field is None or labels.get("method") != "POST" or labels.get("handler") not in GENERATING:
+            return _SKIP
+        slot = self._used
+        self._responses.append((field, slot))
         self._used += 1
         return slot
 
@@ -362,7 +391,14 @@ class Parser:
         configs = dict(config for slot, config in self._configs.items() if values[slot] is not None)
         tokens = kv_cache_tokens(configs.values())
         caching, step = prefix_cache(configs.values())
-        return Sample(at, engines, tokens, model_name, caching, step)
+        return Sample(at, engines, tokens, model_name, caching, step, self._answered(values) if engines else None)
+
+    def _answered(self, values: list[str | None]) -> Responses | None:
+        found: dict[str, float] = {}
+        for field, slot in self._responses:
+            if (number := _number(values[slot])) is not None:
+                found[field] = found.get(field, 0.0) + number
+        return Responses(**found) if found else None
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -65,11 +65,34 @@ ACCEPTED = "accepted_tokens"
 to one less than a draft may have."""
 
 
+class Responses(msgspec.Struct, frozen=True):
+    """How the API server answered requests for generated text, embeddings and the like, by the status of the answer.
+
+    ``ok`` is 2xx, ``refused`` 4xx, ``failed`` 5xx. ``unauthorized`` (401) is counted in the log's access lines, since
+    vLLM's metrics leave it out; None if nobody reads the log. A sample has totals, a window what came in it.
+    """
+
+    ok: float = 0.0
+    refused: float = 0.0
+    failed: float = 0.0
+    unauthorized: float | None = None
+
+    @property
+    def all_refused(self) -> float:
+        """Refused requests, as far as known."""
+        return self.refused + (self.unauthorized or 0.0)
+
+    @property
+    def total(self) -> float:
+        """All answered requests, as far as known."""
+        return self.ok + self.all_refused + self.failed
+
+
 class Sample(msgspec.Struct, frozen=True):
     """One scrape of a server: when (Unix seconds), each engine by its label, and the cache as far as reported.
 
-    ``prefix_caching`` is whether prefixes are cached, as vLLM configured itself. They are cached in steps of
-    ``prefix_step`` tokens at least: a shorter prefix is never found.
+    ``responses`` is None until the first request that it counts. ``prefix_caching`` is whether prefixes are cached, as
+    vLLM configured itself. They are cached in steps of ``prefix_step`` tokens at least: no shorter prefix is found.
     """
 
     at: float
@@ -78,6 +101,7 @@ class Sample(msgspec.Struct, frozen=True):
     model_name: str | None = None
     prefix_caching: bool | None = None
     prefix_step: int | None = None
+    responses: Responses | None = None
 
 
 class Speculation(msgspec.Struct, frozen=True):
@@ -100,7 +124,7 @@ class Window(msgspec.Struct, frozen=True):
     is keyed as in `LATENCIES`; TTFT counts requests at their first token, the others except ITL when requests end, so
     none includes a request that still waits. ``longest_wait`` is a lower bound, in seconds, of the longest wait in the
     queue (see `waiting`). ``prefix_caching`` and ``prefix_step`` are those of the later sample. ``speculation`` is None
-    without drafts. None means not reported or not enough data.
+    without drafts. ``responses`` are those answered in it. None means not reported or not enough data.
     """
 
     start: float
@@ -120,6 +144,7 @@ class Window(msgspec.Struct, frozen=True):
     requests_per_second: float | None = None
     longest_wait: float | None = None
     speculation: Speculation | None = None
+    responses: Responses | None = None
     latencies: Mapping[str, Quantiles] = msgspec.field(default_factory=dict)
 
 

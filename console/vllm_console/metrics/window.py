@@ -22,6 +22,7 @@ from vllm_console.metrics.sample import (
     LATENCIES,
     EngineSample,
     Histogram,
+    Responses,
     Sample,
     Speculation,
     Window,
@@ -126,6 +127,33 @@ def growths(before: Sample, after: Sample, keys: Iterable[str] = LATENCIES) -> l
     return [growth(before.engines.get(label), engine, keys) for label, engine in after.engines.items()]
 
 
+def responses_between(before: Sample, after: Sample) -> Responses | None:
+    """What was answered between two samples; None if one of them does not report it. A total that fell began anew."""
+    old, new = before.responses, after.responses
+    if old is None or new is None:
+        return None
+    grown = {name: _grown(getattr(old, name), getattr(new, name)) for name in ("ok", "refused", "failed")}
+    known = old.unauthorized is not None and new.unauthorized is not None
+    return Responses(**grown, unauthorized=_grown(old.unauthorized, new.unauthorized) if known else None)
+
+
+def _grown(before: float | None, after: float | None) -> float:
+    old, new = before or 0.0, after or 0.0
+    return new - old if new >= old else new
+
+
+def format_unserved(found: Responses | None) -> str:
+    """``118 of 240 requests refused (4xx), 2 failed (5xx)``; empty if all were served, or it is not known."""
+    if found is None:
+        return ""
+    kinds = ((found.all_refused, "refused (4xx)"), (found.failed, "failed (5xx)"))
+    parts = [f"{number:,.0f} {kind}" for number, kind in kinds if number]
+    if not parts:
+        return ""
+    number, _, first = parts[0].partition(" ")
+    return ", ".join([f"{number} of {found.total:,.0f} requests {first}", *parts[1:]])
+
+
 def preemptions_per_request(preempted: float | None, finished: float | None, running: float | None) -> float | None:
     """Preemptions per request served in a span: those that finished in it, or those running at its end if more.
 
@@ -164,6 +192,7 @@ def window(before: Sample, after: Sample) -> Window:
         generation_tokens_per_second=per_second(total.generation_tokens_total, seconds),
         requests_per_second=per_second(finished, seconds),
         speculation=speculation(total.histograms.get(ACCEPTED), seconds),
+        responses=responses_between(before, after),
         latencies=agreeing(latencies),
     )
 
@@ -193,7 +222,7 @@ def without_rates(found: Window) -> Window:
     names = ("preemptions_per_minute", "prompt_tokens_per_second", "generation_tokens_per_second",
              "requests_per_second")  # fmt: skip
     zeros: dict[str, Any] = {name: 0.0 for name in names if getattr(found, name) is not None}
-    return replace(found, preemption_share=None, speculation=None, **zeros)
+    return replace(found, preemption_share=None, speculation=None, responses=None, **zeros)
 
 
 def load_ended(found: Window) -> bool:
@@ -242,6 +271,7 @@ def metrics_document(sample: Sample) -> dict[str, Any]:
     tokens = sample.kv_cache_tokens
     share = tokens // len(engines) if tokens is not None and engines else None
     document = _document(combine(engines.values()), tokens)
+    document["responses"] = _responses(sample.responses)
     document["engines"] = {label: _document(engine, share) for label, engine in engines.items()}
     return document
 
@@ -291,7 +321,12 @@ def window_document(found: Window) -> dict[str, Any]:
             {**counted, **_ends(latency), "exact": latency.exact} if latency is not None and latency.count else None
         )
     document["speculation"] = found.speculation and structs.asdict(found.speculation)
+    document["responses"] = _responses(found.responses)
     return document
+
+
+def _responses(found: Responses | None) -> dict[str, Any] | None:
+    return {name: _plain_number(value) for name, value in structs.asdict(found).items()} if found is not None else None
 
 
 def _plain_number(value: float | None) -> int | float | None:

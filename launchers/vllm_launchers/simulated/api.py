@@ -22,7 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm_launchers.simulated.adapters import RuntimeAdapters
 from vllm_launchers.simulated.completions import DONE, Events, Style, error_event, whole_answer
@@ -221,6 +221,7 @@ class Api:
                 _route("POST", "/v1/load_lora_adapter", self.load_adapter),
                 _route("POST", "/v1/unload_lora_adapter", self.unload_adapter),
             ]
+        known = frozenset(route.path for route in routes if isinstance(route, Route))
         app = Starlette(
             routes=routes,
             exception_handlers={
@@ -231,7 +232,8 @@ class Api:
             },
             middleware=[Middleware(CORSMiddleware, allow_methods=["*"], allow_headers=["*"])],
         )
-        return _Guard(app, self._options.api_keys) if self._options.api_keys else app
+        counted = _Counted(app, self._metrics, known)
+        return _Guard(counted, self._options.api_keys) if self._options.api_keys else counted
 
     async def health(self, _request: HttpRequest) -> Response:
         """Answer 200 with nothing."""
@@ -585,6 +587,33 @@ class EventStream(Response):
                 written += writer.end()
             await send({"type": "http.response.body", "body": written, "more_body": len(sent) < len(running.parts)})
             written = b""
+
+
+_UNCOUNTED = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info")
+
+
+class _Counted:
+    """Counts the answers by route and status, as vLLM's instrumentation does: inside of the guard, without probes."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
+        self._app, self._metrics, self._routes = app, metrics, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(_UNCOUNTED):
+            await self._app(scope, receive, send)
+            return
+        status = 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            self._metrics.answered(scope["path"] if scope["path"] in self._routes else "none", scope["method"], status)
 
 
 class _Guard:

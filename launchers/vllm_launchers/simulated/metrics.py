@@ -109,6 +109,12 @@ class Metrics:
         GCCollector(self.registry)
         PlatformCollector(self.registry)
         ProcessCollector(registry=self.registry)
+        self._responses = Counter(
+            "http_requests",
+            "Total number of requests by method, status and handler.",
+            ("handler", "method", "status"),
+            registry=self.registry,
+        )
         self.engines: tuple[EngineMetrics, ...] = ()
         self._adapters: Gauge | None = None
         if statistics:
@@ -125,6 +131,10 @@ class Metrics:
             )
             for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
                 rejections.labels(name, reason)
+
+    def answered(self, handler: str, method: str, status: int) -> None:
+        """Count an HTTP request to a route (``none``: an unknown one)."""
+        self._responses.labels(handler, method, f"{status // 100}xx").inc()
 
     def adapters(self, names: str, most: int, now: float) -> None:
         """Note the LoRA adapters that have requests ``now`` (Unix seconds); ``most`` may be in one batch."""

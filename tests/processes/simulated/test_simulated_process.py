@@ -18,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.diagnosis.finding import Cause
+from vllm_console.metrics.parse import parse_metrics
+from vllm_console.metrics.sample import Responses
 
 PREFIX = re.compile(
     r"^\((APIServer|EngineCore) pid=\d+\) (INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[\w.]+:\d+\] "
@@ -262,6 +264,24 @@ def test_max_tokens_is_cut_to_the_context(server: Any) -> None:
     body = {"prompt": [5] * 2040, "max_tokens": 500, "ignore_eos": True}
     answer = httpx.post(f"{server.url}/v1/completions", json=body).json()
     assert answer["usage"]["completion_tokens"] == 8
+
+
+def test_answers_are_counted_by_route_and_status_like_vllms(launch: Any) -> None:
+    server = launch("--api-key", "key").ready()
+    headers = {"authorization": "Bearer key"}
+    wrong = {"model": "gpt-4", "prompt": "a", "max_tokens": 1}
+
+    def answered() -> Responses | None:
+        return parse_metrics(httpx.get(f"{server.url}/metrics").text, 0.0).responses
+
+    assert answered() is None
+    for _ in range(2):
+        assert httpx.post(f"{server.url}/v1/completions", json=wrong, headers=headers).status_code == 404
+    assert httpx.post(f"{server.url}/v1/completions", json=wrong).status_code == 401  # vLLM leaves it out
+    assert httpx.post(f"{server.url}/v1/nothing", headers=headers).status_code == 404
+    served = httpx.get(f"{server.url}/v1/models", headers=headers).json()["data"][0]["id"]
+    httpx.post(f"{server.url}/v1/completions", json={**wrong, "model": served}, headers=headers).raise_for_status()
+    assert answered() == Responses(ok=1.0, refused=2.0)
 
 
 def test_metrics_parse_and_add_up(server: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from fakes.endless_history import write_for_ever
-from vllm_console.history.encoding import Shape
+from vllm_console.history.encoding import Base, Shape, decode_row, decode_scalars, encode_row, numbers_of, shape_of
 from vllm_console.history.store import (
     TIERS,
     HistoryBusyError,
@@ -31,7 +31,7 @@ from vllm_console.history.store import (
     Stretch,
 )
 from vllm_console.metrics.parse import parse_metrics
-from vllm_console.metrics.sample import Histogram, Sample
+from vllm_console.metrics.sample import Histogram, Responses, Sample
 
 START = 1_790_000_000.0
 
@@ -440,3 +440,24 @@ def test_whether_prefixes_are_cached_is_kept_and_unknown_in_rows_of_before(path,
     assert (entry.sample.prefix_caching, entry.sample.prefix_step) == (False, 1152)
     earlier = msgspec.msgpack.encode([[], 1000, "m"])
     assert msgspec.msgpack.decode(earlier, type=Shape) == Shape((), 1000, "m", None, None)
+
+
+def test_answered_requests_are_kept_and_unknown_in_rows_of_before(path, engine, sample):
+    answered = Responses(10.0, 3.0, 1.0, unauthorized=7.0)
+    known = replace(sample(START, engine()), responses=answered)
+    without_log = replace(known, at=START + 1, responses=Responses(11.0, 3.0, 1.0))
+    writer = HistoryWriter(path)
+    for one in (known, without_log, replace(known, at=START + 2, responses=None)):
+        writer.append(one, 1)
+    writer.close()
+    found = HistoryReader(path).since(0.0)
+    assert [one.sample.responses for one in found] == [answered, without_log.responses, None]
+
+    numbers = numbers_of(known)
+    earlier = Base(shape_of(known), numbers[:-4])  # as written before they were counted
+    row = encode_row(earlier, numbers[:-4])
+    for decode in (decode_row, decode_scalars):
+        assert decode(earlier, START, row).responses is None
+        whole = Base(shape_of(known), numbers)
+        assert decode(whole, START, encode_row(whole, numbers)).responses == answered
+    assert decode_row(earlier, START, row).engines == known.engines

@@ -36,7 +36,8 @@ def test_two_engines(body):
         engines=[{"running": 1.0, "usage": 0.2, "ttft": [0.05]}, {"running": 2.0, "usage": 0.6, "ttft": [0.05, 20.0]}]
     )
     document = json.loads(json.dumps(metrics_document(parse_metrics(text, 1.0)), allow_nan=False))
-    assert set(document) == KEYS | {"engines"}
+    assert set(document) == KEYS | {"engines", "responses"}
+    assert document["responses"] == {"ok": 27, "refused": 0, "failed": 0, "unauthorized": None}
     assert document["requests_running"] == 3
     assert document["kv_cache_usage"] == pytest.approx(0.4)
     assert document["preemptions_total"] == 14

@@ -24,6 +24,7 @@ from vllm_console.diagnosis.live.queue import (
     OversubscribedSequences,
 )
 from vllm_console.diagnosis.live.ranks import UnevenRanks
+from vllm_console.diagnosis.live.refused import RequestsRefused
 from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, holds_since
 from vllm_console.diagnosis.live.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
 from vllm_console.history.frames import merged
@@ -33,6 +34,7 @@ from vllm_console.text import percent, seconds
 
 RULES: tuple[Rule, ...] = (
     EngineHung(),
+    RequestsRefused(),
     Preempting(),
     OversubscribedMemory(),
     OversubscribedSequences(),

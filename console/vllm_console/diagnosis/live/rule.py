@@ -17,6 +17,7 @@ import msgspec
 from vllm_console.diagnosis.finding import Finding, Measure
 from vllm_console.history.frames import Frame
 from vllm_console.history.prefix_use import StillCached
+from vllm_console.logs.refusals import Refusals
 from vllm_launchers.engine_model.gpus import SMALL_BATCHES
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.flags import token_count
@@ -76,6 +77,12 @@ class Evidence(msgspec.Struct, frozen=True):
     preset: str = ""
     release: tuple[int, int, int] | None = None
     max_model_len: int | None = None
+    max_context: int | None = None
+    """The longest context of the model itself, if known."""
+    model_name: str | None = None
+    """The name by which the model is served, as reported."""
+    refusals: Refusals = Refusals()
+    """The requests refused in the last minute, as far as the log shows them."""
     health_problem: str = ""
     health_since: float = 0.0
     moments: Sequence[GpuMoment] = ()

@@ -14,6 +14,7 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.prefix_use import LengthClass, PrefixUse, StillCached
 from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.metrics.sample import Window
+from vllm_console.metrics.window import format_unserved
 from vllm_console.text import UNKNOWN, clock, count, percent, plain, round_duration, seconds
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.base import nothing_recorded, title_line
@@ -118,8 +119,10 @@ def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> 
         more = "+" if name == "finished" and seen.partial else ""
         after = ": " if name == "finished" else ", "
         parts += [(f"{count(number)}{more}", style if number else None), (f" {name}{after}", DIM)]
+    if unserved := format_unserved(server.window.responses if server.window is not None else None):
+        parts = [*parts[:-1], (" · ", DIM), (unserved, WARN), ("", DIM)]
     if parts_length(parts) > width and last is not None:
-        parts = [" ", *_running(last, now)]
+        parts = [" ", *_running(last, now), (unserved, WARN), ("", DIM)]
     return line(*parts[:-1], (str(parts[-1][0]).rstrip(" ·,"), DIM)).crop(0, width)
 
 

@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
+from vllm_console.metrics.window import format_unserved
 from vllm_console.text import amount, count, duration, plain, rate
 from vllm_console.ui.panes.base import age_note, longest_wait, title_line, why_empty, window_note
 from vllm_console.ui.terminal.lines import line
@@ -50,6 +51,8 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
     ]  # fmt: skip
     if (drafted := window.speculation if window else None) is not None:
         figures += [(" · acceptance length ", DIM), f"{drafted.acceptance_length:.2f}"]
+    if unserved := format_unserved(window.responses if window else None):
+        figures += [(" · ", DIM), (unserved, WARN)]
     load: list[Part] = [f" {count(running)}", (" running · ", DIM), count(waiting), (" waiting", DIM)]
     if waiting and window is not None and (wait := longest_wait(window)) is not None:
         load.append((f", longest ≥ {duration(wait)}", WARN))

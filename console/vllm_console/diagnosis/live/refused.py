@@ -1,0 +1,140 @@
+"""Finding about requests that the API server refuses: no metric of the engine shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
+from vllm_console.diagnosis.live.fixes import setting
+from vllm_console.diagnosis.live.frame_sums import MINUTE
+from vllm_console.diagnosis.live.rule import Evidence, Judgement, above
+from vllm_console.history.frames import Frame
+from vllm_console.logs.refusals import Refusals
+from vllm_console.metrics.sample import Responses
+from vllm_console.text import percent
+from vllm_launchers.plan.model import Changes
+
+MOSTLY = 0.5
+"""Share of the refused requests from which a status names the cause."""
+
+WORTH_MORE_CONTEXT = 1.1
+"""A context that is longer by less would let few more requests through."""
+
+_KEY = Fix(Changes(), "Give these clients the server's API key. They send it as 'Authorization: Bearer KEY'.")
+_READ_ANSWER = Fix(Changes(), "Read an answer at a client: its text says what is wrong with the request.")
+_SHORTER = Fix(Changes(), "Send shorter prompts, or ask for fewer output tokens (max_tokens).")
+
+
+class RequestsRefused:
+    """The API server refuses requests of its clients (4xx)."""
+
+    code = "requests_refused"
+    SHARE, ENOUGH, FEWEST = 0.05, 0.02, 5
+    """Of the requests that were answered in a minute; and the fewest refused ones in it."""
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By the minute up to each frame."""
+        frames = evidence.frames
+        return [self._verdict(answered(frames, at), frame) for at, frame in enumerate(frames)]
+
+    def _verdict(self, minute: Responses, frame: Frame) -> Judgement:
+        if frame.responses is None:
+            return Judgement.UNKNOWN
+        if not minute.all_refused:
+            return Judgement.OVER
+        share = minute.all_refused / minute.total
+        if share > self.SHARE and minute.all_refused < self.FEWEST:
+            return Judgement.BETWEEN
+        return above(share, self.SHARE, self.ENOUGH)
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """How many of how many, with which status, and why as far as the log says."""
+        minute = answered(evidence.frames, len(evidence.frames) - 1)
+        refused, total = minute.all_refused, minute.total
+        share = percent(refused / total if total else None)
+        symptom = f"{refused:,.0f} of {total:,.0f} requests in the last minute were refused (4xx)."
+        measures = [
+            Measure("refused requests", f"{share} ({refused:,.0f} of {total:,.0f})", percent(self.SHARE), "built-in")
+        ]
+        logged = evidence.refusals
+        measures += [Measure(status, f"{number:,}") for status, number in logged.statuses[:3]]
+        measures += [Measure("model asked for", name) for name, _ in logged.models[:2]]
+        if logged.longest is not None:
+            context = f"{evidence.max_model_len:,}" if evidence.max_model_len is not None else ""
+            measures.append(Measure("longest request", f"{logged.longest:,} tokens", context, "max-model-len"))
+        cause, fixes = _reason(evidence, logged)
+        return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), tuple(fixes))
+
+
+def answered(frames: Sequence[Frame], at: int) -> Responses:
+    """What was answered in the minute up to a frame."""
+    known = [one.responses for one in frames[max(0, at + 1 - MINUTE) : at + 1] if one.responses is not None]
+    return Responses(
+        sum(one.ok for one in known),
+        sum(one.refused for one in known),
+        sum(one.failed for one in known),
+        sum(one.unauthorized or 0.0 for one in known),
+    )
+
+
+def _reason(evidence: Evidence, logged: Refusals) -> tuple[str, list[Fix]]:
+    if logged.share("401") > MOSTLY:
+        return "These requests have no valid API key (401).", [_KEY]
+    if logged.share("404") > MOSTLY and logged.models:
+        name = logged.models[0][0]
+        serves = f"it serves {evidence.model_name}" if evidence.model_name else "it has another name"
+        return f"They ask for the model {name}, which this server does not have: {serves}.", _other_name(evidence, name)
+    if logged.share("400") > MOSTLY and logged.too_long:
+        limit = f" of {evidence.max_model_len:,} tokens" if evidence.max_model_len is not None else ""
+        return f"Prompt and answer together exceed max-model-len{limit}.", _longer_context(evidence, logged)
+    if not logged.statuses:
+        return "vLLM's log does not show these requests, so the reason is not known here.", [_READ_ANSWER]
+    advice = _if_too_long(evidence) if logged.statuses[0][0].startswith("400") else None
+    cause = f"vLLM answers {logged.statuses[0][0]} and does not log why."
+    return cause, [_READ_ANSWER, *([advice] if advice is not None else [])]
+
+
+def _if_too_long(evidence: Evidence) -> Fix | None:
+    """What to do if the answers say that the context is exceeded, which is not known here."""
+    now, fitting = evidence.max_model_len, _fitting(evidence)
+    if now is None or fitting is None or fitting < WORTH_MORE_CONTEXT * now:
+        return None
+    return Fix(Changes(), f"If it names the maximum context length: --max-model-len can be up to {fitting:,} here.")
+
+
+def _fitting(evidence: Evidence) -> int | None:
+    """The longest context that the model has and one engine's KV cache holds; None if that is not known."""
+    cache, most = evidence.cache_tokens, evidence.max_context
+    return min(cache, most) if cache is not None and most is not None else None
+
+
+def _other_name(evidence: Evidence, name: str) -> list[Fix]:
+    """Clients that ask for what is served; or one more name of this server's model."""
+    served = evidence.model_name
+    if served is None:
+        return [_READ_ANSWER]
+    fixes = [Fix(Changes(), f"Have these clients ask for {served}.")]
+    names = str(evidence.flags.get("served-model-name", "")).split() or [served]
+    if not any(letter.isspace() for letter in name + served) and served in names:
+        why = f"The server then answers to {name}, too. Metrics keep the name {served}."
+        tradeoff = f"Clients that expect another model behind {name} get this one."
+        fixes.append(setting("served-model-name", " ".join([*names, name]), why, tradeoff))
+    return fixes
+
+
+def _longer_context(evidence: Evidence, logged: Refusals) -> list[Fix]:
+    """As long a context as these requests need, where the model has one and the KV cache holds it."""
+    now, fitting, cache = evidence.max_model_len, _fitting(evidence), evidence.cache_tokens
+    if now is None or fitting is None or cache is None:
+        return [_SHORTER]
+    needed = logged.longest or 2 * now
+    longer = now
+    while longer < needed:
+        longer *= 2
+    longer = min(longer, fitting)
+    if longer < WORTH_MORE_CONTEXT * now or (logged.longest is not None and longer < logged.longest):
+        limit = "The KV cache holds" if fitting == cache else "The model's context is"
+        return [Fix(Changes(), f"{limit} {fitting:,} tokens. {_SHORTER.why}")]
+    why = f"Requests of up to {longer:,} tokens are then served; the model and the KV cache allow it."
+    tradeoff = f"One full request can take {percent(longer / cache)} of the KV cache{evidence.each}."
+    return [setting("max-model-len", longer, why, tradeoff), _SHORTER]

@@ -1,0 +1,121 @@
+"""A flood of refused requests is named, with its number, its reason and a fix where one helps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from vllm_console.diagnosis.finding import Finding
+from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.history.frames import Frame
+from vllm_console.logs.refusals import Refusals
+from vllm_console.metrics.sample import EngineSample, Responses
+
+NOW = 100_000.0
+UNKNOWN = Refusals()
+NOT_FOUND = (("404 Not Found", 40),)
+BAD = (("400 Bad Request", 40),)
+
+
+def frames(answers: Sequence[Responses | None], kv_cache_tokens: int = 100_000) -> tuple[Frame, ...]:
+    """Frames of ten seconds that end now; tokens come, so that the server is healthy but for what is refused."""
+    served = EngineSample(generation_tokens_total=100.0, requests_running=1.0, requests_waiting=0.0)
+    begin = NOW - 10 * len(answers)
+    return tuple(
+        Frame(1, begin + 10 * at, begin + 10 * at + 10, served, kv_cache_tokens=kv_cache_tokens, responses=one)
+        for at, one in enumerate(answers)
+    )
+
+
+def named(answers: Sequence[Responses | None], refusals: Refusals = UNKNOWN, **more: object) -> dict[str, Finding]:
+    evidence = Evidence(NOW, NOW - 3600, frames(answers), refusals=refusals, **more)  # type: ignore[arg-type]
+    return {one.code: one for one in findings(evidence)}
+
+
+def refused(refusals: Refusals, **more: object) -> Finding:
+    return named([Responses(10.0, 10.0)] * 12, refusals, **more)["requests_refused"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [
+        ([Responses(10.0)] * 12, False),
+        ([Responses(10.0, 10.0)] * 12, True),
+        ([Responses(0.0, 10.0)] * 12, True),
+        ([Responses(10.0, unauthorized=10.0)] * 12, True),
+        ([Responses(1000.0, 10.0)] * 12, False),  # one in a hundred
+        ([Responses(1.0, 1.0), *[Responses(0.0)] * 5] * 2, False),  # too few to tell
+        ([None] * 12, False),
+        ([*[Responses(10.0, 10.0)] * 6, *[Responses(10.0)] * 6], False),  # none within the last minute
+    ],
+)
+def test_a_share_of_the_requests_of_a_minute(answers: list[Responses | None], found: bool) -> None:
+    codes = named(answers)
+    assert ("requests_refused" in codes) == found
+    assert ("healthy" in codes) == (not found)
+
+
+def test_how_many_of_how_many() -> None:
+    finding = refused(UNKNOWN)
+    assert finding.symptom == "60 of 120 requests in the last minute were refused (4xx)."
+    assert (finding.measures[0].value, finding.measures[0].limit) == ("50% (60 of 120)", "5%")
+    assert "not known" in finding.cause
+    assert [fix.changes.empty for fix in finding.fixes] == [True]
+
+
+def test_a_model_that_is_not_served_is_named_and_can_become_an_alias() -> None:
+    finding = refused(Refusals(NOT_FOUND, (("gpt-4", 40),)), model_name="org/model")
+    assert "gpt-4" in finding.cause
+    assert "org/model" in finding.cause
+    client, alias = finding.fixes
+    assert client.changes.empty
+    assert alias.changes.set == {"served-model-name": "org/model gpt-4"}
+    named_before = refused(Refusals(NOT_FOUND, (("gpt-4", 40),)), model_name="a", flags={"served-model-name": "a b"})
+    assert named_before.fixes[1].changes.set == {"served-model-name": "a b gpt-4"}
+
+
+def test_a_name_with_spaces_becomes_no_alias() -> None:
+    finding = refused(Refusals(NOT_FOUND, (("my model", 40),)), model_name="org/model")
+    assert [fix.changes.empty for fix in finding.fixes] == [True]
+
+
+def test_a_missing_key_is_no_matter_of_flags() -> None:
+    finding = refused(Refusals((("401 Unauthorized", 40),)))
+    assert "API key" in finding.cause
+    assert [fix.changes.empty for fix in finding.fixes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("longest", "most", "length"),
+    [
+        (5000, 32_768, 8192),
+        (None, 32_768, 8192),
+        (5000, 6000, 6000),  # the model ends there
+        (50_000, 32_768, None),  # too long for it in any case
+        (5000, 4096, None),
+        (5000, None, None),  # nothing is known of the model
+    ],
+)
+def test_a_longer_context_is_offered_where_it_fits(longest: int | None, most: int | None, length: int | None) -> None:
+    finding = refused(Refusals(BAD, (), True, longest), max_model_len=4096, max_context=most)
+    assert "max-model-len" in finding.cause
+    offered = [fix.changes.set["max-model-len"] for fix in finding.fixes if fix.changes.set]
+    assert offered == ([length] if length is not None else [])
+
+
+def test_a_context_that_the_kv_cache_cannot_hold_is_not_offered() -> None:
+    evidence = Evidence(NOW, NOW - 3600, frames([Responses(10.0, 10.0)] * 12, 4100), max_model_len=4096,
+                        max_context=32_768, refusals=Refusals(BAD, (), True, 5000))  # fmt: skip
+    (finding,) = [one for one in findings(evidence) if one.code == "requests_refused"]
+    assert [fix.changes.empty for fix in finding.fixes] == [True]
+    assert "4,100" in finding.fixes[0].why
+
+
+def test_without_a_logged_reason_no_flag_is_offered() -> None:
+    finding = refused(Refusals(BAD), max_model_len=4096, max_context=32_768)
+    assert finding.cause == "vLLM answers 400 Bad Request and does not log why."
+    assert all(fix.changes.empty for fix in finding.fixes)
+    assert "32,768" in finding.fixes[1].why
+    assert len(refused(Refusals(BAD), max_model_len=4096, max_context=4096).fixes) == 1
