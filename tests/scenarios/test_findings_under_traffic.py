@@ -16,6 +16,7 @@ from vllm_launchers.presets.model import Objectives, Workload
 OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
 KNOWN = {"preset_objectives": OBJECTIVES, "preset": "chatbot"}
 PRESETS = read_presets()[0]
+VOCABULARY = range(50_000)
 
 Traffic = Callable[[], list[Request]]
 
@@ -35,10 +36,10 @@ def randomly(rate: float, seconds: float, prompt: int, output: int, *, shared: i
 
 def requests(times: list[float], prompt: int, output: int, *, shared: int = 0, seed: int) -> list[Request]:
     rng = random.Random(seed)
-    common = [rng.randrange(50_000) for _ in range(shared)]
+    common = rng.choices(VOCABULARY, k=shared)
     made = []
     for index, at in enumerate(times):
-        tokens = common + [rng.randrange(50_000) for _ in range(prompt - shared)]
+        tokens = common + rng.choices(VOCABULARY, k=prompt - shared)
         made.append(Request(f"{seed}-{prompt}-{index}", tokens, output, output, arrival=at, seed=index))
     return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from vllm_launchers.engine_model.roofline import Roofline
+from vllm_launchers.engine_model.roofline import Roofline, Work
 from vllm_launchers.engine_model.scheduler import Batch, BlockPool, Request, Scheduler, SchedulerLimits
 
 
@@ -76,10 +76,12 @@ class Core:
 
     def _enter(self, batch: Batch, now: float) -> None:
         """Put an iteration into the pipeline: no stage works on two, and none overtakes another."""
-        stage = self.roofline.stage_seconds(batch) / self.speed
+        work = Work.of(batch)
+        stage = self.roofline.interval(work) / self.speed
+        whole = self.roofline.latency(work) / self.speed if self.roofline.pipeline_parallel > 1 else stage
         entry = max(now, self._entry_free)
         self._entry_free = entry + stage
-        due = entry + self.roofline.seconds(batch) / self.speed
+        due = entry + whole
         if self._pipeline:
             due = max(due, self._last_due + stage)
         self._last_due = due

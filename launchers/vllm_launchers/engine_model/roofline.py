@@ -113,13 +113,13 @@ class Work(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, batch: BatchLike) -> Work:
         """The numbers of a batch."""
-        shares = batch.shares
-        return cls(
-            tokens=sum(share.count for share in shares),
-            sequences=len(shares),
-            reads=sum(share.context + share.count for share in shares),
-            pairs=sum(share.count * (share.context + (share.count + 1) / 2) for share in shares),
-        )
+        tokens, reads, pairs = 0, 0, 0.0
+        for share in batch.shares:
+            count, context = share.count, share.context
+            tokens += count
+            reads += context + count
+            pairs += count * (context + (count + 1) / 2)
+        return cls(tokens, len(batch.shares), reads, pairs)
 
     @classmethod
     def steady(cls, sequences: int, prompt: int, answer: int, reuse: float, step_tokens: int) -> Work:
@@ -165,25 +165,17 @@ class Roofline(msgspec.Struct, frozen=True):
     tensor_link: Interconnect | None = None
     stage_link: Interconnect | None = None
 
-    def seconds(self, batch: BatchLike) -> float:
-        """Seconds that ``batch`` takes through all stages, from its start until its tokens are ready."""
-        return self.latency(Work.of(batch))
-
-    def stage_seconds(self, batch: BatchLike) -> float:
-        """Seconds that the slowest pipeline stage is busy with ``batch``: the next batch can follow after that.
-
-        With one stage it equals :meth:`seconds`.
-        """
-        return self.interval(Work.of(batch))
-
     def latency(self, work: Work) -> float:
-        """Like :meth:`seconds`, for an iteration given in numbers."""
+        """Seconds that an iteration takes through all stages, from its start until its tokens are ready."""
         if not work.tokens:
             return STEP_OVERHEAD
         return self._part(work, 1.0) + (self.pipeline_parallel - 1) * self._hop(work.tokens)
 
     def interval(self, work: Work) -> float:
-        """Like :meth:`stage_seconds`, for an iteration given in numbers."""
+        """Seconds that the slowest pipeline stage is busy with an iteration: the next one can follow after that.
+
+        With one stage it equals :meth:`latency`.
+        """
         if not work.tokens:
             return STEP_OVERHEAD
         stages, layers = self.pipeline_parallel, self.model.layers

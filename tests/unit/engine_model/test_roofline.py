@@ -38,20 +38,20 @@ def roofline(**fields: object) -> Roofline:
     return replace(Roofline(find_gpu("A100 80GB"), LLAMA), **fields)  # type: ignore[arg-type]
 
 
-DECODE = _Batch(tuple(_Share(1, 1000) for _ in range(16)))
+DECODE = Work.of(_Batch(tuple(_Share(1, 1000) for _ in range(16))))
 
 
 def test_one_stage_takes_as_long_as_the_whole_step() -> None:
     one = roofline()
-    assert one.stage_seconds(DECODE) == one.seconds(DECODE)
+    assert one.interval(DECODE) == one.latency(DECODE)
 
 
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_a_stage_takes_its_part_of_the_layers_and_the_latency_is_all_of_them(stages: int) -> None:
     one, split = roofline(), roofline(pipeline_parallel=stages)
-    part = split.stage_seconds(DECODE)
-    assert one.seconds(DECODE) / stages < part < 1.25 * one.seconds(DECODE) / stages + 0.002
-    assert one.seconds(DECODE) < split.seconds(DECODE) <= stages * part
+    part = split.interval(DECODE)
+    assert one.latency(DECODE) / stages < part < 1.25 * one.latency(DECODE) / stages + 0.002
+    assert one.latency(DECODE) < split.latency(DECODE) <= stages * part
 
 
 def test_the_slowest_stage_has_the_layers_that_do_not_divide() -> None:
@@ -60,7 +60,7 @@ def test_the_slowest_stage_has_the_layers_that_do_not_divide() -> None:
         for layers in (79, 78)
     )
     # 27 of 79 layers against 26 of 78: the weights are the same, a third of them and a little more.
-    assert uneven.stage_seconds(DECODE) > even.stage_seconds(DECODE)
+    assert uneven.interval(DECODE) > even.interval(DECODE)
 
 
 def test_all_reduces_stay_within_a_stage() -> None:
@@ -68,11 +68,11 @@ def test_all_reduces_stay_within_a_stage() -> None:
     tensor = roofline(tensor_parallel=2, tensor_link=slow, stage_link=over_nvlink(300e9))
     both = replace(tensor, pipeline_parallel=4)
     waits = 2 * LLAMA.layers * slow.delay
-    assert tensor.seconds(DECODE) > waits
-    assert both.stage_seconds(DECODE) > waits / 4
-    assert both.stage_seconds(DECODE) < tensor.seconds(DECODE) / 3
+    assert tensor.latency(DECODE) > waits
+    assert both.interval(DECODE) > waits / 4
+    assert both.interval(DECODE) < tensor.latency(DECODE) / 3
     alone = roofline(pipeline_parallel=4, stage_link=over_nvlink(300e9))
-    assert replace(alone, tensor_link=slow).stage_seconds(DECODE) == alone.stage_seconds(DECODE)
+    assert replace(alone, tensor_link=slow).interval(DECODE) == alone.interval(DECODE)
 
 
 def test_heads_that_cannot_be_cut_are_read_whole_on_each_gpu() -> None:
