@@ -376,8 +376,11 @@ class OperationsScreen(PartialRepaintScreen):
 
     def redraw(self) -> None:
         """Draw everything from the app's snapshot; only changed cells go to the terminal."""
-        if not self.is_mounted:
-            return
+        if self.is_mounted:
+            with self.painted_together():
+                self._redraw()
+
+    def _redraw(self) -> None:
         snapshot = self.console.snapshot
         self._keep_cursor()
         server = self.selected

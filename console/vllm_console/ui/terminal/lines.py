@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import repeat
+from operator import is_
+from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -149,6 +151,9 @@ class LineView(Widget):
 
     DEFAULT_CSS = "LineView { height: auto; width: 1fr; }"
 
+    painter: ClassVar[Callable[[LineView, Sequence[Region]], bool] | None] = None
+    """What paints these regions of a view, and whether it does; without it, Textual is asked for each view."""
+
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._lines: list[Strip] = []
@@ -169,6 +174,8 @@ class LineView(Widget):
         """Show these lines, from the top; what they don't fill stays blank."""
         before = self._lines
         self._lines = [_ascii(strip) for strip in lines] if getattr(self.app, "ascii", False) else list(lines)
+        if len(before) == len(self._lines) and all(map(is_, before, self._lines)):
+            return
         if not self.is_mounted:
             return
         if self.styles.auto_dimensions and self._natural_size(before) != self._natural_size(self._lines):
@@ -188,7 +195,7 @@ class LineView(Widget):
             self._painted.pop(y, None)
             if y < height:
                 regions += [Region(x, y, min(end, width) - x, 1) for x, end in changed_spans(old, new) if x < width]
-        if regions:
+        if regions and not (self.painter is not None and LineView.painter(self, regions)):
             self.refresh(*regions)
 
     def _natural_size(self, lines: Sequence[Strip]) -> tuple[int, int]:

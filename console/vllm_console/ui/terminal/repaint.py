@@ -6,6 +6,7 @@ This leans on Textual's compositor, which is no public API: the version is pinne
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.color import ColorSystem
@@ -122,6 +123,52 @@ class PartialRepaintScreen(Screen[None]):
     def __init__(self, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(name=name, id=id, classes=classes)
         self._compositor = PartialCompositor()
+        self._taken: set[Widget] = set()
+
+    @contextlib.contextmanager
+    def painted_together(self) -> Iterator[None]:
+        """Paint what changes meanwhile in views of lines at the end, at once. Textual would send a message to each of
+        them, wait until all of them are idle, and then to the screen."""
+        if LineView.painter is not None or self.app._batch_count or self.app.screen is not self:
+            yield
+            return
+        LineView.painter = self._take
+        try:
+            yield
+        finally:
+            LineView.painter = None
+            taken, self._taken = self._taken, set()
+            if taken:
+                self._paint(taken)
+
+    def _take(self, view: LineView, regions: Sequence[Region]) -> bool:
+        """Have these regions of a view painted; False where it is not in sight, or is painted as a whole anyway."""
+        place = self._compositor.visible_widgets.get(view)
+        if place is None or view._repaint_required:
+            return False
+        region, clip = place
+        offset = region.offset
+        for one in regions:
+            if seen := clip.intersection(one.translate(offset)):
+                self._compositor._dirty_regions.add(seen)
+        self._taken.add(view)
+        return True
+
+    def _paint(self, views: set[Widget]) -> None:
+        """Paint what was taken; where the layout changes first, after that."""
+        self._dirty_widgets |= views
+        if self._awaits_layout:
+            self.check_idle()
+            return
+        self._compositor.update_widgets(self._dirty_widgets)
+        self._compositor_refresh()
+
+    @property
+    def _awaits_layout(self) -> bool:
+        """Whether something was laid out anew, or may be: no message waits as long as nobody has asked for it."""
+        if self._layout_required or self._scroll_required or not self._message_queue.empty():
+            return True
+        return any(widget._layout_required for widget in self._compositor.visible_widgets)
 
 
 __all__ = ["PartialRepaintScreen", "PartialUpdate"]
