@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
 from vllm_console.history.probe_records import EngineStep, FinishedRequest, FirstToken, Interval, ProbeReader
-from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, Weighted, each_once, weighted_quantiles
+from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, Weighted, quantiles_of, weighted_quantiles
 from vllm_console.metrics.sample import LATENCIES
 
 BOUNDARY_SECONDS = 0.5
@@ -28,6 +28,13 @@ SAME = 1.001
 """Two bounds of a quantile whose ratio is at most this are the same value."""
 
 _SHARES = tuple(share for _, share in PARTS)
+
+_NUMBER_OF_INTERVALS = itemgetter(EngineStep._fields.index("intervals"))
+_INTERVALS_OF = itemgetter(
+    *map(EngineStep._fields.index, ("at", "engine", "shortest_interval", "longest_interval", "intervals"))
+)
+"""What is taken of each of thousands of steps, once a second: many times as fast as by name."""
+
 _OF_REQUESTS = ("queue", "prefill", "decode", "e2e")
 
 
@@ -60,7 +67,7 @@ def exact_quantiles(values: Sequence[float]) -> Quantiles | None:
     count = len(values)
     if not count:
         return None
-    p50, p90, p99 = map(exact_value, weighted_quantiles(each_once(values), _SHARES))
+    p50, p90, p99 = map(exact_value, quantiles_of(values, _SHARES))
     return Quantiles(float(count), math.fsum(values) / count, p50, p90, p99, exact=True)
 
 
@@ -95,14 +102,13 @@ def interval_ends(steps: Iterable[EngineStep], intervals: Iterable[Interval]) ->
     known: list[Weighted] = []
     low: list[Weighted] = []
     high: list[Weighted] = []
-    for step in steps:
-        shortest, longest, count = step.shortest_interval, step.longest_interval, step.intervals
+    for at, engine, shortest, longest, count in map(_INTERVALS_OF, steps):
         if shortest is None or longest is None or count < 1:
             continue
         if shortest == longest:
             known.append((shortest, count))
             continue
-        recorded = differing.get((step.at, step.engine), [])
+        recorded = differing.get((at, engine), [])
         if sum(times for _, times in recorded) == count:
             known += recorded
             continue
@@ -158,7 +164,7 @@ class _Span(Generic[_Row]):
 
 
 def _intervals(steps: Sequence[EngineStep]) -> int:
-    return sum([step.intervals for step in steps])
+    return sum(map(_NUMBER_OF_INTERVALS, steps))
 
 
 def _lost(records: ProbeRecords, start: float, end: float) -> bool:

@@ -266,20 +266,27 @@ class _Segments:
     def __init__(self, folder: Path) -> None:
         self._folder, self._clocks = folder, _Clocks()
         self._known: dict[str, dict[str, _Segment]] = {kind: {} for kind in LAYOUTS}
+        self._listed: list[str] | None = None
+        """The names in the folder, of the last listing."""
 
-    def all(self, kind: str) -> list[_Segment]:
+    def all(self, kind: str) -> Sequence[_Segment]:
         """Those of one kind, the oldest first. Raises OSError if the folder cannot be read."""
-        known = self._known[kind]
         try:
             listed = os.listdir(self._folder)  # noqa: PTH208 (every second; a path for each costs more than the list)
         except FileNotFoundError:
             listed = []
-        names = {name for name in listed if name.startswith(f"{kind}-") and name.endswith(".bin")}
-        for gone in known.keys() - names:
-            del known[gone]
-        for name in names - known.keys():
-            known[name] = _Segment(self._folder / name, kind, self._clocks)
-        return [known[name] for name in sorted(names)]
+        if listed != self._listed:
+            self._take(listed)
+        return tuple(self._known[kind].values())
+
+    def _take(self, listed: list[str]) -> None:
+        """Know the segments among these names, by kind, the oldest first."""
+        self._listed = listed
+        for kind, known in self._known.items():
+            names = sorted(name for name in listed if name.startswith(f"{kind}-") and name.endswith(".bin"))
+            self._known[kind] = {
+                name: known.get(name) or _Segment(self._folder / name, kind, self._clocks) for name in names
+            }
 
 
 class ProbeReader:

@@ -63,15 +63,15 @@ def _request(text: str) -> AccessLine | None:
     return AccessLine(found["status"].strip(), f"{found['method']} {found['path']}")
 
 
-def fold(lines: Sequence[Line], rows: int, *, whole: bool) -> list[Line]:
-    """The last ``rows`` rows of these lines, with runs of access lines folded into a row per status.
+def fold(lines: Sequence[Line], *, whole: bool, above: int = 0) -> list[Line]:
+    """These lines, with runs of access lines folded into a row per status; only those from ``above`` on.
 
     ``whole`` means that nothing is above the first line; else a run that begins there is counted as "or more".
     """
     shown: list[Line] = []  # newest first
     run: dict[str, _Fold] = {}
     after: datetime | None = None
-    for index in range(len(lines) - 1, -1, -1):
+    for index in range(len(lines) - 1, above - 1, -1):
         line = lines[index]
         access = parse_access_line(line.text)
         if access is not None:
@@ -80,12 +80,38 @@ def fold(lines: Sequence[Line], rows: int, *, whole: bool) -> list[Line]:
         if run:
             shown += _rows(run, _stamp_above(lines, index), after)
             run = {}
-        if len(shown) >= rows:
-            break
         after = stamp_of(line.text) or after
         shown.append(line)
-    shown += _rows(run, None, after, "" if whole else "+")
-    return shown[:rows][::-1]
+    before = _stamp_above(lines, above - 1) if above else None
+    shown += _rows(run, before, after, "" if whole or above else "+")
+    return shown[::-1]
+
+
+class Folding:
+    """Folds lines again and again as more come: what is above the newest line with a time is folded once."""
+
+    def __init__(self) -> None:
+        self._above: list[Line] = []
+        self._of: tuple[int, ...] = ()
+
+    def fold(self, lines: Sequence[Line], epoch: int, *, whole: bool) -> list[Line]:
+        """As `fold`. ``epoch`` tells one content of the file from another."""
+        count = _above_newest_run(lines)
+        if not count:
+            return fold(lines, whole=whole)
+        of = (epoch, lines[0].offset, lines[count - 1].end, count, whole)
+        if of != self._of:
+            self._above, self._of = fold(lines[:count], whole=whole), of
+        return self._above + fold(lines, whole=whole, above=count)
+
+
+def _above_newest_run(lines: Sequence[Line]) -> int:
+    """How many lines there are down to the newest one with a time that is no access line; 0 without any."""
+    for count in range(len(lines), 0, -1):
+        text = lines[count - 1].text
+        if stamp_of(text) is not None and parse_access_line(text) is None:
+            return count
+    return 0
 
 
 def _stamp_above(lines: Sequence[Line], index: int) -> datetime | None:

@@ -108,6 +108,13 @@ def each_once(values: Iterable[float]) -> list[Weighted]:
     return [(value, 1) for value in values]
 
 
+def quantiles_of(values: Iterable[float], shares: Sequence[float]) -> list[float]:
+    """`weighted_quantiles` of values that count once each. Raises IndexError if there are none."""
+    ordered = sorted(values)
+    reached = range(1, len(ordered) + 1)
+    return [ordered[min(bisect_left(reached, share * len(ordered)), len(ordered) - 1)] for share in shares]
+
+
 def exact_quantile(values: Sequence[float], q: float) -> float:
     """A quantile of values, as `weighted_quantiles`.
 
@@ -116,7 +123,7 @@ def exact_quantile(values: Sequence[float], q: float) -> float:
     """
     if not values:
         raise ValueError("no values")
-    return weighted_quantiles(each_once(values), [q])[0]
+    return quantiles_of(values, [q])[0]
 
 
 def quantile(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> Quantile | None:

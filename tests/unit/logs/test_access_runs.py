@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_console.logs.access import fold, parse_access_line
+from vllm_console.logs.access import Folding, fold, parse_access_line
 from vllm_console.logs.file import Line, LogLevel, log_level_of
 
 OK = '(APIServer pid=7) INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK'
@@ -20,8 +20,8 @@ def lines(*texts: str) -> list[Line]:
     return [Line(10 * at, 10 * at + 10, text, log_level_of(text)) for at, text in enumerate(texts)]
 
 
-def folded(texts: Sequence[str], rows: int = 20, *, whole: bool = True) -> list[str]:
-    return [line.text for line in fold(lines(*texts), rows, whole=whole)]
+def folded(texts: Sequence[str], *, whole: bool = True) -> list[str]:
+    return [line.text for line in fold(lines(*texts), whole=whole)]
 
 
 def test_an_access_line_says_its_status_and_request() -> None:
@@ -56,7 +56,7 @@ def test_fewer_than_one_a_second_are_counted() -> None:
 
 
 def test_each_status_has_its_row_with_its_level_and_a_single_line_stands_as_it_is() -> None:
-    shown = fold(lines(OK, BAD, OK, BAD, METRICS), 20, whole=True)
+    shown = fold(lines(OK, BAD, OK, BAD, METRICS), whole=True)
     assert [line.text.split("  ")[0] for line in shown] == ["400 Bad Request ×2", "200 OK ×3"]
     assert [line.level for line in shown] == [LogLevel.WARNING, LogLevel.INFO]
     assert folded([OK, BAD]) == [OK, BAD]
@@ -66,12 +66,32 @@ def test_a_run_whose_beginning_is_not_read_counts_as_or_more() -> None:
     assert folded([OK] * 1200, whole=False) == ["200 OK ×1,200+  POST /v1/completions"]
 
 
-def test_the_newest_rows_are_kept_and_lines_between_separate_runs() -> None:
+def test_lines_between_separate_runs() -> None:
     texts = [OK, OK, "hello", OK, OK, OK]
-    assert folded(texts, 2) == ["hello", "200 OK ×3  POST /v1/completions"]
-    assert folded(texts)[0] == "200 OK ×2  POST /v1/completions"
+    assert folded(texts) == ["200 OK ×2  POST /v1/completions", "hello", "200 OK ×3  POST /v1/completions"]
 
 
 def test_many_kinds_of_requests_are_named_up_to_a_few() -> None:
     texts = [OK.replace("completions", f"thing{n}") for n in range(6)]
     assert folded(texts)[0].endswith(", 3 more")
+
+
+def test_lines_folded_again_as_more_come_are_as_if_they_were_folded_at_once() -> None:
+    texts = [
+        *[OK] * 3, stats("10:00:00"), OK, "without a time", *[METRICS] * 2, BAD, stats("10:00:10"), "no time", OK, OK,
+        stats("10:00:20"), stats("10:00:30"), OK, "hello", BAD, OK, stats("10:00:40"),
+    ]  # fmt: skip
+    found = lines(*texts)
+    for whole in (True, False):
+        folding = Folding()
+        for first in (0, 2, 5):
+            for count in range(first + 1, len(found) + 1):
+                window = found[first:count]
+                assert folding.fold(window, 0, whole=whole) == fold(window, whole=whole)
+
+
+def test_another_content_of_the_file_is_folded_anew() -> None:
+    folding = Folding()
+    one, other = [OK, OK, stats("10:00:00")], [BAD, BAD, stats("10:00:00")]
+    assert folding.fold(lines(*one), 0, whole=True)[0].text.startswith("200 OK ×2")
+    assert folding.fold(lines(*other), 1, whole=True)[0].text.startswith("400 Bad Request ×2")

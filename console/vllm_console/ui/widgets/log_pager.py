@@ -11,7 +11,7 @@ from datetime import timedelta
 import msgspec
 from rich.cells import cell_len
 
-from vllm_console.logs.access import fold, parse_access_line
+from vllm_console.logs.access import Folding, parse_access_line
 from vllm_console.logs.file import Line, LogFile, LogLevel, compile_pattern
 from vllm_console.logs.times import find_time, newest_stamp, not_after, parse_moment
 from vllm_console.ui.keymap import key_of
@@ -131,6 +131,7 @@ class LogPager:
         self.log = log
         self._rows, self._wrap = max(1, rows), wrap
         self._access = access
+        self._folding = Folding()
         self._folded: list[Line] = []
         self._folded_from: tuple[int, ...] = ()
         self._only = False
@@ -173,8 +174,13 @@ class LogPager:
             only_matches=self._only,
             access=self._access,
             from_end=self._shows_end or self._fills_from_end,
-            busy=bool(self._owed) or self._search_at is not None or self._lacks_lines,
+            busy=self.busy,
         )
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has more to do."""
+        return bool(self._owed) or self._search_at is not None or self._lacks_lines
 
     def _shown(self) -> Sequence[Line]:
         """The lines of the page."""
@@ -196,7 +202,7 @@ class LogPager:
         # A poll asks several times; folding thousands of lines takes milliseconds.
         what = (self._low, self._high, len(self._lines), self._epoch)
         if what != self._folded_from:
-            self._folded = fold(self._lines, len(self._lines), whole=self._low <= self.log.start)
+            self._folded = self._folding.fold(self._lines, self._epoch, whole=self._low <= self.log.start)
             self._folded_from = what
         return self._folded
 

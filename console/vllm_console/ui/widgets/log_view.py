@@ -380,12 +380,11 @@ class LogView(LineView):
             if self._pager is not None:
                 self._pager.log.close()
             self._pager = LogPager(LogFile(path, clean=_redact()), size[0], access=AccessLines.FOLDED, wrap=size[1])
-        page = self._pager.page()
-        for command in commands:
-            page = command(self._pager)
+        for command in commands[:-1]:
+            command(self._pager)
         if commands:
-            return page
-        return self._pager.step() if page.busy else self._pager.poll()
+            return commands[-1](self._pager)
+        return self._pager.step() if self._pager.busy else self._pager.poll()
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
