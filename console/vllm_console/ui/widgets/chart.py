@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
+from operator import or_
 
 import msgspec
 from msgspec.structs import replace
@@ -29,6 +30,9 @@ from vllm_console.ui.widgets.draw import fit
 
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of a braille cell's left and right column, from the top."""
+
+_FILLED = tuple(tuple(sum(column[3 - height :]) for height in range(4)) for column in _DOTS)
+"""Bits of a cell's left and right column, filled from the bottom up to a height (0 to 3)."""
 
 _BRAILLE = 0x2800
 
@@ -108,6 +112,13 @@ class Scale(msgspec.Struct, frozen=True):
     full: bool = False
     limit: float | None = None
 
+    def levels(self, values: Sequence[float | None]) -> list[int | None]:
+        """`level` of each value; None where there is none."""
+        if self.log or self.limit is not None:
+            return [None if value is None else self.level(value) for value in values]
+        lo, span, most = self.lo, (self.hi - self.lo) or 1.0, 4 * self.rows - (3 if self.full else 1)
+        return [None if value is None else round(min(1.0, max(0.0, (value - lo) / span)) * most) for value in values]
+
     def level(self, value: float) -> int:
         """The dot in which a value lies, from 0 at the bottom; what lies outside is cut off at the edge."""
         if self.log:
@@ -135,9 +146,15 @@ def resample(
     count = len(values)
     if columns <= 0 or not count:
         return (None,) * max(0, columns)
+    parts = [values[start:end] for start, end in _spans(count, columns, first)]
+    return tuple([how(part) if part and None not in part else _join(part, how) for part in parts])  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=16)
+def _spans(count: int, columns: int, first: int) -> tuple[tuple[int, int], ...]:
+    """The points of each column (first, one past the last): the same for all curves of a series."""
     newest = _newest_column(count, columns, first)
-    spans = (_points_of(column, count, columns, first) for column in range(newest - columns + 1, newest + 1))
-    return tuple(_join(values[start:end], how) for start, end in spans)
+    return tuple(_points_of(column, count, columns, first) for column in range(newest - columns + 1, newest + 1))
 
 
 def _points_of(column: int, count: int, columns: int, first: int) -> tuple[int, int]:
@@ -191,23 +208,31 @@ def nice_ceiling(value: float) -> float:
     )
 
 
-def braille(values: Sequence[float | None], scale: Scale, *, area: bool) -> list[list[int]]:
+def braille(levels: Sequence[int | None], rows: int, *, area: bool) -> list[list[int]]:
     """The dots of each cell, by row from the top, of a line or of the area below it; two values to a cell.
 
-    None, which is 'not reported', leaves its column blank; any reported value shows at least one dot.
+    ``levels`` are the dots in which the values lie (`Scale.levels`). None, which is 'not reported', leaves its column
+    blank; any reported value shows at least one dot.
     """
-    cells = [[0] * ((len(values) + 1) // 2) for _ in range(scale.rows)]
+    cells = [[0] * ((len(levels) + 1) // 2) for _ in range(rows)]
+    bottom = rows - 1
     before: int | None = None
-    for x, value in enumerate(values):
-        if value is None:
+    for x, level in enumerate(levels):
+        if level is None:
             before = None
             continue
-        level = scale.level(value)
-        low, high = (0, level) if area else (level, level)
-        if not area and before is not None and abs(level - before) > 1:
+        cell, bits = x // 2, _DOTS[x % 2]
+        if area:
+            full, rest = divmod(level, 4)
+            for row in range(bottom, bottom - full, -1):
+                cells[row][cell] |= _FILLED[x % 2][3]
+            cells[bottom - full][cell] |= _FILLED[x % 2][rest]
+            continue
+        low = high = level
+        if before is not None and abs(level - before) > 1:
             low, high = (before + 1, level) if before < level else (level, before - 1)
         for dot in range(low, high + 1):
-            cells[scale.rows - 1 - dot // 4][x // 2] |= _DOTS[x % 2][3 - dot % 4]
+            cells[bottom - dot // 4][cell] |= bits[3 - dot % 4]
         before = level
     return cells
 
@@ -388,8 +413,9 @@ def _plot(
     limit_row = objective_row if scale.rows > 1 else None  # a single row is that of zero, too
     ticks = _ticks(scale, limit_row, objective, label, whole=whole)
     named = _name_rows(known, dict(zip(names, styles, strict=False)), scale)
-    dots = [[tuple(row) for row in braille(values, scale, area=area)] for values in known]
-    edges = [_edges(values, scale, objective) for values in known]
+    levels = [scale.levels(values) for values in known]
+    dots = [[tuple(row) for row in braille(one, scale.rows, area=area)] for one in levels]
+    edges = [_edges(*pair, scale, objective) for pair in zip(known, levels, strict=True)]
     strips = []
     for row in range(scale.rows):
         ground = ("┄", None) if row == limit_row else ("┈", DIM) if row in ticks else (" ", None)
@@ -426,12 +452,24 @@ Edges = Sequence[tuple[int, bool]]
 """For each cell the row of its highest value, and whether that is above the objective."""
 
 
-def _edges(values: Sequence[float | None], scale: Scale, objective: float | None) -> Edges:
-    found = []
-    for cell in range(len(values) // 2):
-        highest = max((value for value in values[2 * cell : 2 * cell + 2] if value is not None), default=scale.lo)
-        found.append((scale.rows - 1 - scale.level(highest) // 4, objective is not None and highest > objective))
-    return found
+def _edges(
+    values: Sequence[float | None], levels: Sequence[int | None], scale: Scale, objective: float | None
+) -> Edges:
+    bottom, lowest = scale.rows - 1, scale.level(scale.lo)
+    pairs = zip(levels[::2], levels[1::2], strict=True)
+    rows = [
+        bottom - (max(one, other) if one is not None and other is not None else _either(one, other, lowest)) // 4
+        for one, other in pairs
+    ]
+    if objective is None:
+        return [(row, False) for row in rows]
+    over = [value is not None and value > objective for value in values]
+    return list(zip(rows, map(or_, over[::2], over[1::2]), strict=True))
+
+
+def _either(one: int | None, other: int | None, default: int) -> int:
+    known = one if one is not None else other
+    return known if known is not None else default
 
 
 def _line_looks(row: int, objective_row: int | None, edges: Edges) -> bytes:

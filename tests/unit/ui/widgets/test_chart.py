@@ -43,7 +43,7 @@ def texts(strips: list[Strip]) -> list[str]:
 
 
 def drawn(values: tuple[float | None, ...], rows: int = 1, *, area: bool = True) -> list[str]:
-    dots = braille(values, Scale(0.0, 1.0, rows), area=area)
+    dots = braille(Scale(0.0, 1.0, rows).levels(values), rows, area=area)
     return ["".join(chr(0x2800 + bits) for bits in row) for row in dots]
 
 
