@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from operator import sub
 from typing import Any
 
 import msgspec
@@ -96,13 +97,33 @@ def numbers_of(sample: Sample) -> Numbers:
             numbers.append(_whole(getattr(engine, name), _MILLION if name == "kv_cache_usage" else 1))
         for histogram in engine.histograms.values():
             numbers.append(_whole(histogram.sum, _MILLION))
-            before = 0.0
-            for count in histogram.counts:
-                numbers.append(_whole(count - before))
-                before = count
+            counts = histogram.counts
+            inside = list(map(round, map(sub, counts, (0.0, *counts))))
+            if inside and min(inside) >= -_LARGEST and max(inside) <= _LARGEST:
+                numbers += inside
+            else:
+                numbers += [max(-_LARGEST, min(_LARGEST, number)) for number in inside]
     responses = sample.responses
     numbers += [_whole(getattr(responses, name)) if responses is not None else None for name in _RESPONSES]
     return numbers
+
+
+def same_shape(one: Sample, other: Sample) -> bool:
+    """Whether two samples are known to have the same shape: those of one server share the bounds of histograms."""
+    about = (one.kv_cache_tokens, one.model_name, one.prefix_caching, one.prefix_step)
+    if about != (other.kv_cache_tokens, other.model_name, other.prefix_caching, other.prefix_step):
+        return False
+    if list(one.engines) != list(other.engines):
+        return False
+    return all(
+        list(first.histograms) == list(second.histograms)
+        and all(map(_same_bounds, first.histograms.values(), second.histograms.values()))
+        for first, second in zip(one.engines.values(), other.engines.values(), strict=True)
+    )
+
+
+def _same_bounds(one: Histogram, other: Histogram) -> bool:
+    return one.bounds is other.bounds
 
 
 def encode_base(base: Base) -> bytes:

@@ -22,12 +22,14 @@ from vllm_console import sqlite_files
 from vllm_console.history.encoding import (
     Base,
     EncodingError,
+    Shape,
     decode_base,
     decode_row,
     decode_scalars,
     encode_base,
     encode_row,
     numbers_of,
+    same_shape,
     shape_of,
 )
 from vllm_console.metrics.sample import Sample
@@ -169,6 +171,8 @@ class HistoryWriter:
         self._inode = 0
         self._sequence = 0
         self._bases: dict[int, Base] = {}
+        self._shaped: tuple[Sample, Shape] | None = None
+        """A sample and its shape."""
         self._waiting: deque[_Waiting] = deque(maxlen=4000)
         self._steps: dict[int, tuple[int, int, Sample]] = {}
         self._tried_at = float("-inf")
@@ -198,12 +202,18 @@ class HistoryWriter:
         if len(numbers) > NUMBERS_LIMIT:
             sample = reduced(sample)
             numbers = numbers_of(sample)
-        shape = shape_of(sample)
+        shape = self._shape_of(sample)
         base = self._bases.get(tier)
-        if base is None or base.rows >= _ROWS_PER_BASE or base.shape != shape:
+        if base is None or base.rows >= _ROWS_PER_BASE or not (base.shape is shape or base.shape == shape):
             base = self._bases[tier] = Base(shape, numbers)
         base.rows += 1
         self._waiting.append(_Waiting(tier, sample.at, generation, base, encode_row(base, numbers)))
+
+    def _shape_of(self, sample: Sample) -> Shape:
+        """Its shape; mostly that of the sample before, whose hundreds of bounds are not compared again."""
+        if self._shaped is None or not same_shape(self._shaped[0], sample):
+            self._shaped = sample, shape_of(sample)
+        return self._shaped[1]
 
     def _accumulate(self, tier: int, sample: Sample, generation: int) -> None:
         step = int(sample.at // TIERS[tier].step)

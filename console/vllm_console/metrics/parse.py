@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -191,6 +191,8 @@ _MAX_KNOWN_CHARACTERS = 8 * 1024 * 1024
 _MAX_ENGINES = 1024
 _MAX_LINES = 200_000
 _SLICE = 64 * 1024
+_MOST_KEPT = 4 * _SLICE
+"""Characters of a body that is kept to compare the next one with."""
 
 
 class NotMetricsError(ValueError):
@@ -258,25 +260,12 @@ class Parser:
             or self._engines >= _MAX_ENGINES
         ):
             self._forget()
-        values: list[str | None] = [None] * self._used
-        known = self._slots
-        understood = 0
-        for line in _lines(text):
-            series, _, value = line.rpartition(" ")
-            slot = known.get(series)
-            if slot is None:
-                if not understood or PREFIX in line or line.startswith(RESPONSES):
-                    understood += self._learn(line, values)
-            elif slot >= 0:
-                values[slot] = value
-                understood += 1
-            elif slot == _SKIP:
-                understood += 1
-        if not understood:
-            raise NotMetricsError("garbage", "The answer is not in the metrics format: no line of it could be read.")
+        values = self._changed_values(text) or self._all_values(text)
         return self._assemble(values, at)
 
     def _forget(self) -> None:
+        self._before: tuple[list[str], list[str | None]] | None = None
+        """The lines of the body before, if each of vLLM's was known and there once, and its values by slot."""
         self._slots: dict[str, int] = {}
         self._used = 1  # slot 0 stays empty: it is used for missing parts of a histogram
         self._characters = 0
@@ -285,6 +274,54 @@ class Parser:
         self._configs: dict[int, tuple[str, dict[str, str]]] = {}
         self._responses: list[tuple[str, int]] = []
         self._stale: list[_HistogramSlots] = []
+
+    def _all_values(self, text: str) -> list[str | None]:
+        """The values of a body by slot. Raises `NotMetricsError` if no line of it can be read."""
+        values: list[str | None] = [None] * self._used
+        known = self._slots
+        understood, each_known_once = 0, True
+        for line in _lines(text):
+            series, _, value = line.rpartition(" ")
+            slot = known.get(series)
+            if slot is None:
+                if not understood or _of_interest(line):
+                    each_known_once = False
+                    understood += self._learn(line, values)
+            elif slot >= 0:
+                each_known_once = each_known_once and values[slot] is None
+                values[slot] = value
+                understood += 1
+            elif slot == _SKIP:
+                understood += 1
+        if not understood:
+            raise NotMetricsError("garbage", "The answer is not in the metrics format: no line of it could be read.")
+        self._before = (text.split("\n"), values) if each_known_once and len(text) <= _MOST_KEPT else None
+        return values
+
+    def _changed_values(self, text: str) -> list[str | None] | None:
+        """The same, from the body before: from one second to the next most lines stay what they are.
+
+        None where there is none, or this one does not have exactly its series, each in the same line.
+        """
+        if self._before is None or len(text) > _MOST_KEPT:
+            return None
+        before, lines = self._before[0], text.split("\n")
+        if len(lines) != len(before):
+            return None
+        values = self._before[1].copy()
+        for old, new in zip(before, lines, strict=True):
+            if old == new:
+                continue
+            series, _, value = new.rpartition(" ")
+            slot = self._slots.get(series)
+            if slot is None and not (_of_interest(new) or _of_interest(old)):
+                continue
+            if slot is None or slot == _COMMENT or old.rpartition(" ")[0] != series:
+                return None
+            if slot >= 0:
+                values[slot] = value
+        self._before = (lines, values)
+        return values
 
     def _remember(self, series: str, slot: int) -> None:
         if len(self._slots) <= self._max_series:
@@ -401,6 +438,11 @@ class Parser:
         return Responses(**found) if found else None
 
 
+def _of_interest(line: str) -> bool:
+    """Whether a line that is not known yet may be a series that is read, or says what vLLM's series are."""
+    return PREFIX in line or line.startswith(RESPONSES)
+
+
 def _lines(text: str) -> Iterator[str]:
     """The lines, a few at a time: splitting a long body at once would block all other threads."""
     begin = 0
@@ -449,12 +491,9 @@ def _histogram(slots: _HistogramSlots, values: list[str | None]) -> Histogram | 
     picked = slots.pick(values)
     if picked == slots.seen:
         return slots.made
-    pairs = [
-        (bound, count)
-        for bound, text in zip(slots.bounds, picked, strict=False)
-        if (count := _number(text)) is not None
-    ]
-    total = _number(picked[-1])
+    numbers = _numbers(picked)
+    pairs = [(bound, count) for bound, count in zip(slots.bounds, numbers, strict=False) if count is not None]
+    total = numbers[-1]
     if slots.beyond:
         pairs = [(bound, max(0.0, (total or 0.0) - count)) for bound, count in pairs]
     if (not pairs or pairs[-1][0] != math.inf) and total is not None:
@@ -464,7 +503,7 @@ def _histogram(slots: _HistogramSlots, values: list[str | None]) -> Histogram | 
         bounds = tuple(bound for bound, _ in pairs)
         if bounds == slots.bounds:
             bounds = slots.bounds  # one tuple shared by all samples
-        made = Histogram(bounds, tuple(count for _, count in pairs), _number(picked[-2]) or 0.0)
+        made = Histogram(bounds, tuple(count for _, count in pairs), numbers[-2] or 0.0)
     slots.seen, slots.made = picked, made
     return made
 
@@ -481,6 +520,17 @@ def _number(text: str | None, *, infinite: bool = False) -> float | None:
     if abs(number) <= MOST:  # nor is NaN
         return number if abs(number) >= LEAST else 0.0
     return number if infinite and number == math.inf else None
+
+
+def _numbers(texts: Sequence[str | None]) -> Sequence[float | None]:
+    """`_number` of each; at once where all are plain counts."""
+    try:
+        numbers = list(map(float, texts))  # type: ignore[arg-type] # None raises TypeError
+    except (TypeError, ValueError):
+        return list(map(_number, texts))
+    least = min(filter(None, numbers), default=MOST)
+    plain = least >= LEAST and max(numbers) <= MOST and not math.isnan(sum(numbers))
+    return numbers if plain else list(map(_number, texts))
 
 
 def _float(text: str | None) -> float | None:

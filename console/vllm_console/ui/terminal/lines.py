@@ -195,7 +195,8 @@ class LineView(Widget):
             self._painted.pop(y, None)
             if y < height:
                 regions += [Region(x, y, min(end, width) - x, 1) for x, end in changed_spans(old, new) if x < width]
-        if regions and not (self.painter is not None and LineView.painter(self, regions)):
+        paint = LineView.painter
+        if regions and (paint is None or not paint(self, regions)):
             self.refresh(*regions)
 
     def _natural_size(self, lines: Sequence[Strip]) -> tuple[int, int]:
