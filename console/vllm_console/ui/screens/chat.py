@@ -16,7 +16,6 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
-from textual.screen import Screen
 from textual.strip import Strip
 from textual.widgets import Input
 
@@ -33,6 +32,7 @@ from vllm_console.ui.panes.servers import starting_text
 from vllm_console.ui.screens.dialogs import Choose
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, bar, fit, keys_line, parts_length, side_by_side
 from vllm_console.ui.widgets.entry import Entry
@@ -74,7 +74,7 @@ class PromptLine(Entry):
         self.insert_text_at_cursor(as_line(event.text))
 
 
-class ChatScreen(Screen[None]):
+class ChatScreen(TerminalScreen[None]):
     """Shows a chat. Leaving it keeps the conversation until the console ends; an answer goes on meanwhile."""
 
     AUTO_FOCUS = ""
@@ -336,7 +336,7 @@ class ChatScreen(Screen[None]):
             self._main.say("There is no answer to copy.", WARN)
 
 
-class CodeScreen(Screen[None]):
+class CodeScreen(TerminalScreen[None]):
     """A request as code in one language at a time."""
 
     SCOPE = "code"

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.screen import Screen
 from textual.strip import Strip
 
 from vllm_console.fleet.verbs import FleetError
@@ -54,6 +53,7 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.distributions import distribution_lines
 from vllm_console.ui.screens.dialogs import Choose
 from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import KeyHint, fit
@@ -104,7 +104,7 @@ class RecordedRuns(Protocol):
         """What was predicted of the change between two compared runs, and came of it."""
 
 
-class CompareScreen(Screen[None]):
+class CompareScreen(TerminalScreen[None]):
     """Shows a comparison, and keeps comparing these two runs, or two others that are chosen from ``recorded``.
 
     ``revert_to`` gives what restarts with the flags of a run, None where that may not be or would change nothing.
@@ -265,7 +265,7 @@ def _prediction_lines(recorded: RecordedRuns, found: Comparison) -> Sequence[str
     return outcome_lines(kept, judged=judged) if kept is not None else ()
 
 
-class NothingToCompareScreen(Screen[None]):
+class NothingToCompareScreen(TerminalScreen[None]):
     """In place of a comparison: why there is none of this server, and what leads to one."""
 
     def __init__(self, server: str, reason: str) -> None:

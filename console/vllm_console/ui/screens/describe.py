@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.screen import Screen
 from textual.strip import Strip
 
 from vllm_console.fleet.adapters import limits_text, request_states
@@ -27,6 +26,7 @@ from vllm_console.ui.panes.state import memory_lines, stage_lines
 from vllm_console.ui.screens.compare import RecordedRuns
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, DIM, SIMULATED, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import beside, fit
@@ -52,7 +52,7 @@ class DescribedFleet(RecordedRuns, Protocol):
         """The LoRA adapters that it serves. Raises FleetError."""
 
 
-class DescribeScreen(Screen[None]):
+class DescribeScreen(TerminalScreen[None]):
     """Describes one server as it was when the screen was opened. ``y`` copies its command line.
 
     ``moment`` (Unix seconds) is the earlier one that the operations screen shows, if it does.

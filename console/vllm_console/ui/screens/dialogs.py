@@ -10,7 +10,6 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.strip import Strip
 from textual.widgets import Input
 
@@ -20,6 +19,7 @@ from vllm_console.ui.actions import action_named, bindings
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_label, key_of, keys_of
 from vllm_console.ui.terminal.lines import LineView, clickable, line
+from vllm_console.ui.terminal.screens import TerminalModal
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import Part, fit
 
@@ -32,7 +32,7 @@ class DialogAnswer(NamedTuple):
     then: Callable[[], object]
 
 
-class Confirm(ModalScreen[bool]):
+class Confirm(TerminalModal[bool]):
     """Asks before a destructive action. ``y`` or enter confirms, ``n``, ``q`` or escape cancels; ``other`` is done
     instead.
 
@@ -136,7 +136,7 @@ def _at_most(rows: Sequence[str], room: int) -> list[Strip]:
     return [*map(line, rows[:kept]), *([line((f"… {len(rows) - kept} more lines", DIM))] if kept < len(rows) else [])]
 
 
-class Choose(ModalScreen[str | None]):
+class Choose(TerminalModal[str | None]):
     """Picks one of a list of (name, explanation); dismisses with the name, or None."""
 
     CSS_PATH = "dialogs.tcss"
@@ -229,7 +229,7 @@ class Choose(ModalScreen[str | None]):
             self._draw()
 
 
-class LineDialog(ModalScreen[str | None]):
+class LineDialog(TerminalModal[str | None]):
     """Shows lines and takes one that is typed; dismisses with it, or None.
 
     ``content`` gives the lines for so many cells and rows. ``check`` raises `UsageError` for a line that can't be

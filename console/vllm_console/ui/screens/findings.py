@@ -12,7 +12,6 @@ from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.screen import Screen
 from textual.strip import Strip
 
 from vllm_console.diagnosis.finding import Fix, Measure, Severity
@@ -30,6 +29,7 @@ from vllm_console.ui.panes.pane_bar import FINDING_PANES, KV_CACHE, LATENCY, PRE
 from vllm_console.ui.panes.preemptions import preemption_lines
 from vllm_console.ui.panes.throughput import throughput_lines
 from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG
 from vllm_console.ui.widgets.chart import ChartView
 from vllm_console.ui.widgets.draw import KeyHint, Part, beside, fit
@@ -74,7 +74,7 @@ class FindingsPage(msgspec.Struct, frozen=True):
     items: tuple[FindingItem, ...]
 
 
-class FindingsScreen(Screen[None]):
+class FindingsScreen(TerminalScreen[None]):
     """Shows the findings of one server as it was when the screen was opened.
 
     ``stage`` receives the chosen fix; without it (read-only, someone else's server) none can be chosen. ``predicted``

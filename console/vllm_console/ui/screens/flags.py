@@ -11,7 +11,6 @@ from rich.style import Style
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.screen import Screen
 from textual.strip import Strip
 from textual.widgets import Input
 
@@ -26,6 +25,7 @@ from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.flag_edits import FlagEdits
 from vllm_console.ui.parts.staging import MeasuredTraffic, measured_traffic
 from vllm_console.ui.terminal.lines import LineView, line
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line
@@ -52,7 +52,7 @@ SEARCH = ""
 """The entry's purpose while words are searched."""
 
 
-class FlagsScreen(Screen[Changes | None]):
+class FlagsScreen(TerminalScreen[Changes | None]):
     """Edits the flags of ``server``, starting from what is ``staged``; dismisses with what to stage instead.
 
     None means no change.

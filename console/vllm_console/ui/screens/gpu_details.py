@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Callable
 
 from textual.app import ComposeResult
-from textual.screen import Screen
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import FleetSnapshot
@@ -16,6 +15,7 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import now_lines
 from vllm_console.ui.panes.gpu_lines import colors_of, process_count, process_lines
 from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.widgets.reader import TextReader
 from vllm_console.ui.widgets.table import Column, Value, heading, table
@@ -26,7 +26,7 @@ from vllm_launchers.host.gpu.topology import links_summary
 REDRAW_SECONDS = 1.0
 
 
-class GpuDetailsScreen(Screen[None]):
+class GpuDetailsScreen(TerminalScreen[None]):
     """Describes the machine and stays up to date: ``latest`` returns the newest snapshot.
 
     ``moment`` (Unix seconds) is the earlier one that the operations screen shows, if it does.

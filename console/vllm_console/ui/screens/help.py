@@ -9,7 +9,6 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.screen import Screen
 from textual.strip import Strip
 from textual.widgets import Input
 
@@ -17,6 +16,7 @@ from vllm_console.text import plain
 from vllm_console.ui.actions import SCREENS, TEXT_SCREENS, Action, bindings, grouped, title_of
 from vllm_console.ui.keymap import key_of, label_of
 from vllm_console.ui.terminal.lines import BLANK, line
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import beside, fit
 from vllm_console.ui.widgets.entry import Entry
@@ -56,7 +56,7 @@ Applying = tuple[str, Sequence[Action]]
 """A heading, and what can be done now."""
 
 
-class HelpScreen(Screen[None]):
+class HelpScreen(TerminalScreen[None]):
     """Every key with what it does, in two columns where they fit; a search leaves those that match."""
 
     SCOPE = "help"

@@ -12,7 +12,6 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container, Vertical
-from textual.screen import Screen
 from textual.strip import Strip
 from textual.widgets import Input
 
@@ -41,6 +40,7 @@ from vllm_console.ui.parts.model_download import ModelDownloads
 from vllm_console.ui.parts.model_picker import ModelPicker
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import keys_line, rule, title_bar
@@ -88,7 +88,7 @@ MANY = 10_000
 """Lines that no list has."""
 
 
-class LaunchScreen(Screen[ServerView | None]):
+class LaunchScreen(TerminalScreen[ServerView | None]):
     """Puts a launch together and starts it; dismisses with the server, or None if nothing was launched.
 
     It opens at ``preset``, else at the one that was used last, and goes to the first one that fits if that does not.

@@ -8,7 +8,6 @@ from typing import ClassVar
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.screen import Screen
 from textual.widgets import Input
 
 from vllm_console.logs.times import HINT
@@ -19,6 +18,7 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, DIM, WARN
 from vllm_console.ui.widgets.draw import KeyHint, Part, keys_line
 from vllm_console.ui.widgets.frame_box import FrameBox
@@ -32,7 +32,7 @@ PLACEHOLDERS = {
 """What is asked for, by what the text is for."""
 
 
-class LogScreen(Screen[None]):
+class LogScreen(TerminalScreen[None]):
     """The log of a server: all of it, with search. ``path`` may not exist yet.
 
     It follows the end, or is shown up to ``at`` at first (Unix seconds).

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from rich.style import Style
 from textual.app import ComposeResult
-from textual.screen import Screen
 from textual.strip import Strip
 
 from vllm_console.text import plain
 from vllm_console.ui.parts.messages import Message
 from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import DIM
 from vllm_console.ui.widgets.reader import TextReader
 
@@ -25,7 +25,7 @@ _NONE_YET = (
 )
 
 
-class MessagesScreen(Screen[None]):
+class MessagesScreen(TerminalScreen[None]):
     """Shows messages and events since the console was opened; ``history`` gives them, the oldest first.
 
     ``notices`` gives what holds now, with its style: it stands above them.

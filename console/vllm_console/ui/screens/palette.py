@@ -11,7 +11,6 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.strip import Strip
 from textual.widgets import Input
 
@@ -23,6 +22,7 @@ from vllm_console.ui.commands import CommandError, Commands, Do, TypedCommand
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.recent_commands import RecentCommands
 from vllm_console.ui.terminal.lines import LineView, clickable, line
+from vllm_console.ui.terminal.screens import TerminalModal
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG, WARN
 from vllm_console.ui.threads import answer_for
 from vllm_console.ui.widgets.draw import Part, fit, rule
@@ -40,7 +40,7 @@ LEAST_ROWS, MOST_ROWS = 3, 8
 """Rows for commands, however many match: what stands above them stays put."""
 
 
-class PaletteScreen(ModalScreen[Do | None]):
+class PaletteScreen(TerminalModal[Do | None]):
     """Takes a command; dismisses with what does it, or None. What it is about stays in sight above it.
 
     With nothing typed no command is under the cursor, so that enter alone does nothing.

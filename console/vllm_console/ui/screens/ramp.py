@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.style import Style
 from textual.app import ComposeResult
-from textual.screen import Screen
 from textual.strip import Strip
 
 from vllm_console.fleet.background_commands import RampView
@@ -17,6 +16,7 @@ from vllm_console.text import count, duration, percent, plain, rate, seconds
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import BAD, DIM, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.reader import TextReader
@@ -38,7 +38,7 @@ _CURVES = (("TTFT p99", "ttft_seconds", "ttft_p99_seconds"), ("ITL p99", "itl_se
 """Title, latency and limit of each."""
 
 
-class RampScreen(Screen[None]):
+class RampScreen(TerminalScreen[None]):
     """Shows the ramp on a server. While it runs, leaving asks whether to end it; what it has is shown then."""
 
     def __init__(self, console: ConsoleApp, title: str, server: str) -> None:

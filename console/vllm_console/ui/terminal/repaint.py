@@ -15,11 +15,11 @@ from rich.control import Control
 from rich.segment import Segment
 from textual._compositor import Compositor, CompositorUpdate
 from textual.geometry import Region
-from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
 from vllm_console.ui.terminal.lines import LineView
+from vllm_console.ui.terminal.screens import TerminalScreen
 
 Piece = tuple[int, int, Sequence[Segment]]
 """Column, row and what is to stand from there on."""
@@ -117,7 +117,7 @@ def _pieces(
         uncovered = rest
 
 
-class PartialRepaintScreen(Screen[None]):
+class PartialRepaintScreen(TerminalScreen[None]):
     """A screen that sends only changed cells while nothing covers it."""
 
     def __init__(self, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
