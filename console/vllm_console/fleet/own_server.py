@@ -98,7 +98,7 @@ class WatchedServer:
     """What is read of one server, cached between snapshots so that each is cheap."""
 
     def __init__(self, folder: Path, *, interactive: bool) -> None:
-        self._folder = folder
+        self._folder, self._probe_folder = folder, folder / PROBE
         self._interactive = interactive
         self._details: tuple[object, Details] | None = None
         self._argv: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -313,21 +313,21 @@ class WatchedServer:
         if self._past is None or self._past.at != at or self._past_of != generation:
             from vllm_console.fleet.moment import read_moment
 
-            self._past = read_moment(self._history, record, at, JudgeContext(may_ask=False), self._folder / PROBE)
+            self._past = read_moment(self._history, record, at, JudgeContext(may_ask=False), self._probe_folder)
             self._past_of = generation
         return self._past
 
     @property
     def _has_probe(self) -> bool:
         """Whether there is a folder of its probe."""
-        return (self._folder / PROBE).is_dir()
+        return self._probe_folder.is_dir()
 
     def _probe_of(self, record: ServerRecord) -> ServerProbe:
         """What its probe has recorded."""
         if self._probe is None:
             from vllm_console.fleet.probe import ServerProbe
 
-            self._probe = ServerProbe(self._folder / PROBE, record.name)
+            self._probe = ServerProbe(self._probe_folder, record.name)
         return self._probe.of(record.current.spec)
 
     def _last_minute(self, record: ServerRecord, now: float) -> Window | None:

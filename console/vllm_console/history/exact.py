@@ -29,6 +29,7 @@ SAME = 1.001
 
 _SHARES = tuple(share for _, share in PARTS)
 
+_TIMES = itemgetter(1)
 _NUMBER_OF_INTERVALS = itemgetter(EngineStep._fields.index("intervals"))
 _INTERVALS_OF = itemgetter(
     *map(EngineStep._fields.index, ("at", "engine", "shortest_interval", "longest_interval", "intervals"))
@@ -76,7 +77,7 @@ def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quan
 
     ``low`` has each value's lower end, ``high`` its upper one. The mean is None where it is not known.
     """
-    count = sum(times for _, times in low)
+    count = sum(map(_TIMES, low))
     if not count:
         return None
     found: list[Quantile] = []

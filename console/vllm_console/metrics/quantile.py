@@ -99,7 +99,7 @@ Weighted = tuple[float, int]
 def weighted_quantiles(values: Iterable[Weighted], shares: Sequence[float]) -> list[float]:
     """For each share the smallest value that at least this share of all does not exceed. Raises IndexError if empty."""
     ordered = sorted(values, key=itemgetter(0))
-    reached = list(accumulate([count for _, count in ordered]))
+    reached = list(accumulate(map(itemgetter(1), ordered)))
     return [ordered[min(bisect_left(reached, share * reached[-1]), len(ordered) - 1)][0] for share in shares]
 
 

@@ -44,7 +44,7 @@ class Pane(FramedView):
     def show_server(self, server: ServerView, now: float, view: ChartView = PLAIN) -> None:
         """Show this server as it was at ``now`` (Unix seconds); a hidden pane only remembers it."""
         self._shown = (server, now, view)
-        if self.is_on_screen and self.size.width:
+        if self.outer_size.width and self.is_on_screen:
             self._show(server, now, view, *self.room)
 
     def on_resize(self, event: events.Resize) -> None:

@@ -41,7 +41,7 @@ class LogPane(FrameBox):
     def show_server(self, server: ServerView) -> None:
         """Show this server's log; opens a file only when it is another one."""
         self._shown_server = server
-        if not self.size.width or not self.display:
+        if not self.outer_size.width or not self.display:
             return
         full = clickable("screen.open_log", KEY), clickable("screen.open_log", DIM)
         keys: tuple[Part, ...] = ((key_of("open_log"), full[0]), (" full screen, search", full[1]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 
 import msgspec
 from textual.geometry import Region, Size
@@ -78,6 +79,7 @@ def best_layout(screen: Size) -> PaneLayout:
     return PaneLayout.TALL if screen.height >= TALL_HEIGHT else PaneLayout.FOCUS
 
 
+@lru_cache(maxsize=16)
 def arrange(layout: PaneLayout, large: str, area: Size, shown: LayoutInputs) -> Arrangement:
     """The arrangement of an area of panes. ``large`` is the pane that the user zoomed, empty if none."""
     whole = Region(0, 0, area.width, max(0, area.height))

@@ -70,23 +70,28 @@ def line(*parts: str | tuple[str, Style | None]) -> Strip:
     return Strip([segment for segment in segments if segment.text])
 
 
+def cells(text: str) -> int:
+    """How many cells a text takes."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
 def cells_of(segments: Iterable[Segment]) -> list[Cell]:
     """The content of each cell. A wide character is in its first cell; its second one has an empty text."""
-    cells: list[Cell] = []
+    found: list[Cell] = []
     for text, style, control in segments:
         if control:
             continue
-        if text.isascii() or len(text) == cell_len(text):
-            cells.extend(zip(text, repeat(style)))
+        if len(text) == cells(text):
+            found.extend(zip(text, repeat(style)))
             continue
         for char in text:
             width = cell_len(char)
-            if width == 0 and cells:
-                cells[-1] = (cells[-1][0] + char, cells[-1][1])
+            if width == 0 and found:
+                found[-1] = (found[-1][0] + char, found[-1][1])
             else:
-                cells.append((char, style))
-                cells.extend([("", style)] * (width - 1))
-    return cells
+                found.append((char, style))
+                found.extend([("", style)] * (width - 1))
+    return found
 
 
 def changed_spans(before: Strip, after: Strip) -> Iterator[tuple[int, int]]:
@@ -94,27 +99,59 @@ def changed_spans(before: Strip, after: Strip) -> Iterator[tuple[int, int]]:
     if before is after:
         return
     was, now = before._segments, after._segments
+    if (found := _changed_in_pairs(was, now)) is not None:
+        yield from _joined(found)
+        return
     same = _same_segments(was, now)
     if same == len(was) == len(now):
         return
-    offset = sum(cell_len(text) for text, _, _ in now[:same])
+    offset = sum(cells(text) for text, _, _ in now[:same])
     old, new = cells_of(was[same:]), cells_of(now[same:])
     length = max(len(old), len(new))
     blank: Cell = (" ", None)
     old.extend([blank] * (length - len(old)))
     new.extend([blank] * (length - len(new)))
     changed = [index for index, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1]]
-    if not changed:
-        return
-    start = end = changed[0]
+    for start, end in _joined(changed):
+        first, last = _whole(start, end, old, new)
+        yield offset + first, offset + last
+
+
+def _changed_in_pairs(before: Sequence[Segment], after: Sequence[Segment]) -> list[int] | None:
+    """The cells in which two lines differ whose segments have the same widths, one by one; None for other lines.
+
+    Most lines are like that from one second to the next, and only a few of their segments change.
+    """
+    if len(before) != len(after):
+        return None
+    changed: list[int] = []
+    at = 0
+    for old, new in zip(before, after, strict=True):
+        (was, style_before, _), (text, style, _) = old, new
+        width = cells(text)
+        if old is not new and (was != text or (style_before is not style and style_before != style)):
+            if not len(was) == len(text) == width == cells(was):
+                return None
+            if style_before is style or style_before == style:
+                changed += [at + place for place, pair in enumerate(zip(was, text, strict=True)) if pair[0] != pair[1]]
+            else:
+                changed += range(at, at + width)
+        at += width
+    return changed
+
+
+def _joined(changed: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The spans that cover these cells; near ones are joined."""
+    start = end = -1
     for index in changed:
-        if index - end > JOIN_GAP:
-            first, last = _whole(start, end, old, new)
-            yield offset + first, offset + last
+        if start < 0:
+            start = index
+        elif index - end > JOIN_GAP:
+            yield start, end
             start = index
         end = index + 1
-    first, last = _whole(start, end, old, new)
-    yield offset + first, offset + last
+    if start >= 0:
+        yield start, end
 
 
 def _same_segments(before: Sequence[Segment], after: Sequence[Segment]) -> int:
@@ -232,16 +269,16 @@ class LineView(Widget):
         at = 0
         for segment in self._finished(y):
             text, style, _ = segment
-            cells = cell_len(text)
-            begin, stop = max(first - at, 0), min(end - at, cells)
-            if begin < stop:
-                if (begin, stop) == (0, cells):
+            width = cells(text)
+            if at + width > first:
+                begin, stop = max(first - at, 0), min(end - at, width)
+                if (begin, stop) == (0, width):
                     segments.append(segment)
-                elif len(text) == cells:
+                elif len(text) == width:
                     segments.append(Segment(text[begin:stop], style))
                 else:
                     segments.append(segment.split_cells(stop)[0].split_cells(begin)[1])
-            at += cells
+            at += width
             if at >= end:
                 return segments
         return [*segments, Segment(" " * (end - max(at, first)))]

@@ -82,12 +82,15 @@ class TextFrame:
 def _top_row(title: Strip, width: int, style: Style) -> Strip:
     title = title if title is not BLANK else rule("", width - 2)
     top = [Segment(text, style) if at == DIM and text.strip(" ─") == "" else Segment(text, at) for text, at, _ in title]
-    return Strip([Segment("╭", style), *Strip(top).adjust_cell_length(width - 2), Segment("╮", style)])
+    return Strip([Segment("╭", style), *Strip(top).adjust_cell_length(width - 2), Segment("╮", style)], width)
 
 
 def _side_row(strip: Strip, width: int, style: Style) -> Strip:
-    side = Segment("│", style)
-    return Strip([side, *strip.adjust_cell_length(width - 2), side])
+    side, room = Segment("│", style), width - 2 - strip.cell_length
+    if room < 0:
+        return Strip([side, *strip.adjust_cell_length(width - 2), side], width)
+    blank = [Segment(" " * room, None)] if room else []
+    return Strip([side, *strip, *blank, side], width)
 
 
 def bar(share: float | None, width: int) -> str:

@@ -58,7 +58,7 @@ class FrameBox(FramedView):
 
     def _draw(self) -> None:
         self.framed = frames_fit(self.app.size)
-        wanted = (self._shown, self.size, self.framed, self.focused_frame)
+        wanted = (self._shown, self.outer_size, self.framed, self.focused_frame)
         if not self.is_mounted or wanted == self._drawn:
             return
         self._drawn = wanted

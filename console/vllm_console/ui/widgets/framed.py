@@ -36,10 +36,10 @@ class FramedView(LineView):
     @property
     def room(self) -> Size:
         """The cells that the title and the lines below it may take."""
-        width, height = self.size
-        return Size(max(0, width - 2), max(0, height - 1)) if self.framed else self.size
+        width, height = self.outer_size  # `size` works out borders, which this view has none of
+        return Size(max(0, width - 2), max(0, height - 1)) if self.framed else self.outer_size
 
     def show_lines(self, lines: Sequence[Strip]) -> None:
         """Show the title and the lines below it, in the frame if there is one."""
         style = ACCENT if self.focused_frame else DIM
-        self.show(self._frame.around(lines, *self.size, style) if self.framed else lines)
+        self.show(self._frame.around(lines, *self.outer_size, style) if self.framed else lines)

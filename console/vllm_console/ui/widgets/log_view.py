@@ -308,7 +308,7 @@ class LogView(LineView):
 
     @property
     def _rows(self) -> int:
-        return max(1, self.size.height)
+        return max(1, self.outer_size.height)
 
     @property
     def _cells(self) -> tuple[int, int]:
@@ -317,7 +317,7 @@ class LogView(LineView):
 
     @property
     def _text_width(self) -> int:
-        return max(1, self.size.width - 2 * MARGIN)
+        return max(1, self.outer_size.width - 2 * MARGIN)
 
     def on_mount(self) -> None:
         """Begin to read."""
@@ -404,7 +404,7 @@ class LogView(LineView):
                 self.post_message(self.Moved(self))
 
     def _draw(self) -> None:
-        width, height = self.size
+        width, height = self.outer_size
         if not width or not height:
             return
         page = self.page
