@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ class _Request:
     """Tokens of its prompt that are not scheduled yet."""
     left: int
     """Output tokens that are not scheduled yet."""
+    reached_at: float
+    """When it was in the engine."""
     begun: bool = False
     scheduled_at: float = 0.0
     first_at: float = 0.0
@@ -52,7 +55,8 @@ class OverlappedEngine:
     from its begin to its end.
 
     ``ahead``: a step is scheduled when the one before it begins. Launching a prefill then takes ``launch`` seconds, for
-    which the result of the step before waits. The times of requests are ``skew`` seconds late.
+    which the result of the step before waits. The times of requests are ``skew`` seconds late. Each spends ``front``
+    seconds before it reaches the engine, or up to a third less or more.
     """
 
     def __init__(
@@ -63,25 +67,28 @@ class OverlappedEngine:
         ahead: bool,
         launch: float = 0.0,
         skew: float = 0.0,
+        front: float = 0.0,
         seqs: int = 10_000,
         blocks: int = 10**6,
         block_size: int = 16,
     ) -> None:
         self._cost, self._budget, self._ahead, self._launch, self._skew = cost, budget, ahead, launch, skew
         self._seqs, self._begun, self._free, self._block_size = seqs, 0, blocks, block_size
+        self._front, self._dice = front, random.Random(1)
         self._active: list[_Request] = []
         self._unfinished = 0
         self._made = Run()
 
     def run(self, arrivals: Sequence[Arrival]) -> Run:
         """Compute them all."""
-        queue = deque(_Request(one, one.prompt_tokens, one.output_tokens) for one in arrivals)
+        made = (_Request(one, one.prompt_tokens, one.output_tokens, self._reaches(one)) for one in arrivals)
+        queue = deque(sorted(made, key=lambda one: one.reached_at))
         now = 0.0
         running: _Step | None = None
         while queue or self._unfinished:
             if running is None and not self._unfinished:
-                now = max(now, queue[0].arrival.at)
-            while queue and queue[0].arrival.at <= now:
+                now = max(now, queue[0].reached_at)
+            while queue and queue[0].reached_at <= now:
                 self._active.append(queue.popleft())
                 self._unfinished += 1
             if running is None:
@@ -98,6 +105,9 @@ class OverlappedEngine:
             self._record(running, now, result)
             running, now = following, result
         return self._made
+
+    def _reaches(self, one: Arrival) -> float:
+        return one.at + self._front * self._dice.uniform(2 / 3, 4 / 3)
 
     def _schedule(self, now: float) -> _Step:
         decodes = [one for one in self._active if not one.missing]

@@ -7,11 +7,12 @@ wait of the step that ran when it came: vLLM counts a request as queued once tha
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Sequence
 from itertools import combinations, islice
-from statistics import median_low
+from statistics import median, median_low
 
 import msgspec
 from msgspec.structs import replace
@@ -38,8 +39,6 @@ _CLOCKS_DIFFER = 0.05
 """Seconds by which the times of a request and of its step can differ."""
 _MOST_CHOICES = 200
 _MOSTLY_FOUND = 0.5
-_FRONT_QUANTILE = 0.1
-"""So many requests in all met the engine between two steps, and spent in the front end what all spend there."""
 
 
 class NoEvidenceError(Exception):
@@ -153,7 +152,8 @@ def gather(
         NoEvidenceError: there are too few requests, or too little is known of them.
     """
     known = [one for record in requests if (one := _known(record)) is not None]
-    known = sorted(_with_step_waits(known, _durations(steps)), key=lambda one: one.at)
+    front = _usual_front(known, _durations(steps))
+    known = sorted(_with_step_waits(known, _durations(steps), front), key=lambda one: one.at)
     if len(known) < FEWEST_REQUESTS:
         raise NoEvidenceError(_too_few(format_few(len(known), "usable request", "is recorded", "are recorded")))
     if len({record.engine for record in requests}) > 1:
@@ -205,21 +205,38 @@ def _front(one: _Known) -> float:
     return max(0.0, (one.record.e2e_seconds or 0.0) - one.queue - one.prefill - one.decode)
 
 
-def _with_step_waits(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]]) -> list[_Known]:
+def _usual_front(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]]) -> float:
+    """What requests spend in the front end, typically.
+
+    Of each one only a span is known: all that it spent before it was queued, or less by what the step took that had
+    just ended then. What is nearest to all spans together is the median of their ends.
+    """
+    steps = [step.at for step, _ in timed]
+    ends = []
+    for one in known:
+        place = bisect_right(steps, one.at)
+        beside = timed[max(0, place - 1) : place + 1]
+        off, took = min(((abs(step.at - one.at), took) for step, took in beside), default=(math.inf, 0.0))
+        before = _front(one)
+        ends += [max(0.0, before - took) if off < took / 2 else before, before]  # else nothing ran
+    return median(ends) if ends else 0.0
+
+
+def _with_step_waits(known: Sequence[_Known], timed: Sequence[tuple[EngineStep, float]], front: float) -> list[_Known]:
     """The requests with the wait for the step that ran when they came counted as time in the queue.
 
-    It is what a request spent before it was queued beyond what all spend there, and no more than that step took.
+    It is what a request spent before it was queued beyond the usual time in the front end, and no more than that step
+    took.
     """
-    if not known or not timed:
+    if not timed:
         return list(known)
-    usual = sorted(map(_front, known))[int(_FRONT_QUANTILE * len(known))]
     ends = [step.at for step, _ in timed]
     found = []
     for one in known:
         place = bisect_right(ends, one.at)
         # Both clocks lag by a little: the step that had just ended then is one of these two.
         longest = max(took for _, took in timed[max(0, place - 1) : place + 1])
-        wait = min(max(0.0, _front(one) - usual), longest)
+        wait = min(max(0.0, _front(one) - front), longest)
         found.append(replace(one, at=one.at - wait, queue=one.queue + wait))
     return found
 

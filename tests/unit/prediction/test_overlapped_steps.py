@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Sequence
+from statistics import median
 
 import pytest
 
@@ -85,6 +86,16 @@ def test_long_steps_tell_whether_they_are_scheduled_ahead(ahead: bool) -> None:
 def test_a_prefill_far_longer_than_a_step_without_one_tells_it_too(ahead: bool) -> None:
     run = OverlappedEngine(StepCost(0.001, per_token=2e-4), 4096, ahead=ahead).run(arrivals(0.8, (1500, 1900)))
     assert gather(run.requests, run.steps, 16, 4096).ahead is ahead
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("rate", [0.5, 8.0], ids=["hardly any load", "load"])
+def test_the_time_in_the_front_end_is_told_from_the_wait_for_a_running_step(ahead: bool, rate: float) -> None:
+    slow = StepCost(0.02, per_token=1e-4)
+    run = OverlappedEngine(slow, BUDGET, ahead=ahead, front=0.006).run(arrivals(rate, (50, 200)))
+    found = gather(run.requests, run.steps, 16, BUDGET)
+    assert median(found.fronts) == pytest.approx(0.006, abs=0.001)
+    assert step_regression(found.steps).per_token == pytest.approx(1e-4, rel=0.02)
 
 
 def test_only_the_steps_beside_a_preempted_request_are_left_out() -> None:
