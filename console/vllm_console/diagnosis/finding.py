@@ -116,6 +116,7 @@ _TITLES = {
     "oversubscribed_compute": "prefill too slow, queue growing",
     "slow_tokens": "ITL above objective",
     "slow_first_token": "TTFT above objective",
+    "disturbed_start": "KV cache smaller than planned",
     OF_THE_NEXT_START: "start-up can be shorter",
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding
-from vllm_console.diagnosis.live.startup import LastStart, slow_startup
+from vllm_console.diagnosis.live.startup import LastStart, disturbed_start, slow_startup
 from vllm_console.logs.startup import (
     Durations,
     FactReader,
@@ -27,7 +27,7 @@ from vllm_console.text import percent, size
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.earlier_starts import START_LOG_BYTES, launch_settings, start_of_log
-from vllm_launchers.plan.flags import BLOCKS
+from vllm_launchers.plan.flags import BLOCKS, BYTES
 from vllm_launchers.plan.model import Engine, EngineKind
 from vllm_launchers.private import open_regular
 from vllm_launchers.units import GIB
@@ -202,6 +202,8 @@ def startup_finding(details: Details, stages: Sequence[Stage], startup: Startup,
     if engine is None:
         return None
     table = _flags(engine)
+    if startup.report.disturbed and not {BLOCKS, BYTES} & details.flags.keys():
+        return disturbed_start(startup.report, details.predicted.get("kv_tokens"), ready_at)
     pins = table is not None and "kv-cache-memory-bytes" in table.flags and engine.build not in (None, "cpu")
     start = LastStart(
         ready_at=ready_at,

@@ -165,15 +165,15 @@ def outcome_lines(kept: KeptPrediction, *, judged: bool = True) -> list[str]:
     """
     if kept.unlike:
         return ["A prediction was made of this change, for other traffic than came: it can't be judged."]
-    lines = [f"  {'':<17}{'PREDICTED':>10}   {'90% INTERVAL':<22}{'MEASURED' if judged else 'SO FAR':>10}"]
+    lines = [f"  {'':<15}{'PREDICTED':>11}   {'90% INTERVAL':<22}{'MEASURED' if judged else 'SO FAR':>11}"]
     for one in outcomes(kept):
         form = seconds if one.name != "tokens_per_second" else _rate
-        interval = f"{form(one.low)} to {form(one.high)}"
+        interval = f"{form(one.low).removesuffix(' tok/s')} to {form(one.high)}"
         shown = {form(bound) for bound in (one.low, one.high)}  # what reads like a bound is not told to be beyond it
         within = "" if not judged else "within" if one.within or form(one.measured) in shown else "! outside"
         title = TITLES.get(one.name, one.name)
         lines.append(
-            f"  {title:<17}{form(one.predicted):>10}   {interval:<22}{form(one.measured):>10}  {within}".rstrip()
+            f"  {title:<15}{form(one.predicted):>11}   {interval:<22}{form(one.measured):>11}  {within}".rstrip()
         )
     if kept.drift is not None and abs(kept.drift) >= LEAST_DRIFT:
         slower = "slower" if kept.drift > 0 else "faster"

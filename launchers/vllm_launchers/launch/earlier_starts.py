@@ -107,8 +107,8 @@ def own_start(folder: Path, record: ServerRecord) -> StoredReport | None:
     place = _memory_of(engine, details.gpu_kind, details.environment) if engine is not None else ""
     if engine is None or not place:
         return None
-    figures = report_figures(read_report(start_of_log(folder / "server.log", record)))
-    if not figures:
+    report = read_report(start_of_log(folder / "server.log", record))
+    if report.disturbed or not (figures := report_figures(report)):  # no measure of the next start
         return None
     if BLOCKS in details.flags:  # tokens do not follow from the memory then
         predicted = {name: value for name, value in predicted.items() if name not in ("kv_gib", "kv_tokens")}

@@ -211,6 +211,21 @@ def test_a_simulated_start_teaches_simulated_ones_and_no_other(
     assert real.plan.memory.source == "estimate"
 
 
+def test_a_start_during_which_a_neighbor_took_memory_teaches_nothing(
+    ask: Callable[..., ResolvedRequest], tmp_path: Path
+) -> None:
+    known = PlanInputs(EIGHT, host=host("4xa6000"))
+    book, first = report_store(tmp_path), resolve_launch(ask(), known)
+    record = ready(first, tmp_path)
+    with (tmp_path / "server.log").open("a") as log:
+        log.write("Actual usage is 15.5 GiB for weight, 0.5 GiB for peak activation, 7.98 GiB for non-torch memory\n")
+    assert own_start(tmp_path, record) is None
+    assert not remember_start(book, tmp_path, record)
+    again = resolve_launch(ask(), known, book)
+    assert again.plan.memory is not None
+    assert again.plan.memory.source == "estimate"
+
+
 def test_a_restart_goes_by_the_servers_own_log(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     """Also where nothing was kept: a read-only console keeps none."""
     known = PlanInputs(EIGHT, host=host("4xa6000"))

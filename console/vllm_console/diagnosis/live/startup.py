@@ -9,7 +9,8 @@ import msgspec
 from vllm_console.diagnosis.finding import OF_THE_NEXT_START, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import BLOCKS, BYTES, setting
 from vllm_console.metrics.sample import Stage, StartupFacts
-from vllm_console.text import duration, seconds
+from vllm_console.text import count, duration, gib, seconds
+from vllm_launchers.plan.budget.budget import NEIGHBORS_GIB, EngineReport
 from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.fast_loaders import FastLoader
@@ -72,6 +73,27 @@ def slow_startup(start: LastStart) -> Finding | None:
     cause = "Parts of it need not be done again at the next one."
     fixes = tuple(fix for _, fix in parts)
     return Finding(OF_THE_NEXT_START, Severity.NOTE, start.ready_at, symptom, cause, measures, fixes)
+
+
+def disturbed_start(report: EngineReport, planned_tokens: float | None, ready_at: float) -> Finding:
+    """That other processes took GPU memory while vLLM sized its KV cache. ``planned_tokens`` is of the launch's plan.
+
+    vLLM takes the growth of memory that is not PyTorch's for its own (``MemoryProfilingResult.non_torch_increase``).
+    """
+    measures = [Measure("non-torch memory", gib(report.non_torch_gib), gib(NEIGHBORS_GIB), "usual at most")]
+    if report.kv_tokens is not None:
+        planned = count(planned_tokens) if planned_tokens is not None else ""
+        measures.append(Measure("KV cache tokens", count(report.kv_tokens), planned, "planned" if planned else ""))
+    why = "Restart it while nothing else starts on its GPUs: vLLM measures again."
+    return Finding(
+        "disturbed_start",
+        Severity.WARNING,
+        ready_at,
+        "The KV cache is smaller than it could be.",
+        "Other processes took GPU memory while vLLM measured how much is left for the cache.",
+        tuple(measures),
+        (Fix(Changes(), why),),
+    )
 
 
 _Part = tuple[Measure | None, Fix]

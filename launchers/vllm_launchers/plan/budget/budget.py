@@ -73,6 +73,10 @@ class MemoryBudget(msgspec.Struct, frozen=True):
         return self.concurrency_p95 if self.concurrency_p95 >= self.max_concurrency else None
 
 
+NEIGHBORS_GIB = 4.0
+"""NCCL's buffers and CUDA's own memory together stay below this: what is beyond it other processes took."""
+
+
 class EngineReport(msgspec.Struct, frozen=True):
     """The memory report of a real start, per GPU, as in its log; None means not reported."""
 
@@ -84,6 +88,13 @@ class EngineReport(msgspec.Struct, frozen=True):
     max_model_len: int | None = None
     kv_pin_bytes: int | None = None
     """The value of ``kv-cache-memory-bytes`` that vLLM suggested to keep within ``gpu-memory-utilization``."""
+    non_torch_gib: float | None = None
+    """How much the GPU's memory beyond PyTorch's grew during the start, whoever took it."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes took GPU memory meanwhile, which vLLM counts as its own: its cache is too small."""
+        return (self.non_torch_gib or 0.0) > NEIGHBORS_GIB
 
 
 # -- GPUs as a memory budget sees them --------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ GRAPHS_EXPECTED = lazy_pattern(r"Estimated CUDA graph memory: ([\d.]+) GiB total
 FITTED_LENGTH = lazy_pattern(r"Auto-fit max_model_len: (?:reduced from \d+ to|full model context length) (\d+)")
 KV_PIN = lazy_pattern(r"--kv-cache-memory(?:-bytes)?=(\d+)`?(?: \([\d.]+ GiB\))? to fit into requested memory")
 """0.10.2 and later; some releases log it at DEBUG only."""
+NON_TORCH = lazy_pattern(r"(-?[\d.]+) ?GiB for non-torch memory")
+"""0.11 and later: by how much the GPU's memory beyond PyTorch's grew until the KV cache was sized."""
 _BLOCKS = lazy_pattern(r"# (?:GPU|CPU|cuda|cpu) blocks: (\d+)")
 _BEGINS = lazy_pattern(r"vLLM (?:API )?server version|Initializing an? (?:V[01] )?LLM engine")
 _ANY = lazy_pattern(r"Gi?B|tokens|max_model_len|vLLM |LLM engine")
@@ -68,9 +70,7 @@ class ReportReader:
             known = replace(known, max_concurrency=best, max_model_len=_count(found[1]))
         elif (length := _whole(FITTED_LENGTH, text)) is not None:
             known = replace(known, max_model_len=length)
-        if pin := _whole(KV_PIN, text):
-            known = replace(known, kv_pin_bytes=pin if known.kv_pin_bytes is None else min(pin, known.kv_pin_bytes))
-        self.report = self._with_graphs(known, text)
+        self.report = self._with_graphs(_with_usage(known, text), text)
 
     def _with_graphs(self, known: EngineReport, text: str) -> EngineReport:
         """The measured size of captured graphs takes precedence over the expected one."""
@@ -80,6 +80,15 @@ class ReportReader:
             return replace(known, graphs_gib=best)
         expected = None if self._graphs_captured else _figure(GRAPHS_EXPECTED, text)
         return known if expected is None else replace(known, graphs_gib=expected)
+
+
+def _with_usage(known: EngineReport, text: str) -> EngineReport:
+    """With what the line about actual usage says: memory that is not PyTorch's, and the cache's size that fits."""
+    if pin := _whole(KV_PIN, text):
+        known = replace(known, kv_pin_bytes=pin if known.kv_pin_bytes is None else min(pin, known.kv_pin_bytes))
+    if (others := _figure(NON_TORCH, text)) is not None:
+        known = replace(known, non_torch_gib=max(others, known.non_torch_gib or 0.0))
+    return known
 
 
 def read_report(lines: Iterable[str]) -> EngineReport:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from vllm_console.diagnosis.finding import Severity
-from vllm_console.diagnosis.live.startup import LastStart, slow_startup
+from vllm_console.diagnosis.live.startup import LastStart, disturbed_start, slow_startup
 from vllm_console.metrics.sample import Stage, StartupFacts
+from vllm_launchers.plan.budget.engine_report import read_report
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.fast_loaders import FastLoader
 
@@ -70,3 +71,31 @@ def test_a_fast_loader_is_offered_where_weights_take_a_notable_share() -> None:
     assert changes(start(loaders=loaders)) == [{"load-format": "runai_streamer"}]
     assert changes(start({"imports": 60.0, "weights": 11.0}, loaders=loaders)) == []
     assert changes(start(loaders=loaders, facts={"weights_seconds": 3.0})) == []
+
+
+DISTURBED = (
+    "(EngineCore pid=1733) INFO 11-26 09:52:01 [gpu_worker.py:560] Available KV cache memory: 17.61 GiB",
+    "(EngineCore pid=1733) INFO 11-26 09:52:01 [kv_cache_utils.py:2177] GPU KV cache size: 144,240 tokens",
+    "(EngineCore pid=1733) INFO 11-26 09:52:08 [gpu_worker.py:857] Free memory on device (78.66/79.18 GiB) on startup."
+    " Desired GPU memory utilization is (0.5, 39.59 GiB). Actual usage is 13.5 GiB for weight, 0.5 GiB for peak"
+    " activation, 7.98 GiB for non-torch memory, and 1.0 GiB for CUDAGraph memory. Replace gpu_memory_utilization"
+    " config with `--kv-cache-memory=17676226048` (16.46 GiB) to fit into requested memory, or"
+    " `--kv-cache-memory=59632569856` (55.54 GiB) to fully utilize gpu memory.",
+)
+
+
+def test_memory_that_a_neighbor_took_meanwhile_is_told_beside_the_plan() -> None:
+    report = read_report(DISTURBED)
+    assert report.disturbed
+    found = disturbed_start(report, 204_352.0, 5.0)
+    assert (found.severity, found.since) == (Severity.WARNING, 5.0)
+    assert [(one.name, one.value, one.limit) for one in found.measures] == [
+        ("non-torch memory", "8.0 GiB", "4.0 GiB"), ("KV cache tokens", "144k", "204k"),
+    ]  # fmt: skip
+    assert found.fixes[0].changes.empty
+    assert len(disturbed_start(report, None, 5.0).measures) == 2, "without a plan its own figure is told"
+
+
+def test_what_vllm_and_nccl_hold_themselves_is_no_disturbance() -> None:
+    assert not read_report([line.replace("7.98", "0.22") for line in DISTURBED]).disturbed
+    assert not read_report(DISTURBED[:2]).disturbed

@@ -278,7 +278,7 @@ async def test_what_was_predicted_stands_next_to_what_came(fakes, made, wait_unt
         await wait_until(pilot, lambda: "PREDICTED" in shown(app), "the prediction")
         rows = [" ".join(row.split()) for row in shown(app).splitlines()]
         assert "TTFT p50 200ms 150ms to 250ms 310ms ! outside" in rows
-        assert "tokens/s 210 tok/s 180 tok/s to 240 tok/s 200 tok/s within" in rows
+        assert "tokens/s 210 tok/s 180 to 240 tok/s 200 tok/s within" in rows
         assert "The same steps are 5% slower since the restart: the machine or the engine." in rows
 
 
