@@ -49,6 +49,7 @@ RANKED: dict[tuple[str, int], tuple[str, ...]] = {
         "0,3: one NUMA node, across host bridges (NODE), 63 GB/s, both idle",
     ),
     ("8xl40s", 4): ("0,1,4,5: across the CPU interconnect (SYS), 63 GB/s, all idle",),
+    ("1xh100", 1): ("0: idle, 79.2 GiB free",),
     ("1xh200", 1): ("0: idle, 139.8 GiB free",),
     # Slices serve servers on one GPU: the largest that nobody is on.
     ("1xa100-mig", 1): (

@@ -183,7 +183,7 @@ def failure_in(parsed: Sequence[LogLine], exit_code: int | None = None) -> Failu
         return None
     best = _first_warning(parsed, best)
     line = parsed[best.index]
-    text = pydantic_field(parsed, best.index) + line.message.strip()
+    text = pydantic_field(parsed, best.index) + whole_message(parsed, best.index)
     explanation = best.rule.explanation if best.rule else None
     also = _also(window, best, serves is not None)
     return FailureLine(line.number, text, best.cause, explanation or None, _confidence(best), also, best.topic)
@@ -677,6 +677,16 @@ def pydantic_error_line(parsed: Sequence[LogLine], index: int) -> int | None:
         if message.startswith(("Value error,", "Assertion failed,")) or "[type=" in message:
             return below
     return None
+
+
+def whole_message(parsed: Sequence[LogLine], index: int) -> str:
+    """A line's text; of an exception whose message begins below it (``RuntimeError:``), its first line, too."""
+    line = parsed[index]
+    text = line.message.strip()
+    if not text.endswith(":") or not EXCEPTION.match(f"{text} "):
+        return text
+    below = (one.message.strip() for one in parsed[index + 1 : index + 8] if one.process == line.process)
+    return f"{text} {next(filter(None, below), '')}".strip()
 
 
 def pydantic_field(parsed: Sequence[LogLine], index: int) -> str:

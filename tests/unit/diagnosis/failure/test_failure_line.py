@@ -232,6 +232,23 @@ def test_the_exception_that_wraps_another_says_more_unless_the_inner_one_names_t
     assert found(disk).cause is Cause.DISK_FULL
 
 
+def test_a_message_that_begins_below_its_exception_is_shown() -> None:
+    lines = [
+        "(APIServer pid=7) Traceback (most recent call last):",
+        '(APIServer pid=7)   File "multiprocessing/spawn.py", line 164, in _check_not_importing_main',
+        "(APIServer pid=7)     raise RuntimeError(message)",
+        "(APIServer pid=7) RuntimeError: ",
+        "(EngineCore pid=8) something of another process",
+        "(APIServer pid=7)         An attempt has been made to start a new process before the",
+        "(APIServer pid=7)         current process has finished its bootstrapping phase.",
+    ]
+    whole, cut = failure_line(lines, 1), failure_line(lines[:4], 1)
+    assert whole is not None
+    assert cut is not None
+    assert whole.text == "RuntimeError: An attempt has been made to start a new process before the"
+    assert cut.text == "RuntimeError:", "nothing follows"
+
+
 def test_exceptions_that_python_ignores_do_not_count() -> None:
     ignored = [
         "Exception ignored in: <function Executor.__del__ at 0x7f>",
