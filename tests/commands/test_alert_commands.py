@@ -12,6 +12,8 @@ import time
 import pytest
 import yaml
 
+from fakes.commands import ASK_SECONDS
+
 PRESET = """
 extends = "chatbot"
 
@@ -43,6 +45,7 @@ def checked(program, *words):
         document = json.loads(answer.stdout)
         if document["window_seconds"] > 0 or time.monotonic() > deadline:
             return answer, document
+        time.sleep(ASK_SECONDS)
 
 
 def test_check_says_by_its_exit_code_whether_a_server_keeps_its_objectives(program):
@@ -63,6 +66,7 @@ def test_check_says_by_its_exit_code_whether_a_server_keeps_its_objectives(progr
     deadline = time.monotonic() + 30
     while (answer := program("check", "chat", "--json")).returncode != 0:
         assert time.monotonic() < deadline, answer.stdout
+        time.sleep(ASK_SECONDS)
     assert all(one["ok"] for one in json.loads(answer.stdout)["objectives"])
 
     program.json("stop", "chat")
@@ -78,6 +82,7 @@ def test_check_names_each_objective_that_is_broken(program):
     deadline = time.monotonic() + 30
     while "ITL p99 is" not in (answer := program("check", "chat")).stdout:
         assert time.monotonic() < deadline, answer.stdout
+        time.sleep(ASK_SECONDS)
     assert answer.returncode == 1
     lines = answer.stderr.splitlines()
     assert [line.split(" is ")[0] for line in lines] == ["vllm-console: chat: TTFT p99", "vllm-console: chat: ITL p99"]

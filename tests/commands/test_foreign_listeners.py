@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes.commands import ASK_SECONDS
+
 NOBODY = 65534
 KEY = "sk-not-for-others-42"
 
@@ -94,6 +96,7 @@ def test_a_foreign_process_at_another_address_of_the_name_gets_nothing_and_forge
     deadline = time.monotonic() + 60
     while (seen := confused.json("status", "mine")["metrics"]) is None:
         assert time.monotonic() < deadline, "no recorded history"
+        time.sleep(ASK_SECONDS)
     assert seen["requests_running"] == 0, "not the 666 of the foreign process"
 
     url = f"http://localhost:{started['port']}"

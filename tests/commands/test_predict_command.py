@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+from fakes.commands import ASK_SECONDS
 from vllm_console.prediction.score import LEAST_DRIFT
 
 LATENCIES = ("ttft_seconds", "itl_seconds", "e2e_seconds")
@@ -18,6 +19,7 @@ def send(program):
     deadline = time.monotonic() + 30
     while len(program.json("requests", "chat")) < REQUESTS:
         assert time.monotonic() < deadline
+        time.sleep(ASK_SECONDS)
 
 
 def predict(program, *words):

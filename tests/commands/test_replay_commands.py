@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+from fakes.commands import ASK_SECONDS
+
 
 def served(program, name="chat", seconds="3"):
     """A server with some traffic that has stopped."""
@@ -13,6 +15,7 @@ def served(program, name="chat", seconds="3"):
     deadline = time.monotonic() + 60
     while not program.json("status", name)["metrics"]["generation_tokens_total"]:
         assert time.monotonic() < deadline, "the recorder does not see it"
+        time.sleep(ASK_SECONDS)
     program.json("stop", name)
 
 

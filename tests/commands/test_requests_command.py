@@ -5,6 +5,8 @@ from __future__ import annotations
 import stat
 import time
 
+from fakes.commands import ASK_SECONDS
+
 KEYS = [
     "id", "arrived_at", "finished_at", "prompt_tokens", "output_tokens", "cached_tokens", "queue_seconds",
     "prefill_seconds", "decode_seconds", "ttft_seconds", "e2e_seconds", "preemptions", "finish_reason",
@@ -20,6 +22,7 @@ def recorded(program, count, *words):
     deadline = time.monotonic() + 30
     while len(found := program.json("requests", "chat", *words)) < count:
         assert time.monotonic() < deadline
+        time.sleep(ASK_SECONDS)
     return found
 
 

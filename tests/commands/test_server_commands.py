@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes.commands import ASK_SECONDS
+
 SERVER_KEYS = {"name", "preset", "engine", "port", "state", "pid", "argv", "generation", "log"}
 
 
@@ -56,6 +58,7 @@ def test_status_adds_exit_and_metrics(program):
     deadline = time.monotonic() + 30
     while (answer := program.json("status", "chat"))["metrics"] is None:
         assert time.monotonic() < deadline
+        time.sleep(ASK_SECONDS)
     assert set(answer) >= SERVER_KEYS | {"exit", "metrics"}
     assert answer["exit"] is None
     assert answer["metrics"]["requests_running"] == 0
@@ -230,6 +233,7 @@ def test_a_dead_keeper_takes_nothing_with_it(program):
     deadline = time.monotonic() + 30
     while "adopted" not in ((answer := program.json("status", "chat"))["notice"] or ""):
         assert time.monotonic() < deadline
+        time.sleep(ASK_SECONDS)
     assert answer["state"] in ("ready", "unresponsive")
     ended = program.json("stop", "chat")
     assert ended["state"] == "stopped"
@@ -250,6 +254,7 @@ def test_servers_of_others_are_shown_and_refused(program, tmp_path):
         deadline = time.monotonic() + 60
         while not (seen := [s for s in program.json("list") if s["pid"] == foreign.pid and s["state"] == "ready"]):
             assert time.monotonic() < deadline
+            time.sleep(ASK_SECONDS)
         assert seen[0]["ours"] is False
         assert seen[0]["engine"] == "simulated"
         answer = program("stop", seen[0]["name"])
@@ -345,6 +350,7 @@ def test_a_rollback_is_a_run_of_its_own_and_is_recorded(program):
     deadline = time.monotonic() + 30
     while program.json("status", "chat")["metrics"] is None:  # its recorder asks the right port
         assert time.monotonic() < deadline
+        time.sleep(ASK_SECONDS)
     third, second, first = program.json("runs", "chat")
     assert [third["generation"], second["generation"], first["generation"]] == [3, 2, 1]
     assert third["ended_at"] is None
@@ -366,6 +372,7 @@ def test_a_server_that_waits_for_its_automatic_restart_can_be_restarted(program)
     deadline = time.monotonic() + 30
     while program.json("status", "chat")["state"] == "ready":
         assert time.monotonic() < deadline
+        time.sleep(ASK_SECONDS)
     after = program.json("restart", "chat", "--set", "max-num-seqs=7", "--wait")
     assert (after["state"], after["generation"], after["port"]) == ("ready", 2, server["port"])
 

@@ -35,6 +35,9 @@ NOT_IMPORTED = (
 )
 """Screens, which few commands need, and what runs in other processes."""
 
+ASK_SECONDS = 0.2
+"""Between two questions of a test that waits: an answer is a process, and without a pause they take a whole core."""
+
 _starting = threading.Lock()
 """Tests run commands from several threads, and one process is to serve them all."""
 

@@ -182,6 +182,7 @@ def test_lists_say_it_of_others_servers_too(tmp_path, monkeypatch, capsys):
                 if notices:
                     break
                 assert time.monotonic() < deadline
+                time.sleep(0.05)
         finally:
             process.kill()
     assert notices[0].startswith("it listens on all addresses (0.0.0.0), no API key seen")

@@ -14,6 +14,8 @@ from pathlib import Path
 import pyte
 import pytest
 
+from fakes.commands import ASK_SECONDS
+
 pytestmark = pytest.mark.terminal
 
 
@@ -127,6 +129,7 @@ def test_a_removed_server_is_replayed(terminal, command):
     deadline = time.monotonic() + 60
     while not status(command, "chatbot")["metrics"]["generation_tokens_total"]:
         assert time.monotonic() < deadline, "the recorder does not see it"
+        time.sleep(ASK_SECONDS)
     command("stop", "chatbot")
     console = terminal()
     console.wait_for("stopped as requested")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 
@@ -85,10 +86,13 @@ def test_a_restart_that_cannot_be_written_down_leaves_a_server_that_can_be_stopp
     assert server.record == before
     server.stop()
     ended = time.monotonic() + 60
+    child = os.pidfd_open(before.server.pid)
     while not server.over:
         assert time.monotonic() < ended
+        select.select([child], [], [], server.due())
         server.reap()
         server.tick(time.monotonic())
+    os.close(child)
     assert server.record.state is State.STOPPED
 
 
@@ -119,11 +123,12 @@ def test_what_does_not_end_by_sigkill_is_looked_at_less_often(server):
 
 
 def test_a_death_that_is_reported_twice_counts_once(server):
+    child = os.pidfd_open(server.record.server.pid)
     os.kill(server.record.server.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while server.record.exit is None:
-        assert time.monotonic() < deadline
-        server.reap()
+    assert select.select([child], [], [], 60)[0]
+    os.close(child)
+    server.reap()
+    assert server.record.exit is not None
     first = server.record
     server.reap()
     server.adopted_ended(1)
