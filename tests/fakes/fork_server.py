@@ -2,8 +2,8 @@
 
     PYTHON fork_server.py DESCRIPTOR MODULE...
 
-DESCRIPTOR is a Unix socket of packets. A request is ``{"argv": […], "env": {…}, "cwd": …}`` with the descriptors of its
-standard input, output and error; ``argv`` is what would follow ``python``: ``-c CODE …``, ``-m MODULE …`` or
+DESCRIPTOR is a Unix socket of packets. A request is ``{"argv": […], "env": {…}, "cwd": …}`` with what its descriptors
+0, 1, 2 and perhaps 3 will be; ``argv`` is what would follow ``python``: ``-c CODE …``, ``-m MODULE …`` or
 ``SCRIPT …``. There are two answers: ``{"pid": …}`` at once, and ``{"pid": …, "code": …}`` when it has ended, with the
 code as in `subprocess`. The server ends when the other end of the socket is closed.
 """
@@ -23,12 +23,16 @@ import threading
 import time
 
 MOST_BYTES = 1 << 20
+MOST_DESCRIPTORS = 4
 
 
 def become(request, descriptors):
     """In a fork: run the requested program to its end."""
     os.setsid()
     for target, source in enumerate(descriptors):
+        if source == target:
+            os.set_inheritable(target, True)
+            continue
         os.dup2(source, target)
         os.close(source)
     for name in set(os.environ) - set(request["env"]):
@@ -106,7 +110,7 @@ def main():
                 with contextlib.suppress(BrokenPipeError):
                     server.send(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
                 continue
-            data, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 3)
+            data, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, MOST_DESCRIPTORS)
             if not data:
                 os._exit(0)
             pid = os.fork()

@@ -78,7 +78,10 @@ class Forks:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *streams: IO[bytes] | int) -> Forked:
-        """Run ``python ARGV`` with this environment and these standard streams; may be called from any thread."""
+        """Run ``python ARGV`` with this environment and these standard streams, and perhaps a descriptor 3.
+
+        May be called from any thread.
+        """
         request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}).encode()
         files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
         with self._starting:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from fakes.forked import Forked, Forks
+
 AS_THE_KEEPER = """
 import ctypes, os, signal, sys
 os.dup2(int(sys.argv[1]), 3, inheritable=True)
@@ -32,22 +34,30 @@ SECONDS = 600
 class Prepared:
     """The bootstrap as a process, from its keeper's side."""
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, forks: Forks | None = None
+    ) -> None:
+        """With ``forks``, whose Python is that of ``argv``, it finds its imports done."""
         self.own_output = folder / "own-output"
         self.server_output = folder / "server-output"
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(SECONDS)
+        self.process: subprocess.Popen[bytes] | Forked
         with self.own_output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", AS_THE_KEEPER, str(theirs.fileno()), *argv],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=dict(environment),
-                cwd=folder,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            if forks is not None:
+                with Path(os.devnull).open("rb") as nothing:
+                    self.process = forks.start(argv[1:], environment, nothing, output, output, theirs.fileno())
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", AS_THE_KEEPER, str(theirs.fileno()), *argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=dict(environment),
+                    cwd=folder,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
         theirs.close()
         self._lines = self.socket.makefile("r")
 

@@ -1,6 +1,6 @@
 """Real vLLM that fails, in every way that a CPU can bring about: the cause that it really writes, and the fix.
 
-An engine that is killed: `test_real_loop`.
+An engine that is killed: `test_real_findings`.
 """
 
 from __future__ import annotations

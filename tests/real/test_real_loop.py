@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from fakes.commands import run_command
 from fakes.ports import free_port
+from fakes.sessions import processes_of
 
 pytestmark = pytest.mark.real
 
@@ -63,23 +63,11 @@ def program(tmp_path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Ca
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory, real_env, real_vllm, tiny_model, cpu_flags):
-    """A program and a server of it that several tests share: none but the last of them changes it."""
+    """A program and a server of it that several tests share: none but the last three of them change it."""
     with contextlib.contextmanager(program_at)(
-        tmp_path_factory.mktemp("steady"), real_env, real_vllm, tiny_model, cpu_flags
+        tmp_path_factory.mktemp("steady"), real_env, real_vllm, tiny_model, [*cpu_flags, "max-num-seqs=16"]
     ) as program:
         yield program, program.start("steady")
-
-
-def processes_of(session: int) -> list[psutil.Process]:
-    """Every live process of a server's session."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (ProcessLookupError, psutil.Error):
-            continue
-    return found
 
 
 def until(check: Callable[[], object], what: str, seconds: float = 60.0) -> object:
@@ -104,58 +92,6 @@ def press_until_preempting(program, name: str) -> float:
     # The recorder samples once a second: the last sample must be younger than the load.
     time.sleep(1.5)
     return preemptions(program, name)
-
-
-def test_preset_launch_load_preempt_change_restart_fewer(program, terminal_module):
-    """By keyboard: preemptions, fewer sequences, restart, fewer preemptions. Its server is killed at the end."""
-    server = program.start("chat", "--set", "max-num-seqs=16")
-    assert server["state"] == "ready"
-    assert server["engine"] == "vllm"
-    words = [sys.executable, "-m", "vllm_console"]
-    console = terminal_module.Terminal(words, 120, 40, program.env)
-    try:
-        console.wait_for("ready")
-        many = press_until_preempting(program, "chat")
-        assert many > 0
-        # The title of the preemptions pane says how many there are a minute.
-        console.wait_for(lambda text: re.search(r"2 Preemptions [^\n]*?[1-9]\d*/min", text))
-        for halved in (8, 4, 2):
-            console.press("[")
-            console.wait_for(f"max-num-seqs 16 → {halved}")
-        console.press("r")
-
-        def restarted() -> bool:
-            console.pump()
-            if "Restart chat?" in console.text:  # a request may be open still
-                console.press("y")
-            return program("status", "chat")["generation"] == 2
-
-        try:
-            until(restarted, "the next generation", 180)
-        except AssertionError as error:
-            raise AssertionError(f"{error}; the screen:\n{console.text}") from error
-        console.wait_for("run 2", 120)
-        changed = until(lambda: (s := program("status", "chat"))["state"] == "ready" and s, "ready again", 180)
-        console.wait_for("chat is ready", 30)
-        console.press("q")
-        assert console.wait_end() == 0
-        assert console.restored()
-    finally:
-        console.close()
-    assert changed["argv"][changed["argv"].index("--max-num-seqs") + 1] == "2"
-    assert changed["port"] == server["port"]
-    assert changed["engine_version"].startswith("0.32.0")
-    assert {"weights", "kv cache"} <= {stage["name"] for stage in changed["stages"]}
-    assert press_until_preempting(program, "chat") < many
-    killed_api_server_leaves_no_process(program, changed)
-
-
-def killed_api_server_leaves_no_process(program, server) -> None:
-    assert len(processes_of(server["pid"])) >= 2
-    os.kill(server["pid"], signal.SIGKILL)
-    until(lambda: not processes_of(server["pid"]), "all processes of the server gone", 15)
-    status = until(lambda: (s := program("status", server["name"]))["state"] == "failed" and s, "failed")
-    assert status["exit"]["signal"] == "SIGKILL"
 
 
 @pytest.mark.parametrize("moment", [0.5, 4.0, 7.0])
@@ -252,14 +188,53 @@ def test_flags_that_only_vllm_refuses_leave_the_server_alone_and_are_refused_wit
     assert done["failed"] == 0
 
 
+def test_preset_launch_load_preempt_change_restart_fewer(steady, terminal_module):
+    """By keyboard: preemptions, fewer sequences, restart, fewer preemptions."""
+    program, server = steady
+    assert server["state"] == "ready"
+    assert server["engine"] == "vllm"
+    words = [sys.executable, "-m", "vllm_console"]
+    console = terminal_module.Terminal(words, 120, 40, program.env)
+    try:
+        console.wait_for("ready")
+        many = press_until_preempting(program, "steady")
+        assert many > 0
+        # The title of the preemptions pane says how many there are a minute.
+        console.wait_for(lambda text: re.search(r"2 Preemptions [^\n]*?[1-9]\d*/min", text))
+        for halved in (8, 4, 2):
+            console.press("[")
+            console.wait_for(f"max-num-seqs 16 → {halved}")
+        console.press("r")
+
+        def restarting(text: str) -> bool:
+            if "Restart steady?" in text:  # a request may be open still
+                console.press("y")
+            return "run 2" in text
+
+        console.wait_for(restarting, 180)
+        console.wait_for("steady is ready", 180)
+        changed = program("status", "steady")
+        assert (changed["generation"], changed["state"]) == (2, "ready")
+        console.press("q")
+        assert console.wait_end() == 0
+        assert console.restored()
+    finally:
+        console.close()
+    assert changed["argv"][changed["argv"].index("--max-num-seqs") + 1] == "2"
+    assert changed["port"] == server["port"]
+    assert changed["engine_version"].startswith("0.32.0")
+    assert {"weights", "kv cache"} <= {stage["name"] for stage in changed["stages"]}
+    assert press_until_preempting(program, "steady") < many
+
+
 def test_what_is_forced_ends_with_vllms_own_line_and_is_rolled_back(steady):
     program, _ = steady
     forced = ("--set", "max-model-len=4096", "--set", "num-gpu-blocks-override=4", "--force")
     answer = program("restart", "steady", *forced, "--wait", check=False)
     assert answer.returncode == 1
     status = program("status", "steady")
-    assert (status["state"], status["generation"]) == ("ready", 3)
-    assert status["rollback"].startswith("run 2 failed, back to run 1's flags: ")
+    assert (status["state"], status["generation"]) == ("ready", 4)
+    assert status["rollback"].startswith("run 3 failed, back to run 2's flags: ")
     assert "KV cache" in status["rollback"]
     argv = status["argv"]
     assert argv[argv.index("--max-model-len") + 1] == "512"

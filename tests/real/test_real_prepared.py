@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from fakes.forked import Forks
 from fakes.prepared_process import Prepared
 from vllm_launchers.prepared.command import prepared_command
 
@@ -29,20 +30,26 @@ Start = Callable[..., Prepared]
 
 @pytest.fixture
 def start(
-    real_vllm: Path, tiny_model: Path, real_env: Mapping[str, str], cpu_flags: Sequence[str], tmp_path: Path
+    real_vllm: Path,
+    tiny_model: Path,
+    real_env: Mapping[str, str],
+    cpu_flags: Sequence[str],
+    forks: Forks,
+    tmp_path: Path,
 ) -> Iterator[Start]:
     """Starts the bootstrap of the real vLLM with the CPU's own flags and more: ``start("--port", "81")``.
 
-    Variables are given by name.
+    Variables are given by name. With ``forked=True`` it finds vLLM imported.
     """
     begun: list[Prepared] = []
 
-    def begin(*words: str, **variables: str) -> Prepared:
+    def begin(*words: str, forked: bool = False, **variables: str) -> Prepared:
         flags = [word for flag in cpu_flags for word in f"--{flag.removesuffix('=true')}".split("=")]
         argv = [str(real_vllm), "serve", str(tiny_model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
         command = prepared_command([*argv, *flags, *words])
         assert command
-        begun.append(Prepared(command, {**os.environ, **real_env, **variables}, tmp_path))
+        environment = {**os.environ, **real_env, **variables}
+        begun.append(Prepared(command, environment, tmp_path, forks if forked else None))
         return begun[-1]
 
     yield begin
@@ -87,7 +94,7 @@ def test_it_waits_with_nothing_and_then_serves(start: Start, free_port: Callable
 
 
 def test_it_ends_with_its_keeper(start: Start) -> None:
-    prepared = start()
+    prepared = start(forked=True)
     prepared.until("accepted")
     written = prepared.own_output.read_text()
     prepared.close()
@@ -103,7 +110,7 @@ def test_it_ends_with_its_keeper(start: Start) -> None:
     ],
 )
 def test_flags_are_refused_with_vllms_message(start: Start, flags: list[str], message: str) -> None:
-    prepared = start(*flags)
+    prepared = start(*flags, forked=True)
     said = prepared.until("refused")["message"]
     assert message in said
     assert prepared.wait() == 2
