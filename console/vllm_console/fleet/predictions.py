@@ -119,6 +119,7 @@ def predict_change(
         raise UsageError("nothing would change: name another value with --set, or another --traffic-scale")
     kept = settled_predictions(state, record, runs, cache.block_size)
     drifts = [one.drift for one in kept if one.drift is not None]
+    fronts = [one.front_drift for one in kept if one.front_drift is not None]
     cost, change = None, None
     outside = then = limits_after(details, facts, cache, before, after)
     if not isinstance(then, str):
@@ -132,7 +133,7 @@ def predict_change(
         others = [evidence_of(seen, record.name, limits, seed) for seed in range(1, seen.versions)]
         fitted = fit_step_cost(fitted_to, limits)
         prediction = predict(
-            evidence, fitted, change, [(one, fit_step_cost(part, limits)) for one, part in others], drifts
+            evidence, fitted, change, [(one, fit_step_cost(part, limits)) for one, part in others], drifts, fronts
         )
         cost = with_kv_bytes(at_speed_of(fitted.start, evidence), change.kv_bytes)
     new = None
@@ -144,6 +145,7 @@ def predict_change(
             traffic=Traffic.of(evidence, traffic_scale),
             cost=cost,
             outside=bool(prediction.outside),
+            front=evidence.front,
         )
         if keep:
             keep_prediction(record, runs, new)

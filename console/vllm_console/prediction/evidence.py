@@ -67,7 +67,7 @@ class TrafficEvidence(msgspec.Struct, frozen=True):
     and last judged arrival. ``observed`` is what was measured, ``ttft`` and ``e2e`` what is known of the engine's part
     of it. ``flaw`` says why the records don't tell the whole traffic, a clause; empty if they do. ``ends`` are the
     lowest and highest figures that may have been observed; empty where they were observed exactly. ``ahead``: its
-    steps are scheduled ahead, see `EngineLimits`.
+    steps are scheduled ahead, see `EngineLimits`. ``front``: the typical seconds in the front end; 0 if not known.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -86,6 +86,7 @@ class TrafficEvidence(msgspec.Struct, frozen=True):
     flaw: str = ""
     ends: tuple[Figures, ...] = ()
     ahead: bool = False
+    front: float = 0.0
 
     @property
     def requests(self) -> int:
@@ -198,6 +199,7 @@ def gather(
         most_running=max((max(step.running or 0, step.intervals) for step, _ in timed), default=0),
         flaw=_flaw(requests, steps, around, timed, end - begin),
         ahead=ahead,
+        front=front,
     )
 
 

@@ -7,7 +7,7 @@ The interval is a parametric bootstrap (Davison and Hinkley, Bootstrap Methods a
 of `DRAWS` more replays without the `CUT` lowest and highest. Each draws what is not known of the next run:
 
 - the step cost: one of the parameter sets that reproduce the present about equally well, with its own ratio,
-- the engine's speed after a start (see `drift`),
+- the engine's speed after a start, and the time that requests spend in the front end (see `drift`),
 - the requests: blocks of the recorded ones, drawn twice. What was recorded is one sample of this traffic, and what will
   be measured is another, so the difference of the two has twice the variance of one,
 - how much of the model's error in the present carries over: none to twice as much.
@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.metrics.quantile import PARTS, each_once
-from vllm_console.prediction.drift import next_speeds
+from vllm_console.prediction.drift import next_fronts, next_speeds
 from vllm_console.prediction.evidence import TrafficEvidence
 from vllm_console.prediction.figures import LATENCIES, RATES, Figures, Spread
 from vllm_console.prediction.fit import CostFit, step_noise
@@ -113,11 +113,12 @@ def predict(
     change: Change,
     others: Sequence[tuple[TrafficEvidence, CostFit]] = (),
     drifts: Sequence[float] = (),
+    front_drifts: Sequence[float] = (),
 ) -> Prediction:
     """Predict a change. What is far from what the server has shown is flagged, or not predicted at all.
 
     ``others`` are other traffics that may have been as well, each with its fit: all of them are replayed. ``drifts``
-    are by how much earlier starts changed the engine's speed (see `drift`).
+    are by how much earlier starts changed the engine's speed, ``front_drifts`` the time in the front end (see `drift`).
     """
     now = measured(evidence)
     if outside := unusable(evidence, change):
@@ -130,7 +131,8 @@ def predict(
         return replace(now, outside=outside)
     outcomes = [one for case in cases for one in _outcomes(*case, change)]
     value = _corrected(_middle([one.figures for one in outcomes]), _residual(modeled, evidence))
-    draws = _draws(cases, change, next_speeds(evidence, fitted.start, drifts, DRAWS))
+    speeds = next_speeds(evidence, fitted.start, drifts, DRAWS)
+    draws = _draws(cases, change, speeds, next_fronts(front_drifts, DRAWS) if evidence.front else ())
     if evidence.ends and any(one.preemptions_per_minute for one in (value, *draws)):
         return replace(now, outside=_PREEMPTING)
     arrivals = _scaled(evidence.arrivals, change.traffic_scale)
@@ -167,11 +169,17 @@ def _outcomes(evidence: TrafficEvidence, fitted: CostFit, change: Change) -> lis
 
 
 def _outcome(
-    evidence: TrafficEvidence, arrivals: Sequence[Arrival], change: Change, cost: StepCost, noise: StepNoise
+    evidence: TrafficEvidence,
+    arrivals: Sequence[Arrival],
+    change: Change,
+    cost: StepCost,
+    noise: StepNoise,
+    front: float = 1.0,
 ) -> _Outcome:
+    """A replay; requests spend ``front`` times as long in the front end as those that were recorded."""
     since, until = arrivals[evidence.first].at, arrivals[evidence.end - 1].at
     found = replay_traffic(arrivals, change.after, cost, noise, since=since, until=until)
-    return _Outcome(found, _figures(evidence, found, until - since))
+    return _Outcome(found, _figures(evidence, found, until - since, front))
 
 
 def _middle(found: Sequence[Figures]) -> Figures:
@@ -190,15 +198,15 @@ def _middle(found: Sequence[Figures]) -> Figures:
     return Figures(ttft, itl, e2e, *(middle([getattr(one, name) for one in found]) for name in RATES))
 
 
-def _figures(evidence: TrafficEvidence, found: Replayed, seconds: float) -> Figures:
-    """A replay's figures of the judged requests, with what they spent in the front end."""
+def _figures(evidence: TrafficEvidence, found: Replayed, seconds: float, front: float) -> Figures:
+    """A replay's figures of the judged requests, with ``front`` times what they spent in the front end."""
     judged = slice(evidence.first, evidence.end)
     both = zip(found.requests[judged], evidence.fronts[judged], strict=True)
-    pairs = [(one, front) for one, front in both if one is not None]
+    pairs = [(one, front * spent) for one, spent in both if one is not None]
     return Figures(
-        ttft_seconds=Spread.of(each_once(one.ttft_seconds + front for one, front in pairs)),
+        ttft_seconds=Spread.of(each_once(one.ttft_seconds + before for one, before in pairs)),
         itl_seconds=Spread.of(found.intervals),
-        e2e_seconds=Spread.of(each_once(one.e2e_seconds + front for one, front in pairs)),
+        e2e_seconds=Spread.of(each_once(one.e2e_seconds + before for one, before in pairs)),
         tokens_per_second=found.tokens / seconds,
         requests_waiting=found.waiting / seconds,
         preemptions_per_minute=found.preemptions / seconds * 60,
@@ -235,19 +243,25 @@ def _models(cases: Sequence[tuple[TrafficEvidence, CostFit]], now: EngineLimits)
     return found
 
 
-def _draws(cases: Sequence[tuple[TrafficEvidence, CostFit]], change: Change, speeds: Sequence[float]) -> list[Figures]:
-    """What the next run may show, once with each of these ``speeds``."""
+def _draws(
+    cases: Sequence[tuple[TrafficEvidence, CostFit]],
+    change: Change,
+    speeds: Sequence[float],
+    fronts: Sequence[float] = (),
+) -> list[Figures]:
+    """What the next run may show, once with each of these ``speeds`` and of as many factors ``fronts``, if any."""
     dice = random.Random(DRAWS)
-    speeds = list(speeds)
+    speeds, fronts = list(speeds), list(fronts) or [1.0] * len(speeds)
     dice.shuffle(speeds)
+    random.Random(DRAWS + 3).shuffle(fronts)  # with those of the speeds an uncorrelated order
     models = _models(cases, change.now)
     found = []
-    for place, speed in enumerate(speeds):
+    for place, (speed, front) in enumerate(zip(speeds, fronts, strict=True)):
         model = models[place % len(models)]
         cost = with_kv_bytes(model.cost.scaled(speed), change.kv_bytes)
         arrivals = _redrawn(model.evidence, change.now.scheduler.block_size, dice, change.traffic_scale)
         noise = replace(model.noise, shift=dice.random() * model.noise.span)
-        figures = _outcome(model.evidence, arrivals, change, cost, noise).figures
+        figures = _outcome(model.evidence, arrivals, change, cost, noise, front).figures
         found.append(_corrected(figures, model.residual, carried=2 * dice.random()))
     return found
 

@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.prediction.drift import drift
+from vllm_console.prediction.drift import drift, front_drift
 from vllm_console.prediction.evidence import TrafficEvidence
 from vllm_console.prediction.figures import LATENCIES, Figures, Spread
 from vllm_console.prediction.predict import Estimate, Estimates
@@ -50,7 +50,8 @@ class KeptPrediction(msgspec.Struct, frozen=True):
 
     ``cost`` is a step's with the change, at the speed before it. ``outside`` ones are not scored. After the restart
     ``measured`` has what came, unless the traffic was ``unlike``, and ``drift`` how much slower the same steps were
-    than before it (0.05 is 5 %).
+    than before it (0.05 is 5 %). ``front`` are the seconds that requests spent in the front end before it, and
+    ``front_drift`` how much longer they do after it.
     """
 
     at: float
@@ -62,6 +63,8 @@ class KeptPrediction(msgspec.Struct, frozen=True):
     measured: Figures | None = None
     unlike: bool = False
     drift: float | None = None
+    front: float = 0.0
+    front_drift: float | None = None
 
     @property
     def settled(self) -> bool:
@@ -83,7 +86,12 @@ def settle(kept: KeptPrediction, evidence: TrafficEvidence) -> KeptPrediction:
     """Enter what was measured after the restart."""
     if evidence.flaw or not kept.traffic.like(Traffic.of(evidence)):
         return replace(kept, unlike=True)
-    return replace(kept, measured=_exact(evidence), drift=drift(kept.cost, evidence))
+    return replace(
+        kept,
+        measured=_exact(evidence),
+        drift=drift(kept.cost, evidence),
+        front_drift=front_drift(kept.front, evidence),
+    )
 
 
 def _exact(evidence: TrafficEvidence) -> Figures:

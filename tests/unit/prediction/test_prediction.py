@@ -105,6 +105,31 @@ def test_the_interval_is_wider_where_earlier_starts_changed_the_speed() -> None:
     assert 0.01 < usual_width / usual.itl_seconds.p50.value < 0.2
 
 
+def test_ttft_alone_is_wider_where_earlier_starts_changed_the_time_in_the_front_end() -> None:
+    found, without, cost = fitted()
+    assert not without.front
+    observed = without.observed.ttft_seconds
+    later = replace(observed, p50=(observed.p50 or 0) + 0.05, mean=(observed.mean or 0) + 0.05)
+    seen = replace(
+        without,
+        front=0.05,
+        fronts=(0.05,) * len(without.fronts),
+        observed=replace(without.observed, ttft_seconds=later),
+    )
+    same = Change(found.limits, found.limits)
+
+    def widths(evidence: TrafficEvidence, fronts: Sequence[float]) -> tuple[float, float]:
+        found = predict(evidence, cost, same, front_drifts=fronts).predicted
+        ttft, itl = found.ttft_seconds.p50, found.itl_seconds.p50
+        return ttft.high - ttft.low, itl.high - itl.low
+
+    assert widths(without, (0.8, -0.4, 1.2)) == widths(without, ())
+    quiet, usual, wild = (widths(seen, fronts) for fronts in ([0.01] * 9, (), (0.8, -0.4, 1.2, -0.5)))
+    assert quiet[0] < usual[0] < wild[0]
+    assert wild[0] > quiet[0] + 0.03
+    assert quiet[1] == usual[1] == wild[1]
+
+
 def test_the_scale_of_drift_is_learned_from_scored_starts_and_one_odd_start_does_not_decide_it() -> None:
     _, evidence, cost = fitted()
 
@@ -261,7 +286,9 @@ def test_shared_prefixes_are_inferred_from_the_cached_tokens() -> None:
 def kept(after: TrafficEvidence, *, outside: bool = False) -> KeptPrediction:
     _, evidence, cost = fitted()
     prediction, _ = predicted("--max-num-seqs 16 --max-model-len 4096")
-    one = KeptPrediction(0.0, {"max-num-seqs": 16}, prediction.predicted, Traffic.of(evidence), cost.costs[0], outside)
+    one = KeptPrediction(
+        0.0, {"max-num-seqs": 16}, prediction.predicted, Traffic.of(evidence), cost.costs[0], outside, front=0.004
+    )
     return settle(one, after)
 
 
@@ -269,6 +296,8 @@ def test_a_prediction_is_scored_by_what_came() -> None:
     slower = record("--max-num-seqs 16 --max-model-len 4096", traffic(100, 2.6, seed=2), speed=1 / 1.1)
     one = kept(evidence_of(slower))
     assert one.drift == pytest.approx(0.1, abs=0.02)
+    assert one.front_drift is None, "nothing is known of a front end"
+    assert kept(replace(evidence_of(slower), front=0.006)).front_drift == pytest.approx(0.5)
     scored = track_record([one, kept(evidence_of(slower), outside=True)])
     assert scored.predictions == 1
     assert scored.median_error is not None
