@@ -167,11 +167,19 @@ class gpu_processes:  # noqa: N801 - reads as a function
             self._seen.append(len(subprocess.run(words, capture_output=True, text=True, check=False).stdout.split()))
 
 
+def batch_budget(made: Bench) -> int:
+    """How many tokens a step may have: what the engine itself says, since without a flag vLLM decides by the GPU."""
+    log = Path(made("status", NAME)["log"]).read_text(errors="replace")
+    found = re.findall(r"max_num_batched_tokens=(\d+)", log)
+    if not found:
+        raise SystemExit("vLLM's log does not say max_num_batched_tokens: its steps can't be told apart.")
+    return int(found[-1])
+
+
 def print_steps(made: Bench, plan: dict[str, Any]) -> None:
     """Recorded steps beside the roofline."""
     reader = ProbeReader(made.servers / NAME / "probe")
-    budget = next((value for flag, value in plan["flags"].items() if flag == "max-num-batched-tokens"), 2048)
-    evidence = gather(reader.requests(), reader.steps(), 16, int(budget))
+    evidence = gather(reader.requests(), reader.steps(), 16, batch_budget(made))
     print(f"scheduled ahead: {'yes' if evidence.ahead else 'no'}")
     planned = roofline(plan)
     for kind, steps in (("decode", [one for one in evidence.steps if not one.prefills]),
@@ -211,11 +219,18 @@ def print_prediction(predicted: dict[str, Any], measured: dict[str, Any]) -> Non
         print(predicted["outside"])
     for part in ("p50", "p90", "p99", "mean"):
         one, came = predicted["predicted"]["itl_seconds"][part], measured["itl_seconds"][part]["value"]
-        if one["value"] is None or came is None:
-            continue
-        held = "held" if one["low"] <= came <= one["high"] else "missed"
-        low, value, high, seen = (1000 * seconds for seconds in (one["low"], one["value"], one["high"], came))
-        print(f"ITL {part}: predicted {value:.1f} ms ({low:.1f} to {high:.1f}), measured {seen:.1f} ms, {held}")
+        low, high = one["low"], one["high"]
+        if came is None or low is None or high is None:
+            held = "not judged"
+        else:
+            held = "held" if low <= came <= high else "missed"
+        interval = f"{milliseconds(low)} to {milliseconds(high)}"
+        print(f"ITL {part}: predicted {milliseconds(one['value'])} ({interval}), measured {milliseconds(came)}, {held}")
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A time in words; what is not known is said to be so."""
+    return f"{1000 * seconds:.1f} ms" if seconds is not None else "unknown"
 
 
 if __name__ == "__main__":

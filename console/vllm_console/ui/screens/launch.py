@@ -62,16 +62,13 @@ LEAST_WITH_STRIP = 12
 """Rows from which the plan in short stands below the section that has the keys."""
 
 STRIP_ROWS = 3
-"""Rows of the plan in short; where rows are few an error that takes more gets more."""
+"""Rows of the plan in short; an error that takes more gets more."""
 
 NOTE_ROWS = 5
 """Rows that a message may take."""
 
 LEAST_SECTION = 6
 """Rows that errors and messages leave to the section that has the keys."""
-
-LOW = 20
-"""Rows below which the plan has no room for errors: they are whole in short, and nothing is shown twice."""
 
 UNBOUNDED = 1000
 """Rows, to ask how many a section would take."""
@@ -303,13 +300,13 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         findings = planner.outcome.findings
         said = bool(findings) and plain(findings[min(self._selected, len(findings) - 1)].message) in note
         rows = STRIP_ROWS
-        if refused and not said and size.height < LOW:  # on more rows the plan has it whole
+        if refused and not said:
             note_rows = len(self.query_one("#launch-note", LineView).lines)
             rows = max(STRIP_ROWS, size.height - 2 - note_rows - self.editor.typing - LEAST_SECTION)
         strip = strip_lines(
             planner.outcome, size.width, self._selected, fresh=planner.fresh, height=rows, asking=planner.asking
         )
-        if said and size.height < LOW:
+        if said:
             strip, rows = strip[:1], 1
         rows = max(len(strip), min(rows, STRIP_ROWS))
         if view.styles.height is None or view.styles.height.value != rows:
