@@ -119,11 +119,13 @@ def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> 
         more = "+" if name == "finished" and seen.partial else ""
         after = ": " if name == "finished" else ", "
         parts += [(f"{count(number)}{more}", style if number else None), (f" {name}{after}", DIM)]
-    if unserved := format_unserved(server.window.responses if server.window is not None else None):
-        parts = [*parts[:-1], (" · ", DIM), (unserved, WARN), ("", DIM)]
     if parts_length(parts) > width and last is not None:
-        parts = [" ", *_running(last, now), (unserved, WARN), ("", DIM)]
-    return line(*parts[:-1], (str(parts[-1][0]).rstrip(" ·,"), DIM)).crop(0, width)
+        parts = [" ", *_running(last, now)]
+    *rest, end = parts
+    shown = [*rest, (str(end[0]).rstrip(" ·,"), DIM)]
+    if unserved := format_unserved(server.window.responses if server.window is not None else None):
+        shown += [(" · ", DIM), (unserved, WARN)]
+    return line(*shown).crop(0, width)
 
 
 def _running(last: EngineStep, now: float) -> list[Part]:
