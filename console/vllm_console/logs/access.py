@@ -46,6 +46,7 @@ class _Fold:
         self.requests[request] += 1
 
 
+@lru_cache(maxsize=1024)
 def parse_access_line(text: str) -> AccessLine | None:
     """Parse an access line; None for any other line."""
     client, between, request = text.partition(' - "')
@@ -109,7 +110,7 @@ def _above_newest_run(lines: Sequence[Line]) -> int:
     """How many lines there are down to the newest one with a time that is no access line; 0 without any."""
     for count in range(len(lines), 0, -1):
         text = lines[count - 1].text
-        if stamp_of(text) is not None and parse_access_line(text) is None:
+        if parse_access_line(text) is None and stamp_of(text) is not None:
             return count
     return 0
 

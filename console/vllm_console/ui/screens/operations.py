@@ -161,6 +161,8 @@ class OperationsScreen(PartialRepaintScreen):
         self._welcome = LineView(id="welcome")
         self._state = Pane(lambda server, now, width, height, _: state_lines(server, now, width, height), id="state")
         self._pane_bar = LineView(id="pane-bar", classes="bar")
+        self._bar_of: tuple[tuple[int, ...], int, frozenset[int], str, int, bool] | None = None
+        """What the bar of panes was drawn for."""
         self._sparks = LineView(id=SPARKS)
         self._panes = (
             Pane(kv_cache_lines, id="kv-cache", number=1),
@@ -425,14 +427,17 @@ class OperationsScreen(PartialRepaintScreen):
         if arrangement is None:
             return
         if server is None:  # there is nothing that they could show
+            self._bar_of = None
             self._pane_bar.show([line()])
             return
         in_sight = [number for number, pane in enumerate(PANES, 1) if pane in arrangement.regions]
         large = PANES.index(arrangement.large) + 1 if arrangement.large in PANES else 0
         problems = problem_panes(server, self.console.snapshot)
-        self._pane_bar.show(
-            [pane_bar(in_sight, large, problems, self._layout_name(), width, legend=bool(server.markers))]
-        )
+        layout, legend = self._layout_name(), bool(server.markers)
+        wanted = (tuple(in_sight), large, problems, layout, width, legend)
+        if wanted != self._bar_of:
+            self._bar_of = wanted
+            self._pane_bar.show([pane_bar(in_sight, large, problems, layout, width, legend=legend)])
         if self._sparks.display:
             self._sparks.show(spark_lines(server, arrangement.spark_panes, width))
 

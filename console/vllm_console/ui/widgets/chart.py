@@ -12,7 +12,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
 from operator import or_
 
 import msgspec
@@ -494,7 +493,15 @@ def _draw(cells: Cells, dots: Sequence[int], styles: tuple[Style, Style, Style],
 
 
 def _joined(cells: Cells) -> list[tuple[str, Style | None]]:
-    return [("".join(text for text, _ in group), style) for style, group in groupby(cells, key=lambda cell: cell[1])]
+    joined: list[tuple[str, Style | None]] = []
+    text, style = "", None
+    for character, other in cells:
+        if other is not style and other != style:
+            joined.append((text, style))
+            text, style = "", other
+        text += character
+    joined.append((text, style))
+    return joined if joined[0][0] else joined[1:]
 
 
 @lru_cache(maxsize=32)

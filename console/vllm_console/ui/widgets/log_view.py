@@ -155,6 +155,8 @@ class LogView(LineView):
         self._shown_read = 0
         self._read_ahead: _Read | None = None
         """What `reader` has read and nobody has shown yet."""
+        self._margined: dict[int, tuple[Strip, Strip]] = {}
+        """The lines that are shown, by their identity, and the same with a margin."""
         self._selected: int | None = None
         self._commands: list[_Command] = []
         self._rows_owed = 0
@@ -414,7 +416,7 @@ class LogView(LineView):
             lines, self._text_width, height, wanted=page.wanted, match=self.marked,
             left=self._left, wrap=self.wrap, from_end=page.from_end, marks=not self._compact,
         )  # fmt: skip
-        strips = [Strip([Segment(" " * MARGIN), *strip]) for strip in strips]
+        strips = self._with_margin(strips)
         if not strips and page.note:
             strips = [line((fit(f" {page.note}", width), DIM))]
         elif not strips and self._path is not None:
@@ -427,6 +429,16 @@ class LogView(LineView):
             strips[-1] = strips[-1].adjust_cell_length(max(0, width - len(mark))).crop(0, max(0, width - len(mark)))
             strips[-1] = Strip([*strips[-1], Segment(mark, CURSOR)])
         self.show(strips)
+
+    def _with_margin(self, strips: Sequence[Strip]) -> list[Strip]:
+        """With a margin; a line that was there before is the same object, which nobody compares with itself."""
+        before, self._margined = self._margined, {}
+        for strip in strips:
+            known = before.get(id(strip))
+            if known is None:
+                known = strip, Strip([Segment(" " * MARGIN), *strip])
+            self._margined[id(strip)] = known
+        return [self._margined[id(strip)][1] for strip in strips]
 
     def on_resize(self, event: events.Resize) -> None:
         """Read and draw for the new size."""
