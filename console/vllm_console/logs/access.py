@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
@@ -89,30 +90,62 @@ def fold(lines: Sequence[Line], *, whole: bool, above: int = 0) -> list[Line]:
 
 
 class Folding:
-    """Folds lines again and again as more come: what is above the newest line with a time is folded once."""
+    """Folds a window of lines again and again as it moves down: each line about once.
+
+    What stands between two lines that have a time, and are no access lines, depends on nothing above or below them.
+    """
 
     def __init__(self) -> None:
-        self._above: list[Line] = []
-        self._of: tuple[int, ...] = ()
+        self._rows: list[Line] = []
+        """The rows down to the newest line with a time."""
+        self._of: tuple[int, int, bool] | None = None
+        """The file's content, and where the window began; whether that is where the log begins."""
+        self._end = 0
+        """Where that newest line ends."""
 
     def fold(self, lines: Sequence[Line], epoch: int, *, whole: bool) -> list[Line]:
         """As `fold`. ``epoch`` tells one content of the file from another."""
         count = _above_newest_run(lines)
         if not count:
+            self._of = None
             return fold(lines, whole=whole)
-        of = (epoch, lines[0].offset, lines[count - 1].end, count, whole)
-        if of != self._of:
-            self._above, self._of = fold(lines[:count], whole=whole), of
-        return self._above + fold(lines, whole=whole, above=count)
+        of = (epoch, lines[0].offset, whole)
+        if not (self._drop_above(lines, of) and self._add_below(lines, count, whole=whole)):
+            self._rows = fold(lines[:count], whole=whole)
+        self._of, self._end = of, lines[count - 1].end
+        return self._rows + fold(lines, whole=whole, above=count)
+
+    def _drop_above(self, lines: Sequence[Line], of: tuple[int, int, bool]) -> bool:
+        """Drop the rows of lines that the window has left; whether rows are kept."""
+        if self._of is None or of[0] != self._of[0] or of[1] < self._of[1]:
+            return False
+        if of == self._of:
+            return True
+        first = next(at for at, line in enumerate(lines) if _has_time(line))
+        if lines[first].end > self._end:
+            return False
+        below = bisect_right(self._rows, lines[first].offset, key=lambda row: row.offset)
+        self._rows = fold(lines[: first + 1], whole=of[2]) + self._rows[below:]
+        return True
+
+    def _add_below(self, lines: Sequence[Line], count: int, *, whole: bool) -> bool:
+        """Add the rows down to the newest line with a time; whether that continues what is known."""
+        known = bisect_left(lines, self._end, key=lambda line: line.end) + 1
+        if known > count or lines[known - 1].end != self._end:
+            return False
+        if known < count:
+            self._rows += fold(lines[:count], whole=whole, above=known)
+        return True
+
+
+def _has_time(line: Line) -> bool:
+    """Whether it is a line with a time, and no access line."""
+    return parse_access_line(line.text) is None and stamp_of(line.text) is not None
 
 
 def _above_newest_run(lines: Sequence[Line]) -> int:
     """How many lines there are down to the newest one with a time that is no access line; 0 without any."""
-    for count in range(len(lines), 0, -1):
-        text = lines[count - 1].text
-        if parse_access_line(text) is None and stamp_of(text) is not None:
-            return count
-    return 0
+    return next((count for count in range(len(lines), 0, -1) if _has_time(lines[count - 1])), 0)
 
 
 def _stamp_above(lines: Sequence[Line], index: int) -> datetime | None:

@@ -90,6 +90,18 @@ def test_lines_folded_again_as_more_come_are_as_if_they_were_folded_at_once() ->
                 assert folding.fold(window, 0, whole=whole) == fold(window, whole=whole)
 
 
+def test_a_window_that_moves_down_is_folded_as_if_at_once() -> None:
+    found = lines(*[
+        [OK, BAD, METRICS, "no time", stats(f"10:00:{number % 60:02}")][number * number % 5] for number in range(120)
+    ])  # fmt: skip
+    folding = Folding()
+    for end in range(1, len(found) + 1):
+        window = found[max(0, end - 23) : end]
+        assert folding.fold(window, 0, whole=end <= 23) == fold(window, whole=end <= 23)
+    up = found[:40]
+    assert folding.fold(up, 0, whole=True) == fold(up, whole=True)
+
+
 def test_another_content_of_the_file_is_folded_anew() -> None:
     folding = Folding()
     one, other = [OK, OK, stats("10:00:00")], [BAD, BAD, stats("10:00:00")]
