@@ -129,7 +129,7 @@ class PartialRepaintScreen(TerminalScreen[None]):
     def painted_together(self) -> Iterator[None]:
         """Paint what changes meanwhile in views of lines at the end, at once. Textual would send a message to each of
         them, wait until all of them are idle, and then to the screen."""
-        if LineView.painter is not None or self.app._batch_count or self.app.screen is not self:
+        if LineView.painter is not None or self.app._batch_count or not self.is_active:
             yield
             return
         LineView.painter = self._take
