@@ -181,10 +181,11 @@ def refused_requests(program: Any, port: int) -> None:
     sent, done = threading.Event(), threading.Event()
 
     def send() -> None:
-        body = json.dumps({"model": "gpt-4", "prompt": "a", "max_tokens": 1}).encode()
+        message = {"role": "user", "content": "a"}
+        body = json.dumps({"model": "gpt-4", "messages": [message], "max_tokens": 1}).encode()
         while not done.wait(0.3):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+            connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
             assert connection.getresponse().status == HTTPStatus.NOT_FOUND
             connection.close()
             sent.set()

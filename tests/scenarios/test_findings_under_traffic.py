@@ -88,7 +88,7 @@ def test_fewer_sequences_are_as_many_as_fit_of_what_came_last(server) -> None:
 def test_preempting_is_fixed_by_an_fp8_cache_where_the_gpu_can_do_it(server) -> None:
     flags = {"max-model-len": 4096, "kv-cache-memory-bytes": 3_500_000_000, "max-num-seqs": 128}
     hopper = server(flags, gpu="H100 80GB", compute_capability=(9, 0), **KNOWN)
-    _, finding, after = fixed(hopper, lambda: steadily(14.0, 100, 300, 500), 100, "preempting")
+    _, finding, after = fixed(hopper, lambda: steadily(17.0, 100, 300, 500), 100, "preempting")
     assert top(finding).changes.set == {"kv-cache-dtype": "fp8"}
     assert [dict(fix.changes.set) for fix in finding.fixes][1:], "fewer sequences come after it"
     assert "healthy" in after.codes
@@ -97,7 +97,7 @@ def test_preempting_is_fixed_by_an_fp8_cache_where_the_gpu_can_do_it(server) -> 
 def test_kv_cache_pressure_before_anything_is_preempted(server) -> None:
     flags = {"max-model-len": 4096, "kv-cache-memory-bytes": 1040 * 16 * 147_456, "max-num-seqs": 64}
     tight = server(flags, compute_capability=(8, 9), **KNOWN)
-    before, finding, _ = fixed(tight, lambda: steadily(2.8, 150, 300, 500), 150, "kv_cache_pressure")
+    before, finding, _ = fixed(tight, lambda: steadily(3.0, 150, 300, 500), 150, "kv_cache_pressure")
     assert "preempting" not in before.ever
     assert finding.measures[0].limit == "85%"
     assert top(finding).changes.set == {"kv-cache-dtype": "fp8"}
@@ -107,14 +107,14 @@ def test_kv_cache_pressure_before_anything_is_preempted(server) -> None:
 def test_too_few_sequences_and_too_little_memory_are_distinguished(server) -> None:
     """The queue grows in both: one is fixed by more sequences, the other must not be."""
     few = server({"max-model-len": 4096, "max-num-seqs": 16}, **KNOWN)
-    before, finding, after = fixed(few, lambda: randomly(2.5, 180, 300, 400), 180, "oversubscribed_sequences")
+    before, finding, after = fixed(few, lambda: randomly(2.8, 180, 300, 400), 180, "oversubscribed_sequences")
     assert "oversubscribed_memory" not in before.ever
     assert int(top(finding).changes.set["max-num-seqs"]) > 16
     assert after.codes == {"healthy"}
 
     flags = {"max-model-len": 4096, "kv-cache-memory-bytes": 16_000 * 147_456, "max-num-seqs": 128}
     small = server(flags, gpu="H100 80GB", compute_capability=(9, 0), **KNOWN)
-    before, finding, _ = fixed(small, lambda: randomly(4.0, 150, 3000, 200), 150, "oversubscribed_memory")
+    before, finding, _ = fixed(small, lambda: randomly(4.5, 150, 3000, 200), 150, "oversubscribed_memory")
     assert "oversubscribed_sequences" not in before.ever
     assert top(finding).changes.set == {"kv-cache-dtype": "fp8"}
     assert all("max-num-seqs" not in fix.changes.set for fix in finding.fixes)

@@ -1,7 +1,8 @@
 """Why requests were refused, as far as a server's log says it. Pure, but for reading the log.
 
 vLLM writes an access line per request unless a flag turns them off, and a message for some of the refused ones: for
-a model that it does not serve always, for too long a prompt only in some versions.
+a model that it does not serve with chat completions and responses (not with completions, 0.32), for too long a prompt
+only in some versions.
 """
 
 from __future__ import annotations

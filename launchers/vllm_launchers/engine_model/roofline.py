@@ -58,17 +58,19 @@ class Geometry(msgspec.Struct, frozen=True):
         return 2 * heads * self.head_dim * element_bytes * math.ceil(self.layers / pipeline_parallel)
 
 
-COMPUTE_EFFICIENCY = 0.55
+COMPUTE_EFFICIENCY = 0.6
 """Share of the data sheet's FLOP/s that large matrix products reach."""
 BANDWIDTH_EFFICIENCY = 0.78
 """Share of the data sheet's bandwidth that decode kernels reach."""
-STEP_OVERHEAD = 0.0012
-"""Seconds of scheduling, sampling and Python per iteration."""
+STEP_OVERHEAD = 0.0005
+"""Seconds of scheduling, sampling and Python per iteration that asynchronous scheduling does not hide (H100, H200)."""
 SEQUENCE_OVERHEAD = 0.000012
 """Seconds more per sequence in the batch: sampling and detokenization."""
 EAGER_LAYER_OVERHEAD = 0.00009
 """Seconds of kernel launches per layer and iteration that CUDA graphs save."""
 GRAPH_LAYER_OVERHEAD = 0.000012
+PIECEWISE_LAYER_OVERHEAD = 0.000045
+"""The same with prompts in the batch: its attention is outside the graphs (measured on an H100 and an H200)."""
 MAX_GRAPH_BATCH = 512
 """vLLM captures graphs up to this many tokens by default; larger batches launch kernels one by one."""
 HOP_DELAY = 0.0001
@@ -185,9 +187,14 @@ class Roofline(msgspec.Struct, frozen=True):
     def _part(self, work: Work, share: float) -> float:
         """Seconds for ``share`` of the layers, with the fixed costs of an iteration."""
         busy = max(self._compute(work), self._memory(work)) + self._communication(work.tokens)
-        graphs = not self.eager and work.tokens <= MAX_GRAPH_BATCH
-        launches = (GRAPH_LAYER_OVERHEAD if graphs else EAGER_LAYER_OVERHEAD) * self.model.layers
-        return share * (busy + launches) + STEP_OVERHEAD + SEQUENCE_OVERHEAD * work.sequences
+        return share * (busy + self._launches(work)) + STEP_OVERHEAD + SEQUENCE_OVERHEAD * work.sequences
+
+    def _launches(self, work: Work) -> float:
+        """Seconds of kernel launches, over all layers."""
+        if self.eager or work.tokens > MAX_GRAPH_BATCH:
+            return EAGER_LAYER_OVERHEAD * self.model.layers
+        decoding = work.tokens <= work.sequences
+        return (GRAPH_LAYER_OVERHEAD if decoding else PIECEWISE_LAYER_OVERHEAD) * self.model.layers
 
     def _compute(self, work: Work) -> float:
         """Seconds of arithmetic on one GPU, over all layers."""

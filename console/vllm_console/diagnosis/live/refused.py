@@ -89,6 +89,10 @@ def _reason(evidence: Evidence, logged: Refusals) -> tuple[str, list[Fix]]:
         return f"Prompt and answer together exceed max-model-len{limit}.", _longer_context(evidence, logged)
     if not logged.statuses:
         return "vLLM's log does not show these requests, so the reason is not known here.", [_READ_ANSWER]
+    if logged.share("404") > MOSTLY and evidence.model_name:
+        served = evidence.model_name
+        cause = f"Most likely they ask for a model that this server does not have (404): it serves {served}."
+        return cause, [Fix(Changes(), f"Have these clients ask for {served}."), _READ_ANSWER]
     advice = _if_too_long(evidence) if logged.statuses[0][0].startswith("400") else None
     cause = f"vLLM answers {logged.statuses[0][0]} and does not log why."
     return cause, [_READ_ANSWER, *([advice] if advice is not None else [])]

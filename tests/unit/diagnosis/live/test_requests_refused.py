@@ -81,6 +81,14 @@ def test_a_name_with_spaces_becomes_no_alias() -> None:
     assert [fix.changes.empty for fix in finding.fixes] == [True]
 
 
+def test_a_name_that_the_log_does_not_have_is_most_likely_a_models() -> None:
+    finding = refused(Refusals(NOT_FOUND), model_name="org/model")
+    assert finding.cause.startswith("Most likely")
+    assert [fix.changes.empty for fix in finding.fixes] == [True, True]
+    assert "org/model" in finding.fixes[0].why
+    assert "does not log why" in refused(Refusals(NOT_FOUND)).cause, "nothing is known of its name"
+
+
 def test_a_missing_key_is_no_matter_of_flags() -> None:
     finding = refused(Refusals((("401 Unauthorized", 40),)))
     assert "API key" in finding.cause
