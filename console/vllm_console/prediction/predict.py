@@ -402,6 +402,9 @@ def unusable(evidence: TrafficEvidence, change: Change) -> str:
 
 def _missed(evidence: TrafficEvidence, modeled: Figures, baseline: Replayed) -> str:
     """A sentence if a replay of the present does not come out as it was measured."""
+    cached = sum(one.cached_tokens for one in baseline.requests[evidence.first : evidence.end] if one is not None)
+    if abs(cached - evidence.cached_tokens) > MOST_MISSED * max(evidence.cached_tokens, 1) + 0.02 * _prompts(evidence):
+        return "The records don't show which prompts share a prefix, which matters for this server."
     known = evidence.ends or (evidence.observed,)
     names = (("TTFT", "ttft_seconds"), ("ITL", "itl_seconds"), ("end-to-end time", "e2e_seconds"))
     pairs = []
@@ -415,13 +418,9 @@ def _missed(evidence: TrafficEvidence, modeled: Figures, baseline: Replayed) -> 
             continue
         least = _LEAST_SECONDS if name.endswith("TTFT") else 0.0
         if abs(one - other) > max(MOST_MISSED * other, least):
-            return (
-                f"No prediction: the model is {abs(one / other - 1):.0%} {'above' if one > other else 'below'} "
-                f"this server's measured {name}."
-            )
-    cached = sum(one.cached_tokens for one in baseline.requests[evidence.first : evidence.end] if one is not None)
-    if abs(cached - evidence.cached_tokens) > MOST_MISSED * max(evidence.cached_tokens, 1) + 0.02 * _prompts(evidence):
-        return "The records don't show which prompts share a prefix, which matters for this server."
+            far = f"{abs(one / other - 1):.0%} {'above' if one > other else 'below'}"
+            far = f"{one / other:.0f} times" if one > 3 * other else far
+            return f"No prediction: the model is {far} this server's measured {name}."
     return ""
 
 

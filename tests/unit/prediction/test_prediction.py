@@ -261,6 +261,14 @@ def test_a_server_that_the_model_does_not_explain_is_refused() -> None:
     assert prediction.predicted.itl_seconds.p50.value is None
 
 
+def test_where_shared_prefixes_are_the_reason_they_are_named_and_not_the_figure_that_missed() -> None:
+    line = "--max-num-seqs 48 --max-model-len 3072 --num-gpu-blocks-override 300"
+    found = record(line, traffic(100, 2.0, seed=3, shared=1024))
+    evidence = evidence_of(found)
+    prediction = predict(evidence, fit_step_cost(evidence, found.limits), Change(found.limits, found.limits))
+    assert "share a prefix" in prediction.outside
+
+
 def test_too_few_requests_are_no_evidence() -> None:
     found = recorded()
     with pytest.raises(NoEvidenceError, match="only 12 usable requests are recorded"):
