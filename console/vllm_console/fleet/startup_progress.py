@@ -202,7 +202,8 @@ def startup_finding(details: Details, stages: Sequence[Stage], startup: Startup,
     if engine is None:
         return None
     table = _flags(engine)
-    if startup.report.disturbed and not {BLOCKS, BYTES} & details.flags.keys():
+    disturbed = startup.report.disturbed(details.gpu_kind, details.flags, details.environment)
+    if disturbed and not {BLOCKS, BYTES} & details.flags.keys():
         return disturbed_start(startup.report, details.predicted.get("kv_tokens"), ready_at)
     pins = table is not None and "kv-cache-memory-bytes" in table.flags and engine.build not in (None, "cpu")
     start = LastStart(

@@ -108,7 +108,9 @@ def own_start(folder: Path, record: ServerRecord) -> StoredReport | None:
     if engine is None or not place:
         return None
     report = read_report(start_of_log(folder / "server.log", record))
-    if report.disturbed or not (figures := report_figures(report)):  # no measure of the next start
+    if report.disturbed(details.gpu_kind, details.flags, details.environment):
+        return None  # no measure of the next start
+    if not (figures := report_figures(report)):
         return None
     if BLOCKS in details.flags:  # tokens do not follow from the memory then
         predicted = {name: value for name, value in predicted.items() if name not in ("kv_gib", "kv_tokens")}

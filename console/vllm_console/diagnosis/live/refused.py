@@ -83,7 +83,8 @@ def _reason(evidence: Evidence, logged: Refusals) -> tuple[str, list[Fix]]:
     if logged.share("404") > MOSTLY and logged.models:
         name = logged.models[0][0]
         serves = f"it serves {evidence.model_name}" if evidence.model_name else "it has another name"
-        return f"They ask for the model {name}, which this server does not have: {serves}.", _other_name(evidence, name)
+        cause = f"They ask for the model {name}, which this server does not have: {serves}."
+        return cause, [_ask_for(evidence.model_name) if evidence.model_name else _READ_ANSWER]
     if logged.share("400") > MOSTLY and logged.too_long:
         limit = f" of {evidence.max_model_len:,} tokens" if evidence.max_model_len is not None else ""
         return f"Prompt and answer together exceed max-model-len{limit}.", _longer_context(evidence, logged)
@@ -92,10 +93,15 @@ def _reason(evidence: Evidence, logged: Refusals) -> tuple[str, list[Fix]]:
     if logged.share("404") > MOSTLY and evidence.model_name:
         served = evidence.model_name
         cause = f"Most likely they ask for a model that this server does not have (404): it serves {served}."
-        return cause, [Fix(Changes(), f"Have these clients ask for {served}."), _READ_ANSWER]
+        return cause, [_ask_for(served), _READ_ANSWER]
     advice = _if_too_long(evidence) if logged.statuses[0][0].startswith("400") else None
     cause = f"vLLM answers {logged.statuses[0][0]} and does not log why."
     return cause, [_READ_ANSWER, *([advice] if advice is not None else [])]
+
+
+def _ask_for(served: str) -> Fix:
+    """No flag helps: the value of one is one word of the command line, and a second name would be another word."""
+    return Fix(Changes(), f"Have these clients ask for {served}.")
 
 
 def _if_too_long(evidence: Evidence) -> Fix | None:
@@ -110,20 +116,6 @@ def _fitting(evidence: Evidence) -> int | None:
     """The longest context that the model has and one engine's KV cache holds; None if that is not known."""
     cache, most = evidence.cache_tokens, evidence.max_context
     return min(cache, most) if cache is not None and most is not None else None
-
-
-def _other_name(evidence: Evidence, name: str) -> list[Fix]:
-    """Clients that ask for what is served; or one more name of this server's model."""
-    served = evidence.model_name
-    if served is None:
-        return [_READ_ANSWER]
-    fixes = [Fix(Changes(), f"Have these clients ask for {served}.")]
-    names = str(evidence.flags.get("served-model-name", "")).split() or [served]
-    if not any(letter.isspace() for letter in name + served) and served in names:
-        why = f"The server then answers to {name}, too. Metrics keep the name {served}."
-        tradeoff = f"Clients that expect another model behind {name} get this one."
-        fixes.append(setting("served-model-name", " ".join([*names, name]), why, tradeoff))
-    return fixes
 
 
 def _longer_context(evidence: Evidence, logged: Refusals) -> list[Fix]:

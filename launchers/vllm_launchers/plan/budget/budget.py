@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -76,6 +76,9 @@ class MemoryBudget(msgspec.Struct, frozen=True):
 NEIGHBORS_GIB = 4.0
 """NCCL's buffers and CUDA's own memory together stay below this: what is beyond it other processes took."""
 
+_OVER_NCCL = ("allgather_reducescatter", "naive")
+"""Values of ``all2all-backend`` with which experts exchange tokens by NCCL; the first is the default."""
+
 
 class EngineReport(msgspec.Struct, frozen=True):
     """The memory report of a real start, per GPU, as in its log; None means not reported."""
@@ -91,10 +94,14 @@ class EngineReport(msgspec.Struct, frozen=True):
     non_torch_gib: float | None = None
     """How much the GPU's memory beyond PyTorch's grew during the start, whoever took it."""
 
-    @property
-    def disturbed(self) -> bool:
-        """Whether other processes took GPU memory meanwhile, which vLLM counts as its own: its cache is too small."""
-        return (self.non_torch_gib or 0.0) > NEIGHBORS_GIB
+    def disturbed(self, gpu: str, flags: Mapping[str, object], environment: Mapping[str, str]) -> bool:
+        """Whether other processes took GPU memory meanwhile, which vLLM counts as its own: its cache is too small.
+
+        On GPUs with unified memory vLLM counts all that the machine's processes allocate, its own included. Expert
+        parallelism over other kernels than NCCL's has buffers of gigabytes beside PyTorch's.
+        """
+        kernels = str(flags.get("all2all-backend", environment.get("VLLM_ALL2ALL_BACKEND", _OVER_NCCL[0])))
+        return (self.non_torch_gib or 0.0) > NEIGHBORS_GIB and not is_unified(gpu) and kernels in _OVER_NCCL
 
 
 # -- GPUs as a memory budget sees them --------------------------------------------------------------------------------

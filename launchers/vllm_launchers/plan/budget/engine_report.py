@@ -28,7 +28,8 @@ FITTED_LENGTH = lazy_pattern(r"Auto-fit max_model_len: (?:reduced from \d+ to|fu
 KV_PIN = lazy_pattern(r"--kv-cache-memory(?:-bytes)?=(\d+)`?(?: \([\d.]+ GiB\))? to fit into requested memory")
 """0.10.2 and later; some releases log it at DEBUG only."""
 NON_TORCH = lazy_pattern(r"(-?[\d.]+) ?GiB for non-torch memory")
-"""0.11 and later: by how much the GPU's memory beyond PyTorch's grew until the KV cache was sized."""
+"""By how much the GPU's memory beyond PyTorch's grew until the KV cache was sized. 0.11 and later log it,
+but not 0.32 and 0.33: they add the weights."""
 _BLOCKS = lazy_pattern(r"# (?:GPU|CPU|cuda|cpu) blocks: (\d+)")
 _BEGINS = lazy_pattern(r"vLLM (?:API )?server version|Initializing an? (?:V[01] )?LLM engine")
 _ANY = lazy_pattern(r"Gi?B|tokens|max_model_len|vLLM |LLM engine")

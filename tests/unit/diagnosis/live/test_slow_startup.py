@@ -73,6 +73,8 @@ def test_a_fast_loader_is_offered_where_weights_take_a_notable_share() -> None:
     assert changes(start(loaders=loaders, facts={"weights_seconds": 3.0})) == []
 
 
+H100 = "NVIDIA H100 80GB HBM3"
+
 DISTURBED = (
     "(EngineCore pid=1733) INFO 11-26 09:52:01 [gpu_worker.py:560] Available KV cache memory: 17.61 GiB",
     "(EngineCore pid=1733) INFO 11-26 09:52:01 [kv_cache_utils.py:2177] GPU KV cache size: 144,240 tokens",
@@ -86,7 +88,7 @@ DISTURBED = (
 
 def test_memory_that_a_neighbor_took_meanwhile_is_told_beside_the_plan() -> None:
     report = read_report(DISTURBED)
-    assert report.disturbed
+    assert report.disturbed(H100, {}, {})
     found = disturbed_start(report, 204_352.0, 5.0)
     assert (found.severity, found.since) == (Severity.WARNING, 5.0)
     assert [(one.name, one.value, one.limit) for one in found.measures] == [
@@ -97,5 +99,16 @@ def test_memory_that_a_neighbor_took_meanwhile_is_told_beside_the_plan() -> None
 
 
 def test_what_vllm_and_nccl_hold_themselves_is_no_disturbance() -> None:
-    assert not read_report([line.replace("7.98", "0.22") for line in DISTURBED]).disturbed
-    assert not read_report(DISTURBED[:2]).disturbed
+    assert not read_report([line.replace("7.98", "0.22") for line in DISTURBED]).disturbed(H100, {}, {})
+    assert not read_report(DISTURBED[:2]).disturbed(H100, {}, {})
+    later = [line.replace("for weight,", "for consumed memory (weights + non-torch),") for line in DISTURBED]
+    later = [line.replace(" 7.98 GiB for non-torch memory,", "") for line in later]
+    assert not read_report(later).disturbed(H100, {}, {}), "0.32: one figure with the weights tells nothing"
+
+
+def test_memory_that_vllm_itself_may_hold_beside_pytorch_is_no_disturbance() -> None:
+    report = read_report(DISTURBED)
+    assert not report.disturbed("NVIDIA GB10", {}, {}), "what vLLM's own processes take counts there"
+    assert not report.disturbed(H100, {"all2all-backend": "deepep_low_latency"}, {})
+    assert not report.disturbed(H100, {}, {"VLLM_ALL2ALL_BACKEND": "deepep_high_throughput"})
+    assert report.disturbed(H100, {"all2all-backend": "allgather_reducescatter"}, {})
