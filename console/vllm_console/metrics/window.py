@@ -218,11 +218,14 @@ def is_idle(before: Sample, after: Sample) -> bool:
 
 
 def without_rates(found: Window) -> Window:
-    """A window after the traffic has ended: reported rates are zero now; latencies are of its last part."""
+    """A window after the traffic has ended: reported rates are zero now; latencies are of its last part.
+
+    What was answered stays: requests that are refused before they reach an engine are no traffic.
+    """
     names = ("preemptions_per_minute", "prompt_tokens_per_second", "generation_tokens_per_second",
              "requests_per_second")  # fmt: skip
     zeros: dict[str, Any] = {name: 0.0 for name in names if getattr(found, name) is not None}
-    return replace(found, preemption_share=None, speculation=None, responses=None, **zeros)
+    return replace(found, preemption_share=None, speculation=None, **zeros)
 
 
 def load_ended(found: Window) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from vllm_console.history.timeline import SERIES, Timeline
+from vllm_console.metrics.sample import Responses
 
 
 def test_points_hold_peaks_counts_and_rates(engine, sample):
@@ -144,6 +146,15 @@ def test_rates_end_with_the_traffic(engine, sample):
     found = timeline.window()
     assert (found.generation_tokens_per_second, found.requests_per_second, found.preemptions_per_minute) == (0, 0, 0)
     assert found.preemption_share is None, "no share of requests stands over a rate of nothing"
+
+
+def test_a_server_that_only_refuses_requests_still_counts_them(engine, sample):
+    line = Timeline(step=1.0, points=10)
+    for second in range(30):
+        line.append(replace(sample(1000.0 + second, engine(generation=5.0)), responses=Responses(1.0, float(second))))
+    found = line.window()
+    assert found.generation_tokens_per_second == 0.0
+    assert found.responses == Responses(0.0, 29.0)
 
 
 def test_a_chart_draws_a_bound_and_reports_it(engine, sample):
