@@ -562,6 +562,8 @@ class FakeFleet:
         self.markers: tuple[Marker, ...] = ()
         self.then = StateThen(State.READY, NOW - 7200, 2)
         """What happened to the selected server."""
+        self.no_findings = ""
+        """Why findings of an earlier moment are not known."""
         self.times: list[TimeView] = []
         """Which times were asked for."""
         self.gpus: dict[str, object] = {}
@@ -632,7 +634,7 @@ class FakeFleet:
         if chosen is not None and time.at is not None:
             figures = window_at(time.at, 0.5)
             earlier = replace(chosen, moment=time.at, sample=None, window=figures, findings=(), judged=())
-            earlier = replace(earlier, then=self.then)
+            earlier = replace(earlier, then=self.then, no_findings=self.no_findings)
         replay = next((one for one in self.replays.values() if one.run == time.run), None)
         chart = self.gpu_charts.get(time.gpu) if time.gpu is not None else None
         self.times.append(time)

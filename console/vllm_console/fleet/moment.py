@@ -45,6 +45,8 @@ class Moment(msgspec.Struct, frozen=True):
     window: Window | None = None
     findings: tuple[Finding, ...] = ()
     judged: tuple[Judged, ...] = ()
+    no_findings: str = ""
+    """Why findings are not known, in a clause; empty if they are."""
 
 
 def read_moment(
@@ -62,7 +64,8 @@ def read_moment(
         window = exact_window(probe, window, timeline.recent)
     index = _generation(record, at)
     if window is None or index is None:
-        return Moment(at, window)
+        why = "nothing was recorded then" if window is None else "it was not ready then"
+        return Moment(at, window, no_findings=why)
     details = unpack(record.generations[index].spec.details)
     current = index == len(record.generations) - 1
     findings = _findings(history, at_work(record, index), at, context)
@@ -71,7 +74,14 @@ def read_moment(
     if traffic(samples) and len(traffic(samples)) == len(samples):
         judged = judge_window(window, samples, details.objectives, details.preset)
     found = tuple(replace(one, fixes=_fixes_still(one, details) if current else ()) for one in agreed(findings, judged))
-    return Moment(at, window, found, judged)
+    return Moment(at, window, found, judged, _no_findings(history, at, judged))
+
+
+def _no_findings(history: HistoryReader, at: float, judged: tuple[Judged, ...]) -> str:
+    """Why findings of a moment are not known; empty if they are."""
+    if all(part.tier.step > _TENS for part in history.stretches(at - WINDOW_SECONDS, at, 2 * _TENS)):
+        return "only minutes are kept of it, which is too coarse to judge"
+    return "" if any(one.ok is not None for one in judged) else "too little traffic then to judge by"
 
 
 def _fixes_still(finding: Finding, details: Details) -> tuple[Fix, ...]:

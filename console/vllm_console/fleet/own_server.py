@@ -254,10 +254,12 @@ class WatchedServer:
             past = self._moment(record, at)
         except HistoryError as error:
             view, past = _with_notice(view, error), None
-        figures = (past.window, past.findings, past.judged) if past is not None else (None, (), ())
-        window, findings, judged = figures
-        then = state_at(record, at)
-        return replace(view, moment=at, then=then, sample=None, window=window, findings=findings, judged=judged)
+        view = replace(view, moment=at, then=state_at(record, at), sample=None)
+        if past is None:
+            return replace(view, window=None, findings=(), judged=(), no_findings="its history cannot be read")
+        return replace(
+            view, window=past.window, findings=past.findings, judged=past.judged, no_findings=past.no_findings
+        )
 
     def _cached_chart(
         self, charts: ChartHistory[HistoryEntry, Timeline], record: ServerRecord, now: float, time: TimeView

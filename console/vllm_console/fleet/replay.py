@@ -83,7 +83,8 @@ class ReplayedRun:
             return replace(view, notice=str(error))
         # What would have fixed it is left out: nothing can be staged for a run that has ended.
         findings = tuple(replace(finding, fixes=()) for finding in moment.findings)
-        return replace(view, window=moment.window, findings=findings, judged=moment.judged, series=series, probe=probe)
+        view = replace(view, window=moment.window, series=series, probe=probe)
+        return replace(view, findings=findings, judged=moment.judged, no_findings=moment.no_findings)
 
     def close(self) -> None:
         """Close open files."""

@@ -243,6 +243,8 @@ class ServerView(msgspec.Struct, frozen=True):
     moment: float | None = None
     """The earlier moment (Unix seconds) that ``window``, ``findings`` and ``judged`` describe, in a snapshot's
     ``earlier``; None: they are current."""
+    no_findings: str = ""
+    """Why findings of ``moment`` are not known, in a clause; empty if they are."""
     then: StateThen = StateThen()
     """Its state at ``moment``; ``state`` and flags are current, because keys act on what runs."""
     load: str = ""

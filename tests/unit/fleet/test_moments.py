@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +93,16 @@ def test_where_nothing_was_recorded_nothing_is_shown(history: HistoryReader) -> 
     for at in (NOW - 7000, NOW + 3600):
         found = read_moment(history, SERVED, at, THEN)
         assert (found.window, found.findings, found.judged) == (None, (), ())
+        assert found.no_findings == "nothing was recorded then"
+
+
+def test_a_moment_reports_why_its_findings_are_not_known(folder: Path, history: HistoryReader) -> None:
+    assert read_moment(history, SERVED, NOW - 3100, THEN).no_findings == ""
+    assert read_moment(history, SERVED, NOW - 100, THEN).no_findings == "", "nothing was wrong"
+    assert read_moment(history, SERVED, NOW - 2995, THEN).no_findings == "it was not ready then"
+    with contextlib.closing(sqlite3.connect(folder / HISTORY)) as file, file:
+        file.execute(f"DELETE FROM tens WHERE at < {NOW - 2000}")
+    assert read_moment(history, SERVED, NOW - 3100, THEN).no_findings.startswith("only minutes are kept of it")
 
 
 def test_the_state_of_a_moment_is_that_of_the_generation_then() -> None:

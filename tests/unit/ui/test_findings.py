@@ -12,7 +12,7 @@ from vllm_console.fleet.snapshot import Changes
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.metrics.sample import Series
 from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
-from vllm_console.ui.panes.finding import StagedState, finding_lines
+from vllm_console.ui.panes.finding import StagedState, finding_lines, measure_text
 from vllm_console.ui.screens.findings import TWO_COLUMNS, FindingsScreen, findings_page
 from vllm_console.ui.theme import DIM, to_ascii
 from vllm_launchers.plan import findings as plan_findings
@@ -269,6 +269,19 @@ async def test_the_findings_show_figures_limits_and_their_source_causes_and_trad
         await c.sees("KV cache pressure")
         await c.press("escape")
         await c.sees("Servers")
+
+
+def test_a_tradeoff_stands_below_the_reason_unless_there_are_wide_columns(fakes):
+    for width in (80, 99):
+        rows = page_text(findings_page(fakes.pressed(fakes.NOW), fakes.NOW, width, 0, stages=True)).splitlines()
+        assert all(row.startswith("     Trade-off:") for row in rows if "Trade-off:" in row), width
+    wide = page_text(findings_page(fakes.pressed(fakes.NOW), fakes.NOW, 200, 0, stages=True))
+    assert any(row.partition("Trade-off:")[0].strip(" │") for row in wide.splitlines() if "Trade-off:" in row)
+
+
+def test_a_limit_joins_the_brackets_of_its_figure():
+    assert measure_text(Measure("refused", "100% (61 of 61)", "5%", "")) == "refused 100% (61 of 61), limit 5%"
+    assert measure_text(Measure("usage", "91%", "85%", "")) == "usage 91% (limit 85%)"
 
 
 async def test_why_stages_the_remedy_that_is_picked(console, fakes):

@@ -155,11 +155,22 @@ async def test_a_server_that_has_ended_shows_its_charts_at_an_earlier_moment(con
 
 async def test_findings_that_are_not_known_of_a_moment_are_not_called_absent(console, fakes):
     async with console(fakes.pressed) as c:
+        c.fleet.no_findings = "nothing was recorded then"
         await charted(c)
         await c.press("left")
         await c.until(lambda: c.app.snapshot.earlier is not None)
         await c.press("i")
-        await c.sees("No findings are known of that moment.")
+        await c.sees("No findings are known of that moment: nothing was recorded then.")
+
+
+async def test_a_moment_at_which_nothing_was_wrong_has_no_findings(console, fakes):
+    async with console(fakes.pressed) as c:
+        await charted(c)
+        await c.press("left")
+        await c.until(lambda: c.app.snapshot.earlier is not None)
+        await c.press("i")
+        await c.sees("No findings at that moment.")
+        await c.lacks("are known")
 
 
 async def test_latencies_on_a_logarithmic_scale(console):
@@ -285,6 +296,17 @@ async def test_what_was_reported_of_a_marker_goes_with_the_cursor(console, fakes
         await c.sees("Restarted: run 2")
         await c.press("left", "left", "left")
         await c.until(lambda: "Restarted: run 2" not in c.text)
+
+
+@pytest.mark.parametrize("size", [(60, 30), (80, 24), (100, 30)])
+async def test_a_narrow_row_that_is_not_of_the_moment_has_a_shorter_text(console, fakes, size):
+    async with console(fakes.chat, fakes.coder, fakes.observed, size=size) as c:
+        await charted(c)
+        await c.press("left")
+        await c.sees("now: 3 ready")
+        rows = [row for row in c.text.splitlines()[:8] if "now: ready" in row]
+        assert rows
+        assert not any("…" in row.partition("now: ready")[2] for row in rows)
 
 
 async def test_what_is_of_now_reports_it_while_the_screen_shows_an_earlier_moment(console, fakes):

@@ -48,10 +48,11 @@ def change_line(found: Comparison, name_width: int, width: int) -> Strip:
     plainly = found.verdict in (ComparisonVerdict.BETTER, ComparisonVerdict.WORSE)
     text = plain(f"{number}: {message}")
     if plainly:
-        against, what = message.partition(":")[0].lower(), message.partition(":")[2]
-        against += f" than run {found.before.run.generation}"
-        timed = f"{against}{_compared_at(found.after)}:{what}"
-        text = plain(timed if cell_len(timed) <= room else f"{against}:{what}")
+        verdict, _, what = message.partition(":")
+        against = f"than run {found.before.run.generation}:{what}"
+        at = _compared_at(found.after)
+        timed = f"was {verdict.lower()} {at} {against}"
+        text = plain(timed if at and cell_len(timed) <= room else f"{verdict.lower()} {against}")
     changed = f" ({_changed(found)})"
     parts = [
         (fit(text, min(cell_len(text), room)), style if found.verdict is not ComparisonVerdict.NO_DIFFERENCE else None)
@@ -70,10 +71,10 @@ def change_line(found: Comparison, name_width: int, width: int) -> Strip:
 
 
 def _compared_at(side: Side) -> str:
-    """When the traffic was that was compared: `` at 07:22–07:24``; empty where that is unknown."""
+    """When the traffic was that was compared: ``at 07:22–07:24``; empty where that is unknown."""
     if side.since is None or side.until is None:
         return ""
-    return f" at {clock(side.since, side.until)}–{clock(side.until, side.until)}"
+    return f"at {clock(side.since, side.until)}–{clock(side.until, side.until)}"
 
 
 def _changed(found: Comparison) -> str:

@@ -198,7 +198,7 @@ def _with_figure(top: ServerFinding, parts: list[Part], width: int, key: str) ->
 def _figures(top: ServerFinding) -> list[str]:
     """The figures of a finding that have a limit, in full; then those with a unit of their own without their names."""
     limited = [measure for measure in top.measures if measure.limit]
-    short = [f"{plain(one.value)} (limit {plain(one.limit)})" for one in _telling(top)]
+    short = [f"{plain(one.value)}{_limit(one)}" for one in _telling(top)]
     return [*map(measure_text, limited), *short]
 
 
@@ -250,8 +250,15 @@ def since_text(since: float, now: float) -> str:
 
 def measure_text(measure: Measure) -> str:
     """``KV cache usage 91% (limit 85%)``."""
-    limit = f" (limit {plain(measure.limit)})" if measure.limit else ""
-    return f"{plain(measure.name)} {plain(measure.value)}{limit}"
+    return f"{plain(measure.name)} {plain(measure.value)}{_limit(measure)}"
+
+
+def _limit(measure: Measure) -> str:
+    """`` (limit 85%)``, or after a figure that ends with a bracket ``, limit 85%``; empty without a limit."""
+    if not measure.limit:
+        return ""
+    text = f"limit {plain(measure.limit)}"
+    return f", {text}" if measure.value.endswith(")") else f" ({text})"
 
 
 def finding_heading(found: ServerFinding, name: str, now: float) -> list[Part]:

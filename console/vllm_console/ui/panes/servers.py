@@ -229,8 +229,10 @@ def row(
     dim = live or server.removed
     sign = worst_sign(server) if not live else None
     parts: list[Part] = [("▸", ACCENT) if selected else (("*", STRONG) if marked else " "), sign or " "]
-    status = (_unmeasured(server) or _status(server, now, width)) if not live else (_not_then(server, selected), DIM)
-    free = _status_room(columns, width) if status else {}
+    status = (_unmeasured(server) or _status(server, now, width)) if not live else None
+    free = _status_room(columns, width) if live or status else {}
+    if live:
+        status = (_not_then(server, selected, free[min(free)] if free else 0), DIM)
     for index, column in enumerate(columns):
         if status and column.metric:
             if index in free:
@@ -272,11 +274,15 @@ def _status_room(columns: Sequence[ServerColumn], width: int) -> dict[int, int]:
     return runs
 
 
-def _not_then(server: ServerView, selected: bool) -> str:
-    """Shown in place of the figures of a server that is not shown as of the moment."""
+def _not_then(server: ServerView, selected: bool, room: int) -> str:
+    """Shown in so many cells in place of the figures of a server that is not shown as of the moment."""
     if not server.recorded:
-        return "no history: not your server"
-    return "reading this moment" if selected else "select it to see it at this moment"
+        texts = ["no history: not your server", "no history: not yours", "no history"]
+    elif selected:
+        texts = ["reading this moment", "reading"]
+    else:
+        texts = ["select it to see it at this moment", "select it to see it", "select it"]
+    return next((text for text in texts if cell_len(text) <= room), texts[-1])
 
 
 def _name_parts(text: str, selected: bool, marked: bool) -> list[Part]:

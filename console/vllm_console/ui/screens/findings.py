@@ -50,8 +50,8 @@ CHART_ROWS = 11
 WRAPPING_TABLE = 80
 """Minimum width for a table of figures whose sources may wrap."""
 
-SIDE_BY_SIDE = 76
-"""Minimum width for a fix's trade-off beside its reason."""
+SIDE_BY_SIDE = 100
+"""Minimum width for a fix's trade-off beside its reason: in narrower columns the two read across as one sentence."""
 
 
 class FindingItem(msgspec.Struct, frozen=True):
@@ -245,7 +245,9 @@ def _listed(found: ServerFinding, here: bool, now: float) -> Strip:
 
 def _nothing(server: ServerView) -> str:
     if server.moment is not None:
-        return "No findings are known of that moment. It can't be judged with little traffic, or after more than a day."
+        if server.no_findings:
+            return f"No findings are known of that moment: {server.no_findings}."
+        return "No findings at that moment. GPUs are not judged for the past."
     if not server.state.alive:
         return f"No known cause for why it is down: {key_of('open_log')} shows its log."
     if early := unjudged(server):

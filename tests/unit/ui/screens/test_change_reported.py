@@ -19,8 +19,8 @@ from vllm_console.ui.screens.compare import CompareScreen
 from vllm_console.ui.theme import BAD, OK
 
 CASES = {
-    "better": ({"slower": 0.6}, "better than run 1 at {}: end-to-end p99 −48%"),
-    "worse": ({"slower": 1.6}, "worse than run 1 at {}: end-to-end mean +45%"),
+    "better": ({"slower": 0.6}, "was better at {} than run 1: end-to-end p99 −48%"),
+    "worse": ({"slower": 1.6}, "was worse at {} than run 1: end-to-end mean +45%"),
     "nothing": ({}, "run 3: No significant difference"),
     "roughly alike": ({"slower": 0.4, "rate": 1.7}, "run 3: Not comparable: traffic may be the cause"),
     "unlike": ({"rate": 3.4}, "run 3: Not comparable: traffic differs"),
@@ -98,7 +98,7 @@ async def test_it_stands_below_the_finding_also_after_the_comparison_was_opened(
         await run.until(lambda: fleet.looks > polls + 3, "some polls")
         lines = run.text.splitlines()
         finding = next(at for at, line in enumerate(lines) if "preempting" in line)
-        told = next(at for at, line in enumerate(lines) if "better than run 1" in line)
+        told = next(at for at, line in enumerate(lines) if "than run 1:" in line)
         assert told > finding
         wide = size[0] == 120
         assert any("--kv-cache-dtype" in line for line in lines[finding:told]) is wide, "the fix is still there"
