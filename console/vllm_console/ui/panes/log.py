@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
@@ -12,10 +11,8 @@ from vllm_console.ui.terminal.lines import LineView, clickable, line
 from vllm_console.ui.theme import DIM, KEY
 from vllm_console.ui.widgets.draw import Part
 from vllm_console.ui.widgets.frame_box import FrameBox
+from vllm_console.ui.widgets.log_view import LogView
 from vllm_console.ui.widgets.placed_area import set_display
-
-if TYPE_CHECKING:
-    from vllm_console.ui.widgets.log_view import LogView
 
 
 class LogPane(FrameBox):
@@ -27,10 +24,11 @@ class LogPane(FrameBox):
         self._moment: float | None = None
         self._shown_server: ServerView | None = None
         self._none = LineView(id="log-none")
-        self._view: LogView | None = None
+        set_display(self._none, False)
+        self._view = LogView(id="log-view")  # from the beginning: mounted later it would cost another layout
         self._sized = False
         """Whether the view has its height, and has got what it shows."""
-        super().__init__(self._none, id=id)
+        super().__init__(self._none, self._view, id=id)
 
     def on_resize(self) -> None:
         """Draw for the new size."""
@@ -53,48 +51,42 @@ class LogPane(FrameBox):
         if server.log_path != self._path or (not server.log_path and server.removed != self._removed):
             self._path, self._removed = server.log_path, server.removed
             self._open(server.log_path)
-        elif self._view is not None and self._sized and server.moment != self._moment:
-            self._go_to(self._view, server.moment)
-        elif self._view is not None:
+        elif self._path and self._sized and server.moment != self._moment:
+            self._go_to(server.moment)
+        elif self._path:
             self._view.show_read()
 
     @property
     def reader(self) -> Callable[[], None] | None:
         """Reads the log's new lines, to be called in a thread before `show_server`; None where no log is in sight."""
-        return self._view.reader if self._view is not None and self._sized else None
+        return self._view.reader if self._path and self._sized else None
 
-    def _go_to(self, view: LogView, moment: float | None) -> None:
+    def _go_to(self, moment: float | None) -> None:
         """Show the log up to a moment (Unix seconds), or follow it again."""
         self._moment = moment
         if moment is None:
-            view.follow()
+            self._view.follow()
         else:
-            view.show_moment(moment)
+            self._view.show_moment(moment)
 
     def _open(self, path: str) -> None:
-        self._none.show([line((f" {_no_log(self._shown_server)}", DIM))])
-        set_display(self._none, not path)
         if not path:
-            self.query("#log-view").remove()
-            self._view, self._sized = None, False
-            return
-        if self._view is None:
-            from vllm_console.ui.widgets.log_view import LogView
-
-            self._view = LogView(id="log-view")
-            self.inner.mount(self._view)
-            self.call_after_refresh(self._begin)  # a moment is shown at the bottom: its height must be known
-        elif self._sized:
+            self._none.show([line((f" {_no_log(self._shown_server)}", DIM))])
+        set_display(self._none, not path)
+        set_display(self._view, bool(path))
+        if path and self._sized:
             self._begin()
+        elif path:
+            self.call_after_refresh(self._begin)  # a moment is shown at the bottom: its height must be known
 
     def _begin(self) -> None:
         """Show the log of the server that is shown, up to its moment if it has one."""
-        if self._view is None or self._shown_server is None or not self._path:
+        if self._shown_server is None or not self._path:
             return
         self._sized, self._moment = True, None
         self._view.open(self._path)
         if self._shown_server.moment is not None:
-            self._go_to(self._view, self._shown_server.moment)
+            self._go_to(self._shown_server.moment)
 
 
 def _no_log(server: ServerView | None) -> str:

@@ -13,10 +13,12 @@ from rich.color import ColorSystem
 from rich.console import Console, ConsoleOptions
 from rich.control import Control
 from rich.segment import Segment
+from textual import events
 from textual._compositor import Compositor, CompositorUpdate
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
+from textual.widgets._toast import ToastRack
 
 from vllm_console.ui.terminal.lines import LineView
 from vllm_console.ui.terminal.screens import TerminalScreen
@@ -124,6 +126,20 @@ class PartialRepaintScreen(TerminalScreen[None]):
         super().__init__(name=name, id=id, classes=classes)
         self._compositor = PartialCompositor()
         self._taken: set[Widget] = set()
+
+    def on_mount(self) -> None:
+        """Hide the rack of toasts, as Textual does at once while there are none: after the first layout it would cost
+        another one."""
+        for rack in self.query_children(ToastRack):
+            rack.display = False
+
+    def _on_screen_resume(self, event: events.ScreenResume) -> None:
+        """Textual lays out for a new size, which paints the whole screen, and then asks for the same once more."""
+        painted = self._size != self.app.size and self.is_current and not self.app._batch_count
+        super()._on_screen_resume(event)
+        event.prevent_default()
+        if painted:
+            self._repaint_required = False
 
     @contextlib.contextmanager
     def painted_together(self) -> Iterator[None]:

@@ -34,7 +34,8 @@ class FrameBox(FramedView):
         """What the title and the frame were drawn for."""
 
     def compose(self) -> ComposeResult:
-        """The widgets, inside of the frame."""
+        """The widgets, inside of the frame. Their margin is set before the first layout: later it costs another one."""
+        self._leave_room()
         yield self.inner
 
     def on_mount(self) -> None:
@@ -56,13 +57,17 @@ class FrameBox(FramedView):
         self._shown = (title, tuple(right), key, action)
         self._draw()
 
-    def _draw(self) -> None:
+    def _leave_room(self) -> None:
+        """Leave room for the title, and for a frame where the screen has room for one."""
         self.framed = frames_fit(self.app.size)
+        self.inner.styles.margin = _FRAMED if self.framed else _PLAIN
+
+    def _draw(self) -> None:
+        self._leave_room()
         wanted = (self._shown, self.outer_size, self.framed, self.focused_frame)
         if not self.is_mounted or wanted == self._drawn:
             return
         self._drawn = wanted
-        self.inner.styles.margin = _FRAMED if self.framed else _PLAIN
         title, right, key, action = self._shown
         line = rule(title, self.room.width, right, key=key)
         self.show_lines([clickable_line(line, action) if action else line])
