@@ -74,6 +74,11 @@ class Plan(msgspec.Struct, frozen=True):
         return any(self.flags.get(name) for name in TLS_FLAGS)
 
     @property
+    def served_name(self) -> str:
+        """The name by which clients ask for its model. A value is one word of the command line, so it is one name."""
+        return str(self.flags.get("served-model-name") or self.model)
+
+    @property
     def url(self) -> str:
         """Base URL of the server's API, as this machine will reach it."""
         return base_url(self.host, self.port, tls=self.tls)

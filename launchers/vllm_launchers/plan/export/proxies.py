@@ -38,12 +38,7 @@ class ProxiedServer(msgspec.Struct, frozen=True):
     @property
     def model(self) -> str:
         """The name by which its clients ask for its model."""
-        return self.models[0]
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """All names by which they may ask for it."""
-        return tuple(str(self.plan.flags.get("served-model-name", "")).split()) or (self.plan.model,)
+        return self.plan.served_name
 
 
 def export_for_proxy(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
@@ -63,7 +58,7 @@ def export_for_proxy(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
 def differing_models(servers: Sequence[ProxiedServer]) -> str:
     """That one of these servers can't answer for another, since their models have other names; empty if each can."""
     first = servers[0]
-    other = next((server for server in servers[1:] if set(server.models).isdisjoint(first.models)), None)
+    other = next((server for server in servers[1:] if server.model != first.model), None)
     return f"{first.name} serves {first.model}, {other.name} serves {other.model}" if other is not None else ""
 
 
@@ -177,10 +172,9 @@ def litellm(servers: Sequence[ProxiedServer]) -> str:
     """One deployment per server; if they have the same model the first is tried first."""
     warning = proxy_warning(servers, ProxyForm.LITELLM)
     ordered = len(servers) > 1 and not warning
-    shared = [name for name in servers[0].models if all(name in server.models for server in servers)]
     models: list[Yaml] = []
     for number, server in enumerate(servers, 1):
-        model = shared[0] if shared else server.model
+        model = server.model
         parameters: dict[str, Yaml] = {"model": f"hosted_vllm/{model}", "api_base": f"{server.plan.url}/v1"}
         if API_KEY in server.plan.secrets:
             parameters["api_key"] = f"os.environ/{API_KEY}"

@@ -108,7 +108,7 @@ def llm_d(plan: Plan, *, name: str = "") -> str:
     values: dict[str, Yaml] = {
         "fullnameOverride": app,
         "modelArtifacts": {
-            "name": _served_name(plan),
+            "name": plan.served_name,
             "uri": f"hf://{plan.model}",
             "size": volume_size(plan, inside.gpus),
             "authSecretName": app if HF_TOKEN in plan.secrets else "",
@@ -236,9 +236,3 @@ def _extra_volumes(inside: Container, app: str) -> tuple[list[Yaml], list[Yaml]]
 
 def _name(one: Yaml) -> str:
     return str(one.get("name")) if isinstance(one, Mapping) else ""
-
-
-def _served_name(plan: Plan) -> str:
-    """The name in requests: the first of ``--served-model-name``, else the model's."""
-    names = plan.flags.get("served-model-name")
-    return str(names).split()[0] if isinstance(names, str) and names.split() else plan.model

@@ -21,7 +21,7 @@ KEY = "hunter2-hunter2"
 
 def pair(make: Make, old_gpus: tuple[int, ...] = (0,), **more: Any) -> list[ProxiedServer]:
     """The two of a rolling update, the new one first."""
-    flags = {"served-model-name": "qwen also"}
+    flags = {"served-model-name": "qwen"}
     new = make(flags | {"max-num-seqs": 7}, port=8001, gpus=(1,), **more)
     return [ProxiedServer("chat-2", new), ProxiedServer("chat", make(flags, gpus=old_gpus, **more))]
 
@@ -132,14 +132,18 @@ def test_where_a_proxy_chooses_by_model_it_is_reported_that_none_takes_over(make
         assert all("order" not in model["litellm_params"] for model in document["model_list"])
 
 
-def test_a_name_in_common_is_enough(make: Make) -> None:
+def test_a_name_of_two_words_is_one_name(make: Make) -> None:
+    """vLLM gets it as one word of its command line, and answers to none of its words."""
     servers = [
         ProxiedServer("a", make({"served-model-name": "new qwen"})),
         ProxiedServer("b", make({"served-model-name": "qwen"})),
     ]
+    assert "new qwen" in servers[0].plan.argv
     document = yaml.safe_load(export_for_proxy(servers, ProxyForm.LITELLM))
-    assert [model["model_name"] for model in document["model_list"]] == ["qwen", "qwen"]
-    assert not proxy_warning(servers, ProxyForm.NGINX)
+    assert [model["model_name"] for model in document["model_list"]] == ["new qwen", "qwen"]
+    assert "none takes over" in proxy_warning(servers, ProxyForm.LITELLM)
+    with pytest.raises(ExportError, match="a serves new qwen, b serves qwen"):
+        export_for_proxy(servers, ProxyForm.NGINX)
 
 
 def test_litellm_reaches_a_server_that_listens_everywhere_on_this_machine(make: Make) -> None:
