@@ -307,6 +307,7 @@ async def test_a_narrow_row_that_is_not_of_the_moment_has_a_shorter_text(console
         rows = [row for row in c.text.splitlines()[:8] if "now: ready" in row]
         assert rows
         assert not any("…" in row.partition("now: ready")[2] for row in rows)
+        await c.sees("running servers.")
 
 
 async def test_what_is_of_now_reports_it_while_the_screen_shows_an_earlier_moment(console, fakes):

@@ -124,7 +124,10 @@ def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> 
     *rest, end = parts
     shown = [*rest, (str(end[0]).rstrip(" ·,"), DIM)]
     if unserved := format_unserved(server.window.responses if server.window is not None else None):
-        shown += [(" · ", DIM), (unserved, WARN)]
+        # Of the minute, where the rest of the line is of the range that the title names.
+        when = "" if server.moment is not None else " in the last minute"
+        shown = shown if parts_length(shown) + len(unserved + when) + 3 <= width else [" "]
+        shown += [(" · " if len(shown) > 1 else "", DIM), (unserved, WARN), (when, DIM)]
     return line(*shown).crop(0, width)
 
 

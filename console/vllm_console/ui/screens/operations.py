@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
+from rich.cells import cell_len
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -476,7 +477,9 @@ class OperationsScreen(PartialRepaintScreen):
             name, leave = plain(self.time.replay.name), key_of("time_live")
             return line((f" {name} is replayed: nothing can be done to it. {leave} leaves", DIM))
         if self.past and not (server is not None and self.staging.of(server.name)):
-            return line((" Viewing the past. Changes still apply to the running servers.", DIM))
+            text = " Viewing the past. Changes still apply to the running servers."
+            short = " Viewing the past. Changes apply to running servers."
+            return line((text if cell_len(text) <= width else short, DIM))
         if server is not None and server.ours and not server.node:
             state = self.staged_state(server)
             fits = state.verdict if self._fit_stands_below(server, state) else None

@@ -10,6 +10,7 @@ from vllm_console.fleet.probe import ORDERS, ProbeView
 from vllm_console.history.prefix_use import LengthClass, PrefixUse, StillCached
 from vllm_console.history.probe_records import FinishedRequest
 from vllm_console.metrics.quantile import Quantile
+from vllm_console.metrics.sample import Responses
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines
 from vllm_console.ui.panes.requests import PREFIXES, VIEWS, order_after, requests_lines
@@ -44,6 +45,16 @@ def test_they_fit_any_size(fakes, recorded, draw, width, height):
 def rows_of(server, now, order):
     lines = text(requests_lines(server, now, 100, 14, ChartView(order=order))).splitlines()
     return lines[0], lines[4:]
+
+
+def test_refused_requests_are_those_of_the_last_minute_and_come_first_where_there_is_little_room(fakes, recorded):
+    window = replace(recorded.window, responses=Responses(6.0, refused=2.0))
+    server = replace(recorded, window=window)
+    wide = text(requests_lines(server, fakes.NOW, 140, 14)).splitlines()[1]
+    assert "finished" in wide
+    assert wide.endswith(" · 2 of 8 requests refused (4xx) in the last minute")
+    narrow = text(requests_lines(server, fakes.NOW, 60, 14)).splitlines()[1]
+    assert narrow == " 2 of 8 requests refused (4xx) in the last minute"
 
 
 def test_requests_are_listed_in_the_order_asked_for(fakes, recorded):
