@@ -269,12 +269,13 @@ class ServerProbe:
         if self._reader is None:
             self._reader = ProbeReader(self._folder, now - SPAN_SECONDS)
         try:
-            self._steps += self._reader.steps()
-            self._intervals += self._reader.intervals()
-            self._first_tokens += self._reader.first_tokens()
-            self._requests += self._reader.requests()
+            added = self._reader.added()
         except OSError:
             return  # what cannot be read is missing, and then nothing is exact
+        self._steps += added.steps
+        self._intervals += added.intervals
+        self._first_tokens += added.first_tokens
+        self._requests += added.requests
         self._last = self._steps[-1] if self._steps else self._last
         since = now - SPAN_SECONDS
         del self._steps[: bisect_left(self._steps, since, key=lambda one: one.at)]

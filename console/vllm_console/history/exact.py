@@ -52,10 +52,7 @@ class ProbeRecords(msgspec.Struct, frozen=True):
 def read_records(folder: Path, start: float, end: float) -> ProbeRecords:
     """The records in a folder that `exact_latencies` needs for a span of time (Unix seconds). Raises OSError."""
     reader = ProbeReader(folder, start - 2 * BOUNDARY_SECONDS, end + 2 * BOUNDARY_SECONDS)
-    steps, intervals, first_tokens, requests = (
-        reader.steps(), reader.intervals(), reader.first_tokens(), reader.requests()
-    )  # fmt: skip
-    return ProbeRecords(steps, intervals, first_tokens, requests, reader.writers(start, end))
+    return ProbeRecords(*reader.added(), reader.writers(start, end))
 
 
 def exact_value(value: float) -> Quantile:

@@ -14,6 +14,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -269,14 +270,17 @@ class _Segments:
         self._listed: list[str] | None = None
         """The names in the folder, of the last listing."""
 
-    def all(self, kind: str) -> Sequence[_Segment]:
-        """Those of one kind, the oldest first. Raises OSError if the folder cannot be read."""
+    def look(self) -> None:
+        """Know those that are in the folder now. Raises OSError if it cannot be read."""
         try:
             listed = os.listdir(self._folder)  # noqa: PTH208 (every second; a path for each costs more than the list)
         except FileNotFoundError:
             listed = []
         if listed != self._listed:
             self._take(listed)
+
+    def known(self, kind: str) -> Sequence[_Segment]:
+        """Those of one kind at the last look, the oldest first."""
         return tuple(self._known[kind].values())
 
     def _take(self, listed: list[str]) -> None:
@@ -287,6 +291,15 @@ class _Segments:
             self._known[kind] = {
                 name: known.get(name) or _Segment(self._folder / name, kind, self._clocks) for name in names
             }
+
+
+class Added(NamedTuple):
+    """Records that were added, each kind in the order of its time."""
+
+    steps: list[EngineStep]
+    intervals: list[Interval]
+    first_tokens: list[FirstToken]
+    requests: list[FinishedRequest]
 
 
 class ProbeReader:
@@ -304,38 +317,40 @@ class ProbeReader:
 
     def steps(self) -> list[EngineStep]:
         """New steps, in the order of their time. Raises OSError if the folder cannot be read."""
-        return sorted(self._steps(), key=lambda step: step.at)
-
-    def first_tokens(self) -> list[FirstToken]:
-        """New first tokens, in the order of their time. Raises OSError if the folder cannot be read."""
-        found = (_first_token(segment, row) for segment, row in self._rows("first_tokens") if row[0])
-        return sorted(found, key=lambda one: one.at)
-
-    def intervals(self) -> list[Interval]:
-        """New intervals, in the order of their time. Raises OSError if the folder cannot be read."""
-        found = (_interval(segment, row) for segment, row in self._rows("intervals") if row[0])
-        return sorted(found, key=lambda one: one.at)
-
-    def resumed(self) -> list[Resumed]:
-        """New records of resumed requests, in the order of their time. Raises OSError if the folder can't be read."""
-        found = (Resumed(segment.unix(row[0]), *row[1:]) for segment, row in self._rows("resumed") if row[0])
-        return sorted(found, key=lambda one: one.at)
+        self._segments.look()
+        return self._steps()
 
     def requests(self) -> list[FinishedRequest]:
         """New requests, in the order of their end. Raises OSError if the folder cannot be read."""
-        return sorted(self._requests(), key=lambda request: request.finished_at)
+        self._segments.look()
+        return self._requests()
+
+    def added(self) -> Added:
+        """What is new of all that latencies are computed from, for one look into the folder. Raises OSError if that
+        cannot be read."""
+        self._segments.look()
+        first_tokens = (_first_token(segment, row) for segment, row in self._rows("first_tokens") if row[0])
+        intervals = (_interval(segment, row) for segment, row in self._rows("intervals") if row[0])
+        return Added(self._steps(), sorted(intervals, key=_at), sorted(first_tokens, key=_at), self._requests())
+
+    def resumed(self) -> list[Resumed]:
+        """New records of resumed requests, in the order of their time. Raises OSError if the folder can't be read."""
+        self._segments.look()
+        found = (Resumed(segment.unix(row[0]), *row[1:]) for segment, row in self._rows("resumed") if row[0])
+        return sorted(found, key=_at)
 
     def writers(self, start: float, end: float) -> int:
         """How many processes have written steps of a span of time, as far as they were read."""
-        found = self._segments.all("steps")
+        found = self._segments.known("steps")
         return len({one.pid for one in found if one.newest >= start and one.oldest <= end})
 
-    def _steps(self) -> Iterator[EngineStep]:
-        for segment, row in self._rows("steps"):
-            if row[0]:
-                yield _step(segment, row)
+    def _steps(self) -> list[EngineStep]:
+        return sorted((_step(segment, row) for segment, row in self._rows("steps") if row[0]), key=_at)
 
-    def _requests(self) -> Iterator[FinishedRequest]:
+    def _requests(self) -> list[FinishedRequest]:
+        return sorted(self._finished(), key=lambda request: request.finished_at)
+
+    def _finished(self) -> Iterator[FinishedRequest]:
         for segment, (name, arrived, finished, engine, *known, reason, dropped) in self._rows("requests"):
             if finished:
                 moments = segment.unix(arrived), segment.unix(finished)
@@ -345,8 +360,8 @@ class ProbeReader:
                 yield request if began else request._replace(prefill_seconds=None, decode_seconds=None)
 
     def _rows(self, kind: str) -> Iterator[tuple[_Segment, tuple[Any, ...]]]:
-        """The records of one kind that were added, segment by segment."""
-        for segment in self._segments.all(kind):
+        """The records of one kind that were added, segment by segment of the last look."""
+        for segment in self._segments.known(kind):
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 for row in segment.added(self._since, self._until, self._most):
                     yield segment, row
@@ -361,7 +376,8 @@ class ProbeSpans:
     def first_at(self) -> float | None:
         """When the oldest step is of (Unix seconds); None without any. Raises OSError."""
         found = []
-        for segment in self._segments.all("steps"):
+        self._segments.look()
+        for segment in self._segments.known("steps"):
             with contextlib.suppress(FileNotFoundError):
                 found.append(segment.first_at())
         return min((at for at in found if at is not None), default=None)
@@ -374,8 +390,9 @@ class ProbeSpans:
         """
         found: list[Timed] = []
         complete = until
+        self._segments.look()
         for kind, record in _TIMED:
-            segments = self._segments.all(kind)
+            segments = self._segments.known(kind)
             for number, segment in enumerate(segments):
                 if segment.begins_after(complete) or segment.ended_before(at):
                     continue
@@ -386,7 +403,7 @@ class ProbeSpans:
                     found += [record(segment, row) for row in rows]
                     if len(rows) == most:  # those that follow may be of the same time as the last one
                         complete = math.nextafter(segment.unix(rows[-1][0]), -math.inf)
-        return sorted((one for one in found if one.at <= complete), key=lambda one: one.at)
+        return sorted((one for one in found if one.at <= complete), key=_at)
 
 
 def _step(segment: _Segment, row: Sequence[Any]) -> EngineStep:
@@ -405,6 +422,8 @@ def _interval(segment: _Segment, row: Sequence[Any]) -> Interval:
     at, engine, seconds, times, dropped = row
     return Interval(segment.unix(at), engine, seconds, times, dropped)
 
+
+_at = attrgetter("at")
 
 Timed = EngineStep | Interval | FirstToken
 _TIMED: Sequence[tuple[str, Callable[[_Segment, Sequence[Any]], Timed]]] = (

@@ -280,6 +280,16 @@ def test_a_reader_goes_on_where_it_was_over_new_segments_and_deleted_ones(tmp_pa
     assert reader.steps() == []
 
 
+def test_all_kinds_are_read_together_each_record_once(recorder: Recorder, tmp_path: Path) -> None:
+    reader, probe = ProbeReader(tmp_path / "probe"), Probe(recorder)
+    assert reader.added() == ([], [], [], []), "there is no folder yet"
+    several = {"inter_token_latencies_iter": [0.01, 0.02, 0.03], "time_to_first_tokens_iter": [0.3]}
+    probe.record(scheduler_stats(), iteration_stats(finished(), **several))
+    recorder.close()
+    assert [len(found) for found in reader.added()] == [1, 3, 1, 1]
+    assert [len(found) for found in reader.added()] == [0, 0, 0, 0]
+
+
 def test_half_a_record_is_left_out_until_it_is_whole(tmp_path: Path) -> None:
     segments, reader = segments_in(tmp_path), ProbeReader(tmp_path)
     segments.write([step_bytes(1.0)])
@@ -517,7 +527,7 @@ def an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> float:
 def test_a_span_is_read_without_what_is_before_and_after(tmp_path: Path, an_hour: float) -> None:
     reader = ProbeReader(tmp_path, an_hour + 1000.5, an_hour + 1060.5)
     assert [round(step.at - an_hour) for step in reader.steps()] == list(range(1001, 1061))
-    assert len(reader.first_tokens()) == 6
+    assert len(reader.added().first_tokens) == 6
     assert reader.steps() == []
     assert reader.writers(an_hour + 1001, an_hour + 1060) == 1
     assert len(ProbeReader(tmp_path, most=20).steps()) == 20 * len(list(tmp_path.glob("steps-*")))
@@ -562,7 +572,7 @@ def test_intervals_are_recorded_where_they_differ(
     Probe(recorder, 1).record(scheduler_stats(), stats)
     written(recorder, tmp_path / "probe")
     reader = ProbeReader(tmp_path / "probe")
-    (step,), found, tokens = reader.steps(), reader.intervals(), reader.first_tokens()
+    (step,), found, tokens, _ = reader.added()
     assert {round(one.seconds, 6): one.times for one in found} == recorded
     assert {(one.at, one.engine) for one in found} <= {(step.at, 1)}
     assert [one.seconds for one in tokens] == [0.3, 0.4]

@@ -19,7 +19,6 @@ from vllm_console.ui.panes.finding import draining
 from vllm_console.ui.parts.plan_verdict import PlanVerdicts
 from vllm_console.ui.parts.staged_prediction import Predictions
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of, combined_warning
-from vllm_console.ui.screens.dialogs import Choose, Confirm, DialogAnswer
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.widgets.draw import Part
 from vllm_launchers.launch.errors import node_alone
@@ -30,6 +29,7 @@ from vllm_launchers.plan.flags import SLEEP_MODE
 if TYPE_CHECKING:
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.ui.app import ConsoleApp
+    from vllm_console.ui.screens.dialogs import Confirm, DialogAnswer
 
 T = TypeVar("T")
 
@@ -416,6 +416,8 @@ class ServerVerbs:
         def remove(*, purge: bool) -> None:
             self._run(server, RunningVerb.REMOVE, f"Removing {name}…", lambda: fleet.forget(name, purge=purge), gone)
 
+        from vllm_console.ui.screens.dialogs import DialogAnswer
+
         details = ["Its record and log are deleted from disk. Its history is kept for 30 days, so that its runs can be "
                    "replayed. A purge deletes the history, too."]  # fmt: skip
         purge = DialogAnswer("p", "purge", lambda: remove(purge=True))
@@ -433,6 +435,8 @@ class ServerVerbs:
             if not choices:
                 return "There is no other preset to switch to."
             if self._console.operations.on_top:
+                from vllm_console.ui.screens.dialogs import Choose
+
                 self._console.push_screen(
                     Choose(f"Switch {name} to which preset? (keeps name, GPUs, port)", choices), picked
                 )
@@ -608,6 +612,8 @@ class ServerVerbs:
         if forceable:
             self.ask(f"{head}. {what.capitalize()} anyway?", details, f"{what} anyway", again, late=True)
         else:
+            from vllm_console.ui.screens.dialogs import Confirm
+
             self._console.push_screen(Confirm(f"{head}.", details, yes=""))
         return True
 
@@ -623,6 +629,7 @@ class ServerVerbs:
         other: DialogAnswer | None = None,
     ) -> Confirm:
         """Ask a question; ``then`` is called after a yes. ``late``: it comes unasked, so that enter does not answer."""
+        from vllm_console.ui.screens.dialogs import Confirm  # the first picture has no dialog
 
         def answered(answer: bool | None) -> None:
             if answer:

@@ -77,7 +77,6 @@ from vllm_console.ui.parts.staged_prediction import Predictions, prediction_text
 from vllm_console.ui.parts.staging import MeasuredTraffic, Staged, StagedStep, Staging, measured_traffic
 from vllm_console.ui.parts.time_cursor import TimeCursor
 from vllm_console.ui.parts.tuning_bar import TuningBar
-from vllm_console.ui.screens.dialogs import Choose, Confirm
 from vllm_console.ui.terminal.choice import in_browser
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, actions_of, clickable, line
@@ -759,6 +758,8 @@ class OperationsScreen(PartialRepaintScreen):
             if not runs:
                 return "There is no run to replay: none has served and ended, or their histories were deleted."
             if self.on_top:
+                from vllm_console.ui.screens.dialogs import Choose
+
                 labeled = _labeled(runs)
                 here = next((label for label, run in labeled.items() if run.server == selected), None)
                 choices = [(label, _run_note(run)) for label, run in labeled.items()]
@@ -847,6 +848,8 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_sort(self) -> None:
         """Choose the column to sort by."""
+        from vllm_console.ui.screens.dialogs import Choose
+
         titles = [column.title for column in columns_of(self.servers, self.app.size.width, self.columns)]
         choices = [(title, _order_note(self._order, title)) for title in titles]
 
@@ -944,6 +947,8 @@ class OperationsScreen(PartialRepaintScreen):
             if yes:
                 self.staging.drop(server.name)
                 self.console.say(f"Dropped {len(staged)} changes of {server.name}.")
+
+        from vllm_console.ui.screens.dialogs import Confirm
 
         question = f"Drop {len(staged)} staged changes of {server.name}?"
         self.app.push_screen(Confirm(question, rows, "drop all"), answered)
