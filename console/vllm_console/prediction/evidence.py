@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations, islice
 from statistics import median, median_low
 
@@ -25,6 +25,12 @@ from vllm_launchers.units import counted
 
 FEWEST_REQUESTS = 30
 MOST_REQUESTS = 500
+FEWEST_STEPS = 100
+"""With fewer steps without a preempted request, those count, too, that one was in but hardly changes."""
+MOST_DISTURBED = 0.25
+"""Share of a step's requests that may be preempted ones: how many tokens these have in the cache is known roughly."""
+RESUMED_AFTER = 1.5
+"""A request's interval over the shortest of its step from which it had a pause."""
 MOST_SECONDS = 900.0
 PAUSE_SECONDS = 60.0
 """Traffic before a pause of this length is another time's."""
@@ -352,7 +358,8 @@ def _work(
     """What each step computed, from what was under way then: a request's tokens grow evenly while it decodes.
 
     A prefill's chunks are as large as the budget leaves room for, first come, first served, and its last step computes
-    what is left. Steps that a preempted request was in are left out, since the records don't say when it was.
+    what is left. Steps that a preempted request was in are left out, since the records don't say when it was: if few
+    others are left, only those in which one is preempted or computed again, or in which many of them were.
     """
     took = [seconds for _, seconds in timed]
     begins: dict[int, list[_Known]] = {}
@@ -366,7 +373,7 @@ def _work(
     preempted = deque(sorted(one.at + one.queue for one in around if one.record.preemptions))
     disturbed = 0
     work: list[tuple[int, list[tuple[_Known, int, int]], float]] = []
-    kept: set[int] = set()
+    preempted_in: dict[int, int] = {}
     for place, (step, seconds) in enumerate(timed):
         for one in begins.get(place, ()):
             prefilling.append((one, one.prompt - one.cached))
@@ -385,8 +392,9 @@ def _work(
                 if any(one is other for other in ending) and count == one.prompt - one.cached
             ]
             took[place] = _after_the_one_before(whole[0], place, timed, took) if whole else 0.0
-        if not disturbed and not step.preempted and step.generation_tokens in (None, step.intervals + len(ending)):
-            kept.add(place)
+        if not step.preempted and step.generation_tokens in (None, step.intervals + len(ending)):
+            preempted_in[place] = disturbed
+    kept = _told(preempted_in, timed)
     if ahead:
         prefills = [
             bool(chunks) or (step.generation_tokens or 0) > step.intervals
@@ -412,6 +420,23 @@ def _work(
             )
         )
     return found
+
+
+def _told(preempted_in: Mapping[int, int], timed: Sequence[tuple[EngineStep, float]]) -> set[int]:
+    """The steps whose work is known, by how many preempted requests were in each: those without, if that many are."""
+    kept = {place for place, number in preempted_in.items() if not number}
+    if len(kept) >= FEWEST_STEPS:
+        return kept
+    nearly = (place for place, number in preempted_in.items() if number <= MOST_DISTURBED * timed[place][0].intervals)
+    return kept | {place for place in nearly if not any(map(_resumes, timed[place : place + 2]))}
+
+
+def _resumes(timed: tuple[EngineStep, float]) -> bool:
+    """Whether a request got a token in this step after a pause: it was computed again, in it or the step before."""
+    step = timed[0]
+    if step.shortest_interval is None or step.longest_interval is None:
+        return False
+    return step.longest_interval > RESUMED_AFTER * step.shortest_interval
 
 
 class _CachedTokens:

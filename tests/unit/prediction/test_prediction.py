@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from fakes.virtual_records import Recorded, record, traffic
+from vllm_console.prediction import evidence as evidence_module
 from vllm_console.prediction.drift import at_speed_of, drift, next_speeds
 from vllm_console.prediction.evidence import NoEvidenceError, TrafficEvidence, gather
 from vllm_console.prediction.fit import CostFit, fit_step_cost, step_regression
@@ -267,6 +268,23 @@ def test_where_shared_prefixes_are_the_reason_they_are_named_and_not_the_figure_
     evidence = evidence_of(found)
     prediction = predict(evidence, fit_step_cost(evidence, found.limits), Change(found.limits, found.limits))
     assert "share a prefix" in prediction.outside
+
+
+def test_where_a_preempted_request_is_always_under_way_the_cost_of_a_step_is_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = "--max-num-seqs 48 --max-model-len 3072 --num-gpu-blocks-override"
+    tight, wide = (record(f"{line} {blocks}", traffic(150, 3.0, seed=5)) for blocks in (400, 3000))
+    alone = len(evidence_of(tight).steps)
+    monkeypatch.setattr(evidence_module, "FEWEST_STEPS", len(tight.steps))
+    evidence, truth = evidence_of(tight), evidence_of(wide)
+    assert (evidence.observed.preemptions_per_minute or 0) > 40
+    assert len(evidence.steps) > 2 * alone, "steps in which a preempted request hardly changes anything count"
+    found = predict(evidence, fit_step_cost(evidence, tight.limits), Change(tight.limits, wide.limits))
+    assert not found.outside
+    for latency in ("ttft_seconds", "itl_seconds", "e2e_seconds"):
+        estimated, measured = getattr(found.predicted, latency).mean, getattr(truth.observed, latency).mean
+        assert abs(estimated.value / measured - 1) < 0.05, latency
 
 
 def test_too_few_requests_are_no_evidence() -> None:
