@@ -19,6 +19,7 @@ from textual.widget import Widget
 
 from vllm_console.text import plain
 from vllm_console.ui.theme import to_ascii
+from vllm_launchers.patterns import lazy_pattern
 
 BLANK = Strip([])
 
@@ -27,6 +28,9 @@ JOIN_GAP = 6
 
 UNDER_MOUSE = Style(underline=True)
 SELECTED = Style(reverse=True)
+
+_NO_ACCENTS = lazy_pattern(r"[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u28ff]*")
+"""Text of characters that all take cells: Latin ones, punctuation, arrows, lines, blocks and dots of charts."""
 
 _ACTION = "press"
 """The name under which a style carries the action of its cells."""
@@ -75,23 +79,46 @@ def cells(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
+def _one_cell_each(text: str) -> bool:
+    """Whether each character takes one cell. As many characters as cells may also be wide ones with their accents."""
+    if text.isascii():
+        return True
+    if len(text) != cell_len(text):
+        return False
+    return _NO_ACCENTS.fullmatch(text) is not None or all(cell_len(char) == 1 for char in text)
+
+
 def cells_of(segments: Iterable[Segment]) -> list[Cell]:
     """The content of each cell. A wide character is in its first cell; its second one has an empty text."""
     found: list[Cell] = []
     for text, style, control in segments:
         if control:
             continue
-        if len(text) == cells(text):
+        if _one_cell_each(text):
             found.extend(zip(text, repeat(style)))
             continue
         for char in text:
             width = cell_len(char)
             if width == 0 and found:
-                found[-1] = (found[-1][0] + char, found[-1][1])
+                place = next(place for place in range(len(found) - 1, -1, -1) if found[place][0])
+                found[place] = (found[place][0] + char, found[place][1])
             else:
                 found.append((char, style))
                 found.extend([("", style)] * (width - 1))
     return found
+
+
+def text_between(text: str, first: int, end: int) -> str:
+    """A text from one cell to before another, accents included; a wide character that is cut is a space."""
+    if _one_cell_each(text):
+        return text[first:end]
+    whole = [char for char, _ in cells_of([Segment(text)])]
+    part = whole[first:end]
+    if not part[0]:
+        part[0] = " "
+    if end < len(whole) and not whole[end]:
+        part[-1] = " "
+    return "".join(part)
 
 
 def changed_spans(before: Strip, after: Strip) -> Iterator[tuple[int, int]]:
@@ -130,7 +157,7 @@ def _changed_in_pairs(before: Sequence[Segment], after: Sequence[Segment]) -> li
         (was, style_before, _), (text, style, _) = old, new
         width = cells(text)
         if old is not new and (was != text or (style_before is not style and style_before != style)):
-            if not len(was) == len(text) == width == cells(was):
+            if len(was) != len(text) or not (_one_cell_each(was) and _one_cell_each(text)):
                 return None
             if style_before is style or style_before == style:
                 changed += [at + place for place, pair in enumerate(zip(was, text, strict=True)) if pair[0] != pair[1]]
@@ -274,10 +301,8 @@ class LineView(Widget):
                 begin, stop = max(first - at, 0), min(end - at, width)
                 if (begin, stop) == (0, width):
                     segments.append(segment)
-                elif len(text) == width:
-                    segments.append(Segment(text[begin:stop], style))
                 else:
-                    segments.append(segment.split_cells(stop)[0].split_cells(begin)[1])
+                    segments.append(Segment(text_between(text, begin, stop), style))
             at += width
             if at >= end:
                 return segments

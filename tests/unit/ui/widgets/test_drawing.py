@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.ui.terminal.lines import cells_of, changed_spans, line
+from vllm_console.ui.terminal.lines import cells_of, changed_spans, line, text_between
 from vllm_console.ui.theme import to_ascii, wants_ascii
 from vllm_console.ui.widgets.chart import nice_ceiling, resample
 from vllm_console.ui.widgets.draw import TextFrame, bar, fit, rule
@@ -96,6 +96,41 @@ def test_repainting_the_spans_gives_the_new_line(old, new):
     for start, end in spans(before, after):
         cells[start:end] = target[start:end]
     assert cells == target
+
+
+def by_cell(text: str) -> list[str]:
+    """Each cell's character with its accents; the second cell of a wide one is empty."""
+    found: list[str] = []
+    for char in text:
+        if cell_len(char):
+            found += [char, *[""] * (cell_len(char) - 1)]
+        else:
+            found[max(at for at, one in enumerate(found) if one)] += char
+    return found
+
+
+ACCENTED = st.text(alphabet="ab日か─\u3099\u0301", max_size=12).map("x{}".format)
+
+
+@given(ACCENTED, ACCENTED)
+@example("xか\u3099", "xき\u3099")  # as many characters as cells, but not one in each
+def test_an_accent_is_repainted_with_its_character(old, new):
+    before, after = by_cell(old), by_cell(new)
+    width = max(len(before), len(after))
+    before, after = (one + [" "] * (width - len(one)) for one in (before, after))
+    for start, end in spans(line(old), line(new)):
+        before[start:end] = after[start:end]
+        assert text_between("".join(after), start, end) == "".join(after[start:end])
+    assert before == after
+
+
+def test_a_wide_character_that_is_cut_is_a_space():
+    assert [text_between("a日\u0301b", *cut) for cut in ((0, 2), (1, 3), (2, 4), (2, 3))] == [
+        "a ",
+        "日\u0301",
+        " b",
+        " ",
+    ]
 
 
 @given(st.text(max_size=30))
