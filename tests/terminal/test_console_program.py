@@ -117,7 +117,7 @@ def test_launching_by_hand(terminal, command):
     while not json.loads(command("list", "--ours", "--json").stdout):
         console.pump()
         assert time.monotonic() < deadline, console.text
-    console.wait_for("ready")
+    console.wait_for(lambda text: re.search(r"chatbot sim .*ready", text) is not None)
     console.press("q")
     console.wait_end()
 

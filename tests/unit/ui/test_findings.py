@@ -174,6 +174,7 @@ async def test_the_question_counts_those_that_wait_for_they_are_lost_too(console
         (0, 7, "7 requests in flight (7 queued) will be aborted."),
         (0, 1, "1 request in flight (1 queued) will be aborted."),
         (3, 0, "3 requests in flight will be aborted."),
+        (0, 0, "No request is in flight now"),
     ):
         window = replace(view.window, requests_running=running, requests_waiting=waiting)
         async with console(lambda at, window=window: replace(fakes.pressed(at), window=window)) as c:

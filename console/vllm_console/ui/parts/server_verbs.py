@@ -12,7 +12,7 @@ import msgspec
 
 from vllm_console.fleet.snapshot import Changes, FleetSnapshot, Preset, ServerView, State
 from vllm_console.fleet.verbs import DRAIN_SECONDS, FleetError, NoPlaceError, UnfitError
-from vllm_console.text import plain, took
+from vllm_console.text import plain, rate, took
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.panes.finding import draining
@@ -654,7 +654,7 @@ def edits_flags() -> str:
 
 
 def in_flight(server: ServerView) -> list[str]:
-    """How many requests a stop aborts, or that this is not known; nothing where there are none."""
+    """How many requests a stop aborts, or that this is not known; nothing where there are none and none come."""
     if server.state not in (State.READY, State.UNRESPONSIVE):
         return []
     window = server.window
@@ -662,7 +662,10 @@ def in_flight(server: ServerView) -> list[str]:
         return ["How many requests are in flight is not known; all of them will be aborted."]
     running, waiting = (round(count or 0) for count in (window.requests_running, window.requests_waiting))
     if not running + waiting:
-        return []
+        often = window.requests_per_second
+        return (
+            [f"None is in flight now, but it serves {rate(often, 'req')}: others will fail meanwhile."] if often else []
+        )
     queued = f" ({waiting} queued)" if waiting else ""
     return [f"{running + waiting} request{'s' if running + waiting > 1 else ''} in flight{queued} will be aborted."]
 
