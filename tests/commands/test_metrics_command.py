@@ -38,7 +38,7 @@ def test_engines_are_aggregated_and_kept_apart(program, tmp_path):
     page = tmp_path / "page.txt"
     page.write_text(PAGE)
     answer = program.json("metrics", str(page))
-    assert set(answer) == KEYS | {"engines"}
+    assert set(answer) == KEYS | {"engines", "responses"}
     assert answer["requests_running"] == 7
     assert answer["kv_cache_usage"] == pytest.approx(0.5)
     assert answer["preemptions_total"] == 11

@@ -49,9 +49,8 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._reader = ProbeReader(folder / PROBE)
-        self._reader.steps()
-        self._reader.first_tokens()
-        self._reader.requests()
+        self._first_tokens: list[FirstToken] = []
+        self._reader.added()
         self._reader.resumed()
 
     def resumed(self) -> list[Resumed]:
@@ -59,18 +58,25 @@ class Records:
         return self._reader.resumed()
 
     def first_tokens(self) -> list[FirstToken]:
-        """New first tokens: written after the steps, and before the requests."""
-        return self._reader.first_tokens()
+        """Those that were read with the newest requests: they are written after the steps, and before the requests."""
+        return self._first_tokens
 
     def after(self, count: int) -> tuple[list[EngineStep], list[FinishedRequest]]:
-        """New steps, and so many new requests once they are on disk. Steps are written first."""
+        """New steps, and so many new requests once they are on disk. Requests are written last."""
+        steps: list[EngineStep] = []
         requests: list[FinishedRequest] = []
+        self._first_tokens = []
         deadline = time.monotonic() + 30
-        while len(requests) < count:
+        complete = False
+        while not complete:
             assert time.monotonic() < deadline, f"{len(requests)} of {count} requests"
             time.sleep(0.05)
-            requests += self._reader.requests()
-        return self._reader.steps(), requests
+            complete = len(requests) >= count  # then one more look finds all that was written before them
+            added = self._reader.added()
+            steps += added.steps
+            requests += added.requests
+            self._first_tokens += added.first_tokens
+        return steps, requests
 
 
 @pytest.fixture

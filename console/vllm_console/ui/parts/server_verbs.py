@@ -662,10 +662,10 @@ def in_flight(server: ServerView) -> list[str]:
         return ["How many requests are in flight is not known; all of them will be aborted."]
     running, waiting = (round(count or 0) for count in (window.requests_running, window.requests_waiting))
     if not running + waiting:
-        often = window.requests_per_second
-        return (
-            [f"None is in flight now, but it serves {rate(often, 'req')}: others will fail meanwhile."] if often else []
-        )
+        if not window.requests_per_second:
+            return []
+        often = rate(window.requests_per_second, "req")
+        return [f"No request is in flight now, but {often} were served: new ones will fail meanwhile."]
     queued = f" ({waiting} queued)" if waiting else ""
     return [f"{running + waiting} request{'s' if running + waiting > 1 else ''} in flight{queued} will be aborted."]
 
