@@ -454,7 +454,7 @@ def real_traffic(program: Program, kind: str, number: int, args: argparse.Namesp
     """The outcomes of a traffic's changes, each followed by its revert. ``number`` is that of its first requests."""
     flags = REAL_BASE | REAL_DEFAULTS
     changes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for change in REAL_CHANGES[kind][: args.changes]:
+    for change in REAL_CHANGES[kind][args.skip : args.changes]:
         back = {name: flags[name] for name in change}
         changes += [(back, change), (change, back)]
     first = now = program.load(kind, number, args.rate, args.seconds)
@@ -573,6 +573,7 @@ def main() -> None:
     parser.add_argument("--vllm")
     parser.add_argument("--model")
     parser.add_argument("--changes", type=int, default=4, help="of each traffic")
+    parser.add_argument("--skip", type=int, default=0, help="so many of them")
     parser.add_argument("--traffic", nargs="+", choices=tuple(REAL_TRAFFICS), default=tuple(REAL_TRAFFICS))
     parser.add_argument("--rate", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=45.0)
