@@ -69,8 +69,9 @@ SEQUENCE_OVERHEAD = 0.000012
 EAGER_LAYER_OVERHEAD = 0.00009
 """Seconds of kernel launches per layer and iteration that CUDA graphs save."""
 GRAPH_LAYER_OVERHEAD = 0.000012
+"""Seconds per layer and iteration that remain with CUDA graphs."""
 PIECEWISE_LAYER_OVERHEAD = 0.000045
-"""The same with prompts in the batch: its attention is outside the graphs (measured on an H100 and an H200)."""
+"""The same with prompts in the batch: their attention is outside the graphs (measured on an H100 and an H200)."""
 MAX_GRAPH_BATCH = 512
 """vLLM captures graphs up to this many tokens by default; larger batches launch kernels one by one."""
 HOP_DELAY = 0.0001

@@ -665,7 +665,7 @@ def in_flight(server: ServerView) -> list[str]:
         if not window.requests_per_second:
             return []
         often = rate(window.requests_per_second, "req")
-        return [f"No request is in flight now, but {often} were served: new ones will fail meanwhile."]
+        return [f"No request is in flight now, but {often} were served: new ones will fail."]
     queued = f" ({waiting} queued)" if waiting else ""
     return [f"{running + waiting} request{'s' if running + waiting > 1 else ''} in flight{queued} will be aborted."]
 
