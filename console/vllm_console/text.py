@@ -91,12 +91,12 @@ def seconds(value: float | None) -> str:
     if value < 0.001:
         return f"{value * 1e6:.0f}µs"
     if value < 1:
-        return f"{f'{value * 1000:.1f}'.removesuffix('.0')}ms" if value < 0.00995 else f"{value * 1000:.0f}ms"
+        return f"{value * 1000:.1f}ms" if value < 0.00995 else f"{value * 1000:.0f}ms"
     return f"{value:.1f}s" if value < 10 else f"{value:.0f}s"
 
 
 def seconds_range(low: float, high: float) -> str:
-    """Two latencies, in one unit where both can be told in it: ``361–460ms``, ``0.9–1.4s``, ``9ms–1.4s``."""
+    """Two latencies, in one unit where both can be told in it: ``361–460ms``, ``0.9–1.4s``, ``9.0ms–1.4s``."""
     ends = seconds(low), seconds(high)
     if ends[0] == ends[1]:
         return ends[1]

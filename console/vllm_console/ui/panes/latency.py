@@ -122,13 +122,18 @@ def latency_chart(
         CHARTS[latency],
         width,
         height - 1,
-        seconds,
+        _on_a_scale,
         objective=latency_objectives(server).get(latency),
         view=replace(view, log=log),
         markers=server.markers,
         empty=why_empty(server, "no requests in this time"),
     )
     return [line((fit(heading, width).rstrip(), DIM)), *chart]
+
+
+def _on_a_scale(value: float | None) -> str:
+    """A latency beside a scale, whose ends are round: ``1ms``."""
+    return seconds(value).replace(".0ms", "ms")
 
 
 def on_log_scale(server: ServerView, latency: str, view: ChartView) -> bool:
@@ -226,7 +231,7 @@ class _Axis(msgspec.Struct, frozen=True):
     @property
     def heading(self) -> str:
         """Its ends, and what the marks are."""
-        first, last = seconds(math.exp(self.low)), seconds(math.exp(self.high))
+        first, last = _on_a_scale(math.exp(self.low)), _on_a_scale(math.exp(self.high))
         legend = " ├ p50 ┼ p90 ┤ p99 "
         room = self.cells - len(first) - len(last) - len(legend)
         return f"{first} {'·' * (room // 2 - 1)}{legend}{'·' * (room - room // 2 - 1)} {last}"
