@@ -30,7 +30,9 @@ With ``--vllm`` the changes are made on real vLLM on the CPU, through the progra
 restart, load. After each restart other requests of the same kind come first, from which the next change is predicted,
 and then the very requests from which this one was predicted. Each change is taken back afterwards, which is predicted
 and measured, too, and the server keeps score of them all. That the first flags are measured again and again gives the
-noise floor, and at the end of each kind of traffic its first requests again give that of the same requests. ``--paced``
+noise floor, and at the end of each kind of traffic its first requests again give that of the same requests. Arrivals
+are those of a Poisson process and lengths are drawn independently, so samples of a traffic differ as the intervals
+expect. ``--paced``
 makes a step of vLLM take STEP seconds and TOKEN more for each token that it computes, as a GPU would with a larger
 model; otherwise a step takes what the CPU takes.
 
@@ -359,6 +361,22 @@ REAL_TRAFFICS: dict[str, tuple[tuple[float, float, float, tuple[str, ...]], ...]
 }
 
 
+# Lengths are drawn independently, as those of people are: the load generator's own are stratified, so two samples of a
+# traffic differ by less than an interval for other requests allows.
+INDEPENDENT = (
+    "-c",
+    "from vllm_console.load import shape; from vllm_console.cli.main import main; shape.STRATA = 1; exit(main())",
+)
+
+
+def poisson(rng: random.Random, expected: float) -> int:
+    """How many arrivals of a Poisson process there are in a time in which so many are expected."""
+    count, at = 0, rng.expovariate(1.0)
+    while at < expected:
+        count, at = count + 1, at + rng.expovariate(1.0)
+    return count
+
+
 class Program:
     """The program's commands, in a state folder of its own."""
 
@@ -374,9 +392,9 @@ class Program:
             self.environment |= {"PACED_TOKEN_SECONDS": f"{token}"}
         self.server = folder / "state/vllm-console/servers/bench"
 
-    def command(self, *words: str) -> subprocess.Popen[str]:
+    def command(self, *words: str, run: tuple[str, ...] = ("-m", "vllm_console")) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "vllm_console", *words], env=self.environment, text=True, stdout=subprocess.PIPE,
+            [sys.executable, *run, *words], env=self.environment, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -417,10 +435,13 @@ class Program:
         began = time.time()
         running: list[subprocess.Popen[str]] = []
         for number, (share, after, part, more) in enumerate(REAL_TRAFFICS[kind]):
+            # The load generator sends exactly rate times duration requests: rounded up, so half of one less is asked.
+            count = max(1, poisson(random.Random(seed + number), rate * share * seconds * part))
             time.sleep(max(0.0, began + after * seconds - time.time()))
             running.append(self.command(
-                "load", "bench", "--rate", f"{rate * share}", "--duration", f"{seconds * part}", "--input-p95", "300",
-                "--output-p95", "200", "--seed", f"{seed + number}", "--max-failed", "1", *more,
+                "load", "bench", "--rate", f"{(count - 0.5) / (seconds * part)}", "--duration", f"{seconds * part}",
+                "--input-p95", "300", "--output-p95", "200", "--seed", f"{seed + number}", "--max-failed", "1", *more,
+                run=INDEPENDENT,
             ))  # fmt: skip
         for one in running:
             self.answer(one)
