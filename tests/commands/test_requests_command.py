@@ -55,7 +55,7 @@ def test_each_request_with_its_tokens_and_times(program):
     assert slowest == sorted(slowest, reverse=True)
 
     text = program("requests", "chat", "--last", "3").stdout
-    assert text.startswith("5 finished requests are recorded since ")
+    assert text.startswith("5 finished requests recorded since ")
     assert "exact quantiles" in text
     assert "the 3 newest; --last N shows more" in text
 

@@ -12,6 +12,7 @@ from vllm_console.cli.options import add_json, count_from, number_type, share_fr
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import duration, plain
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -146,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(report.summary())
     if report.failed:
-        complain(f"{report.failed} of {report.sent} requests failed: {report.failure}")
+        complain(f"{report.failed:,} of {counted(report.sent, 'request')} failed: {report.failure}")
     return 0 if report.completed and report.failed_share <= args.max_failed else 1
 
 
@@ -176,7 +177,7 @@ def _sent_text(args: argparse.Namespace, rate: float | None) -> str:
     amount = duration(args.duration)
     if args.requests:
         kind = "recorded request" if args.from_requests is not None else "request"
-        amount = f"{args.requests:,} {kind}{'s' if args.requests > 1 else ''}"
+        amount = counted(args.requests, kind)
     pace = f" at {rate:g} req/s" if rate is not None else ""
     most = f", at most {args.concurrency:,} in flight" if args.concurrency else ""
     return f"sending to {plain(args.server)}: {amount}{pace}{most}"

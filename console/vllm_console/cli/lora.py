@@ -11,6 +11,7 @@ from vllm_console.cli.output import print_json, table_lines
 from vllm_console.fleet.adapters import limits_text, request_states
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import count, plain, size
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.adapters import Adapters
@@ -70,7 +71,7 @@ def _lines(found: Adapters) -> list[str]:
     if not found.enabled:
         return [f"{name} runs without --enable-lora: it serves no adapters."]
     change = "can be loaded" if found.updates else "can't be loaded while it runs"
-    lines = [f"{name}: {len(found.adapters)} adapters ({limits_text(found)} at most); more {change}"]
+    lines = [f"{name}: {counted(len(found.adapters), 'adapter')} ({limits_text(found)} at most); more {change}"]
     rows = [
         (plain(one.name, 23), count(one.rank), size(one.size), request_states(one), plain(one.path))
         for one in found.adapters

@@ -14,6 +14,7 @@ from vllm_console.cli.options import add_changes, add_json, changes_from, number
 from vllm_console.cli.output import Document, print_json
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import UNKNOWN, percent, plain, seconds
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.predictions import PredictedChange
@@ -120,8 +121,8 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
     record = found.record
     if record.median_error is not None and record.covered is not None:
         yield (
-            f"Of {record.predictions} earlier predictions here the median error was {record.median_error:.0%}, and "
-            f"{record.covered:.0%} of what was measured lay in the interval."
+            f"Of {counted(record.predictions, 'earlier prediction')} here the median error was "
+            f"{record.median_error:.0%}, and {record.covered:.0%} of what was measured lay in the interval."
         )
     if found.drift is not None:
         slower = "slower" if found.drift > 0 else "faster"

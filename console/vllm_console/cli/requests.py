@@ -19,6 +19,7 @@ from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.history.time_view import moment_from
 from vllm_console.metrics.quantile import exact_quantile
 from vllm_console.text import UNKNOWN, clock, count, percent, plain, seconds
+from vllm_launchers.units import counted
 
 DEFAULT_LAST = 20
 DEFAULT_STEPS = 1000
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"No finished request of {plain(args.name)} is recorded yet.")
     if lost := found[-1].dropped if found else 0:
-        complain(f"note: its process lost {lost:,} records of steps and requests: they are missing here")
+        complain(f"note: its process lost {counted(lost, 'record')} of steps and requests, missing here")
     return 0
 
 
@@ -123,7 +124,7 @@ def _document(request: FinishedRequest) -> Document:
 def _lines(found: Sequence[FinishedRequest], shown: Sequence[FinishedRequest], now: float, order: str) -> list[str]:
     """Quantiles over all that were found, and a line for each that is shown."""
     first = clock(min(request.finished_at for request in found), now, seconds=True)
-    lines = [f"{len(found):,} finished requests are recorded since {first}; exact quantiles of these:", ""]
+    lines = [f"{counted(len(found), 'finished request')} recorded since {first}; exact quantiles of these:", ""]
     stages = [(name, [value for one in found if (value := getattr(one, name)) is not None]) for name in _STAGES]
     lines += _quantile_lines(10, [(name.removesuffix("_seconds"), values, seconds) for name, values in stages])
     lines += ["", *table_lines(_REQUEST_COLUMNS, [_cells(request, now) for request in shown])]
@@ -185,7 +186,7 @@ def step_document(step: EngineStep) -> Document:
 def engine_step_lines(found: Sequence[EngineStep], shown: Sequence[EngineStep], now: float) -> list[str]:
     """Quantiles over all that were read, and a line for each that is shown."""
     first = clock(found[0].at, now, seconds=True)
-    lines = [f"{len(found):,} steps since {first}; exact quantiles of these:", ""]
+    lines = [f"{counted(len(found), 'step')} since {first}; exact quantiles of these:", ""]
     took = [step.shortest_interval for step in found if step.shortest_interval is not None]
     batches = [float(step.running) for step in found if step.running is not None]
     lines += _quantile_lines(12, [("step time", took, seconds), ("running", batches, count)])
@@ -240,7 +241,7 @@ def prefixes_document(use: PrefixUse) -> Document:
 
 def prefixes_lines(use: PrefixUse) -> list[str]:
     """A line for each class of prompt lengths, and what became of cached prefixes."""
-    lines = [f"{percent(use.hit_rate)} of the prompt tokens of {count(use.requests)} requests were cached:", ""]
+    lines = [f"{percent(use.hit_rate)} of the prompt tokens of {_requests(use.requests)} were cached:", ""]
     rows = [
         (f"{count(one.least)}-{count(one.most)}", count(one.requests), count(one.hits), count(one.prompt_tokens),
          count(one.cached_tokens), percent(one.hit_rate))
@@ -254,9 +255,13 @@ def prefixes_lines(use: PrefixUse) -> list[str]:
     return lines
 
 
+def _requests(number: int) -> str:
+    return f"{count(number)} {'request' if number == 1 else 'requests'}"
+
+
 def resumed_text(resumed: StillCached | None) -> str:
     """What resumed requests still found."""
     if resumed is None:
         return "none known"
     found = f"{count(resumed.cached_tokens)} of {count(resumed.tokens)} tokens"
-    return f"{count(resumed.requests)} requests found {found} still cached"
+    return f"{_requests(resumed.requests)} found {found} still cached"

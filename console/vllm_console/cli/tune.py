@@ -41,6 +41,7 @@ from vllm_console.load.tune_search import (
 )
 from vllm_console.text import duration, percent, plain, rate
 from vllm_console.text import seconds as latency
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.snapshot import ServerView
@@ -215,8 +216,8 @@ class _Tuner:
         self.say(self._row("original", "", original))
         ranking = self._ranking = self._rank(original)
         if not ranking.candidates:
-            tried = ranking.considered - ranking.refused
-            sentence = f"Of {tried} combinations none is predicted to be better by 2% or more: nothing was restarted."
+            tried = counted(ranking.considered - ranking.refused, "combination")
+            sentence = f"Of {tried} none is predicted to be better by 2% or more: nothing was restarted."
             return self._result(original, None, sentence)
         while (following := self._next(original)) is not None:
             candidate = ranking.candidates[following.place]
@@ -301,7 +302,7 @@ class _Tuner:
             if failed:
                 kind = max(report.failures, key=lambda one: report.failures[one], default="")
                 at = f" at {rate(pace, 'req')}" if pace is not None else ""
-                self._problem = f"{report.failed} of {report.sent} requests failed{at}{kind and ': '}{kind}"
+                self._problem = f"{report.failed} of {counted(report.sent, 'request')} failed{at}{kind and ': '}{kind}"
         self._server()
         return measured
 

@@ -17,6 +17,7 @@ from vllm_console.fleet.snapshot import Changes, State, Workload
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import duration, plain
 from vllm_console.text import seconds as latency
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -203,8 +204,9 @@ def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Tr
         raise FleetError(f"{side.engine.label}: {error}") from error
     _stop(fleet, side)
     if not args.json:
-        words = f"round {number + 1}, {side.engine.label}: {report.completed} of {report.sent} requests answered"
-        print(plain(f"{words}, e2e p50 {report.e2e.cell('p50')}"), flush=True)
+        words = f"round {number + 1}, {side.engine.label}"
+        answered = f"{report.completed} of {counted(report.sent, 'request')} answered"
+        print(plain(f"{words}: {answered}, e2e p50 {report.e2e.cell('p50')}"), flush=True)
     return EngineTurn(report.sent, answers)
 
 
@@ -240,9 +242,8 @@ def _remove(fleet: LocalFleet, sides: tuple[_Side, _Side]) -> None:
 def upgrade_text(found: UpgradeComparison, second: str) -> str:
     """The verdict on the second engine, for people."""
     if found.verdict == "not comparable":
-        return (
-            f"Not comparable: {found.failed[0]} requests failed on the first engine, {found.failed[1]} on the second."
-        )
+        first, other = counted(found.failed[0], "request"), found.failed[1]
+        return f"Not comparable: {first} failed on the first engine, {other} on the second."
     if found.verdict == "not enough data":
         return "Not enough data: too few requests were answered on both engines in every round."
     significant = [one for one in found.figures if one.verdict != "no significant difference"]

@@ -39,6 +39,7 @@ from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import Flags, Plan
 from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.typed_decoding import convert
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.runs import RunRecorder
@@ -196,7 +197,7 @@ def limits_after(
         return outside
     then = _cache_after(cache, before, after, changed)
     if then.blocks < _FEWEST_BLOCKS:
-        return f"It would not start: its KV cache would have {then.blocks} blocks."
+        return f"It would not start: its KV cache would have {counted(then.blocks, 'block')}."
     return limits_of(after.flags, details, facts, then)
 
 

@@ -51,6 +51,7 @@ from vllm_console.text import percent
 from vllm_console.text import rate as rate_text
 from vllm_console.text import seconds as latency_text
 from vllm_launchers.presets.model import Objectives, Workload
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.metrics.sample import Sample
@@ -282,7 +283,7 @@ class _Signals:
         now = combine(after.engines.values())
         busy = int((now.requests_running or 0) + (now.requests_waiting or 0))
         if busy:
-            return f"has {busy} {'request' if busy == 1 else 'requests'} in progress"
+            return f"has {counted(busy, 'request')} in progress"
         moved = sum(
             (one.requests_finished_total or 0) + (one.generation_tokens_total or 0) for one in growths(before, after)
         )
@@ -622,7 +623,7 @@ def conclude(
         sentence += f" The ceiling lies between {_rate(interval[0])} and {_rate(interval[1])}{how}."
     judged = max(step.sent for step in steps if known.low <= step.rate <= known.high)
     if judged < FEW_REQUESTS:
-        sentence += f" No rate near it had more than {judged} requests, too few for a p99: allow more time."
+        sentence += f" No rate near it had more than {counted(judged, 'request')}, too few for a p99: allow more time."
     near = min(steps, key=lambda step: abs(step.rate / rate - 1))
     goodput = near.goodput / near.rate * rate if near.goodput is not None else None
     return Ramp(tuple(steps), rate, goodput, limited_by, sentence, not ended, near.energy, interval)
@@ -664,12 +665,14 @@ def _why(step: RampStep, objectives: Objectives) -> str:
     if limited_by == "kv_cache_usage":
         return f"KV cache usage was {percent(step.kv_cache_usage)} (limit {percent(objectives.kv_cache_usage)})"
     if limited_by == "preemption_rate":
-        count = f"{step.preemptions:g}" if step.preemptions is not None else "too many"
-        return f"{count} preemptions came (limit {percent(objectives.preemption_rate)} of the requests)"
+        came = (
+            counted(round(step.preemptions), "preemption") if step.preemptions is not None else "too many preemptions"
+        )
+        return f"{came} came (limit {percent(objectives.preemption_rate)} of the requests)"
     if limited_by == "queue":
         return "the queue kept growing"
     if limited_by == "failures":
-        return f"{step.failed} of {step.sent} requests failed"
+        return f"{step.failed} of {counted(step.sent, 'request')} failed"
     if limited_by == "client":
         return "this client could not send as fast"
     return "the server stopped answering"

@@ -12,6 +12,7 @@ import msgspec
 
 from vllm_console.text import rate, took
 from vllm_console.text import seconds as latency_text
+from vllm_launchers.units import counted
 
 SAMPLES_KEPT = 100_000
 KINDS_KEPT = 20
@@ -219,7 +220,7 @@ class LoadReport(msgspec.Struct, frozen=True):
         """A few lines for people."""
         lines = [self.shape] if self.shape else []
         lines += [
-            f"{self.completed:,} of {self.sent:,} requests answered in {took(self.duration_s)}, "
+            f"{self.completed:,} of {counted(self.sent, 'request')} answered in {took(self.duration_s)}, "
             f"{self.output_tokens:,} tokens, {rate(self.tokens_per_second, 'tok')}",
             f"{'':12} {'mean':>8} {'p50':>8} {'p90':>8} {'p99':>8}",
         ]
@@ -230,17 +231,15 @@ class LoadReport(msgspec.Struct, frozen=True):
         return "\n".join(lines + self._remarks())
 
     def _remarks(self) -> list[str]:
-        counted = (
-            (
-                self.unfinished,
-                "requests had not ended, or were not sent; they count in the latencies as longer",
-            ),
-            (self.held_back, "requests were sent late: the limit of requests in flight was reached"),
-            (self.not_sent, "requests of the schedule were never sent: the load ended before their turn"),
-            (self.other_prompt, "prompts had another length than asked, by the server's count"),
-            (self.other_output, "answers had another length than asked: the server stops or limits them itself"),
+        remarks = (
+            (self.cut_off, "request", "not answered when the load ended: failed, and in the latencies as longer"),
+            (self.overdue, "request", "due but not sent when the load ended: in the latencies as longer"),
+            (self.held_back, "request", "sent late: the limit of requests in flight was reached"),
+            (self.not_sent, "request", "of the schedule never sent: the load ended first"),
+            (self.other_prompt, "prompt", "of another length than asked, by the server's count"),
+            (self.other_output, "answer", "of another length than asked: the server stops or limits them itself"),
         )
-        lines = [f"{count} {words}" for count, words in counted if count]
+        lines = [f"{counted(number, thing)} {words}" for number, thing, words in remarks if number]
         return [*lines, f"failed: {self.failure}"] if self.failed else lines
 
 

@@ -30,6 +30,7 @@ from vllm_console.prediction.figures import LATENCIES, RATES, Figures, Spread
 from vllm_console.prediction.fit import CostFit, step_noise
 from vllm_launchers.engine_model.step_cost import StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
+from vllm_launchers.units import counted
 
 DRAWS, CUT = 39, 1
 """The next one of exchangeable values lies between the second lowest and the second highest of 39 in 36 of 40 cases."""
@@ -389,15 +390,18 @@ def unusable(evidence: TrafficEvidence, change: Change) -> str:
     longest = change.after.scheduler.max_model_len
     refused = sum(one.prompt_tokens + one.output_tokens > longest for one in evidence.arrivals)
     if refused:
-        return f"{about}{refused} of the {len(evidence.arrivals)} recorded requests are longer than {longest} tokens."
+        return f"{about}{_of_recorded(refused, evidence, 'is', 'are')} longer than {longest} tokens."
     largest = (change.after.blocks - 1) * change.after.scheduler.block_size
     refused = sum(one.prompt_tokens + one.output_tokens > largest for one in evidence.arrivals)
     if refused:
-        return (
-            f"{about}{refused} of the {len(evidence.arrivals)} recorded requests need more than the whole KV cache of "
-            f"{largest} tokens."
-        )
+        needs = _of_recorded(refused, evidence, "needs", "need")
+        return f"{about}{needs} more than the whole KV cache of {largest} tokens."
     return ""
+
+
+def _of_recorded(number: int, evidence: TrafficEvidence, one: str, more: str) -> str:
+    """``2 of the 40 recorded requests are``; ``one`` and ``more`` are the verb for one and many."""
+    return f"{number} of the {len(evidence.arrivals)} recorded requests {one if number == 1 else more}"
 
 
 def _missed(evidence: TrafficEvidence, modeled: Figures, baseline: Replayed) -> str:
@@ -447,8 +451,8 @@ def _outside(evidence: TrafficEvidence, found: Replayed, baseline: Replayed, loa
     batch = _typical_most(found.batches)
     if batch > FAR * max(evidence.most_running, 1):
         return (
-            f"Up to {batch} requests would run at once, and this server has shown at most {evidence.most_running}: "
-            "step times there are extrapolated."
+            f"Up to {counted(batch, 'request')} would run at once, and this server has shown at most "
+            f"{evidence.most_running}: step times there are extrapolated."
         )
     if found.prefill_tokens > FAR * max(baseline.prefill_tokens, 1):
         return (

@@ -108,8 +108,7 @@ def reconstruct(
     intervals = _newest(list(_intervals(samples)), most)
     ended = sum(one.ended for one in intervals)
     if ended < FEWEST_REQUESTS:
-        few = format_few(ended, "request", "has ended", "have ended")
-        raise NoEvidenceError(f"{few} while its metrics were recorded; a prediction needs at least {FEWEST_REQUESTS}")
+        raise NoEvidenceError(_few_ended(ended, samples))
     dice = random.Random(seed)
     busy = intervals[: 1 + max(place for place, one in enumerate(intervals) if one.came)]
     before = intervals[0].before.in_flight
@@ -136,6 +135,18 @@ def reconstruct(
         flaw=_flaw(intervals) or ("" if steps else "no time between two tokens was counted"),
         ends=ends,
     )
+
+
+def _few_ended(ended: int, samples: Sequence[Sample]) -> str:
+    """What traffic there was instead of enough, and what to do."""
+    few = format_few(ended, "request", "has ended", "have ended")
+    now = [_Gauges.of(one) for one in samples[-1].engines.values()] if samples else []
+    under_way = round(sum(one.in_flight for one in now if one is not None))
+    if under_way:
+        more = f", and {under_way:,} {'is' if under_way == 1 else 'are'} under way: try again once more have ended"
+    else:
+        more = ": send traffic first"
+    return f"{few} in the recorded traffic; a prediction needs at least {FEWEST_REQUESTS}{more}"
 
 
 # -- what was counted --------------------------------------------------------------------------------------------------

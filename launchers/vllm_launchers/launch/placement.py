@@ -20,7 +20,7 @@ from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.flags import BYTES, VISIBLE, token_count
 from vllm_launchers.plan.model import Engine, EngineKind, Flags
 from vllm_launchers.plan.placement import Need, Placement, format_needs, rank_placements, takes_uuids
-from vllm_launchers.units import GIB
+from vllm_launchers.units import GIB, counted
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 AUTO, OFFERED, NONE = "auto", "offered", "none"
@@ -140,7 +140,9 @@ def find_place_again(
         found = find_place(wanted, host, AUTO, (), shares)
         if found.gpus == kept.gpus:
             return found
-        message = f"needs {wanted.gpus} GPUs now: moves from GPU {spans(list(gpus))} to {spans(list(found.gpus))}"
+        message = (
+            f"needs {counted(wanted.gpus, 'GPU')} now: moves from GPU {spans(list(gpus))} to {spans(list(found.gpus))}"
+        )
         return replace(found, warnings=(message, *found.warnings))
     if wanted.gpus > len(gpus):
         raise NoPlaceError(

@@ -24,6 +24,7 @@ from vllm_launchers.host.gpu.sharing import (
     slice_gpu,
 )
 from vllm_launchers.host.gpu.topology import LinkLevel, link_level, nvlinks_in, pcie_groups, spans
+from vllm_launchers.units import counted
 
 MOST_SETS = 20_000
 """Up to this many sets are all evaluated (16 GPUs, 8 of them: 12,870); beyond that, sets are grown from each GPU."""
@@ -373,7 +374,7 @@ def _problem(asked: _Asked, size: int, placements: Sequence[Placement]) -> str:
         why = [f"GPU {spans(lost)} lost"] if lost else []
         why += [f"GPU {gpu.index} {gpu.claimed}" for gpu in host.gpus if gpu.claimed]
         why += [f"GPU {spans(sliced)} in MIG mode (slices serve single-GPU servers only)"] if sliced else []
-        return f"{size} GPUs needed, {len(asked.gpus)} usable" + (f" ({'; '.join(why)})" if why else "")
+        return f"{counted(size, 'GPU')} needed, {len(asked.gpus)} usable" + (f" ({'; '.join(why)})" if why else "")
     if placements[0].fits:
         return ""
     nearest = placements[0]

@@ -57,3 +57,14 @@ def test_a_figure_without_an_interval_is_shown_without_one_and_not_called_a_chan
     assert "900ms" in text
     assert "p99 needs" not in text
     assert "TTFT would" not in text
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(1, "Of 1 earlier prediction here"), (12, "Of 12 earlier predictions here")]
+)
+def test_the_score_counts_earlier_predictions(number, words):
+    same = _estimates(ALL, ())
+    found = PredictedChange((), Prediction(same, same), 600, 10.0, "recorded", TrackRecord(number, 0.08, 0.9))
+    assert f"{words} the median error was 8%, and 90% of what was measured lay in the interval." in list(
+        _lines("chat", found)
+    )

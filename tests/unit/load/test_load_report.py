@@ -53,6 +53,41 @@ def test_all_are_counted_within_a_bound_or_beyond_it_not_only_those_kept() -> No
     assert (tally.ttft.within, tally.itl.beyond) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (
+            1,
+            (
+                "0 of 1 request answered",
+                "1 request not answered when the load ended: failed, and in the latencies as longer",
+                "1 request due but not sent when the load ended",
+                "1 request sent late",
+                "1 request of the schedule never sent",
+                "1 prompt of another length than asked",
+                "1 answer of another length than asked",
+            ),
+        ),
+        (
+            2,
+            (
+                "0 of 2 requests answered",
+                "2 requests not answered when the load ended",
+                "2 requests due but not sent",
+                "2 prompts of another length",
+            ),
+        ),
+    ],
+)
+def test_remarks_are_in_words_for_one_and_for_many(number: int, words: tuple[str, ...]) -> None:
+    tally = Tally()
+    tally.sent = tally.cut_off = tally.held_back = tally.other_prompt = tally.other_output = number
+    tally.never_sent([1.0] * number)
+    summary = tally.report(10.0, 2 * number).summary()
+    for part in words:
+        assert part in summary
+
+
 def test_nothing_seen_is_null_not_zero() -> None:
     document = Tally().report(1.0, 0).document()
     assert document["ttft_seconds"] == NOTHING

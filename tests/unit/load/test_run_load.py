@@ -56,7 +56,7 @@ async def test_answers_of_another_length_are_counted_and_reported(stub: Stub, wo
     stub.most_tokens, stub.prompt_extra = 5, 1
     report = await run_load(stub.url, None, workload, 40, 0.5, exact=Exact(120, 7))
     assert (report.completed, report.other_prompt, report.other_output) == (20, 20, 20)
-    assert "20 answers had another length than asked" in report.summary()
+    assert "20 answers of another length than asked" in report.summary()
 
 
 async def test_exact_lengths_that_do_not_fit_are_refused_before_anything_is_sent(

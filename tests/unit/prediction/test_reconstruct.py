@@ -107,7 +107,7 @@ def test_too_little_is_no_evidence():
     limits = one.limits.scheduler
     for samples, why in (
         (one.samples[:5], "a prediction needs at least 30"),
-        ((), "no request has ended while its metrics were recorded; a prediction needs at least 30"),
+        ((), "no request has ended in the recorded traffic; a prediction needs at least 30: send traffic first"),
         ([replace(each, engines={**each.engines, "1": each.engines["0"]}) for each in one.samples], "several engines"),
         (
             [replace(each, engines={"0": replace(each.engines["0"], histograms={})}) for each in one.samples],
@@ -116,3 +116,16 @@ def test_too_little_is_no_evidence():
     ):
         with pytest.raises(NoEvidenceError, match=why):
             reconstruct(samples, limits.max_num_batched_tokens, limits.max_model_len)
+
+
+@pytest.mark.parametrize(
+    ("running", "under_way"),
+    [(1, "and 1 is under way: try again once more have ended"), (12, "and 12 are under way: try again")],
+)
+def test_too_little_with_requests_under_way_says_that_more_will_do(running, under_way):
+    first = recorded().samples[0]
+    engine = replace(first.engines["0"], requests_running=running, requests_waiting=0)
+    samples = [replace(first, at=first.at + second, engines={"0": engine}) for second in range(3)]
+    with pytest.raises(NoEvidenceError, match=under_way) as found:
+        reconstruct(samples, 2048, 4096)
+    assert str(found.value).startswith("no request has ended in the recorded traffic; a prediction needs at least 30, ")

@@ -12,6 +12,7 @@ from vllm_console.diagnosis.live.rule import Evidence, Judgement, holds_since, m
 from vllm_console.history.frames import Frame
 from vllm_console.metrics.sample import ACCEPTED
 from vllm_console.text import duration, percent
+from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes
 
 RESTART = Fix(Changes(), "Restart the server; requests in flight are lost.")
@@ -237,7 +238,7 @@ class DraftsRejected:
         most = len(accepted.bounds) - 1 if accepted is not None else 0
         limit = self.LOW if per_draft < self.LOW else self.ENOUGH  # until which it stays open
         measures = (Measure("acceptance length", f"{1 + per_draft:.2f}", f"{1 + limit:g}", "built-in"),)
-        symptom = f"Speculative decoding drafts up to {most} tokens, of which {per_draft:.2f} are accepted."
+        symptom = f"Speculative decoding drafts up to {counted(most, 'token')}, of which {per_draft:.2f} are accepted."
         cause = "These answers are hard to draft. Drafting and verifying takes time in each step."
         flags = tuple(flag for flag in evidence.flags if flag.partition(".")[0] in FLAGS)
         why = f"Without drafts a step gives 1 token per sequence instead of {1 + per_draft:.2f}, and computes fewer."

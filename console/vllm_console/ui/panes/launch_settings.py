@@ -21,6 +21,7 @@ from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, rule
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.units import counted
 
 MOST_REASON = 12
 """Rows of a reason."""
@@ -75,7 +76,7 @@ def _about_preset(preset: Preset, chosen: str, width: int) -> list[Strip]:
     model = f"{chosen}, instead of {preset.model}" if chosen and chosen != preset.model else preset.model
     work, limits = preset.workload, preset.objectives
     sized_for = (
-        f"{work.concurrency:,} concurrent requests, p95 {work.input_tokens_p95:,} tokens in and "
+        f"{counted(work.concurrency, 'concurrent request')}, p95 {work.input_tokens_p95:,} tokens in and "
         f"{work.output_tokens_p95:,} out, {work.prefix_reuse:.0%} of a prompt shared"
     )
     objectives = (

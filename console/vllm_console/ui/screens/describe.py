@@ -34,6 +34,7 @@ from vllm_console.ui.widgets.reader import TextReader, scroll_hint
 from vllm_console.ui.widgets.table import Column, Value, heading, table
 from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.model import same_value
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.adapters import Adapters
@@ -284,6 +285,6 @@ def _workload(server: ServerView, width: int) -> list[Strip]:
     rows: list[list[Value]] = [
         [("prompts", DIM), f"{count(load.input_tokens_p95)} tokens (p95), {percent(load.prefix_reuse)} of them shared"],
         [("answers", DIM), f"{count(load.output_tokens_p95)} tokens (p95)"],
-        [("concurrent", DIM), f"{load.concurrency:,} requests"],
+        [("concurrent", DIM), counted(load.concurrency, "request")],
     ]
     return table((Column(""), Column("")), rows, width)[1:]

@@ -18,6 +18,7 @@ from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import NodesPlan
 from vllm_launchers.plan.placement import crossing, set_level
+from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, divisors, expert_split_problem, split_problem
 
@@ -81,7 +82,7 @@ def _count(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
         what = f"was given {there}" if plan.gpus else f"there {'is' if there == 1 else 'are'} {there} here"
         sure = "nnodes" in plan.flags or not spread(plan.flags)
         each = " of each node" if "nnodes" in plan.flags else ""
-        text = f"it needs {wanted} GPUs{each} (tensor × pipeline × data parallel) and {what}"
+        text = f"it needs {counted(wanted, 'GPU')}{each} (tensor × pipeline × data parallel) and {what}"
         fix = Changes(set={TENSOR: there}) if whole_number(plan.flags, TENSOR) == wanted and not each else None
         if fix is not None and inputs.facts is not None:
             fix = Changes(set={TENSOR: divisors(inputs.facts, there)[-1]})

@@ -75,7 +75,7 @@ def _nodes(plan: Plan, inputs: PlanInputs, cluster: RayCluster) -> Iterator[Plan
         if there and whole_number(plan.flags, TENSOR) == needed:
             fitting = divisors(inputs.facts, there)[-1] if inputs.facts is not None else there
             fix = Changes(set={TENSOR: fitting})
-        text = f"it needs {needed} GPUs (tensor × pipeline × data parallel), and {found}: {WAITS}"
+        text = f"it needs {counted(needed, 'GPU')} (tensor × pipeline × data parallel), and {found}: {WAITS}"
         yield PlanFinding("ray_gpus_too_few", Level.ERROR, text, fix, surely=False)
         return
     if free is not None and free < needed:

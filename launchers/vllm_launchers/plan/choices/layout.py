@@ -410,7 +410,7 @@ def _why_more(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> str:
         short = f"Even {layout.replica} {free} have" if layout.replica > 1 else f"One GPU{size} has"
         return f"{short} no room for the weights and one request of full length: closest fit."
     if pool.exact:
-        return f"You assigned {pool.size} GPUs"
+        return f"You assigned {counted(pool.size, 'GPU')}"
     single = found.single
     if single is not None and single.fits:
         held = single.held

@@ -15,6 +15,7 @@ from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise, parse_value
 from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.presets.rules import FLAG_NAME
+from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.model_folder import RANKS
 from vllm_launchers.vllm.release_defaults import NEWEST, online_fp8
@@ -174,7 +175,7 @@ def tp_not_divisor(case: Case) -> tuple[Fix, ...]:
     if heads_line := _HEADS.search(case.text):
         heads, size = int(heads_line["heads"]), int(heads_line["size"])
         fitting = math.gcd(heads, size)
-        why = f"{heads} attention heads can be split over {fitting} GPUs, not over {size}."
+        why = f"{heads} attention heads can be split over {counted(fitting, 'GPU')}, not over {size}."
     elif heads_line := _BLOCKS.search(case.text):
         return _whole_blocks(int(heads_line["part"]), int(heads_line["block"]), size)
     else:
@@ -196,7 +197,7 @@ def _whole_blocks(part: int, block: int, size: int) -> tuple[Fix, ...]:
     why = f"A rank's part of {part} columns is not a multiple of the checkpoint's block size {block}"
     found = []
     if factor and size % factor == 0:
-        why += f"; over {size // factor} GPUs it is {part * factor}."
+        why += f"; over {counted(size // factor, 'GPU')} it is {part * factor}."
         found.append(Fix(Changes({"tensor-parallel-size": size // factor}), why, "Each GPU holds more of the weights."))
     elif factor:
         found.append(Fix(Changes(), f"{why}: divide --tensor-parallel-size by {factor}."))
@@ -267,7 +268,7 @@ def quantization_config(case: Case) -> tuple[Fix, ...]:
         found.append(Fix(Changes(unset=("quantization",)), why))
     size = int(case.number("tensor-parallel-size", 1))
     if size > 1 and "linear" in case.text:
-        why = f"With {size // 2} GPUs each rank's part is larger, and more kernels support it."
+        why = f"With {counted(size // 2, 'GPU')} each rank's part is larger, and more kernels support it."
         found.append(Fix(Changes({"tensor-parallel-size": size // 2}), why, "Each GPU holds more of the weights."))
     why = "Use a 4-bit checkpoint with group size 128 (AWQ or GPTQ), or one with complete files."
     return (*found, Fix(Changes(), why))
