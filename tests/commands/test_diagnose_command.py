@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
+import pytest
+
 from vllm_console.cli import diagnose
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
+from vllm_console.fleet.verbs import RefusedError
 
 LOG = """\
 INFO 11-20 10:00:00 [api_server.py:1] vLLM API server version 0.32.0
@@ -83,3 +87,25 @@ def test_a_folder_of_a_servers_name_does_not_hide_the_server(program, tmp_path, 
     (tmp_path / "chat").mkdir()
     monkeypatch.chdir(tmp_path)
     assert program("diagnose", "chat").stderr.endswith("neither such a file nor a server of that name\n")
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        (State.READY, "chat is running and has not failed: 'vllm-console status chat' shows figures and findings"),
+        (State.STARTING, "chat is starting and has not failed: 'vllm-console status chat' shows figures and findings"),
+        (State.STOPPED, "chat has not failed: it is stopped"),
+    ],
+)
+def test_a_server_that_has_not_failed_is_one_sentence(tmp_path, monkeypatch, state, sentence):
+    class Fleet:
+        def snapshot(self):
+            return FleetSnapshot(2000.0, "box", servers=(ServerView("chat", state, 1000.0),))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(diagnose, "open_fleet", lambda _args: Fleet())
+    parser = argparse.ArgumentParser()
+    diagnose.add_arguments(parser)
+    with pytest.raises(RefusedError) as refused:
+        diagnose.run(parser.parse_args(["chat"]))
+    assert str(refused.value) == sentence

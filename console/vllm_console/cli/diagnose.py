@@ -13,12 +13,14 @@ from msgspec.structs import replace
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, print_json
+from vllm_console.fleet.snapshot import State
 from vllm_console.fleet.verbs import FleetError, RefusedError, UsageError
 from vllm_console.logs.file import lines_before
 from vllm_console.text import plain, redrawn
 
 if TYPE_CHECKING:
     from vllm_console.diagnosis.finding import Diagnosis
+    from vllm_console.fleet.snapshot import ServerView
 
 MOST_BYTES = 32 << 20
 """The beginning of a longer log is skipped: the failure is in its last part."""
@@ -84,8 +86,18 @@ def _failure_of(args: argparse.Namespace) -> Diagnosis:
     if args.exit_code is not None:
         raise UsageError("--exit-code is for a log; that of a server is known")
     if server.diagnosis is None:
-        raise RefusedError(f"{name} has not failed: it is {server.state.value}")
+        raise RefusedError(_not_failed(server))
     return server.diagnosis
+
+
+def _not_failed(server: ServerView) -> str:
+    """That a server has not failed, and the command that tells how one does that runs."""
+    if not server.state.alive:
+        return f"{server.name} has not failed: it is {server.state}"
+    state = "running" if server.state is State.READY else server.state
+    return (
+        f"{server.name} is {state} and has not failed: 'vllm-console status {server.name}' shows figures and findings"
+    )
 
 
 def _read(name: str) -> tuple[int, str]:

@@ -329,7 +329,7 @@ class ConsoleApp(App[None]):
         if self._polled_for == FIRST:
             self._polled_for = next((one.name for one in self.snapshot.servers if one.series is not None), FIRST)
         self._report_trouble()
-        self.polling = _with(self.polling, hanging=None)
+        self.polling = _with(self.polling, hanging=None, resuming=False)
         leaving = self.operations.is_mounted and not self.screen_stack
         if not leaving:
             self.operations.show_snapshot()
@@ -391,7 +391,8 @@ class ConsoleApp(App[None]):
 
     def action_pause(self) -> None:
         """Stop polling, or resume."""
-        self._set_polling(paused=not self.polling.paused, hanging=None)
+        paused = not self.polling.paused
+        self._set_polling(paused=paused, resuming=not paused, hanging=None)
         self._wake.set()
 
     def action_refresh_faster(self) -> None:

@@ -18,6 +18,36 @@ async def test_a_server_gone_to_is_polled_at_once(console):
         await c.lacks("waiting for")
 
 
+async def test_what_is_shown_is_live_only_once_there_is_a_new_snapshot(console):
+    async with console() as c:
+        await c.sees("live · ")
+        await c.press("space")
+        await c.sees("paused")
+        await c.until(lambda: c.app._wake.is_set() is False)
+        c.fleet.open.clear()
+        shown = c.app.snapshot
+        await c.press("space")
+        await c.sees("resuming")
+        assert c.app.snapshot is shown
+        assert "live · " not in c.text
+        c.fleet.open.set()
+        await c.sees("live · ")
+        assert c.app.snapshot is not shown
+        await c.lacks("resuming")
+
+
+async def test_a_pause_before_a_new_snapshot_is_a_pause(console):
+    async with console() as c:
+        await c.press("space")
+        await c.sees("paused")
+        await c.until(lambda: c.app._wake.is_set() is False)
+        c.fleet.open.clear()
+        await c.press("space", "space")
+        await c.sees("paused")
+        assert "resuming" not in c.text
+        c.fleet.open.set()
+
+
 async def test_what_gets_another_size_is_drawn_for_it(console):
     """As after a filter that let fewer rows through: nothing else asks for it until the next look."""
     async with console() as c:

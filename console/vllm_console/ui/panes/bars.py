@@ -37,10 +37,14 @@ MOST_MESSAGE_LINES = 3
 
 
 class Polling(msgspec.Struct, frozen=True):
-    """How the console polls servers: the interval in seconds, paused or not, and how long the present poll hangs."""
+    """How the console polls servers: the interval in seconds, paused or not, and how long the present poll hangs.
+
+    ``resuming``: no longer paused, and what is shown is still of the pause.
+    """
 
     refresh: float
     paused: bool = False
+    resuming: bool = False
     hanging: float | None = None
     read_only: bool = False
     demo: bool = False
@@ -91,6 +95,8 @@ def _marks(polling: Polling, shown: ShownTime) -> list[Part]:
         marks.append((" paused ", WARN))
     elif polling.hanging is not None:
         marks.append((f" data {duration(polling.hanging)} old ", BAD))
+    elif polling.resuming:
+        marks.append((" resuming ", WARN))
     return marks
 
 
@@ -101,9 +107,10 @@ def _time_parts(snapshot: FleetSnapshot | None, polling: Polling, shown: ShownTi
         note = "" if shown.of_figures else " · figures are current"
         text = f" at {clock(shown.at, snapshot.at, seconds=True)}{ago} · {shown.range}{note} "
         return [(text, PAST), (f" {key_of('time_live')} {'leave' if shown.replay else 'live'} ", KEY)]
-    live = "live · " if polling.refresh == 1 else f"live every {polling.refresh:g}s · "
+    old = polling.paused or polling.resuming or polling.hanging is not None
+    live = "" if old else "live · " if polling.refresh == 1 else f"live every {polling.refresh:g}s · "
     now = clock(snapshot.at, snapshot.at, seconds=True) if snapshot else " " * 8
-    return [(f" {'' if polling.paused or polling.hanging is not None else live}{shown.range} · {now} ", DIM)]
+    return [(f" {live}{shown.range} · {now} ", DIM)]
 
 
 def _fitting(parts: Sequence[Part], width: int) -> list[Part]:
