@@ -14,6 +14,7 @@ from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.theme import ACCENT, BAD, OK, WARN
+from vllm_launchers.patterns import lazy_pattern
 
 SIGNS: dict[Severity, tuple[str, Style]] = {
     Severity.CRITICAL: ("✗", BAD),
@@ -22,6 +23,8 @@ SIGNS: dict[Severity, tuple[str, Style]] = {
     Severity.GOOD: ("✓", OK),
 }
 """A sign and a color per severity: the sign alone distinguishes them."""
+
+_CLAUSE_END = lazy_pattern(r"(?<=[.;]) ")
 
 UNSURE = 0.7
 """Below this confidence a cause is shown with it."""
@@ -148,11 +151,28 @@ def flag_change_text(flags: Flags, changes: Changes) -> str:
     return ", ".join(map(plain, parts))
 
 
-def fix_text(flags: Flags, fix: Fix, effect: str = "") -> str:
-    """A fix in one line: the change, its predicted effect if that is known, and its trade-off (else its reason);
-    without a change the advice."""
+def fix_texts(flags: Flags, fix: Fix, effect: str = "") -> list[str]:
+    """A fix in one line, in full and then shorter and shorter, for where there is less room.
+
+    The change, its predicted effect if that is known, and its trade-off (else its reason); without a change the advice.
+    """
     if fix.changes.empty:
-        return plain(fix.why)
-    why = f". Trade-off: {plain(fix.tradeoff)}" if fix.tradeoff else f": {plain(fix.why)}"
-    predicted = f", predicted: {effect}" if effect else ""
-    return flag_change_text(flags, fix.changes) + predicted + why
+        return shortened(fix.why)
+    change, about = flag_change_text(flags, fix.changes), with_tradeoff("", fix.tradeoff)
+    if not fix.tradeoff:
+        about = [*(f": {text}" for text in shortened(fix.why) if text), ""]
+    heads = [f"{change}, predicted: {effect}", change] if effect else [change]
+    return [head + text for head in heads for text in about]
+
+
+def with_tradeoff(text: str, tradeoff: str) -> list[str]:
+    """A text with a trade-off behind it, the most detailed first; at last without one."""
+    return [*(f"{text}. Trade-off: {one}" for one in shortened(tradeoff) if one), text]
+
+
+def shortened(text: str) -> list[str]:
+    """A text, and then less and less of it: whole sentences and clauses of its beginning."""
+    whole = plain(text)
+    parts = [part for part in _CLAUSE_END.split(whole) if part]
+    shorter = [" ".join(parts[:count]).rstrip(".;") + "." for count in range(len(parts) - 1, 0, -1)]
+    return [whole, *shorter]

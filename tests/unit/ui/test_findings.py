@@ -13,6 +13,8 @@ from vllm_console.fleet.verbs import FleetError
 from vllm_console.metrics.sample import Series
 from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
 from vllm_console.ui.panes.finding import StagedState, finding_lines, measure_text
+from vllm_console.ui.parts import staging
+from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.screens.findings import TWO_COLUMNS, FindingsScreen, findings_page
 from vllm_console.ui.theme import DIM, to_ascii
 from vllm_launchers.plan import findings as plan_findings
@@ -451,3 +453,59 @@ def test_a_figure_within_its_limit_is_not_told_without_its_name(fakes, width):
     over = replace(found, measures=(waiting, running, replace(usage, value="97%")))
     told = finding_lines(replace(server, findings=(over,)), StagedState(), fakes.NOW, 80, 2)[0].text
     assert "97%" in told
+
+
+TRADEOFF = "Output can differ slightly; it was measured here. Blocks become large, so only long ones are found."
+
+
+@pytest.mark.parametrize(
+    ("width", "most", "effect", "told"),
+    [
+        (120, 3, "", "--kv-cache-dtype unset → fp8. Trade-off: Output can differ slightly; it was measured here."),
+        (110, 2, "", "--kv-cache-dtype unset → fp8. Trade-off: Output can differ slightly."),
+        (80, 2, "", "--kv-cache-dtype unset → fp8. Trade-off: Output can differ slightly."),
+        (80, 2, "TTFT p50 −31%", "--kv-cache-dtype unset → fp8, predicted: TTFT p50 −31%"),
+        (60, 2, "", "--kv-cache-dtype unset → fp8"),
+    ],
+)  # fmt: skip
+def test_where_there_is_little_room_a_trade_off_is_left_out_in_whole_clauses(fakes, width, most, effect, told):
+    view = fakes.pressed(fakes.NOW)
+    top = view.findings[0]
+    fix = replace(top.fixes[0], tradeoff=TRADEOFF)
+    server = replace(view, findings=(replace(top, fixes=(fix, *top.fixes[1:])), *view.findings[1:]))
+    below = shown(server, StagedState(effect=effect), width, most, fakes=fakes).splitlines()[1:]
+    text = " ".join(" ".join(row.partition("i findings")[0].split()) for row in below)
+    assert text.startswith(told)
+    assert "…" not in text
+    if most == 2:
+        assert text == told
+
+
+def test_a_verdict_stands_without_the_trade_off_that_it_leaves_no_room_for(fakes):
+    view = fakes.pressed(fakes.NOW)
+    fix = view.findings[0].fixes[0]
+    verdict = PlanVerdict("fits (estimate); KV cache 123k → 246k tokens; fp8 needs a newer GPU", DIM)
+    told = StagedState(staged=staging.staged_of(fix.changes), verdict=verdict)
+    assert shown(view, told, 80, 2, fakes=fakes).splitlines()[1].strip() == verdict.message
+
+
+@pytest.mark.parametrize(("size", "told"), [((120, 24), True), ((80, 40), True), ((120, 40), False)])
+async def test_staging_a_fix_tells_the_trade_off_where_the_line_of_findings_may_not(console, fakes, size, told):
+    async with console(fakes.pressed, size=size) as c:
+        await c.press("f")
+        await c.sees("Staged.")
+        assert c.app.message is not None
+        assert ("Trade-off: A little precision; check the answers." in c.app.message[0]) is told
+
+
+async def test_a_fix_of_many_flags_is_told_whole_on_the_screen_of_findings(console, fakes):
+    changes = Changes({"kv-cache-dtype": "fp8", "max-num-batched-tokens": 16384, "gpu-memory-utilization": 0.95})
+
+    def pressed(at):
+        view = fakes.pressed(at)
+        return replace(view, findings=(replace(view.findings[0], fixes=(Fix(changes, "Why."),)),))
+
+    async with console(pressed, size=(80, 40)) as c:
+        await c.press("i")
+        await c.sees("--kv-cache-dtype unset → fp8, ")
+        await c.sees("→ 0.95")

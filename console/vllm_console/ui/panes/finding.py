@@ -14,7 +14,16 @@ from textual.strip import Strip
 from vllm_console.diagnosis.finding import SECOND_SERVER, WINDOW, Measure, Severity
 from vllm_console.fleet.snapshot import ServerView, State, StateThen
 from vllm_console.text import duration, plain, size
-from vllm_console.ui.findings import SIGNS, ServerFinding, findings_of, fix_text, staged_fix, unjudged
+from vllm_console.ui.findings import (
+    SIGNS,
+    ServerFinding,
+    findings_of,
+    fix_texts,
+    shortened,
+    staged_fix,
+    unjudged,
+    with_tradeoff,
+)
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.staging import Staged
@@ -129,10 +138,9 @@ def finding_lines(
     fix, why = _fix_key(server, top, state), _findings_key(top, others)
     keys = ("", _short_keys(fix, top, others)) if width < WIDE else (why, fix)
     symptom = _one_line(top, parts, width, keys[1])
-    text, style = (
-        (_fix_text(server, top, state.effect), None) if staged is None else _verdict_text(server, top, state, staged)
-    )
-    below = len(_rows(text, style, indent, width, keys[0], most))
+    style = staged.style if staged is not None else None
+    texts = _fix_texts(server, top, state.effect) if staged is None else _verdict_texts(server, top, state, staged)
+    below = len(_rows(_fitting(texts, indent, width, keys[0], most - 1), style, indent, width, keys[0], most))
     room_below = most - 1 - below
     if symptom:
         parts = [*parts, f": {symptom}"]
@@ -141,6 +149,7 @@ def finding_lines(
     lines = [_with_key(parts, keys[1], width)]
     if not symptom and room_below > 0:
         lines += _rows(top.symptom, None, indent, width, "", room_below)
+    text = _fitting(texts, indent, width, keys[0], most - len(lines))
     return [*lines, *(_rows(text, style, indent, width, keys[0], most - len(lines)))][:most]
 
 
@@ -152,13 +161,10 @@ def _unreachable_lines(server: ServerView, now: float, width: int, most: int) ->
     return [Strip.join([first, rows[0].crop(first.cell_length)]), *rows[1:]]
 
 
-def _verdict_text(
-    server: ServerView, top: ServerFinding, state: StagedState, verdict: PlanVerdict
-) -> tuple[str, Style | None]:
-    """The verdict on what is staged; with the trade-off where that is a fix of this finding."""
+def _verdict_texts(server: ServerView, top: ServerFinding, state: StagedState, verdict: PlanVerdict) -> list[str]:
+    """The verdict on what is staged, the most detailed first: with its trade-off if it is a fix of this finding."""
     at = staged_fix(server, top.flag_fixes, state.staged)
-    tradeoff = top.flag_fixes[at].tradeoff if at is not None else ""
-    return verdict.message + (f". Trade-off: {plain(tradeoff)}" if tradeoff else ""), verdict.style
+    return with_tradeoff(verdict.message, top.flag_fixes[at].tradeoff if at is not None else "")
 
 
 def _verdict_lines(server: ServerView, verdict: PlanVerdict | None, width: int, most: int) -> list[Strip]:
@@ -226,19 +232,34 @@ def _is_number(text: str) -> bool:
     return text.replace(".", "").replace(",", "").isdecimal()
 
 
-def _fix_text(server: ServerView, top: ServerFinding, effect: str = "") -> str:
-    """What the key would stage with its predicted effect; without a flag change, the best advice, or the cause."""
+def _fix_texts(server: ServerView, top: ServerFinding, effect: str = "") -> list[str]:
+    """What the key would stage with its predicted effect, the most detailed first; without a flag change, the best
+    advice, or the cause.
+    """
     offered = top.flag_fixes or top.fixes
-    return fix_text(server.flags, offered[0], effect if top.flag_fixes else "") if offered else top.cause
+    return fix_texts(server.flags, offered[0], effect if top.flag_fixes else "") if offered else shortened(top.cause)
 
 
 def _rows(text: str, style: Style | None, indent: int, width: int, key: str, most: int) -> list[Strip]:
     """A text over at most so many lines; the key stands at the right of the first, and keeps its columns free."""
     if most <= 0:
         return []
-    room = max(20, width - indent - (len(key) + 3 if key else 1))
+    room = _row_width(indent, width, key)
     rows = textwrap.wrap(plain(text), room, break_on_hyphens=False, max_lines=most, placeholder=" …") or [""]
     return [_with_key([" " * indent, (row, style)], key if not at else "", width) for at, row in enumerate(rows)]
+
+
+def _row_width(indent: int, width: int, key: str) -> int:
+    return max(20, width - indent - (len(key) + 3 if key else 1))
+
+
+def _fitting(texts: Sequence[str], indent: int, width: int, key: str, most: int) -> str:
+    """The first of the texts that fits into so many lines; else the last one, the shortest."""
+    room = _row_width(indent, width, key)
+    for text in texts:
+        if len(textwrap.wrap(plain(text), room, break_on_hyphens=False)) <= most:
+            return text
+    return texts[-1] if texts else ""
 
 
 def since_text(since: float, now: float) -> str:

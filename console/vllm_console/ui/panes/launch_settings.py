@@ -18,7 +18,7 @@ from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import ABOUT, CHOSEN, FIELDS, LaunchDraft, set_devices
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, fit, rule
+from vllm_console.ui.widgets.draw import Part, cut_rows, fit, rule
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.units import counted
@@ -42,13 +42,18 @@ def preset_lines(
     size: tuple[int, int],
     active: bool,
 ) -> list[Strip]:
-    """Each preset's name and title, what the chosen one is for, then the files that could not be used."""
+    """Each preset's name and title, the files that could not be used, then what the chosen one is for, as far as there
+    is room.
+    """
     width, height = size
     strips: list[Strip] = []
+    heads: list[int] = []
+    """The first row of each preset and file."""
     at = 0
     for preset in presets:
         chosen = preset.name == draft.preset.name
         at = len(strips) if chosen else at
+        heads.append(len(strips))
         mark = "*" if draft.touched(preset) else " "
         own = "" if preset.shipped else " (yours)"
         strips.append(line((fit(f"{'▸' if chosen else ' '}{mark}{plain(preset.name)}{own}", width),
@@ -59,20 +64,26 @@ def preset_lines(
     for problem in problems:
         file = PurePath(problem.path)  # its name first, since a folder's may be longer than the line
         if problem.path != before:
+            heads.append(len(strips))
             strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
         before = problem.path
         strips += wrapped(problem.message.removeprefix(f"{problem.path}: "), width, WARN, "   ")
-    about = [line(), *_about_preset(draft.preset, draft.text("model"), width)]
+    model = draft.text("model")
+    about = [line(), *_about_preset(draft.preset, model, width)]
     room = max(3, height - 1 - len(about)) if height > len(about) + 8 else height - 1
     first = min(max(0, at - room // 2), max(0, len(strips) - room))
-    shown = [section_title("Presets", width, active), *strips[first : first + room], *about]
-    if len(shown) > height:
-        shown[height - 1 :] = [line((" …", DIM))]
-    return shown
+    end = first + room
+    rows = strips[first:end]
+    if end < len(strips) and (hidden := sum(head >= end - 1 for head in heads)):
+        rows[-1] = line((f"   … {hidden} more", DIM))
+    left = height - 1 - len(rows)
+    if left < len(about):
+        about = cut_rows(_about_preset(draft.preset, model, width, short=True), left, width) if left > 0 else []
+    return [section_title("Presets", width, active), *rows, *about]
 
 
-def _about_preset(preset: Preset, chosen: str, width: int) -> list[Strip]:
-    """What it is for; ``chosen`` is the model that replaces its own, empty if none does."""
+def _about_preset(preset: Preset, chosen: str, width: int, *, short: bool = False) -> list[Strip]:
+    """What it is for; ``chosen`` is the model that replaces its own, empty if none does. ``short``: in fewer rows."""
     model = f"{chosen}, instead of {preset.model}" if chosen and chosen != preset.model else preset.model
     work, limits = preset.workload, preset.objectives
     sized_for = (
@@ -85,7 +96,10 @@ def _about_preset(preset: Preset, chosen: str, width: int) -> list[Strip]:
     )
     strips = wrapped(preset.summary, width, None, " ")
     for head, text in (("model", model), ("sized for", sized_for), ("objectives", objectives)):
-        strips += [line((f" {head}", DIM)), *wrapped(text, width, None, "   ")]
+        if short:
+            strips += wrapped(f"{head}: {text}", width, None, " ")
+        else:
+            strips += [line((f" {head}", DIM)), *wrapped(text, width, None, "   ")]
     return strips
 
 

@@ -6,11 +6,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView, Stage, State
 from vllm_console.text import count, duration, plain, took
-from vllm_console.ui.findings import findings_of, fix_text
+from vllm_console.ui.findings import findings_of, fix_texts
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, OK, STRONG, WARN
@@ -61,7 +62,8 @@ def _why(server: ServerView, width: int) -> list[Strip]:
             for text in textwrap.wrap(failure.line, max(20, width - 4), break_on_hyphens=False)[:2]
         ]
     for number, fix in enumerate(failure.fixes[:3]):
-        text = fit(fix_text(server.flags, fix), max(10, width - 5)).rstrip()
+        texts, room = fix_texts(server.flags, fix), max(10, width - 5)
+        text = next((text for text in texts if cell_len(text) <= room), fit(texts[-1], room))
         key = f" {key_of('stage_fix')}" if number == 0 and not fix.changes.empty else ""
         lines.append(line((fit(key, max(2, len(key))) + " ", ACCENT), text))
     return lines

@@ -9,7 +9,7 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
 from vllm_console.ui.findings import findings_of, staged_fix, steps_of
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.finding import WIDE
+from vllm_console.ui.panes.finding import MOST_LINES, WIDE, finding_rows
 from vllm_console.ui.parts.staging import Staging
 from vllm_console.ui.theme import WARN
 
@@ -48,8 +48,9 @@ class FixCycle:
         replaced = bool(before) and staged_fix(server, found[0].flag_fixes if found else (), before) is None
         self._staging.put(server.name, steps)
         # The change itself stands in the line of what is staged, the trade-off in that of the finding if it has room.
-        narrow = self._console.size.width < WIDE
-        tradeoff = f" Trade-off: {plain(fix.tradeoff)}" if fix.tradeoff and narrow else ""
+        width, height = self._console.size
+        little = width < WIDE or finding_rows(height) < MOST_LINES
+        tradeoff = f" Trade-off: {plain(fix.tradeoff)}" if fix.tradeoff and little else ""
         instead = " (replaces the earlier changes)" if replaced else ""
         self._console.say(f"Staged{instead}.{tradeoff} {key_of('restart')} restarts. {plain(fix.why)}")
 

@@ -353,10 +353,11 @@ def _fix(server: ServerView, fix: Fix, width: int, here: bool, effect: Part) -> 
         lines = [line(mark, "· ", first), *(line("     " + row) for row in rest)]
         texts = [f"Trade-off: {fix.tradeoff}"] if fix.tradeoff else []
     else:
-        change = fit(flag_change_text(server.flags, fix.changes), width - INDENT).rstrip()
-        lines = [line(mark, (change, STRONG + CURSOR if here else ACCENT))]
-        text, style = (effect, None) if isinstance(effect, str) else effect
-        lines += [line("     ", (row, style)) for row in _wrapped(text, width - 2)]
+        style = STRONG + CURSOR if here else ACCENT
+        rows = _wrapped(flag_change_text(server.flags, fix.changes), width)
+        lines = [line("   " if at else mark, (row, style)) for at, row in enumerate(rows)]
+        text, tone = (effect, None) if isinstance(effect, str) else effect
+        lines += [line("     ", (row, tone)) for row in _wrapped(text, width - 2)]
         texts = [fix.why]
         if fix.tradeoff and width >= SIDE_BY_SIDE:
             column = (width - 7) // 2

@@ -28,7 +28,7 @@ from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line
+from vllm_console.ui.widgets.draw import KeyHint, Part, cut_rows, fit, keys_line
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_launchers.plan.choices.inputs import Choice
@@ -487,11 +487,3 @@ def about_lines(
         rows = textwrap.wrap(plain(text), max(10, width - 2), break_on_hyphens=False)
         strips += [line((f" {row}", style)) for row in rows]
     return strips
-
-
-def cut_rows(rows: Sequence[Strip], most: int, width: int) -> list[Strip]:
-    """The first rows; the last one kept ends with `` …`` where more would follow."""
-    if len(rows) <= most:
-        return list(rows)
-    last = rows[most - 1]
-    return [*rows[: most - 1], Strip.join([last.crop(0, min(last.cell_length, width - 3)), line((" …", DIM))])]

@@ -33,6 +33,14 @@ def parts_length(parts: Sequence[Part]) -> int:
     return sum(cell_len(part if isinstance(part, str) else part[0]) for part in parts)
 
 
+def cut_rows(rows: Sequence[Strip], most: int, width: int) -> list[Strip]:
+    """The first rows; the last one kept ends with `` …`` where more would follow."""
+    if len(rows) <= most:
+        return list(rows)
+    last = rows[most - 1]
+    return [*rows[: most - 1], Strip.join([last.crop(0, min(last.cell_length, width - 3)), line((" …", DIM))])]
+
+
 def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRONG, key: str = "") -> Strip:
     """A pane's top line: ``── key title ─────── right ──``. What is at the right gives way to the title."""
     length = parts_length(right)

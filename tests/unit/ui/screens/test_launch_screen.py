@@ -242,3 +242,11 @@ async def test_where_no_vllm_is_found_it_says_that_the_engine_is_simulated_why_a
         await pilot.press("tab")
         await pilot.press("tab", "down", "space")  # the engine, as a person chooses it
         await wait_until(pilot, lambda: said not in app.text())
+
+
+@pytest.mark.parametrize(("height", "seen"), [(15, "Throughput over latency"), (14, "… 1 more"), (12, "… 2 more")])
+async def test_presets_in_few_rows_say_how_many_more_there_are(host, wait_until, fleet, height, seen):
+    app = host(lambda: LaunchScreen(fleet))
+    async with app.run_test(size=(60, height)) as pilot:
+        await wait_until(pilot, lambda: seen in app.text())
+        assert not [row for row in app.text().splitlines() if row.strip() == "…"]

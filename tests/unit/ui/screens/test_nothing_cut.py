@@ -7,8 +7,8 @@ from textual.strip import Strip
 
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.screens.findings import findings_page
-from vllm_console.ui.screens.flags import cut_rows
 from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.widgets.draw import cut_rows
 
 
 @pytest.mark.parametrize("size", [(80, 24), (80, 16), (50, 12)])
