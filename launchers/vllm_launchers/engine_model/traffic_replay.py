@@ -1,7 +1,8 @@
 """Replays the arrivals of requests through vLLM's scheduler, in virtual time: what a server with given limits would do.
 
 Only lengths are known, no tokens. Iterations in which every running request gets one token and nothing else happens
-are taken together, so that minutes of traffic take a fraction of a second. Pure.
+are taken together, and where no request is preempted, requests and blocks are only counted (`counted_engine`). So
+minutes of traffic take some milliseconds. Pure.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
+from typing import Protocol
 
 import msgspec
-from msgspec.structs import replace
 
+from vllm_launchers.engine_model.counted_engine import CountedEngine, Iteration, WouldPreemptError
 from vllm_launchers.engine_model.scheduler import Batch, BlockPool, Request, Scheduler, SchedulerLimits
 from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
 
@@ -90,14 +92,109 @@ def replay_traffic(
     until: float = math.inf,
 ) -> Replayed:
     """Replay ``arrivals``, in the order of their times, to the last one's end; sum up from ``since`` to ``until``."""
-    if limits.prefix_caching and not any(one.prefix for one in arrivals):
-        # Then only a preempted request finds something in the cache: what it had computed itself.
-        plain = replace(limits, prefix_caching=False)
-        replay = _Replay(arrivals, plain, cost, noise, since, until)
-        found = replay.run()
-        if not replay.any_preempted:
-            return found
-    return _Replay(arrivals, limits, cost, noise, since, until).run()
+    # Without shared prefixes only a preempted request finds something in the cache: what it had computed itself.
+    caching = limits.prefix_caching and any(one.prefix for one in arrivals)
+    counted = CountedEngine(limits.scheduler, limits.blocks, caching=caching, ahead=limits.ahead)
+    try:
+        return _Replay(arrivals, limits, counted, cost, noise, since, until).run()
+    except WouldPreemptError:
+        return _Replay(arrivals, limits, _ScheduledEngine(limits), cost, noise, since, until).run()
+
+
+class _Engine(Protocol):
+    """What a replay asks of an engine: to take requests, and to schedule and complete iterations."""
+
+    waiting: deque[Request]
+
+    @property
+    def running(self) -> int:
+        """How many requests run."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the next iteration has no place for another request."""
+
+    @property
+    def context(self) -> int:
+        """Tokens that the running requests have computed."""
+
+    @property
+    def usage(self) -> float:
+        """Share of the KV cache in use, 0 to 1."""
+
+    def add(self, request: Request) -> None:
+        """Append a request to the queue. Raises ValueError if it could never fit."""
+
+    def decode_steps(self, most: int) -> int:
+        """How many of the next iterations, up to ``most``, are one token for each running request and nothing else, an
+        iteration after the one before. The last of them may end requests."""
+
+    def decode(self, steps: int, now: float) -> float:
+        """Account for so many of them, up to ``now``; returns the usage in the last one."""
+
+    def schedule(self, now: float) -> Iteration:
+        """Choose the next iteration's work."""
+
+    def complete(self, now: float) -> tuple[int, list[tuple[float, int]]]:
+        """Account for it; returns how many tokens it gave, and the intervals to the tokens before them, of which those
+        that are alike may be counted together."""
+
+
+class _ScheduledEngine:
+    """An engine whose every iteration is scheduled request by request, block by block."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        pool = BlockPool(limits.blocks, caching=limits.prefix_caching)
+        self._scheduler = Scheduler(limits.scheduler, pool, ahead=limits.ahead)
+        self.waiting = self._scheduler.waiting
+        self.add = self._scheduler.add
+        self._completed_at = math.nan
+        self._batch = Batch()
+        self._before: list[tuple[Request, float | None]] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def full(self) -> bool:
+        return self._scheduler.full
+
+    @property
+    def context(self) -> int:
+        return sum([request.computed for request in self._scheduler.running])
+
+    @property
+    def usage(self) -> float:
+        return self._scheduler.pool.usage
+
+    def decode_steps(self, most: int) -> int:
+        steps, last = self._scheduler.decode_steps(most), self._completed_at
+        # Of a request whose prompt ends with this token, or that sat out a step, the interval is another one.
+        return steps if steps and all(request.last_token_at == last for request in self._scheduler.running) else 0
+
+    def decode(self, steps: int, now: float) -> float:
+        self._completed_at = now
+        return self._scheduler.decode(steps, now)
+
+    def schedule(self, now: float) -> Iteration:
+        batch = self._batch = self._scheduler.schedule(now)
+        self._before = [(share.request, share.request.last_token_at) for share in batch.shares]
+        tokens, reads, prefill, pairs = 0, 0, 0, 0.0
+        for share in batch.shares:
+            tokens += share.count
+            reads += share.context + share.count
+            pairs += share.count * (share.context + (share.count + 1) / 2)
+            prefill += share.count if share.count > 1 else 0
+        return Iteration(len(batch.shares), tokens, reads, pairs, prefill, batch.preempted)
+
+    def complete(self, now: float) -> tuple[int, list[tuple[float, int]]]:
+        self._completed_at = now
+        advanced = self._scheduler.complete(self._batch, now)
+        intervals = [
+            (now - last, 1) for request, last in self._before if last is not None and request.last_token_at == now
+        ]
+        return len(advanced), intervals
 
 
 class _Replay:
@@ -107,14 +204,13 @@ class _Replay:
         self,
         arrivals: Sequence[Arrival],
         limits: EngineLimits,
+        engine: _Engine,
         cost: StepCost,
         noise: StepNoise,
         since: float,
         until: float,
     ) -> None:
-        pool = BlockPool(limits.blocks, caching=limits.prefix_caching)
-        self._scheduler = Scheduler(limits.scheduler, pool, ahead=limits.ahead)
-        self._cost, self._since, self._until = cost, since, until
+        self._engine, self._cost, self._since, self._until = engine, cost, since, until
         self._decode_noise = _Factors(noise.decode, noise)
         self._prefill_noise = _Factors(noise.prefill, noise)
         self._requests = [
@@ -133,27 +229,24 @@ class _Replay:
         self._intervals: list[tuple[float, int]] = []
         self._batches: dict[int, float] = {}
         self._steps = self._prefill = self._preempted = 0
-        self.any_preempted = False
         self._tokens = 0
         self._busy = self._waiting = self._usage = 0.0
 
     def run(self) -> Replayed:
-        scheduler = self._scheduler
+        engine = self._engine
         while True:
             self._admit()
-            if not scheduler.busy:
+            if not engine.running and not engine.waiting:
                 if not self._queue:
                     break
                 self._now = self._scheduled = max(self._now, self._queue[0].arrival)
                 continue
-            steps = scheduler.decode_steps(_MOST_STEPS_TOGETHER)
-            # Of a request whose prompt ends with this token, or that sat out a step, the interval is another one.
-            if steps and all(request.last_token_at == self._now for request in scheduler.running):
+            if steps := engine.decode_steps(_MOST_STEPS_TOGETHER):
                 self._decode(steps)
             else:
                 self._step()
         return Replayed(
-            requests=tuple(self._outcome(request) for request in self._requests),
+            requests=tuple([self._outcome(request) for request in self._requests]),
             intervals=tuple(self._intervals),
             steps=self._steps,
             seconds=self._now - self._requests[0].arrival if self._requests else 0.0,
@@ -171,17 +264,16 @@ class _Replay:
         while self._queue and self._queue[0].arrival <= self._scheduled:
             request = self._queue.popleft()
             try:
-                self._scheduler.add(request)
+                self._engine.add(request)
             except ValueError:
                 self._refused.add(request.seed)
 
     def _decode(self, steps: int) -> None:
         """At most ``steps`` iterations of one token for each running request, until an arrival may join them."""
-        scheduler = self._scheduler
-        running, waiting = scheduler.running, scheduler.waiting
-        count, full = len(running), scheduler.full
-        reads = float(sum([request.computed for request in running]) + count)
-        usage, began = scheduler.pool.usage, self._now
+        engine, waiting = self._engine, self._engine.waiting
+        count, full = engine.running, engine.full
+        reads = float(engine.context + count)
+        usage, began = engine.usage, self._now
         noise, since, until = self._decode_noise, self._since, self._until
         now, scheduled, counted, busy, done = began, began, 0, 0.0, 0
         due = self._queue[0].arrival if self._queue else math.inf
@@ -211,35 +303,30 @@ class _Replay:
             self._tokens += counted * count
             self._busy += busy
             self._batches[count] = self._batches.get(count, 0.0) + busy
-        usage_then = scheduler.decode(done, now)
+        usage_then = engine.decode(done, now)
         self._use(usage, usage_then, began)
 
     def _step(self) -> None:
         """One iteration, whatever is in it."""
-        scheduler, began = self._scheduler, self._now
-        batch = scheduler.schedule(began)
-        took = self._cost.seconds(*_work(batch))
-        usage, count = scheduler.pool.usage, len(batch.shares)
-        before = [(share.request, share.request.last_token_at) for share in batch.shares]
-        prefill = sum(share.count for share in batch.shares if share.count > 1)
-        self._prefill = max(self._prefill, prefill)
-        took *= (self._prefill_noise if prefill else self._decode_noise).at(began)
+        engine, began = self._engine, self._now
+        work = engine.schedule(began)
+        took = self._cost.seconds(work.sequences, work.tokens, float(work.reads), work.pairs)
+        usage = engine.usage
+        self._prefill = max(self._prefill, work.prefill)
+        took *= (self._prefill_noise if work.prefill else self._decode_noise).at(began)
         self._now += took
         self._scheduled = began if self._ahead else self._now
         self._steps += 1
-        self.any_preempted |= batch.preempted > 0
-        advanced = scheduler.complete(batch, self._now)
+        advanced, intervals = engine.complete(self._now)
         self._admit()
         if self._since <= began < self._until:
-            self._tokens += len(advanced)
+            self._tokens += advanced
             self._busy += took
             # Those that came meanwhile wait at its end, as vLLM's statistics have it.
-            self._waiting += took * len(scheduler.waiting)
-            self._batches[count] = self._batches.get(count, 0.0) + took
-            self._preempted += batch.preempted
-            for request, last in before:
-                if last is not None and request.last_token_at == self._now:
-                    self._intervals.append((self._now - last, 1))
+            self._waiting += took * len(engine.waiting)
+            self._batches[work.sequences] = self._batches.get(work.sequences, 0.0) + took
+            self._preempted += work.preempted
+            self._intervals += intervals
         self._use(usage, usage, began)
 
     def _use(self, first: float, last: float, began: float) -> None:
@@ -282,13 +369,3 @@ class _Factors:
             place += 1
         self._place = place
         return points[place][1]
-
-
-def _work(batch: Batch) -> tuple[int, int, float, float]:
-    """Requests, tokens, reads and pairs of an iteration, as `roofline.Work` counts them."""
-    tokens, reads, pairs = 0, 0, 0.0
-    for share in batch.shares:
-        tokens += share.count
-        reads += share.context + share.count
-        pairs += share.count * (share.context + (share.count + 1) / 2)
-    return len(batch.shares), tokens, float(reads), pairs

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from fakes.overlapped_engine import OverlappedEngine
+from vllm_launchers.engine_model.counted_engine import CountedEngine, Iteration, WouldPreemptError
 from vllm_launchers.engine_model.scheduler import Scheduler, SchedulerLimits
 from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
@@ -40,6 +41,23 @@ def each_interval(replayed: Replayed) -> list[float]:
     return sorted(seconds for seconds, count in replayed.intervals for _ in range(count))
 
 
+def preempts(self: CountedEngine, now: float) -> Iteration:
+    """Have every iteration scheduled request by request."""
+    raise WouldPreemptError
+
+
+def same(found: Replayed, other: Replayed) -> None:
+    for name in ("steps", "tokens", "preemptions", "prefill_tokens"):
+        assert getattr(found, name) == getattr(other, name)
+    for name in ("seconds", "busy", "waiting", "batches"):
+        assert getattr(found, name) == pytest.approx(getattr(other, name))
+    assert each_interval(found) == pytest.approx(each_interval(other))
+    for one, another in zip(found.requests, other.requests, strict=True):
+        assert (one is None) == (another is None)
+        if one is not None and another is not None:
+            assert astuple(one) == pytest.approx(astuple(another))
+
+
 COSTS = (
     COST,
     StepCost(0.001, per_token=2e-4, per_read=1e-4, weights=0.001, per_pair=5e-5, ungraphed=0.01),
@@ -63,7 +81,7 @@ NOISES = st.builds(StepNoise, POINTS, POINTS, st.sampled_from([0.0, 0.37, 2.9]),
     caching=st.booleans(), chunked=st.booleans(), cost=st.sampled_from(COSTS), noise=NOISES, since=st.floats(0, 1),
     length=st.one_of(st.just(math.inf), st.floats(0, 3)), ahead=st.booleans(),
 )  # fmt: skip
-def test_steps_taken_together_are_the_same_as_one_by_one(
+def test_requests_counted_and_steps_taken_together_are_the_same_as_one_by_one(
     drawn: list[tuple[float, int, int, int, int]], seqs: int, budget: int, blocks: int, caching: bool, chunked: bool,
     cost: StepCost, noise: StepNoise, since: float, length: float, ahead: bool,
 ) -> None:  # fmt: skip
@@ -78,19 +96,15 @@ def test_steps_taken_together_are_the_same_as_one_by_one(
     def replayed() -> Replayed:
         return replay_traffic(arrivals, allowed, cost, noise, since=since, until=since + length)
 
-    together = replayed()
+    counted = replayed()
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CountedEngine, "schedule", preempts)
+        together = replayed()
         patched.setattr(Scheduler, "decode_steps", lambda self, most: 0)
         apart = replayed()
-    for name in ("steps", "tokens", "preemptions", "prefill_tokens"):
-        assert getattr(together, name) == getattr(apart, name)
-    for name in ("seconds", "busy", "waiting", "batches"):
-        assert getattr(together, name) == pytest.approx(getattr(apart, name))
-    assert each_interval(together) == pytest.approx(each_interval(apart))
-    for one, other in zip(together.requests, apart.requests, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
-            assert astuple(one) == pytest.approx(astuple(other))
+    same(together, apart)
+    same(counted, together)
+    assert counted.kv_usage == pytest.approx(together.kv_usage)
 
 
 @pytest.mark.parametrize("since", [0.0, 0.2])
@@ -100,6 +114,7 @@ def test_usage_grows_evenly_in_steps_taken_together(since: float) -> None:
     for together in (True, False):
         with pytest.MonkeyPatch.context() as patched:
             if not together:
+                patched.setattr(CountedEngine, "schedule", preempts)
                 patched.setattr(Scheduler, "decode_steps", lambda self, most: 0)
             found.append(replay_traffic(arrivals, limits(blocks=32), COST, since=since, until=since + 0.1).kv_usage)
     assert found[0] == pytest.approx(found[1], rel=0.1)

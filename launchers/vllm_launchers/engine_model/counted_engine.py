@@ -1,0 +1,376 @@
+"""vLLM's V1 scheduler where no request is preempted: requests that decode and blocks of the KV cache are counted.
+
+Then every running request whose prompt is computed gets one token in each iteration, whatever the others do. So it is
+known from its first token on in which iteration it ends, and an iteration costs no time for each request, as it does in
+`scheduler`. Blocks are told apart only where others share them. Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits
+
+
+class WouldPreemptError(Exception):
+    """The next iteration would preempt a request, or not all that run would be in it."""
+
+
+class Iteration(NamedTuple):
+    """One iteration's work, as `roofline.Work` counts it. ``prefill`` is how many of its tokens are those of prompts,
+    as far as a request has more than one; ``preempted`` counts requests."""
+
+    sequences: int
+    tokens: int
+    reads: int
+    pairs: float
+    prefill: int
+    preempted: int = 0
+
+
+class CountedEngine:
+    """First come, first served over a pool of counted blocks, as `scheduler.Scheduler` is over one of single blocks.
+
+    ``total`` counts blocks as vLLM reports them, its null block included. Requests are known by their lengths, and by
+    the ``hashes`` of their first blocks, which others may share.
+    """
+
+    def __init__(self, limits: SchedulerLimits, total: int, *, caching: bool, ahead: bool = False) -> None:
+        self.waiting: deque[Request] = deque()
+        self._limits, self._ahead = limits, ahead
+        self._size = limits.block_size
+        self._pool = _Blocks(total, caching=caching)
+        self._iteration = 0
+        """How many iterations have run."""
+        self._ends: list[tuple[int, int, Request]] = []
+        """Of each request that decodes, the iteration that gives its last token, and its place among all admitted: a
+        heap."""
+        self._places = [0] * self._size
+        """How many decode, by their computed tokens less the iterations that have run, modulo the block size."""
+        self.context = 0
+        self._prompt: Request | None = None
+        """The request whose prompt is computed in part: the last one that was admitted."""
+        self._batch: list[tuple[Request, int]] = []
+        """The prompts of the iteration that runs, each with the tokens that are computed then."""
+        self._began = 0.0
+        self._admitted = 0
+        self._leaving: list[Request] = []
+        """Requests that have ended, whose places and blocks the next iteration can't have."""
+
+    @property
+    def running(self) -> int:
+        """How many requests run."""
+        return len(self._ends) + (self._prompt is not None)
+
+    @property
+    def full(self) -> bool:
+        """Whether the next iteration has no place for another request."""
+        return self.running + len(self._leaving) >= self._limits.max_num_seqs
+
+    @property
+    def usage(self) -> float:
+        """Share of the KV cache in use, 0 to 1."""
+        return self._pool.used / self._pool.capacity
+
+    def add(self, request: Request) -> None:
+        """Append a request to the queue. Raises ValueError if it could never fit."""
+        length = request.prompt_length + request.output_length
+        if request.prompt_length < 1 or request.output_length < 1 or length > self._limits.max_model_len:
+            raise ValueError(f"request of {length} tokens does not fit in {self._limits.max_model_len}")
+        if self._blocks_for(length) > self._pool.capacity:
+            raise ValueError(f"request of {length} tokens needs more than the whole KV cache")
+        self.waiting.append(request)
+
+    def decode_steps(self, most: int) -> int:
+        """How many of the next iterations, up to ``most``, are one token for each running request and nothing else.
+
+        The last of them may end requests. 0 where the next iteration admits or computes prompts, or where requests have
+        ended that it can't replace.
+        """
+        count = len(self._ends)
+        if not count or self._prompt or self._leaving or count > self._limits.max_num_batched_tokens:
+            return 0
+        if self._could_admit():
+            return 0
+        most = min(most, self._ends[0][0] - self._iteration)
+        free = self._pool.free
+        if count * -(-most // self._size) > free:
+            while most and self._growth(most) > free:
+                most //= 2
+        return most
+
+    def decode(self, steps: int, now: float) -> float:
+        """Account for that many iterations, as `decode_steps` allows.
+
+        Returns the KV cache's usage in the last of them, before requests end.
+        """
+        self._pool.take(self._growth(steps))
+        self._iteration += steps
+        self.context += steps * len(self._ends)
+        usage = self.usage
+        self._end(now)
+        return usage
+
+    def schedule(self, now: float) -> Iteration:
+        """Choose the next iteration's work: running requests first, then waiting ones while the budget lasts.
+
+        Raises:
+            WouldPreemptError: the blocks or the tokens of an iteration are too few for all that run.
+        """
+        self._began = now
+        decoding = len(self._ends)
+        budget = self._limits.max_num_batched_tokens - decoding
+        grown = self._growth(1)
+        if budget < 0 or grown > self._pool.free:
+            raise WouldPreemptError
+        self._pool.take(grown)
+        batch = self._batch = []
+        if (request := self._prompt) is not None and budget > 0:
+            count = min(budget, request.prompt_length - request.computed)
+            if self._blocks_for(request.computed + count) - self._blocks_for(request.computed) > self._pool.free:
+                raise WouldPreemptError
+            self._compute(request, count)
+            budget -= count
+        self._admit(budget, now)
+        self._let_go()
+        tokens, reads, pairs, prefill = decoding, self.context + decoding, float(self.context + decoding), 0
+        for request, count in batch:
+            tokens += count
+            reads += request.computed + count
+            pairs += count * (request.computed + (count + 1) / 2)
+            prefill += count if count > 1 else 0
+        return Iteration(decoding + len(batch), tokens, reads, pairs, prefill)
+
+    def complete(self, now: float) -> tuple[int, list[tuple[float, int]]]:
+        """Account for the iteration that was scheduled; returns how many tokens it gave, and the interval to the tokens
+        before them, with how many have it."""
+        decoding = len(self._ends)
+        self._iteration += 1
+        self.context += decoding
+        advanced, at_once = decoding, []
+        for request, count in self._batch:
+            request.computed += count
+            if request.computed < request.prompt_length:
+                self._prompt = request
+                continue
+            if request is self._prompt:
+                self._prompt = None
+            advanced += 1
+            request.first_token_at = now
+            if request.output_length == 1:
+                at_once.append(request)
+                continue
+            last = self._iteration + request.output_length - 1
+            heapq.heappush(self._ends, (last, self._admitted, request))
+            self._admitted += 1
+            self._places[(request.prompt_length - self._iteration) % self._size] += 1
+            self.context += request.prompt_length
+        self._end(now, at_once)
+        return advanced, [(now - self._began, decoding)] if decoding else []
+
+    def _end(self, now: float, at_once: Sequence[Request] = ()) -> None:
+        """Take those out whose last token came ``now``, ``at_once`` those that never decoded."""
+        ended: list[Request] = []
+        while self._ends and self._ends[0][0] == self._iteration:
+            _, _, request = heapq.heappop(self._ends)
+            request.computed = request.prompt_length + request.output_length - 1
+            self.context -= request.computed
+            self._places[(request.computed - self._iteration) % self._size] -= 1
+            ended.append(request)
+        ended += at_once
+        for request in ended:
+            request.last_token_at = now
+        self._leaving += ended
+        # Without others no iteration was scheduled ahead.
+        if ended and (not self._ahead or not self.running):
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The next iteration is scheduled: the one after it can have the places and blocks of ended requests."""
+        for request in self._leaving:
+            self._pool.release(request.blocks, *divmod(request.computed, self._size))
+            request.blocks = []
+        self._leaving = []
+
+    def _could_admit(self) -> bool:
+        """Whether the first waiting request could run now."""
+        if not self.waiting or self.full:
+            return False
+        request = self.waiting[0]
+        if self._blocks_for(request.prompt_length) <= self._pool.free:
+            return True  # whatever of it is cached
+        return self._fits(request, self._find_prefix(request))
+
+    def _admit(self, budget: int, now: float) -> None:
+        places = self._limits.max_num_seqs - self.running - len(self._leaving)
+        while self.waiting and budget > 0 and places > 0:
+            request = self.waiting[0]
+            reused = self._find_prefix(request)
+            start = len(reused) * self._size
+            count = request.prompt_length - start
+            if count > budget:
+                if not self._limits.chunked_prefill:
+                    return
+                count = budget
+            # The whole prompt must fit before any of it is computed, otherwise it would be preempted half-way.
+            if not self._fits(request, reused):
+                return
+            self.waiting.popleft()
+            self._pool.share(reused)
+            request.blocks = reused
+            request.computed = request.cached = start
+            request.scheduled_at = now
+            self._compute(request, count)
+            budget -= count
+            places -= 1
+
+    def _compute(self, request: Request, count: int) -> None:
+        """Take the blocks for so many more tokens of a prompt; those that others may share can be found at once."""
+        self._batch.append((request, count))
+        tokens = request.computed + count
+        self._pool.take(self._blocks_for(tokens) - self._blocks_for(request.computed))
+        if len(request.blocks) < len(request.hashes):
+            self._pool.name(request.blocks, request.hashes[: tokens // self._size])
+
+    def _fits(self, request: Request, reused: Sequence[int]) -> bool:
+        """Whether the blocks for its prompt are free, ``reused`` among them."""
+        needed = self._blocks_for(request.prompt_length) - len(reused)
+        return needed <= self._pool.free - self._pool.free_among(reused)
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        # The last token is always computed: the next one is sampled from it.
+        usable = (request.prompt_length - 1) // self._size
+        return self._pool.match(request.hashes[:usable]) if request.hashes else []
+
+    def _growth(self, steps: int) -> int:
+        """The blocks that so many iterations need beside those that are held."""
+        size, done = self._size, self._iteration
+        grown = 0
+        for place, count in enumerate(self._places):
+            if count:
+                held = (place + done) % size
+                grown += count * (-(-(held + steps) // size) - (held > 0))
+        return grown
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._size)
+
+
+class _Blocks:
+    """Blocks of one KV cache as `scheduler.BlockPool` has them, of which only those with a name are told apart.
+
+    A named block can be found by its hash, held or free, until it is reused. What is freed first is reused first; a
+    block that is not full can't be found and is reused before that.
+    """
+
+    def __init__(self, total: int, *, caching: bool) -> None:
+        if total < 2:
+            raise ValueError(f"a block pool needs at least 2 blocks, got {total}")
+        self.capacity = total - 1
+        self._caching = caching
+        self.used = 0
+        self._fresh = self.capacity
+        self._not_full = 0
+        self._free: OrderedDict[int, int] = OrderedDict()
+        """By name, or a negative number, how many blocks, in the order in which they are reused."""
+        self._names = self._numbers = 0
+        self._references: dict[int, int] = {}
+        self._hash_of: dict[int, int] = {}
+        self._found: dict[int, int] = {}
+        """By hash, the name of the first block that has it."""
+        self._more: dict[int, list[int]] = {}
+        """The names of further blocks with that hash: requests that run at the same time can compute the same block."""
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken now, including cached ones."""
+        return self.capacity - self.used
+
+    def match(self, hashes: Sequence[int]) -> list[int]:
+        """The names of the longest cached prefix of ``hashes``."""
+        found: list[int] = []
+        for name in map(self._found.get, hashes):
+            if name is None:
+                break
+            found.append(name)
+        return found
+
+    def free_among(self, names: Sequence[int]) -> int:
+        """How many of them are free."""
+        return sum([name not in self._references for name in names]) if names else 0
+
+    def share(self, names: Sequence[int]) -> None:
+        """Take one more reference on each of the names, which `match` returned."""
+        for name in names:
+            held = self._references.get(name, 0)
+            if not held:
+                del self._free[name]
+                self.used += 1
+            self._references[name] = held + 1
+
+    def take(self, count: int) -> None:
+        """Hold ``count`` more blocks, no more than are free. Named ones among them are forgotten."""
+        self.used += count
+        if not self._caching:
+            return
+        taken = min(count, self._fresh)
+        self._fresh -= taken
+        count -= taken
+        taken = min(count, self._not_full)
+        self._not_full -= taken
+        count -= taken
+        while count:
+            name, blocks = self._free.popitem(last=False)
+            if blocks > count:
+                self._free[name] = blocks - count
+                self._free.move_to_end(name, last=False)
+                return
+            count -= blocks
+            if name >= 0:
+                self._forget(name)
+
+    def name(self, names: list[int], hashes: Sequence[int]) -> None:
+        """Name held blocks of a request: ``names`` grows to one for each of ``hashes``."""
+        for value in hashes[len(names) :]:
+            name = self._names
+            self._names += 1
+            names.append(name)
+            self._references[name] = 1
+            self._hash_of[name] = value
+            if self._found.setdefault(value, name) != name:
+                self._more.setdefault(value, []).append(name)
+
+    def release(self, names: Sequence[int], full: int, rest: int) -> None:
+        """Release a request's blocks: ``full`` ones, of which the first have ``names``, and one more for ``rest``
+        tokens, if any."""
+        others = full - len(names)
+        self.used -= others + (rest > 0)
+        if not self._caching:
+            return
+        self._not_full += rest > 0
+        if others:
+            self._numbers -= 1
+            self._free[self._numbers] = others
+        for name in reversed(names):
+            held = self._references[name]
+            if held > 1:
+                self._references[name] = held - 1
+                continue
+            del self._references[name]
+            self.used -= 1
+            self._free[name] = 1
+
+    def _forget(self, name: int) -> None:
+        value = self._hash_of.pop(name)
+        more = self._more.get(value, [])
+        if self._found[value] != name:
+            more.remove(name)
+        elif more:
+            self._found[value] = more.pop(0)
+        else:
+            del self._found[value]
+        if not more:
+            self._more.pop(value, None)
