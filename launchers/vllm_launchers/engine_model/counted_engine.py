@@ -35,7 +35,7 @@ class CountedEngine:
     """First come, first served over a pool of counted blocks, as `scheduler.Scheduler` is over one of single blocks.
 
     ``total`` counts blocks as vLLM reports them, its null block included. Requests are known by their lengths, and by
-    the ``hashes`` of their first blocks, which others may share.
+    the ``hashes`` of their first blocks, of prompt and answer, which others may share.
     """
 
     def __init__(self, limits: SchedulerLimits, total: int, *, caching: bool, ahead: bool = False) -> None:
@@ -55,6 +55,8 @@ class CountedEngine:
         """The request whose prompt is computed in part: the last one that was admitted."""
         self._batch: list[tuple[Request, int]] = []
         """The prompts of the iteration that runs, each with the tokens that are computed then."""
+        self._unnamed: list[tuple[int, Request]] = []
+        """Requests that decode blocks that others share, each with the iteration that gives its last token."""
         self._began = 0.0
         self._admitted = 0
         self._leaving: list[Request] = []
@@ -110,6 +112,8 @@ class CountedEngine:
         self._pool.take(self._growth(steps))
         self._iteration += steps
         self.context += steps * len(self._ends)
+        if self._unnamed:
+            self._name_decoded(self._iteration)
         usage = self.usage
         self._end(now)
         return usage
@@ -127,6 +131,8 @@ class CountedEngine:
         if budget < 0 or grown > self._pool.free:
             raise WouldPreemptError
         self._pool.take(grown)
+        if self._unnamed:
+            self._name_decoded(self._iteration + 1)
         batch = self._batch = []
         if (request := self._prompt) is not None and budget > 0:
             count = min(budget, request.prompt_length - request.computed)
@@ -168,6 +174,8 @@ class CountedEngine:
             self._admitted += 1
             self._places[(request.prompt_length - self._iteration) % self._size] += 1
             self.context += request.prompt_length
+            if len(request.blocks) < len(request.hashes):
+                self._unnamed.append((last, request))
         self._end(now, at_once)
         return advanced, [(now - self._began, decoding)] if decoding else []
 
@@ -234,6 +242,16 @@ class CountedEngine:
         self._pool.take(self._blocks_for(tokens) - self._blocks_for(request.computed))
         if len(request.blocks) < len(request.hashes):
             self._pool.name(request.blocks, request.hashes[: tokens // self._size])
+
+    def _name_decoded(self, iteration: int) -> None:
+        """Have the blocks found that are full after an iteration, as far as others share what was generated."""
+        left = []
+        for last, request in self._unnamed:
+            computed = request.prompt_length + request.output_length - 1 - (last - iteration)
+            self._pool.name(request.blocks, request.hashes[: computed // self._size])
+            if len(request.blocks) < len(request.hashes) and last > iteration:
+                left.append((last, request))
+        self._unnamed = left
 
     def _fits(self, request: Request, reused: Sequence[int]) -> bool:
         """Whether the blocks for its prompt are free, ``reused`` among them."""

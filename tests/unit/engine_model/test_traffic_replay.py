@@ -88,7 +88,7 @@ def test_requests_counted_and_steps_taken_together_are_the_same_as_one_by_one(
     at, arrivals = 0.0, []
     for gap, prompt, output, shared, group in drawn:
         at += gap
-        prefix = tuple(range(1000 * group, 1000 * group + min(shared, prompt // 4)))
+        prefix = tuple(range(1000 * group, 1000 * group + min(shared, (prompt + output - 1) // 4)))
         arrivals.append(Arrival(at, prompt, output, prefix))
     budget = budget if chunked else 512
     allowed = limits(seqs=seqs, budget=budget, blocks=blocks, caching=caching, chunked=chunked, ahead=ahead)
