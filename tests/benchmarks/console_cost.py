@@ -58,6 +58,7 @@ def one_server(box: Bench, vllmstat: str, rounds: int, seconds: float) -> None:
     wire, peer_wire = median([u.bytes_per_second for u in ours]), median([u.bytes_per_second for u in theirs])
     print(f"one server under load, 120x40, 1 Hz, medians of {rounds} x {seconds:.0f} s")
     print(f"  CPU       console + recorder {cpu:.2f} %   vllmstat {peer_cpu:.2f} %   ratio {cpu / peer_cpu:.2f}")
+    print(f"  processes that the console ran meanwhile, s: {', '.join(f'{u.children_seconds:.1f}' for u in ours)}")
     print(
         f"  terminal  console {wire / 1000:.1f} KB/s   vllmstat {peer_wire / 1000:.1f} KB/s   "
         f"ratio {wire / peer_wire:.2f}"
@@ -76,6 +77,7 @@ def eight_servers(box: Bench, rounds: int, seconds: float) -> None:
     load.wait()
     print(f"eight servers: console {median([u.cpu_percent for u in used]):.2f} % of a core, "
           f"{median([u.bytes_per_second for u in used]) / 1000:.1f} KB/s, {used[-1].memory_mb:.0f} MB")  # fmt: skip
+    print(f"  processes that it ran meanwhile, s: {', '.join(f'{u.children_seconds:.1f}' for u in used)}")
 
 
 if __name__ == "__main__":

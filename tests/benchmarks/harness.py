@@ -27,10 +27,14 @@ WAIT_SECONDS = 600
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process by its own clock (nanoseconds), and that of its reaped children (ticks; /proc/PID/stat,
-    fields 16 and 17)."""
+    """CPU time of a process, by its own clock (nanoseconds)."""
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+def ended_children_seconds(pid: int) -> float:
+    """CPU time of its reaped children, in ticks (/proc/PID/stat, fields 16 and 17)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return time.clock_gettime(~pid << 3 | 2) + sum(int(value) for value in fields[13:15]) / TICK
+    return sum(int(value) for value in fields[13:15]) / TICK
 
 
 def memory_mb(pid: int) -> float:
@@ -40,9 +44,11 @@ def memory_mb(pid: int) -> float:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a program in a terminal used over an interval."""
+    """What a program in a terminal used over an interval. ``children_seconds`` are of processes that it ran and that
+    ended meanwhile, as predictions are: they come once, so a percentage of an interval would say nothing."""
 
     cpu_percent: float
+    children_seconds: float
     bytes_per_second: float
     memory_mb: float
 
@@ -54,11 +60,12 @@ def watch(words: Sequence[str], env: dict[str, str], *, settle: float, seconds: 
     """
     with in_terminal(words, env) as (process, master):
         drain(master, settle)
-        began, used = time.monotonic(), cpu_seconds(process.pid) + sum(map(cpu_seconds, beside))
+        pids = (process.pid, *beside)
+        began, used, children = time.monotonic(), sum(map(cpu_seconds, pids)), ended_children_seconds(process.pid)
         written = drain(master, seconds)
         span = time.monotonic() - began
-        used = cpu_seconds(process.pid) + sum(map(cpu_seconds, beside)) - used
-        return Usage(100 * used / span, written / span, memory_mb(process.pid))
+        used, children = sum(map(cpu_seconds, pids)) - used, ended_children_seconds(process.pid) - children
+        return Usage(100 * used / span, children, written / span, memory_mb(process.pid))
 
 
 @contextlib.contextmanager
