@@ -100,23 +100,31 @@ class BlockPool:
         self.used += count
         if not self.caching:
             return [0] * count
-        taken: list[int] = []
-        for _ in range(count):
-            if self._fresh < self.capacity:
-                block = self._fresh
-                self._fresh += 1
-            else:
-                block, _nothing = self._free.popitem(last=False)
-                self._forget(block)
-            self._references[block] = 1
+        fresh = min(count, self.capacity - self._fresh)
+        taken = list(range(self._fresh, self._fresh + fresh))
+        self._fresh += fresh
+        for _ in range(count - fresh):
+            block, _nothing = self._free.popitem(last=False)
+            self._forget(block)
             taken.append(block)
+        for block in taken:
+            self._references[block] = 1
         return taken
 
-    def remember(self, block: int, value: int) -> None:
-        """Make the held ``block`` findable by its chain hash."""
-        if self.caching and block not in self._hash_of:
-            self._by_hash.setdefault(value, {})[block] = None
-            self._hash_of[block] = value
+    def remember(self, blocks: Iterable[int], hashes: Iterable[int]) -> None:
+        """Make held ``blocks`` findable by their chain hashes."""
+        if not self.caching:
+            return
+        hash_of, by_hash = self._hash_of, self._by_hash
+        for block, value in zip(blocks, hashes, strict=False):
+            if block in hash_of:
+                continue
+            hash_of[block] = value
+            same = by_hash.get(value)
+            if same is None:
+                by_hash[value] = {block: None}
+            else:
+                same[block] = None
 
     def forget(self) -> bool:
         """Empty the prefix cache; False, with nothing done, while blocks are held."""
@@ -134,16 +142,17 @@ class BlockPool:
         if not self.caching:
             self.used -= len(blocks)
             return
+        references, free, hash_of = self._references, self._free, self._hash_of
         for block in reversed(blocks):
-            held = self._references[block]
+            held = references[block]
             if held > 1:
-                self._references[block] = held - 1
+                references[block] = held - 1
                 continue
-            del self._references[block]
+            del references[block]
             self.used -= 1
-            self._free[block] = None
-            if block not in self._hash_of:
-                self._free.move_to_end(block, last=False)
+            free[block] = None
+            if block not in hash_of:
+                free.move_to_end(block, last=False)
 
     def _forget(self, block: int) -> None:
         value = self._hash_of.pop(block, None)
@@ -317,17 +326,28 @@ class Scheduler:
     def complete(self, batch: Batch, now: float) -> list[Request]:
         """Account for an iteration that has run; return the requests that got a token, finished ones included."""
         advanced: list[Request] = []
+        any_ended = False
         for share in batch.shares:
-            request = share.request
+            request, count = share.request, share.count
             if request.finished is not None or share.preemptions != request.preemptions:
                 continue  # aborted, or preempted by an iteration behind this one
-            request.computed += share.count
-            request.under_way -= share.count
-            if request.computed < request.length:
+            request.computed += count
+            request.under_way -= count
+            if request.computed < request.prompt_length + request.generated:
                 continue
-            self._emit(request, now)
+            if request.sample is not None:
+                request.tokens.append(request.sample(request.seed, request.generated))
+            request.generated += 1
+            if request.first_token_at is None:
+                request.first_token_at = now
+            request.last_token_at = now
+            if request.generated >= request.output_length:
+                hit_limit = request.generated >= request.max_tokens and not request.stopped
+                request.finished = FinishReason.LENGTH if hit_limit else FinishReason.STOP
+                any_ended = True
             advanced.append(request)
-        self._leave()
+        if any_ended:
+            self._leave()
         return advanced
 
     def decode_steps(self, most: int) -> int:
@@ -385,9 +405,10 @@ class Scheduler:
 
     def _schedule_running(self, batch: Batch) -> int:
         budget, size, caching = self.limits.max_num_batched_tokens, self.limits.block_size, self.pool.caching
+        running, shares = self.running, batch.shares
         index = 0
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
+        while index < len(running) and budget > 0:
+            request = running[index]
             context = request.computed + request.under_way
             count = request.prompt_length + request.generated - context
             if count > budget:
@@ -398,11 +419,11 @@ class Scheduler:
             tokens = context + count
             if tokens > len(request.blocks) * size:
                 while not self._grow(request, count):
-                    victim = self.running.pop()
+                    victim = running.pop()
                     self._preempt(victim, batch)
                     if victim is request:
                         return budget
-            batch.shares.append(Share(request, count, context, request.preemptions))
+            shares.append(Share(request, count, context, request.preemptions))
             request.under_way += count
             if caching and tokens // size > request.remembered:
                 self._remember(request)
@@ -459,44 +480,35 @@ class Scheduler:
         return self.pool.match(request.hashes[:usable])
 
     def _grow(self, request: Request, count: int) -> bool:
-        tokens, held = request.computed + request.under_way + count, len(request.blocks)
-        if tokens <= held * self.limits.block_size:
+        tokens, size, pool = request.computed + request.under_way + count, self.limits.block_size, self.pool
+        missing = -(-tokens // size) - len(request.blocks)
+        if missing <= 0:
             return True
-        missing = self._blocks_for(tokens) - held
-        if missing > self.pool.free:
+        if missing > pool.capacity - pool.used:
             return False
-        request.blocks.extend(self.pool.allocate(missing))
+        request.blocks += pool.allocate(missing)
         return True
 
     def _remember(self, request: Request) -> None:
         """Make its full blocks findable as soon as they are scheduled, so also for requests of the same iteration."""
         if not self.pool.caching:
             return
-        full = (request.computed + request.under_way) // self.limits.block_size
-        if full > request.remembered:
-            self._hash(request, full * self.limits.block_size)
-            for index in range(request.remembered, full):
-                self.pool.remember(request.blocks[index], request.hashes[index])
+        size, since = self.limits.block_size, request.remembered
+        full = (request.computed + request.under_way) // size
+        if full > since:
+            self._hash(request, full * size)
+            self.pool.remember(request.blocks[since:full], request.hashes[since:full])
             request.remembered = full
 
     def _hash(self, request: Request, length: int) -> None:
-        size = self.limits.block_size
-        hashes = request.hashes
+        size, hashes = self.limits.block_size, request.hashes
+        parent = hashes[-1] if hashes else 0
         for index in range(len(hashes), length // size):
-            parent = hashes[-1] if hashes else 0
-            content = request.tokens[index * size : (index + 1) * size] if request.sample else (request.seed, index)
-            hashes.append(extend_chain(parent, content))
-
-    def _emit(self, request: Request, now: float) -> None:
-        if request.sample is not None:
-            request.tokens.append(request.sample(request.seed, request.generated))
-        request.generated += 1
-        if request.first_token_at is None:
-            request.first_token_at = now
-        request.last_token_at = now
-        if request.generated >= request.output_length:
-            hit_limit = request.generated >= request.max_tokens and not request.stopped
-            request.finished = FinishReason.LENGTH if hit_limit else FinishReason.STOP
+            if request.sample is None:
+                parent = hash((parent, request.seed, index))
+            else:
+                parent = extend_chain(parent, request.tokens[index * size : (index + 1) * size])
+            hashes.append(parent)
 
     def _preempt(self, request: Request, batch: Batch) -> None:
         self._release(request)

@@ -30,8 +30,7 @@ def test_a_chain_distinguishes_equal_blocks_behind_different_prefixes() -> None:
 def test_a_freed_block_is_found_until_it_is_needed_and_the_oldest_goes_first() -> None:
     pool = BlockPool(4, caching=True)
     blocks = pool.allocate(3)
-    for block, value in zip(blocks, (11, 22, 33), strict=True):
-        pool.remember(block, value)
+    pool.remember(blocks, (11, 22, 33))
     pool.release(blocks)
     assert pool.match([11, 22, 33]) == blocks
     taken = pool.allocate(1)
@@ -42,7 +41,7 @@ def test_a_freed_block_is_found_until_it_is_needed_and_the_oldest_goes_first() -
 def test_a_shared_block_outlives_its_first_holder() -> None:
     pool = BlockPool(4, caching=True)
     blocks = pool.allocate(1)
-    pool.remember(blocks[0], 7)
+    pool.remember(blocks, [7])
     pool.share(pool.match([7]))
     pool.release(blocks)
     assert pool._references[blocks[0]] == 1
@@ -52,7 +51,7 @@ def test_a_shared_block_outlives_its_first_holder() -> None:
 def test_without_caching_nothing_is_found() -> None:
     pool = BlockPool(4, caching=False)
     blocks = pool.allocate(1)
-    pool.remember(blocks[0], 7)
+    pool.remember(blocks, [7])
     assert pool.match([7]) == []
 
 
@@ -70,9 +69,9 @@ def test_blocks_never_leak_and_are_never_handed_out_twice(total: int, steps: lis
             blocks = pool.allocate(number)
             held = {block for holder in holders for block in holder}
             assert not held & set(blocks)
-            for block in blocks:
-                known.append(len(known) + 1)
-                pool.remember(block, known[-1])
+            made = range(len(known) + 1, len(known) + 1 + number)
+            known += made
+            pool.remember(blocks, made)
             holders.append(blocks)
         elif what == "give" and holders:
             pool.release(holders.pop(number % len(holders)))
@@ -94,7 +93,7 @@ def test_blocks_never_leak_and_are_never_handed_out_twice(total: int, steps: lis
 def test_blocks_that_cannot_be_found_again_are_reused_before_cached_ones() -> None:
     pool = BlockPool(4, caching=True)
     blocks = pool.allocate(3)
-    pool.remember(blocks[0], 11)
+    pool.remember(blocks[:1], [11])
     pool.release(blocks[:1])
     pool.release(blocks[1:])
     assert set(pool.allocate(2)) == set(blocks[1:])
