@@ -24,17 +24,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from ramp import CASES, Case, VirtualRamp
 
 from fakes.virtual_records import record
-from vllm_console.cli.tune import AGAIN_SHARE, BASELINE_SHARE, EVIDENCE_REQUESTS, EVIDENCE_SHARE
+from vllm_console.cli.tune import EVIDENCE_REQUESTS, EVIDENCE_SHARE
 from vllm_console.cli.tune import START_SHARE as TRIAL_START
 from vllm_console.fleet.tuning import TuneTarget, predict_each
 from vllm_console.load.ramp import LONGEST_STEP, SHORTEST_STEP, START_SHARE
 from vllm_console.load.ramp_search import FEWEST_REQUESTS, TriedRate, next_step, step_seconds
 from vllm_console.load.shape import TrafficShape, suggested_rate
 from vllm_console.load.tune_search import (
+    AGAIN_SHARE,
     GOODPUT,
     UNSURE,
     Measured,
     Trial,
+    baseline_seconds,
     combinations,
     decide,
     measured_ceiling,
@@ -98,7 +100,7 @@ def ramp(case: Case, seed: int, budget: float, start: float | None) -> Measured 
 def tune(case: Case, seqs: int, batched: int, args: argparse.Namespace) -> tuple[dict[str, int], int]:
     """The flags that the tuner ends on, and its restarts."""
     present = with_flags(case, seqs, batched)
-    begin = (args.budget - (args.trials + 1) * RESTART_SECONDS) * BASELINE_SHARE / (args.trials + 2)
+    begin = baseline_seconds(GOODPUT, args.budget, args.trials, RESTART_SECONDS)
     original = ramp(present, 1, begin, None)
     assert original is not None
     if original.error > UNSURE and not original.bound:

@@ -36,6 +36,8 @@ def tuned(program: Any) -> dict[str, Any]:
     """What one trial gave. On a slow machine predicting takes so long that a short budget has no time for a trial."""
     for budget in ("70s", "3m", "8m"):
         done = program(*WORDS, "--trials", "1", "--budget", budget, "--json", timeout=900.0)
+        if done.returncode == 2 and "too short for a single trial" in done.stderr:
+            continue
         assert done.returncode == 0, done.stderr
         result: dict[str, Any] = json.loads(done.stdout)
         if not result["sentence"].startswith("No time was left"):
@@ -49,7 +51,7 @@ def test_it_keeps_what_is_better_and_restores_what_is_canceled(program: Any) -> 
     program.json("start", "chatbot", "--engine", "simulated", "--name", "blind", "--wait", "--no-probe")
     for words, said in {
         ("blind",): "blind has no probe",
-        ("chat", "--budget", "10s"): "too short",
+        ("chat", "--budget", "10s"): "--budget 10s is too short for a single trial: at least ",
         ("chat", "--rate", "2"): "--objective ttft",
         ("nobody",): "nobody",
         ("http://127.0.0.1:9",): "not the name of a server of yours",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import sys
 import textwrap
 import time
@@ -23,9 +24,11 @@ from vllm_console.cli.waiting import Canceling, did_not_happen, is_settled, undo
 from vllm_console.fleet.snapshot import Changes, State
 from vllm_console.fleet.verbs import FleetError, UsageError, flag_difference
 from vllm_console.load.tune_search import (
+    AGAIN_SHARE,
+    EVIDENCE_SECONDS,
     GOODPUT,
     OBJECTIVES,
-    SHORTEST_SECONDS,
+    RANK_SECONDS,
     THROUGHPUT,
     TTFT,
     UNSURE,
@@ -33,11 +36,16 @@ from vllm_console.load.tune_search import (
     Decision,
     Measured,
     Trial,
+    baseline_cost,
+    baseline_seconds,
     decide,
+    least_budget,
+    longest_evidence,
     measured_ceiling,
     measured_mean,
     next_trial,
     pooled,
+    trial_cost,
 )
 from vllm_console.text import duration, percent, plain, rate
 from vllm_console.text import seconds as latency
@@ -53,17 +61,10 @@ if TYPE_CHECKING:
 START_SHARE = 0.85
 """A trial's ramp begins at this part of the predicted goodput: the first step should hold."""
 
-BASELINE_SHARE = 1.5
-"""The original flags are measured for so many times as long as a candidate: all are compared with that."""
-
-AGAIN_SHARE = 0.6
-"""If the first measurement of the original flags is unsure, the second takes this part of its time."""
-
 EVIDENCE_SHARE = 0.6
 """Of the measured goodput, the rate of the traffic that predictions are fitted to: busy, and without a long queue."""
 
 EVIDENCE_REQUESTS = 150
-EVIDENCE_SECONDS = 20.0, 90.0
 RECORD_SECONDS = 5.0
 """How long the probe may take to write what it knows; it writes several times a second."""
 
@@ -74,9 +75,6 @@ FAILED_SHARE = 0.02
 SLICES = 20
 START_TIMEOUT = 1800.0
 USUAL_START_SECONDS = 60.0
-RANK_SECONDS = 15.0
-"""What predicting all combinations usually takes."""
-
 MOST_TRIALS = 50
 
 _UNITS = {GOODPUT: "requests/s", TTFT: "s", THROUGHPUT: "tokens/s"}
@@ -196,11 +194,14 @@ class _Tuner:
 
     def refuse_short_budget(self) -> None:
         """Raises UsageError if not even one trial fits."""
-        least = 2.5 * SHORTEST_SECONDS[self._args.objective] + 2 * self._restart_seconds + RANK_SECONDS
+        objective, restart = self._args.objective, self._restart_seconds
+        least = least_budget(objective, restart)
         if self._args.budget < least:
             raise UsageError(
-                f"--budget {duration(self._args.budget)} is too short: a restart takes about "
-                f"{duration(self._restart_seconds)}, and the least that says anything takes {duration(least)}"
+                f"--budget {duration(self._args.budget)} is too short for a single trial: at least {math.ceil(least)}s "
+                f"are needed, {math.ceil(baseline_cost(objective))}s to measure the original flags, "
+                f"{RANK_SECONDS:.0f}s to predict, and {math.ceil(trial_cost(objective, restart))}s for a trial with "
+                f"two restarts of about {math.ceil(restart)}s"
             )
 
     @property
@@ -269,8 +270,7 @@ class _Tuner:
 
     def _baseline(self) -> Measured | None:
         """The server as it is; for a goodput, then the traffic that predictions need."""
-        usable = self._args.budget - (self._args.trials + 1) * self._restart_seconds - RANK_SECONDS
-        seconds = max(SHORTEST_SECONDS[self._args.objective], usable * BASELINE_SHARE / (self._args.trials + 2))
+        seconds = baseline_seconds(self._args.objective, self._args.budget, self._args.trials, self._restart_seconds)
         measured = self._measure(seconds, None)
         if measured is None or self._args.objective != GOODPUT:
             return measured
@@ -278,8 +278,7 @@ class _Tuner:
             again = self._measure(AGAIN_SHARE * seconds, START_SHARE * measured.value)
             measured = pooled([measured, again]) or measured if again is not None else measured
         pace = EVIDENCE_SHARE * measured.value
-        least, most = EVIDENCE_SECONDS
-        self._load(pace, min(most, max(least, EVIDENCE_REQUESTS / pace), max(least, 0.3 * seconds)))
+        self._load(pace, min(max(EVIDENCE_SECONDS[0], EVIDENCE_REQUESTS / pace), longest_evidence(seconds)))
         return measured
 
     def _measure(self, seconds: float, start: float | None) -> Measured | None:
@@ -578,7 +577,10 @@ def _sentence(objective: str, ranking: CandidateRanking, decision: Decision, don
     """What came of it."""
     name, tried = _NAMES[objective], len({one.place for one in done if one.measured is not None})
     if not done:
-        return "No time was left for a trial: the original flags stay. A longer --budget tells more."
+        return (
+            "No time was left for a trial, since what came before took longer than planned: the original flags stay. "
+            "A longer --budget tells more."
+        )
     if not tried:
         return "No trial could be measured: the original flags stay."
     if decision.place is None or decision.improvement is None:

@@ -49,6 +49,24 @@ CONFIDENCE = 0.95
 SHORTEST_SECONDS = {GOODPUT: 45.0, TTFT: 10.0, THROUGHPUT: 10.0}
 """A shorter measurement says too little."""
 
+BASELINE_SHARE = 1.5
+"""The original flags are measured for so many times as long as a candidate: all are compared with that."""
+
+AGAIN_SHARE = 0.6
+"""If the first measurement of the original flags is unsure, the second takes this part of its time."""
+
+EVIDENCE_SECONDS = 20.0, 90.0
+"""How long the traffic lasts that predictions are fitted to after a measurement of goodput, at least and at most."""
+
+EVIDENCE_PART = 0.3
+"""Where its minimum allows, it takes no more than this part of the measurement before it."""
+
+RANK_SECONDS = 15.0
+"""What predicting all combinations usually takes."""
+
+OVERRUN = 1.25
+"""A measurement may take so many times as long as planned: its last answers are waited for."""
+
 Set = Mapping[str, FlagValue]
 
 
@@ -206,6 +224,42 @@ def rounds(trials: int) -> list[int]:
     """How many candidates each round measures, ``trials`` in all: two thirds in the first, and so on of the rest."""
     first = trials - trials // 3
     return [first, *rounds(trials // 3)] if trials // 3 else [first]
+
+
+def baseline_seconds(objective: str, budget: float, trials: int, restart_seconds: float) -> float:
+    """How long the original flags are measured: for as long as their share of a budget, if a trial still fits."""
+    usable = budget - (trials + 1) * restart_seconds - RANK_SECONDS
+    share = usable * BASELINE_SHARE / (trials + 2)
+    room = budget - RANK_SECONDS - trial_cost(objective, restart_seconds)
+    if objective == GOODPUT:
+        most = (room - EVIDENCE_SECONDS[0]) / (OVERRUN * (1 + AGAIN_SHARE) + EVIDENCE_PART)
+    else:
+        most = room / OVERRUN
+    return max(SHORTEST_SECONDS[objective], min(share, most))
+
+
+def longest_evidence(seconds: float) -> float:
+    """How long the traffic for predictions lasts at most, after a measurement of goodput of so many seconds."""
+    least, most = EVIDENCE_SECONDS
+    return min(most, max(least, EVIDENCE_PART * seconds))
+
+
+def baseline_cost(objective: str, seconds: float | None = None) -> float:
+    """What measuring the original flags for so many seconds takes at most, by default for the shortest time."""
+    seconds = SHORTEST_SECONDS[objective] if seconds is None else seconds
+    if objective != GOODPUT:
+        return OVERRUN * seconds
+    return OVERRUN * (1 + AGAIN_SHARE) * seconds + longest_evidence(seconds)
+
+
+def trial_cost(objective: str, restart_seconds: float) -> float:
+    """What the shortest trial takes, with the restart before it and the one that ends on the chosen flags."""
+    return OVERRUN * SHORTEST_SECONDS[objective] + 2 * restart_seconds
+
+
+def least_budget(objective: str, restart_seconds: float) -> float:
+    """The shortest time that suffices for one trial."""
+    return baseline_cost(objective) + RANK_SECONDS + trial_cost(objective, restart_seconds)
 
 
 def next_trial(

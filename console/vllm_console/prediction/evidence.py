@@ -162,7 +162,8 @@ def gather(
     front = _usual_front(known, _durations(steps))
     known = sorted(_with_step_waits(known, _durations(steps), front), key=lambda one: one.at)
     if len(known) < FEWEST_REQUESTS:
-        raise NoEvidenceError(_too_few(format_few(len(known), "usable request", "is recorded", "are recorded")))
+        few = format_few(len(known), "usable request", "is recorded", "are recorded")
+        raise NoEvidenceError(f"{_too_few(few)}: try again after more traffic")
     if len({record.engine for record in requests}) > 1:
         raise NoEvidenceError("it has several engines, whose requests can't be told apart well enough yet")
     stretch = _newest_stretch(known)

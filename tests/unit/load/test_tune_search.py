@@ -10,6 +10,8 @@ import pytest
 from vllm_console.load.ramp_search import TriedRate
 from vllm_console.load.tune_search import (
     GOODPUT,
+    OBJECTIVES,
+    RANK_SECONDS,
     SHORTEST_SECONDS,
     THROUGHPUT,
     TTFT,
@@ -17,8 +19,11 @@ from vllm_console.load.tune_search import (
     Measured,
     NextTrial,
     Trial,
+    baseline_cost,
+    baseline_seconds,
     combinations,
     decide,
+    least_budget,
     measured_ceiling,
     measured_mean,
     next_trial,
@@ -123,6 +128,22 @@ def test_no_trial_begins_that_cannot_end_with_the_restart_after_it():
         )
         assert not steps or left >= restart - 1e-6
         assert all(one.seconds >= SHORTEST_SECONDS[GOODPUT] for one in steps)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_budget_that_is_long_enough_has_time_for_a_trial_whatever_the_original_flags_take(objective):
+    dice = random.Random(3)
+    for _ in range(300):
+        restart, trials = dice.uniform(1, 300), dice.randint(1, 50)
+        budget = least_budget(objective, restart) * dice.choice((1.0, 1.01, dice.uniform(1, 3), dice.uniform(1, 30)))
+        seconds = baseline_seconds(objective, budget, trials, restart)
+        assert seconds >= SHORTEST_SECONDS[objective]
+        left = budget - baseline_cost(objective, seconds) - RANK_SECONDS
+        assert next_trial(ALIKE, [], ORIGINAL, objective, trials=trials, seconds_left=left, restart_seconds=restart)
+
+
+def test_the_original_flags_are_measured_for_half_as_long_again_as_a_candidate():
+    assert baseline_seconds(GOODPUT, 2400.0, 4, 60.0) == pytest.approx(1.5 * (2400 - 5 * 60 - RANK_SECONDS) / 6)
 
 
 def test_better_by_more_than_measurements_scatter_is_significant_and_less_is_not():

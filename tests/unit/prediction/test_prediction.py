@@ -289,8 +289,9 @@ def test_where_a_preempted_request_is_always_under_way_the_cost_of_a_step_is_tol
 
 def test_too_few_requests_are_no_evidence() -> None:
     found = recorded()
-    with pytest.raises(NoEvidenceError, match="only 12 usable requests are recorded"):
+    with pytest.raises(NoEvidenceError, match="only 12 usable requests are recorded") as few:
         gather(found.requests[:12], found.steps, 16, 2048)
+    assert str(few.value).endswith("needs at least 30: try again after more traffic")
 
 
 def test_while_traffic_runs_requests_with_unknown_company_are_not_judged() -> None:
