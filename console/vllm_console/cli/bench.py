@@ -106,10 +106,9 @@ def lengths(args: argparse.Namespace, workload: Workload, longest: int | None) -
 
 def _words(args: argparse.Namespace, target: Target, server: ServerView) -> list[str]:
     """The command line, with lengths that fit into the server's context."""
-    from vllm_launchers.plan.flags import token_count
+    from vllm_launchers.plan.flags import served_name, token_count
 
-    served = server.flags.get("served-model-name") or server.model
-    served = str(served[0] if isinstance(served, list | tuple) else served)
+    served = served_name(server.flags, server.model)
     longest = token_count(server.flags.get("max-model-len"))
     fits = longest - max(16, longest // 16) if longest else None  # its prompts are text: they may get more tokens
     prefix, prompt, output = lengths(args, shaped(args, target.workload), fits)

@@ -11,6 +11,7 @@ from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.snapshot import Changes, ServerView
 from vllm_console.fleet.verbs import FleetError, NotFoundError, UsageError
+from vllm_launchers.plan.flags import served_name
 
 PROXIES = ("nginx", "llama-swap", "litellm")
 FORMS = ("prometheus", "grafana", "scrape", *PROXIES)
@@ -125,4 +126,4 @@ def _address(server: ServerView) -> str:
 def served_model(server: ServerView) -> str:
     """The model name that a server's series carry: as reported, as set by flag, or its model's."""
     reported = server.sample.model_name if server.sample is not None else None
-    return reported or str(server.flags.get("served-model-name", "")) or server.model
+    return reported or served_name(server.flags, server.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 
@@ -11,7 +12,16 @@ from vllm_launchers.presets.rules import FLAG_NAME, refused_flag, refused_value
 from vllm_launchers.presets.rules import LENGTH as LENGTH_TEXT
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, human_int
 
-__all__ = ["FlagError", "flag_words", "normalise", "normalise_setting", "parse_value", "quoted", "token_count"]
+__all__ = [
+    "FlagError",
+    "flag_words",
+    "normalise",
+    "normalise_setting",
+    "parse_value",
+    "quoted",
+    "served_name",
+    "token_count",
+]
 
 LENGTH = "max-model-len"
 SEQUENCES = "max-num-seqs"
@@ -28,6 +38,7 @@ UTILIZATION = "gpu-memory-utilization"
 BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
 LORA = "enable-lora"
 SLEEP_MODE = "enable-sleep-mode"
+SERVED_NAME = "served-model-name"
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -76,7 +87,7 @@ TRUE_ONLY: frozenset[str] = frozenset(
 
 TEXT_FLAGS: frozenset[str] = frozenset(
     {
-        "served-model-name",
+        SERVED_NAME,
         "tokenizer",
         "revision",
         "tokenizer-revision",
@@ -148,6 +159,11 @@ def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
         raise FlagError(f"--{plain} cannot have this value: {refusal}")
     if isinstance(value, str) and "\0" in value:
         raise FlagError(f"--{plain}: a value cannot contain a NUL byte")
+    if plain == SERVED_NAME and _is_list(value) and not _listed_names(plain, value):
+        raise FlagError(
+            f"--{plain}: expected a name, or several as a JSON list such as "
+            f"""'["qwen", "default"]'; none may begin with a dash"""
+        )
     return plain, value
 
 
@@ -175,6 +191,31 @@ def token_count(value: object) -> int | None:
     return human_int(value)
 
 
+def served_name(flags: Flags, model: str) -> str:
+    """The name by which clients ask for a server's model, and that its metrics carry: the first one, if it has several.
+
+    vLLM's flag takes several words, and a flag's value here is one: several names are written as a JSON list.
+    """
+    value = flags.get(SERVED_NAME)
+    return next(iter(_listed_names(SERVED_NAME, value)), "") or str(value or model)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, str) and value.strip().startswith("[") and value.strip().endswith("]")
+
+
+def _listed_names(name: str, value: object) -> tuple[str, ...]:
+    """The names of ``served-model-name`` that a JSON list holds; none for another flag, or if one can't be a word."""
+    if name != SERVED_NAME or not isinstance(value, str) or not _is_list(value):
+        return ()
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return ()
+    usable = all(isinstance(one, str) and one.isprintable() and one and not one.startswith("-") for one in found)
+    return tuple(found) if usable else ()
+
+
 def flag_words(flags: Flags) -> tuple[str, ...]:
     """Flags as argv words, in order."""
     words: list[str] = []
@@ -186,6 +227,8 @@ def flag_words(flags: Flags) -> tuple[str, ...]:
         elif value is False:
             if name not in TRUE_ONLY:
                 words.append(f"--no-{name}")
+        elif names := _listed_names(name, value):
+            words += [f"--{name}", *names]
         elif str(value).startswith("-"):
             words.append(f"--{name}={value}")  # otherwise the parser takes the value for a flag, even a negative number
         else:

@@ -9,6 +9,7 @@ import msgspec
 
 from vllm_launchers.addresses import TLS_FLAGS, base_url
 from vllm_launchers.plan.findings import Level
+from vllm_launchers.plan.flags import served_name
 from vllm_launchers.plan.probe import ProbePlan
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
@@ -75,8 +76,8 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def served_name(self) -> str:
-        """The name by which clients ask for its model. A value is one word of the command line, so it is one name."""
-        return str(self.flags.get("served-model-name") or self.model)
+        """The name by which clients ask for its model; the first one, if it has several."""
+        return served_name(self.flags, self.model)
 
     @property
     def url(self) -> str:

@@ -350,6 +350,7 @@ def test_the_dashboard_draws_no_latency_below_the_end_of_the_first_bucket() -> N
         ({}, None, "/models/tiny"),
         ({"served-model-name": "tiny"}, None, "tiny"),
         ({"served-model-name": "my model"}, None, "my model"),  # one word of the command line, so one name
+        ({"served-model-name": '["tiny", "other"]'}, None, "tiny"),
         ({"served-model-name": "tiny"}, "as reported", "as reported"),
     ],
 )

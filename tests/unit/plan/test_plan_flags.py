@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_launchers.plan.common_flags import parse_set
-from vllm_launchers.plan.flags import FlagError, flag_words, normalise, normalise_setting, token_count
+from vllm_launchers.plan.flags import FlagError, flag_words, normalise, normalise_setting, served_name, token_count
 from vllm_launchers.plan.model import FlagValue
 
 
@@ -29,6 +29,8 @@ from vllm_launchers.plan.model import FlagValue
         ("no-such-flag=3", "no-such-flag", 3),
         ("tp=2", "tensor-parallel-size", 2),
         ("served-model-name=1.10", "served-model-name", "1.10"),
+        ('served-model-name=["a", "b"]', "served-model-name", '["a", "b"]'),
+        ("served-model-name=a,b", "served-model-name", "a,b"),
         ("seed=007", "seed", "007"),
         ("hf-overrides.rope_theta=1000", "hf-overrides.rope_theta", 1000),
         ('speculative-config={"method": "ngram"}', "speculative-config", '{"method": "ngram"}'),
@@ -167,3 +169,35 @@ def test_aliases_of_vllm_are_their_flags() -> None:
     assert normalise("-ac.backend") == "attention-config.backend"
     assert normalise("-dc") == "diffusion-config"
     assert (normalise("-n"), normalise("-r"), normalise("-dpl")) == ("nnodes", "node-rank", "data-parallel-size-local")
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ("qwen", ("qwen",)),
+        ("a,b c", ("a,b c",)),
+        ('["qwen"]', ("qwen",)),
+        (' ["qwen", "org/default"] ', ("qwen", "org/default")),
+        ("[x", ("[x",)),
+    ],
+)
+def test_each_served_name_is_a_word_of_argv_and_the_first_is_the_models(value: str, names: tuple[str, ...]) -> None:
+    flags = {"served-model-name": value, "max-num-seqs": 8}
+    assert flag_words(flags) == ("--served-model-name", *names, "--max-num-seqs", "8")
+    assert served_name(flags, "org/model") == names[0]
+
+
+def test_without_a_served_name_it_is_the_models() -> None:
+    assert served_name({}, "org/model") == served_name({"served-model-name": ""}, "org/model") == "org/model"
+
+
+@pytest.mark.parametrize(
+    "value", ["[]", "[1]", '["a",]', '["a", ""]', '["-a", "b"]', r'["a\u0000"]', r'["\ud800"]', "[a]"]
+)
+def test_a_list_of_served_names_that_argv_cannot_hold_is_refused(value: str) -> None:
+    with pytest.raises(FlagError, match="several as a JSON list"):
+        parse_set(f"served-model-name={value}")
+
+
+def test_other_flags_that_look_like_a_list_are_one_word() -> None:
+    assert flag_words({"allowed-origins": '["*"]'}) == ("--allowed-origins", '["*"]')

@@ -38,6 +38,7 @@ from vllm_console.ui.widgets.draw import Part, bar, fit, keys_line, parts_length
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_console.ui.widgets.reader import TextReader
+from vllm_launchers.plan.flags import served_name
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.units import counted
 
@@ -318,7 +319,7 @@ class ChatScreen(TerminalScreen[None]):
             self._main.say(f"{plain(chat.name)} is gone.", WARN)
             return
         target = session.target
-        model = target.model if target is not None else str(server.flags.get("served-model-name") or server.model)
+        model = target.model if target is not None else served_name(server.flags, server.model)
         raw = chat.options.raw or bool(turns and turns[-1].answer.raw)
         context = target.max_model_len if target is not None else None
         request = request_for(model, turns, prompt, chat.options, raw=raw, context=context)

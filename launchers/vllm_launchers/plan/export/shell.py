@@ -62,7 +62,7 @@ def split_argv(plan: Plan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 def config_yaml(plan: Plan) -> str:
     """The file's text. A comment at the top has the command that reads it, with what the file cannot contain.
 
-    That is the environment, and values that begin with a dash.
+    That is the environment, values that begin with a dash, and several values of a flag, which not every vLLM reads.
 
     Raises:
         ExportError: the plan itself reads a config file, is for the simulated engine, or contains invalid text.
@@ -80,8 +80,8 @@ def config_yaml(plan: Plan) -> str:
         words = redact_argv(flag_words({name: value}))
         for word in words:
             checked(word, f"--{name}")
-        if len(words) == 1 and "=" in words[0]:
-            besides.append(words[0])
+        if len(words) > 2 or (len(words) == 1 and "=" in words[0]):
+            besides += words
         elif len(words) == 1:
             lines.append(f"{yaml_text(words[0][2:])}: true")
         elif words:

@@ -91,6 +91,20 @@ def test_shell_is_one_flag_a_line(make: Make) -> None:
     assert lines[-1] == "  --served-model-name 'a b'" or "  --served-model-name 'a b' \\" in lines
 
 
+@pytest.mark.parametrize("form", [Form.SHELL, Form.SYSTEMD, Form.CONFIG])
+def test_each_served_name_is_a_word_of_its_own(form: Form, make: Make) -> None:
+    text = export(make({"served-model-name": '["qwen", "default"]', "max-num-seqs": 8}), form)
+    assert "--served-model-name qwen default" in text
+
+
+def test_each_served_name_is_an_argument_of_a_container(make: Make) -> None:
+    plan = make({"served-model-name": '["qwen", "default"]', "max-num-seqs": 8})
+    for words in (service_of(compose(plan))["command"], pod_of(kubernetes(plan))["containers"][0]["args"]):
+        at = words.index("--served-model-name")
+        assert words[at + 1 : at + 3] == ["qwen", "default"]
+        assert words[at + 3].startswith("--")
+
+
 def test_shell_keeps_words_that_it_does_not_understand(make: Make) -> None:
     plan = msgspec.structs.replace(make(), argv=("/x", "--other", "words"))
     assert shell(plan).endswith("/x --other words\n")

@@ -146,6 +146,15 @@ def test_a_name_of_two_words_is_one_name(make: Make) -> None:
         export_for_proxy(servers, ProxyForm.NGINX)
 
 
+def test_of_several_names_clients_of_a_proxy_use_the_first(make: Make) -> None:
+    server = ProxiedServer("chat", make({"served-model-name": '["qwen", "default"]'}))
+    (model,) = yaml.safe_load(export_for_proxy([server], ProxyForm.LITELLM))["model_list"]
+    assert (model["model_name"], model["litellm_params"]["model"]) == ("qwen", "hosted_vllm/qwen")
+    swapped = yaml.safe_load(export_for_proxy([server], ProxyForm.LLAMA_SWAP))["models"]["chat"]
+    assert swapped["useModelName"] == "qwen"
+    assert "--served-model-name qwen default --" in swapped["cmd"]
+
+
 def test_litellm_reaches_a_server_that_listens_everywhere_on_this_machine(make: Make) -> None:
     (model,) = yaml.safe_load(export_for_proxy([ProxiedServer("chat", make(host="0.0.0.0"))], ProxyForm.LITELLM))[
         "model_list"

@@ -29,7 +29,8 @@ from vllm_launchers.plan.model import Engine, EngineKind, Plan
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30) | st.sampled_from(
     ["$HOME", "${A}", "$(rm -rf x)", "%h", "%%", "a b", 'say "x"', "it's", "\\n", "\\", "a\\", "#x", ";", "---", "- a",
      "null", "yes", "No", "0x10", "1_000", "1e5", "1:30", "2001-01-01", "~", "!x", "&x", "*x", "a: b", "a:", "[1]",
-     "{x}", "é😀", "\u2028", "\x85", "\ufeff", "\x7f", "\x1b[31m", "a\nb", "a\r\nb", "\t", " ", "", "=", "<<", "`id`"]
+     "{x}", "é😀", "\u2028", "\x85", "\ufeff", "\x7f", "\x1b[31m", "a\nb", "a\r\nb", "\t", " ", "", "=", "<<", "`id`",
+     '["a b", "$c"]']
 )  # fmt: skip
 FLAG_VALUES = WORDS | st.booleans() | st.integers(-5, 10**9) | st.floats(0, 1).map(lambda x: round(x, 3))
 FLAGS = st.dictionaries(
@@ -115,7 +116,8 @@ def test_config_file_and_its_command_say_all_flags(plan: Plan) -> None:
     assert command[len(plan.environment) : config] == [*plan.engine.command, "serve"]
     sayable, besides = [], []
     for flag in (flag_words({name: value}) for name, value in plan.flags.items()):
-        (besides if len(flag) == 1 and "=" in flag[0] else sayable).extend(flag)
+        apart = len(flag) > 2 or (len(flag) == 1 and "=" in flag[0])
+        (besides if apart else sayable).extend(flag)
     assert words[6:] == sayable
     assert command[config + 2 :] == besides
 
