@@ -11,7 +11,7 @@ from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.metrics.parse import Parser
 from vllm_console.metrics.sample import Sample
 from vllm_launchers.engine_model.core import Core, StepReport
-from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits
+from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits, extend_chain
 from vllm_launchers.engine_model.traffic_replay import EngineLimits
 from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import plan_memory
@@ -21,6 +21,7 @@ from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
 MODEL = "Qwen/Qwen3-8B-AWQ"
 BEGAN = 1_000_000.0
+BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -140,3 +141,13 @@ def traffic(
         made = dice.randint(*output)
         found.append(Request(str(index), tokens, made, made, arrival=at, seed=index))
     return found
+
+
+def known_by_length(id: str, tokens: Sequence[int], output: int, arrival: float, seed: int) -> Request:
+    """A request of which only the hashes of its prompt's blocks are known, as two of one prefix share them."""
+    hashes: list[int] = []
+    for end in range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE):
+        hashes.append(extend_chain(hashes[-1] if hashes else 0, tokens[end - BLOCK_SIZE : end]))
+    return Request(
+        id, [], output, output, arrival=arrival, seed=seed, sample=None, prompt_length=len(tokens), hashes=hashes
+    )

@@ -1,9 +1,14 @@
-"""A simulated server in virtual time, observed through its metrics, and the findings about it."""
+"""A simulated server in virtual time, observed through its metrics, and the findings about it.
+
+Requests are known by length, and iterations in which each of them gets a token and nothing else happens are taken
+together: ten minutes of traffic take seconds.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,19 +16,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from fakes.virtual_records import known_by_length
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frames
 from vllm_console.load.shape import TrafficShape
 from vllm_console.metrics.parse import Parser
+from vllm_launchers.engine_model.core import Core, StepReport
+from vllm_launchers.engine_model.roofline import Work
 from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import plan_memory
-from vllm_launchers.simulated.metrics import Metrics
+from vllm_launchers.simulated.metrics import EngineMetrics, Metrics
 from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
@@ -32,6 +40,8 @@ BEGAN = 1_000_000.0
 
 SAMPLE_SECONDS = 2.5
 """Four samples a frame: enough for its highest and lowest gauges, and cheap."""
+
+MOST_TOGETHER = 4096
 
 
 @dataclass
@@ -68,6 +78,8 @@ class Server:
     model: str = "Qwen/Qwen3-8B-AWQ"
     gpu: str = "RTX A6000"
     known: Mapping[str, Any] = field(default_factory=dict)
+    together: bool = True
+    """Whether iterations that are alike are taken together."""
 
     def changed(self, changes: Changes) -> Server:
         flags = {name: value for name, value in self.flags.items() if name not in changes.unset}
@@ -99,6 +111,10 @@ class Server:
                 now = max(now, until)
             while queue and queue[0][0] <= now:
                 core.scheduler.add(heapq.heappop(queue)[2])
+            if self.together:
+                now = _decoded(core, engine, now, next_sample, queue[0][0] if queue else math.inf)
+                while queue and queue[0][0] <= now:
+                    core.scheduler.add(heapq.heappop(queue)[2])
             if core.busy:
                 took = core.begin(now)
                 while next_sample <= min(now + took, seconds):
@@ -121,12 +137,38 @@ class Server:
             served.history.append((at, tuple(finding.code for finding in served.found)))
 
 
+def _decoded(core: Core, engine: EngineMetrics, now: float, next_sample: float, next_arrival: float) -> float:
+    """Run the next iterations in which each request gets a token and nothing else happens; returns when they end.
+
+    That is before the next sample, and as soon as a request that comes may join them.
+    """
+    scheduler = core.scheduler
+    running, most = scheduler.running, scheduler.decode_steps(MOST_TOGETHER)
+    if not most or any(request.last_token_at != now for request in running):
+        return now
+    joined = math.inf if scheduler.full or scheduler.waiting else next_arrival
+    count, reads = len(running), sum(request.computed for request in running)
+    reports: list[StepReport] = []
+    while len(reports) < most and now < joined:
+        reads += count
+        took = now + core.roofline.interval(Work(count, count, reads, reads)) - now
+        if now + took >= next_sample:
+            break
+        reports.append(StepReport(took, count, 0, 0, 0, itls=[now + took - now] * count, advanced=running))
+        now += took
+    if reports:
+        scheduler.decode(len(reports), now)
+        reports[-1].finished = [request for request in running if request.finished is not None]
+    for report in reports:
+        engine.step(report)
+    return now
+
+
 def requests_of(workload: Workload, *, rate: float, seconds: float, longest: int, seed: int = 0) -> list[Request]:
     """A preset's workload as the console's own load sends it."""
     drawn = TrafficShape(workload, seed=seed, max_model_len=longest).stream(rate, seconds)
     return [
-        Request(str(index), list(one.prompt), one.output_tokens, one.output_tokens, arrival=one.at, seed=index)
-        for index, one in enumerate(drawn)
+        known_by_length(str(index), one.prompt, one.output_tokens, one.at, index) for index, one in enumerate(drawn)
     ]
 
 

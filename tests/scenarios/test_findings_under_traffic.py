@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from fakes.virtual_records import known_by_length
 from vllm_console.diagnosis.finding import Finding, Fix, Severity
 from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.presets.load import read_presets
@@ -40,7 +42,7 @@ def requests(times: list[float], prompt: int, output: int, *, shared: int = 0, s
     made = []
     for index, at in enumerate(times):
         tokens = common + rng.choices(VOCABULARY, k=prompt - shared)
-        made.append(Request(f"{seed}-{prompt}-{index}", tokens, output, output, arrival=at, seed=index))
+        made.append(known_by_length(f"{seed}-{prompt}-{index}", tokens, output, at, index))
     return made
 
 
@@ -57,6 +59,18 @@ def fixed(server: Any, traffic: Traffic, seconds: float, code: str) -> tuple[Any
     after = server.changed(top(finding).changes).serve(traffic(), seconds)
     assert code not in after.ever, after.history
     return before, finding, after
+
+
+def test_iterations_that_are_taken_together_are_as_one_by_one(server) -> None:
+    """With preemptions, shared prefixes, and a queue for places."""
+    flags = {"max-model-len": 4096, "num-gpu-blocks-override": 600, "max-num-seqs": 16, "enable-prefix-caching": True}
+    tight = server(flags, **KNOWN)
+    together, one_by_one = (
+        replace(tight, together=so).serve(randomly(4.0, 60, 600, 300, shared=200), 60) for so in (True, False)
+    )
+    assert together.frames.since(0.0) == one_by_one.frames.since(0.0)
+    assert together.history == one_by_one.history
+    assert "preempting" in together.ever
 
 
 def test_preempting_is_fixed_by_fewer_sequences_where_nothing_else_can_be_done(server) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
+from bisect import bisect_left
+from collections import Counter as Counts
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import (
@@ -15,9 +20,11 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
 
 from vllm_launchers.engine_model.core import Core, StepReport
 from vllm_launchers.engine_model.scheduler import FinishReason, Request
@@ -83,7 +90,6 @@ def _histograms(max_model_len: int) -> Mapping[str, tuple[str, Sequence[float]]]
         "request_params_n": ("The request parameter n.", CHOICES),
         "request_params_max_tokens": ("The request parameter max_tokens.", lengths),
         "time_to_first_token_seconds": ("Time to the first token.", FIRST_TOKEN),
-        "inter_token_latency_seconds": ("Time between two tokens.", BETWEEN_TOKENS),
         "request_time_per_output_token_seconds": ("A request's mean time per output token.", BETWEEN_TOKENS),
         "e2e_request_latency_seconds": ("Time from a request's arrival to its end.", LATENCY),
         "request_queue_time_seconds": ("Time spent waiting.", LATENCY),
@@ -183,6 +189,45 @@ def _series(sample: Sample) -> tuple[str, frozenset[tuple[str, str]]]:
     return sample.name, frozenset(sample.labels.items())
 
 
+class _IntervalCounts:
+    """One series of `_Intervals`."""
+
+    def __init__(self) -> None:
+        self.by_bucket = [0] * (len(BETWEEN_TOKENS) + 1)
+        self.seconds = 0.0
+
+    def add(self, itls: Sequence[float]) -> None:
+        """Count the times between tokens of one iteration, most of which are equal."""
+        for seconds, count in Counts(itls).items():
+            self.by_bucket[bisect_left(BETWEEN_TOKENS, seconds)] += count
+            self.seconds += count * seconds
+
+
+class _Intervals(Collector):
+    """The histogram of times between tokens. A client library's takes them one by one: for a large batch that takes
+    longer than the model of the engine."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._made = time.time()
+        self._series: dict[tuple[str, ...], _IntervalCounts] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> _IntervalCounts:
+        """The series with these labels."""
+        return self._series.setdefault(values, _IntervalCounts())
+
+    def collect(self) -> Iterator[Metric]:
+        """The histogram as `prometheus_client.Histogram` shows it."""
+        name = "vllm:inter_token_latency_seconds"
+        family = HistogramMetricFamily(name, "Time between two tokens.", labels=_LABELS)
+        for values, one in self._series.items():
+            counts = accumulate(map(float, one.by_bucket))
+            buckets = zip(map(floatToGoString, (*BETWEEN_TOKENS, math.inf)), counts, strict=True)
+            family.add_metric(values, list(buckets), one.seconds)
+            family.add_sample(f"{name}_created", dict(zip(_LABELS, values, strict=True)), self._made)
+        yield family
+
+
 class _Families:
     def __init__(self, registry: CollectorRegistry, max_model_len: int) -> None:
         def counter(name: str, text: str, *more: str) -> Counter:
@@ -202,6 +247,7 @@ class _Families:
             name: Histogram(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=registry)
             for name, (text, buckets) in _histograms(max_model_len).items()
         }
+        self.intervals = _Intervals(registry)
 
 
 class EngineMetrics:
@@ -212,6 +258,7 @@ class EngineMetrics:
         self._counters = {name: family.labels(*labels) for name, family in families.counters.items()}
         self._gauges = {name: family.labels(*labels) for name, family in families.gauges.items()}
         self._histograms = {name: family.labels(*labels) for name, family in families.histograms.items()}
+        self._intervals = families.intervals.labels(*labels)
         self._sources = {name: families.sources.labels(*labels, name) for name in _SOURCES}
         self._tiers = {name: families.tiers.labels(*labels, name) for name in _TIERS}
         self._success = {name: families.success.labels(*labels, name) for name in _FINISHED}
@@ -255,9 +302,7 @@ class EngineMetrics:
             histograms["iteration_tokens_total"].observe(computed + len(report.advanced))
         for seconds in report.ttfts:
             histograms["time_to_first_token_seconds"].observe(seconds)
-        between = histograms["inter_token_latency_seconds"]
-        for seconds in report.itls:
-            between.observe(seconds)
+        self._intervals.add(report.itls)
         for request in report.finished:
             self._finished(request)
 
