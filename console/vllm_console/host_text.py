@@ -14,10 +14,10 @@ WIDTH = 100
 """Columns after which link lists are wrapped."""
 
 
-def describe_host(host: Host, *, wrong_first: bool = False) -> Iterator[str]:
+def describe_host(host: Host) -> Iterator[str]:
     """The host, line by line: the machine, each GPU with its links and processes, and problems.
 
-    ``wrong_first`` is for a screen, which shows the beginning; a command's output is seen from its end.
+    The problems come last, since a command's output is seen from its end.
     """
     facts = [host.hostname or "a host", *_named("driver", host.driver), *_named("CUDA", host.cuda)]
     yield " · ".join(facts)
@@ -27,13 +27,10 @@ def describe_host(host: Host, *, wrong_first: bool = False) -> Iterator[str]:
     yield f"  memory  {gib(host.memory_free_gib)} free of {gib(host.memory_gib)}{_swap(host)}"
     if host.problem:
         yield f"  GPUs    {host.problem}"
-    wrong = [f"! {text}" for text in hardware_warnings(host)]
-    if wrong and wrong_first:
-        yield from ("", *wrong)
     for gpu in host.gpus:
         yield ""
         yield from format_gpu(gpu, host.at)
-    if wrong and not wrong_first:
+    if wrong := [f"! {text}" for text in hardware_warnings(host)]:
         yield from ("", *wrong)
 
 

@@ -789,7 +789,7 @@ class FakeFleet:
         self._did("forget", name, *(["purge"] if purge else []))
         return not purge
 
-    def start_load(self, name: str, rate: float | None = None, seconds: float = 60.0) -> None:
+    def start_load(self, name: str) -> None:
         self._did("start_load", name)
 
     def stop_load(self, name: str) -> None:

@@ -305,8 +305,8 @@ TIMEOUT_SECONDS = 30.0
 POLL_SECONDS = 0.25
 
 
-def still_held(name: str, before: Host, read: Callable[[], Host], timeout: float = TIMEOUT_SECONDS) -> str:
-    """Wait until an ended server's memory is free; returns who holds it after ``timeout`` seconds, or nothing.
+def still_held(name: str, before: Host, read: Callable[[], Host]) -> str:
+    """Wait until an ended server's memory is free; returns who holds it after `TIMEOUT_SECONDS`, or nothing.
 
     ``before`` is the host before the stop, ``read`` returns the newest.
     """
@@ -315,7 +315,7 @@ def still_held(name: str, before: Host, read: Callable[[], Host], timeout: float
     seen = _Before.of(before, name)
     if not seen.wanted:
         return ""
-    release = wait_until_freed(lambda: seen.less_growth(read()), seen.wanted, seen.ours, timeout=timeout)
+    release = wait_until_freed(lambda: seen.less_growth(read()), seen.wanted, seen.ours, timeout=TIMEOUT_SECONDS)
     return "" if release.freed else f"ended, but {release.reason}"
 
 

@@ -99,6 +99,9 @@ HOSTS = "hosts.json"
 HOSTS_ANSWER_SECONDS = 12.0
 """How long a command waits for the machines that it shows."""
 
+LOAD_SECONDS = 60.0
+"""How long a load is sent that a console starts."""
+
 
 class LocalFleet:
     """All servers of this machine as one user sees them: what commands and screens show, and the verbs that act.
@@ -721,20 +724,18 @@ class LocalFleet:
         with keeper_errors():
             return not client.exists(self._state, name) and self._removed.delete(name)
 
-    def start_load(self, name: str, rate: float | None = None, seconds: float = 60.0) -> None:
-        """Send the preset's workload from a process of its own, bounded in count and time.
+    def start_load(self, name: str) -> None:
+        """Send the preset's workload for a minute, from a process of its own.
 
-        The default rate keeps about the preset's concurrency in flight, and never more: a server slower than the rate
-        assumes is kept busy without an ever longer queue.
+        The rate keeps about the preset's concurrency in flight, and never more: a server slower than the rate assumes
+        is kept busy without an ever longer queue.
         """
         from vllm_console.load.shape import suggested_rate
 
         workload = unpack(self._ours(name).current.spec.details).workload
-        most = None
-        if rate is None:
-            rate = suggested_rate(workload) if workload is not None else 1.0
-            most = workload.concurrency if workload is not None else None
-        self._loads.start(name, self._state, rate, seconds, most)
+        rate = suggested_rate(workload) if workload is not None else 1.0
+        most = workload.concurrency if workload is not None else None
+        self._loads.start(name, self._state, rate, LOAD_SECONDS, most)
 
     def stop_load(self, name: str) -> None:
         """End this console's load."""

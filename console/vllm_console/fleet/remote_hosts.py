@@ -34,6 +34,9 @@ from vllm_launchers.secrets import redact
 
 HOSTS = "hosts.json"
 CONNECT_SECONDS = 10
+ASK_SECONDS = 1.0
+"""Between an answer and the next question."""
+
 ANSWER_SECONDS = 15.0
 """How long the other side may take for an answer before the connection counts as lost."""
 
@@ -257,12 +260,11 @@ class Session:
 class Connection:
     """One machine, and the thread that reads its fleet, there ``read_only``, too. The lock guards the shared state."""
 
-    def __init__(self, host: RemoteHost, interval: float = 1.0, *, read_only: bool = False) -> None:
+    def __init__(self, host: RemoteHost, *, read_only: bool = False) -> None:
         self.host = host
         self._words = ["--read-only", "remote"] if read_only else ["remote"]
         self.answered = threading.Event()
         """Set once it has answered, or could not be reached."""
-        self._interval = interval
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._session: Session | None = None
@@ -357,7 +359,7 @@ class Connection:
                 with self._lock:
                     self._views, self._notices = tuple(views), tuple(notices)
                 self._report("")
-                self._ended.wait(self._interval)
+                self._ended.wait(ASK_SECONDS)
             return ""
         except ProtocolError as error:
             problem = str(error)

@@ -116,7 +116,7 @@ def interval_ends(steps: Iterable[EngineStep], intervals: Iterable[Interval]) ->
 
 
 def exact_latencies(
-    records: ProbeRecords, start: float, end: float, counted: Mapping[str, float], wanted: Iterable[str] = LATENCIES
+    records: ProbeRecords, start: float, end: float, counted: Mapping[str, float]
 ) -> dict[str, Quantiles]:
     """Those latencies of a span of time (Unix seconds, its beginning excluded) that the records know exactly.
 
@@ -125,7 +125,7 @@ def exact_latencies(
     """
     if records.writers != 1 or _lost(records, start, end):
         return {}
-    keys = {key for key in wanted if counted.get(key, 0.0) > 0}
+    keys = {key for key in LATENCIES if counted.get(key, 0.0) > 0}
     found: dict[str, Quantiles | None] = {}
     if "ttft" in keys:
         first = _Span(records.first_tokens, lambda one: one.at, start, end)
@@ -140,7 +140,7 @@ def exact_latencies(
         if ended.holds(counted[key], len):
             values = map(attrgetter(f"{key}_seconds"), ended.inside)
             found[key] = exact_quantiles([value for value in values if value is not None])
-    return {key: one for key in wanted if (one := found.get(key)) is not None}
+    return {key: one for key in LATENCIES if (one := found.get(key)) is not None}
 
 
 _Row = TypeVar("_Row")

@@ -132,21 +132,18 @@ class _Growth(NamedTuple):
 class Timeline:
     """The last ``points`` steps of ``step`` seconds, and the samples of the last ``window_seconds``.
 
-    Steps end at ``phase`` plus multiples of ``step`` (Unix seconds), so points stay in place as time advances; the
-    newest step is still filling. A pause between samples of more than ``gap`` seconds (default: 2.5 steps, 15 s at
-    least; settable for samples from a coarser source) stays empty, and what was counted over it belongs to no step.
+    Steps end at multiples of ``step`` (Unix seconds), so points stay in place as time advances; the newest step is
+    still filling. A pause between samples of more than ``gap`` seconds (2.5 steps, 15 s at least) stays empty, and what
+    was counted over it belongs to no step.
     """
 
-    def __init__(
-        self, step: float, points: int, *, phase: float = 0.0, window_seconds: float = 60.0, gap: float | None = None
-    ) -> None:
+    def __init__(self, step: float, points: int, *, window_seconds: float = 60.0) -> None:
         if step <= 0 or points < 1:
             raise ValueError("a timeline needs a step above 0 and at least one point")
         self.step = step
         self.points = points
-        self._phase = phase
         self._window_seconds = window_seconds
-        self.gap = gap if gap is not None else max(2.5 * step, 15.0)
+        self.gap = max(2.5 * step, 15.0)
         self._recent: deque[Sample] = deque()
         self._waits = Waits()
         self._uncharted: list[_Growth] = []
@@ -239,11 +236,11 @@ class Timeline:
         for name, column in zip(SERIES, self._columns, strict=True):
             known = (*column, *tail)[-self.points :]
             values[name] = (None,) * (self.points - len(known)) + known
-        return Series(end=self._phase + (last + 1) * self.step, step=self.step, values=values)
+        return Series(end=(last + 1) * self.step, step=self.step, values=values)
 
     def _index(self, at: float) -> int:
         """The step that a moment belongs to; a step includes its end, not its beginning."""
-        return math.ceil((at - self._phase) / self.step) - 1
+        return math.ceil(at / self.step) - 1
 
     def _growth(self, before: Sample | None, after: Sample) -> _Growth:
         """What was counted up to a sample since the one before."""
@@ -268,7 +265,7 @@ class Timeline:
         for index in touched:
             step = self._steps.setdefault(index, _Step())
             if grown is not None:
-                begin = self._phase + index * self.step
+                begin = index * self.step
                 covered = min(after.at, begin + self.step) - max(after.at - duration, begin)
                 covered = duration if first == last else covered
                 if covered > 0:

@@ -42,7 +42,7 @@ from vllm_console.load.ramp_search import (
     step_seconds,
 )
 from vllm_console.load.report import Latency, Tally
-from vllm_console.load.shape import Exact, TrafficShape, mean_length, request_count, suggested_rate
+from vllm_console.load.shape import USUAL_ITL_SECONDS, Exact, TrafficShape, mean_length, request_count, suggested_rate
 from vllm_console.metrics.parse import NotMetricsError, Parser
 from vllm_console.metrics.quantile import exact_quantile
 from vllm_console.metrics.sample import EngineSample, Sample
@@ -79,7 +79,6 @@ WARM_UP_TOKENS = 32
 SHORTEST_WARM_UP, LONGEST_WARM_UP = 3.0, 60.0
 LIKE_BEFORE = 1.1
 """After a step that held at a rate no further away, about as many requests are in flight as there will be."""
-DEFAULT_ITL_SECONDS = 0.03
 LONGEST_STEP = 120.0
 SHORTEST_STEP = 8.0
 OTHERS_ALLOWED = 5
@@ -308,7 +307,7 @@ class _Run:
         self._on_progress = on_progress or (lambda _: None)
         self._begin = time.perf_counter()
         self._mean_output = shape.exact.output_tokens or mean_length(shape.workload.output_tokens_p95)
-        self._request_seconds = self._mean_output * DEFAULT_ITL_SECONDS
+        self._request_seconds = self._mean_output * USUAL_ITL_SECONDS
         """How long a request takes, by the newest step that held."""
         self._tallies: list[Tally] = []
         self._first: Sample | None = None

@@ -256,11 +256,8 @@ async def run_scenario(
     phases: Sequence[Phase],
     *,
     first: Sequence[Phase] = (),
-    model: str | None = None,
     repeat: bool = True,
     max_in_flight: int = IN_FLIGHT,
-    seed: int = 0,
-    allow_remote: bool = False,
     stop: asyncio.Event | None = None,
     on_phase: Callable[[Phase], None] | None = None,
 ) -> LoadReport:
@@ -273,16 +270,15 @@ async def run_scenario(
     Raises:
         LoadError: the URL is not on this machine, or there are no phases.
     """
-    base = check_url(url, allow_remote=allow_remote)
-    lookup = None if allow_remote else lookup_of(base)
+    base = check_url(url, allow_remote=False)
     if not phases:
         raise LoadError("a scenario needs at least one phase")
     stop = stop or asyncio.Event()
-    tally = Tally(seed)
+    tally = Tally()
     begin = time.perf_counter()
-    async with open_client(base, own_access(), lookup) as client:
+    async with open_client(base, own_access(), lookup_of(base)) as client:
         sender = Sender(client, "", tally, max_in_flight)
-        story = _Story(client, sender, model, seed, on_phase)
+        story = _Story(client, sender, on_phase)
         try:
             for phase in first:
                 await story.play(phase, stop)
@@ -300,18 +296,9 @@ async def run_scenario(
 class _Story:
     """Plays phases on one server, which may disappear and come back with another context."""
 
-    def __init__(
-        self,
-        client: httpx.AsyncClient,
-        sender: Sender,
-        model: str | None,
-        seed: int,
-        on_phase: Callable[[Phase], None] | None,
-    ) -> None:
+    def __init__(self, client: httpx.AsyncClient, sender: Sender, on_phase: Callable[[Phase], None] | None) -> None:
         self._client = client
         self._sender = sender
-        self._model = model
-        self._seed = seed
         self._on_phase = on_phase
         self._shapes: dict[tuple[Phase, int | None], TrafficShape] = {}
 
@@ -325,9 +312,7 @@ class _Story:
         self._sender.model = target.model
         key = (phase, target.max_model_len)
         if key not in self._shapes:
-            self._shapes[key] = TrafficShape(
-                phase.workload, exact=phase.exact, seed=self._seed, max_model_len=target.max_model_len
-            )
+            self._shapes[key] = TrafficShape(phase.workload, exact=phase.exact, max_model_len=target.max_model_len)
         begin = time.perf_counter()
         await self._sender.play(self._shapes[key].stream(phase.rate, phase.seconds), stop)
         await wait(stop, begin + phase.seconds - time.perf_counter())
@@ -336,7 +321,7 @@ class _Story:
         """The served model, as soon as the server answers; None when stopped."""
         while not stop.is_set():
             try:
-                return await find_served_model(self._client, self._model)
+                return await find_served_model(self._client, None)
             except LoadError:
                 await wait(stop, READY_POLL_SECONDS)
         return None

@@ -25,6 +25,9 @@ Z95 = 1.6448536269514722
 STRATA = 128
 """So many lengths in a row have one in each of as many equally likely parts of the distribution."""
 
+USUAL_ITL_SECONDS = 0.03
+"""What a token is assumed to take before a server has shown it."""
+
 LONGEST = 3.0
 """Lengths are capped at this multiple of their 95th percentile (about the 99.95th percentile)."""
 
@@ -93,12 +96,12 @@ def mean_length(p95: int) -> float:
     return p95 * math.exp(SPREAD * SPREAD / 2 - Z95 * SPREAD)
 
 
-def suggested_rate(workload: Workload, itl_seconds: float = 0.03) -> float:
+def suggested_rate(workload: Workload) -> float:
     """A rate (requests per second) that keeps about ``workload.concurrency`` requests in flight, by Little's law.
 
-    A request is assumed to last as long as the mean output at ``itl_seconds`` per token.
+    A request is assumed to last as long as the mean output at `USUAL_ITL_SECONDS` per token.
     """
-    return round(workload.concurrency / max(mean_length(workload.output_tokens_p95) * itl_seconds, 0.01), 3)
+    return round(workload.concurrency / max(mean_length(workload.output_tokens_p95) * USUAL_ITL_SECONDS, 0.01), 3)
 
 
 def fit_lengths(prompt: int, output: int, max_model_len: int | None) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -89,12 +89,12 @@ def ending(cgroup: str, user: str, logind: Logind, *, lingers: bool) -> Ending |
     return None
 
 
-def session_end(pid: int | None = None, root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> str:
+def session_end(pid: int | None = None, root: Path = Path("/")) -> str:
     """One sentence if processes started by ``pid`` (default: this one) end at logout; else empty. Never raises."""
     cgroup = _text(root / "proc" / (str(pid) if pid is not None else "self") / "cgroup")
     if not (_SCOPE.search(cgroup) or _MANAGER.search(cgroup)):
         return ""
-    user = _user(environment)
+    user = _user()
     found = ending(cgroup, user, _read_settings(root), lingers=bool(user) and (root / LINGER / user).exists())
     return found.sentence if found is not None else ""
 
@@ -124,8 +124,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _user(environment: Mapping[str, str]) -> str:
+def _user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        return environment.get("USER", "")
+        return os.environ.get("USER", "")

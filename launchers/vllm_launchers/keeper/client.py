@@ -69,6 +69,7 @@ Options = Mapping[str, Any] | None
 START_SECONDS = 60.0
 RETRY_SECONDS = 10.0
 READ_SECONDS = 2.0
+POLL_SECONDS = 0.05
 STALE = "may be out of date: its keeper can't write the record and does not answer"
 
 
@@ -342,9 +343,7 @@ def _may_run(root: Path, name: str) -> bool:
         return False
 
 
-def wait_for(
-    root: Path, name: str, predicate: Callable[[ServerRecord], bool], timeout: float, *, poll: float = 0.05
-) -> ServerRecord:
+def wait_for(root: Path, name: str, predicate: Callable[[ServerRecord], bool], timeout: float) -> ServerRecord:
     """Wait until a record satisfies ``predicate``; returns it. Raises `WaitTimeoutError`, `NoSuchServerError`."""
     deadline = time.monotonic() + timeout
     seen: Stamp | None = None
@@ -352,7 +351,7 @@ def wait_for(
     while not predicate(record):
         if time.monotonic() >= deadline:
             raise WaitTimeoutError(f"{name} is still {record.state} after {timeout:g}s")
-        time.sleep(poll)
+        time.sleep(POLL_SECONDS)
         now = stamp(root, name)
         if now != seen:
             record, seen = read(root, name), now

@@ -88,7 +88,7 @@ def complete_secrets(spec: LaunchSpec, given: Mapping[str, str], environment: Ma
     return found
 
 
-def secrets_of_process(record: ServerRecord, proc: Path = Path("/proc")) -> dict[str, str]:
+def secrets_of_process(record: ServerRecord) -> dict[str, str]:
     """The secrets that a running server was started with, as far as its process still shows them.
 
     A keeper that adopts may have no other source. vLLM's process titles can overwrite the environment.
@@ -97,7 +97,7 @@ def secrets_of_process(record: ServerRecord, proc: Path = Path("/proc")) -> dict
     if record.server is None or not names:
         return {}
     try:
-        environment = (proc / str(record.server.pid) / "environ").read_bytes()
+        environment = Path(f"/proc/{record.server.pid}/environ").read_bytes()
     except OSError:
         return {}
     entries = (entry.partition("=") for entry in os.fsdecode(environment).split("\0"))

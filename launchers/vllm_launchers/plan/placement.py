@@ -89,9 +89,9 @@ class Placement(msgspec.Struct, frozen=True):
         known = [uuid for uuid in self.uuids if uuid]
         return ",".join(known if by_uuid and len(known) == len(self.gpus) else map(str, self.gpus))
 
-    def environment(self, *, by_uuid: bool = False) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """The variables that restrict a server to these GPUs."""
-        return {"CUDA_VISIBLE_DEVICES": self.visible_devices(by_uuid=by_uuid), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return {"CUDA_VISIBLE_DEVICES": self.visible_devices(), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 class PlacementRanking(msgspec.Struct, frozen=True):

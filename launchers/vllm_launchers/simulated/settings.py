@@ -183,13 +183,12 @@ class HFValidationError(ValueError):
 HFValidationError.__module__ = "huggingface_hub.errors"
 
 
-def validation_error(config: str, message: str, kind: str = "value_error", field: str | None = None) -> ValidationError:
+def validation_error(config: str, message: str) -> ValidationError:
     """Build a :class:`ValidationError` that reads as pydantic's."""
-    where = f"{field}\n  " if field else "  "
-    text = message if kind != "value_error" else f"Value error, {message}"
     return ValidationError(
-        f"1 validation error for {config}\n{where}{text} [type={kind}, input_value=ArgsKwargs((), {{...}}), "
-        f"input_type=ArgsKwargs]\n    For further information visit https://errors.pydantic.dev/2.14/v/{kind}"
+        f"1 validation error for {config}\n  Value error, {message} [type=value_error, "
+        "input_value=ArgsKwargs((), {...}), input_type=ArgsKwargs]\n"
+        "    For further information visit https://errors.pydantic.dev/2.14/v/value_error"
     )
 
 

@@ -27,8 +27,8 @@ class Process(StrEnum):
 class Log:
     """Writes lines to stdout, progress bars to stderr, as vLLM does."""
 
-    def __init__(self, level: str | None = None) -> None:
-        name = (level or os.environ.get("VLLM_LOGGING_LEVEL") or "INFO").upper()
+    def __init__(self) -> None:
+        name = (os.environ.get("VLLM_LOGGING_LEVEL") or "INFO").upper()
         self._threshold = _LEVELS.get(name, 20)
         self._pid = os.getpid()
 

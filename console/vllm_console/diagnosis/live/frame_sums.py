@@ -39,12 +39,12 @@ def totals(frames: Sequence[Frame], counter: str, count: int = MINUTE) -> list[f
     return [sums[at + 1] - sums[max(0, at + 1 - count)] if known else None for at, known in enumerate(reported)]
 
 
-def sustained_usage(frames: Sequence[Frame], at: int, count: int = MINUTE) -> float | None:
-    """The highest KV cache usage (a share) that three frames in a row reached within the ``count`` up to ``at``.
+def sustained_usage(frames: Sequence[Frame], at: int) -> float | None:
+    """The highest KV cache usage (a share) that three frames in a row reached within the minute up to ``at``.
 
     Peaks do not count; `check` uses the same measure. None if usage is not reported.
     """
-    known = [one.usage_max for one in frames[max(0, at + 1 - count) : at + 1] if one.usage_max is not None]
+    known = [one.usage_max for one in frames[max(0, at + 1 - MINUTE) : at + 1] if one.usage_max is not None]
     rows = [known[begin : begin + SUSTAINED_FRAMES] for begin in range(max(1, len(known) - SUSTAINED_FRAMES + 1))]
     return max(map(min, rows)) if known else None
 

@@ -39,10 +39,10 @@ def checked(text: str, what: str) -> str:
     return text
 
 
-def label(name: str, *, prefix: str = "vllm") -> str:
+def label(name: str) -> str:
     """A name for units, services and objects: ``vllm-``, lower-case letters, digits, dashes; at most 50 characters."""
     slug = _NOT_IN_LABEL.sub("-", name.lower()).strip("-")
-    whole = slug if slug == prefix or slug.startswith(f"{prefix}-") else f"{prefix}-{slug}"
+    whole = slug if slug == "vllm" or slug.startswith("vllm-") else f"vllm-{slug}"
     return whole[:50].strip("-")
 
 
