@@ -391,6 +391,11 @@ def unusable(evidence: TrafficEvidence, change: Change) -> str:
     refused = sum(one.prompt_tokens + one.output_tokens > longest for one in evidence.arrivals)
     if refused:
         return f"{about}{_of_recorded(refused, evidence, 'is', 'are')} longer than {longest} tokens."
+    step = change.after.scheduler.max_num_batched_tokens
+    refused = sum(one.prompt_tokens + one.output_tokens > step for one in evidence.arrivals)
+    if refused and not change.after.scheduler.chunked_prefill:
+        longer = f"{about}{_of_recorded(refused, evidence, 'is', 'are')} longer than a step of {step} tokens"
+        return f"{longer}, which vLLM does not accept without chunked prefill."
     largest = (change.after.blocks - 1) * change.after.scheduler.block_size
     refused = sum(one.prompt_tokens + one.output_tokens > largest for one in evidence.arrivals)
     if refused:

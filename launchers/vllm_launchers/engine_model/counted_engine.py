@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits
+from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits, refuse_unfit
 
 
 class WouldPreemptError(Exception):
@@ -79,11 +79,7 @@ class CountedEngine:
 
     def add(self, request: Request) -> None:
         """Append a request to the queue. Raises ValueError if it could never fit."""
-        length = request.prompt_length + request.output_length
-        if request.prompt_length < 1 or request.output_length < 1 or length > self._limits.max_model_len:
-            raise ValueError(f"request of {length} tokens does not fit in {self._limits.max_model_len}")
-        if self._blocks_for(length) > self._pool.capacity:
-            raise ValueError(f"request of {length} tokens needs more than the whole KV cache")
+        refuse_unfit(request, self._limits, self._pool.capacity)
         self.waiting.append(request)
 
     def decode_steps(self, most: int) -> int:

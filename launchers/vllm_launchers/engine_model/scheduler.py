@@ -268,6 +268,17 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
     chunked_prefill: bool = True
 
 
+def refuse_unfit(request: Request, limits: SchedulerLimits, blocks: int) -> None:
+    """Raise ValueError if a request could never be served with these limits and so many blocks of a KV cache."""
+    length = request.prompt_length + request.output_length
+    if request.prompt_length < 1 or request.output_length < 1 or length > limits.max_model_len:
+        raise ValueError(f"request of {length} tokens does not fit in {limits.max_model_len}")
+    if not limits.chunked_prefill and length > limits.max_num_batched_tokens:
+        raise ValueError(f"request of {length} tokens does not fit in a step of {limits.max_num_batched_tokens}")
+    if -(-length // limits.block_size) > blocks:
+        raise ValueError(f"request of {length} tokens needs more than the whole KV cache")
+
+
 class Scheduler:
     """First come, first served over a block pool.
 
@@ -296,11 +307,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Append a request to the queue. Raises ValueError if it could never fit."""
-        length = request.prompt_length + request.output_length
-        if request.prompt_length < 1 or request.output_length < 1 or length > self.limits.max_model_len:
-            raise ValueError(f"request of {length} tokens does not fit in {self.limits.max_model_len}")
-        if self._blocks_for(length) > self.pool.capacity:
-            raise ValueError(f"request of {length} tokens needs more than the whole KV cache")
+        refuse_unfit(request, self.limits, self.pool.capacity)
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:

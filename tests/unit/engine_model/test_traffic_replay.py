@@ -158,6 +158,8 @@ def test_a_request_that_never_fits_is_refused_and_the_others_served() -> None:
     found = replay_traffic([Arrival(0.0, 600, 10), Arrival(0.0, 10, 10)], limits(), COST)
     assert found.requests[0] is None
     assert found.requests[1] is not None
+    whole = replay_traffic([Arrival(0.0, 100, 10), Arrival(0.0, 10, 10)], limits(chunked=False), COST)
+    assert [one is None for one in whole.requests] == [True, False], "no step holds the prompt"
 
 
 @pytest.mark.parametrize("ahead", [False, True])

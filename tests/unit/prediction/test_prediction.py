@@ -226,6 +226,10 @@ def test_what_the_records_do_not_say_is_refused() -> None:
     assert caching.now.ttft_seconds.p50.value is not None
     short = replace(found.limits, scheduler=replace(found.limits.scheduler, max_model_len=600))
     assert "longer than 600 tokens" in predict(evidence, cost, Change(found.limits, short)).outside
+    whole = replace(
+        found.limits, scheduler=replace(found.limits.scheduler, max_num_batched_tokens=300, chunked_prefill=False)
+    )
+    assert "longer than a step of 300 tokens" in predict(evidence, cost, Change(found.limits, whole)).outside
     tight = replace(found.limits, blocks=21)
     assert "the whole KV cache of 320 tokens" in predict(evidence, cost, Change(found.limits, tight)).outside
 
