@@ -479,13 +479,16 @@ def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
             "needs room for a token in every step"
         )
         yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: max(2048, sequences)}))
-    context = token_count(flags.get(LENGTH))
-    if flags.get("enable-chunked-prefill") is False and context is not None and batched < context:
+    context, said = token_count(flags.get(LENGTH)), f"--{LENGTH}"
+    if LENGTH not in flags and inputs.facts is not None:
+        context, said = inputs.facts.max_context, "the model's context"
+    off = flags.get(CHUNKED) is False and not _chunks_anyway(plan)
+    if off and context is not None and batched < context:
         text = (
             f"vLLM will refuse --{BATCHED} {batched} without chunked prefill: a whole prompt of up to "
-            f"{context} tokens (--{LENGTH}) must fit in one step"
+            f"{context} tokens ({said}) must fit in one step"
         )
-        yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={"enable-chunked-prefill": True}))
+        yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={CHUNKED: True}))
 
 
 def _over_default_step(plan: Plan, inputs: PlanInputs, sequences: int | None) -> Iterator[PlanFinding]:
@@ -505,17 +508,25 @@ def _over_default_step(plan: Plan, inputs: PlanInputs, sequences: int | None) ->
     yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: sequences}))
 
 
+def _pools(plan: Plan) -> bool:
+    return plan.flags.get("runner") == "pooling" or plan.flags.get("task") in ("embed", "classify", "score", "reward")
+
+
+def _chunks_anyway(plan: Plan) -> bool:
+    """Whether this release ignores that chunked prefill is switched off."""
+    release = plan.engine.release
+    return release is not None and release < OFF_SINCE and not _pools(plan)
+
+
 def _whole_prompts(plan: Plan) -> Iterator[PlanFinding]:
     """Chunked prefill switched off for a generative model, at any length.
 
     The flag is ignored up to 0.11.0 and taken since 0.11.1; since 0.12 vLLM warns of it
     (``EngineArgs._set_default_chunked_prefill_and_prefix_caching_args``).
     """
-    flags, release = plan.flags, plan.engine.release
-    pooling = flags.get("runner") == "pooling" or flags.get("task") in ("embed", "classify", "score", "reward")
-    if flags.get(CHUNKED) is not False or pooling or simulated(plan):
+    if plan.flags.get(CHUNKED) is not False or _pools(plan) or simulated(plan):
         return
-    if release is not None and release < OFF_SINCE:
+    if _chunks_anyway(plan):
         text = f"vLLM {plan.engine.public_version} ignores --no-{CHUNKED}: prompts are still chunked"
     else:
         text = (

@@ -142,6 +142,8 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("context_over_model", Level.ERROR, {"set": {"max-model-len": 140_000}, "host": H100}),
     ("batch_too_small", Level.ERROR, {"set": {"max-num-batched-tokens": 128}}),
     ("batch_too_small", Level.ERROR, {"set": {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}}),
+    ("batch_too_small", Level.ERROR, {"set": {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False},
+                                      "unset": ("max-model-len",), "facts": BF16}),
     ("batch_too_small", Level.ERROR, {"set": {"max-num-seqs": 4096}, "unset": ("max-num-batched-tokens",)}),
     ("fp8_unsupported", Level.ERROR, {"host": T4, "set": {"kv-cache-dtype": "fp8"}}),
     ("fp8_unsupported", Level.WARNING, {"set": {"kv-cache-dtype": "fp8"}}),
@@ -279,6 +281,11 @@ def test_no_way_out_leads_to_a_context_that_the_model_does_not_support(find: Fin
     numbers = re.findall(r"([\d,]+) (?:tokens, not|would fit)", small.message)
     held, fitting = (int(number.replace(",", "")) for number in numbers)
     assert fitting <= held
+
+
+def test_a_release_that_chunks_prompts_anyway_takes_a_small_step(find: Find) -> None:
+    small = {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}
+    assert [one.code for one in find(set=small, version="0.10.2") if "chunk" in one.message] == ["chunked_prefill_off"]
 
 
 def test_a_small_cache_takes_fp8_where_the_traffic_needs_the_length(find: Find) -> None:
