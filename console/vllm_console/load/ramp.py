@@ -600,7 +600,9 @@ def conclude(
     found = ceiling(done)
     early = _ENDED.get(ended, "Out of time. " if out_of_time else "")
     if found is None or known.low is None or known.high is None:
-        limited_by = "server" if ended == "server" else steps[-1].outcome.limited_by if known.high is not None else ""
+        limited_by = "server" if ended == "server" else ""
+        if known.high is not None and not limited_by:
+            limited_by = _step_at(steps, known.high).outcome.limited_by
         stopped = ended == "server" and known.low is None  # which says nothing of its objectives
         sentence = early + ("" if stopped else _unlimited(steps, known.low, known.high, objectives))
         return Ramp(tuple(steps), None, None, limited_by, sentence.rstrip(), complete=not ended)
@@ -644,7 +646,8 @@ def _unlimited(steps: Sequence[RampStep], low: float | None, high: float | None,
     """Why no ceiling is known."""
     if high is not None:
         why = _why(_step_at(steps, high), objectives)
-        return f"The objectives did not hold at any rate; at the lowest, {_rate(high)}, {why}."
+        sometimes = "reliably " if any(step.outcome.ok for step in steps) else ""
+        return f"The objectives did not hold {sometimes}at any rate; at the lowest, {_rate(high)}, {why}."
     if low is None:
         return "No rate was measured, so the ceiling is unknown."
     return f"The objectives held at every rate up to {_rate(low)}: the ceiling was not reached."

@@ -1,7 +1,7 @@
 """Which request rate to try next, and whether a step at a rate meets the objectives. Pure.
 
-A rate is doubled until it fails (or halved until it holds), then the bracket is bisected. A step is judged while it
-runs, so that it ends as soon as its outcome is clear.
+A rate is doubled until it fails (or halved until it holds), then the bracket is bisected; near the ceiling all steps
+together say where it is (`next_step`). A step is judged while it runs, so that it ends as soon as its outcome is clear.
 """
 
 from __future__ import annotations

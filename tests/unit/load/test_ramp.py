@@ -108,6 +108,12 @@ def step(rate, reason="", goodput=None):
             "did not hold at any rate; at the lowest, 2 req/s, TTFT p99 was 1.4s",
         ),
         (
+            [step(2.0, "queue"), step(4.0)],
+            {"fixed": True},
+            None,
+            "did not hold reliably at any rate; at the lowest, 2 req/s, the queue kept growing",
+        ),
+        (
             [step(2.0), step(4.0, "kv_cache_usage")],
             {},
             2.0,
@@ -130,3 +136,4 @@ def test_what_it_says(steps, more, ceiling, words):
     assert (found.interval is None) == (ceiling is None)
     assert words in found.sentence
     assert (found.limited_by == "server") == (more.get("ended") == "server")
+    assert bool(found.limited_by) == (more.get("ended") == "server" or any(not one.outcome.ok for one in steps))
