@@ -963,7 +963,7 @@ class LocalFleet:
     def rank_changes(self, name: str, target: TuneTarget) -> CandidateRanking:
         """The combinations of batch sizes and memory shares that are predicted to be better for a running server.
 
-        Errors as `predict`, and FleetError if it has no probe.
+        Errors as `predict`.
         """
         from vllm_console.fleet.tuning import rank_changes
 

@@ -183,7 +183,8 @@ def evidence_of(
     except NoEvidenceError as error:
         raise FleetError(f"{name}: {error}") from error
     if not part.steps:
-        raise FleetError(f"{name}: no recorded step ran without a preempted request: what a step costs is not known")
+        why = part.flaw or "no recorded step ran without a preempted request"
+        raise FleetError(f"{name}: {why}: what a step costs is not known")
     return whole, part
 
 
@@ -275,7 +276,7 @@ def _cache_after(now: CacheConfig, before: Plan, after: Plan, changed: Sequence[
 
 def _refused(before: Plan, after: Plan) -> str:
     """A sentence if the server would not start with the change."""
-    known = {finding.code for finding in before.findings}
+    known = {finding.code for finding in errors(before.findings)}
     new = [finding.message for finding in errors(after.findings) if finding.code not in known]
     return f"It would not start: {new[0]}." if new else ""
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from fakes.virtual_records import record, traffic
-from vllm_console.fleet.predictions import RunRecording, evidence_of
+from vllm_console.fleet import predictions
+from vllm_console.fleet.predictions import RunRecording, evidence_of, limits_after
 from vllm_console.fleet.verbs import FleetError
+from vllm_console.metrics.parse import CacheConfig
+from vllm_launchers.plan.findings import Level, PlanFinding
 
 
 def test_where_every_step_had_a_preempted_request_it_is_reported_and_nothing_fails() -> None:
@@ -17,3 +24,25 @@ def test_where_every_step_had_a_preempted_request_it_is_reported_and_nothing_fai
     preempted = [one._replace(preemptions=1) for one in found.requests]
     with pytest.raises(FleetError, match="no recorded step ran without a preempted request"):
         evidence_of(RunRecording(preempted, found.steps), "chat", found.limits)
+
+
+def test_where_no_step_is_known_for_another_reason_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = record("--max-num-seqs 48 --max-model-len 4096", traffic(100, 2.6, seed=1, shared=0))
+    seen = RunRecording(found.requests, found.steps)
+    whole, _ = evidence_of(seen, "chat", found.limits)
+    unknown = replace(whole, steps=(), flaw="no steps were recorded")
+    monkeypatch.setattr(predictions, "gather", lambda *_, **__: unknown)
+    with pytest.raises(FleetError, match=r"^chat: no steps were recorded: what a step costs is not known$"):
+        evidence_of(seen, "chat", found.limits)
+
+
+def test_a_warning_of_the_present_flags_hides_no_error_of_the_changed_ones() -> None:
+    def plan(level: Level) -> Any:
+        return SimpleNamespace(findings=(PlanFinding("flag_value", level, f"{level} of a value"),), flags={})
+
+    details: Any = SimpleNamespace(flags={"tensor-parallel-size": 2})
+    cache = CacheConfig(1000, 16, True)
+    warned, refused = plan(Level.WARNING), plan(Level.ERROR)
+    assert limits_after(details, None, cache, warned, refused) == "It would not start: error of a value."
+    runs = limits_after(details, None, cache, refused, refused)
+    assert "tensor-parallel-size" in str(runs), "it runs despite the same error"
