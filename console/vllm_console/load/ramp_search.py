@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import accumulate, pairwise, repeat
 from operator import add, mul, sub
 
@@ -444,8 +445,8 @@ def _of_queues(used: Sequence[TriedRate], middle: float) -> list[float]:
         likelihoods = [1.0] * len(_PLACES)
         for x, late, share in steps:
             most = share * math.log(2)  # queues in the step, at the ceiling itself
-            queues = [most * math.exp(slope * (x - place)) for place in _PLACES]
-            none = [(1 - 2 * LAPSE) * math.exp(-expected) + LAPSE for expected in queues]
+            there = -most * math.exp(slope * x)
+            none = [(1 - 2 * LAPSE) * math.exp(there * factor) + LAPSE for factor in _factors(slope)]
             likelihoods = list(map(mul, likelihoods, [1 - one for one in none] if late else none))
         chances = list(map(add, chances, likelihoods))
     total = sum(chances)
@@ -503,11 +504,17 @@ def _log_likelihoods(points: Sequence[tuple[float, float, float]], slope: float)
     late = sum([beyond for _, _, beyond in points])
     odds_of_late = sum([beyond * (_LOGIT + slope * x) for x, _, beyond in points])
     found: Iterable[float] = [odds_of_late - late * rise for rise in rises]
+    factors = _factors(slope)
     for x, within, beyond in points:
-        there = _LOGIT + slope * x
-        odds = [there - rise for rise in rises]
-        found = map(sub, found, map(mul, repeat(within + beyond), map(math.log1p, map(math.exp, odds))))
+        odds = map(mul, repeat(math.exp(_LOGIT + slope * x)), factors)
+        found = map(sub, found, map(mul, repeat(within + beyond), map(math.log1p, odds)))
     return list(found)
+
+
+@cache
+def _factors(slope: float) -> tuple[float, ...]:
+    """By how much the odds at a rate are less with the limit at each of `_PLACES` than with the limit in the middle."""
+    return tuple(math.exp(-slope * place) for place in _PLACES)
 
 
 def step_seconds(tried: Sequence[TriedRate], left: float, longest: float) -> float:
