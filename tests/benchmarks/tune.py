@@ -25,7 +25,6 @@ from ramp import CASES, Case, VirtualRamp
 
 from fakes.virtual_records import record
 from vllm_console.cli.tune import EVIDENCE_REQUESTS, EVIDENCE_SHARE
-from vllm_console.cli.tune import START_SHARE as TRIAL_START
 from vllm_console.fleet.tuning import TuneTarget, predict_each
 from vllm_console.load.ramp import LONGEST_STEP, SHORTEST_STEP, START_SHARE
 from vllm_console.load.ramp_search import FEWEST_REQUESTS, TriedRate, next_step, step_seconds
@@ -40,8 +39,10 @@ from vllm_console.load.tune_search import (
     combinations,
     decide,
     measured_ceiling,
+    measured_of,
     next_trial,
     pooled,
+    trial_start,
 )
 from vllm_console.prediction.evidence import gather
 from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits
@@ -104,7 +105,7 @@ def tune(case: Case, seqs: int, batched: int, args: argparse.Namespace) -> tuple
     original = ramp(present, 1, begin, None)
     assert original is not None
     if original.error > UNSURE and not original.bound:
-        again = ramp(present, 3, AGAIN_SHARE * begin, TRIAL_START * original.value)
+        again = ramp(present, 3, AGAIN_SHARE * begin, trial_start(original.value, original))
         original = pooled([original, again]) or original if again is not None else original
         begin *= 1 + AGAIN_SHARE
     pace = EVIDENCE_SHARE * original.value
@@ -137,7 +138,8 @@ def tune(case: Case, seqs: int, batched: int, args: argparse.Namespace) -> tuple
         if following is None:
             break
         one = candidates[following.place]
-        start = TRIAL_START * original.value * one.predicted / predicted
+        expected = original.value * one.predicted / predicted
+        start = trial_start(expected, measured_of(following.place, done), guess=bool(one.outside))
         trial = with_flags(case, *_of(one.set, seqs, batched))
         done.append(Trial(following.place, ramp(trial, 10 + len(done), following.seconds, start)))
         left -= following.seconds + RESTART_SECONDS * following.restart
@@ -172,7 +174,7 @@ def scatter() -> None:
         case = with_flags(CASES[name], seqs, batched)
         middle = median(truth(name, seqs, batched, 900.0, seed) for seed in range(5))
         for budget in (120.0, 260.0, 900.0):
-            found = [ramp(case, seed, budget, TRIAL_START * middle) for seed in range(12)]
+            found = [ramp(case, seed, budget, trial_start(middle, None)) for seed in range(12)]
             values = [math.log(one.value) for one in found if one is not None]
             print(f"{name:16}{budget:>6.0f} s{stdev(values):>8.1%}", flush=True)
 

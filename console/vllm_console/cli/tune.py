@@ -35,6 +35,7 @@ from vllm_console.load.tune_search import (
     Candidate,
     Decision,
     Measured,
+    NextTrial,
     Trial,
     baseline_cost,
     baseline_seconds,
@@ -43,9 +44,11 @@ from vllm_console.load.tune_search import (
     longest_evidence,
     measured_ceiling,
     measured_mean,
+    measured_of,
     next_trial,
     pooled,
     trial_cost,
+    trial_start,
 )
 from vllm_console.text import duration, percent, plain, rate
 from vllm_console.text import seconds as latency
@@ -57,9 +60,6 @@ if TYPE_CHECKING:
     from vllm_console.load.report import LoadReport, Times
     from vllm_launchers.presets.model import Objectives
     from vllm_launchers.vllm.flags.changes import Flags, FlagValue
-
-START_SHARE = 0.85
-"""A trial's ramp begins at this part of the predicted goodput: the first step should hold."""
 
 EVIDENCE_SHARE = 0.6
 """Of the measured goodput, the rate of the traffic that predictions are fitted to: busy, and without a long queue."""
@@ -222,7 +222,7 @@ class _Tuner:
             return self._result(original, None, sentence)
         while (following := self._next(original)) is not None:
             candidate = ranking.candidates[following.place]
-            measured, problem = self._try(candidate, following.seconds, original)
+            measured, problem = self._try(following, original)
             self._done.append(Trial(following.place, measured))
             self._trials.append(self._document(candidate, measured, problem))
             expected = self._figure(self._expected(candidate, original)) + ("?" if candidate.outside else "")
@@ -275,7 +275,7 @@ class _Tuner:
         if measured is None or self._args.objective != GOODPUT:
             return measured
         if measured.error > UNSURE and not measured.bound:
-            again = self._measure(AGAIN_SHARE * seconds, START_SHARE * measured.value)
+            again = self._measure(AGAIN_SHARE * seconds, trial_start(measured.value, measured))
             measured = pooled([measured, again]) or measured if again is not None else measured
         pace = EVIDENCE_SHARE * measured.value
         self._load(pace, min(max(EVIDENCE_SECONDS[0], EVIDENCE_REQUESTS / pace), longest_evidence(seconds)))
@@ -431,16 +431,20 @@ class _Tuner:
         assert self._ranking is not None
         return original.value * candidate.predicted / self._ranking.original
 
-    def _try(self, candidate: Candidate, seconds: float, original: Measured) -> tuple[Measured | None, str]:
+    def _try(self, trial: NextTrial, original: Measured) -> tuple[Measured | None, str]:
         """Restart with a candidate's flags and measure; why it could not be measured, if so."""
-        server = self._server()
+        assert self._ranking is not None
+        server, candidate = self._server(), self._ranking.candidates[trial.place]
         changes = flag_difference(server.flags, {**self._original, **candidate.set})
         if not changes.empty or server.state is not State.READY:
             self._progress(f"restarting with {_words(candidate.set)}")
             if problem := self._restart(changes):
                 return None, problem
-        start = START_SHARE * self._expected(candidate, original) if self._args.objective == GOODPUT else None
-        measured = self._measure(seconds, start)
+        start = None
+        if self._args.objective == GOODPUT:
+            known = measured_of(trial.place, self._done)
+            start = trial_start(self._expected(candidate, original), known, guess=bool(candidate.outside))
+        measured = self._measure(trial.seconds, start)
         return measured, "" if measured is not None else self._problem
 
     def _restart(self, changes: Changes) -> str:

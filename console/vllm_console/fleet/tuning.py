@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from vllm_console.fleet.predictions import evidence_of, limits_after, limits_of, present_run, reported_cache
 from vllm_console.fleet.verbs import FleetError
-from vllm_console.load.tune_search import GOODPUT, TTFT, Candidate, Set, combinations, ranked
+from vllm_console.load.tune_search import THROUGHPUT, TTFT, Candidate, Set, combinations, ranked
 from vllm_console.prediction.capacity import ReplayedEngine, held_rate, replay_at, saturated_tokens
 from vllm_console.prediction.fit import fit_step_cost, step_noise
 from vllm_console.prediction.predict import FAR
@@ -112,14 +112,15 @@ def predict_each(
     fitted = fit_step_cost(fitted_to, limits)
     cost, noise = fitted.costs[0], step_noise(fitted.start, evidence)
     traffic = _at_one_per_second(evidence.arrivals)
-    original, _ = _value(target, traffic, ReplayedEngine(limits, cost, noise), evidence, target.rate)
+    original, _ = _value(target, traffic, ReplayedEngine(limits, cost, noise), target.rate)
     if original is None:
         original = target.rate * _LOWEST_SHARE
     found = []
     for change, then in changes:
-        value, outside = _value(target, traffic, ReplayedEngine(then, cost, noise), evidence, original, at_least=True)
+        value, running = _value(target, traffic, ReplayedEngine(then, cost, noise), original, at_least=True)
         if value is not None:
-            found.append(Candidate(change, value, outside))
+            full = target.objective != THROUGHPUT and running >= then.scheduler.max_num_seqs
+            found.append(Candidate(change, value, _guess(running, evidence), full))
     return original, tuple(ranked(found, original, target.objective))
 
 
@@ -131,27 +132,17 @@ def _at_one_per_second(arrivals: Sequence[Arrival]) -> list[Arrival]:
 
 
 def _value(
-    target: TuneTarget,
-    traffic: Sequence[Arrival],
-    engine: ReplayedEngine,
-    evidence: TrafficEvidence,
-    near: float,
-    *,
-    at_least: bool = False,
-) -> tuple[float | None, str]:
-    """The objective's value with an engine, None if there is none, and why that is uncertain."""
-    if target.objective == GOODPUT:
-        value = held_rate(traffic, engine, target.limits, near, at_least=at_least)
-        rate = value
-    elif target.objective == TTFT:
-        rate = target.rate
-        value = replay_at(traffic, engine, target.limits, rate).ttft or None
-    else:
-        value = saturated_tokens(traffic, engine, target.in_flight) or None
-        return value, _guess(min(engine.limits.scheduler.max_num_seqs, target.in_flight), evidence)
-    if value is None or rate is None:
-        return None, ""
-    return value, _guess(replay_at(traffic, engine, target.limits, rate).running, evidence)
+    target: TuneTarget, traffic: Sequence[Arrival], engine: ReplayedEngine, near: float, *, at_least: bool = False
+) -> tuple[float | None, int]:
+    """The objective's value with an engine, None if there is none, and how many requests would run at once."""
+    if target.objective == THROUGHPUT:
+        running = min(engine.limits.scheduler.max_num_seqs, target.in_flight)
+        return saturated_tokens(traffic, engine, target.in_flight) or None, running
+    if target.objective == TTFT:
+        outcome = replay_at(traffic, engine, target.limits, target.rate)
+        return outcome.ttft or None, outcome.running
+    rate = held_rate(traffic, engine, target.limits, near, at_least=at_least)
+    return rate, 0 if rate is None else replay_at(traffic, engine, target.limits, rate).running
 
 
 def _guess(running: int, evidence: TrafficEvidence) -> str:

@@ -67,15 +67,21 @@ RANK_SECONDS = 15.0
 OVERRUN = 1.25
 """A measurement may take so many times as long as planned: its last answers are waited for."""
 
+START_SHARE, GUESS_SHARE, AGAIN_BELOW = 0.85, 0.6, 0.5
+"""Where the ramp of a trial begins, since its first step should hold: at this part of what is expected; where that is a
+guess; and of the lowest rate that did not hold, if none did before."""
+
 Set = Mapping[str, FlagValue]
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """Flags to set, and the objective's value that is predicted with them. ``outside`` is why that is uncertain."""
+    """Flags to set, and the objective's value that is predicted with them. ``outside`` is why that is uncertain;
+    ``full``: as many requests as are allowed would run at times, so denser traffic would wait."""
 
     set: Set
     predicted: float
     outside: str = ""
+    full: bool = False
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -156,7 +162,8 @@ def _around(now: int, lowest: int, highest: int) -> list[int]:
 def ranked(candidates: Sequence[Candidate], original: float, objective: str) -> list[Candidate]:
     """Those predicted to be better than the original flags, the best first; of those alike the one that changes least.
 
-    What is outside what the server has shown comes after what is not, where both are predicted to be as good.
+    What is outside what the server has shown, and then what would be full, comes after what is not, where both are
+    predicted to be as good.
     """
     sign = _sign(objective)
     better = [one for one in candidates if _gain(sign, original, one.predicted) >= math.log(WORTH_TRYING)]
@@ -165,7 +172,7 @@ def ranked(candidates: Sequence[Candidate], original: float, objective: str) -> 
     while better:
         first = better[0]
         alike = [one for one in better if abs(math.log(one.predicted / first.predicted)) <= ALIKE]
-        found.append(min(alike, key=lambda one: (bool(one.outside), len(one.set), _size(one.set))))
+        found.append(min(alike, key=lambda one: (bool(one.outside), one.full, len(one.set), _size(one.set))))
         better = better[len(alike) :]
     return found
 
@@ -215,6 +222,17 @@ def pooled(measurements: Sequence[Measured]) -> Measured | None:
     weights = [one.error**-2 for one in known]
     value = math.exp(sum(math.log(one.value) * by for one, by in zip(known, weights, strict=True)) / sum(weights))
     return Measured(value, sum(weights) ** -0.5, known[0].bound)
+
+
+def trial_start(expected: float, known: Measured | None, *, guess: bool = False) -> float:
+    """The rate (requests per second) at which the ramp of a trial begins.
+
+    ``expected`` is the predicted goodput, ``known`` what an earlier trial of the same flags has measured, if any.
+    ``guess``: the prediction is far from what the server has shown.
+    """
+    if known is None:
+        return (GUESS_SHARE if guess else START_SHARE) * expected
+    return (AGAIN_BELOW if known.bound == "most" else START_SHARE) * known.value
 
 
 # -- the order of trials -----------------------------------------------------------------------------------------------
@@ -286,7 +304,7 @@ def next_trial(
         pool = (
             pool
             if not index
-            else _best(pool, done[:begin], original, objective, expected)[: min(size, (len(pool) + 1) // 2)]
+            else _promising(pool, done[:begin], original, objective, expected)[: min(size, (len(pool) + 1) // 2)]
         )
         part = [one.place for one in done[begin : begin + len(pool)]]
         waiting = [place for place in pool if place not in part]
@@ -327,18 +345,33 @@ def _best(
     """Those of a pool that were measured to be better than the original flags, the best first by what was measured and
     predicted, each weighted by its precision.
     """
+    found = [place for place in pool if (one := measured_of(place, done)) is not None and one.bound != "most"]
+    return _promising(found, done, original, objective, expected)
+
+
+def _promising(
+    pool: Sequence[int], done: Sequence[Trial], original: Measured, objective: str, expected: Sequence[float]
+) -> list[int]:
+    """The same, with those among them that may be better: a ramp that began too high has found no rate that holds, so
+    the prediction counts, up to the lowest rate that was tried.
+    """
     sign = _sign(objective)
     gains: dict[int, float] = {}
     for place in pool:
-        one = _of(place, done)
-        if one is None or one.bound == "most" or (gain := _gain(sign, original.value, one.value)) <= 0:
+        one = measured_of(place, done)
+        if one is None or (gain := _gain(sign, original.value, one.value)) <= 0:
             continue
+        predicted = _gain(sign, 1.0, expected[place])
         weight, prior = one.error**-2, PREDICTED**-2
-        gains[place] = (gain * weight + _gain(sign, 1.0, expected[place]) * prior) / (weight + prior)
+        if one.bound == "most":
+            gains[place] = min(gain, predicted)
+        else:
+            gains[place] = (gain * weight + predicted * prior) / (weight + prior)
     return sorted(gains, key=lambda place: -gains[place])
 
 
-def _of(place: int, done: Sequence[Trial]) -> Measured | None:
+def measured_of(place: int, done: Sequence[Trial]) -> Measured | None:
+    """What the trials of a candidate have measured together; None if nothing."""
     return pooled([one.measured for one in done if one.place == place and one.measured is not None])
 
 
@@ -356,7 +389,7 @@ def decide(original: Measured, done: Sequence[Trial], objective: str, expected: 
     best = _best(sorted(tried), done, original, objective, expected)
     if not best:
         return Decision(None, None, significant=False)
-    after = _of(best[0], done)
+    after = measured_of(best[0], done)
     assert after is not None
     gain = _gain(_sign(objective), original.value, after.value)
     reach = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / len(tried)) * math.hypot(original.error, after.error)

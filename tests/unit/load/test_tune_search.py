@@ -26,10 +26,12 @@ from vllm_console.load.tune_search import (
     least_budget,
     measured_ceiling,
     measured_mean,
+    measured_of,
     next_trial,
     pooled,
     ranked,
     rounds,
+    trial_start,
 )
 
 ORIGINAL = Measured(2.0, 0.02)
@@ -67,6 +69,11 @@ def test_only_what_is_predicted_to_be_better_is_tried_and_of_those_alike_the_sma
     assert [one.set for one in found] == [known, guess]
     slower, faster = Candidate(known, 0.5), Candidate(guess, 0.1)
     assert ranked([slower, faster], 0.4, TTFT) == [faster], "less is better"
+
+
+def test_of_those_alike_one_that_would_be_full_comes_last():
+    filled, roomy = Candidate({"max-num-seqs": 64}, 3.0, full=True), Candidate({"max-num-seqs": 128}, 3.01)
+    assert ranked([filled, roomy], 2.0, GOODPUT) == [roomy]
 
 
 @pytest.mark.parametrize("trials", range(1, 30))
@@ -189,6 +196,25 @@ def test_bounds_are_not_taken_for_values():
     assert decide(ORIGINAL, [Trial(0, no_rate_held)], GOODPUT, ALIKE).place is None
     assert not decide(all_held, [Trial(0, Measured(9.0, 0.01))], GOODPUT, ALIKE).significant
     assert decide(no_rate_held, [Trial(0, Measured(9.0, 0.01))], GOODPUT, ALIKE).significant
+
+
+def test_a_ramp_that_began_too_high_is_tried_again_from_below():
+    """Its prediction counts, up to the lowest rate that did not hold."""
+    too_high, held = Measured(3.0, 0.1, "most"), Measured(2.5, 0.1)
+    done = [Trial(0, too_high), Trial(1, held), Trial(2, Measured(1.5, 0.1))]
+    following = next_trial([4.0, 2.0, 1.5], done, ORIGINAL, GOODPUT, trials=4, seconds_left=900.0, restart_seconds=60.0)
+    assert following is not None
+    assert following.place == 0
+    assert trial_start(4.0, measured_of(0, done)) < 0.6 * too_high.value
+    following = next_trial([0.9, 2.0, 1.5], done, ORIGINAL, GOODPUT, trials=4, seconds_left=900.0, restart_seconds=60.0)
+    assert following is not None
+    assert following.place == 1, "it was not predicted to be better"
+    assert decide(ORIGINAL, done, GOODPUT, [4.0, 2.0, 1.5]).place == 1, "what never held is not kept"
+
+
+def test_a_trial_begins_below_what_is_expected_and_further_below_a_guess():
+    assert trial_start(4.0, None, guess=True) < trial_start(4.0, None) < 4.0
+    assert trial_start(4.0, Measured(2.0, 0.1), guess=True) == trial_start(2.0, None), "what was measured counts"
 
 
 def test_measurements():
