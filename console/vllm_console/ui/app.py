@@ -38,6 +38,7 @@ from vllm_console.ui.terminal.choice import driver_class
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.theme import BAD, CONSOLE_THEME, OK, TERMINAL_THEME, THEMES, WARN, ThemeFilter, wants_ascii
 from vllm_console.ui.threads import favor_the_screen, in_thread, woken
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.alerts.notifier import Notifier
@@ -447,7 +448,7 @@ class ConsoleApp(App[None]):
         text = self.screen.get_selected_text() or ""
         if text.strip():
             number = text.rstrip().count("\n") + 1
-            copy(self, text.rstrip(), f"{number} line{'s' if number > 1 else ''}", self.say_on_top)
+            copy(self, text.rstrip(), counted(number, "line"), self.say_on_top)
 
     # -- doing -----------------------------------------------------------------------------------------------------
 

@@ -324,7 +324,7 @@ def _why_not(inputs: ChoiceInputs, row: _Row, chosen: Option, wanted: float) -> 
     if not option.serves(NEARLY * wanted) and chosen.serves(wanted):
         return f"Holds about {int(option.held or 0):,} of {counted(inputs.workload.concurrency, 'request')}."
     if more > 0:
-        return f"Takes {more} more GPU{'s' if more > 1 else ''} that others could use."
+        return f"Takes {counted(more, 'more GPU')} that others could use."
     if not option.near:
         return f"Not chosen automatically over shared, slow links{_against(option, chosen)}."
     if more == 0 and (slower := _slower(option, chosen)):

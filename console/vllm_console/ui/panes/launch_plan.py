@@ -27,6 +27,7 @@ from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.engine_verdict import EngineAnswer, format_verdict
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Changes, EngineKind, Flags, Plan
+from vllm_launchers.units import counted
 
 LEVELS: dict[Level, tuple[str, Style | None]] = {
     Level.ERROR: ("✗", BAD), Level.WARNING: ("!", WARN), Level.ADVICE: ("i", None),
@@ -56,10 +57,10 @@ def outcome_parts(outcome: PlanOutcome, room: int) -> list[Part]:
         return []
     simulated = outcome.plan.engine.kind is EngineKind.SIMULATED
     where = f"{plain(outcome.plan.engine.label)} · port {outcome.plan.port}"
-    counted = counted_findings(outcome.findings)
-    whole: list[Part] = [*counted, (" · ", DIM)] if counted else []
+    problems = counted_findings(outcome.findings)
+    whole: list[Part] = [*problems, (" · ", DIM)] if problems else []
     whole.append((where, SIMULATED if simulated else DIM))
-    return counted if counted and parts_length(whole) > room else whole
+    return problems if problems and parts_length(whole) > room else whole
 
 
 def counted_findings(findings: Sequence[PlanFinding]) -> list[Part]:
@@ -69,7 +70,7 @@ def counted_findings(findings: Sequence[PlanFinding]) -> list[Part]:
         count = sum(finding.level is level for finding in findings)
         if count:
             parts += [(" · ", DIM)] if parts else []
-            parts.append((f"{count} {level}{'s' if count > 1 else ''}", LEVELS[level][1]))
+            parts.append((counted(count, level), LEVELS[level][1]))
     return parts
 
 
@@ -290,7 +291,7 @@ def _ways(plan: Plan, width: int, most: int | None = None) -> list[Strip]:
         text = f"expected: {text}"
         strips += [line((fit(f" {text}", width), DIM))] if most == 1 else wrapped(text, width, DIM, " ")
     if others > 0:
-        text = f" {key_of('launch_layouts')} compares {others} other layout{'s' if others > 1 else ''}"
+        text = f" {key_of('launch_layouts')} compares {counted(others, 'other layout')}"
         strips.append(line((fit(text, width), KEY)))
     return strips
 

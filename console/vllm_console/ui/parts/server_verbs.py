@@ -25,6 +25,7 @@ from vllm_launchers.launch.errors import node_alone
 from vllm_launchers.launch.request import RestartOptions
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.flags import SLEEP_MODE
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.rolling import AnswerComparison
@@ -387,7 +388,7 @@ class ServerVerbs:
             details.append(f"{server.name}: {'; '.join(fact.removesuffix('.') for fact in facts)}")
         details += [f"{server.name}: {server.state}, left as it is" for server in servers if server not in able]
         number = len(able)
-        self.ask(f"{title} {number} server{'s' if number > 1 else ''}?", details, f"{yes} {number}", doing)
+        self.ask(f"{title} {counted(number, 'server')}?", details, f"{yes} {number}", doing)
 
     def _restart_staged(self, server: ServerView) -> None:
         self._restart(server, self._staging.of(server.name))
@@ -667,7 +668,7 @@ def in_flight(server: ServerView) -> list[str]:
         often = rate(window.requests_per_second, "req")
         return [f"No request is in flight now, but {often} were served: new ones will fail."]
     queued = f" ({waiting} queued)" if waiting else ""
-    return [f"{running + waiting} request{'s' if running + waiting > 1 else ''} in flight{queued} will be aborted."]
+    return [f"{counted(running + waiting, 'request')} in flight{queued} will be aborted."]
 
 
 def _ended_by_stop(server: ServerView) -> list[str]:

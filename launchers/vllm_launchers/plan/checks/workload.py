@@ -115,7 +115,7 @@ def _ways_out(alternatives: Sequence[Alternative], held: float, more: Alternativ
         yield f"--{KV_DTYPE} fp8 would hold {int(eight.concurrent_requests or 0):,} (answers can differ slightly)"
     smaller = next((one for one in better if one.model is not None), None)
     if smaller is not None:
-        gpus = f"{smaller.layout.total} GPU{'s' if smaller.layout.total > 1 else ''}"
+        gpus = counted(smaller.layout.total, "GPU")
         yield f"{smaller.model} would hold {int(smaller.concurrent_requests or 0):,} on {gpus}"
     if more is None and eight is None and smaller is None:
         yield "More would fit with more GPUs, or a smaller or quantized model"
