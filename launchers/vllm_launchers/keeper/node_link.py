@@ -83,6 +83,8 @@ class NodeLink(threading.Thread):
         self._lock = threading.Lock()
         self._peers: dict[int, _Connection] = {}
         """By rank: all others for node 0, only node 0 for the others."""
+        self._let_in = False
+        """Whether node 0 has let this node in and waits for the others."""
 
     def ready(self) -> None:
         """Tell the others that a request was completed."""
@@ -242,23 +244,26 @@ class NodeLink(threading.Thread):
             if answer is not None:
                 return answer
             connection.socket.close()
-            problem = "it closed the connection"
+            if connection.over:
+                problem, self._let_in = "it closed the connection", False
             self._closed.wait(POLL_SECONDS)
         where = f"on {node.master} port {node.port}"
         text = f"node 0 did not answer {where} within {node.seconds:g}s ({problem or 'no answer'})"
+        if self._let_in:
+            text = f"the other nodes did not join node 0 {where} within {node.seconds:g}s"
         self._news(NodeStep.MISSING, text)
         return False
 
     def _heard(self, connection: _Connection, deadline: float) -> bool | None:
         """What node 0 answers: whether all came; None if it said nothing that counts."""
-        welcome = False
+        self._let_in = False
         while time.monotonic() < deadline and not self._closed.is_set():
             _wait([connection.socket])
             answer = connection.line()
             if answer is None:
                 if connection.over:
                     return None
-                if not welcome and time.monotonic() - connection.since > HELLO_SECONDS:
+                if not self._let_in and time.monotonic() - connection.since > HELLO_SECONDS:
                     return None
                 continue
             match answer.get("do"):
@@ -266,7 +271,7 @@ class NodeLink(threading.Thread):
                     self._news(NodeStep.DIFFERS, _clean(answer.get("why", "")))
                     return False
                 case "wait":
-                    welcome = True
+                    self._let_in = True
                     others = "" if self._node.count == 2 else "; waiting for the other nodes"
                     self._news(NodeStep.WAITING, f"node 0 has answered{others}")
                 case "go":
@@ -274,6 +279,7 @@ class NodeLink(threading.Thread):
                         self._peers[0] = connection
                     return True
                 case "end":
+                    connection.over = True
                     return None
         return None
 

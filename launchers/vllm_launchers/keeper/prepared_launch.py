@@ -160,7 +160,8 @@ class PreparedLaunch:
 
     def _listen(self, starter: subprocess.Popen[bytes]) -> None:
         starter.wait()  # it ends at once: the keeper is not a child of this process
-        with self._socket, contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
+        # ValueError: a keeper that was killed while it wrote a line
+        with self._socket, contextlib.suppress(OSError, ValueError), self._socket.makefile("rb") as lines:
             for line in lines:
                 message = json.loads(line)
                 with self._changed:

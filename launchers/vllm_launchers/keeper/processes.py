@@ -113,10 +113,13 @@ def open_pidfd(process: ProcessIdentity) -> int | None:
         fd = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    if alive(process):
-        return fd
-    os.close(fd)
-    return None
+    found = False
+    try:
+        found = alive(process)
+    finally:
+        if not found:
+            os.close(fd)
+    return fd if found else None
 
 
 def send(process: ProcessIdentity, number: int) -> bool:

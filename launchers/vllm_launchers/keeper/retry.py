@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vllm_launchers.keeper.records import NotRetryable, RestartMode, RestartPolicy, ServerRecord, SleepStep
 from vllm_launchers.private import open_regular
+from vllm_launchers.units import counted
 from vllm_launchers.values import Value
 
 USAGE_EXIT_CODE = 2
@@ -36,9 +37,12 @@ def decide_restart(record: ServerRecord, log: Path, note: Callable[[str], None])
     if why := _not_retryable(record, log, note):
         return RetryDecision(None, f"not restarted, because it would fail the same way: {why}")
     delay = retry_delay(policy, attempt)
-    if delay is None and attempt:
-        return RetryDecision(None, f"gave up after {attempt} automatic restart{'s' if attempt > 1 else ''}")
-    return RetryDecision(delay)
+    return RetryDecision(delay, gave_up(attempt) if delay is None else "")
+
+
+def gave_up(attempt: int) -> str:
+    """That ``attempt`` automatic restarts in a row were all, as a clause; empty for none."""
+    return f"gave up after {counted(attempt, 'automatic restart')}" if attempt else ""
 
 
 def retry_delay(policy: RestartPolicy, attempt: int) -> float | None:

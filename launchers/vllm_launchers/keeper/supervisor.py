@@ -56,7 +56,7 @@ from vllm_launchers.keeper.records import (
     WarmUpReport,
 )
 from vllm_launchers.keeper.reservation import Reservation
-from vllm_launchers.keeper.retry import decide_restart, remaining, retry_delay
+from vllm_launchers.keeper.retry import decide_restart, gave_up, remaining, retry_delay
 from vllm_launchers.keeper.sleeper import Sleeper, SleepOrder
 from vllm_launchers.keeper.spawn import Sidecar, SidecarCommand, fill, server_process_command
 from vllm_launchers.keeper.stop_sequence import Stop, StopSequence
@@ -385,7 +385,7 @@ class Supervisor:
         delay = retry_delay(record.current.spec.restart, record.attempt) if passing and earlier is None else None
         if delay is None:
             if passing and record.attempt:
-                reason += f"; gave up after {record.attempt} automatic restart{'s' if record.attempt > 1 else ''}"
+                reason += f"; {gave_up(record.attempt)}"
             self.record_writer.move(Transition.LOST, reason, generation, server=None, keeper=None, start_pending=False)
             self._retry_at = None
             self.over = True
@@ -605,8 +605,7 @@ class Supervisor:
             stop.sequence.server_ended(time.monotonic())
             self._preparation.server_stopped()
         if self._node_lost:
-            how = f"exit code {ended.code}" if ended.code is not None else ended.signal or "exit code unknown"
-            ended = replace(ended, reason=f"{self._node_lost}; stopped ({how})")
+            ended = replace(ended, reason=f"{self._node_lost}; stopped ({_how(ended)})")
         elif not requested:
             ended = self._with_raylet(self._with_first_request(ended))
         self._leave_nodes(ended.reason, requested=requested)
@@ -634,8 +633,7 @@ class Supervisor:
             was = "was " if ended.signal else ""
             return replace(ended, reason=f"/health answered; on the first request it {was}{ended.reason}")
         if report is not None and report.outcome is WarmUpOutcome.FAILED:
-            how = f"exit code {ended.code}" if ended.code is not None else ended.signal or "exit code unknown"
-            return replace(ended, reason=f"{unfit(report)}; stopped ({how})")
+            return replace(ended, reason=f"{unfit(report)}; stopped ({_how(ended)})")
         return ended
 
     def _keep_port(self) -> None:
@@ -921,6 +919,10 @@ class Supervisor:
         return [process.pid for process in others if process is not None]
 
 
+def _how(ended: Exit) -> str:
+    return f"exit code {ended.code}" if ended.code is not None else ended.signal or "exit code unknown"
+
+
 def _me() -> dict[str, Any]:
     """What a record contains about the keeper that writes it."""
     return {"keeper": processes.identity(os.getpid()), "location": location.here()}
@@ -929,7 +931,7 @@ def _me() -> dict[str, Any]:
 def _of_this_start(record: ServerRecord) -> Sleep | None:
     """What a new generation keeps of the sleep of the one before: why it had to be restarted."""
     sleep = record.sleep
-    if sleep is None or sleep.step not in (SleepStep.FAILED, SleepStep.MISMATCH):
+    if sleep is None or sleep.step not in UNUSABLE:
         return None
     return sleep if sleep.step_at >= record.current.started_at else None
 

@@ -194,6 +194,21 @@ def test_a_process_is_known_beyond_its_pid(wait_until):
     assert not processes.send(there, signal.SIGKILL)
 
 
+def test_a_process_that_cannot_be_checked_leaves_no_descriptor_behind(monkeypatch):
+    def no_descriptors(_):
+        raise OSError(errno.EMFILE, "no descriptors left")
+
+    opened, closed, pidfd_open, close = [], [], os.pidfd_open, os.close
+    me = processes.identity(os.getpid())
+    monkeypatch.setattr(processes, "alive", no_descriptors)
+    monkeypatch.setattr(os, "pidfd_open", lambda pid: opened.append(pidfd_open(pid)) or opened[-1])
+    monkeypatch.setattr(os, "close", lambda fd: closed.append(fd) or close(fd))
+    with pytest.raises(OSError, match="no descriptors left"):
+        processes.open_pidfd(me)
+    assert opened
+    assert set(opened) <= set(closed)
+
+
 def test_a_name_full_of_parentheses_is_read_right(tmp_path, wait_until):
     odd = tmp_path / "a) R (1 2"
     odd.symlink_to("/bin/sleep")

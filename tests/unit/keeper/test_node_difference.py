@@ -1,8 +1,17 @@
-"""How the fingerprints of two nodes differ, in words."""
+"""What a node says of others: how their fingerprints differ, and who did not come."""
 
 from __future__ import annotations
 
-from vllm_launchers.keeper.node_link import fingerprint_difference
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_launchers.keeper import node_link
+from vllm_launchers.keeper.lifecycle import NodeNews, NodeStep
+from vllm_launchers.keeper.node_link import NodeLink, fingerprint_difference
+from vllm_launchers.keeper.records import NodeSpec
 
 OURS = {"vLLM": "0.32.0", "model configuration": "sha256:aa", "--max-num-seqs": "4", "--enforce-eager": "true"}
 
@@ -29,3 +38,25 @@ def test_what_another_machine_says_is_short_and_has_no_control_characters() -> N
     text = fingerprint_difference(OURS, {**OURS, **many}, 0, 1)
     assert text.isprintable()
     assert len(text) <= 300
+
+
+def test_a_node_that_node_0_has_let_in_says_that_the_others_did_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, news = [0.0], list[NodeNews]()
+
+    def post(event: object) -> None:
+        assert isinstance(event, NodeNews)
+        news.append(event)
+        if event.message.startswith("node 0 has answered"):
+            now[0] = 1e6  # the time is over
+
+    monkeypatch.setattr(node_link, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        node = NodeSpec(1, 3, *listener.getsockname(), seconds=5.0)
+        link = threading.Thread(target=NodeLink(node, 1, post).run)
+        link.start()
+        accepted, _ = listener.accept()
+        with accepted:
+            accepted.sendall(b'{"do": "wait"}\n')
+            link.join()
+    assert news[-1].step is NodeStep.MISSING
+    assert news[-1].message == f"the other nodes did not join node 0 on 127.0.0.1 port {node.port} within 5s"

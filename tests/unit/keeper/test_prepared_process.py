@@ -1,16 +1,19 @@
-"""A prepared process that can't be listened to."""
+"""A prepared process that can't be listened to, and a keeper that is killed while it reports."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from vllm_launchers.keeper import spawn
 from vllm_launchers.keeper.preparation import PreparedProcess
+from vllm_launchers.keeper.prepared_launch import FirstStart, PreparedLaunch
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity
 
 
@@ -25,3 +28,23 @@ def test_without_a_thread_for_its_messages_it_is_ended(monkeypatch: pytest.Monke
         PreparedProcess(1, cast("LaunchSpec", None), command, cast("Any", None), begun.append)
     _, status = os.waitpid(begun[0].pid, 0)
     assert os.WTERMSIG(status) == 9
+
+
+def test_a_keeper_that_is_killed_while_it_writes_a_line_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Killed:
+        """What it wrote until then."""
+
+        def __init__(self, words: list[str], **_: object) -> None:
+            self._theirs = os.dup(int(words[-1]))
+
+        def wait(self) -> None:
+            os.read(self._theirs, 1 << 16)
+            os.write(self._theirs, b'{"pid": 7}\n{"step": "refu')
+            os.close(self._theirs)
+
+    monkeypatch.setattr(subprocess, "Popen", Killed)
+    prepared = PreparedLaunch(FirstStart(tmp_path, ("vllm",), LaunchSpec(("vllm",), "127.0.0.1", 8000), {}))
+    assert prepared.wait(10.0, "refused") == {}
+    assert prepared.over
