@@ -57,6 +57,14 @@ def version_of(connection: sqlite3.Connection, application_id: int) -> int:
     return 0
 
 
+def is_at(path: Path, inode: int) -> bool:
+    """Whether a file that was opened is still at its path, and not deleted or replaced."""
+    try:
+        return path.stat().st_ino == inode
+    except OSError:
+        return False
+
+
 def open_database(path: Path, timeout: float, *, follow_links: bool = False) -> sqlite3.Connection:
     """Open a file for writing, from one thread at a time; one that does not exist is created with mode 0600."""
     os.close(open_file(path, os.O_RDWR | (0 if follow_links else os.O_NOFOLLOW)))

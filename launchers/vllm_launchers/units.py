@@ -1,4 +1,4 @@
-"""Units of memory, and numbers of things in words."""
+"""Units of memory, and numbers in words."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def in_units(size: float) -> str:
 def counted(number: int, thing: str) -> str:
     """So many things: ``1 request``, ``1,024 requests``."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def three_digits(value: float) -> str:
+    """A number to three digits, and never in powers of ten: ``0.25``, ``6.94``, ``1,250``."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"

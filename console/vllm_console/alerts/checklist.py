@@ -10,9 +10,10 @@ import msgspec
 from vllm_console.runs.measurement import RAMP
 from vllm_console.runs.store import Run
 from vllm_console.text import gib, rate
+from vllm_launchers.launch.refusal import fix_options
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import token_count
-from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.secrets import API_KEY
 
@@ -112,19 +113,9 @@ def _of_plan(name: str, found: Iterable[PlanFinding], well: str) -> ChecklistIte
     if not found:
         return ChecklistItem(name, "ok", well)
     status: Status = "error" if any(one.level is Level.ERROR for one in found) else "warning"
-    fixes = [fix_words(one.fix) for one in found if one.fix is not None]
+    fixes = [fix_options(one.fix) for one in found if one.fix is not None]
     message = "; ".join(one.message for one in found)
     return ChecklistItem(name, status, message, " or ".join(fixes), tuple(one.code for one in found))
-
-
-def fix_words(fix: Changes) -> str:
-    """A change of flags as options of a command: ``--set max-model-len=8192``."""
-    words = [f"--set {name}={_value(value)}" for name, value in fix.set.items()]
-    return " ".join([*words, *(f"--unset {name}" for name in fix.unset)])
-
-
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _context(plan: Plan, workload: Workload) -> str:

@@ -19,7 +19,7 @@ from vllm_launchers.plan.command_line import assignments, command_line, line_wor
 from vllm_launchers.plan.engine_verdict import format_verdict
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.secrets import redact_argv, redact_environment
-from vllm_launchers.units import counted
+from vllm_launchers.units import counted, three_digits
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.alternatives import Alternative
@@ -226,7 +226,7 @@ def _node_lines(plan: Plan, nodes: NodesPlan | None) -> Iterator[str]:
     if network.needed_gbits is not None and network.tokens_per_second is not None:
         text += (
             f"; at full load, {network.tokens_per_second:,.0f} tokens/s with prompts, "
-            f"{network.needed_gbits:.3g} Gbit/s keep sending below a tenth of the time"
+            f"{three_digits(network.needed_gbits)} Gbit/s keep sending below a tenth of the time"
         )
     given = f"; given: {network.given_gbits:g} Gbit/s" if network.given_gbits is not None else ""
     yield from _wrapped("", f"{text}{given} (estimate: {network.formula})")

@@ -30,7 +30,8 @@ from vllm_console.runs.text import (
     verdict_text,
 )
 from vllm_console.runs.windows import quantile_in
-from vllm_console.text import clock, count, duration, percent, plain
+from vllm_console.text import UNKNOWN, clock, count, duration, percent, plain
+from vllm_launchers.units import three_digits
 
 WIDTH = 100
 _COLUMNS = (("ID", 5), ("RUN", 20), ("SINCE", 13), ("LASTED", 9), ("REQ/S", 7), ("TTFT p99", 9), ("ITL p99", 9),
@@ -65,7 +66,7 @@ def step_line(step: Mapping[str, Any]) -> str:
     """One step of a measurement; a mark at its end where the objectives do not hold."""
     rate, attained = step["rate"], step["attained"]
     cells = (
-        f"{rate:.3g}" if rate is not None and rate < 1000 else count(rate),
+        three_digits(rate) if rate is not None else UNKNOWN,
         count(step["sent"]),
         count(step["failed"]),
         p99_in(step["ttft_seconds"]),

@@ -17,13 +17,14 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Changes, FlagValue
+from vllm_console.fleet.snapshot import Changes
 from vllm_console.fleet.verbs import FleetError, RefusedError
 from vllm_console.metrics.quantile import p99_in
 from vllm_console.runs.measurement import RAMP, Measurement
 from vllm_console.text import duration
 from vllm_console.text import rate as rate_text
 from vllm_launchers.typed_decoding import decode_json
+from vllm_launchers.vllm.flags.changes import value_word
 
 if TYPE_CHECKING:
     import subprocess
@@ -352,7 +353,7 @@ class StagedPredictions:
         from vllm_console.fleet.predictions import PredictedChange
 
         words = [sys.executable, "-m", "vllm_console", *self._options, "predict", name, "--draft"]
-        words += [word for flag, value in changes.set.items() for word in ("--set", f"{flag}={_value(value)}")]
+        words += [word for flag, value in changes.set.items() for word in ("--set", f"{flag}={value_word(value)}")]
         words += [word for flag in changes.unset for word in ("--unset", flag)]
         with self._lock:
             self._end()
@@ -391,7 +392,3 @@ class StagedPredictions:
         process, self._process = self._process, None
         if process is not None:
             process.kill()  # whoever waits for it reaps it
-
-
-def _value(value: FlagValue) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -14,6 +14,7 @@ import msgspec
 
 from vllm_console.metrics.sample import Sample
 from vllm_console.text import UNKNOWN, count, duration
+from vllm_launchers.units import three_digits
 
 if TYPE_CHECKING:
     from vllm_launchers.host.gpu.host import Gpu, Host
@@ -248,13 +249,13 @@ def joules_text(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     if value >= 1000:
-        return f"{count(value / 1000) if value >= 1e5 else f'{value / 1000:.3g}'} kJ"
-    return f"{value:.3g} J" if value >= 0.1 else f"{value * 1000:.3g} mJ"
+        return f"{count(value / 1000) if value >= 1e5 else three_digits(value / 1000)} kJ"
+    return f"{three_digits(value)} J" if value >= 0.1 else f"{three_digits(value * 1000)} mJ"
 
 
 def cost_text(cost: float | None, currency: str) -> str:
     """``0.035 EUR``."""
-    return UNKNOWN if cost is None else f"{cost:.3g} {currency}"
+    return UNKNOWN if cost is None else f"{three_digits(cost)} {currency}"
 
 
 def energy_text(found: Energy) -> str:

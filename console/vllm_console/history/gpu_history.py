@@ -195,18 +195,12 @@ class GpuHistoryWriter:
         return True
 
     def _opened(self) -> sqlite3.Connection:
-        if self._connection is not None and self._same_file():
+        if self._connection is not None and sqlite_files.is_at(self.path, self._inode):
             return self._connection
         self.close()
         self._connection = open_for_writing(self.path, FORMAT, self._timeout)
         self._inode = self.path.stat().st_ino
         return self._connection
-
-    def _same_file(self) -> bool:
-        try:
-            return self.path.stat().st_ino == self._inode
-        except OSError:
-            return False
 
     def _store(self, gpus: Sequence[Gpu], at: float, step: int) -> None:
         connection = self._opened()

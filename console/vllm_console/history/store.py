@@ -259,7 +259,7 @@ class HistoryWriter:
             self._connection = None
 
     def _store(self) -> None:
-        if self._connection is not None and not self._same_file():
+        if self._connection is not None and not sqlite_files.is_at(self.path, self._inode):
             self._disconnect()
         connection = self._connection or self._connect()
         if not self._waiting:
@@ -298,12 +298,6 @@ class HistoryWriter:
                 except EncodingError:
                     continue
                 self._accumulate(index, entry.sample, entry.generation)
-
-    def _same_file(self) -> bool:
-        try:
-            return self.path.stat().st_ino == self._inode
-        except OSError:
-            return False
 
     def _base_id(self, connection: sqlite3.Connection, base: Base) -> int:
         if base.id is None:

@@ -48,10 +48,9 @@ from vllm_console.metrics.quantile import exact_quantile
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.metrics.window import combine, growths
 from vllm_console.text import percent
-from vllm_console.text import rate as rate_text
 from vllm_console.text import seconds as latency_text
 from vllm_launchers.presets.model import Objectives, Workload
-from vllm_launchers.units import counted
+from vllm_launchers.units import counted, three_digits
 
 if TYPE_CHECKING:
     from vllm_console.metrics.sample import Sample
@@ -654,7 +653,7 @@ def _unlimited(steps: Sequence[RampStep], low: float | None, high: float | None,
 
 
 def _rate(value: float) -> str:
-    return f"{value:.3g} req/s" if value < 1000 else rate_text(value, "req")
+    return f"{three_digits(value)} req/s"
 
 
 def _why(step: RampStep, objectives: Objectives) -> str:

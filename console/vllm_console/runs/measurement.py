@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from vllm_console.text import count, seconds
+from vllm_console.text import seconds
+from vllm_launchers.units import three_digits
 
 RAMP = "ramp"
 
@@ -61,14 +62,14 @@ class Measurement(msgspec.Struct, frozen=True):
     def summary(self) -> str:
         """The ceiling, or the rates measured, in a few words."""
         if self.ceiling_requests_per_second is not None:
-            return f"ceiling {_rate(self.ceiling_requests_per_second)} req/s"
+            return f"ceiling {three_digits(self.ceiling_requests_per_second)} req/s"
         if self.kind == RAMP:
             return "no ceiling"
         rates = [step["rate"] for step in self.steps if step.get("rate") is not None]
         if not rates:
             return "rate unknown"
         ends = dict.fromkeys((min(rates), max(rates)))
-        return f"{' to '.join(map(_rate, ends))} req/s"
+        return f"{' to '.join(map(three_digits, ends))} req/s"
 
     def curve(self, latency: str) -> list[tuple[float, float]]:
         """Rate and p99 (seconds) of ``ttft_seconds`` or ``itl_seconds``, by rate; of a repeated rate the last one.
@@ -138,7 +139,7 @@ def plot(title: str, curves: Sequence[RampCurve], limit: float | None) -> list[s
         f"{labels.get(index, ''):>6}{'+' if index in labels else '|'}{''.join(line)}"
         for index, line in enumerate(cells)
     ]
-    ends = _rate(math.exp(left)), f"{_rate(math.exp(right))} req/s"
+    ends = three_digits(math.exp(left)), f"{three_digits(math.exp(right))} req/s"
     lines.append(f"{'':7}{ends[0]}{ends[1]:>{WIDTH - len(ends[0])}}")
     return lines
 
@@ -161,10 +162,6 @@ def plots(curves: Sequence[tuple[str, Measurement]]) -> list[str]:
         drawn = [RampCurve(mark, found.curve(latency), found.ceiling_requests_per_second) for mark, found in curves]
         panels.append(plot(title, drawn, limits.get(limit)))
     return plots_side_by_side(*panels)
-
-
-def _rate(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else count(value)
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:

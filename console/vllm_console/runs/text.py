@@ -24,6 +24,7 @@ from vllm_console.runs.compare import (
 from vllm_console.runs.measurement import newest_ramp
 from vllm_console.runs.store import FlagChange, Run
 from vllm_console.text import UNKNOWN, clock, count, duration, percent, seconds
+from vllm_launchers.units import three_digits
 
 _HITS_APART = 0.2
 _NO_POINTS = "±0 pp"
@@ -83,7 +84,7 @@ def ceiling_text(found: Comparison) -> str:
     if not any(ramps):
         return ""
     known = (ramp.ceiling_requests_per_second if ramp is not None else None for ramp in ramps)
-    return f"{' → '.join(UNKNOWN if one is None else f'{one:.3g}' for one in known)} req/s (by ramps)"
+    return f"{' → '.join(UNKNOWN if one is None else three_digits(one) for one in known)} req/s (by ramps)"
 
 
 def energy_cost_text(found: Comparison, tariff: Tariff | None) -> str:

@@ -9,6 +9,7 @@ from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.command_line import line_word
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.vllm.flags.changes import value_word
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.findings import PlanFinding
@@ -40,9 +41,5 @@ def plan_finding_text(finding: PlanFinding) -> str:
 
 def fix_options(fix: Changes) -> str:
     """A change of flags as command-line options: ``--set max-model-len=8192``."""
-    words = [f"--set {line_word(f'{name}={_value(value)}')}" for name, value in fix.set.items()]
+    words = [f"--set {line_word(f'{name}={value_word(value)}')}" for name, value in fix.set.items()]
     return " ".join([*words, *(f"--unset {name}" for name in fix.unset)])
-
-
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

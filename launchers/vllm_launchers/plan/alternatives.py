@@ -81,8 +81,7 @@ class Alternative(msgspec.Struct, frozen=True):
     @property
     def throughput(self) -> float:
         """Tokens per second with all requests at once; 0 if unknown."""
-        full = self.paces.full if self.paces is not None else None
-        return full.tokens_per_second if full is not None else 0.0
+        return self.paces.throughput if self.paces is not None else 0.0
 
     @property
     def label(self) -> str:

@@ -51,6 +51,11 @@ class Paces(msgspec.Struct, frozen=True):
     full: Pace | None
     decoding: Pace | None = None
 
+    @property
+    def throughput(self) -> float:
+        """Tokens per second with all requests at once; 0 if unknown."""
+        return self.full.tokens_per_second if self.full is not None else 0.0
+
 
 class Timing(msgspec.Struct, frozen=True):
     """One launch for the roofline. ``step_tokens`` is ``max-num-batched-tokens``; ``copies`` data parallel."""

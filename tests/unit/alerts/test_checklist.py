@@ -76,6 +76,12 @@ def test_a_finding_of_the_plan_belongs_to_one_item(code, name, level, status):
         assert one.codes == (code,)
 
 
+def test_a_fix_can_be_typed_into_a_shell():
+    finding = PlanFinding("port_taken", Level.ERROR, "why", Changes(set={"speculative-config": '{"a": 1}'}))
+    (item,) = [one for one in checklist(plan(finding), WORK, around()) if one.fix]
+    assert item.fix == """--set 'speculative-config={"a": 1}'"""
+
+
 @pytest.mark.parametrize(("gpus", "why"), [((), "no GPU is known"), ((0,), "too little is known of the model")])
 def test_memory_without_a_budget_is_unknown_and_not_ok(gpus, why):
     found = item("memory", plan(memory=None, gpus=gpus), around())

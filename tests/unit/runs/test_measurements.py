@@ -14,6 +14,7 @@ from vllm_console.runs.compare import compare
 from vllm_console.runs.document import comparison_document
 from vllm_console.runs.measurement import Measurement, RampCurve, plot
 from vllm_console.runs.store import RunHead, RunName, RunStore
+from vllm_console.runs.text import ceiling_text
 
 
 def ramp(at=1000.0, ceiling=8.0, slower=1.0):
@@ -71,6 +72,12 @@ def test_a_comparison_draws_both_curves():
     assert "* after  ramp: ceiling 8 req/s" in text
     assert max(len(line) for line in text.splitlines()[-9:]) < 80
     assert comparison_document(found)["after"]["ceiling_requests_per_second"] == 8.0
+
+
+def test_ceilings_above_a_thousand_are_written_in_full():
+    sides = made_runs.pair(made_runs.minutes(1), made_runs.minutes(2))
+    before, after = (replace(side, run=replace(side.run, measurements=(ramp(ceiling=1250.0),))) for side in sides)
+    assert ceiling_text(compare(before, after)) == "1,250 → 1,250 req/s (by ramps)"
 
 
 def test_a_plot_marks_points_limit_and_ceiling():

@@ -122,7 +122,7 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
     Without a choice they are all, OWNER where somebody else's server is listed, HOST where one runs elsewhere, MODEL
     where the screen is wide.
     """
-    names = max([len("NAME"), *(cell_len(_name(server)) for server in servers)])
+    names = max([len("NAME"), *(cell_len(server.marked_name) for server in servers)])
     presets = max([len("PRESET"), *(cell_len(_preset(server)) for server in servers)])
     owners = max([len("OWNER"), *(cell_len(_owner(server)) for server in servers)])
     hosts = max([len("HOST"), *(cell_len(plain(server.where)) for server in servers)])
@@ -353,10 +353,6 @@ def starting_text(server: ServerView, now: float, width: int) -> str:
 def _value(server: ServerView, name: str) -> float | None:
     window: Window | None = server.window
     return getattr(window, name) if window else None
-
-
-def _name(server: ServerView) -> str:
-    return plain(server.name) + (" sim" if server.simulated else "")
 
 
 def _preset(server: ServerView) -> str:

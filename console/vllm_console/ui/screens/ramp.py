@@ -22,6 +22,7 @@ from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.reader import TextReader
 from vllm_console.ui.widgets.scatter import scatter
 from vllm_console.ui.widgets.table import Column, Value, table
+from vllm_launchers.units import three_digits
 
 if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
@@ -181,14 +182,15 @@ def _curves(view: RampView, width: int, height: int) -> list[Strip]:
         most = found.limits.get(limit)
         name = f"{title} over requests/s" + (f", limit {seconds(most)}" if most is not None else "")
         ceiling = found.ceiling_requests_per_second
-        drawn = scatter(points, across, height, _rate, seconds, log=True, limit=most, at=ceiling, few=True)
+        drawn = scatter(points, across, height, three_digits, seconds, log=True, limit=most, at=ceiling, few=True)
         panels.append([line((fit(f" {name}", across), DIM)), *drawn])
     if not panels:
         return []
     rows = [list(row) for row in zip(*panels, strict=True)]
     lines = [line(), *(Strip.join([row[0], *(part for one in row[1:] for part in (line("  "), one))]) for row in rows)]
     if found.ceiling_requests_per_second is not None:
-        lines.append(line((f" ┊ the ceiling, {_rate(found.ceiling_requests_per_second)} req/s   ╌ the limit", DIM)))
+        place = three_digits(found.ceiling_requests_per_second)
+        lines.append(line((f" ┊ the ceiling, {place} req/s   ╌ the limit", DIM)))
     return lines
 
 
@@ -196,7 +198,7 @@ def _row(step: Mapping[str, Any], limits: Mapping[str, float]) -> list[Value]:
     attained, ok = step["attained"], step["ok"]
     ttft, itl = (_p99(step[latency], limits.get(limit)) for _, latency, limit in _CURVES)
     return [
-        _rate(step["rate"]),
+        three_digits(step["rate"]),
         count(step["completed"]),
         (count(step["failed"]), WARN if step["failed"] else None),
         ttft,
@@ -213,7 +215,3 @@ def _p99(latency: Mapping[str, float | None], most: float | None) -> Value:
     """Red beyond the limit: that is why the objectives do not hold."""
     known = latency.get("p99_above") or latency.get("p99")
     return p99_in(latency), BAD if known is not None and most is not None and known > most else None
-
-
-def _rate(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else count(value)

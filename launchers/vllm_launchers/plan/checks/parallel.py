@@ -18,7 +18,7 @@ from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import NodesPlan
 from vllm_launchers.plan.placement import crossing, set_level
-from vllm_launchers.units import counted
+from vllm_launchers.units import counted, three_digits
 from vllm_launchers.vllm.flags.changes import Changes, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, divisors, expert_split_problem, split_problem
 
@@ -218,7 +218,7 @@ def _across(plan: Plan, nodes: NodesPlan) -> Iterator[PlanFinding]:
     if needed is not None and given is not None and given < needed:
         text = (
             f"at full load sending would take more than a tenth of the time: {given:g} Gbit/s are given, about "
-            f"{needed:.3g} needed"
+            f"{three_digits(needed)} needed"
         )
         yield PlanFinding("network_slow", Level.WARNING, text)
     yield PlanFinding("nodes_open", Level.ADVICE, _open(nodes))

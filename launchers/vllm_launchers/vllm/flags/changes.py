@@ -19,6 +19,11 @@ def same_value(one: FlagValue | None, other: FlagValue | None) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
+def value_word(value: FlagValue) -> str:
+    """A value as ``--set FLAG=VALUE`` takes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def whole_number(flags: Flags, name: str, otherwise: int = 1) -> int:
     """A flag's positive whole number; ``otherwise`` if it has none."""
     value = flags.get(name)
