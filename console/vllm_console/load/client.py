@@ -490,13 +490,17 @@ class Sender:
         if not self._slots.locked():
             await self._slots.acquire()
             return True
-        waits = {asyncio.create_task(self._slots.acquire()), asyncio.create_task(stop.wait())}
+        taking, stopping = asyncio.create_task(self._slots.acquire()), asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({taking, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
-        return not stop.is_set()
+            taking.cancel()
+            stopping.cancel()
+        if not stop.is_set():
+            return True
+        if taking.done():
+            self._slots.release()  # both came at once
+        return False
 
     def _done(self, task: asyncio.Task[bool]) -> None:
         self._under_way.pop(task, None)

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from vllm_console.load import client
-from vllm_console.load.client import LoadError
+from vllm_console.load.client import LoadError, Sender
+from vllm_console.load.report import Tally
 from vllm_console.load.run import LoadProgress, run_load, run_load_sync
 from vllm_console.load.shape import ANY_VOCABULARY, Exact
 from vllm_launchers.presets.model import Workload
@@ -294,3 +296,18 @@ async def test_a_server_that_hangs_is_distinguished_from_one_that_is_not_there(
 
 def test_without_an_event_loop(stub: Stub, workload: Workload) -> None:
     assert run_load_sync(f"{stub.url}/v1/", None, workload, 25, 0.2).completed == 5
+
+
+async def test_a_stop_at_the_moment_at_which_a_place_becomes_free_keeps_none() -> None:
+    """A ramp's next step sends with the same places."""
+    stop = asyncio.Event()
+    async with httpx.AsyncClient() as unused:
+        sender = Sender(unused, "tiny", Tally(), 1)
+        assert await sender._take_slot(stop)
+        waiting = asyncio.create_task(sender._take_slot(stop))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        sender._slots.release()
+        stop.set()
+        assert not await waiting
+        assert not sender._slots.locked()
