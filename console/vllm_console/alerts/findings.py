@@ -91,11 +91,6 @@ class FindingTracker:
         self._open: dict[tuple[str, str], OpenFinding] = dict(known or {})
         self._gone_since: dict[tuple[str, str], float] = {}
 
-    @property
-    def open(self) -> tuple[OpenFinding, ...]:
-        """All findings that are currently open."""
-        return tuple(self._open.values())
-
     def update(self, servers: Iterable[ServerView], now: float) -> tuple[Alert, ...]:
         """What began and what ended since the last snapshot, ends first."""
         ours = {server.name: server for server in servers if server.recorded}

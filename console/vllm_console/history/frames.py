@@ -81,11 +81,6 @@ class Frame(msgspec.Struct, frozen=True):
         """Its duration."""
         return self.end - self.start
 
-    def per_second(self, counter: str) -> float | None:
-        """The rate of one of the counters of `EngineSample`."""
-        amount: float | None = getattr(self.grown, counter)
-        return amount / self.seconds if amount is not None and self.seconds > 0 else None
-
     def histogram(self, key: str) -> Histogram | None:
         """What was observed in it, or None when that is not reported."""
         return self.grown.histograms.get(key)

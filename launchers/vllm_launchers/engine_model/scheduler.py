@@ -60,11 +60,6 @@ class BlockPool:
         """Share of the pool in use, 0 to 1, as ``vllm:kv_cache_usage_perc`` has it."""
         return self.used / self.capacity
 
-    @property
-    def cached(self) -> int:
-        """Blocks that can be found by hash, held or free."""
-        return len(self._hash_of)
-
     def match(self, hashes: Iterable[int]) -> list[int]:
         """Return the blocks of the longest cached prefix of ``hashes``, without taking them."""
         found: list[int] = []

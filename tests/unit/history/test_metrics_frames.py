@@ -21,14 +21,14 @@ def test_a_frame_counts_what_grew_and_keeps_the_highest_gauges() -> None:
     for second in range(21):
         frames.append(poll(100.0 + second, second * 10.0, 0.9 if second == 4 else 0.5, float(second == 7), second))
     first, second_frame = frames.since(0)
-    assert (first.start, first.end, first.per_second("generation_tokens_total")) == (100.0, 110.0, 10.0)
+    assert (first.start, first.end, first.grown.generation_tokens_total) == (100.0, 110.0, 100.0)
     assert (first.usage_max, first.waiting_max, first.waiting_min) == (0.9, 1.0, 0.0)
     assert second_frame.usage_max == 0.5
     assert total((first, second_frame), "generation_tokens_total") == 200.0
     histogram = merged((first, second_frame), "ttft")
     assert histogram is not None
     assert histogram.count == 20.0
-    assert first.per_second("prompt_tokens_total") is None
+    assert first.grown.prompt_tokens_total is None
 
 
 def test_a_gap_or_another_generation_counts_nowhere() -> None:

@@ -44,11 +44,6 @@ class ReportReader:
         self.report = EngineReport()
         self._graphs_captured = False
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing has been reported yet."""
-        return self.report == EngineReport()
-
     def line(self, line: str) -> None:
         """Process one line; another start in the same log starts over."""
         if _ANY.search(line) is None and _BLOCKS.search(line) is None:

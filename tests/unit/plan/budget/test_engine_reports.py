@@ -82,12 +82,11 @@ def test_the_watch_over_a_start_reads_it_too() -> None:
 
 def test_the_gpu_with_the_least_room_counts() -> None:
     reader = ReportReader()
-    assert reader.empty
+    assert reader.report == EngineReport()
     for rank, (weights, room) in enumerate(((3.74, 62.5), (3.80, 62.1), (3.70, 62.9))):
         reader.line(f"(Worker_TP{rank} pid=9) INFO Model loading took {weights} GiB memory and 3.0 seconds")
         reader.line(f"(Worker_TP{rank} pid=9) INFO Available KV cache memory: {room} GiB")
     assert (reader.report.weights_gib, reader.report.kv_gib) == (3.8, 62.1)
-    assert not reader.empty
 
 
 def test_a_second_start_in_the_same_log_begins_again() -> None:
