@@ -416,11 +416,12 @@ def _settle(
         return kept
     if {one.flag: one.after for one in after.changed} != dict(kept.changed):
         return kept
-    budget = after.flags.get("max-num-batched-tokens")
+    details = unpack(record.current.spec.details)
+    _, budget = batch_sizes(None, after.flags, details.engine.release if details.engine else None, _gpu(details))
     longest = token_count(after.flags.get("max-model-len")) or _UNLIMITED
     seen = _seen(state, record, after.generation, after.ready_at, after.ended_at)
     try:
-        evidence = seen.evidence(block_size, budget if isinstance(budget, int) else _UNLIMITED, longest)
+        evidence = seen.evidence(block_size, budget, longest)
     except NoEvidenceError:
         return kept
     if evidence.requests < _FEWEST_TO_SETTLE and after.ended_at is None:

@@ -2,7 +2,7 @@
 
 Only lengths are known, no tokens. Iterations in which every running request gets one token and nothing else happens
 are taken together, and where no request is preempted, requests and blocks are only counted (`counted_engine`). So
-minutes of traffic take some milliseconds. Pure.
+minutes of traffic take some hundredths of a second. Pure.
 """
 
 from __future__ import annotations

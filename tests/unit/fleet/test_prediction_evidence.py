@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Never
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +14,10 @@ from vllm_console.fleet import predictions
 from vllm_console.fleet.predictions import RunRecording, evidence_of, limits_after
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.metrics.parse import CacheConfig
+from vllm_console.prediction.evidence import NoEvidenceError
+from vllm_launchers.engine_model.gpus import batch_defaults
 from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.vllm.release_defaults import NEWEST
 
 
 def test_where_every_step_had_a_preempted_request_it_is_reported_and_nothing_fails() -> None:
@@ -46,3 +50,26 @@ def test_a_warning_of_the_present_flags_hides_no_error_of_the_changed_ones() -> 
     assert limits_after(details, None, cache, warned, refused) == "It would not start: error of a value."
     runs = limits_after(details, None, cache, refused, refused)
     assert "tensor-parallel-size" in str(runs), "it runs despite the same error"
+
+
+def test_a_run_without_that_flag_is_scored_with_the_tokens_per_step_that_vllm_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[int] = []
+
+    class Seen:
+        def evidence(self, _: int, budget: int, longest: int) -> Never:
+            asked.append(budget)
+            raise NoEvidenceError(f"nothing of {longest} tokens")
+
+    monkeypatch.setattr(predictions, "unpack", lambda _: SimpleNamespace(engine=None, gpu_name="NVIDIA L40S"))
+    monkeypatch.setattr(predictions, "_seen", lambda *_: Seen())
+    record: Any = SimpleNamespace(current=SimpleNamespace(spec=SimpleNamespace(details={})))
+    kept: Any = SimpleNamespace(settled=False, changed={})
+    before: Any = SimpleNamespace(id=1)
+    for flags in ({}, {"max-num-batched-tokens": 512}):
+        run: Any = SimpleNamespace(
+            before=1, ready_at=1.0, ended_at=2.0, generation=2, changed=(), flags={"max-model-len": 4096, **flags}
+        )
+        assert predictions._settle(tmp_path, record, kept, before, run, 16) is kept
+    assert asked == [batch_defaults("NVIDIA L40S", 44.0, NEWEST)[1], 512]
