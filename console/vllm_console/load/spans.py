@@ -14,11 +14,14 @@ from pathlib import Path
 import msgspec
 
 from vllm_launchers.private import open_file, open_regular
+from vllm_launchers.procfs import started_at, stat
 from vllm_launchers.typed_decoding import decode_json
 
 FILE_NAME = "loads.jsonl"
 MOST_BYTES = 64 << 10
 """At this size the file is started over."""
+CLOCK_SECONDS = 60.0
+"""By how much the clock may have been set since a load began."""
 
 
 class LoadSpan(msgspec.Struct, frozen=True):
@@ -30,7 +33,9 @@ class LoadSpan(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``until``: when it ends at the latest; a killed load records no end."""
+    """``id`` begins with the pid of the process that sends it, ``until`` is when it ends at the latest. A killed one
+    records no end.
+    """
 
     id: str
     began_at: float | None = None
@@ -55,7 +60,10 @@ def noted(folder: Path | None, rate: float | None, seconds: float) -> Iterator[N
 
 
 def read_spans(folder: Path, now: float) -> tuple[LoadSpan, ...]:
-    """The loads noted there, oldest first, as of ``now`` (Unix seconds); unreadable lines are skipped."""
+    """The loads noted there, oldest first, as of ``now`` (Unix seconds); unreadable lines are skipped.
+
+    When a killed one ended is not known: it counts as ended at its beginning, or when it would have at the latest.
+    """
     try:
         with open_regular(folder / FILE_NAME) as file:
             lines = file.read(2 * MOST_BYTES).splitlines()
@@ -73,10 +81,20 @@ def read_spans(folder: Path, now: float) -> tuple[LoadSpan, ...]:
         elif line.began_at is not None:
             found[line.id] = line
     return tuple(
-        LoadSpan(line.began_at, ends.get(name, line.until if line.until < now else None), line.rate)
+        LoadSpan(line.began_at, ends[name] if name in ends else _end_of(line, line.began_at, now), line.rate)
         for name, line in found.items()
         if line.began_at is not None
     )
+
+
+def _end_of(line: _Line, began_at: float, now: float) -> float | None:
+    """When a load without a recorded end ended; None while its process runs."""
+    if line.until < now:
+        return line.until
+    pid = line.id.partition("-")[0]
+    process = stat(int(pid)) if pid.isdecimal() else None
+    runs = process is not None and process.running and started_at(process.start_time) < began_at + CLOCK_SECONDS
+    return None if runs else began_at
 
 
 def _append(path: Path, line: _Line) -> None:

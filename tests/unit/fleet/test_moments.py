@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -288,6 +290,16 @@ def test_loads_of_others_are_marked_and_those_of_this_console_once(tmp_path: Pat
         (-60, "Load began: 4.0 req/s"),
         (-30, "Load ended"),
     ]
+
+
+def test_a_load_that_was_killed_is_not_sent_any_more(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, sys; from vllm_console.load.spans import noted\n"
+        "with noted(pathlib.Path(sys.argv[1]), 4.0, 86400.0): os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    (span,) = read_spans(tmp_path, time.time())
+    assert span.ended_at == span.began_at
 
 
 def test_a_load_notes_its_beginning_and_its_end(tmp_path: Path) -> None:
