@@ -58,7 +58,7 @@ FOUNDATION = {
             "procfs",
             "secrets",
         ),
-        *("values",),
+        *("units", "values"),
     )
 }
 """What stands below all packages and needs the standard library only."""
