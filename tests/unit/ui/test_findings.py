@@ -455,6 +455,21 @@ def test_a_figure_within_its_limit_is_not_told_without_its_name(fakes, width):
     assert "97%" in told
 
 
+@pytest.mark.parametrize(("rate", "running"), [("7/min", "62"), ("9/min", "1,024")])
+@pytest.mark.parametrize("width", [60, 70, 80, 90, 99])
+def test_a_figure_within_its_limit_does_not_stand_for_a_finding_that_has_another(fakes, width, rate, running):
+    measures = (
+        Measure("preemptions per request", "0.13", "0.05"), Measure("preemptions", rate, "10/min"),
+        Measure("running", running, "2,048"),
+    )  # fmt: skip
+    found = Finding("preempting", Severity.CRITICAL, fakes.NOW - 60, f"It is {'very ' * 30}full.", "Cause.", measures)
+    server = replace(fakes.chat(fakes.NOW), findings=(found,), judged=())
+    first = finding_lines(server, StagedState(), fakes.NOW, width, 2)[0].text
+    assert "preempting" in first
+    assert rate not in first
+    assert running not in first
+
+
 TRADEOFF = "Output can differ slightly; it was measured here. Blocks become large, so only long ones are found."
 
 

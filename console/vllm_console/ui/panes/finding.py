@@ -202,8 +202,12 @@ def _with_figure(top: ServerFinding, parts: list[Part], width: int, key: str) ->
 
 
 def _figures(top: ServerFinding) -> list[str]:
-    """The figures of a finding that have a limit, in full; then those with a unit of their own without their names."""
+    """The figures of a finding that have a limit, in full; then those with a unit of their own without their names.
+
+    One below its limit is no evidence beside another that is above.
+    """
     limited = [measure for measure in top.measures if measure.limit]
+    limited = [measure for measure in limited if not _below(measure)] or limited
     short = [f"{plain(one.value)}{_limit(one)}" for one in _telling(top)]
     return [*map(measure_text, limited), *short]
 
@@ -218,13 +222,17 @@ def _telling(top: ServerFinding) -> list[Measure]:
     return [one for one in top.measures if one.limit and not _is_number(one.value) and not _below(one)]
 
 
-_NUMBER_AND_UNIT = lazy_pattern(r"[~<=]?([\d.]+)(.*)")
+_NUMBER_AND_UNIT = lazy_pattern(r"[~<=]?([\d.,]+)(.*)")
 
 
 def _below(measure: Measure) -> bool:
     """Whether a figure is below its limit: it has no part in the finding, or is one of which less is worse."""
     value, limit = (_NUMBER_AND_UNIT.fullmatch(text) for text in (measure.value, measure.limit))
-    return value is not None and limit is not None and value[2] == limit[2] and float(value[1]) < float(limit[1])
+    return value is not None and limit is not None and value[2] == limit[2] and _number(value[1]) < _number(limit[1])
+
+
+def _number(digits: str) -> float:
+    return float(digits.replace(",", ""))
 
 
 def _is_number(text: str) -> bool:
