@@ -43,7 +43,7 @@ from vllm_console.ui.terminal.lines import LineView
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_console.ui.widgets.draw import keys_line, rule, title_bar
+from vllm_console.ui.widgets.draw import KeyHint, keys_line, rule, title_bar
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.framed import FramedView, frames_fit
 from vllm_launchers.plan.alternatives import Alternative
@@ -266,8 +266,12 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         title = "Launch a server"
         outcome = outcome_parts(self.planner.outcome, width - len(title) - 9)
         self._show("launch-title", [bar(title, width, outcome)])
-        typing = self.editor.typing
-        keys = keys_line(self.editor.key_hints, width) if typing else footer("launch", width, self._idle_keys())
+        if self.editor.typing:
+            keys = keys_line(self.editor.key_hints, width)
+        elif self._layout_index is not None:
+            keys = keys_line(_layout_keys(), width)
+        else:
+            keys = footer("launch", width, self._idle_keys())
         self._show("launch-keys", [keys])
         draft = self.planner.draft
         text, style = self._message
@@ -482,8 +486,6 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self._say("No other layouts to compare.")
         else:
             self._section, self._layout_index = "plan", 0
-            choose = f"{key_of('launch_up')} {key_of('launch_down')} choose a layout"
-            self._say(f"{choose} · {key_of('launch_open')} apply · {key_of('launch_back')} back to the plan")
         self._arrange()
         self.redraw()
 
@@ -697,6 +699,16 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             return
         self._launching = False
         self.planner.plan_soon()  # the cause may be visible now
+
+
+def _layout_keys() -> list[KeyHint]:
+    """The keys while layouts stand side by side."""
+    up, down, take, back = map(key_of, ("launch_up", "launch_down", "launch_open", "launch_back"))
+    return [
+        (f"{up} {down}", "choose a layout", "screen.launch_up|screen.launch_down"),
+        (take, "apply", "screen.launch_open"),
+        (back, "back to the plan", "screen.launch_back"),
+    ]
 
 
 def _note_of(draft: LaunchDraft) -> str:
