@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm_launchers.presets.model import Objectives
 
 _ESCAPES = (
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI
@@ -121,6 +125,14 @@ def count(value: float | None) -> str:
 def percent(value: float | None, digits: int = 0) -> str:
     """A share from 0 to 1 as a percentage."""
     return UNKNOWN if value is None else f"{value * 100:.{digits}f}%"
+
+
+def objectives_text(limits: Objectives) -> str:
+    """A preset's objectives: ``TTFT p99 ≤ 1.0s, ITL p99 ≤ 100ms, KV cache ≤ 85%, preemptions ≤ 0.02/request``."""
+    return (
+        f"TTFT p99 ≤ {seconds(limits.ttft_p99_seconds)}, ITL p99 ≤ {seconds(limits.itl_p99_seconds)}, "
+        f"KV cache ≤ {percent(limits.kv_cache_usage)}, preemptions ≤ {limits.preemption_rate:g}/request"
+    )
 
 
 def figure(value: float | None, digits: int = 0, unit: str = "") -> str:

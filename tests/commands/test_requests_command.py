@@ -57,6 +57,7 @@ def test_each_request_with_its_tokens_and_times(program):
     text = program("requests", "chat", "--last", "3").stdout
     assert text.startswith("5 finished requests recorded since ")
     assert "exact quantiles" in text
+    assert [row.split()[0] for row in text.splitlines()[3:8]] == ["queue", "prefill", "decode", "TTFT", "e2e"]
     assert "the 3 newest; --last N shows more" in text
 
 

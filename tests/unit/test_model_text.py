@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from vllm_console.model_text import fit_text, model_cells, parameters_text, weights_text
-from vllm_console.text import size
+from vllm_console.text import objectives_text, size
 from vllm_launchers.plan.model import MemoryFit
+from vllm_launchers.presets.model import Objectives
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.local import LocalModel
 
@@ -20,6 +21,11 @@ def test_figures_have_their_units():
     facts = ModelFacts("a", parameters=8_190_000_000, max_context=40_960, quantization=Quantization("fp8", 8))
     assert model_cells(LocalModel("a", "cache", "/a", 6 * 2**30, facts)) == ("6.0 GiB", "fp8", "8.2B", "40,960")
     assert (size(3_000_000), parameters_text(494_000_000), parameters_text(235e9)) == ("2.9 MiB", "494M", "235B")
+
+
+def test_objectives_have_the_units_of_figures_that_are_measured():
+    limits = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+    assert objectives_text(limits) == "TTFT p99 ≤ 1.0s, ITL p99 ≤ 100ms, KV cache ≤ 85%, preemptions ≤ 0.02/request"
 
 
 def test_a_model_that_does_not_fit_is_distinguished_from_one_that_cannot_start():

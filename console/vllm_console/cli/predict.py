@@ -108,7 +108,7 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
     if all(getattr(prediction.predicted, key).mean.value is None for key, _ in _LATENCIES):
         yield prediction.outside or "Not predicted: in the replay no recorded request would be served."
         return
-    yield f"  {'':<22}{'NOW':>10}{'PREDICTED':>12}   90 % INTERVAL"
+    yield f"  {'':<22}{'NOW':>10}{'PREDICTED':>12}   90% INTERVAL"
     for key, title in _LATENCIES:
         now, then = getattr(prediction.now, key), getattr(prediction.predicted, key)
         for part in _PARTS:

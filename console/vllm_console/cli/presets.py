@@ -9,7 +9,7 @@ from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import Document, complain, print_json
 from vllm_console.fleet.snapshot import Preset
 from vllm_console.fleet.verbs import NotFoundError
-from vllm_console.text import plain, seconds
+from vllm_console.text import objectives_text, plain
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.presets.load import near
 
@@ -76,13 +76,10 @@ def describe_preset(preset: Preset) -> list[str]:
     for name, variable in preset.environment.items():
         lines.append(f"    {name}={variable.value}")
         lines.append(f"        {variable.why}")
-    work, limits = preset.workload, preset.objectives
+    work = preset.workload
     lines.append(
         f"  workload    p95 {work.input_tokens_p95:,} tokens in, {work.output_tokens_p95:,} out, "
         f"{work.prefix_reuse:.0%} of the prompt shared, {work.concurrency} at once"
     )
-    lines.append(
-        f"  objectives  TTFT p99 ≤ {seconds(limits.ttft_p99_seconds)}, ITL p99 ≤ {seconds(limits.itl_p99_seconds)}, "
-        f"KV cache ≤ {limits.kv_cache_usage:.0%}, preemptions ≤ {limits.preemption_rate:g} per request"
-    )
+    lines.append(f"  objectives  {objectives_text(preset.objectives)}")
     return [plain(line) for line in lines]

@@ -18,7 +18,7 @@ from vllm_console.cli.options import add_json, number_type
 from vllm_console.cli.output import ask, complain, print_json
 from vllm_console.cli.runs_text import step_heading, step_line
 from vllm_console.fleet.verbs import FleetError, RefusedError
-from vllm_console.text import duration, percent, plain, rate
+from vllm_console.text import duration, objectives_text, plain, rate
 
 if TYPE_CHECKING:
     from vllm_console.load.ramp import EnergyMeter, Ramp, RampOptions, RampProgress, RampStep
@@ -121,11 +121,8 @@ def run(args: argparse.Namespace) -> int:
 def _heading(target: Target, objectives: Objectives, source: str) -> str:
     name = target.server.name if target.server is not None else target.url
     simulated = " (simulated engine)" if target.server is not None and target.server.simulated else ""
-    limits = (
-        f"TTFT p99 {objectives.ttft_p99_seconds:g}s, ITL p99 {objectives.itl_p99_seconds:g}s, "
-        f"KV cache {percent(objectives.kv_cache_usage)}, preemptions {percent(objectives.preemption_rate)}"
-    )
-    return "\n".join([*textwrap.wrap(f"{plain(name)}{simulated}: {limits} ({source})", 79), step_heading()])
+    text = f"{plain(name)}{simulated}: {objectives_text(objectives)} ({source})"
+    return "\n".join([*textwrap.wrap(text, 79), step_heading()])
 
 
 class ServesOthersError(RefusedError):

@@ -126,7 +126,9 @@ def _lines(found: Sequence[FinishedRequest], shown: Sequence[FinishedRequest], n
     first = clock(min(request.finished_at for request in found), now, seconds=True)
     lines = [f"{counted(len(found), 'finished request')} recorded since {first}; exact quantiles of these:", ""]
     stages = [(name, [value for one in found if (value := getattr(one, name)) is not None]) for name in _STAGES]
-    lines += _quantile_lines(10, [(name.removesuffix("_seconds"), values, seconds) for name, values in stages])
+    lines += _quantile_lines(
+        10, [(name.removesuffix("_seconds").replace("ttft", "TTFT"), values, seconds) for name, values in stages]
+    )
     lines += ["", *table_lines(_REQUEST_COLUMNS, [_cells(request, now) for request in shown])]
     if len(shown) < len(found):
         lines.append(f"the {len(shown):,} {order}; --last N shows more")

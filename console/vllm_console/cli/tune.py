@@ -50,7 +50,7 @@ from vllm_console.load.tune_search import (
     trial_cost,
     trial_start,
 )
-from vllm_console.text import duration, percent, plain, rate
+from vllm_console.text import duration, objectives_text, percent, plain, rate
 from vllm_console.text import seconds as latency
 from vllm_launchers.units import counted
 
@@ -153,12 +153,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _heading(args: argparse.Namespace, limits: Objectives, source: str) -> str:
-    limits_text = (
-        f"TTFT p99 {limits.ttft_p99_seconds:g}s, ITL p99 {limits.itl_p99_seconds:g}s, KV cache "
-        f"{percent(limits.kv_cache_usage)}, preemptions {percent(limits.preemption_rate)} ({source})"
-    )
-    what = f"{_NAMES[args.objective]}" + (f" with {limits_text}" if args.objective == GOODPUT else "")
-    text = f"{plain(args.server)}: {what}; at most {args.trials} trials in {duration(args.budget)}"
+    what = _NAMES[args.objective] + (f" with {objectives_text(limits)} ({source})" if args.objective == GOODPUT else "")
+    text = f"{plain(args.server)}: {what}; at most {counted(args.trials, 'trial')} in {duration(args.budget)}"
     return "\n".join([*textwrap.wrap(text, 79), f"  {'':<44}{'PREDICTED':>14}{'MEASURED':>14}"])
 
 

@@ -429,7 +429,7 @@ def _missed(evidence: TrafficEvidence, modeled: Figures, baseline: Replayed) -> 
         if abs(one - other) > max(MOST_MISSED * other, least):
             far = f"{abs(one / other - 1):.0%} {'above' if one > other else 'below'}"
             far = f"{one / other:.0f} times" if one > 3 * other else far
-            return f"No prediction: the model is {far} this server's measured {name}."
+            return f"No prediction: the model's {name} is {far} what this server measured."
     return ""
 
 

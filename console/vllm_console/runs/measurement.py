@@ -64,7 +64,7 @@ class Measurement(msgspec.Struct, frozen=True):
         if self.ceiling_requests_per_second is not None:
             return f"ceiling {three_digits(self.ceiling_requests_per_second)} req/s"
         if self.kind == RAMP:
-            return "no ceiling"
+            return "the objectives held at no rate" if self.limited_by else "ceiling not reached"
         rates = [step["rate"] for step in self.steps if step.get("rate") is not None]
         if not rates:
             return "rate unknown"

@@ -144,7 +144,7 @@ def test_a_list_of_runs_says_what_held_and_how_that_is_known(night):
     book, record = night
     book.judge_past([record])
     text = "\n".join(run_lines(book.open().runs("chat"), time.time()))
-    assert "findings: KV cache pressure" in text
+    assert "findings: KV cache pressure for " in text
     assert "(findings about GPUs not included)" in text
 
 

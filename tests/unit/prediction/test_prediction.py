@@ -262,7 +262,8 @@ def test_a_server_that_the_model_does_not_explain_is_refused() -> None:
     found, evidence, cost = fitted()
     wrong = replace(cost, costs=tuple(one.scaled(1.5) for one in cost.costs))
     prediction = predict(evidence, wrong, Change(found.limits, found.limits))
-    assert prediction.outside.startswith("No prediction: the model is ")
+    assert prediction.outside.startswith("No prediction: the model's median ")
+    assert prediction.outside.endswith(" what this server measured.")
     assert prediction.predicted.itl_seconds.p50.value is None
 
 

@@ -41,6 +41,18 @@ def test_a_ramp_is_kept_with_its_run_and_listed(store):
     assert any("ceiling 8 req/s, limited by TTFT p99" in line for line in run_lines([run], 2000.0))
 
 
+@pytest.mark.parametrize(
+    ("limited_by", "told"),
+    [("itl_p99_seconds", "the objectives held at no rate, limited by ITL p99"), (None, "ceiling not reached")],
+)
+def test_why_a_ramp_has_no_ceiling_is_listed(store, limited_by, told):
+    store.enter([RunHead("chat-1", "chat", 1, 500.0, preset="chatbot")])
+    found = replace(ramp(), ceiling_requests_per_second=None, goodput=None, limited_by=limited_by)
+    store.add_measurement(RunName("chat-1", "chat", 1), found)
+    (line,) = (line for line in run_lines(store.runs("chat"), 2000.0) if "ramp " in line)
+    assert line.endswith(told)
+
+
 def test_a_run_keeps_the_newest(store, monkeypatch):
     monkeypatch.setattr(run_store, "MOST_MEASUREMENTS", 2)
     name = RunName("chat-1", "chat", 1)

@@ -13,7 +13,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import Preset
 from vllm_console.fleet.verbs import PresetProblem
-from vllm_console.text import plain, seconds, sourced
+from vllm_console.text import objectives_text, plain, sourced
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import ABOUT, CHOSEN, FIELDS, LaunchDraft, set_devices
 from vllm_console.ui.terminal.lines import line
@@ -85,15 +85,12 @@ def preset_lines(
 def _about_preset(preset: Preset, chosen: str, width: int, *, short: bool = False) -> list[Strip]:
     """What it is for; ``chosen`` is the model that replaces its own, empty if none does. ``short``: in fewer rows."""
     model = f"{chosen}, instead of {preset.model}" if chosen and chosen != preset.model else preset.model
-    work, limits = preset.workload, preset.objectives
+    work = preset.workload
     sized_for = (
         f"{counted(work.concurrency, 'concurrent request')}, p95 {work.input_tokens_p95:,} tokens in and "
         f"{work.output_tokens_p95:,} out, {work.prefix_reuse:.0%} of a prompt shared"
     )
-    objectives = (
-        f"TTFT p99 ≤ {seconds(limits.ttft_p99_seconds)}, ITL p99 ≤ {seconds(limits.itl_p99_seconds)}, "
-        f"KV cache ≤ {limits.kv_cache_usage:.0%}, preemptions ≤ {limits.preemption_rate:g}/request"
-    )
+    objectives = objectives_text(preset.objectives)
     strips = wrapped(preset.summary, width, None, " ")
     for head, text in (("model", model), ("sized for", sized_for), ("objectives", objectives)):
         if short:
