@@ -337,16 +337,16 @@ def compare_lines(
         rows = _wrapped(note, width - 2)
         lines += [line(" · " if index == 0 else "   ", (row, None)) for index, row in enumerate(rows)]
     lines += _changed(found, width, may_revert)
+    told = [line((fit(f"  {plain(row)}", width), WARN if "! outside" in row else None)) for row in predicted]
+    told = [line((" Predicted", STRONG)), *told] if told else []
     if found.empty:
-        return lines
+        return [*lines, *told]
     columns, settled = _columns(width, found.judged), found.verdict is not ComparisonVerdict.TOO_LITTLE
     draw = partial(_figure, columns=columns, reach=_reach(found.judged), settled=settled)
     lines += [_heading(found, columns), *chain.from_iterable(map(draw, found.judged))]
     if found.verdict is not ComparisonVerdict.TOO_LITTLE:
         lines += distribution_lines(found.figures, width)
-    if predicted:
-        lines.append(line((" Predicted", STRONG)))
-        lines += [line((fit(f"  {plain(row)}", width), WARN if "! outside" in row else None)) for row in predicted]
+    lines += told
     if ceilings := ceiling_text(found):
         lines.append(line((" Ceiling: ", STRONG), ceilings))
     lines.append(line((" Traffic: ", STRONG), (str(found.traffic), _LIKENESS.get(found.traffic, STRONG))))

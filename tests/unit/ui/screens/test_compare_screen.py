@@ -303,6 +303,14 @@ def test_nothing_is_within_or_outside_before_the_runs_are_compared():
     assert row.split() == ["TTFT", "mean", "3.5s", "3.0s", "to", "28s", "2.0s"]
 
 
+def test_what_was_predicted_is_shown_before_there_are_minutes_to_compare(made):
+    found = compare(*made.pair([], []))
+    assert found.empty
+    lines = [strip.text for strip in compare_lines(found, 78, predicted=["  TTFT p50  45ms"])]
+    assert any("Not enough data" in text for text in lines)
+    assert [text.strip() for text in lines[-2:]] == ["Predicted", "TTFT p50  45ms"]
+
+
 @pytest.mark.parametrize("width", [78, 80])
 def test_a_change_in_preemptions_is_not_cut(made, width):
     found = comparison(made)
