@@ -273,12 +273,12 @@ def _needed(found: Comparison) -> str:
 
 
 def _short_of(side: Side, name: str) -> str:
-    """How far a run is from enough traffic: ``chatbot@1 has 2 and has ended``."""
+    """How far a run is from enough traffic: ``chatbot@1 has 2 min and has ended``."""
     if not side.run.served:
         return f"{name} never served a request" + (f" ({side.run.cause})" if side.run.cause else "")
     if side.run.ended_at is not None:
-        return f"{name} has {_amount(WARM_UP + FEWEST - side.missing, side)} and has ended"
-    return f"{name} needs {_amount(side.missing, side)} more"
+        return f"{name} has {_with_unit(WARM_UP + FEWEST - side.missing, side)} and has ended"
+    return f"{name} needs {_with_unit(side.missing, side)} more"
 
 
 def missing_text(side: Side) -> str:
@@ -289,6 +289,10 @@ def missing_text(side: Side) -> str:
 def _by_minute(side: Side) -> bool:
     """Whether its windows are minutes."""
     return 50 <= side.seconds <= 70
+
+
+def _with_unit(windows: int, side: Side) -> str:
+    return f"{_amount(windows, side)} min" if _by_minute(side) else _amount(windows, side)
 
 
 def _amount(windows: int, side: Side) -> str:

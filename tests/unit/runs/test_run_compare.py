@@ -239,7 +239,7 @@ def test_too_little_says_how_much_more_is_needed(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, 2, slower=2.0)))
     assert found.verdict is ComparisonVerdict.TOO_LITTLE
     assert found.after.minutes_missing == pytest.approx(FEWEST - 2)
-    assert "chat@2 needs 3 more" in verdict_text(found)
+    assert "chat@2 needs 3 min more" in verdict_text(found)
     assert all(figure.verdict is ComparisonVerdict.TOO_LITTLE for figure in found.judged)
 
 

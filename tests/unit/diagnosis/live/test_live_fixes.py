@@ -299,6 +299,14 @@ def test_what_does_not_give_the_context_that_was_asked_for_reports_it() -> None:
     estimated = f"{SHORT[:90]}, the estimated maximum model length is 10000."
     told = diagnose(["INFO 11-20 10:00:00 [c.py:1] Using max model len 32768", f"ValueError: {estimated}"], 1)
     assert any("not enough alone for 32,768" in fix.why for fix in told.fixes if "kv-cache-dtype" in fix.changes.set)
+    stored = "max seq len ({}) is larger than the maximum number of tokens that can be stored in KV cache (39648)."
+    for length, enough in ((131072, False), (65536, True)):
+        whys = {
+            name: fix.why
+            for fix in of(f"ValueError: The model's {stored.format(length)}").fixes
+            for name in fix.changes.set
+        }
+        assert whys["kv-cache-dtype"].endswith("16-bit one." if enough else f": not enough alone for {length:,}.")
 
 
 def test_a_killed_process_is_reported_as_killed() -> None:

@@ -40,7 +40,9 @@ _NEEDED = lazy_pattern(
     rf"seq(?:uence)? len \((?P<length>\d{{1,12}})\), \(?(?P<need>{_FIGURE}) Gi?B KV cache is needed, "
     rf"which is larger than the available KV cache memory \((?P<have>{_FIGURE}) Gi?B\)"
 )
-_STORED = lazy_pattern(r"max(?:imum)? seq(?:uence)? len \(\d+\) is larger than .*KV cache \((?P<tokens>\d{1,12})\)")
+_STORED = lazy_pattern(
+    r"max(?:imum)? seq(?:uence)? len \((?P<length>\d{1,12})\) is larger than .*KV cache \((?P<tokens>\d{1,12})\)"
+)
 _ASKED = lazy_pattern(
     rf"Tried to allocate (?P<asked>{_FIGURE}) (?P<unit>[KMG])iB.* total capacity of (?P<total>{_FIGURE}) GiB"
     rf".* which (?P<free>{_FIGURE}) (?P<free_unit>[KMG]iB|bytes) is free"
@@ -153,6 +155,12 @@ def _fitting_length(case: Case) -> int | None:
     return whole if whole > 0 else None
 
 
+def _wanted_length(case: Case) -> int | None:
+    """The context that did not fit: the flag, else what vLLM says."""
+    found = _STORED.search(case.text)
+    return case.max_model_len or (int(found["length"]) if found is not None else None)
+
+
 def _more_utilization(case: Case) -> list[Fix]:
     if "kv-cache-memory-bytes" in case.flags or case.utilization >= HIGHEST_UTILIZATION:
         return []
@@ -189,8 +197,8 @@ def _fp8_kv(case: Case) -> list[Fix]:
     if found:
         enough = float(found["need"]) <= 2 * float(found["have"])
         why += f": {'enough' if enough else NOT_ENOUGH} for {int(found['length']):,}"
-    elif fitting is not None and case.max_model_len and 2 * fitting < case.max_model_len:
-        why += f": {NOT_ENOUGH} for {case.max_model_len:,}"
+    elif fitting is not None and (length := _wanted_length(case)) and 2 * fitting < length:
+        why += f": {NOT_ENOUGH} for {length:,}"
     return [Fix(change("kv-cache-dtype", "fp8"), f"{why}.", tradeoff)]
 
 
