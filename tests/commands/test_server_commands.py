@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,28 @@ def test_a_restart_is_prepared_while_the_server_serves(program):
     assert after["generation"] == before["generation"] + 1
     assert "vllm_launchers.simulated.prepared" in Path(f"/proc/{after['pid']}/cmdline").read_text()
     assert program.json("status", "chat")["restart"] is None
+
+
+def test_a_restart_whose_run_another_restart_replaces_has_failed(program):
+    start(program)
+    slow = ("--set", "max-num-seqs=32", "--env", "SIMULATED_STARTUP_SECONDS=600")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(program, "restart", "chat", *slow, "--no-prepare", "--wait")
+        while program.json("status", "chat")["generation"] < 2:
+            assert not first.done()
+        program.json(
+            "restart",
+            "chat",
+            "--set",
+            "max-num-seqs=44",
+            "--env",
+            "SIMULATED_STARTUP_SECONDS=0",
+            "--no-prepare",
+            "--wait",
+        )
+        answer = first.result()
+    assert answer.returncode == 1
+    assert "another restart was requested meanwhile, and replaced this one" in answer.stderr
 
 
 def test_without_preparation_it_is_started_as_ever(program):

@@ -25,8 +25,13 @@ from vllm_console.text import plain
 from vllm_launchers.launch.request import RestartOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm_console.fleet.local import LocalFleet
     from vllm_console.fleet.rolling import AnswerComparison
+    from vllm_launchers.plan.model import Plan
+
+REPLACED = "another restart was requested meanwhile, and replaced this one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +83,16 @@ def run(args: argparse.Namespace) -> int:
         return run_rolling(fleet, args, _changes(args, before), options)
     if args.stop_old is not None:
         raise UsageError("--stop-old and --keep-old belong to --rolling")
-    server = _switched(fleet, args, options) if args.preset else _restarted(fleet, args, before, options)
+    wanted: list[Flags] = []
+
+    def planned(plan: Plan) -> None:
+        wanted.append(plan.flags)
+        warn_of_plan(plan)
+
+    if args.preset:
+        server = _switched(fleet, args, options, planned)
+    else:
+        server = _restarted(fleet, args, before, options, planned)
     generation = before.generation if before else 0
     server, asked_at = wait_for_restart(fleet, before, server, quiet=args.json, timeout=args.timeout)
     if did_not_happen(server, asked_at):
@@ -89,18 +103,33 @@ def run(args: argparse.Namespace) -> int:
         return 1
     if args.wait:
         server = wait_until(fleet, args.name, is_settled, quiet=args.json, timeout=args.timeout)
+    return _report_run(args, server, wanted)
+
+
+def _report_run(args: argparse.Namespace, server: ServerView, wanted: list[Flags]) -> int:
+    """Print the server; exit code 1 if it does not run with the ``wanted`` flags, of which the last count."""
     code = report_server(args, server, wanted=State.READY if args.wait else None)
-    if server.rollback and args.json:
-        complain(server.rollback)
-    return 1 if server.rollback else code
+    if server.rollback:
+        if args.json:
+            complain(server.rollback)
+        return 1
+    # Another restart may have taken this one's place while the server stopped for it, or after its run had begun.
+    if wanted and dict(server.flags) != dict(wanted[-1]):
+        complain(REPLACED)
+        return 1
+    return code
 
 
 def _restarted(
-    fleet: LocalFleet, args: argparse.Namespace, before: ServerView | None, options: RestartOptions
+    fleet: LocalFleet,
+    args: argparse.Namespace,
+    before: ServerView | None,
+    options: RestartOptions,
+    planned: Callable[[Plan], None],
 ) -> ServerView:
     """Restart the server with the requested change of flags."""
     changes = _changes(args, before)
-    server = fleet.restart(args.name, changes, options, warn_of_plan)
+    server = fleet.restart(args.name, changes, options, planned)
     if before is not None and not args.previous:
         say_several(before.flags, changes)
     return server
@@ -111,7 +140,7 @@ def _report_refusal(args: argparse.Namespace, server: ServerView, asked_at: floa
     report_server(args, server, wanted=None)
     restart = server.restart
     if restart is None or restart.asked_at != asked_at:
-        complain("another restart was requested meanwhile, and replaced this one")
+        complain(REPLACED)
         return 1
     complain(restart.sentence)
     if restart.diagnosis is not None:
@@ -143,13 +172,15 @@ def _changes(args: argparse.Namespace, before: ServerView | None) -> Changes:
     return flag_difference(before.flags, before.previous_flags)
 
 
-def _switched(fleet: LocalFleet, args: argparse.Namespace, options: RestartOptions) -> ServerView:
+def _switched(
+    fleet: LocalFleet, args: argparse.Namespace, options: RestartOptions, planned: Callable[[Plan], None]
+) -> ServerView:
     """Switch the server to another preset. Raises UsageError for options that can't be combined with ``--preset``."""
     if args.previous:
         raise UsageError("--previous can't be combined with --set, --unset or --preset")
     if not changes_from(args).empty:
         raise UsageError("--preset can't be combined with --set or --unset; change flags afterwards")
-    return fleet.switch(args.name, args.preset, options, warn_of_plan)
+    return fleet.switch(args.name, args.preset, options, planned)
 
 
 def say_several(flags: Flags, changes: Changes) -> None:
