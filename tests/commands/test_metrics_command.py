@@ -55,6 +55,20 @@ def test_engines_are_aggregated_and_kept_apart(program, tmp_path):
     assert answer["engines"]["1"]["ttft_seconds"] is None
 
 
+def test_what_the_api_server_answered_is_shown(program, tmp_path):
+    page = tmp_path / "page.txt"
+    page.write_text(
+        PAGE
+        + "# TYPE http_requests_total counter\n"
+        + 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1204.0\n'
+        + 'http_requests_total{handler="/v1/completions",method="POST",status="4xx"} 31.0\n'
+    )
+    answer = program("metrics", str(page))
+    assert answer.returncode == 0, answer.stderr
+    assert "responses                    1,204 ok, 31 refused, 0 failed\n" in answer.stdout
+    assert program.json("metrics", str(page))["responses"]["ok"] == 1204
+
+
 class Server(http.server.BaseHTTPRequestHandler):
     """Answers as badly as the path says."""
 

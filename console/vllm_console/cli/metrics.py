@@ -69,9 +69,11 @@ def _title(key: str) -> str:
 
 
 def _show(key: str, value: Document | float | None) -> str:
-    """A figure, or those of a histogram since the server started, for people."""
+    """A figure, the responses by kind, or the figures of a histogram since the server started, for people."""
     if value is None:
         return UNKNOWN
+    if isinstance(value, dict) and key == "responses":
+        return ", ".join(f"{number:,} {kind}" for kind, number in value.items() if number is not None)
     if isinstance(value, dict):
         found = {
             name: Quantile(value[name] or 0.0, value[f"{name}_above"] or 0.0, value[f"{name}_below"])
