@@ -193,7 +193,8 @@ class ConsoleDriver(LinuxDriver):
     def run_input_thread(self) -> None:
         """Read keys until the input ends. Textual's own asks ten times a second whether it has; this one is woken."""
         parser = XTermParser(self._debug)
-        decode = codecs.getincrementaldecoder("utf-8")().decode
+        # Bytes that are no UTF-8, as of a terminal with another encoding, must not end the reading of keys.
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while not self.exit_event.is_set():
             timeout = None if parser._timeout_time is None else ESCAPE_SECONDS
             ready, _, _ = select.select([self.fileno, self._input_ends.descriptor], [], [], timeout)

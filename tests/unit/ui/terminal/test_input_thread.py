@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import select
 
-from vllm_console.ui.terminal.driver import WakingEvent
+from vllm_console.ui.terminal.driver import ConsoleDriver, WakingEvent
 
 
 def test_an_event_is_readable_while_it_is_set() -> None:
@@ -19,3 +20,18 @@ def test_an_event_is_readable_while_it_is_set() -> None:
     assert not select.select([event.descriptor], [], [], 0)[0]
     assert not event.is_set()
     event.clear()  # of one that is not set: nothing to read, and it does not wait
+
+
+def test_keys_are_read_on_after_bytes_that_are_no_utf8(monkeypatch) -> None:
+    """As of a terminal with another encoding, or a paste of anything."""
+    driver = ConsoleDriver.__new__(ConsoleDriver)
+    reads, writes = os.pipe()
+    driver.fileno, driver._debug = reads, False
+    driver.exit_event = driver._input_ends = WakingEvent()
+    read: list[str] = []
+    monkeypatch.setattr(driver, "process_message", lambda event: read.append(event.character))
+    os.write(writes, b"a\xff\xfc" + "\u00fc".encode() + b"b")
+    os.close(writes)
+    driver.run_input_thread()
+    os.close(reads)
+    assert "".join(read).replace("\ufffd", "") == "a\u00fcb"
