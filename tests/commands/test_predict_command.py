@@ -61,6 +61,12 @@ def test_a_change_is_predicted_made_and_scored(program):
     nothing = program("predict", "chat", "--set", "max-num-seqs=64")
     assert nothing.returncode == 2
     assert "nothing would change" in nothing.stderr
+    tiny = program("predict", "chat", "--traffic-scale", "1e-300")
+    assert tiny.returncode == 2, "arrivals that far apart can't be told from each other"
+    assert "a factor from 0.01 to 20" in tiny.stderr
+    refused = program("predict", "chat", "--set", "max-num-seqs=0").stdout
+    assert "will not start: --max-num-seqs must be 1 or more" in refused
+    assert "It would not start" not in refused, "it is said once"
     text = program("predict", "chat", "--traffic-scale", "1.2").stdout
     assert text.startswith("chat: traffic 1.0 → 1.2\n")
     assert f"from {REQUESTS} requests" in text

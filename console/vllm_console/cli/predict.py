@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.predictions import PredictedChange
     from vllm_console.prediction.predict import Estimate, Estimates
 
-MOST_SCALE = 20.0
+LEAST_SCALE, MOST_SCALE = 0.01, 20.0
 _LATENCIES = (("ttft_seconds", "TTFT"), ("itl_seconds", "ITL"), ("e2e_seconds", "end to end"))
 _PARTS = ("p50", "p90", "p99", "mean")
 
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_changes(parser)
     parser.add_argument(
         "--traffic-scale", default=1.0, metavar="X",
-        type=number_type(0, MOST_SCALE, f"a factor above 0, at most {MOST_SCALE:g}", above=True),
-        help=f"scale the request rate by X, up to {MOST_SCALE:g}",
+        type=number_type(LEAST_SCALE, MOST_SCALE, f"a factor from {LEAST_SCALE:g} to {MOST_SCALE:g}"),
+        help=f"scale the request rate by X, from {LEAST_SCALE:g} to {MOST_SCALE:g}",
     )  # fmt: skip
     add_json(parser)
     parser.add_argument(

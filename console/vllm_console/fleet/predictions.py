@@ -278,7 +278,9 @@ def _refused(before: Plan, after: Plan) -> str:
     """A sentence if the server would not start with the change."""
     known = {finding.code for finding in errors(before.findings)}
     new = [finding.message for finding in errors(after.findings) if finding.code not in known]
-    return f"It would not start: {new[0]}." if new else ""
+    if not new:
+        return ""
+    return f"{new[0]}." if "will not start" in new[0] else f"It would not start: {new[0]}."
 
 
 def _uncovered(flags: Flags, changed: Sequence[FlagChange]) -> str:

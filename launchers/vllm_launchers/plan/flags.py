@@ -201,7 +201,9 @@ def served_name(flags: Flags, model: str) -> str:
 
 
 def _is_list(value: object) -> bool:
-    return isinstance(value, str) and value.strip().startswith("[") and value.strip().endswith("]")
+    """Whether it is meant as a list, also one whose end is missing. A name may begin with a bracket."""
+    text = value.strip() if isinstance(value, str) else ""
+    return text.startswith('["') or (text.startswith("[") and text.endswith("]"))
 
 
 def _listed_names(name: str, value: object) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ def test_without_a_served_name_it_is_the_models() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["[]", "[1]", '["a",]', '["a", ""]', '["-a", "b"]', r'["a\u0000"]', r'["\ud800"]', "[a]"]
+    "value", ["[]", "[1]", '["a",]', '["a", ""]', '["-a", "b"]', r'["a\u0000"]', r'["\ud800"]', "[a]", '["a",', '["a']
 )
 def test_a_list_of_served_names_that_argv_cannot_hold_is_refused(value: str) -> None:
     with pytest.raises(FlagError, match="several as a JSON list"):
