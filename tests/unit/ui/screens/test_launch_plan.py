@@ -165,6 +165,17 @@ async def test_reasons_tradeoffs_and_sources_stand_beside_the_flags(screen, wait
         assert "vLLM's choice machine: There is room without FP8" in text
 
 
+@pytest.mark.parametrize("height", [7, 8, 12, 30])
+def test_a_description_that_has_no_room_says_that_it_goes_on(fakes, height):
+    draft = LaunchDraft(fakes.PRESETS[0])
+    catalog = FlagCatalog(fakes.FLAG_TABLE)
+    for cursor in range(len(draft.names)):
+        told = [strip.text for strip in setting_lines(draft, None, catalog, (56, 60), cursor, active=True)]
+        shown = [strip.text for strip in setting_lines(draft, None, catalog, (56, height), cursor, active=True)]
+        assert len(shown) <= height
+        assert shown[-1].endswith(" …") or shown[-1] == told[-1]
+
+
 def test_reasons_and_tradeoffs_are_whole_where_there_is_room_and_a_row_each_where_not(fakes):
     draft = LaunchDraft(fakes.PRESETS[0])
     plan = draft.planned(fakes.FakeFleet().plan(LaunchRequest("chatbot")), "chatbot-2")
