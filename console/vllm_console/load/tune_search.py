@@ -27,8 +27,9 @@ UTILIZATIONS = (0.85, 0.9, 0.92, 0.95)
 WORTH_TRYING = 1.02
 """Candidates that are predicted to be better by less are not worth a restart."""
 
-ALIKE = 0.01
-"""Candidates whose predictions are this close behave alike: the one that changes less is tried."""
+ALIKE = 0.002
+"""Candidates whose predictions are this close behave alike: the one that changes less is tried. Others may be as good
+as the best, and are tried before what is predicted to be worse."""
 
 SCATTER = 0.04
 """Two measurements of the same flags differ by so much at least, as a relative standard error: the traffic of another

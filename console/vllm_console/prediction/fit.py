@@ -94,18 +94,24 @@ def fit_step_cost(evidence: TrafficEvidence, limits: EngineLimits) -> CostFit:
 
 
 def step_noise(cost: StepCost, evidence: TrafficEvidence) -> StepNoise:
-    """By which factor steps differed from their cost when: other work on the machine slows them for a while.
+    """By how much steps differed from their cost when: other work on the machine slows them for a while, or holds one
+    up.
 
     None where they differ by next to nothing, or single steps are not known.
     """
     steps = evidence.steps
     if evidence.ends:
         return NO_NOISE
-    factors = [(step.prefills > 0, step.at, step.seconds / _modeled(cost, step)) for step in steps]
-    if median(abs(factor - 1) for _, _, factor in factors) < _QUIET:
+    modeled = [_modeled(cost, step) for step in steps]
+    if median(abs(step.seconds / one - 1) for step, one in zip(steps, modeled, strict=True)) < _QUIET:
         return NO_NOISE
     decode, prefill = (
-        tuple((at, factor) for kind, at, factor in factors if kind is wanted) for wanted in (False, True)
+        tuple(
+            (step.at, step.seconds / one, max(0.0, step.seconds - one))
+            for step, one in zip(steps, modeled, strict=True)
+            if (step.prefills > 0) is wanted
+        )
+        for wanted in (False, True)
     )
     return StepNoise(decode, prefill, steps[-1].at + steps[-1].seconds)
 

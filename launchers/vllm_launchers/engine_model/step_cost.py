@@ -51,16 +51,20 @@ class StepCost(msgspec.Struct, frozen=True):
 
 
 class StepNoise(msgspec.Struct, frozen=True):
-    """By which factor steps took longer than their cost at a time: pairs of seconds and factor, in the order of time,
-    of steps that only decode and of those with a prompt. Empty: none.
+    """By how much steps took longer than their cost at a time, of steps that only decode and of those with a prompt:
+    the time in seconds, the factor, and how many seconds longer that was; in the order of time. Empty: none.
 
     After ``span`` seconds a replay begins again with the first; it begins ``shift`` seconds in.
     """
 
-    decode: tuple[tuple[float, float], ...] = ()
-    prefill: tuple[tuple[float, float], ...] = ()
+    decode: tuple[tuple[float, float, float], ...] = ()
+    prefill: tuple[tuple[float, float, float], ...] = ()
     span: float = 0.0
     shift: float = 0.0
 
+
+STALLED = 1.5
+"""A step that took this many times its cost was held up rather than slow: another one that is held up loses as many
+seconds, however long it is."""
 
 NO_NOISE = StepNoise()

@@ -17,7 +17,7 @@ import msgspec
 
 from vllm_launchers.engine_model.counted_engine import CountedEngine, Iteration, WouldPreemptError
 from vllm_launchers.engine_model.scheduler import Batch, BlockPool, Request, Scheduler, SchedulerLimits
-from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
+from vllm_launchers.engine_model.step_cost import NO_NOISE, STALLED, StepCost, StepNoise
 
 _MOST_STEPS_TOGETHER = 4096
 
@@ -211,8 +211,8 @@ class _Replay:
         until: float,
     ) -> None:
         self._engine, self._cost, self._since, self._until = engine, cost, since, until
-        self._decode_noise = _Factors(noise.decode, noise)
-        self._prefill_noise = _Factors(noise.prefill, noise)
+        self._decode_noise = _Slowness(noise.decode, noise)
+        self._prefill_noise = _Slowness(noise.prefill, noise)
         self._requests = [
             Request(
                 "", [], one.output_tokens, one.output_tokens, arrival=one.at, seed=index, sample=None,
@@ -279,7 +279,7 @@ class _Replay:
         due = self._queue[0].arrival if self._queue else math.inf
         for took in islice(self._cost.decode_seconds(count, reads), steps):
             if noise.any:
-                took *= noise.at(now)
+                took = noise.slowed(took, now)
             counts = since <= now < until
             scheduled = now if self._ahead else now + took
             now += took
@@ -313,7 +313,7 @@ class _Replay:
         took = self._cost.seconds(work.sequences, work.tokens, float(work.reads), work.pairs)
         usage = engine.usage
         self._prefill = max(self._prefill, work.prefill)
-        took *= (self._prefill_noise if work.prefill else self._decode_noise).at(began)
+        took = (self._prefill_noise if work.prefill else self._decode_noise).slowed(took, began)
         self._now += took
         self._scheduled = began if self._ahead else self._now
         self._steps += 1
@@ -348,18 +348,18 @@ class _Replay:
         )
 
 
-class _Factors:
-    """The factors of one kind of step by time, for times that only grow."""
+class _Slowness:
+    """By how much one kind of step takes longer, by time, for times that only grow."""
 
-    def __init__(self, points: Sequence[tuple[float, float]], noise: StepNoise) -> None:
+    def __init__(self, points: Sequence[tuple[float, float, float]], noise: StepNoise) -> None:
         self._points, self._span = points, noise.span
         self._place, self._begin = 0, -noise.shift
         self.any = bool(points)
 
-    def at(self, now: float) -> float:
-        """The factor of the last step seen by then."""
+    def slowed(self, took: float, now: float) -> float:
+        """What a step takes then that would take ``took`` seconds: it is slowed or held up as the last one seen was."""
         if not self.any:
-            return 1.0
+            return took
         points = self._points
         if now - self._begin >= self._span > 0:
             self._begin += (now - self._begin) // self._span * self._span
@@ -368,4 +368,5 @@ class _Factors:
         while place + 1 < len(points) and points[place + 1][0] <= at:
             place += 1
         self._place = place
-        return points[place][1]
+        _, factor, longer = points[place]
+        return min(took * factor, took * STALLED + longer)

@@ -63,9 +63,9 @@ COSTS = (
     StepCost(0.001, per_token=2e-4, per_read=1e-4, weights=0.001, per_pair=5e-5, ungraphed=0.01),
     StepCost(0.0, per_token=1e-3, per_pair=1e-6),
 )
-POINTS = st.lists(st.tuples(st.integers(0, 60).map(lambda count: count / 31), st.floats(0.3, 3)), max_size=6).map(
-    lambda found: tuple(sorted(found))
-)
+POINTS = st.lists(
+    st.tuples(st.integers(0, 60).map(lambda count: count / 31), st.floats(0.3, 3), st.floats(0, 0.1)), max_size=6
+).map(lambda found: tuple(sorted(found)))
 NOISES = st.builds(StepNoise, POINTS, POINTS, st.sampled_from([0.0, 0.37, 2.9]), st.sampled_from([0.0, 0.11]))
 
 
@@ -186,3 +186,16 @@ def test_each_request_gets_its_tokens_when_an_engine_of_its_own_gives_them(
         assert found is not None
         assert one.e2e_seconds == pytest.approx(found.e2e_seconds)
         assert (one.e2e_seconds or 0) - (one.decode_seconds or 0) == pytest.approx(found.ttft_seconds)
+
+
+def test_a_long_prompt_is_held_up_by_as_many_seconds_as_a_short_one_was_not_by_as_many_times() -> None:
+    cost = StepCost(0.001, per_token=0.001)
+    held_up = StepNoise(prefill=((0.0, 30.0, 0.3),))
+    for tokens, longest in ((8, 0.3), (400, 0.3 + 0.5 * 0.401)):
+        (plain,), (slow,) = (
+            replay_traffic([Arrival(0.0, tokens, 1)], limits(budget=512), cost, noise).requests
+            for noise in (NO_NOISE, held_up)
+        )
+        assert plain is not None
+        assert slow is not None
+        assert 0.2 < slow.ttft_seconds - plain.ttft_seconds <= longest + 1e-9

@@ -56,7 +56,7 @@ def test_only_what_is_predicted_to_be_better_is_tried_and_of_those_alike_the_sma
     known, guess = {"max-num-seqs": 128}, {"max-num-seqs": 32}
     found = ranked(
         [
-            Candidate({"max-num-seqs": 256, "max-num-batched-tokens": 4096}, 3.01),
+            Candidate({"max-num-seqs": 256, "max-num-batched-tokens": 4096}, 3.001),
             Candidate({"max-num-seqs": 256}, 3.0),
             Candidate(known, 3.0),
             Candidate(guess, 2.5, "a guess"),
@@ -72,7 +72,7 @@ def test_only_what_is_predicted_to_be_better_is_tried_and_of_those_alike_the_sma
 
 
 def test_of_those_alike_one_that_would_be_full_comes_last():
-    filled, roomy = Candidate({"max-num-seqs": 64}, 3.0, full=True), Candidate({"max-num-seqs": 128}, 3.01)
+    filled, roomy = Candidate({"max-num-seqs": 64}, 3.0, full=True), Candidate({"max-num-seqs": 128}, 3.001)
     assert ranked([filled, roomy], 2.0, GOODPUT) == [roomy]
 
 
