@@ -25,6 +25,7 @@ from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import traffic
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
+from vllm_launchers.presets.model import Objectives
 from vllm_launchers.values import replace as replaced
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ _FINE, _TENS = TIERS[0].step, TIERS[1].step
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """``window`` is the minute before ``at`` (Unix seconds), None if nothing was recorded."""
+    """``window`` is the minute before ``at`` (Unix seconds), None if nothing was recorded.
+
+    ``objectives`` are those of the run that served then, and of its ``preset``, empty if none did.
+    """
 
     at: float
     window: Window | None = None
@@ -47,6 +51,8 @@ class Moment(msgspec.Struct, frozen=True):
     judged: tuple[Judged, ...] = ()
     no_findings: str = ""
     """Why findings are not known, in a clause; empty if they are."""
+    preset: str = ""
+    objectives: Objectives | None = None
 
 
 def read_moment(
@@ -74,7 +80,8 @@ def read_moment(
     if traffic(samples) and len(traffic(samples)) == len(samples):
         judged = judge_window(window, samples, details.objectives, details.preset)
     found = tuple(replace(one, fixes=_fixes_still(one, details) if current else ()) for one in agreed(findings, judged))
-    return Moment(at, window, found, judged, _no_findings(history, at, judged))
+    unknown = _no_findings(history, at, judged)
+    return Moment(at, window, found, judged, unknown, details.preset, details.objectives)
 
 
 def _no_findings(history: HistoryReader, at: float, judged: tuple[Judged, ...]) -> str:

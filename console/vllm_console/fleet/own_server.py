@@ -244,7 +244,8 @@ class WatchedServer:
             return _with_notice(view, error)
 
     def earlier(self, view: ServerView, record: ServerRecord, at: float) -> ServerView:
-        """The view with figures and findings of an earlier moment (Unix seconds); its state and flags are current.
+        """The view with figures and findings of an earlier moment (Unix seconds), and the preset and objectives of the
+        run that served then; its state and flags are current.
 
         ``then`` is the state at that moment.
         """
@@ -257,6 +258,8 @@ class WatchedServer:
         view = replace(view, moment=at, then=state_at(record, at), sample=None)
         if past is None:
             return replace(view, window=None, findings=(), judged=(), no_findings="its history cannot be read")
+        if past.preset or past.objectives is not None:
+            view = replace(view, preset=past.preset, objectives=past.objectives)
         return replace(
             view, window=past.window, findings=past.findings, judged=past.judged, no_findings=past.no_findings
         )

@@ -137,6 +137,20 @@ def test_a_view_of_the_past_has_its_figures_and_the_flags_of_now(folder: Path) -
     watched.close()
 
 
+def test_a_view_of_the_past_has_the_preset_and_the_objectives_that_it_was_judged_by(folder: Path) -> None:
+    wide = replace(OBJECTIVES, kv_cache_usage=0.98)
+    first, second = SERVED.generations
+    details = Details(preset="batch", model="m", objectives=wide)
+    other = values.replace(second, spec=values.replace(second.spec, details=pack(details)))
+    now_batch = record(first, other)
+    with contextlib.closing(WatchedServer(folder, interactive=True)) as watched:
+        live = watched.view(now_batch, NOW, selected=True, load="", context=JudgeContext())
+        past, newest = (watched.earlier(live, now_batch, at) for at in (NOW - 3100, NOW - 60))
+    assert (live.preset, live.objectives) == ("batch", wide)
+    assert (past.preset, past.objectives) == ("chatbot", OBJECTIVES)
+    assert (newest.preset, newest.objectives) == ("batch", wide)
+
+
 def test_charts_begin_with_what_is_recorded(folder: Path) -> None:
     watched = WatchedServer(folder, interactive=True)
     live = watched.view(SERVED, NOW, selected=True, load="", context=JudgeContext())

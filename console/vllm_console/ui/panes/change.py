@@ -50,9 +50,10 @@ def change_line(found: Comparison, name_width: int, width: int) -> Strip:
     if plainly:
         verdict, _, what = message.partition(":")
         against = f"than run {found.before.run.generation}:{what}"
-        at = _compared_at(found.after)
-        timed = f"was {verdict.lower()} {at} {against}"
-        text = plain(timed if at and cell_len(timed) <= room else f"{verdict.lower()} {against}")
+        at, verdict = _compared_at(found.after), verdict.lower()
+        forms = [f"{number} was {verdict} {at} {against}", f"was {verdict} {at} {against}"] if at else []
+        forms += [f"{number} {verdict} {against}", f"{verdict} {against}"]
+        text = plain(next((form for form in forms if cell_len(form) <= room), forms[-1]))
     changed = f" ({_changed(found)})"
     parts = [
         (fit(text, min(cell_len(text), room)), style if found.verdict is not ComparisonVerdict.NO_DIFFERENCE else None)

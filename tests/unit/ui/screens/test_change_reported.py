@@ -19,8 +19,8 @@ from vllm_console.ui.screens.compare import CompareScreen
 from vllm_console.ui.theme import BAD, OK
 
 CASES = {
-    "better": ({"slower": 0.6}, "was better at {} than run 1: end-to-end p99 −48%"),
-    "worse": ({"slower": 1.6}, "was worse at {} than run 1: end-to-end mean +45%"),
+    "better": ({"slower": 0.6}, "run 3 was better at {} than run 1: end-to-end p99 −48%"),
+    "worse": ({"slower": 1.6}, "run 3 was worse at {} than run 1: end-to-end mean +45%"),
     "nothing": ({}, "run 3: No significant difference"),
     "roughly alike": ({"slower": 0.4, "rate": 1.7}, "run 3: Not comparable: traffic may be the cause"),
     "unlike": ({"rate": 3.4}, "run 3: Not comparable: traffic differs"),
