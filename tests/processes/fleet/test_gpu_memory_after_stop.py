@@ -113,8 +113,8 @@ start = program("start", "chatbot", *words)
 pid = json.loads(subprocess.check_output(start))["pid"]
 other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
 say(f"holds 0 {pid} 20480", f"holds 0 {other.pid} 1024")
-code = "import functools, sys; from vllm_console.fleet import gpus\\n"
-code += "gpus.still_held = functools.partial(gpus.still_held, timeout=float(sys.argv.pop(1)))\\n"
+code = "import sys; from vllm_console.fleet import gpus\\n"
+code += "gpus.TIMEOUT_SECONDS = float(sys.argv.pop(1))\\n"
 code += "from vllm_console.cli.main import main; sys.exit(main())"
 words = [sys.executable, "-c", code, sys.argv[2], *program()[3:], "stop", "chat", "--json"]
 stop = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
