@@ -42,7 +42,7 @@ _FINE, _TENS = TIERS[0].step, TIERS[1].step
 class Moment(msgspec.Struct, frozen=True):
     """``window`` is the minute before ``at`` (Unix seconds), None if nothing was recorded.
 
-    ``objectives`` are those of the run that served then, and of its ``preset``, empty if none did.
+    ``preset`` and ``objectives`` are those of the run that served then; ``preset`` is None if no run did.
     """
 
     at: float
@@ -51,7 +51,7 @@ class Moment(msgspec.Struct, frozen=True):
     judged: tuple[Judged, ...] = ()
     no_findings: str = ""
     """Why findings are not known, in a clause; empty if they are."""
-    preset: str = ""
+    preset: str | None = None
     objectives: Objectives | None = None
 
 

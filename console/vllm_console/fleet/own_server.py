@@ -258,7 +258,7 @@ class WatchedServer:
         view = replace(view, moment=at, then=state_at(record, at), sample=None)
         if past is None:
             return replace(view, window=None, findings=(), judged=(), no_findings="its history cannot be read")
-        if past.preset or past.objectives is not None:
+        if past.preset is not None:
             view = replace(view, preset=past.preset, objectives=past.objectives)
         return replace(
             view, window=past.window, findings=past.findings, judged=past.judged, no_findings=past.no_findings

@@ -1,8 +1,8 @@
 """vLLM's V1 scheduler where no request is preempted: requests that decode and blocks of the KV cache are counted.
 
-Then every running request whose prompt is computed gets one token in each iteration, whatever the others do. So it is
-known from its first token on in which iteration it ends, and an iteration costs no time for each request, as it does in
-`scheduler`. Blocks are told apart only where others share them. Pure.
+Every running request whose prompt is computed then gets one token in each iteration. The iteration in which it ends is
+known from its first token on, so the work per iteration does not grow with the number of running requests, as it does
+in `scheduler`. Blocks are told apart only where requests share them. Pure.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class CountedEngine:
         self._places = [0] * self._size
         """How many decode, by their computed tokens less the iterations that have run, modulo the block size."""
         self.context = 0
+        """Tokens that the requests that decode have computed."""
         self._prompt: Request | None = None
         """The request whose prompt is computed in part: the last one that was admitted."""
         self._batch: list[tuple[Request, int]] = []

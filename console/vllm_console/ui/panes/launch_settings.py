@@ -119,7 +119,8 @@ def setting_lines(
     )
     at = min(cursor, len(names) - 1)
     detail = _about_setting(draft, catalog, names[at], settings[at], width) if active else []
-    detail = [line(), *_first_rows(detail, min(max(5, height // 3), height - 2 - LEAST_ROWS), width)] if detail else []
+    most = max(1, min(max(5, height // 3), height - 2 - LEAST_ROWS))
+    detail = [line(), *cut_rows(detail, most, width)] if detail else []
     room = max(LEAST_ROWS, height - 1 - len(detail))
     spare = room - len(names) - 1
     blocks: list[list[Strip]] = []
@@ -139,14 +140,6 @@ def setting_lines(
     if (below := len(rows) - first - len(shown)) > 0:
         shown[-1] = line((f"   … {below + 1} more", DIM))
     return [title, *shown, *detail]
-
-
-def _first_rows(rows: Sequence[Strip], most: int, width: int) -> list[Strip]:
-    """So many of the rows, at least one; the last one says if others follow."""
-    most = max(1, most)
-    if len(rows) <= most:
-        return list(rows)
-    return [*rows[: most - 1], Strip.join([rows[most - 1].crop(0, width - 2), line((" …", DIM))])]
 
 
 def adding_lines(
