@@ -1,4 +1,4 @@
-"""A console on the fake fleet."""
+"""For tests that open the app: a console on the fake fleet."""
 
 from __future__ import annotations
 
