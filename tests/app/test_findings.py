@@ -417,7 +417,12 @@ def test_a_fix_has_its_predicted_effect(fakes):
     server = fakes.pressed(fakes.NOW)
     fix = findings_of(server)[0].flag_fixes[0]
     page = findings_page(
-        server, fakes.NOW, 118, 0, stages=True, predicted=lambda one: ("predicted: TTFT", DIM) if one == fix else ""
+        server,
+        fakes.NOW,
+        118,
+        0,
+        stages=True,
+        predicted=lambda _code, one: ("predicted: TTFT", DIM) if one == fix else "",
     )
     assert page_text(page).count("predicted: TTFT") == 1
     segments = [segment for strip in page.lines for segment in strip if "predicted: TTFT" in segment.text]
@@ -479,7 +484,7 @@ TRADEOFF = "Output can differ slightly; it was measured here. Blocks become larg
         (120, 3, "", "--kv-cache-dtype unset → fp8. Trade-off: Output can differ slightly; it was measured here."),
         (110, 2, "", "--kv-cache-dtype unset → fp8. Trade-off: Output can differ slightly."),
         (80, 2, "", "--kv-cache-dtype unset → fp8. Trade-off: Output can differ slightly."),
-        (80, 2, "TTFT p50 −31%", "--kv-cache-dtype unset → fp8, predicted: TTFT p50 −31%"),
+        (80, 2, "predicted: TTFT p50 −31%", "--kv-cache-dtype unset → fp8, predicted: TTFT p50 −31%"),
         (60, 2, "", "--kv-cache-dtype unset → fp8"),
     ],
 )  # fmt: skip

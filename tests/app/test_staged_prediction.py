@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.diagnosis.finding import Fix
 from vllm_console.fleet.predictions import PredictedChange
+from vllm_console.fleet.snapshot import Changes
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates, Prediction
 from vllm_console.prediction.score import TrackRecord
 from vllm_console.text import seconds_range
+from vllm_console.ui.findings import fix_texts
 from vllm_console.ui.parts import staged_prediction
 from vllm_console.ui.parts.staged_prediction import brief_prediction, prediction_text
 from vllm_console.ui.theme import ACCENT, DIM
@@ -26,6 +29,7 @@ def estimates(ttft, itl, preemptions=None):
 NOW = estimates(Estimate(1.9, 1.9, 1.9), Estimate(0.024, 0.024, 0.024), Estimate(18, 18, 18))
 PREDICTION = Prediction(NOW, estimates(Estimate(1.1, 0.9, 1.4), Estimate(0.022, 0.02, 0.025), Estimate(1, 0, 2)))
 FOUND = PredictedChange((), PREDICTION, 300, 5.0, "the probe's records", TrackRecord())
+WIDE, WIDE_ITL, HIGHER = Estimate(8.0, 1.7, 14.0), Estimate(0.03, 0.01, 0.09), Estimate(8.0, 4.0, 14.0)
 TTFT = "predicted: TTFT p99 1.9s → 0.9–1.4s"
 
 
@@ -53,7 +57,23 @@ def predicted(**changes):
         (FOUND, 120, f"{TTFT} · ITL p50 24ms → 20–25ms · preemptions 18 → 0–2/min"),
         (FOUND, 60, TTFT),
         (predicted(now=estimates(Estimate(), Estimate())), 120, "predicted: "),
-        (predicted(outside="Too far."), 60, "predicted: Too far."),
+        (
+            predicted(outside="Too far."),
+            120,
+            "predicted: TTFT p99 1.9s → lower, perhaps by more than half · ITL p50 24ms → about the same. Too far.",
+        ),
+        (predicted(outside="Too far."), 60, "predicted: TTFT p99 1.9s → lower, perhaps by more than half. Too far."),
+        (predicted(predicted=estimates(WIDE, WIDE_ITL), outside="Too far."), 120, "predicted: Too far."),
+        (
+            predicted(predicted=estimates(WIDE, Estimate(0.022, 0.02, 0.025))),
+            120,
+            "predicted: TTFT p99 can't be told · ITL p50 24ms → 20–25ms",
+        ),
+        (
+            predicted(predicted=estimates(HIGHER, Estimate(0.022, 0.02, 0.025))),
+            120,
+            "predicted: TTFT p99 1.9s → several times as high · ITL p50 24ms → 20–25ms",
+        ),
         (replace(FOUND, source="metrics"), 60, TTFT.replace("predicted", "predicted from metrics")),
     ],
 )
@@ -70,7 +90,8 @@ async def test_it_belongs_to_what_is_staged_and_is_kept_with_the_restart(console
         await c.press("left_square_bracket")
         await c.sees(TTFT)
         await c.press("left_square_bracket")
-        await c.sees("predicted: Too far from what it showed.")
+        await c.sees("predicted: TTFT p99 1.9s → lower, perhaps by more than half · ITL p50 24ms → about the same.")
+        await c.sees("Too far from what it")
         await c.lacks(TTFT)
         await c.press("right_square_bracket")
         await c.sees(TTFT)
@@ -126,9 +147,36 @@ def test_an_interval_is_told_in_one_unit_where_that_tells_both_ends(low, high, t
 
 
 def test_in_short_it_reports_the_figure_that_the_finding_is_about():
-    assert brief_prediction(FOUND) == TTFT.removeprefix("predicted: ")
-    assert brief_prediction(FOUND, "ITL") == "ITL p50 24ms → 20–25ms"
-    assert brief_prediction(predicted(outside="Too far."), "ITL") == ""
+    assert brief_prediction(FOUND, "slow_first_token") == TTFT
+    assert brief_prediction(FOUND, "slow_tokens") == "predicted: ITL p50 24ms → 20–25ms"
+    assert brief_prediction(predicted(outside="Too far."), "preempting") == (
+        "predicted: preemptions 18 → less than half as high"
+    )
+    assert brief_prediction(predicted(outside="Too far.", predicted=estimates(WIDE, WIDE_ITL)), "slow_tokens") == ""
+    full = replace(NOW, kv_cache_usage=Estimate(0.91, 0.91, 0.91))
+    less = replace(PREDICTION.predicted, kv_cache_usage=Estimate(0.7, 0.66, 0.74))
+    usage = "predicted: KV cache mean 91% → 66–74%"
+    assert brief_prediction(predicted(now=full, predicted=less), "kv_cache_pressure") == usage
+
+
+WORSE = "predicted to make it worse: TTFT p99 1.9s → several times as high"
+
+
+@pytest.mark.parametrize("outside", ["", "Too far."])
+def test_what_makes_the_finding_worse_says_so(outside):
+    found = predicted(predicted=estimates(HIGHER, Estimate(0.022, 0.02, 0.025)), outside=outside)
+    assert brief_prediction(found, "slow_first_token") == WORSE
+    assert prediction_text(found, 100, "slow_first_token")[0].startswith(WORSE)
+    assert "worse" not in prediction_text(found, 100)[0], "it is no fix"
+    assert "worse" not in brief_prediction(found, "slow_tokens")
+
+
+def test_that_it_makes_it_worse_has_room_in_every_line():
+    fix = Fix(Changes({"max-num-seqs": 128}), "Why.", "One. Two.")
+    texts = fix_texts({"max-num-seqs": 256}, fix, WORSE)
+    assert texts[0] == f"--max-num-seqs 256 → 128, {WORSE}. Trade-off: One. Two."
+    assert texts[-1] == "--max-num-seqs 256 → 128, predicted to make it worse"
+    assert all("predicted to make it worse" in text for text in texts)
 
 
 @pytest.fixture
@@ -150,6 +198,20 @@ async def test_the_line_of_a_finding_has_the_predicted_effect_of_its_fix(console
         await c.press("f")
         await c.sees("fix 1/")
         assert len(asked(troubled)) == 1, "what is staged has been predicted as a fix"
+
+
+async def test_a_fix_that_is_predicted_to_make_it_worse_says_so_on_every_screen(console, troubled):
+    more = Estimate(60, 40, 80)
+    worse = replace(FOUND, prediction=replace(PREDICTION, predicted=estimates(*[Estimate(1.0, 0.9, 1.1)] * 2, more)))
+    troubled.predictions[fix_values(troubled)] = worse
+    told = "predicted to make it worse: preemptions 18 → 40–80/min"
+    async with console(fleet=troubled, size=(160, 40)) as c:
+        await c.sees(told)
+        await c.press("i")
+        await c.sees("FIXES, best first")
+        await c.sees("predicted to make it worse: TTFT")
+        await c.press("escape", "f")
+        await c.sees("predicted to make it worse: TTFT")
 
 
 async def test_where_the_fix_cannot_be_predicted_nothing_is_reported_and_it_is_not_asked_again(console, troubled):

@@ -108,13 +108,14 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
     if all(getattr(prediction.predicted, key).mean.value is None for key, _ in _LATENCIES):
         yield prediction.outside or "Not predicted: in the replay no recorded request would be served."
         return
+    flagged = bool(prediction.outside)
     yield f"  {'':<22}{'NOW':>10}{'PREDICTED':>12}   90% INTERVAL"
     for key, title in _LATENCIES:
         now, then = getattr(prediction.now, key), getattr(prediction.predicted, key)
         for part in _PARTS:
-            yield _row(f"{title} {part}", getattr(now, part), getattr(then, part), seconds)
+            yield _row(f"{title} {part}", getattr(now, part), getattr(then, part), seconds, flagged)
     for key, (title, form) in _RATES.items():
-        yield _row(title, getattr(prediction.now, key), getattr(prediction.predicted, key), form)
+        yield _row(title, getattr(prediction.now, key), getattr(prediction.predicted, key), form, flagged)
     yield ""
     yield from _unknown(prediction.now, prediction.predicted)
     yield prediction.outside or _sentence(prediction.now, prediction.predicted)
@@ -149,9 +150,14 @@ def _unknown(now: Estimates, then: Estimates) -> Iterator[str]:
         yield f"{UNKNOWN}: {' and '.join(missing)} not reported in the records of the engine's steps."
 
 
-def _row(title: str, now: Estimate, then: Estimate, form: Any) -> str:
+def _row(title: str, now: Estimate, then: Estimate, form: Any, flagged: bool) -> str:
+    """A line of the table; in words where the interval is too wide, or the prediction is ``flagged``."""
+    from vllm_console.prediction.effect import in_words, is_rough
+
     interval = "" if then.low is None or then.high is None else f"{form(then.low)} to {form(then.high)}"
     present = f"<{form(now.high)}" if now.value is None and now.high is not None else form(now.value)
+    if interval and now.value is not None and (flagged or is_rough(now, then)):
+        return f"  {title:<22}{present:>10}   {in_words(now, then)}"
     return f"  {title:<22}{present:>10}{form(then.value):>12}   {interval}".rstrip()
 
 
@@ -174,6 +180,8 @@ _RATES: dict[str, tuple[str, Callable[[float | None], str]]] = {
 
 def _sentence(now: Estimates, then: Estimates) -> str:
     """What changes beyond doubt, in one sentence: the intervals that do not hold the present value."""
+    from vllm_console.prediction.effect import in_words, is_rough
+
     pairs = [(title, getattr(now, key).p50, getattr(then, key).p50) for key, title in _LATENCIES]
     pairs.append(("tokens per second", now.tokens_per_second, then.tokens_per_second))
     parts = []
@@ -181,10 +189,14 @@ def _sentence(now: Estimates, then: Estimates) -> str:
         if after.low is None or after.high is None:
             continue
         if before.value and after.value is not None and not after.low <= before.value <= after.high:
+            middle = "" if title == "tokens per second" else "the median "
+            if is_rough(before, after):
+                parts.append(f"{middle}{title} would be {in_words(before, after)}")
+                continue
             share = after.value / before.value - 1
             by = f"{abs(share):.0%}" if share < 1 else f"{after.value / before.value:.1f} times"
             word = f"rise by {by}" if 0 < share < 1 else f"be {by} as high" if share >= 1 else f"fall by {by}"
-            parts.append(f"{'the median ' if title != 'tokens per second' else ''}{title} would {word}")
+            parts.append(f"{middle}{title} would {word}")
     if not parts:
         return "No figure would change beyond what the machine and the traffic vary anyway."
     text = "; ".join(parts)

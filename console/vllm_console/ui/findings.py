@@ -26,6 +26,9 @@ SIGNS: dict[Severity, tuple[str, Style]] = {
 
 _CLAUSE_END = lazy_pattern(r"(?<=[.;]) ")
 
+MAKES_WORSE = "to make it worse"
+"""What is predicted of a fix that would do its finding no good."""
+
 UNSURE = 0.7
 """Below this confidence a cause is shown with it."""
 
@@ -155,13 +158,16 @@ def fix_texts(flags: Flags, fix: Fix, effect: str = "") -> list[str]:
     """A fix in one line, in full and then shorter and shorter, for where there is less room.
 
     The change, its predicted effect if that is known, and its trade-off (else its reason); without a change the advice.
+    That it makes the finding worse is told however little room there is.
     """
     if fix.changes.empty:
         return shortened(fix.why)
     change, about = flag_change_text(flags, fix.changes), with_tradeoff("", fix.tradeoff)
     if not fix.tradeoff:
         about = [*(f": {text}" for text in shortened(fix.why) if text), ""]
-    heads = [f"{change}, predicted: {effect}", change] if effect else [change]
+    heads = [f"{change}, {effect}", change] if effect else [change]
+    if MAKES_WORSE in effect:
+        heads[-1] = f"{change}, predicted {MAKES_WORSE}"
     return [head + text for head in heads for text in about]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,8 @@ from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.fleet.verbs import FleetError
-from vllm_console.text import count, plain, seconds, seconds_range
-from vllm_console.ui.findings import findings_of, steps_of
+from vllm_console.text import count, percent, plain, seconds, seconds_range
+from vllm_console.ui.findings import MAKES_WORSE, findings_of, staged_fix, steps_of
 from vllm_console.ui.parts.plan_verdict import CHECKING, PlanVerdicts
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of
 from vllm_console.ui.theme import ACCENT, DIM
@@ -43,8 +43,13 @@ RETRY_SECONDS = 60.0
 MOST_KEPT = 20
 PREDICTING = "predicting…"
 
-_CONCERNED = {"preempting": "preemptions", "slow_tokens": "ITL", "prefill_contention": "ITL"}
-"""The figure that a finding is about, by its code; others are about TTFT."""
+_CONCERNED = {
+    "kv_cache_pressure": "KV cache mean",
+    "preempting": "preemptions",
+    "slow_tokens": "ITL",
+    "prefill_contention": "ITL",
+}
+"""The figure that a finding is about, by its code and with the word that it begins with; others are about TTFT."""
 
 _Key = tuple[str, int, Staged]
 """A server, its generation, and what is staged for it."""
@@ -118,7 +123,7 @@ class Predictions:
         known = self._answers.get(key) if key is not None else None
         if known is None or known.found is None:
             return ""
-        return brief_prediction(known.found, _CONCERNED.get(findings_of(server)[0].code, ""))
+        return brief_prediction(known.found, findings_of(server)[0].code)
 
     def text(self, server: ServerView | None, width: int) -> Part:
         """What is predicted, or why nothing is; empty where nothing is staged, or it is not known."""
@@ -128,7 +133,13 @@ class Predictions:
             return (PREDICTING, DIM) if self._running and key == self._wanted else ""
         if known.found is None:
             return (f"not predicted: {plain(known.problem)}", DIM) if known.problem else ""
-        return prediction_text(known.found, width)
+        return prediction_text(known.found, width, self._fixes(server) if server is not None else "")
+
+    def _fixes(self, server: ServerView) -> str:
+        """The code of the top finding, if what is staged is a fix for it."""
+        found = findings_of(server)
+        fixes = staged_fix(server, found[0].flag_fixes, self._staging.of(server.name)) if found else None
+        return found[0].code if fixes is not None else ""
 
     def _predictable(self, server: ServerView) -> bool:
         if not server.ours or server.state is not State.READY or self._console.read_only:
@@ -190,34 +201,69 @@ class Predictions:
         self._changed()
 
 
-def prediction_text(found: PredictedChange, width: int) -> tuple[str, Style]:
-    """``predicted: TTFT p99 1.9s → 0.9–1.4s · ITL p50 …``, as much as fits; dim, why it says little."""
+def prediction_text(found: PredictedChange, width: int, code: str = "") -> tuple[str, Style]:
+    """``predicted: TTFT p99 1.9s → 0.9–1.4s · ITL p50 …``, as much as fits in a line; dim, and why, if it says little.
+
+    ``code`` is the finding that the change is to fix, if any: what makes it worse begins with that.
+    """
+    prediction = found.prediction
+    figures = _figures(prediction)
+    parts = [one.text for one in figures]
+    lead = _lead(found, _worsened(figures, code))
+    if prediction.outside and all(one.unknown for one in figures):
+        return lead + plain(prediction.outside), DIM
+    while len(parts) > 1 and len(lead + " · ".join(parts)) > width - 2:
+        parts.pop()
+    text = lead + " · ".join(parts)
+    return (f"{text}. {plain(prediction.outside)}", DIM) if prediction.outside else (text, ACCENT)
+
+
+def brief_prediction(found: PredictedChange, code: str) -> str:
+    """``predicted: TTFT p99 3.5s → 361–460ms``: the figure that the finding is about; empty where nothing is known.
+
+    ``code`` is the finding that the change is to fix.
+    """
+    figures = _figures(found.prediction)
+    told = _concerned(figures, code) or next(iter(figures), None)
+    if told is None or (found.prediction.outside and told.unknown):
+        return ""
+    return _lead(found, told.worse and told is _concerned(figures, code)) + told.text
+
+
+def _lead(found: PredictedChange, worse: bool) -> str:
     from vllm_console.fleet.predictions import METRICS  # most consoles predict nothing
 
-    prediction = found.prediction
-    text = "predicted from metrics: " if found.source == METRICS else "predicted: "
-    if prediction.outside:
-        return text + plain(prediction.outside), DIM
-    parts = list(_figures(prediction))
-    while len(parts) > 1 and len(text + " · ".join(parts)) > width - 2:
-        parts.pop()
-    return text + " · ".join(parts), ACCENT
+    known = "predicted from metrics" if found.source == METRICS else "predicted"
+    return f"{known} {MAKES_WORSE}: " if worse else f"{known}: "
 
 
-def brief_prediction(found: PredictedChange, concerned: str = "") -> str:
-    """``TTFT p99 3.5s → 361–460ms``; empty where the prediction says little.
+class _Figure(msgspec.Struct, frozen=True):
+    """What is predicted of a figure: ``TTFT p99 1.9s → 0.9–1.4s``, whether that is worse, or can't be told."""
 
-    ``concerned``: the figure, by its first word, that is told rather than the first one.
-    """
-    figures = list(_figures(found.prediction)) if not found.prediction.outside else []
-    return next((one for one in figures if concerned and one.startswith(concerned)), figures[0] if figures else "")
+    name: str
+    text: str
+    worse: bool
+    unknown: bool
 
 
-def _figures(prediction: Prediction) -> Iterator[str]:
+def _concerned(figures: Sequence[_Figure], code: str) -> _Figure | None:
+    """The figure that a finding is about; None for no finding, and where the figure is not known."""
+    name = _CONCERNED.get(code, "TTFT") if code else None
+    return next((one for one in figures if name is not None and one.name.startswith(name)), None)
+
+
+def _worsened(figures: Sequence[_Figure], code: str) -> bool:
+    concerned = _concerned(figures, code)
+    return concerned is not None and concerned.worse
+
+
+def _figures(prediction: Prediction) -> list[_Figure]:
     """Each figure that is known before and after; a p99 where enough requests tell it, else the median.
 
-    What it would be is told as the interval: a wide one says how little is known, which its middle would hide.
+    What it would be is told as the interval, or in words where that is too wide, or the prediction is flagged.
     """
+    from vllm_console.prediction.effect import NOT_KNOWN, in_words, is_rough, surely_rises
+
     now, then = prediction.now, prediction.predicted
     tail = now.ttft_seconds.p99.value is not None and then.ttft_seconds.p99.value is not None
     part = "p99" if tail else "p50"
@@ -226,11 +272,19 @@ def _figures(prediction: Prediction) -> Iterator[str]:
         ("ITL p50", now.itl_seconds.p50, then.itl_seconds.p50, seconds, ""),
         ("preemptions", now.preemptions_per_minute, then.preemptions_per_minute, count, "/min"),
         ("tok/s", now.tokens_per_second, then.tokens_per_second, count, ""),
+        ("KV cache mean", now.kv_cache_usage, then.kv_cache_usage, percent, ""),
     )
+    found = []
     for name, before, after, form, unit in figures:
         if before.value is None or after.value is None or (name == "preemptions" and not before.value + after.value):
             continue
-        yield f"{name} {form(before.value)} → {_interval(after, form)}{unit}"
+        worse = surely_rises(after, before) if name == "tok/s" else surely_rises(before, after)
+        rough = bool(prediction.outside) or is_rough(before, after)
+        told = in_words(before, after) if rough else f"{_interval(after, form)}{unit}"
+        unknown = told == NOT_KNOWN
+        text = f"{name} {told}" if unknown else f"{name} {form(before.value)} → {told}"
+        found.append(_Figure(name, text, worse, unknown))
+    return found
 
 
 def _interval(one: Estimate, form: Callable[[float | None], str]) -> str:
@@ -238,4 +292,6 @@ def _interval(one: Estimate, form: Callable[[float | None], str]) -> str:
     low, high = form(one.low), form(one.high)
     if one.low is None or one.high is None or low == high:
         return form(one.value)
-    return seconds_range(one.low, one.high) if form is seconds else f"{low}–{high}"
+    if form is seconds:
+        return seconds_range(one.low, one.high)
+    return f"{low.removesuffix('%')}–{high}"

@@ -63,6 +63,14 @@ class FindingItem(msgspec.Struct, frozen=True):
     end: int
 
 
+Predicted = Callable[[str, Fix], Part]
+"""What is known of the effect that a fix for the finding with this code has; empty if nothing is."""
+
+
+def _not_predicted(_code: str, _fix: Fix) -> Part:
+    return ""
+
+
 Choice = tuple[int, Fix | None]
 """What can be picked: the place of a finding, with one of its fixes if any can be staged."""
 
@@ -89,7 +97,7 @@ class FindingsScreen(TerminalScreen[None]):
         server: ServerView,
         now: float,
         stage: Callable[[Fix], None] | None,
-        predicted: Callable[[Fix], Part] = lambda _fix: "",
+        predicted: Predicted = _not_predicted,
     ) -> None:
         super().__init__()
         self._server, self._now, self._stage, self._predicted = server, now, stage, predicted
@@ -175,7 +183,7 @@ def findings_page(
     picked: int,
     *,
     stages: bool = False,
-    predicted: Callable[[Fix], Part] = lambda _fix: "",
+    predicted: Predicted = _not_predicted,
 ) -> FindingsPage:
     """Every finding, the worst first: on a wide screen as a list beside the one that is picked, else below each other.
 
@@ -218,7 +226,7 @@ def _stacked(
     now: float,
     width: int,
     picked: int | None,
-    predicted: Callable[[Fix], Part],
+    predicted: Predicted,
 ) -> FindingsPage:
     """All findings below each other; what can be picked are fixes."""
     lines: list[Strip] = []
@@ -261,7 +269,7 @@ def _detail(
     now: float,
     width: int,
     picked: int | None,
-    predicted: Callable[[Fix], Part],
+    predicted: Predicted,
     evidence: Sequence[Strip] = (),
 ) -> tuple[list[Strip], list[tuple[int, int]]]:
     """One finding with its chart, and the rows (first, one past last) of each fix that changes flags.
@@ -274,7 +282,7 @@ def _detail(
     rows: list[tuple[int, int]] = []
     for fix in found.fixes:
         begin = len(lines)
-        lines += _fix(server, fix, width, not fix.changes.empty and picked == len(rows), predicted(fix))
+        lines += _fix(server, fix, width, not fix.changes.empty and picked == len(rows), predicted(found.code, fix))
         if not fix.changes.empty:
             rows.append((begin, len(lines)))
     return lines, rows

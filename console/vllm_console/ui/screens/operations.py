@@ -1126,10 +1126,10 @@ class OperationsScreen(PartialRepaintScreen):
         stage = partial(self._stage_fix_of, server.name) if may_stage else None
         self.app.push_screen(FindingsScreen(server, snapshot.at, stage, partial(self._predicted, server)))
 
-    def _predicted(self, server: ServerView, fix: Fix) -> Part:
-        """The predicted effect of a fix; empty if there is no recent prediction."""
+    def _predicted(self, server: ServerView, code: str, fix: Fix) -> Part:
+        """The predicted effect of a fix for a finding; empty if there is no recent prediction."""
         found = self.predictions.seen(server, steps_of(server.flags, fix))
-        return prediction_text(found, PREDICTION_WIDTH) if found is not None else ""
+        return prediction_text(found, PREDICTION_WIDTH, code) if found is not None else ""
 
     def _stage_fix_of(self, name: str, fix: Fix) -> None:
         server = self.console.server(name)

@@ -1,0 +1,68 @@
+"""What a prediction says of a figure, in words where its numbers would say more than is known. Pure.
+
+Near capacity an interval is so wide that its ends help nobody; beyond what a server has shown even a narrow one rests
+on extrapolated step times. There the direction and the order of magnitude are told, or that they can't be told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm_console.prediction.predict import Estimate
+
+UNDECIDED = 1.5
+"""An interval around the present value whose ends differ by more than this factor does not tell a direction."""
+WIDE = 3.0
+"""Ends that differ by more than this factor tell no more than the order of magnitude."""
+SEVERAL, TENFOLD = 2.0, 10.0
+
+NOT_KNOWN = "can't be told"
+
+
+def is_rough(before: Estimate, after: Estimate) -> bool:
+    """Whether an interval is too wide for its ends to say anything.
+
+    It isn't where all of it lies below half of the present value: its upper end then says enough.
+    """
+    now, low, high = before.value, after.low, after.high
+    if not now or low is None or high is None or high <= now / SEVERAL:
+        return False
+    return high > low * (UNDECIDED if low <= now <= high else WIDE)
+
+
+def in_words(before: Estimate, after: Estimate) -> str:
+    """``several times as high``, ``lower``, ``about the same``: what surely holds, and what may; or `NOT_KNOWN`."""
+    now, low, high = before.value, after.low, after.high
+    if now is None or low is None or high is None:
+        return NOT_KNOWN
+    if not high:
+        return "none"
+    if low <= now <= high:
+        return NOT_KNOWN if not now or high > low * UNDECIDED else "about the same"
+    if not now:
+        return "some"
+    return _higher(low / now, high / now) if low > now else _lower(high / now, low / now)
+
+
+def _higher(surely: float, perhaps: float) -> str:
+    if surely >= TENFOLD:
+        return "more than ten times as high"
+    if surely >= SEVERAL:
+        return "several times as high"
+    if perhaps >= TENFOLD:
+        return "higher, perhaps more than tenfold"
+    return "higher, perhaps several times" if perhaps >= SEVERAL else "higher"
+
+
+def _lower(surely: float, perhaps: float) -> str:
+    if surely <= 1 / TENFOLD:
+        return "less than a tenth as high"
+    if surely <= 1 / SEVERAL:
+        return "less than half as high"
+    return "lower, perhaps by more than half" if perhaps <= 1 / SEVERAL else "lower"
+
+
+def surely_rises(before: Estimate, after: Estimate) -> bool:
+    """Whether all of the interval lies above the present value."""
+    return before.value is not None and after.low is not None and after.low > before.value
