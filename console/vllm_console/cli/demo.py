@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,7 +128,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
             fits = [plan.flags for plan in map(fleet.plan, runs)] == [run.flags for run in past.runs]
             if fits:
                 now = time.time()
-                view = fleet.resume(server.name, runs, partial(recording.enter, past, root, now=now))
+                view = fleet.resume(server.name, runs, partial(recording.enter, past, now=now))
                 resumed[server.name] = now
             else:  # the recording does not apply to other GPUs, or to a preset of your own
                 view = fleet.start(runs[-1])
@@ -144,11 +143,9 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
             )
         if len(resumed) == len(SERVERS) and host_file is None:
             recording.enter_gpus(recorded, fleet.snapshot().servers, HOST, root, time.time())
-        with ThreadPoolExecutor(1) as beside:  # the servers take longer to start
-            entered = beside.submit(_enter_records, root, resumed)
-            fleet.judge_past()  # else the first comparison waits for it
-            _wait_until_ready(root)
-            entered.result()
+        _enter_records(root, {name: (recorded[name], ended) for name, ended in resumed.items()})
+        fleet.judge_past()  # else the first comparison waits for it
+        _wait_until_ready(root)
         yield fleet
     finally:
         fleet.close()
@@ -159,13 +156,17 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
             process.wait()
 
 
-def _enter_records(root: Path, resumed: Mapping[str, float]) -> None:
-    """Enter what probes recorded of the servers that continue from the recording, which ended at those times."""
+def _enter_records(root: Path, resumed: Mapping[str, tuple[recording.RecordedServer, float]]) -> None:
+    """Enter what probes recorded of the servers that continue from the recording, which ended at those times, and with
+    it the windows of their runs.
+    """
     if not resumed:
         return
-    recorded = recording.read_probes()
-    for name, ended in resumed.items():
-        recording.enter_probes(recorded[name], client.folder(root, name), ended)
+    probes = recording.read_probes()
+    for name, (past, ended) in resumed.items():
+        folder = client.folder(root, name)
+        recording.enter_probes(probes[name], folder, ended)
+        recording.enter_windows(past, root, folder, client.read(root, name), ended)
 
 
 def _wait_until_ready(root: Path) -> None:

@@ -25,13 +25,13 @@ from vllm_console.history.gpu_history import FIVES, GpuHistoryWriter
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import Sample, Window
 from vllm_console.recorder import WindowRecorder
-from vllm_console.runs.keys import recorded_key
+from vllm_console.runs.keys import run_key
 from vllm_console.runs.store import FILE_NAME, RunName
 from vllm_launchers import values
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.files import LOG
 from vllm_launchers.keeper.lifecycle import exit_of
-from vllm_launchers.keeper.records import Generation, LaunchSpec, Recording, State
+from vllm_launchers.keeper.records import Generation, LaunchSpec, Recording, ServerRecord, State
 from vllm_launchers.private import open_file
 from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.probe.plugin.vllm_console_probe import FORMAT, HEADER_BYTES, LAYOUTS, SEGMENT_BYTES
@@ -88,21 +88,17 @@ def save(servers: Mapping[str, RecordedServer]) -> None:
 
 
 def enter(
-    server: RecordedServer, state: Path, folder: Path, specs: Sequence[LaunchSpec], now: float
+    server: RecordedServer, folder: Path, specs: Sequence[LaunchSpec], now: float
 ) -> tuple[LaunchSpec, Recording]:
-    """Enter a server's history, the minutes of its runs and its log; the last run continues after ``now``.
+    """Enter a server's history and its log; the last run continues after ``now``.
 
     ``specs`` are those of its runs. Returns what is to run, and what its keeper is to know.
     """
     _write(folder / LOG, b"".join(_log_of(server.runs, now)))
     writer = HistoryWriter(folder / HISTORY)
-    for number, (run, spec) in enumerate(zip(server.runs, specs, strict=True), 1):
-        name = RunName(recorded_key(spec, number), folder.name, number)
-        windows = WindowRecorder(state / FILE_NAME, name, WINDOW_SECONDS)
+    for number, run in enumerate(server.runs, 1):
         for recorded in run.samples:
-            sample = structs.replace(recorded, at=now + recorded.at)
-            writer.append(sample, number)
-            windows.append(sample)
+            writer.append(structs.replace(recorded, at=now + recorded.at), number)
     writer.close()
     _write(folder / TOTALS, server.totals.encode())
     last = specs[-1]
@@ -118,6 +114,15 @@ def enter(
         log_offset=sum(len(text) for text in _log_of(server.runs[:-1], now)),
     )
     return values.replace(last, environment=environment, warm_up=None), recording
+
+
+def enter_windows(server: RecordedServer, state: Path, folder: Path, record: ServerRecord, now: float) -> None:
+    """Enter the windows of a server's runs, exact as far as the records of its probe are in ``folder``."""
+    for run, generation in zip(server.runs, record.generations, strict=False):
+        name = RunName(run_key(record, generation), record.name, generation.number)
+        windows = WindowRecorder(state / FILE_NAME, name, WINDOW_SECONDS, folder / PROBE)
+        for recorded in run.samples:
+            windows.append(structs.replace(recorded, at=now + recorded.at))
 
 
 def enter_gpus(

@@ -23,8 +23,9 @@ from vllm_console.history.gpu_history import FIVES, GpuHistoryReader, card_of
 from vllm_console.history.probe_records import ProbeReader
 from vllm_console.history.store import HistoryReader
 from vllm_console.prediction.evidence import gather
-from vllm_console.runs.compare import FEWEST, WARM_UP, ComparisonVerdict, Recorded, compare
+from vllm_console.runs.compare import FEWEST, QUANTILES, WARM_UP, ComparisonVerdict, Recorded, compare
 from vllm_console.runs.store import RunStore
+from vllm_console.runs.windows import exact_keys
 from vllm_console.text import duration
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
@@ -56,7 +57,7 @@ def test_it_is_entered_as_25_minutes_that_end_now(tmp_path: Path) -> None:
     folder = tmp_path / "servers" / "docs"
     folder.mkdir(parents=True)
     specs = [LaunchSpec((), "127.0.0.1", 8000, sidecar=("--run", key)) for key in ("one", "two")]
-    spec, recording = demo_recording.enter(server, tmp_path, folder, specs, NOW)
+    spec, recording = demo_recording.enter(server, folder, specs, NOW)
 
     entries = HistoryReader(folder / "history.sqlite").since(0.0)
     assert NOW - 1510 < entries[0].at < NOW - 1490
@@ -80,6 +81,10 @@ def test_it_is_entered_as_25_minutes_that_end_now(tmp_path: Path) -> None:
     assert spec.warm_up is None
     assert "vllm:num_preemptions_total" in Path(spec.environment["SIMULATED_TOTALS"]).read_text()
 
+    present = Generation(2, specs[-1], recording.started_at, recording.ready_at)
+    record = ServerRecord("docs", State.READY, NOW, NOW, (*recording.generations, present))
+    demo_recording.enter_probes(demo_recording.read_probes()["docs"], folder, NOW)
+    demo_recording.enter_windows(server, tmp_path, folder, record, NOW)
     store = RunStore(tmp_path / "runs.sqlite")
     after, earlier = store.runs("docs")
     one, other = (Recorded(run, store.windows(run.id), store.warm_up(run.id, 2)) for run in (earlier, after))
@@ -88,6 +93,9 @@ def test_it_is_entered_as_25_minutes_that_end_now(tmp_path: Path) -> None:
     better = {figure.key for figure in found.judged if figure.verdict is ComparisonVerdict.BETTER}
     assert {"ttft_mean", "ttft_p99"} <= better
     assert ComparisonVerdict.WORSE not in {figure.verdict for figure in found.judged}
+    # What follows is compared with the last minutes, of which the probe has recorded everything.
+    last = [window for window in store.windows(after.id) if window.at > NOW - 600]
+    assert exact_keys(last, QUANTILES) == set(QUANTILES)
 
 
 @pytest.mark.parametrize("name", ["docs", "editor"])
