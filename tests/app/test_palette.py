@@ -78,6 +78,7 @@ async def test_set_stages_a_flag_of_the_selected_server(console):
         ("set max-num-seqs=", "--max-num-seqs needs a value"),
         ("set max-num-seqs=256", "chat already has --max-num-seqs 256."),
         ("unset block-size", "chat does not set --block-size."),
+        ("unset max-num-sqes", "chat does not set --max-num-sqes; did you mean --max-num-seqs?"),
         ("go nobody", "No server is called 'nobody'; there are chat, coder"),
         ("range 7h", "No range is called '7h'; there are 5m, 15m, 1h, 6h"),
         ("theme pink", "No theme is called 'pink'; there are terminal, dark"),

@@ -54,6 +54,23 @@ def test_set_and_unset_change_the_command_line(program):
     assert "--max-num-batched-tokens" not in argv
 
 
+def test_a_restart_refuses_to_unset_what_is_not_set_before_it_stops_anything(program):
+    before = start(program, "--set", "max-num-seqs=7", "--wait")
+    sentence = "chat does not set --max-num-seq; did you mean --max-num-seqs?"
+    for words in (("restart",), ("restart", "--rolling"), ("predict",)):
+        refused = program(words[0], "chat", *words[1:], "--unset", "max-num-seq")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert sentence in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+    assert program("restart", "chat", "--unset", "xyzzy").stderr == "vllm-console: chat does not set --xyzzy\n"
+    after = program.json("status", "chat")
+    assert (after["pid"], after["generation"], after["state"]) == (before["pid"], 1, "ready")
+    assert [one["name"] for one in program.json("list") if "chat" in one["name"]] == ["chat"]
+    kept_away = program("restart", "chat", "--unset", "kv-cache-dtype", "--unset", "max-num-seqs", "--wait", "--json")
+    assert kept_away.returncode in (0, 2), kept_away.stderr  # whether the plan would choose one depends on the machine
+    assert program.json("restart", "chat", "--unset", "max_num_seqs")["generation"] > 1
+
+
 def test_status_adds_exit_and_metrics(program):
     start(program)
     deadline = time.monotonic() + 30

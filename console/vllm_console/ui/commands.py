@@ -35,7 +35,7 @@ from vllm_console.ui.theme import THEMES
 from vllm_launchers.plan.command_line import line_of
 from vllm_launchers.plan.common_flags import COMMON_FLAGS
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.plan.flags import flag_words
+from vllm_launchers.plan.flags import flag_words, normalise, not_set
 
 if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
@@ -544,8 +544,12 @@ class ServerCommands:
         server = self._own()
         name = text.strip().lstrip("-").replace("_", "-")
         after = staging.staged_flags(server.flags, self._screen.staging.of(server.name))
-        if name not in after:
-            raise CommandError(f"{server.name} does not set --{name}.")
+        try:
+            name = name if name in after else normalise(name)
+        except FlagError as error:
+            raise CommandError(str(error)) from error
+        if refusal := not_set(server.name, name, after):
+            raise CommandError(refusal if refusal.endswith("?") else f"{refusal}.")
         return server, self._allowed(server, StagedStep(name, None))
 
     def _preview_unset(self, text: str) -> str:

@@ -38,9 +38,9 @@ from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
 from vllm_launchers.plan.command_line import inherited_secrets, split_secrets
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import VISIBLE
+from vllm_launchers.plan.flags import VISIBLE, not_set
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
 from vllm_launchers.plan.probe import ProbeWish
 from vllm_launchers.presets.load import PresetError, find_preset, read_presets
 from vllm_launchers.presets.model import Preset, Workload
@@ -215,15 +215,21 @@ class Planner:
 
         Raises:
             FleetError: its record lacks data.
+            UsageError: a flag is to be unset that the server does not set.
         """
         details = unpack(record.current.spec.details)
         try:
             preset = details.as_preset()
         except ValueError as error:
             raise FleetError(f"cannot be restarted: {error}. Stop it, then start it again") from error
-        resolved = self._in_place_of(record, details, preset, changes, details.environment, options)
-        resolved = replace(resolved, port=options.port or resolved.port, sources=details.sources)
-        return resolve_launch(resolved, self._restart_inputs(record.name, resolved, starting), self._reports, own)
+
+        def plan(changes: Changes) -> LaunchPlan:
+            resolved = self._in_place_of(record, details, preset, changes, details.environment, options)
+            resolved = replace(resolved, port=options.port or resolved.port, sources=details.sources)
+            return resolve_launch(resolved, self._restart_inputs(record.name, resolved, starting), self._reports, own)
+
+        _refuse_needless_unset(record.name, details.flags, changes, plan)
+        return plan(changes)
 
     def plan_switch(
         self, record: ServerRecord, preset: str, options: RestartOptions, starting: Sequence[str] = ()
@@ -250,13 +256,16 @@ class Planner:
 
         Raises:
             FleetError: there is no room for it, no port is free, or the server's record lacks data.
-            UsageError: a flag or the port is invalid.
+            UsageError: a flag or the port is invalid, or a flag is to be unset that the server does not set.
         """
         details = unpack(record.current.spec.details)
         try:
             preset = details.as_preset()
         except ValueError as error:
             raise FleetError(f"cannot be planned: {error}") from error
+        _refuse_needless_unset(
+            record.name, details.flags, changes, lambda before: self.plan_restart(record, before, RestartOptions())
+        )
         environment = {name: value for name, value in details.environment.items() if name != VISIBLE}
         resolved = self._in_place_of(record, details, preset, changes, environment, options)
         port = options.port
@@ -419,6 +428,19 @@ def _release(version: str) -> Engine:
     if parse_release(version) is None:
         raise UsageError(f"--vllm-version {version[:40]}: expected a release such as 0.33.0")
     return Engine(EngineKind.VLLM, ("vllm",), version, "cuda", "")
+
+
+def _refuse_needless_unset(
+    server: str, running: Flags, changes: Changes, plan: Callable[[Changes], LaunchPlan]
+) -> None:
+    """Refuse to unset a flag that the server neither sets nor would set after the other changes: a misspelled one.
+
+    Raises:
+        UsageError: there is such a flag.
+    """
+    for name in changes.unset:
+        if (refusal := not_set(server, name, running)) and not_set(server, name, plan(Changes(changes.set)).plan.flags):
+            raise UsageError(refusal)
 
 
 def _free(host: str, taken: Collection[int], prepared: Collection[int] = ()) -> int:

@@ -17,6 +17,7 @@ __all__ = [
     "flag_words",
     "normalise",
     "normalise_setting",
+    "not_set",
     "parse_value",
     "quoted",
     "served_name",
@@ -124,6 +125,20 @@ def spellings(name: str) -> tuple[str, ...]:
     """
     plain, negated = _split(name)
     return (plain, f"no-{plain}") if negated else (plain,)
+
+
+def not_set(server: str, name: str, flags: Flags) -> str:
+    """A sentence if a server doesn't set the flag that is to be unset, with the nearest one that it sets; else empty.
+
+    Raises:
+        FlagError: it is not a valid flag name.
+    """
+    if any(spelling in flags for spelling in spellings(name)):
+        return ""
+    from difflib import get_close_matches  # most commands correct nothing
+
+    near = get_close_matches(spellings(name)[0], flags, 1)
+    return f"{server} does not set --{name}" + (f"; did you mean --{near[0]}?" if near else "")
 
 
 def _split(name: str) -> tuple[str, bool]:
