@@ -183,16 +183,28 @@ def _sent_text(args: argparse.Namespace, rate: float | None) -> str:
     return f"sending to {plain(args.server)}: {amount}{pace}{most}"
 
 
-class _ProgressLines:
-    """Prints what is sent, then the progress in lines, for a file or a pipe: often at first, then once a minute."""
+class Pacing:
+    """When a line of progress is due in a file or a pipe: often at first, then once a minute."""
 
-    def __init__(self, start: str) -> None:
-        self._start = start
+    def __init__(self) -> None:
         self._due = 0.0
 
+    def due(self, elapsed: float) -> bool:
+        """Whether one is due after so many seconds; the next one then is later."""
+        if elapsed < self._due:
+            return False
+        every = LINE_SECONDS if elapsed < OFTEN_SECONDS - LINE_SECONDS / 2 else OFTEN_SECONDS
+        self._due = (elapsed // every + 1) * every
+        return True
+
+
+class _ProgressLines:
+    """Prints what is sent, then the progress in lines, for a file or a pipe."""
+
+    def __init__(self, start: str) -> None:
+        self._start, self._pacing = start, Pacing()
+
     def __call__(self, progress: LoadProgress) -> None:
-        if progress.elapsed < self._due:
-            return
-        print(_progress_text(progress) if self._due else self._start, file=sys.stderr, flush=True)
-        every = LINE_SECONDS if progress.elapsed < OFTEN_SECONDS - LINE_SECONDS / 2 else OFTEN_SECONDS
-        self._due = (progress.elapsed // every + 1) * every
+        if self._pacing.due(progress.elapsed):
+            print(self._start or _progress_text(progress), file=sys.stderr, flush=True)
+            self._start = ""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.load import MOST_SECONDS, WIPE, waited_for
+from vllm_console.cli.load import MOST_SECONDS, WIPE, Pacing, waited_for
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json, number_type
 from vllm_console.cli.output import ask, complain, print_json
@@ -262,14 +262,14 @@ def _event(kind: str, content: object, stop: asyncio.Event | None = None) -> Non
 
 
 class _Reports:
-    """What is printed while it runs: events, or steps and, on a terminal, a line on how it goes; with --json nothing.
+    """What is printed while it runs: events, or steps and on standard error how it goes; with --json only that.
 
     ``stop`` is set where nobody reads the events any more.
     """
 
     def __init__(self, args: argparse.Namespace, stop: asyncio.Event) -> None:
         self._events, self._json, self._stop = args.events, args.json, stop
-        self._line = _Progress(args.budget) if sys.stderr.isatty() and not (args.json or args.events) else None
+        self._line = None if args.events else _Progress(args.budget)
 
     def step(self, step: RampStep) -> None:
         """A step has ended."""
@@ -295,22 +295,25 @@ class _Reports:
 
 
 class _Progress:
-    """A line on the terminal that is overwritten."""
+    """How it goes: a line on the terminal that is overwritten; in a file or a pipe a line now and then."""
 
     def __init__(self, budget: float) -> None:
-        self._budget = budget
+        self._budget, self._pacing = budget, None if sys.stderr.isatty() else Pacing()
 
     def show(self, progress: RampProgress) -> None:
-        """Redraw it."""
-        if waited_for():
-            what = "warming up at" if progress.warming_up else "measuring"
-            left = duration(max(0.0, self._budget - progress.elapsed))
-            text = f"{what} {rate(progress.rate, 'req')}, {progress.in_flight:,} under way; at most {left} left"
-            print(f"{WIPE}{text}", end="", file=sys.stderr, flush=True)
+        """Redraw it, or print a line if one is due."""
+        what = "warming up at" if progress.warming_up else "measuring"
+        left = duration(max(0.0, self._budget - progress.elapsed))
+        text = f"{what} {rate(progress.rate, 'req')}, {progress.in_flight:,} under way; at most {left} left"
+        if self._pacing is None:
+            if waited_for():
+                print(f"{WIPE}{text}", end="", file=sys.stderr, flush=True)
+        elif self._pacing.due(progress.elapsed):
+            print(text, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Remove it."""
-        if waited_for():
+        """Remove it from the terminal."""
+        if self._pacing is None and waited_for():
             print(WIPE, end="", file=sys.stderr, flush=True)
 
 

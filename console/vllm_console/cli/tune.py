@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vllm_console.cli.fleet_access import refuse_read_only
-from vllm_console.cli.load import WIPE, waited_for
+from vllm_console.cli.load import WIPE, Pacing, waited_for
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
@@ -181,11 +181,12 @@ class _Tuner:
         self._ranking: CandidateRanking | None = None
         self._done: list[Trial] = []
         self._trials: list[dict[str, Any]] = []
+        self._pacing = None if sys.stderr.isatty() else Pacing()
 
     def say(self, text: str) -> None:
         """Print a line for people."""
+        self._progress("")
         if not self._args.json:
-            self._progress("")
             print(text, flush=True)
 
     def refuse_short_budget(self) -> None:
@@ -388,7 +389,7 @@ class _Tuner:
 
     def _rank(self, original: Measured) -> CandidateRanking:
         target = self._tune_target(original)
-        self._progress("predicting")
+        self._progress("predicting", step=True)
         deadline = time.monotonic() + RECORD_SECONDS
         while True:
             try:
@@ -433,7 +434,7 @@ class _Tuner:
         server, candidate = self._server(), self._ranking.candidates[trial.place]
         changes = flag_difference(server.flags, {**self._original, **candidate.set})
         if not changes.empty or server.state is not State.READY:
-            self._progress(f"restarting with {_words(candidate.set)}")
+            self._progress(f"restarting with {_words(candidate.set)}", step=True)
             if problem := self._restart(changes):
                 return None, problem
         start = None
@@ -491,11 +492,14 @@ class _Tuner:
 
     # -- what is said --------------------------------------------------------------------------------------------------
 
-    def _progress(self, text: str) -> None:
-        if self._args.json or not sys.stderr.isatty() or not waited_for():
-            return
-        line = f"{text}; at most {duration(max(0.0, self._left))} left" if text else ""
-        print(f"{WIPE}{plain(line)}", end="", file=sys.stderr, flush=True)
+    def _progress(self, text: str, *, step: bool = False) -> None:
+        """Show how it goes; in a file or a pipe, where a line is due or a ``step`` begins. Without a text remove it."""
+        line = plain(f"{text}; at most {duration(max(0.0, self._left))} left" if text else "")
+        if self._pacing is None:
+            if waited_for():
+                print(f"{WIPE}{line}", end="", file=sys.stderr, flush=True)
+        elif line and (step or self._pacing.due(time.monotonic() - self._begin)):
+            print(line, file=sys.stderr, flush=True)
 
     def _row(self, words: str, expected: str, measured: Measured | None, problem: str = "") -> str:
         found = _bounded(measured, self._figure) if measured is not None else "–"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 import pytest
 
 from fakes.endpoint import FakeEndpoint, document
+from vllm_console.cli import ramp, tune
 from vllm_console.cli.bench import check_access, lengths, reason
 from vllm_console.cli.main import CHANGING, parse
 from vllm_console.fleet.verbs import FleetError
+from vllm_console.load.ramp import RampProgress
 from vllm_launchers.presets.model import Workload
 
 WORK = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)
@@ -74,3 +77,34 @@ def test_why_the_tool_failed():
     assert reason(said) == "vllm: error: unrecognized arguments: --no-such-flag"
     assert reason(["Traceback:", "ValueError: no tokenizer"]) == "ValueError: no tokenizer"
     assert reason(["one", "two"]) == "one / two"
+
+
+def test_a_ramp_has_lines_of_progress_where_stderr_is_no_terminal(capsys):
+    line = ramp._Progress(600.0)
+    for half in range(2 * 130):
+        line.show(RampProgress(4.2, half < 20, half / 2 + 0.1, 12))
+    line.clear()
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert lines[0] == "warming up at 4.2 req/s, 12 under way; at most 9m59s left"
+    assert lines[1] == "measuring 4.2 req/s, 12 under way; at most 9m49s left"
+    assert len(lines) == 8
+    assert "\x1b" not in err
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_progress_of_a_tuning_has_lines_and_leaves_stdout_to_the_result(capsys, json):
+    tuner = object.__new__(tune._Tuner)
+    tuner._args = argparse.Namespace(json=json, budget=600.0)
+    tuner._begin, tuner._pacing = time.monotonic(), tune.Pacing()
+    for _ in range(3):
+        tuner._progress("measuring 4.2 req/s")
+    tuner._progress("restarting with max-num-seqs 64", step=True)
+    tuner.say("a row")
+    out, err = capsys.readouterr()
+    assert [line.partition("; at most ")[0] for line in err.splitlines()] == [
+        "measuring 4.2 req/s",
+        "restarting with max-num-seqs 64",
+    ]
+    assert out == ("" if json else "a row\n")
