@@ -58,8 +58,11 @@ def test_check_says_by_its_exit_code_whether_a_server_keeps_its_objectives(progr
     assert [one["ok"] for one in document["objectives"]] == [True, None, None, None]
 
     answer, document = checked(program)
-    assert (answer.returncode, document["ok"]) == (1, False)
-    assert "served nothing" in answer.stderr
+    assert (answer.returncode, document["ok"], answer.stderr) == (1, False, "")
+    assert "served nothing" in document["problems"][0]
+    answer = program("check", "chat")
+    assert (answer.returncode, answer.stderr) == (1, "")
+    assert "broken  chat served nothing" in answer.stdout
     assert "objectives of preset patient" in program("check", "chat", "--allow-idle").stdout
 
     program.json("load", "chat", "--rate", "10", "--duration", "1")
@@ -70,9 +73,9 @@ def test_check_says_by_its_exit_code_whether_a_server_keeps_its_objectives(progr
     assert all(one["ok"] for one in json.loads(answer.stdout)["objectives"])
 
     program.json("stop", "chat")
-    answer, document = checked(program, "--allow-idle")
-    assert answer.returncode == 1
-    assert "is not serving: stopped" in answer.stderr
+    answer = program("check", "chat", "--allow-idle")
+    assert (answer.returncode, answer.stderr) == (1, "")
+    assert "broken  chat is not serving: stopped" in answer.stdout
 
 
 def test_check_names_each_objective_that_is_broken(program):
@@ -84,15 +87,11 @@ def test_check_names_each_objective_that_is_broken(program):
         assert time.monotonic() < deadline, answer.stdout
         time.sleep(ASK_SECONDS)
     assert answer.returncode == 1
-    lines = answer.stderr.splitlines()
-    assert [line.split(" is ")[0] for line in lines] == ["vllm-console: chat: TTFT p99", "vllm-console: chat: ITL p99"]
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("broken")]
+    assert [line.split(" is ")[0] for line in lines] == ["broken  TTFT p99", "broken  ITL p99"], "each line once"
     assert all("above its limit of 10µs (objectives of preset hasty)" in line for line in lines)
+    assert answer.stderr == "", "the result has one place"
     _, document = checked(program)
-    words = [sys.executable, "-m", "vllm_console", "check", "chat"]
-    together = subprocess.run(
-        words, env=program.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    assert together.stdout.count("ITL p99 is") == 1, "in a terminal, each line once"
     broken = [one["name"] for one in document["objectives"] if one["ok"] is False]
     assert broken == ["ttft_p99_seconds", "itl_p99_seconds"]
 

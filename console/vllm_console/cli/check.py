@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from vllm_console.fleet.verbs import NotFoundError, RefusedError, UsageError
 from vllm_console.text import duration, plain
 
 if TYPE_CHECKING:
+    from vllm_console.alerts.check import Report
     from vllm_console.alerts.checklist import ChecklistInputs, ChecklistItem, Disk
     from vllm_console.fleet.local import LocalFleet
     from vllm_launchers.plan.model import Plan
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Exit with 0 if the server met every objective of its preset over the window, with 1 if it missed one or is "
-        "not ready; misses are printed on stderr. With --before-launch PRESET, run a preflight check instead: exit "
-        "with 0 if every item is ok."
+        "not ready. Both are printed on standard output. With --before-launch PRESET, run a preflight check instead: "
+        "exit with 0 if every item is ok."
     )
     parser.add_argument("name", nargs="?")
     parser.add_argument("--before-launch", metavar="PRESET", help="check a launch of this preset; nothing is started")
@@ -77,27 +77,21 @@ def _judge(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report_document(report))
     else:
-        print(f"over the last {duration(report.window_seconds)}:")
-        for one in report.objectives:
-            mark = {True: "ok", False: "broken", None: "–"}[one.ok]
-            print(f"{mark:<7} {plain(one.sentence)}")
-    shown = {f"{report.name}: {one.sentence}" for one in report.objectives} if _one_place() and not args.json else set()
-    for problem in report.problems:
-        if problem not in shown:
-            print(f"vllm-console: {plain(problem)}", file=sys.stderr)
+        print("\n".join(_report_lines(report)))
     # Cron often runs where no console is open: record the findings that no console saw.
     if trouble := fleet.judge_past(args.name):
         complain(trouble)
     return 0 if report.ok else 1
 
 
-def _one_place() -> bool:
-    """Whether standard output and standard error lead to the same place, such as a terminal: each line is read once."""
-    try:
-        sys.stdout.flush()
-        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
-    except (OSError, ValueError):
-        return False
+def _report_lines(report: Report) -> list[str]:
+    """A line for each objective, and for each problem that is none of these."""
+    lines = [f"over the last {duration(report.window_seconds)}:"]
+    for one in report.objectives:
+        mark = {True: "ok", False: "broken", None: "–"}[one.ok]
+        lines.append(f"{mark:<7} {plain(one.sentence)}")
+    told = {f"{report.name}: {one.sentence}" for one in report.objectives}
+    return [*lines, *(f"{'broken':<7} {plain(problem)}" for problem in report.problems if problem not in told)]
 
 
 def check_launch(args: argparse.Namespace) -> int:
