@@ -59,6 +59,14 @@ def test_nothing_to_print_to_at_all_is_an_exit_code(environment: dict[str, str],
         assert reports(environment) == []
 
 
+def test_nothing_is_started_where_standard_output_is_closed(environment: dict[str, str], tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    done = run(environment, ["--state", str(state), "start", "chatbot", "--engine", "simulated"], ">&-")
+    sentence = "standard output is closed, so nothing was done: use >/dev/null to discard the output"
+    assert (done.returncode, done.stderr) == (1, f"vllm-console: {sentence}\n")
+    assert not state.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from vllm_console import __version__
-from vllm_console.cli.output import OutputError, forget, guard
+from vllm_console.cli.output import OutputError, forget, guard, refuse_closed_output
 from vllm_console.cli.picture_options import add_picture_arguments
 
 
@@ -305,6 +305,7 @@ def _run(words: Sequence[str]) -> int:
 
     try:
         if args.command in CHANGING:
+            refuse_closed_output()
             importlib.import_module("vllm_console.cli.fleet_access").refuse_read_only(args)
         if args.command and COMMANDS[args.command].elsewhere and any("/" in word for word in words):
             from vllm_console.cli.elsewhere import run_elsewhere

@@ -72,6 +72,16 @@ class ClosedOutput(io.TextIOBase):
         raise OutputError("standard output is closed")
 
 
+def refuse_closed_output() -> None:
+    """Before a command changes anything: it could not report what it has done.
+
+    Raises:
+        OutputError: standard output was closed before the program started.
+    """
+    if isinstance(sys.stdout, ClosedOutput):
+        raise OutputError("standard output is closed, so nothing was done: use >/dev/null to discard the output")
+
+
 def guard() -> None:
     """Replace standard output with an `Output`, and give closed standard streams a replacement.
 
