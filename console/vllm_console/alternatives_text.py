@@ -16,12 +16,20 @@ LONGEST_LABEL = 40
 NARROW_LABEL = 22
 
 
-def alternatives_table(alternatives: Sequence[Alternative], *, narrow: bool = False) -> list[str]:
+def alternatives_table(
+    alternatives: Sequence[Alternative], *, narrow: bool = False, room: int | None = None
+) -> list[str]:
     """A heading, then a row per way: GiB per GPU, requests at once, expected time per token and tokens per second.
 
     The plan's own is marked; times and tokens are with 1, 8 and all requests at once: those in flight, or those that
-    fit, as `format_full` shows. ``narrow`` keeps rows within 76 columns.
+    fit, as `format_full` shows. ``narrow`` keeps rows within 76 columns; where these are more than ``room``, the last
+    columns are left out.
     """
+    forms = [_rows(alternatives, narrow=narrow, paces=paces) for paces in (2, 1, 0)]
+    return next((rows for rows in forms if room is None or max(map(len, rows)) <= room), forms[-1])
+
+
+def _rows(alternatives: Sequence[Alternative], *, narrow: bool, paces: int) -> list[str]:
     most = NARROW_LABEL if narrow else LONGEST_LABEL
     labels = [_cut(plain(one.label), most) for one in alternatives]
     width = max(map(len, labels), default=0)
@@ -31,14 +39,16 @@ def alternatives_table(alternatives: Sequence[Alternative], *, narrow: bool = Fa
     wide = max(map(len, (heads[0], *times)))
     columns, room = ("GPU  wts    KV", 5) if narrow else ("GPUs weights    KV", 7)
     gpus = len(columns.split()[0])
-    lines = [f"   {'layout':<{width}} {columns}  reqs  {heads[0]:<{wide}}  {heads[1]}"]
+
+    def row(start: str, held: str, time: str, tokens: str) -> str:
+        return "  ".join((f"{start} {held:>5}", f"{time:<{wide}}", tokens)[: 1 + paces]).rstrip()
+
+    lines = [row(f"   {'layout':<{width}} {columns}", "reqs", *heads)]
     for number, one in enumerate(alternatives):
         held = UNKNOWN if one.concurrent_requests is None else f"{int(one.concurrent_requests or 0):,}"
         mark = "*" if one.chosen else " "
-        lines.append(
-            f"{number + 1}{mark} {labels[number]:<{width}} {one.layout.total:>{gpus}} {one.weights_gib:>{room}.1f} "
-            f"{one.kv_gib:>5.1f} {held:>5}  {times[number]:<{wide}}  {rates[number]}"
-        )
+        start = f"{number + 1}{mark} {labels[number]:<{width}} {one.layout.total:>{gpus}} {one.weights_gib:>{room}.1f}"
+        lines.append(row(f"{start} {one.kv_gib:>5.1f}", held, times[number], rates[number]))
     return lines
 
 

@@ -9,7 +9,9 @@ from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.tuning_bar import tuning_lines
-from vllm_console.ui.theme import OK
+from vllm_console.ui.theme import BAD, OK, WARN
+
+SEVERAL = "3 changes staged: compare can't attribute the effect to one of them."
 
 
 @pytest.mark.parametrize("size", [(60, 15), (80, 24), (120, 40)])
@@ -112,3 +114,25 @@ def test_the_flag_under_the_cursor_is_in_sight_on_any_screen(fakes):
     for width in (40, 60, 80):
         for at, tuned in enumerate(staging.TUNED):
             assert tuned.short in tuning_lines(server, (), None, at, "", width)[0].text
+
+
+TOO_MANY = "max-num-seqs 512 is more than the KV cache holds; requests would be preempted"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "note", "width", "told"),
+    [
+        (None, "", 80, "nothing staged"),
+        (PlanVerdict("fits; KV cache 123k → 246k tokens", OK), "", 120, "fits; KV cache 123k → 246k tokens"),
+        (PlanVerdict("fits; KV cache 123k → 246k tokens", OK), SEVERAL, 140, f"fits. · {SEVERAL}"),
+        (PlanVerdict("fits; KV cache 123k → 246k tokens", OK), SEVERAL, 80, "fits. · 3 changes staged"),
+        (PlanVerdict(f"fits; {TOO_MANY}", WARN, warning=TOO_MANY), "", 100,
+         "max-num-seqs 512 is more than the KV cache holds."),
+        (PlanVerdict("will not start: one request of that length takes more than the whole KV cache", BAD, True),
+         SEVERAL, 80, "will not start · 3 changes staged"),
+    ],
+)  # fmt: skip
+def test_what_has_no_room_is_left_out_in_whole_clauses(fakes, verdict, note, width, told):
+    text = tuning_lines(fakes.chat(fakes.NOW), (), verdict, 0, note, width)[1].text
+    assert text[1:].partition("  ")[0] in (told, told[:-1])
+    assert "…" not in text

@@ -150,6 +150,15 @@ def test_rows_fit_a_narrow_screen_and_say_what_is_not_known() -> None:
     assert rows[3].rstrip().endswith("–")
 
 
+@pytest.mark.parametrize("width", [76, 60, 50])
+def test_where_rows_do_not_fit_columns_are_left_out_and_none_is_cut(width: int) -> None:
+    rows = alternatives_table([ONE, PAIR, OTHER], narrow=True, room=width)
+    assert max(map(len, rows)) <= width
+    assert rows[0].split()[-1] in ("1/8/full", "reqs")
+    whole = alternatives_table([ONE, PAIR, OTHER], narrow=True)
+    assert all(one.startswith(row) for row, one in zip(rows, whole, strict=True))
+
+
 def test_a_pace_in_words_says_each_number_once() -> None:
     assert format_pace(PACES) == "50 tokens/s (20 ms per token) with 1 request, 320 (25) with 8, 1,280 (50) with 64"
     alone = Paces(PACES.one, None, PACES.one)

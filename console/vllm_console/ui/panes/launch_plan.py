@@ -278,9 +278,9 @@ def _table(plan: Plan, width: int) -> list[Strip]:
     """All ways to launch it with their expected pace; the pace alone where there is one way."""
     if len(plan.alternatives) < 2:
         return _ways(plan, width)
-    rows = alternatives_table(plan.alternatives, narrow=width < WIDE_TABLE)
+    rows = alternatives_table(plan.alternatives, narrow=width < WIDE_TABLE, room=width - 1)
     strips = [line((fit(f" {row}", width), DIM if at == 0 else None)) for at, row in enumerate(rows)]
-    return [*strips, line((fit(f" {format_legend(plan.alternatives)}", width), DIM))]
+    return [*strips, *wrapped(format_legend(plan.alternatives), width, DIM, " ")]
 
 
 def _ways(plan: Plan, width: int, most: int | None = None) -> list[Strip]:
@@ -309,7 +309,7 @@ def layout_lines(outcome: PlanOutcome, size: tuple[int, int], selected: int, *, 
     below = wrapped(f"{one.label}: {alternative_text(one)}", width, None, " ")
     if not one.chosen:
         below += wrapped(f"{key_of('launch_open')} applies: {format_alternative(one, plan.flags)}", width, KEY, " ")
-    rows = alternatives_table(plan.alternatives, narrow=width < WIDE_TABLE)
+    rows = alternatives_table(plan.alternatives, narrow=width < WIDE_TABLE, room=width - 2)
     shown = [line((fit(f"  {rows[0]}", width), DIM))]
     shown += [
         line((fit(f"{'▸' if number == at else ' '} {row}", width), ACCENT if number == at else None))

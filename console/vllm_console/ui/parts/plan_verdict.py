@@ -33,11 +33,15 @@ _Running = tuple[int, str]
 
 
 class PlanVerdict(msgspec.Struct, frozen=True):
-    """What the plan says of a staged change. ``refused``: a restart with it would fail, or is not possible."""
+    """What the plan says of a staged change. ``refused``: a restart with it would fail, or is not possible.
+
+    ``warning`` is the part of the message that warns, if any.
+    """
 
     message: str
     style: Style
     refused: bool = False
+    warning: str = ""
 
 
 class PlanVerdicts:
@@ -130,11 +134,13 @@ def verdict(before: Plan, after: Plan) -> PlanVerdict:
         return PlanVerdict(f"{outcome}: {plain(worst.message)}", BAD, refused=True)
     tokens = _tokens(before, after)
     warned = _of_level(new, Level.WARNING)
-    warning = f"; {_message(warned[0])}" if warned else ""
+    warning = _message(warned[0]) if warned else ""
     if after.memory is None:
-        return PlanVerdict(f"unknown whether it fits: not enough model or GPU data{warning}", DIM)
+        unknown = "unknown whether it fits: not enough model or GPU data"
+        return PlanVerdict("; ".join(filter(None, (unknown, warning))), DIM, warning=warning)
     fits = "fits" if after.memory.source == "engine" else "fits (estimate)"
-    return PlanVerdict("; ".join(filter(None, (fits, tokens))) + warning, WARN if warned else OK)
+    message = "; ".join(filter(None, (fits, tokens, warning)))
+    return PlanVerdict(message, WARN if warned else OK, warning=warning)
 
 
 def _message(finding: PlanFinding) -> str:

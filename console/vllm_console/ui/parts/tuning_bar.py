@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual import events
 from textual.binding import BindingType
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.ui.actions import bindings
+from vllm_console.ui.findings import shortened
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.parts import staging
@@ -144,12 +146,33 @@ def tuning_lines(
         hint = f"{('' if all(len(name) == 1 for name in names) else ' ').join(names)} {text}"
         keys += [" ", (hint, clickable(f"focused.{ids[0]}", KEY) if len(ids) == 1 else KEY)]
     room = width - parts_length(keys) - 1
-    if verdict is None:
-        verdict_part: Part = (fit(f" {note or 'nothing staged'}", room), DIM)
-    else:
-        more = f" · {note}" if note else ""
-        verdict_part = (fit(f" {verdict.message}{more}", room), verdict.style)
+    style = verdict.style if verdict is not None else DIM
+    verdict_part = (fit(f" {_fitting(verdict, note, room - 1)}", room), style)
     while len(parts) > 1 and parts_length(parts[: at + 1]) > width:  # the one under the cursor is always in sight
         parts, at = parts[1:], at - 1
     first, second = line(*parts), line(verdict_part, *keys)
     return [strip if strip.cell_length <= width else strip.crop(0, width) for strip in (first, second)]
+
+
+def _fitting(verdict: PlanVerdict | None, note: str, room: int) -> str:
+    """As much of the verdict and the note as fits, in whole clauses; what is refused or warned of comes first.
+
+    The lines of the finding have the verdict, too.
+    """
+    notes = [*shortened(note), note.partition(":")[0], ""] if note else [""]
+    if verdict is None:
+        texts = notes if note else ["nothing staged"]
+    elif verdict.refused or verdict.warning:
+        texts = [" · ".join(filter(None, (said, one))) for said in _shorter(verdict) for one in notes]
+    else:
+        texts = [" · ".join(filter(None, (said, one))) for one in notes for said in _shorter(verdict)]
+    return next((text for text in texts if cell_len(text) <= room), texts[-1])
+
+
+def _shorter(verdict: PlanVerdict) -> list[str]:
+    """What the plan says, and then less and less of it: of what is refused or warned of that at last."""
+    if verdict.refused:
+        return [*shortened(verdict.message), verdict.message.partition(":")[0]]
+    if verdict.warning:
+        return [verdict.message, *shortened(verdict.warning)]
+    return shortened(verdict.message)
