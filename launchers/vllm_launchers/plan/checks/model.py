@@ -96,7 +96,7 @@ def _there(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFi
     elif offline and facts.source not in HERE:
         text = f"{facts.model} is not on this machine and HF_HUB_OFFLINE prevents the download; download it first"
         yield PlanFinding("model_missing", Level.ERROR, text)
-    if facts.files_missing:
+    if facts.files_missing and plan.flags.get("load-format") != "dummy":  # which fills in random weights
         few = ", ".join(facts.files_missing[:3])
         more = f" and {len(facts.files_missing) - 3} more" if len(facts.files_missing) > 3 else ""
         if facts.source == "folder" or offline:

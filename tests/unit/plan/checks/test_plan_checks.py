@@ -66,6 +66,7 @@ SLICED = Host(gpus=(gpu(mig_mode=True, mig=(MigInstance("MIG-a", "3g.20gb", 19.6
 GOOD: list[dict[str, Any]] = [
     {},
     {"facts": AWQ},
+    {"facts": replace(BF16, files_missing=("*.safetensors",)), "set": {"load-format": "dummy"}},
     {"facts": FP8, "host": H100, "set": {"kv-cache-dtype": "fp8"}},
     {"host": PAIR, "gpus": (0, 1), "set": {"tensor-parallel-size": 2}},
     {"facts": replace(HUB, quantization=AWQ.quantization, weight_bytes=AWQ.weight_bytes)},
