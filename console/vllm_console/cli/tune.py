@@ -486,9 +486,9 @@ class _Tuner:
 
     def _start_seconds(self) -> float:
         """How long its last start took."""
-        runs, _ = self._fleet.runs(self._name)
-        known = [one.ready_at - one.started_at for one in runs if one.ready_at is not None]
-        return known[0] if known else USUAL_START_SECONDS
+        from vllm_console.runs.startup import last_start_seconds
+
+        return last_start_seconds(self._fleet.runs(self._name)[0]) or USUAL_START_SECONDS
 
     # -- what is said --------------------------------------------------------------------------------------------------
 

@@ -56,6 +56,17 @@ def startup_facts(run: Run) -> StartupFacts:
         return StartupFacts()
 
 
+def last_start_seconds(runs: Sequence[Run]) -> float | None:
+    """How long the newest start of these runs, newest first, took with what was prepared while the run before served.
+
+    None if none of them was ever ready.
+    """
+    for run in runs:
+        if run.ready_at is not None:
+            return run.ready_at - run.started_at + (startup_facts(run).prepared_seconds or 0.0)
+    return None
+
+
 def saved(run: Run, earlier: Sequence[Run]) -> tuple[StartSaving, ...]:
     """What each measure of a run saved against the newest earlier run, of the same model, version and GPUs, that had
     none for the same part; ``earlier`` are runs of its server, newest first. Only where both times are known.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm_console.runs.document import run_document
-from vllm_console.runs.startup import saved, startup_lines
+from vllm_console.runs.startup import last_start_seconds, saved, startup_lines
 from vllm_console.runs.store import Run
 
 
@@ -42,6 +42,15 @@ def test_each_measure_is_compared_with_the_newest_start_that_lacked_it() -> None
     }
     assert savings(third, SECOND, FIRST) == {"compile cache": 26.0}
     assert saved(third, [SECOND, FIRST])[0].sentence == "compile cache: 26s less than chat@1"
+
+
+def test_what_a_restart_takes_includes_its_preparation() -> None:
+    """On an H100 it was 38 s, and then the server was down for 23 s."""
+    prepared = run(3, {"process": 0.0, "config": 2.0, "weights": 21.0}, prepared_seconds=38.0)
+    failed = Run(**{**{name: getattr(prepared, name) for name in prepared.__struct_fields__}, "ready_at": None})
+    assert last_start_seconds([failed, prepared, FIRST]) == 61.0
+    assert last_start_seconds([FIRST]) == sum(COLD.values())
+    assert last_start_seconds([failed]) is None
 
 
 def test_nothing_is_reported_where_one_side_is_unknown_or_another_model_ran() -> None:
