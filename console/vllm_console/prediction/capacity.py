@@ -6,7 +6,9 @@ do with them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import fmean
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +22,10 @@ ATTAINED = 0.99
 
 SETTLED = 0.2
 """The first share of the requests fills the engine and is not judged."""
+
+ANSWERS = 5.0
+"""A traffic lasts at least so many times as long as an answer takes, repeated if need be: in a shorter time a dense one
+would be over before it fills the engine."""
 
 _PRECISE = 1.01
 _WIDENED = 1.5
@@ -77,7 +83,7 @@ def held_rate(
 
 def replay_at(traffic: Sequence[Arrival], engine: ReplayedEngine, objectives: Objectives, rate: float) -> RateOutcome:
     """How the traffic is served at ``rate`` requests per second."""
-    arrivals = [replace(one, at=one.at / rate) for one in traffic]
+    arrivals = _lasting(traffic, engine, rate)
     first = int(SETTLED * len(arrivals))
     since, until = arrivals[first].at, arrivals[-1].at
     found = replay_traffic(arrivals, engine.limits, engine.cost, engine.noise, since=since, until=until)
@@ -96,6 +102,13 @@ def replay_at(traffic: Sequence[Arrival], engine: ReplayedEngine, objectives: Ob
     )
     mean = sum(ttfts) / len(ttfts) if ttfts else 0.0
     return RateOutcome(mean, holds, itl_holds, max(found.batches, default=0), found.prefill_tokens)
+
+
+def _lasting(traffic: Sequence[Arrival], engine: ReplayedEngine, rate: float) -> list[Arrival]:
+    """The traffic, which has one request per second, at ``rate`` of them; where that is short, several times."""
+    answer = fmean(one.output_tokens for one in traffic) * engine.cost.seconds(1, 1, 0.0, 0.0)
+    times = max(1, math.ceil(ANSWERS * answer * rate / len(traffic)))
+    return [replace(one, at=(one.at + place * len(traffic)) / rate) for place in range(times) for one in traffic]
 
 
 def _itl_holds(found: Replayed, objectives: Objectives) -> bool:

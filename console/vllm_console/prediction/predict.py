@@ -15,6 +15,7 @@ of `DRAWS` more replays without the `CUT` lowest and highest. Each draws what is
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from itertools import islice, pairwise, zip_longest
@@ -49,6 +50,9 @@ _LEAST_SECONDS = 0.004
 FAR = 2.0
 """Batches and prefills beyond this multiple of what was observed are none that the server has shown."""
 _BLOCK_OF_REQUESTS = 10
+_TIMES_A_REQUEST = 10.0
+"""Denser traffic is replayed for so many times as long as a request takes, if it was recorded for as long: in a shorter
+time it would be over before it fills the engine."""
 _MOST_RESIDUAL = 2.0
 _PREEMPTING = "Requests would be preempted, or nearly so; traffic reconstructed from metrics is too inaccurate there."
 
@@ -164,9 +168,10 @@ class _Outcome(msgspec.Struct, frozen=True):
 def _outcomes(evidence: TrafficEvidence, fitted: CostFit, change: Change) -> list[_Outcome]:
     """Replays of the recorded requests; several where the machine is slower at times, with these times shifted."""
     cost, noise = _engine(evidence, fitted, change)
-    arrivals = _scaled(evidence.arrivals, change.traffic_scale)
+    lasting = _lasting(evidence, change.traffic_scale)
+    arrivals = _scaled(lasting.arrivals, change.traffic_scale)
     noises = [replace(noise, shift=shift) for shift in SHIFTS] if noise.decode else [noise]
-    return [_outcome(evidence, arrivals, change, cost, one) for one in noises]
+    return [_outcome(lasting, arrivals, change, cost, one, telling=evidence.requests) for one in noises]
 
 
 def _outcome(
@@ -176,11 +181,14 @@ def _outcome(
     cost: StepCost,
     noise: StepNoise,
     front: float = 1.0,
+    *,
+    telling: int,
 ) -> _Outcome:
-    """A replay; requests spend ``front`` times as long in the front end as those that were recorded."""
+    """A replay; requests spend ``front`` times as long in the front end as those that were recorded, which are as many
+    as are ``telling``."""
     since, until = arrivals[evidence.first].at, arrivals[evidence.end - 1].at
     found = replay_traffic(arrivals, change.after, cost, noise, since=since, until=until)
-    return _Outcome(found, _figures(evidence, found, until - since, front))
+    return _Outcome(found, _figures(evidence, found, until - since, front, telling))
 
 
 def _middle(found: Sequence[Figures]) -> Figures:
@@ -199,19 +207,44 @@ def _middle(found: Sequence[Figures]) -> Figures:
     return Figures(ttft, itl, e2e, *(middle([getattr(one, name) for one in found]) for name in RATES))
 
 
-def _figures(evidence: TrafficEvidence, found: Replayed, seconds: float, front: float) -> Figures:
+def _figures(evidence: TrafficEvidence, found: Replayed, seconds: float, front: float, telling: int) -> Figures:
     """A replay's figures of the judged requests, with ``front`` times what they spent in the front end."""
     judged = slice(evidence.first, evidence.end)
     both = zip(found.requests[judged], evidence.fronts[judged], strict=True)
     pairs = [(one, front * spent) for one, spent in both if one is not None]
     return Figures(
-        ttft_seconds=Spread.of(each_once(one.ttft_seconds + before for one, before in pairs)),
+        ttft_seconds=Spread.of(each_once(one.ttft_seconds + before for one, before in pairs), telling=telling),
         itl_seconds=Spread.of(found.intervals),
-        e2e_seconds=Spread.of(each_once(one.e2e_seconds + before for one, before in pairs)),
+        e2e_seconds=Spread.of(each_once(one.e2e_seconds + before for one, before in pairs), telling=telling),
         tokens_per_second=found.tokens / seconds,
         requests_waiting=found.waiting / seconds,
         preemptions_per_minute=found.preemptions / seconds * 60,
         kv_cache_usage=found.kv_usage / seconds,
+    )
+
+
+def _lasting(evidence: TrafficEvidence, scale: float) -> TrafficEvidence:
+    """The judged requests one time after the other, so that they last long enough at ``scale`` times their rate."""
+    if scale <= 1:
+        return evidence
+    wanted = evidence.seconds
+    if evidence.e2e.mean is not None:
+        wanted = min(wanted, _TIMES_A_REQUEST * evidence.e2e.mean)
+    times = math.ceil(wanted * scale / evidence.seconds)
+    if times <= 1:
+        return evidence
+    first, end = evidence.first, evidence.end
+    arrivals, fronts = evidence.arrivals, evidence.fronts
+    judged = arrivals[first:end]
+    period = evidence.seconds * len(judged) / (len(judged) - 1)
+    again = [replace(one, at=one.at + place * period) for place in range(1, times) for one in judged]
+    rest = [replace(one, at=one.at + (times - 1) * period) for one in arrivals[end:]]
+    return replace(
+        evidence,
+        arrivals=(*arrivals[:end], *again, *rest),
+        fronts=(*fronts[:end], *fronts[first:end] * (times - 1), *fronts[end:]),
+        end=first + times * len(judged),
+        until=evidence.until + (times - 1) * period,
     )
 
 
@@ -239,7 +272,7 @@ def _models(cases: Sequence[tuple[TrafficEvidence, CostFit]], now: EngineLimits)
     ranked = (one for rank in zip_longest(*by_case) for one in rank if one is not None)
     found = []
     for evidence, cost, noise in islice(ranked, MODELS):
-        outcome = _outcome(evidence, evidence.arrivals, Change(now, now), cost, noise)
+        outcome = _outcome(evidence, evidence.arrivals, Change(now, now), cost, noise, telling=evidence.requests)
         found.append(_Model(evidence, cost, noise, _residual(outcome.figures, evidence)))
     return found
 
@@ -260,26 +293,30 @@ def _draws(
     for place, (speed, front) in enumerate(zip(speeds, fronts, strict=True)):
         model = models[place % len(models)]
         cost = with_kv_bytes(model.cost.scaled(speed), change.kv_bytes)
-        arrivals = _redrawn(model.evidence, change.now.scheduler.block_size, dice, change.traffic_scale)
+        lasting = _lasting(model.evidence, change.traffic_scale)
+        arrivals = _redrawn(model.evidence, lasting, change.now.scheduler.block_size, dice, change.traffic_scale)
         noise = replace(model.noise, shift=dice.random() * model.noise.span)
-        figures = _outcome(model.evidence, arrivals, change, cost, noise, front).figures
+        telling = model.evidence.requests
+        figures = _outcome(lasting, arrivals, change, cost, noise, front, telling=telling).figures
         found.append(_corrected(figures, model.residual, carried=2 * dice.random()))
     return found
 
 
-def _redrawn(evidence: TrafficEvidence, block_size: int, dice: random.Random, scale: float) -> list[Arrival]:
+def _redrawn(
+    evidence: TrafficEvidence, lasting: TrafficEvidence, block_size: int, dice: random.Random, scale: float
+) -> list[Arrival]:
     """The same kind of traffic at another time: blocks of it put together anew (a moving-block bootstrap, Künsch,
-    1989), twice.
+    1989), twice, the second time for as long as it is ``lasting``.
 
     Shared prefixes stay where they are, since their order matters: what follows them is drawn.
     """
     arrivals = evidence.arrivals
     gaps = [later.at - one.at for one, later in pairwise(arrivals)]
-    order = _blocks_of(_blocks_of(range(len(gaps)), dice), dice)
+    order = _blocks_of(_blocks_of(range(len(gaps)), len(gaps), dice), len(lasting.arrivals) - 1, dice)
     at, drawn = 0.0, [arrivals[0]]
     for place, chosen in enumerate(order, 1):
         at += gaps[chosen] / scale
-        one, other = arrivals[place], arrivals[chosen + 1]
+        one, other = lasting.arrivals[place], arrivals[chosen + 1]
         prompt = _shared(one, block_size) + other.prompt_tokens - _shared(other, block_size)
         drawn.append(Arrival(at, prompt, other.output_tokens, one.prefix))
     return drawn
@@ -290,12 +327,12 @@ def _shared(one: Arrival, block_size: int) -> int:
     return min(len(one.prefix) * block_size, one.prompt_tokens - 1)
 
 
-def _blocks_of(order: Sequence[int], dice: random.Random) -> list[int]:
+def _blocks_of(order: Sequence[int], count: int, dice: random.Random) -> list[int]:
     found: list[int] = []
-    while len(found) < len(order):
+    while len(found) < count:
         begin = dice.randrange(len(order))
         found += order[begin : begin + _BLOCK_OF_REQUESTS]
-    return found[: len(order)]
+    return found[:count]
 
 
 def _estimates(value: Figures, drawn: Sequence[Figures], cut: int = 0) -> Estimates:

@@ -51,3 +51,12 @@ def test_saturated_throughput_follows_from_batch_and_step_time():
     for seqs, in_flight in ((16, 64), (64, 16)):
         found = saturated_tokens(traffic, engine(seqs), in_flight)
         assert found == pytest.approx(16 / (0.02 + 16 * 0.0001), rel=0.05)
+
+
+def test_a_few_requests_fill_the_engine_at_a_high_rate_too():
+    """At 20 requests per second they all come within one second; an answer takes 20."""
+    traffic = [Arrival(float(at), 10, 1000) for at in range(20)]
+    dense = engine(256, blocks=400)
+    assert replay_at(traffic, dense, GOALS, 0.2).holds
+    assert not replay_at(traffic, dense, GOALS, 20.0).holds, "ten times as many tokens as the KV cache has blocks for"
+    assert held_rate(traffic, dense, GOALS, 1.0) == pytest.approx(400 * 16 * 0.9 / 510 / 20.3, rel=0.35)

@@ -194,7 +194,7 @@ def test_a_figure_that_few_draws_have_has_no_interval() -> None:
 
 def test_what_follows_shared_prefixes_is_drawn_and_they_keep_their_order() -> None:
     found, evidence, _ = fitted(BASE, 512)
-    drawn = _redrawn(evidence, found.limits.scheduler.block_size, random.Random(1), 1.0)
+    drawn = _redrawn(evidence, evidence, found.limits.scheduler.block_size, random.Random(1), 1.0)
     assert [one.prefix for one in drawn] == [one.prefix for one in evidence.arrivals]
     prompts = [[one.prompt_tokens for one in arrivals] for arrivals in (drawn, evidence.arrivals)]
     assert prompts[0] != prompts[1]

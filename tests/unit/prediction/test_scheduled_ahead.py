@@ -3,6 +3,8 @@
 The folder ``h200`` has the records of the probe of vLLM 0.26.0 on an NVIDIA H200: a model of the shape of Llama 3.1 8B
 in bfloat16, 16 requests per second of the chatbot preset for 15 s, and no other load before and after. ``h100`` has
 those of an NVIDIA H100 before and after a restart with another --max-num-batched-tokens, with the same requests.
+``h100/light`` has three requests per second of 200 + 600 tokens, for 12 s, with a KV cache of 16,000 tokens. Nine
+per second came then, which it does not hold, and after a restart with 480,208 tokens once more: ``h100/large_cache``.
 """
 
 from __future__ import annotations
@@ -135,3 +137,21 @@ def test_a_request_that_comes_during_a_step_waits_for_one_more() -> None:
     assert abs(ahead[0].ttft_seconds - first.ttft_seconds) < 1e-9  # it came to an idle engine
     assert abs(second.ttft_seconds - 0.017) < 1e-9
     assert abs(ahead[1].ttft_seconds - 0.027) < 1e-9
+
+
+def test_three_times_the_traffic_fills_the_kv_cache_as_it_then_did() -> None:
+    """Recorded were 12 s, of requests of 4 s: in a third of that no cache is filled."""
+    evidence = gather(*records("h100/light"), BLOCK, BUDGET)
+    limits = EngineLimits(SchedulerLimits(256, BUDGET, 4096, BLOCK), 1000, prefix_caching=True, ahead=True)
+    found = predict(evidence, fit_step_cost(evidence, limits), Change(limits, limits, traffic_scale=3.0))
+    assert "of what the server can serve" in found.outside
+    then = found.predicted
+    assert holds(then.preemptions_per_minute, 716)
+    assert holds(then.itl_seconds.mean, 0.0093)
+    assert holds(then.itl_seconds.p99, 0.0411)
+    assert then.kv_cache_usage.value is not None
+    assert then.kv_cache_usage.value > 0.7
+    assert then.requests_waiting.value is not None
+    assert then.requests_waiting.value > 1
+    assert then.ttft_seconds.p50 != Estimate()
+    assert then.ttft_seconds.p90 == Estimate(), "no more requests are known than were recorded"
