@@ -7,6 +7,8 @@ import time
 import unicodedata
 from typing import TYPE_CHECKING
 
+from vllm_launchers.patterns import lazy_pattern
+
 if TYPE_CHECKING:
     from vllm_launchers.presets.model import Objectives
 
@@ -24,6 +26,10 @@ _ESCAPES = (
 _FIRST_MARK = "\u0300"
 """No character before this one is drawn over the previous one."""
 
+WITHOUT_MARKS = lazy_pattern(r"[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u28ff]*")
+"""Text of characters that all take cells, none drawn over another: Latin ones, punctuation, arrows, lines, blocks and
+dots of charts."""
+
 MOST_MARKS = 4
 """Marks per letter: no language has more, and stacked ones would cover the lines above and below."""
 
@@ -35,7 +41,7 @@ def plain(text: str, limit: int = 2000) -> str:
     surrogates) are removed, other white space becomes spaces, stacked accents are limited, and the result is cut to
     ``limit`` characters.
     """
-    if text.isprintable() and len(text) <= limit and (text.isascii() or max(text) < _FIRST_MARK):
+    if text.isprintable() and len(text) <= limit and (text.isascii() or WITHOUT_MARKS.fullmatch(text)):
         return text
     text = text[: limit * 8]
     text = re.sub(_ESCAPES, "", text).rstrip("\r\n").replace("\t", "    ")

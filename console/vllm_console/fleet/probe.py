@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -173,12 +174,8 @@ class _Listing:
         return self._seen
 
 
-def _end_of(request: FinishedRequest) -> float:
-    return request.finished_at
-
-
-def _at(record: Resumed) -> float:
-    return record.at
+_end_of = attrgetter("finished_at")
+_at = attrgetter("at")
 
 
 def listed(
@@ -278,9 +275,9 @@ class ServerProbe:
         self._requests += added.requests
         self._last = self._steps[-1] if self._steps else self._last
         since = now - SPAN_SECONDS
-        del self._steps[: bisect_left(self._steps, since, key=lambda one: one.at)]
-        del self._intervals[: bisect_left(self._intervals, since, key=lambda one: one.at)]
-        del self._first_tokens[: bisect_left(self._first_tokens, since, key=lambda one: one.at)]
+        del self._steps[: bisect_left(self._steps, since, key=_at)]
+        del self._intervals[: bisect_left(self._intervals, since, key=_at)]
+        del self._first_tokens[: bisect_left(self._first_tokens, since, key=_at)]
         del self._requests[: bisect_left(self._requests, since, key=_end_of)]
 
     def resumed(self, now: float) -> Sequence[Resumed]:

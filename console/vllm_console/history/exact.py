@@ -29,6 +29,8 @@ SAME = 1.001
 
 _SHARES = tuple(share for _, share in PARTS)
 
+_AT = attrgetter("at")
+_FINISHED_AT = attrgetter("finished_at")
 _TIMES = itemgetter(1)
 _NUMBER_OF_INTERVALS = itemgetter(EngineStep._fields.index("intervals"))
 _INTERVALS_OF = itemgetter(
@@ -128,14 +130,14 @@ def exact_latencies(
     keys = {key for key in LATENCIES if counted.get(key, 0.0) > 0}
     found: dict[str, Quantiles | None] = {}
     if "ttft" in keys:
-        first = _Span(records.first_tokens, lambda one: one.at, start, end)
+        first = _Span(records.first_tokens, _AT, start, end)
         if first.holds(counted["ttft"], len):
             found["ttft"] = exact_quantiles([one.seconds for one in first.inside])
     if "itl" in keys:
-        steps = _Span(records.steps, lambda one: one.at, start, end)
+        steps = _Span(records.steps, _AT, start, end)
         if steps.holds(counted["itl"], _intervals):
             found["itl"] = quantiles_between(*interval_ends(steps.inside, records.intervals))
-    ended = _Span(records.requests, lambda one: one.finished_at, start, end)
+    ended = _Span(records.requests, _FINISHED_AT, start, end)
     for key in keys.intersection(_OF_REQUESTS):
         if ended.holds(counted[key], len):
             values = map(attrgetter(f"{key}_seconds"), ended.inside)
@@ -167,6 +169,6 @@ def _intervals(steps: Sequence[EngineStep]) -> int:
 
 def _lost(records: ProbeRecords, start: float, end: float) -> bool:
     """Whether the process has lost records meanwhile."""
-    first = bisect_left(records.steps, start - BOUNDARY_SECONDS, key=lambda one: one.at)
-    last = bisect_right(records.steps, end + BOUNDARY_SECONDS, key=lambda one: one.at) - 1
+    first = bisect_left(records.steps, start - BOUNDARY_SECONDS, key=_AT)
+    last = bisect_right(records.steps, end + BOUNDARY_SECONDS, key=_AT) - 1
     return last > first and records.steps[first].dropped != records.steps[last].dropped

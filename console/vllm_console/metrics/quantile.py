@@ -223,7 +223,7 @@ def _ordered(found: Quantiles) -> Quantiles:
             if one.value < least:
                 moved[name] = msgspec.structs.replace(one, guess=least)
             least = max(least, one.value)
-    return msgspec.structs.replace(found, **moved)
+    return msgspec.structs.replace(found, **moved) if moved else found
 
 
 def _agreeing(part: Quantiles, whole: Quantiles) -> tuple[Quantiles, Quantiles]:
@@ -237,6 +237,8 @@ def _agreeing(part: Quantiles, whole: Quantiles) -> tuple[Quantiles, Quantiles]:
         if meeting >= one.low:
             parts[name] = msgspec.structs.replace(one, guess=meeting)
             wholes[name] = msgspec.structs.replace(other, guess=meeting)
+    if not parts:
+        return part, whole
     return msgspec.structs.replace(part, **parts), msgspec.structs.replace(whole, **wholes)
 
 

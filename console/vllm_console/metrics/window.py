@@ -389,11 +389,12 @@ class FirstRequests:
 
 def traffic(samples: Iterable[Sample]) -> list[Sample]:
     """The samples of one run, oldest first, without those in which kernels were compiled for its first requests."""
-    first, kept = FirstRequests(), list[Sample]()
-    for sample in samples:
-        over = first.over
-        first.add(sample)
-        if not over and first.compiled:
-            kept.clear()
-        kept.append(sample)
+    first, kept, rest = FirstRequests(), list[Sample](), iter(samples)
+    for sample in rest:
+        if first.add(sample):
+            kept = [sample, *rest] if first.compiled else [*kept, sample, *rest]
+        elif first.compiled:
+            kept = [sample]
+        else:
+            kept.append(sample)
     return kept if first.over or not first.compiled else []

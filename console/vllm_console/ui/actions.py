@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 import msgspec
 from textual.binding import Binding
@@ -311,9 +312,10 @@ def action_named(id: str) -> Action:
     return _BY_ID[id]
 
 
-def scoped(scope: str, read_only: bool = False) -> Iterator[Action]:
+@lru_cache(maxsize=64)
+def scoped(scope: str, read_only: bool = False) -> tuple[Action, ...]:
     """The actions of a scope, in the order of the registry; read-only leaves out what changes something."""
-    return (action for action in _ACTIONS if action.scope == scope and not (read_only and action.changes))
+    return tuple(action for action in _ACTIONS if action.scope == scope and not (read_only and action.changes))
 
 
 def bindings(scope: str, priority: Collection[str] = ()) -> list[Binding]:

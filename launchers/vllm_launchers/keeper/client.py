@@ -80,7 +80,7 @@ def folder(root: Path, name: str) -> Path:
 
 def exists(root: Path, name: str) -> bool:
     """Whether there is a record of that name. Raises `BadNameError`."""
-    return stamp(root, name) is not None
+    return folders.has_record(folder(root, name))
 
 
 def stamp(root: Path, name: str) -> Stamp | None:

@@ -170,13 +170,19 @@ def sweep(folder: Path) -> None:
 def stamp(folder: Path) -> Stamp | None:
     """A value that changes whenever the record does; None if there is no record. Never the same twice while it is
     stale."""
+    path = f"{folder}/{RECORD}"  # a console asks for this every second
     try:
-        status = (folder / RECORD).stat()
+        status = os.stat(path)  # noqa: PTH116
     except OSError:
         return None
-    if is_stale(folder):
+    if _locked(path):
         return (time.monotonic_ns(), 0, 0)
     return (status.st_mtime_ns, status.st_ino, status.st_size)
+
+
+def has_record(folder: Path) -> bool:
+    """Whether there is a record."""
+    return os.path.exists(f"{folder}/{RECORD}")  # noqa: PTH110 - as above
 
 
 def mark_stale(folder: Path) -> int | None:
@@ -244,7 +250,7 @@ def lock_is_held(folder: Path) -> bool:
     return _locked(folder / LOCK)
 
 
-def _locked(path: Path) -> bool:
+def _locked(path: Path | str) -> bool:
     """Whether a process holds an exclusive lock on a file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -53,16 +53,19 @@ def identity_of(process: ProcessStat) -> ProcessIdentity:
 
 def alive(process: ProcessIdentity | None) -> bool:
     """Whether this very process runs (a zombie does not)."""
-    if process is None or process.boot_id != boot_id():
-        return False
-    found = stat(process.pid)
-    return found is not None and found.running and found.start_time == process.start_time
+    return process is not None and _running(process) is not None
 
 
 def is_stopped(process: ProcessIdentity) -> bool:
     """Whether this very process is stopped, by a signal or a debugger."""
-    found = stat(process.pid) if alive(process) else None
+    found = _running(process)
     return found is not None and found.state in "Tt"
+
+
+def _running(process: ProcessIdentity) -> ProcessStat | None:
+    """The state of this very process while it runs."""
+    found = stat(process.pid) if process.boot_id == boot_id() else None
+    return found if found is not None and found.running and found.start_time == process.start_time else None
 
 
 def table() -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -20,7 +19,7 @@ from vllm_console.ui.parts.staging import TUNED, Staged
 from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, PAST, SIMULATED, STRONG, WARN
-from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, parts_length
+from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, parts_length, wrapped
 from vllm_launchers.plan import common_flags
 
 _STAGE_ACTIONS = (
@@ -133,7 +132,7 @@ def message_lines(
     A text that is longer is cut, and the key that shows all of it stands behind it.
     """
     text, style = _message(message, server, snapshot)
-    rows = textwrap.wrap(plain(text), max(20, width - 2), break_on_hyphens=False) or [""]
+    rows = wrapped(plain(text), max(20, width - 2)) or ("",)
     if len(rows) <= most:
         return [line((f" {row}", style)) for row in rows]
     end = f"  {key_of('messages')} more"
@@ -249,7 +248,7 @@ def footer(scope: str, width: int, without: Collection[str] = ()) -> Strip:
 
 def note_lines(text: str, style: Style | None, width: int, most: int = 2) -> list[Strip]:
     """A message, over up to ``most`` lines where it takes them; one empty line while there is none."""
-    rows = textwrap.wrap(text, max(10, width - 2), max_lines=most, placeholder=" …", break_on_hyphens=False)
+    rows = wrapped(text, max(10, width - 2), most)
     return [line((f" {row}", style)) for row in rows] or [line()]
 
 

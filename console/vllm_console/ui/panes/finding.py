@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Sequence
 
 import msgspec
-from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
@@ -27,9 +25,9 @@ from vllm_console.ui.findings import (
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.staging import Staged
-from vllm_console.ui.terminal.lines import clickable, line
+from vllm_console.ui.terminal.lines import cells, clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, fit, parts_length
+from vllm_console.ui.widgets.draw import Part, fit, parts_length, wrapped
 from vllm_launchers.keeper.records import SleepStep
 from vllm_launchers.patterns import lazy_pattern
 
@@ -129,12 +127,12 @@ def finding_lines(
     if not found:
         return _verdict_lines(server, staged, width, most)
     top, others = found[0], len(found) - 1
-    name = fit(plain(server.name), min(cell_len(plain(server.name)), 20 if width >= WIDE else 12))
+    name = fit(plain(server.name), min(cells(plain(server.name)), 20 if width >= WIDE else 12))
     parts = finding_heading(top, name, now)
     if top.severity is Severity.GOOD:
         verdict_lines = _verdict_lines(server, staged, width, most - 1)
         return [_good_line(top, parts, width, _findings_key(top, others)), *verdict_lines]
-    indent = cell_len(name) + 5 if width >= WIDE else 3
+    indent = cells(name) + 5 if width >= WIDE else 3
     fix, why = _fix_key(server, top, state), _findings_key(top, others)
     keys = ("", _short_keys(fix, top, others)) if width < WIDE else (why, fix)
     symptom = _one_line(top, parts, width, keys[1])
@@ -156,7 +154,7 @@ def finding_lines(
 def _unreachable_lines(server: ServerView, now: float, width: int, most: int) -> list[Strip]:
     """Since when an endpoint or a machine can't be reached, and why."""
     text = f"{server.state_text} {since_text(server.state_since, now)}: {server.reason}"
-    rows = _rows(text, BAD, cell_len(plain(server.name)) + 5, width, "", most)
+    rows = _rows(text, BAD, cells(plain(server.name)) + 5, width, "", most)
     first = line((" ! ", BAD), (f"{plain(server.name)}  ", STRONG))
     return [Strip.join([first, rows[0].crop(first.cell_length)]), *rows[1:]]
 
@@ -171,7 +169,7 @@ def _verdict_lines(server: ServerView, verdict: PlanVerdict | None, width: int, 
     """The verdict on what is staged, where no finding stands above it."""
     if verdict is None:
         return []
-    rows = _rows(f"staged: {verdict.message}", verdict.style, cell_len(plain(server.name)) + 5, width, "", most)
+    rows = _rows(f"staged: {verdict.message}", verdict.style, cells(plain(server.name)) + 5, width, "", most)
     first = line((" · ", verdict.style), (f"{plain(server.name)}  ", STRONG))
     return [Strip.join([first, rows[0].crop(first.cell_length)]), *rows[1:]] if rows else []
 
@@ -180,11 +178,11 @@ def _one_line(top: ServerFinding, parts: Sequence[Part], width: int, key: str) -
     """The symptom, with as many of its figures as fit behind the heading; empty where it does not fit itself."""
     text_so_far = top.symptom
     room = width - parts_length(parts) - len(key) - 6
-    if cell_len(text_so_far) > room:
+    if cells(text_so_far) > room:
         return ""
     for measure in top.measures:
         text = measure_text(measure)
-        if plain(measure.value) not in text_so_far and cell_len(text_so_far) + cell_len(text) + 3 <= room:
+        if plain(measure.value) not in text_so_far and cells(text_so_far) + cells(text) + 3 <= room:
             text_so_far = f"{text_so_far.removesuffix('.')} · {text}" if text_so_far else text
     return text_so_far
 
@@ -195,7 +193,7 @@ def _with_figure(top: ServerFinding, parts: list[Part], width: int, key: str) ->
     for figures in (_figures(top), _bare_figures(top)):
         for heading_parts in (parts, without_time):
             room = width - parts_length(heading_parts) - len(key) - 6
-            fitting = next((text for text in figures if cell_len(text) <= room), None)
+            fitting = next((text for text in figures if cells(text) <= room), None)
             if fitting is not None:
                 return [*heading_parts, f": {fitting}"]
     return parts
@@ -253,7 +251,7 @@ def _rows(text: str, style: Style | None, indent: int, width: int, key: str, mos
     if most <= 0:
         return []
     room = _row_width(indent, width, key)
-    rows = textwrap.wrap(plain(text), room, break_on_hyphens=False, max_lines=most, placeholder=" …") or [""]
+    rows = wrapped(plain(text), room, most) or ("",)
     return [_with_key([" " * indent, (row, style)], key if not at else "", width) for at, row in enumerate(rows)]
 
 
@@ -265,7 +263,7 @@ def _fitting(texts: Sequence[str], indent: int, width: int, key: str, most: int)
     """The first of the texts that fits into so many lines; else the last one, the shortest."""
     room = _row_width(indent, width, key)
     for text in texts:
-        if len(textwrap.wrap(plain(text), room, break_on_hyphens=False)) <= most:
+        if len(wrapped(plain(text), room)) <= most:
             return text
     return texts[-1] if texts else ""
 
@@ -306,7 +304,7 @@ def _good_line(top: ServerFinding, parts: list[Part], width: int, key: str) -> S
     room = width - parts_length(parts) - len(key) - len(WINDOW) - 8
     for measure in top.measures:
         text = measure_text(measure)
-        if cell_len(text_so_far) + cell_len(text) + 3 <= room:
+        if cells(text_so_far) + cells(text) + 3 <= room:
             text_so_far = f"{text_so_far} · {text}" if text_so_far else text
     return _with_key(parts + ([(f", {WINDOW}: {text_so_far}", DIM)] if text_so_far else []), key, width)
 
@@ -348,12 +346,12 @@ def _with_key(parts: list[Part], key: str, width: int) -> Strip:
     kept: list[Part] = []
     for part in parts:
         text, style = (part, None) if isinstance(part, str) else part
-        if cell_len(text) > room:
+        if cells(text) > room:
             kept.append((fit(text, room), style))
             room = 0
             break
         kept.append((text, style))
-        room -= cell_len(text)
+        room -= cells(text)
     return line(*kept, " " * (room + 1), *_key_parts(key))
 
 

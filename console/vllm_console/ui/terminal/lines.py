@@ -17,9 +17,8 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
 
-from vllm_console.text import plain
+from vllm_console.text import WITHOUT_MARKS, plain
 from vllm_console.ui.theme import to_ascii
-from vllm_launchers.patterns import lazy_pattern
 
 BLANK = Strip([])
 
@@ -28,9 +27,6 @@ JOIN_GAP = 6
 
 UNDER_MOUSE = Style(underline=True)
 SELECTED = Style(reverse=True)
-
-_NO_ACCENTS = lazy_pattern(r"[ -~\u00a1-\u00ac\u00ae-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u28ff]*")
-"""Text of characters that all take cells: Latin ones, punctuation, arrows, lines, blocks and dots of charts."""
 
 _ACTION = "press"
 """The name under which a style carries the action of its cells."""
@@ -71,21 +67,24 @@ def line(*parts: str | tuple[str, Style | None]) -> Strip:
     """
     pairs = ((part, None) if isinstance(part, str) else part for part in parts)
     segments = [Segment(text if text.isprintable() else plain(text), style) for text, style in pairs]
-    return Strip([segment for segment in segments if segment.text])
+    kept = [segment for segment in segments if segment.text]
+    return Strip(kept, sum([cells(segment.text) for segment in kept]))
 
 
+@lru_cache(maxsize=4096)
 def cells(text: str) -> int:
     """How many cells a text takes."""
     return len(text) if text.isascii() else cell_len(text)
 
 
+@lru_cache(maxsize=4096)
 def _one_cell_each(text: str) -> bool:
     """Whether each character takes one cell. As many characters as cells may also be wide ones with their accents."""
     if text.isascii():
         return True
     if len(text) != cell_len(text):
         return False
-    return _NO_ACCENTS.fullmatch(text) is not None or all(cell_len(char) == 1 for char in text)
+    return WITHOUT_MARKS.fullmatch(text) is not None or all(cell_len(char) == 1 for char in text)
 
 
 def cells_of(segments: Iterable[Segment]) -> list[Cell]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.ui.terminal.lines import BLANK, clickable, line
+from vllm_console.ui.terminal.lines import BLANK, cells, clickable, line
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG
 
 Part = str | tuple[str, Style | None]
@@ -22,7 +23,7 @@ def fit(text: str, width: int, align: str = "<") -> str:
     """``text`` in exactly ``width`` cells: padded, or cut with an ellipsis. ``align`` is ``<`` or ``>``."""
     if width <= 0:
         return ""
-    length = len(text) if text.isascii() else cell_len(text)
+    length = cells(text)
     if length > width:
         return set_cell_size(text, width - 1) + "…"
     return text + " " * (width - length) if align == "<" else " " * (width - length) + text
@@ -30,7 +31,14 @@ def fit(text: str, width: int, align: str = "<") -> str:
 
 def parts_length(parts: Sequence[Part]) -> int:
     """How many cells these pieces take."""
-    return sum(cell_len(part if isinstance(part, str) else part[0]) for part in parts)
+    return sum([cells(part if isinstance(part, str) else part[0]) for part in parts])
+
+
+@lru_cache(maxsize=128)
+def wrapped(text: str, width: int, most: int | None = None) -> tuple[str, ...]:
+    """A text in rows of ``width`` cells, broken between words; the last of ``most`` rows ends with `` …`` where more
+    would follow."""
+    return tuple(textwrap.wrap(text, width, max_lines=most, placeholder=" …", break_on_hyphens=False))
 
 
 def cut_rows(rows: Sequence[Strip], most: int, width: int) -> list[Strip]:
@@ -45,8 +53,8 @@ def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRO
     """A pane's top line: ``── key title ─────── right ──``. What is at the right gives way to the title."""
     length = parts_length(right)
     key += " " if key else ""
-    title = fit(title, max(0, min(cell_len(title), width - 4 - len(key))))
-    room = width - cell_len(title) - len(key) - 5
+    title = fit(title, max(0, min(cells(title), width - 4 - len(key))))
+    room = width - cells(title) - len(key) - 5
     tail: list[Part] = []
     if right and length + 3 < room:
         tail = [" ", *right, " ", ("─", DIM)]
@@ -56,7 +64,7 @@ def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRO
 
 def title_bar(title: str, width: int, right: Sequence[Part] = ()) -> Strip:
     """The top line of a screen whose views have frames: its title, and what is at the right if there is room."""
-    room = width - cell_len(title) - 2 - parts_length(right)
+    room = width - cells(title) - 2 - parts_length(right)
     return line(" ", (title, STRONG), *((" " * room, *right) if room > 0 else ()))
 
 
@@ -146,11 +154,11 @@ def keys_line(pairs: Sequence[KeyHint], width: int, tail: Sequence[KeyHint] = ()
 @lru_cache(maxsize=32)
 def _keys_line(pairs: tuple[KeyHint, ...], width: int, tail: tuple[KeyHint, ...]) -> Strip:
     end = [segment for pair in tail for segment in _key(pair)]
-    room = width - sum(cell_len(segment.text) for segment in end)
+    room = width - sum(cells(segment.text) for segment in end)
     parts: list[Segment] = []
     for pair in pairs:
         segments = _key(pair)
-        length = sum(cell_len(segment.text) for segment in segments)
+        length = sum(cells(segment.text) for segment in segments)
         if length > room:
             break
         room -= length
