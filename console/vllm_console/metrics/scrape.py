@@ -5,18 +5,25 @@ Standard library only: the recorder runs beside every server and must stay small
 
 from __future__ import annotations
 
-import http.client
-import socket
-import ssl  # http.client imports it anyway
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from vllm_console.metrics.http_connection import (
+    CutOffError,
+    HttpConnection,
+    NoResponseError,
+    NotHttpError,
+    TooLargeError,
+)
 from vllm_console.metrics.parse import NotMetricsError, Parser
 from vllm_console.metrics.sample import Sample
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback, tls_to_own
 from vllm_launchers.listeners import Owner, WrongProcessError
+
+if TYPE_CHECKING:
+    import ssl
 
 TIMEOUT_SECONDS = 2.0
 BODY_LIMIT = 4 * 1024 * 1024
@@ -38,88 +45,6 @@ class ScrapeError(Exception):
     def __init__(self, kind: str, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.kind, self.status = kind, status
-
-
-class _DeadlineSocket(socket.socket):
-    """A socket whose waits all end by one deadline, so that a response dripping in byte by byte is cut short too."""
-
-    deadline = 0.0
-
-    def _limit(self) -> None:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("deadline passed")
-        self.settimeout(left)
-
-    def connect(self, address: Any) -> None:
-        self._limit()
-        super().connect(address)
-
-    def recv_into(self, *arguments: Any) -> int:
-        self._limit()
-        return super().recv_into(*arguments)
-
-    def sendall(self, *arguments: Any) -> None:
-        self._limit()
-        super().sendall(*arguments)
-
-
-class _DeadlineTlsSocket(_DeadlineSocket, ssl.SSLSocket):
-    """The same over TLS; the handshake ends by the deadline as well."""
-
-
-class _Connection(http.client.HTTPConnection):
-    """An HTTP connection over a `_DeadlineSocket`, with TLS if it gets a context.
-
-    With an ``owner`` it connects to a socket on which that process listens, whatever address the host's name resolves
-    to.
-    """
-
-    deadline = 0.0
-
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, owner: Owner | None) -> None:
-        super().__init__(host, port)
-        self._tls, self._owner = tls, owner
-
-    def connect(self) -> None:
-        """Connect; raises OSError, `WrongProcessError` if the port is not the owner's."""
-        if self._owner is None:
-            self._connect_to(self.host)
-            return
-        listener = self._owner.require(self.port)
-        self._connect_to(listener.address)
-        try:
-            self._owner.confirm(listener)
-        except WrongProcessError:
-            self.close()
-            raise
-
-    def _connect_to(self, host: str) -> None:
-        problem: OSError = OSError(f"{host} has no address")
-        name = host.encode() if host.isascii() else host  # for a str Python would load a megabyte of IDNA tables
-        for family, kind, protocol, _, address in socket.getaddrinfo(name, self.port, 0, socket.SOCK_STREAM):
-            candidate: socket.socket = _DeadlineSocket(family, kind, protocol)
-            try:
-                self.sock = candidate
-                self.limit(self.deadline)
-                candidate.connect(address)
-                candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is not None:
-                    self.sock = candidate = self._tls.wrap_socket(candidate, server_hostname=self.host)
-                    self.limit(self.deadline)
-            except OSError as error:
-                self.sock = None
-                candidate.close()
-                problem = error
-                continue
-            return
-        raise problem
-
-    def limit(self, deadline: float) -> None:
-        """Set the ``deadline`` (`time.monotonic`) for everything from now on, on this connection or the next."""
-        self.deadline = deadline
-        if isinstance(self.sock, _DeadlineSocket):
-            self.sock.deadline = deadline
 
 
 class Scraper:
@@ -148,7 +73,7 @@ class Scraper:
         self._timeout, self._secure = timeout, scheme == "https"
         self._headers = _HEADERS | ({"Authorization": f"Bearer {key}"} if key else {})
         context = tls or (_tls(check=owner is None and not is_loopback(host)) if self._secure else None)
-        self._connection = _Connection(host, port, context if self._secure else None, owner)
+        self._connection = HttpConnection(host, port, context if self._secure else None, owner)
         self._parser = Parser()
 
     def close(self) -> None:
@@ -179,11 +104,11 @@ class Scraper:
     def get(self, path: str) -> tuple[bytes, str]:
         """The body at a path below the base URL, and its content type in lower case."""
         reused = self._connection.sock is not None
-        self._connection.limit(time.monotonic() + self._timeout)
+        self._connection.deadline = time.monotonic() + self._timeout
         try:
             try:
                 return self._exchange(path)
-            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+            except (ConnectionResetError, BrokenPipeError):
                 if not reused:
                     raise
                 self.close()  # the server closed an idle connection: retry
@@ -191,36 +116,25 @@ class Scraper:
         except ScrapeError:
             self.close()
             raise
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, CutOffError, NotHttpError, ValueError) as error:
             self.close()
             raise self._explained(error, path) from None
 
     def _exchange(self, path: str) -> tuple[bytes, str]:
-        self._connection.request("GET", self._prefix + path, headers=self._headers)
-        response = self._connection.getresponse()
+        response = self._connection.get(self._prefix + path, self._headers)
         if 300 <= response.status < 400:
-            target = plain((response.getheader("Location") or "").partition("?")[0], 100)
+            target = plain(response.headers.get("location", "").partition("?")[0], 100)
             where = f"{self.place} sends {path} elsewhere (HTTP {response.status}{' to ' if target else ''}{target})"
             raise ScrapeError("redirect", f"{where}: give the server's own address.", response.status)
         if response.status != 200:
             raise ScrapeError("status", self._status_sentence(path, response.status, response.reason), response.status)
-        if response.length is not None and response.length > BODY_LIMIT:
-            raise self._too_large(path)
-        body = bytearray()
-        while chunk := response.read1(65536):
-            body += chunk
-            if len(body) > BODY_LIMIT:
-                raise self._too_large(path)
-        if response.length:
-            raise http.client.IncompleteRead(bytes(body[:0]), response.length)
-        content_type = (response.getheader("Content-Type") or "").lower()
-        response.close()  # closes the response, not the connection: read1 leaves it open at its end
-        return bytes(body), content_type
-
-    def _too_large(self, path: str) -> ScrapeError:
-        limit = BODY_LIMIT / (1024 * 1024)
-        what = f"{self.place} answered {path} with more than {limit:g} MiB"
-        return ScrapeError("too large", f"{what}: vLLM's metrics page is never that large; check the address.")
+        try:
+            return response.read(BODY_LIMIT), response.headers.get("content-type", "").lower()
+        except TooLargeError:
+            limit = BODY_LIMIT / (1024 * 1024)
+            what = f"{self.place} answered {path} with more than {limit:g} MiB"
+            message = f"{what}: vLLM's metrics page is never that large; check the address."
+            raise ScrapeError("too large", message) from None
 
     def _status_sentence(self, path: str, status: int, reason: str) -> str:
         advice = {
@@ -250,21 +164,16 @@ class Scraper:
             return ScrapeError("wrong process", f"{error}: its metrics are ignored.")
         if isinstance(error, ConnectionRefusedError):
             return ScrapeError("refused", f"{place} refused the connection: no server listens there (yet).")
-        if isinstance(error, http.client.RemoteDisconnected) and not self._secure:
+        if isinstance(error, NoResponseError) and not self._secure:
             message = (
                 f"{place} closed the connection without an answer: if it speaks TLS, its address is https://{place}"
             )
             return ScrapeError("cut off", f"{message}.")
-        if isinstance(error, (http.client.IncompleteRead, http.client.RemoteDisconnected, ConnectionResetError)):
+        if isinstance(error, (CutOffError, ConnectionResetError)):
             return ScrapeError("cut off", self._sentence("cut off").replace("its metrics", f"its answer to {path}"))
-        if isinstance(error, ssl.SSLCertVerificationError):  # which is a ValueError, too
-            why = plain(error.verify_message, 120).rstrip(".")
-            if error.verify_code in _UNUSABLE:
-                return ScrapeError("certificate", f"{place} shows a certificate that can't be used: {why}.")
-            return ScrapeError("untrusted", f"{place} shows a certificate that is not trusted: {why}.")
-        if isinstance(error, ssl.SSLError):
-            return ScrapeError("network", f"{place} does not speak TLS as it should: check scheme (https) and port.")
-        if isinstance(error, (http.client.HTTPException, ValueError)):
+        if self._secure and (found := _tls_problem(error, place)) is not None:
+            return found
+        if isinstance(error, (NotHttpError, ValueError)):
             return ScrapeError(
                 "garbage", f"{place} does not speak HTTP as a server should: check that this is vLLM's port."
             )
@@ -274,9 +183,25 @@ class Scraper:
 
 def _tls(*, check: bool) -> ssl.SSLContext:
     """A TLS context that verifies the peer's certificate or not."""
-    context = ssl.create_default_context() if check else tls_to_own()
-    context.sslsocket_class = _DeadlineTlsSocket
-    return context
+    if not check:
+        return tls_to_own()
+    import ssl  # takes several MB that only recorders of such servers should spend
+
+    return ssl.create_default_context()
+
+
+def _tls_problem(error: Exception, place: str) -> ScrapeError | None:
+    """What is wrong with the TLS of a server, if that is what it is."""
+    import ssl
+
+    if isinstance(error, ssl.SSLCertVerificationError):  # which is a ValueError, too
+        why = plain(error.verify_message, 120).rstrip(".")
+        if error.verify_code in _UNUSABLE:
+            return ScrapeError("certificate", f"{place} shows a certificate that can't be used: {why}.")
+        return ScrapeError("untrusted", f"{place} shows a certificate that is not trusted: {why}.")
+    if isinstance(error, ssl.SSLError):
+        return ScrapeError("network", f"{place} does not speak TLS as it should: check scheme (https) and port.")
+    return None
 
 
 def verifying(ca: str) -> ssl.SSLContext:
@@ -285,13 +210,13 @@ def verifying(ca: str) -> ssl.SSLContext:
     Raises:
         ScrapeError: that file can't be used.
     """
+    import ssl
+
     try:
-        context = ssl.create_default_context(cafile=ca or None)
+        return ssl.create_default_context(cafile=ca or None)
     except OSError as error:  # also an ssl.SSLError
         shown = plain(ca, 200)
         raise ScrapeError("url", f"{shown} holds no certificates in PEM format that can be read.") from error
-    context.sslsocket_class = _DeadlineTlsSocket
-    return context
 
 
 def _split(url: str) -> tuple[str, str, int, str]:

@@ -275,6 +275,7 @@ def test_it_imports_only_what_it_needs():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
     assert not modules & {"textual", "rich", "httpx", "asyncio", "prometheus_client", "psutil", "pynvml", "vllm"}
+    assert not modules & {"http.client", "email", "ssl"}, "several MB beside each server, most of which speak no TLS"
 
 
 def test_nothing_is_recorded_before_the_server_is_ready(tmp_path):
