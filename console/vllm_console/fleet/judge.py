@@ -187,6 +187,8 @@ class Judge:
         self._request = OneToken()
         self._facts: tuple[object, _Facts] | None = None
         self._found: tuple[tuple[object, ...], tuple[Finding, ...]] | None = None
+        self._stuck: tuple[Sequence[Frame], Sequence[Frame]] | None = None
+        """The frames of the newest snapshot, and those of them that show that it seems to hang."""
 
     def append(self, sample: Sample, generation: int) -> None:
         """Add the next sample of its metrics."""
@@ -250,11 +252,14 @@ class Judge:
 
         None while its first requests are served: it compiles kernels.
         """
-        frames = [frame for frame in frames if not frame.compiling]
-        if record.state is not State.READY or suspected_hang(frames) is None:
+        if self._stuck is None or self._stuck[0] is not frames:  # once per frame
+            served = [frame for frame in frames if not frame.compiling]
+            self._stuck = frames, served if suspected_hang(served) is not None else ()
+        stuck = self._stuck[1]
+        if record.state is not State.READY or not stuck:
             self._request.forget()
             return ""
-        if in_part(frames):
+        if in_part(stuck):
             self._request.forget()
             return "a working engine would answer it"
         model = self._latest.model_name if self._latest is not None else None

@@ -96,6 +96,8 @@ class Frames:
         self._within: list[Sample] = []
         self._first = FirstRequests()
         self._compiling = False
+        self._found: tuple[tuple[float, int | None], tuple[Frame, ...]] | None = None
+        """What was asked for last and what that found; None once there is another frame."""
 
     def append(self, sample: Sample, generation: int = 1) -> None:
         """Add the next sample; after a gap of more than three steps, or in another generation, starts over."""
@@ -115,18 +117,26 @@ class Frames:
             if self._compiling and self._first.compiled:
                 frame = replace(frame, compiling=True, unanswered=not self._first.answered)
             self._frames.append(frame)
+            self._found = None
             self._base, self._within, self._compiling = (sample, generation), [], not over
 
     def _begin(self, sample: Sample, generation: int) -> None:
         self._base, self._within, self._compiling = (sample, generation), [], not self._first.add(sample)
 
     def since(self, at: float, generation: int | None = None) -> tuple[Frame, ...]:
-        """The frames that began at ``at`` (Unix seconds) or later, oldest first, of one generation or of all."""
-        return tuple(
-            frame
-            for frame in self._frames
-            if frame.start >= at and (generation is None or frame.generation == generation)
-        )
+        """The frames that began at ``at`` (Unix seconds) or later, oldest first, of one generation or of all.
+
+        Until there is another frame, the same question has the same object for an answer.
+        """
+        wanted = (at, generation)
+        if self._found is None or self._found[0] != wanted:
+            found = tuple(
+                frame
+                for frame in self._frames
+                if frame.start >= at and (generation is None or frame.generation == generation)
+            )
+            self._found = wanted, found
+        return self._found[1]
 
 
 def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:

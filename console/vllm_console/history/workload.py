@@ -50,16 +50,18 @@ def _ran(frames: Sequence[Frame], objective: float) -> int:
 
     Nor later, of requests so long that as many would not stay within the objective: earlier ones were shorter.
     """
-    most, cache = 0.0, _tokens(frames[-1])
-    longest = 0.0
+    most, last = 0.0, frames[-1]
+    longest, cache = 0.0, _tokens(last)
+    preempted = [bool(one.grown.preemptions_total) for one in frames]
+    well = [_well(one, objective, last) for one in frames]
+    running = [_running(one) for one in frames]
+    generations = [one.generation for one in frames]
     for at in range(len(frames) - HELD, -1, -1):
-        row, after = frames[at : at + HELD], frames[at + HELD : at + 2 * HELD]
-        generation = row[0].generation
-        if any(one.grown.preemptions_total for one in (*row, *after) if one.generation == generation):
-            longest = max([longest, *(_held(one, cache) for one in row if _preempted(one, frames[-1]))])
-            continue
-        if all(_well(one, objective, frames[-1]) and one.generation == generation for one in row):
-            ran = min(map(_running, row))
+        row, soon = slice(at, at + HELD), slice(at, at + 2 * HELD)
+        if (generations[at], True) in zip(generations[soon], preempted[soon], strict=True):
+            longest = max([longest, *(_held(one, cache) for one in frames[row] if _preempted(one, last))])
+        elif all(well[row]) and generations[row].count(generations[at]) == HELD:
+            ran = min(running[row])
             most = max(most, ran if ran * longest <= objective else 0.0)
     return int(most)
 

@@ -176,7 +176,7 @@ def _bucket(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> t
     if len(bounds) < 2 or not counts or counts[-1] <= 0:
         return None
     rank = q * counts[-1]
-    index = next((i for i, count in enumerate(counts) if count >= rank), len(counts) - 1)
+    index = min(bisect_left(counts, rank), len(counts) - 1)
     if index == len(bounds) - 1:
         return index, bounds[-2]
     upper = bounds[index]

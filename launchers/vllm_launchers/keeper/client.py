@@ -90,13 +90,14 @@ def stamp(root: Path, name: str) -> Stamp | None:
 
 def names(root: Path) -> list[str]:
     """The names of all servers that have a record, sorted."""
+    home = str(folders.servers_folder(root))  # a console asks every second; a path for each name would cost more
     try:
-        entries = [entry.name for entry in os.scandir(folders.servers_folder(root))]
+        entries = os.listdir(home)  # noqa: PTH208
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise KeeperError(f"{folders.servers_folder(root)} can't be read: {error.strerror}") from error
-    return sorted(name for name in entries if folders.NAME.fullmatch(name) and exists(root, name))
+        raise KeeperError(f"{home} can't be read: {error.strerror}") from error
+    return sorted(name for name in entries if folders.NAME.fullmatch(name) and folders.has_record(f"{home}/{name}"))
 
 
 def read(root: Path, name: str) -> ServerRecord:

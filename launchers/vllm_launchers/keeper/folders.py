@@ -180,7 +180,7 @@ def stamp(folder: Path) -> Stamp | None:
     return (status.st_mtime_ns, status.st_ino, status.st_size)
 
 
-def has_record(folder: Path) -> bool:
+def has_record(folder: Path | str) -> bool:
     """Whether there is a record."""
     return os.path.exists(f"{folder}/{RECORD}")  # noqa: PTH110 - as above
 

@@ -89,3 +89,17 @@ def test_an_engine_stands_still_when_it_runs_requests_and_neither_tokens_nor_cac
     assert still(hung, hung, replace(hung, requests_running=0)) == ()
     unknown = replace(hung, generation_tokens_total=None)
     assert still(unknown, unknown, unknown) == ()
+
+
+def test_between_two_frames_the_same_question_has_the_same_answer() -> None:
+    """A console asks every second: what is computed of half an hour of frames is computed once per frame."""
+    frames = Frames()
+    for at in range(11):
+        frames.append(poll(float(at), 0.0))
+    found = frames.since(0.0, 1)
+    frames.append(poll(11.0, 0.0))
+    assert frames.since(0.0, 1) is found
+    assert frames.since(5.0, 1) == ()
+    for at in range(12, 21):
+        frames.append(poll(float(at), 0.0))
+    assert [one.start for one in frames.since(0.0, 1)] == [0.0, 10.0]

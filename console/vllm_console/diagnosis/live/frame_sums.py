@@ -52,29 +52,25 @@ def sustained_usage(frames: Sequence[Frame], at: int) -> float | None:
 def observed(frames: Sequence[Frame], key: str, count: int = MINUTE) -> list[Histogram | None]:
     """Per frame, the histogram over the ``count`` frames up to it; None if that frame does not report it."""
     bounds: tuple[float, ...] = next((found.bounds for one in frames if (found := one.histogram(key))), ())
-    sums = [Histogram(bounds, (0.0,) * len(bounds), 0.0)]
+    so_far = Histogram(bounds, (0.0,) * len(bounds), 0.0)
+    sums = [so_far]
     minutes: list[Histogram | None] = []
     for at, frame in enumerate(frames):
-        new = frame.histogram(key)
+        new = frame.grown.histograms.get(key)
         if new is None or new.bounds != bounds:
-            sums.append(sums[-1])
+            sums.append(so_far)
             minutes.append(None)
             continue
-        sums.append(_plus(sums[-1], new))
-        minutes.append(_minus(sums[at + 1], sums[max(0, at + 1 - count)]))
+        if new.count:
+            so_far = Histogram(bounds, tuple(map(operator.add, so_far.counts, new.counts)), so_far.sum + new.sum)
+        sums.append(so_far)
+        before = sums[max(0, at + 1 - count)]
+        if before.count:
+            counts = tuple(map(operator.sub, so_far.counts, before.counts))
+            minutes.append(Histogram(bounds, counts, so_far.sum - before.sum))
+        else:
+            minutes.append(so_far)
     return minutes
-
-
-def _plus(one: Histogram, other: Histogram) -> Histogram:
-    if not other.count:
-        return one
-    return Histogram(one.bounds, tuple(map(operator.add, one.counts, other.counts)), one.sum + other.sum)
-
-
-def _minus(one: Histogram, other: Histogram) -> Histogram:
-    if not other.count:
-        return one
-    return Histogram(one.bounds, tuple(map(operator.sub, one.counts, other.counts)), one.sum - other.sum)
 
 
 def p99(histogram: Histogram | None) -> Quantile | None:

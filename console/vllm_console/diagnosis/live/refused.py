@@ -68,13 +68,14 @@ class RequestsRefused:
 
 def answered(frames: Sequence[Frame], at: int) -> Responses:
     """What was answered in the minute up to a frame."""
-    known = [one.responses for one in frames[max(0, at + 1 - MINUTE) : at + 1] if one.responses is not None]
-    return Responses(
-        sum(one.ok for one in known),
-        sum(one.refused for one in known),
-        sum(one.failed for one in known),
-        sum(one.unauthorized or 0.0 for one in known),
-    )
+    ok = refused = failed = unauthorized = 0.0
+    for frame in frames[max(0, at + 1 - MINUTE) : at + 1]:
+        if (one := frame.responses) is not None:
+            ok += one.ok
+            refused += one.refused
+            failed += one.failed
+            unauthorized += one.unauthorized or 0.0
+    return Responses(ok, refused, failed, unauthorized)
 
 
 def _reason(evidence: Evidence, logged: Refusals) -> tuple[str, list[Fix]]:
