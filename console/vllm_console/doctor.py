@@ -239,14 +239,14 @@ def _servers(state: Path, problems: list[Document]) -> list[Document]:
 
 
 def _deleted(folder: Path, kept: bool) -> Iterator[str]:
-    """Deleted files of a server: what its keeper noted lately, and what is missing now."""
+    """Deleted and overwritten files of a server: what its keeper noted lately, and what is missing now."""
     from vllm_launchers.keeper.claim import NEEDED
-    from vllm_launchers.keeper.record_writer import RESTORED, Notes
+    from vllm_launchers.keeper.record_writer import OVERWRITTEN, RESTORED, Notes
 
     if kept:
         yield from (f"{name} is missing" for name in NEEDED if not os.path.lexists(folder / name))
     for line in Notes(folder).recent(RECENT_NOTES_SECONDS):
-        if RESTORED in line:
+        if RESTORED in line or OVERWRITTEN in line:
             yield f"{line} (its keeper.log)"
 
 

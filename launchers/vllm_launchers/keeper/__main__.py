@@ -155,12 +155,13 @@ class Keeper:
             return
         for what, restored in (
             (SOCKET, self._listener.restore()),
-            (RECORD, records.restore()),
             (self._forwarder.log.path.name, self._forwarder.log.restore()),
             (self._forwarder.position.path.name, self._forwarder.position.restore()),
         ):
             if restored:
                 note(f"{what} {RESTORED}")
+        if happened := records.restore():
+            note(f"{RECORD} {happened}")
 
     def _handle(self, event: Event) -> None:  # noqa: C901 (one branch per event)
         supervisor = self.supervisor

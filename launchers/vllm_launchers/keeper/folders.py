@@ -123,7 +123,7 @@ def read_record(folder: Path) -> ServerRecord:
     status = os.fstat(fd)
     if not stat_bits.S_ISREG(status.st_mode):
         os.close(fd)
-        raise RecordError(f"can't read {path}: it is not a regular file; if its server has ended, delete {folder}")
+        raise RecordError(f"can't read {path}: it is not a regular file; {_way_out(folder)}")
     with os.fdopen(fd, "rb") as file:
         if status.st_uid != os.geteuid():
             raise NotOursError(f"{path} belongs to another user")
@@ -137,8 +137,15 @@ def read_record(folder: Path) -> ServerRecord:
         return record
     except RecordError as error:
         # Such a record does not say whether its server still runs, so nothing is cleaned up automatically.
-        hint = "" if isinstance(error, NewerRecordError) else f"; if its server has ended, delete {folder}"
+        hint = "" if isinstance(error, NewerRecordError) else f"; {_way_out(folder)}"
         raise type(error)(f"{path} {error}{hint}") from error
+
+
+def _way_out(folder: Path) -> str:
+    """What to do about a record that can't be read: a keeper has its own copy, and writes that."""
+    if lock_is_held(folder):
+        return "its keeper writes it again within seconds"
+    return f"it has no keeper: 'vllm-console leftovers --remove' ends what still runs of it, then delete {folder}"
 
 
 def write_record(folder: Path, record: ServerRecord) -> None:

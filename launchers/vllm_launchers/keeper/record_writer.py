@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vllm_launchers.keeper import folders
-from vllm_launchers.keeper.errors import UnwrittenError
+from vllm_launchers.keeper.errors import (
+    NewerRecordError,
+    NoSuchServerError,
+    NotOursError,
+    RecordError,
+    UnwrittenError,
+)
 from vllm_launchers.keeper.files import KEEPER_LOG, RECORD
 from vllm_launchers.keeper.lifecycle import Transition, next_state
 from vllm_launchers.keeper.records import Generation, ServerRecord
@@ -21,6 +27,8 @@ NOTE_LENGTH = 4096
 CATCH_UP_SECONDS = 1.0
 RESTORED = "was deleted; restored"
 """The end of a note about a deleted file."""
+OVERWRITTEN = "was overwritten; restored"
+"""The end of a note about a record that could no longer be read."""
 
 
 class Notes:
@@ -81,6 +89,8 @@ class RecordWriter:
         self._note = note
         self._mark: int | None = None
         self._tried_at = 0.0
+        self._readable: tuple[int, int, int] | None = None
+        """The file, as it was when it could last be read."""
         self.trouble = ""
         """Why the file is stale; empty if it is not."""
 
@@ -153,12 +163,37 @@ class RecordWriter:
         if self.trouble and (self._mark is None or time.monotonic() - self._tried_at >= CATCH_UP_SECONDS):
             self.write()
 
-    def restore(self) -> bool:
-        """Write the record again if it was deleted; returns whether it was."""
-        if self.trouble or os.path.lexists(self._folder / RECORD):
-            return False
+    def restore(self) -> str:
+        """Write the record again if it was deleted, or overwritten with what can't be read; says which, if so.
+
+        A record of a newer version stays: whoever wrote it knows more.
+        """
+        if self.trouble or not (happened := self._lost()):
+            return ""
         self.write()
-        return not self.trouble
+        return "" if self.trouble else happened
+
+    def _lost(self) -> str:
+        """`RESTORED` or `OVERWRITTEN`; empty while the file is readable."""
+        try:
+            status = os.lstat(self._folder / RECORD)
+        except FileNotFoundError:
+            return RESTORED
+        except OSError:
+            return ""
+        seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if seen == self._readable:
+            return ""
+        try:
+            folders.read_record(self._folder)
+        except (NewerRecordError, NotOursError):
+            return ""
+        except NoSuchServerError:
+            return RESTORED
+        except RecordError:
+            return OVERWRITTEN
+        self._readable = seen
+        return ""
 
     def reported(self) -> ServerRecord:
         """The record for an answer to a console, including why it can't be written."""

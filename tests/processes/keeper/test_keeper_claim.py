@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -107,6 +108,34 @@ def test_a_keeper_lets_go_of_a_server_that_another_one_has(bench, wait_until):
         finally:
             other.kill()
     assert bench.adopt() == ["one"]
+    bench.stopped()
+
+
+@pytest.mark.parametrize("content", [b"{broken", b"", b"\xff\x00", b"[]", b'{"name": "one"}'])
+def test_a_record_overwritten_under_a_living_keeper_is_there_again(bench, wait_until, content):
+    """Until then the error says so; then the server can be stopped as ever."""
+    record = bench.ready(bench.spec())
+    os.kill(record.keeper.pid, signal.SIGSTOP)
+    bench.file("record.json").write_bytes(content)
+    with pytest.raises(errors.RecordError, match=r"; its keeper writes it again within seconds$"):
+        bench.stop()
+    os.kill(record.keeper.pid, signal.SIGCONT)
+    wait_until(lambda: "record.json was overwritten; restored" in bench.file("keeper.log").read_text(), "the note")
+    again = bench.read()
+    assert (again.server, again.keeper) == (record.server, record.keeper)
+    assert bench.stopped().exit.requested
+
+
+def test_a_broken_record_without_a_keeper_says_what_to_do(bench):
+    bench.orphaned(bench.ready(bench.spec()))
+    before = bench.file("record.json").read_bytes()
+    bench.file("record.json").write_bytes(b"{broken")
+    folder = bench.file("")
+    told = f"no keeper: 'vllm-console leftovers --remove' ends what still runs of it, then delete {folder}$"
+    with pytest.raises(errors.RecordError, match=told):
+        bench.stop()
+    bench.file("record.json").write_bytes(before)
+    bench.adopt()
     bench.stopped()
 
 
