@@ -21,6 +21,7 @@ __all__ = [
     "parse_value",
     "quoted",
     "served_name",
+    "served_names",
     "token_count",
 ]
 
@@ -211,8 +212,13 @@ def served_name(flags: Flags, model: str) -> str:
 
     vLLM's flag takes several words, and a flag's value here is one: several names are written as a JSON list.
     """
+    return served_names(flags, model)[0]
+
+
+def served_names(flags: Flags, model: str) -> tuple[str, ...]:
+    """All names by which clients may ask for a server's model."""
     value = flags.get(SERVED_NAME)
-    return next(iter(_listed_names(SERVED_NAME, value)), "") or str(value or model)
+    return tuple(filter(None, _listed_names(SERVED_NAME, value))) or (str(value or model),)
 
 
 def _is_list(value: object) -> bool:

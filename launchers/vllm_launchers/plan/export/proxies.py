@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import combinations
 
 import msgspec
 
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.export.container import STARTUP_SECONDS
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
-from vllm_launchers.plan.flags import VISIBLE, flag_words
+from vllm_launchers.plan.flags import VISIBLE, flag_words, served_names
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY, redact_argv, redact_environment
 
@@ -55,11 +56,21 @@ def export_for_proxy(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
     return checked(forms[form](servers), "the configuration")
 
 
+def shared_model(servers: Sequence[ProxiedServer]) -> str:
+    """The first name of a model that all of these servers answer to; empty if there is none."""
+    first, *others = [served_names(server.plan.flags, server.plan.model) for server in servers]
+    return next((name for name in first if all(name in names for names in others)), "")
+
+
 def differing_models(servers: Sequence[ProxiedServer]) -> str:
     """That one of these servers can't answer for another, since their models have other names; empty if each can."""
-    first = servers[0]
-    other = next((server for server in servers[1:] if server.model != first.model), None)
-    return f"{first.name} serves {first.model}, {other.name} serves {other.model}" if other is not None else ""
+    if shared_model(servers):
+        return ""
+    apart = next((pair for pair in combinations(servers, 2) if not shared_model(pair)), None)
+    if apart is None:
+        return "no model name is served by all of these servers"
+    one, other = apart
+    return f"{one.name} serves {one.model}, {other.name} serves {other.model}"
 
 
 def proxy_warning(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
@@ -113,10 +124,13 @@ def nginx(servers: Sequence[ProxiedServer]) -> str:
         "    }",
         "}",
     ]
-    head = comment(
+    about = [
         "nginx in front of vLLM; belongs into the http block, such as /etc/nginx/conf.d/. Check: nginx -t",
         "Clients send their API key themselves; nginx passes it on.",
-    )
+    ]
+    if len({frozenset(served_names(server.plan.flags, server.plan.model)) for server in servers}) > 1:
+        about.append(f"All of these servers answer to the model name {shared_model(servers)}: clients are to use it.")
+    head = comment(*about)
     return head + "\n".join(lines) + "\n"
 
 
@@ -174,7 +188,7 @@ def litellm(servers: Sequence[ProxiedServer]) -> str:
     ordered = len(servers) > 1 and not warning
     models: list[Yaml] = []
     for number, server in enumerate(servers, 1):
-        model = server.model
+        model = shared_model(servers) if ordered else server.model
         parameters: dict[str, Yaml] = {"model": f"hosted_vllm/{model}", "api_base": f"{server.plan.url}/v1"}
         if API_KEY in server.plan.secrets:
             parameters["api_key"] = f"os.environ/{API_KEY}"

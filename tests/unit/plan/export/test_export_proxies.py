@@ -155,6 +155,32 @@ def test_of_several_names_clients_of_a_proxy_use_the_first(make: Make) -> None:
     assert "--served-model-name qwen default --" in swapped["cmd"]
 
 
+def named(make: Make, *names: str) -> list[ProxiedServer]:
+    """Servers that answer to these names, each a JSON list or one name."""
+    return [ProxiedServer(f"s{at}", make({"served-model-name": name}, port=8000 + at)) for at, name in enumerate(names)]
+
+
+def test_servers_that_share_any_name_answer_for_each_other(make: Make) -> None:
+    servers = named(make, '["qwen-1", "qwen"]', '["qwen-2", "qwen"]')
+    text = export_for_proxy(servers, ProxyForm.NGINX)
+    assert "server 127.0.0.1:8001 backup;" in text
+    assert "answer to the model name qwen: clients are to use it." in " ".join(text.replace("#", "").split())
+    document = yaml.safe_load(export_for_proxy(servers, ProxyForm.LITELLM))
+    assert [one["model_name"] for one in document["model_list"]] == ["qwen", "qwen"]
+    assert [one["litellm_params"]["order"] for one in document["model_list"]] == [1, 2]
+    assert not any(proxy_warning(servers, form) for form in ProxyForm)
+    assert "are to use it" not in export_for_proxy(named(make, '["a", "b"]', '["b", "a"]'), ProxyForm.NGINX)
+
+
+def test_of_three_servers_all_must_share_a_name(make: Make) -> None:
+    apart = named(make, '["a", "b"]', "a", "b")
+    with pytest.raises(ExportError, match="s1 serves a, s2 serves b: nginx"):
+        export_for_proxy(apart, ProxyForm.NGINX)
+    ring = named(make, '["a", "b"]', '["b", "c"]', '["a", "c"]')
+    with pytest.raises(ExportError, match="no model name is served by all of these servers: nginx"):
+        export_for_proxy(ring, ProxyForm.NGINX)
+
+
 def test_litellm_reaches_a_server_that_listens_everywhere_on_this_machine(make: Make) -> None:
     (model,) = yaml.safe_load(export_for_proxy([ProxiedServer("chat", make(host="0.0.0.0"))], ProxyForm.LITELLM))[
         "model_list"
