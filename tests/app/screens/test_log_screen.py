@@ -8,6 +8,7 @@ import time
 import pytest
 
 from vllm_console.ui.screens.log import LogScreen
+from vllm_console.ui.widgets.log_view import LogView
 
 
 @pytest.fixture
@@ -31,6 +32,20 @@ async def test_opens_at_the_end_and_follows(host, wait_until, log):
         append(log, "INFO 11-20 10:00:00 [a.py:1] fresh\n")
         await wait_until(pilot, lambda: "fresh" in app.text())
         await app.lacks("line 460")
+
+
+async def test_until_it_is_read_it_is_not_said_to_be_empty(host, wait_until, log, monkeypatch):
+    """A busy machine needs a second for that."""
+    go, read = threading.Event(), LogView._read
+    monkeypatch.setattr(LogView, "_read", lambda *args: go.wait(60) and read(*args))
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        try:
+            await wait_until(pilot, lambda: "reading…" in app.text())
+            await app.lacks("log is empty")
+        finally:
+            go.set()
+        await wait_until(pilot, lambda: "line 499" in app.text() and "reading…" not in app.text())
 
 
 async def test_while_a_past_moment_is_shown_it_opens_there_and_stands_still(host, wait_until, log):

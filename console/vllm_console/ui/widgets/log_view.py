@@ -82,6 +82,9 @@ WHEEL = 3
 
 FILTERS: tuple[Filter, ...] = (None, LogLevel.WARNING, LogLevel.ERROR)
 
+READING = "reading…"
+"""What is shown until the file has been read for the first time, which takes a second on a busy machine."""
+
 EMPTY = {None: "log is empty", LogLevel.WARNING: "no warnings or errors", LogLevel.ERROR: "no errors"}
 """What is shown where no line passes the filter."""
 
@@ -148,6 +151,8 @@ class LogView(LineView):
         self._compact = compact
         self._left = 0
         self._path: Path | None = None
+        self._shown_path: Path | None = None
+        """The file that the page is of."""
         self._pager: LogPager | None = None
         self._pager_lock = threading.Lock()
         self._reads = 0
@@ -397,9 +402,8 @@ class LogView(LineView):
         number, path, page = read
         if number < self._shown_read or path != self._path:
             return
-        self._shown_read = number
-        changed = page != self.page
-        self.page = page
+        changed = page != self.page or path != self._shown_path
+        self._shown_read, self._shown_path, self.page = number, path, page
         if changed:
             self._draw()
             if not self._compact:
@@ -422,7 +426,8 @@ class LogView(LineView):
         elif not strips and self._path is not None:
             hidden = page.access is AccessLines.HIDDEN
             empty = "only access lines, which are hidden" if hidden else EMPTY[page.filter]
-            strips = [line((" no line matches" if page.only_matches else f" {empty}", DIM))]
+            empty = "no line matches" if page.only_matches else empty
+            strips = [line((f" {empty if self._shown_path == self._path else READING}", DIM))]
         if self._compact and not page.following:
             strips += [line()] * (height - len(strips))
             mark = f" {self.status} "
