@@ -215,6 +215,14 @@ def clock(at: float, now: float, *, seconds: bool = False) -> str:
     return time.strftime(("" if same else "%b %d ") + ("%H:%M:%S" if seconds else "%H:%M"), then)
 
 
+def shortened(text: str) -> list[str]:
+    """A text, and then less and less of it: whole sentences and clauses of its beginning."""
+    whole = plain(text)
+    parts = [part for part in re.split(r"(?<=[.;]) ", whole) if part]
+    shorter = [" ".join(parts[:count]).rstrip(".;") + "." for count in range(len(parts) - 1, 0, -1)]
+    return [whole, *shorter]
+
+
 def sourced(source: str, reason: str) -> str:
     """A reason with who chose, unless it says so itself: ``preset: …``, ``set by you``."""
     return reason if not source or reason.endswith(f" by {source}") else f"{source}: {reason}"

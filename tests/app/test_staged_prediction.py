@@ -63,7 +63,12 @@ def predicted(**changes):
             "predicted: TTFT p99 1.9s → lower, perhaps by more than half · ITL p50 24ms → about the same. Too far.",
         ),
         (predicted(outside="Too far."), 60, "predicted: TTFT p99 1.9s → lower, perhaps by more than half. Too far."),
-        (predicted(predicted=estimates(WIDE, WIDE_ITL), outside="Too far."), 120, "predicted: Too far."),
+        (predicted(predicted=estimates(WIDE, WIDE_ITL), outside="Too far."), 120, "predicted: can't be told. Too far."),
+        (
+            predicted(predicted=Estimates(), outside="No prediction: the model's ITL is 25% below."),
+            120,
+            "not predicted: the model's ITL is 25% below.",
+        ),
         (
             predicted(predicted=estimates(WIDE, Estimate(0.022, 0.02, 0.025))),
             120,

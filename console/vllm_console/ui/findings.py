@@ -9,12 +9,11 @@ from rich.style import Style
 
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Finding, Fix, Measure, Severity, title_of_code
 from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
-from vllm_console.text import percent, plain
+from vllm_console.text import percent, plain, shortened
 from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.theme import ACCENT, BAD, OK, WARN
-from vllm_launchers.patterns import lazy_pattern
 
 SIGNS: dict[Severity, tuple[str, Style]] = {
     Severity.CRITICAL: ("✗", BAD),
@@ -23,8 +22,6 @@ SIGNS: dict[Severity, tuple[str, Style]] = {
     Severity.GOOD: ("✓", OK),
 }
 """A sign and a color per severity: the sign alone distinguishes them."""
-
-_CLAUSE_END = lazy_pattern(r"(?<=[.;]) ")
 
 MAKES_WORSE = "to make it worse"
 """What is predicted of a fix that would do its finding no good."""
@@ -174,11 +171,3 @@ def fix_texts(flags: Flags, fix: Fix, effect: str = "") -> list[str]:
 def with_tradeoff(text: str, tradeoff: str) -> list[str]:
     """A text with a trade-off behind it, the most detailed first; at last without one."""
     return [*(f"{text}. Trade-off: {one}" for one in shortened(tradeoff) if one), text]
-
-
-def shortened(text: str) -> list[str]:
-    """A text, and then less and less of it: whole sentences and clauses of its beginning."""
-    whole = plain(text)
-    parts = [part for part in _CLAUSE_END.split(whole) if part]
-    shorter = [" ".join(parts[:count]).rstrip(".;") + "." for count in range(len(parts) - 1, 0, -1)]
-    return [whole, *shorter]

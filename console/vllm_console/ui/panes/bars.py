@@ -196,10 +196,10 @@ def staged_line(
     drops = (("drop_last", "drop last"), ("clear", "drop all"))
     ends += [(f"{key_of(id)} {text}", f"screen.{id}") for id, text in drops] if wide else []
     length = sum(len(text) + 2 for text, _ in ends)
-    verdict = f"  {fits.message}" if fits is not None else ""
+    texts = [f"  {text}" for text in ([fits.message] if fits.refused else fits.shorter)] if fits is not None else []
     room = width - length
     if fits is not None:  # bad news needs more room than good news
-        room -= min(cell_len(verdict), room // 2 if fits.style is OK else room - 25)
+        room -= min(cell_len(texts[0]), room // 2 if fits.style is OK else room - 25)
     parts: list[Part] = [(" staged", STRONG)]
     used = 7
     for index, text in enumerate(_staged_texts(flags, staged, room - used)):
@@ -211,7 +211,8 @@ def staged_line(
         parts.append((text, ACCENT))
         used += cell_len(text)
     if fits is not None:
-        text = fit(verdict, width - length - used - 1).rstrip()
+        left = width - length - used - 1
+        text = fit(next((one for one in texts if cell_len(one) <= left), texts[-1]), left).rstrip()
         parts.append((text, fits.style))
         used += cell_len(text)
     keys_at_end = [part for text, action in ends for part in ("  ", (text, clickable(action, KEY)))]

@@ -11,13 +11,12 @@ from textual.strip import Strip
 
 from vllm_console.diagnosis.finding import SECOND_SERVER, WINDOW, Measure, Severity
 from vllm_console.fleet.snapshot import ServerView, State, StateThen
-from vllm_console.text import duration, plain, size
+from vllm_console.text import duration, plain, shortened, size
 from vllm_console.ui.findings import (
     SIGNS,
     ServerFinding,
     findings_of,
     fix_texts,
-    shortened,
     staged_fix,
     unjudged,
     with_tradeoff,

@@ -12,7 +12,7 @@ from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import Changes, ServerView
 from vllm_console.fleet.verbs import FleetError
-from vllm_console.text import count, plain
+from vllm_console.text import count, plain, shortened
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of
 from vllm_console.ui.theme import BAD, DIM, OK, WARN
 from vllm_console.ui.threads import begin_worker, in_thread
@@ -42,6 +42,13 @@ class PlanVerdict(msgspec.Struct, frozen=True):
     style: Style
     refused: bool = False
     warning: str = ""
+
+    @property
+    def shorter(self) -> list[str]:
+        """The message, and then less and less of it: of what is refused or warned of that at last."""
+        if self.refused:
+            return [*shortened(self.message), self.message.partition(":")[0]]
+        return [self.message, *shortened(self.warning)] if self.warning else shortened(self.message)
 
 
 class PlanVerdicts:

@@ -132,7 +132,7 @@ class Predictions:
         if known is None:
             return (PREDICTING, DIM) if self._running and key == self._wanted else ""
         if known.found is None:
-            return (f"not predicted: {plain(known.problem)}", DIM) if known.problem else ""
+            return (_not_predicted(known.problem), DIM) if known.problem else ""
         return prediction_text(known.found, width, self._fixes(server) if server is not None else "")
 
     def _fixes(self, server: ServerView) -> str:
@@ -197,7 +197,8 @@ class Predictions:
         while len(self._answers) > MOST_KEPT:
             del self._answers[next(iter(self._answers))]
         if note and (why := (found.prediction.outside if found is not None else problem)):
-            self._console.messages.note("", f"{key[0]}: {'predicted' if found is not None else 'not predicted'}: {why}")
+            figures = _figures(found.prediction) if found is not None else []
+            self._console.messages.note("", f"{key[0]}: {f'predicted: {why}' if figures else _not_predicted(why)}")
         self._changed()
 
 
@@ -206,16 +207,24 @@ def prediction_text(found: PredictedChange, width: int, code: str = "") -> tuple
 
     ``code`` is the finding that the change is to fix, if any: what makes it worse begins with that.
     """
+    from vllm_console.prediction.effect import NOT_KNOWN
+
     prediction = found.prediction
     figures = _figures(prediction)
     parts = [one.text for one in figures]
     lead = _lead(found, _worsened(figures, code))
+    if prediction.outside and not figures:
+        return _not_predicted(prediction.outside), DIM
     if prediction.outside and all(one.unknown for one in figures):
-        return lead + plain(prediction.outside), DIM
+        return f"{lead}{NOT_KNOWN}. {plain(prediction.outside)}", DIM
     while len(parts) > 1 and len(lead + " · ".join(parts)) > width - 2:
         parts.pop()
     text = lead + " · ".join(parts)
     return (f"{text}. {plain(prediction.outside)}", DIM) if prediction.outside else (text, ACCENT)
+
+
+def _not_predicted(why: str) -> str:
+    return f"not predicted: {plain(why).removeprefix('No prediction: ')}"
 
 
 def brief_prediction(found: PredictedChange, code: str) -> str:

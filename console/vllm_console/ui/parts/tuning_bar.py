@@ -11,8 +11,8 @@ from textual.binding import BindingType
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
+from vllm_console.text import shortened
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.findings import shortened
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.parts import staging
@@ -163,16 +163,7 @@ def _fitting(verdict: PlanVerdict | None, note: str, room: int) -> str:
     if verdict is None:
         texts = notes if note else ["nothing staged"]
     elif verdict.refused or verdict.warning:
-        texts = [" · ".join(filter(None, (said, one))) for said in _shorter(verdict) for one in notes]
+        texts = [" · ".join(filter(None, (said, one))) for said in verdict.shorter for one in notes]
     else:
-        texts = [" · ".join(filter(None, (said, one))) for one in notes for said in _shorter(verdict)]
+        texts = [" · ".join(filter(None, (said, one))) for one in notes for said in verdict.shorter]
     return next((text for text in texts if cell_len(text) <= room), texts[-1])
-
-
-def _shorter(verdict: PlanVerdict) -> list[str]:
-    """What the plan says, and then less and less of it: of what is refused or warned of that at last."""
-    if verdict.refused:
-        return [*shortened(verdict.message), verdict.message.partition(":")[0]]
-    if verdict.warning:
-        return [verdict.message, *shortened(verdict.warning)]
-    return shortened(verdict.message)

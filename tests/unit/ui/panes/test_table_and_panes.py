@@ -25,10 +25,11 @@ from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.throughput import throughput_lines
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.footer_keys import FooterContext, footer_hints, tail_hints
+from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.screens.describe import describe_lines
 from vllm_console.ui.screens.help import help_lines
-from vllm_console.ui.theme import DIM, PAST, WARN
+from vllm_console.ui.theme import DIM, OK, PAST, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView
 
 
@@ -354,6 +355,15 @@ def test_the_staged_line_says_what_changes_and_how_many_more(fakes):
     two = staged_line(flags, staged[:2], 70)
     assert "--max-num-seqs 128  --enable-prefix-caching off" in text(two)
     assert "[ ] seqs" in text(staged_line(flags, (), 80))
+
+
+def test_the_verdict_behind_staged_changes_has_whole_clauses():
+    staged = (staging.StagedStep("max-num-seqs", 14),)
+    verdict = PlanVerdict("fits (estimate); KV cache 19.3k → 20.1k tokens", OK)
+    told = [text(staged_line({"max-num-seqs": 32}, staged, width, fits=verdict)) for width in (80, 100)]
+    assert "…" not in "".join(told)
+    assert "fits (estimate). " in told[0]
+    assert "20.1k tokens" not in told[0]
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120])
