@@ -75,8 +75,19 @@ ChosenKeys = Mapping[str, tuple[str, ...]]
 """An action's id → its keys, the first of which is shown."""
 
 _NONE: ChosenKeys = MappingProxyType({})
-_chosen: ContextVar[ChosenKeys] = ContextVar("keys that differ from the registry's", default=_NONE)
-_ascii: ContextVar[bool] = ContextVar("whether arrows are written as words", default=False)
+
+
+class _Keys:
+    """The keys that differ from the registry's, and whether arrows are written as words."""
+
+    def __init__(self, chosen: ChosenKeys, *, ascii: bool) -> None:
+        self.chosen, self.ascii = chosen, ascii
+        self.shown: dict[str, str] = {}
+        """What `key_of` says, by action: sentences and footers ask dozens of times a second."""
+
+
+_OF_REGISTRY = _Keys(_NONE, ascii=False)
+_keys: ContextVar[_Keys] = ContextVar("keys", default=_OF_REGISTRY)
 
 _ARROWS = {"←": "left", "→": "right", "↑": "up", "↓": "down"}
 
@@ -103,13 +114,12 @@ def use_keys(keys: ChosenKeys, *, ascii: bool = False) -> None:
 
     With ``ascii`` arrows are written as words: ``<`` and ``>`` are keys of their own.
     """
-    _chosen.set(keys)
-    _ascii.set(ascii)
+    _keys.set(_Keys(keys, ascii=ascii))
 
 
 def keys_of(action: Action) -> Sequence[str]:
     """An action's keys as Textual names them, the one that is shown first."""
-    return _chosen.get().get(action.id) or action.keys
+    return _keys.get().chosen.get(action.id) or action.keys
 
 
 def changing_keys(scope: str) -> frozenset[str]:
@@ -119,8 +129,11 @@ def changing_keys(scope: str) -> frozenset[str]:
 
 def key_of(id: str) -> str:
     """The key of an action, as a line of keys or a sentence names it: ``[``, ``esc``, ``bksp``."""
-    key = keys_of(action_named(id))[0]
-    return _SHORT.get(key, key_label(key))
+    shown = _keys.get().shown
+    if (known := shown.get(id)) is None:
+        key = keys_of(action_named(id))[0]
+        known = shown[id] = _SHORT.get(key, key_label(key))
+    return known
 
 
 def label_of(action: Action) -> str:
@@ -131,7 +144,7 @@ def label_of(action: Action) -> str:
 def key_label(key: str) -> str:
     """How a key is written for people: ``left_square_bracket`` is ``[``."""
     label = _LABELS.get(key, key)
-    if _ascii.get() and not label.isascii():
+    if _keys.get().ascii and not label.isascii():
         *modifiers, arrow = label.split("+")
         return "+".join((*modifiers, _ARROWS.get(arrow, arrow)))
     return label

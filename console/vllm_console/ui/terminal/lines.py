@@ -65,10 +65,14 @@ def line(*parts: str | tuple[str, Style | None]) -> Strip:
     The last gate before the screen: what a terminal would obey does not pass, wherever it came from. A line that is
     drawn again is the same object, so that nothing about it is computed or compared anew.
     """
-    pairs = ((part, None) if isinstance(part, str) else part for part in parts)
-    segments = [Segment(text if text.isprintable() else plain(text), style) for text, style in pairs]
-    kept = [segment for segment in segments if segment.text]
-    return Strip(kept, sum([cells(segment.text) for segment in kept]))
+    segments: list[Segment] = []
+    width = 0
+    for part in parts:
+        text, style = (part, None) if isinstance(part, str) else part
+        if text := text if text.isprintable() else plain(text):
+            segments.append(Segment(text, style))
+            width += cells(text)
+    return Strip(segments, width)
 
 
 @lru_cache(maxsize=4096)

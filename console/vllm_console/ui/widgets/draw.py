@@ -92,7 +92,7 @@ class TextFrame:
             else:
                 rows.append((strip, _side_row(strip, width, style) if at else _top_row(strip, width, style)))
         self._rows = rows
-        return [*(row for _, row in rows), self._bottom]
+        return [*[row for _, row in rows], self._bottom]
 
 
 def _top_row(title: Strip, width: int, style: Style) -> Strip:
