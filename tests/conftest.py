@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import ssl
+import sys
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -181,6 +182,13 @@ def own_folders(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Itera
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+@pytest.fixture(autouse=True)
+def default_keys() -> None:
+    """No test sees the keys of an app that another one made outside a loop."""
+    if (keymap := sys.modules.get("vllm_console.ui.keymap")) is not None:
+        keymap.use_keys(keymap.chosen_keys("default", {}))
 
 
 @pytest.fixture

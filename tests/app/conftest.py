@@ -15,7 +15,6 @@ from textual.pilot import Pilot
 from fakes.headless import parsed_once, undrawn  # noqa: F401 - fixtures of all tests here
 from fakes.idle import soon_idle  # noqa: F401 - a fixture of all tests here
 from vllm_console.ui.app import ConsoleApp
-from vllm_console.ui.keymap import chosen_keys, use_keys
 
 REFRESH_SECONDS, POLL_SECONDS = 1.0, 0.05
 """How often the console polls by itself, and while a test waits for something. Polls, and drawing what they found, were
@@ -82,9 +81,3 @@ def console(fakes: ModuleType) -> Callable[..., AbstractAsyncContextManager[Cons
                 fleet.open.set()
 
     return run
-
-
-@pytest.fixture(autouse=True)
-def default_keys() -> None:
-    """No test sees the keys of an app that another one made outside a loop."""
-    use_keys(chosen_keys("default", {}))

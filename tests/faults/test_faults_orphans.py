@@ -242,6 +242,7 @@ def test_what_an_earlier_generation_left_is_found_though_the_folder_is_in_use(be
     left = subprocess.Popen(["sleep", "600"], stdout=output, stderr=output, start_new_session=True)
     os.close(output)
     try:
+        bench.until(lambda _: bench.log().count("child up") == 2)  # one that ends sooner says nothing
         bench.restart(bench.spec("--children", "2"))
         bench.wait(State.READY, generation=2)
         bench.until(lambda _: bench.log().count("child up") == 4)

@@ -15,14 +15,7 @@ from textual.pilot import Pilot
 from fakes.headless import parsed_once  # noqa: F401 - a fixture of all tests here
 from fakes.idle import soon_idle  # noqa: F401 - a fixture of all tests here
 from vllm_console.ui.app import ConsoleApp
-from vllm_console.ui.keymap import chosen_keys, use_keys
 from vllm_console.ui.theme import CONSOLE_THEME
-
-
-@pytest.fixture(autouse=True)
-def usual_keys() -> None:
-    """No keys of the app in the picture before, whose arrows may have been words."""
-    use_keys(chosen_keys("default", {}))
 
 
 async def _settled(pilot: Pilot[Any]) -> None:
