@@ -26,6 +26,7 @@ from vllm_console.prediction.score import KeptPrediction, TrackRecord, Traffic, 
 from vllm_console.runs.store import FlagChange, Run, RunName, changes
 from vllm_launchers.addresses import base_url
 from vllm_launchers.engine_model.gpus import find_model, usable_gib
+from vllm_launchers.engine_model.roofline import MAX_GRAPH_BATCH
 from vllm_launchers.engine_model.scheduler import SchedulerLimits
 from vllm_launchers.engine_model.traffic_replay import EngineLimits
 from vllm_launchers.keeper import client
@@ -33,7 +34,7 @@ from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.listeners import Owner
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.budget.memory_flags import batch_sizes
+from vllm_launchers.plan.budget.memory_flags import batch_sizes, captured_batches
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import Flags, Plan
@@ -136,7 +137,8 @@ def predict_change(
         prediction = predict(
             evidence, fitted, change, [(one, fit_step_cost(part, limits)) for one, part in others], drifts, fronts
         )
-        cost = with_kv_bytes(at_speed_of(fitted.start, evidence), change.kv_bytes)
+        then_cost = with_kv_bytes(at_speed_of(fitted.start, evidence), change.kv_bytes)
+        cost = replace(then_cost, graphs=change.after.graphs)
     new = None
     if cost is not None and prediction.predicted.ttft_seconds.p50.value is not None:
         new = KeptPrediction(
@@ -237,6 +239,8 @@ def limits_of(flags: Flags, details: Details, facts: ModelFacts | None, cache: C
         ),
         cache.blocks,
         caching if isinstance(caching, bool) else cache.prefix_caching,
+        # Without any graph all steps are alike.
+        graphs=max((size for size in captured_batches(flags, seqs) if size <= batched), default=MAX_GRAPH_BATCH),
     )
 
 

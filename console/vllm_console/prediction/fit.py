@@ -63,6 +63,7 @@ def _cost_at(start: StepCost, point: Point) -> StepCost:
         per_sequence=start.per_sequence * math.exp(sequence),
         per_token=start.per_token * math.exp(token),
         per_pair=start.per_pair * math.exp(token),
+        prompts=start.prompts * math.exp(token),
         per_read=start.per_read * math.exp(read),
     )
 
@@ -70,7 +71,7 @@ def _cost_at(start: StepCost, point: Point) -> StepCost:
 def fit_step_cost(evidence: TrafficEvidence, limits: EngineLimits) -> CostFit:
     """Fit the step cost of a server with these limits to its evidence."""
     dice = random.Random(len(evidence.arrivals))
-    start = step_regression(evidence.steps)
+    start = step_regression(evidence.steps, limits.graphs)
 
     noise = step_noise(start, evidence)
 
@@ -146,26 +147,41 @@ def _error(evidence: TrafficEvidence, limits: EngineLimits, cost: StepCost, nois
 
 # -- the start: a regression on single steps ---------------------------------------------------------------------------
 
-_COLUMNS = ("overhead", "weights", "per_sequence", "per_read", "per_token", "per_pair", "ungraphed")
+_COLUMNS = ("overhead", "weights", "per_sequence", "per_read", "per_token", "per_pair", "ungraphed", "prompts")
+_SIMPLE, _WHOLE = _COLUMNS[:5], _COLUMNS[:7]
 _ROUNDS = 6
 _MOST_STEPS = 1500
 _RIDGE = 1e-6
 _EXPLAINS_MORE = 0.7
 
 
-def step_regression(steps: Sequence[SeenStep]) -> StepCost:
+def step_regression(steps: Sequence[SeenStep], graphs: int = MAX_GRAPH_BATCH) -> StepCost:
     """The step cost by least squares on recorded steps, each limited by memory or by arithmetic, whichever is longer.
 
-    What only large prefills tell (query-key pairs, and the lack of CUDA graphs) is left out where it explains little:
-    noise would decide it.
+    What only large prefills tell (query-key pairs, and the lack of CUDA graphs above ``graphs`` tokens) is left out
+    where it explains little: noise would decide it. So is what every step with prompts takes more.
     """
-    simple, error = _regression(steps, _COLUMNS[:5])
-    whole, smaller = _regression(steps, _COLUMNS)
-    return whole if smaller < _EXPLAINS_MORE * error else simple
+    found, whole = (_regression(steps, names, graphs) for names in (_SIMPLE, _WHOLE))
+    larger = whole.prefill_error < _EXPLAINS_MORE * found.prefill_error
+    found = whole if larger else found
+    other = _regression(steps, (*(_WHOLE if larger else _SIMPLE), "prompts"), graphs)
+    return (other if other.error < _EXPLAINS_MORE * found.error else found).cost
 
 
-def _regression(steps: Sequence[SeenStep], names: Sequence[str]) -> tuple[StepCost, float]:
-    """The cost with these parameters, the others zero, and its typical relative error on steps with prompts.
+class _Regression(msgspec.Struct, frozen=True):
+    """A step cost, and its typical relative errors: of the steps without prompts, and of those with them."""
+
+    cost: StepCost
+    decode_error: float
+    prefill_error: float
+
+    @property
+    def error(self) -> float:
+        return self.decode_error + self.prefill_error
+
+
+def _regression(steps: Sequence[SeenStep], names: Sequence[str], graphs: int) -> _Regression:
+    """The cost with these parameters, the others zero.
 
     Memory limits steps without prompts. What limits the others follows from the cost, so that is found in rounds,
     beginning with arithmetic. Relative errors count: a long prefill is no more telling than a short step.
@@ -179,19 +195,21 @@ def _regression(steps: Sequence[SeenStep], names: Sequence[str]) -> tuple[StepCo
     usual = {bool(kind[0].prefills): median(step.seconds for step in kind) for kind in (decodes, prefills) if kind}
     expected = [usual[bool(step.prefills)] for step in used]
     by_memory = [not step.prefills for step in used]
-    cost = StepCost(typical)
+    columns = [_COLUMNS.index(name) for name in names]
+    cost = StepCost(typical, graphs=graphs)
     for _ in range(_ROUNDS):
         by = [(weight if step.prefills else 1.0) / one for step, one in zip(used, expected, strict=True)]
-        rows = [_row(step, memory)[: len(names)] for step, memory in zip(used, by_memory, strict=True)]
-        scaled = [[value * factor for value in row] for row, factor in zip(rows, by, strict=True)]
+        rows = [_row(step, memory, graphs) for step, memory in zip(used, by_memory, strict=True)]
+        scaled = [[row[place] * factor for place in columns] for row, factor in zip(rows, by, strict=True)]
         wanted = [step.seconds * factor for step, factor in zip(used, by, strict=True)]
-        cost = StepCost(**dict(zip(names, _not_negative(scaled, wanted), strict=True)))
+        cost = StepCost(**dict(zip(names, _not_negative(scaled, wanted), strict=True)), graphs=graphs)
         if not cost.overhead + cost.weights:
             cost = replace(cost, overhead=0.02 * typical)
         used = [*_without_outliers(cost, decodes), *_without_outliers(cost, prefills)]
         expected = [_modeled(cost, step) for step in used]
         by_memory = [not step.prefills or _reads_longer(cost, step) for step in used]
-    return cost, median([_off(cost, step) for step in prefills or decodes])
+    errors = [median([_off(cost, step) for step in kind]) if kind else 0.0 for kind in (decodes, prefills)]
+    return _Regression(cost, errors[0], errors[1] if prefills else errors[0])
 
 
 def _reads_longer(cost: StepCost, step: SeenStep) -> bool:
@@ -215,11 +233,11 @@ def _without_outliers(cost: StepCost, steps: Sequence[SeenStep]) -> list[SeenSte
     return [step for step, error in zip(steps, errors, strict=True) if error <= limit]
 
 
-def _row(step: SeenStep, by_memory: bool) -> tuple[float, ...]:
-    large = float(step.tokens > MAX_GRAPH_BATCH)
+def _row(step: SeenStep, by_memory: bool, graphs: int) -> tuple[float, ...]:
+    large, prompts = float(step.tokens > graphs), float(step.tokens > step.sequences)
     if by_memory:
-        return 1.0, 1.0, float(step.sequences), step.reads, 0.0, 0.0, large
-    return 1.0, 0.0, float(step.sequences), 0.0, float(step.tokens), step.pairs, large
+        return 1.0, 1.0, float(step.sequences), step.reads, 0.0, 0.0, large, prompts
+    return 1.0, 0.0, float(step.sequences), 0.0, float(step.tokens), step.pairs, large, prompts
 
 
 def _modeled(cost: StepCost, step: SeenStep) -> float:

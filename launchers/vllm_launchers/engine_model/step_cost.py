@@ -15,8 +15,9 @@ class StepCost(msgspec.Struct, frozen=True):
         overhead + per_sequence · n + max(weights + per_read · reads, per_token · tokens + per_pair · pairs)
 
     for ``n`` requests of which ``tokens`` are computed, with the keys and values of ``reads`` tokens read for ``pairs``
-    query-key pairs (see `roofline.Work`). The maximum is memory traffic against arithmetic. Above `MAX_GRAPH_BATCH`
-    tokens, for which there are no CUDA graphs, it takes ``ungraphed`` more.
+    query-key pairs (see `roofline.Work`). The maximum is memory traffic against arithmetic. With prompts it takes
+    ``prompts`` more, since their attention is outside the CUDA graphs; above ``graphs`` tokens, for which there are no
+    graphs, ``ungraphed`` more.
     """
 
     overhead: float
@@ -26,12 +27,16 @@ class StepCost(msgspec.Struct, frozen=True):
     weights: float = 0.0
     per_pair: float = 0.0
     ungraphed: float = 0.0
+    prompts: float = 0.0
+    graphs: int = MAX_GRAPH_BATCH
 
     def seconds(self, sequences: int, tokens: int, reads: float, pairs: float) -> float:
         """The duration of one step."""
         memory = self.weights + self.per_read * reads
         arithmetic = self.per_token * tokens + self.per_pair * pairs
-        fixed = self.overhead if tokens <= MAX_GRAPH_BATCH else self.overhead + self.ungraphed
+        fixed = self.overhead if tokens <= self.graphs else self.overhead + self.ungraphed
+        if tokens > sequences:
+            fixed += self.prompts
         return fixed + self.per_sequence * sequences + (memory if memory > arithmetic else arithmetic)
 
     def decode_seconds(self, sequences: int, reads: float) -> Iterator[float]:
@@ -47,7 +52,8 @@ class StepCost(msgspec.Struct, frozen=True):
 
     def scaled(self, factor: float) -> StepCost:
         """Every step takes ``factor`` times as long."""
-        return StepCost(*(getattr(self, name) * factor for name in self.__struct_fields__))
+        seconds = {name: getattr(self, name) * factor for name in self.__struct_fields__ if name != "graphs"}
+        return StepCost(**seconds, graphs=self.graphs)
 
 
 class StepNoise(msgspec.Struct, frozen=True):

@@ -14,8 +14,10 @@ from itertools import islice
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_launchers.engine_model.counted_engine import CountedEngine, Iteration, WouldPreemptError
+from vllm_launchers.engine_model.roofline import MAX_GRAPH_BATCH
 from vllm_launchers.engine_model.scheduler import Batch, BlockPool, Request, Scheduler, SchedulerLimits
 from vllm_launchers.engine_model.step_cost import NO_NOISE, STALLED, StepCost, StepNoise
 
@@ -39,13 +41,14 @@ class EngineLimits(msgspec.Struct, frozen=True):
 
     ``ahead``: a step is scheduled when the one before it begins (vLLM's asynchronous scheduling), so a request that
     comes during a step waits for one more, and so does one that takes the place or the blocks of a request that ends
-    with it.
+    with it. ``graphs``: the most tokens of a step for which there are CUDA graphs.
     """
 
     scheduler: SchedulerLimits
     blocks: int
     prefix_caching: bool
     ahead: bool = False
+    graphs: int = MAX_GRAPH_BATCH
 
 
 class ReplayedRequest(msgspec.Struct, frozen=True):
@@ -210,7 +213,8 @@ class _Replay:
         since: float,
         until: float,
     ) -> None:
-        self._engine, self._cost, self._since, self._until = engine, cost, since, until
+        self._engine, self._since, self._until = engine, since, until
+        self._cost = replace(cost, graphs=limits.graphs)
         self._decode_noise = _Slowness(noise.decode, noise)
         self._prefill_noise = _Slowness(noise.prefill, noise)
         self._requests = [

@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from fakes.overlapped_engine import OverlappedEngine
 from vllm_launchers.engine_model.counted_engine import CountedEngine, Iteration, WouldPreemptError
@@ -60,7 +60,7 @@ def same(found: Replayed, other: Replayed) -> None:
 
 COSTS = (
     COST,
-    StepCost(0.001, per_token=2e-4, per_read=1e-4, weights=0.001, per_pair=5e-5, ungraphed=0.01),
+    StepCost(0.001, per_token=2e-4, per_read=1e-4, weights=0.001, per_pair=5e-5, ungraphed=0.01, prompts=0.0031416),
     StepCost(0.0, per_token=1e-3, per_pair=1e-6),
 )
 POINTS = st.lists(
@@ -199,3 +199,13 @@ def test_a_long_prompt_is_held_up_by_as_many_seconds_as_a_short_one_was_not_by_a
         assert plain is not None
         assert slow is not None
         assert 0.2 < slow.ttft_seconds - plain.ttft_seconds <= longest + 1e-9
+
+
+def test_steps_without_a_cuda_graph_and_with_prompts_take_longer() -> None:
+    cost = StepCost(0.01, ungraphed=0.02, prompts=0.003)
+    for graphs, ttft in ((512, 0.013), (48, 0.033)):
+        found = replay_traffic([Arrival(0.0, 100, 3)], replace(limits(budget=512), graphs=graphs), cost).requests[0]
+        assert found is not None
+        assert found.ttft_seconds == pytest.approx(ttft)
+        assert found.e2e_seconds == pytest.approx(ttft + 2 * 0.01), "one token of one request has a graph"
+    assert cost.scaled(2.0) == StepCost(0.02, ungraphed=0.04, prompts=0.006)

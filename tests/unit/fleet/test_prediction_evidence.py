@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fakes.virtual_records import record, traffic
 from vllm_console.fleet import predictions
-from vllm_console.fleet.predictions import RunRecording, evidence_of, limits_after
+from vllm_console.fleet.predictions import RunRecording, evidence_of, limits_after, limits_of
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.metrics.parse import CacheConfig
 from vllm_console.prediction.evidence import NoEvidenceError
@@ -50,6 +50,13 @@ def test_a_warning_of_the_present_flags_hides_no_error_of_the_changed_ones() -> 
     assert limits_after(details, None, cache, warned, refused) == "It would not start: error of a value."
     runs = limits_after(details, None, cache, refused, refused)
     assert "tensor-parallel-size" in str(runs), "it runs despite the same error"
+
+
+@pytest.mark.parametrize(("seqs", "step", "graphs"), [(24, 4096, 48), (256, 4096, 512), (256, 256, 256)])
+def test_cuda_graphs_reach_to_twice_as_many_tokens_as_sequences(seqs: int, step: int, graphs: int) -> None:
+    flags = {"max-num-seqs": seqs, "max-num-batched-tokens": step, "max-model-len": 4096}
+    details: Any = SimpleNamespace(engine=None, gpu_name="NVIDIA L40S")
+    assert limits_of(flags, details, None, CacheConfig(1000, 16, True)).graphs == graphs
 
 
 def test_a_run_without_that_flag_is_scored_with_the_tokens_per_step_that_vllm_takes(

@@ -133,7 +133,7 @@ def effective_flags(
         draft_layers=draft_layers,
         draft_tokens=draft_tokens,
         lora_ranks=_lora_ranks(flags),
-        capture_sizes=0 if gpu is None else _capture_sizes(flags, seqs, draft_tokens),
+        capture_sizes=0 if gpu is None else len(captured_batches(flags, seqs, draft_tokens)),
         graphs_in_share=_graphs_in_share(release, environment),
         hybrid_cache=release >= (0, 9, 2) and flags.get("disable-hybrid-kv-cache-manager") is not True,
         keep_states=kept and mode != "all",
@@ -330,20 +330,22 @@ def json_flag(flags: Flags, name: str) -> Mapping[str, object]:
     return document if isinstance(document, dict) else {}
 
 
-def _capture_sizes(flags: Flags, seqs: int, draft_tokens: int) -> int:
-    """How many batch sizes get a graph: 1, 2, 4, each 8 up to 256 and each 16 up to twice ``max-num-seqs`` or 512."""
+def captured_batches(flags: Flags, seqs: int, draft_tokens: int = 0) -> list[int]:
+    """The batch sizes that get a graph: 1, 2, 4, each 8 up to 256 and each 16 up to twice ``max-num-seqs`` or 512."""
     config = json_flag(flags, "compilation-config")
     level = decimal(flags.get("optimization-level", config.get("level", config.get("mode"))))
     mode = str(config.get("cudagraph_mode", "")).upper()
     if flags.get("enforce-eager") is True or mode == "NONE" or level == 0 or config.get("use_cudagraph") is False:
-        return 0
-    sizes = config.get("cudagraph_capture_sizes")
+        return []
+    sizes = flags.get("cudagraph-capture-sizes", config.get("cudagraph_capture_sizes"))
+    if isinstance(sizes, int) and not isinstance(sizes, bool):
+        return [sizes]
     if isinstance(sizes, list):
-        return len(sizes)
+        return [size for size in sizes if isinstance(size, int)]
     most = decimal(flags.get("max-cudagraph-capture-size", config.get("max_cudagraph_capture_size")))
     largest = int(most) if most is not None and most >= 0 else min(2 * seqs * (1 + draft_tokens), 512)
-    largest = min(largest, 8192)
-    return sum(largest >= n for n in (1, 2, 4)) + min(largest, 256) // 8 + max(0, largest - 256) // 16
+    usual = (1, 2, 4, *range(8, 256, 8), *range(256, 8193, 16))
+    return [size for size in usual if size <= largest]
 
 
 def _graphs_in_share(release: Release, environment: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.budget.budget import EngineReport, GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
+from vllm_launchers.plan.budget.memory_flags import captured_batches
 from vllm_launchers.plan.inputs import EarlierReport
 from vllm_launchers.plan.model import FlagValue
 from vllm_launchers.presets.model import Workload
@@ -126,6 +127,21 @@ def test_fewer_batch_sizes_fewer_graphs() -> None:
     assert 0 < plan(max_num_seqs=2).graphs_gib < plan(max_num_seqs=32).graphs_gib < plan().graphs_gib
     sizes = '{"cudagraph_capture_sizes": [1, 2, 4]}'
     assert plan(compilation_config=sizes).graphs_gib == plan(max_num_seqs=2).graphs_gib
+
+
+@pytest.mark.parametrize(
+    ("flags", "largest"),
+    [
+        ({}, 512),
+        ({"max-cudagraph-capture-size": 300}, 288),
+        ({"cudagraph-capture-sizes": 8}, 8),
+        ({"compilation-config": '{"cudagraph_capture_sizes": [1, 256]}'}, 256),
+        ({"enforce-eager": True}, 0),
+    ],
+)
+def test_the_largest_batch_with_a_graph(flags: dict[str, FlagValue], largest: int) -> None:
+    assert max(captured_batches(flags, 256), default=0) == largest
+    assert max(captured_batches({}, 8)) == 16, "twice as many tokens as sequences"
 
 
 def test_tensor_parallelism_splits_weights() -> None:
