@@ -15,11 +15,13 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from msgspec.structs import replace
+
 from fakes.virtual_records import record, traffic
 from vllm_console.history.probe_records import EngineStep, FinishedRequest, ProbeReader
 from vllm_console.prediction.evidence import TrafficEvidence, gather
 from vllm_console.prediction.fit import fit_step_cost, step_regression
-from vllm_console.prediction.predict import Change, Estimate, predict
+from vllm_console.prediction.predict import Change, Estimate, _missed, predict
 from vllm_launchers.engine_model.scheduler import SchedulerLimits
 from vllm_launchers.engine_model.step_cost import StepCost
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, replay_traffic
@@ -169,3 +171,15 @@ def test_steps_with_prompts_that_take_long_do_not_distort_the_others() -> None:
         ]
         assert 0.93 < median(ratios) < 1.07, (low, high)
     assert cost.prompts > 0.002
+
+
+def test_a_median_ttft_between_requests_that_wait_and_others_is_not_held_against_a_replay() -> None:
+    evidence = gather(*records("h100/light"), BLOCK, BUDGET)
+    limits = EngineLimits(SchedulerLimits(256, BUDGET, 4096, BLOCK), 1000, prefix_caching=True, ahead=True)
+    found = replay_traffic(evidence.arrivals, limits, step_regression(evidence.steps))
+    median_1s, mean_2s = replace(evidence.observed.ttft_seconds, p50=1.0, mean=2.0), 2.0
+    waited = replace(evidence, observed=replace(evidence.observed, ttft_seconds=median_1s))
+    modeled = replace(waited.observed, ttft_seconds=replace(median_1s, p50=0.7, mean=1.1 * mean_2s))
+    assert _missed(waited, modeled, found) == ""
+    slower = replace(modeled, ttft_seconds=replace(modeled.ttft_seconds, mean=1.3 * mean_2s))
+    assert "the model's median TTFT is 30% below" in _missed(waited, slower, found)
