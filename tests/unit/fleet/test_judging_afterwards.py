@@ -168,9 +168,9 @@ def test_a_check_judges_the_past_of_the_server_that_it_looks_at(fakes, monkeypat
     monkeypatch.setattr(check, "open_fleet", lambda _args: fleet)
     assert check.run(argparse.Namespace(name="old", before_launch=None, window=300.0, allow_idle=True, json=False)) == 1
     assert fleet.asked == ["old"]
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1] == "vllm-console: runs.sqlite is full"
-    assert len(said) > 1, "what is wrong with the server comes first"
+    said = capsys.readouterr()
+    assert said.out, "what is wrong with the server is told all the same"
+    assert said.err == "vllm-console: runs.sqlite is full\n"
 
 
 def test_a_restart_with_several_changes_says_that_they_cannot_be_distinguished(capsys):
