@@ -16,7 +16,7 @@ MODELS = b'{"data": [{"id": "m", "max_model_len": 4096}]}'
 CHUNK = b"10000\r\n" + b"x" * 65536 + b"\r\n"
 ENDLESS = b"x" * 65536
 
-STUCK = {"continue", "drip", "trailers", "silent"}
+STUCK = {"continue", "drip", "silent"}
 """What is only ended by a deadline."""
 KINDS = (
     *("headers", "header", "status", "continue", "redirect", "file", "bomb", "long", "short", "chunks", "extension"),

@@ -78,6 +78,7 @@ def test_whatever_a_server_answers_a_sentence_comes_of_it_in_time(server: Hostil
         assert f"/{kind}/metrics" in server.asked
         if kind in STUCK:
             assert "did not answer" in told[f"scrape {kind}"], (kind, told)
+    assert "does not speak HTTP" in told["scrape trailers"], "their flood is not waited for"
     for kind in THEN:
         assert told[f"load then-{kind}"].startswith("read: "), (kind, told)
         assert "\n0 of " in told[f"load then-{kind}"], (kind, told)
