@@ -72,7 +72,7 @@ def predicted(**changes):
         (
             predicted(predicted=estimates(WIDE, Estimate(0.022, 0.02, 0.025))),
             120,
-            "predicted: TTFT p99 can't be told · ITL p50 24ms → 20–25ms",
+            "predicted: ITL p50 24ms → 20–25ms · TTFT p99 can't be told",
         ),
         (
             predicted(predicted=estimates(HIGHER, Estimate(0.022, 0.02, 0.025))),

@@ -211,7 +211,7 @@ def prediction_text(found: PredictedChange, width: int, code: str = "") -> tuple
 
     prediction = found.prediction
     figures = _figures(prediction)
-    parts = [one.text for one in figures]
+    parts = [one.text for one in sorted(figures, key=lambda one: one.unknown)]
     lead = _lead(found, _worsened(figures, code))
     if prediction.outside and not figures:
         return _not_predicted(prediction.outside), DIM
