@@ -262,7 +262,7 @@ def _event(kind: str, content: object, stop: asyncio.Event | None = None) -> Non
 
 
 class _Reports:
-    """What is printed while it runs: events, or steps and on standard error how it goes; with --json only that.
+    """What is printed while it runs: events, or steps, and on standard error how it goes; with --json only the latter.
 
     ``stop`` is set where nobody reads the events any more.
     """
