@@ -184,10 +184,11 @@ def _sentence(now: Estimates, then: Estimates) -> str:
 
     pairs = [(title, getattr(now, key).p50, getattr(then, key).p50) for key, title in _LATENCIES]
     pairs.append(("tokens per second", now.tokens_per_second, then.tokens_per_second))
-    parts = []
+    parts, unsure = [], False
     for title, before, after in pairs:
         if after.low is None or after.high is None:
             continue
+        unsure = unsure or is_rough(before, after)
         if before.value and after.value is not None and not after.low <= before.value <= after.high:
             middle = "" if title == "tokens per second" else "the median "
             if is_rough(before, after):
@@ -197,6 +198,8 @@ def _sentence(now: Estimates, then: Estimates) -> str:
             by = f"{abs(share):.0%}" if share < 1 else f"{after.value / before.value:.1f} times"
             word = f"rise by {by}" if 0 < share < 1 else f"be {by} as high" if share >= 1 else f"fall by {by}"
             parts.append(f"{middle}{title} would {word}")
+    if not parts and unsure:
+        return "No change is certain: the intervals hold the present medians. More requests would narrow them."
     if not parts:
         return "No figure would change beyond what the machine and the traffic vary anyway."
     text = "; ".join(parts)

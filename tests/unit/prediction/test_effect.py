@@ -69,3 +69,18 @@ def test_the_command_has_words_where_numbers_tell_nothing():
     assert _row("TTFT p99", NOW, narrow, seconds, flagged=True).endswith("7.8s   about the same")
     sides = (Estimates(ttft_seconds=EstimatedSpread(p50=one)) for one in (NOW, wide))
     assert _sentence(*sides) == "The median TTFT would be higher, perhaps several times."
+
+
+@pytest.mark.parametrize(
+    ("after", "sentence"),
+    [
+        (Estimate(8.0, 7.0, 8.2), "No figure would change beyond what the machine and the traffic vary anyway."),
+        (
+            Estimate(20.0, 5.2, 58.0),
+            "No change is certain: the intervals hold the present medians. More requests would narrow them.",
+        ),
+    ],
+)
+def test_the_sentence_claims_no_more_than_the_intervals(after, sentence):
+    sides = (Estimates(ttft_seconds=EstimatedSpread(p50=one)) for one in (NOW, after))
+    assert _sentence(*sides) == sentence
