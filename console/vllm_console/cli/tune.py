@@ -177,7 +177,9 @@ class _Tuner:
         self.canceling = Canceling()
         self._problem = ""
         """Why the last measurement has no value."""
-        self._restart_seconds = 1.2 * self._start_seconds() + 4.0
+        self._last_start = self._start_seconds()
+        self._longest_restart = 0.0
+        """Of the restarts here so far, in seconds."""
         self._ranking: CandidateRanking | None = None
         self._done: list[Trial] = []
         self._trials: list[dict[str, Any]] = []
@@ -466,7 +468,7 @@ class _Tuner:
             return server.rollback
         if server.state is not State.READY:
             return server.reason or f"it is {server.state}"
-        self._restart_seconds = max(self._restart_seconds, time.monotonic() - began)
+        self._longest_restart = max(self._longest_restart, time.monotonic() - began)
         return ""
 
     def _begun(self, before: ServerView, asked: ServerView) -> tuple[ServerView, float | None]:
@@ -489,6 +491,11 @@ class _Tuner:
         from vllm_console.runs.startup import last_start_seconds
 
         return last_start_seconds(self._fleet.runs(self._name)[0]) or USUAL_START_SECONDS
+
+    @property
+    def _restart_seconds(self) -> float:
+        """How long a restart may take: as the longest one so far, else as its last start, and a fifth more."""
+        return 1.2 * (self._longest_restart or self._last_start) + 4.0
 
     # -- what is said --------------------------------------------------------------------------------------------------
 

@@ -330,13 +330,16 @@ def _timed(
     place = running if running in waiting else waiting[0]
     restart = place != running
     usable = seconds_left - restart_seconds
-    # Each later round gets as much time as this one, for fewer candidates.
-    share = usable / (len(waiting) + sizes[0] * (len(sizes) - 1))
-    seconds = share - (restart_seconds if restart else 0.0)
-    if seconds < shortest:
-        seconds = shortest
-    if usable < seconds + (restart_seconds if restart else 0.0):
+    own = restart_seconds if restart else 0.0
+    if usable < own + shortest:
         return None
+    # Each later round gets as much time as this one, for fewer candidates.
+    share = usable / (len(waiting) + sizes[0] * (len(sizes) - 1)) - own
+    others = int((usable - own - shortest) / (restart_seconds + shortest))
+    if share < shortest and others + 1 < len(waiting):
+        # Not all of them fit into the time: those that do share it.
+        share = (usable - own - others * restart_seconds) / (others + 1) / OVERRUN
+    seconds = max(shortest, share)
     return NextTrial(place, seconds, restart)
 
 

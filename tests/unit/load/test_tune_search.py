@@ -11,6 +11,7 @@ from vllm_console.load.ramp_search import TriedRate
 from vllm_console.load.tune_search import (
     GOODPUT,
     OBJECTIVES,
+    OVERRUN,
     RANK_SECONDS,
     SHORTEST_SECONDS,
     THROUGHPUT,
@@ -135,6 +136,13 @@ def test_no_trial_begins_that_cannot_end_with_the_restart_after_it():
         )
         assert not steps or left >= restart - 1e-6
         assert all(one.seconds >= SHORTEST_SECONDS[GOODPUT] for one in steps)
+
+
+def test_where_not_all_trials_fit_those_that_do_share_the_time():
+    steps, _, left = play([3.0, 2.5], trials=2, seconds=317.0, restart=94.0)
+    assert len(steps) == 1, "a second one would end after 317 s, without the restart after it"
+    assert steps[0].seconds == pytest.approx((317 - 2 * 94) / OVERRUN)
+    assert left >= 94.0
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
