@@ -11,8 +11,11 @@ from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.presets.rules import FLAG_NAME, refused_flag, refused_value
 from vllm_launchers.presets.rules import LENGTH as LENGTH_TEXT
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, human_int
+from vllm_launchers.vllm.flags.speculation import SPECULATION, SPECULATION_FLAGS, speculates, speculation_flags
 
 __all__ = [
+    "SPECULATION",
+    "SPECULATION_FLAGS",
     "FlagError",
     "flag_words",
     "normalise",
@@ -22,6 +25,8 @@ __all__ = [
     "quoted",
     "served_name",
     "served_names",
+    "speculates",
+    "speculation_flags",
     "token_count",
 ]
 
@@ -35,7 +40,6 @@ QUANTIZATION = "quantization"
 TENSOR, PIPELINE, DATA = "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"
 BACKEND = "distributed-executor-backend"
 EXPERTS = "enable-expert-parallel"
-SPECULATION = "speculative-config"
 UTILIZATION = "gpu-memory-utilization"
 BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
 LORA = "enable-lora"

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_launchers.plan.common_flags import parse_set
-from vllm_launchers.plan.flags import FlagError, flag_words, normalise, normalise_setting, served_name, token_count
+from vllm_launchers.plan.flags import (
+    FlagError,
+    flag_words,
+    normalise,
+    normalise_setting,
+    served_name,
+    speculates,
+    speculation_flags,
+    token_count,
+)
 from vllm_launchers.plan.model import FlagValue
 
 
@@ -201,3 +210,22 @@ def test_a_list_of_served_names_that_argv_cannot_hold_is_refused(value: str) -> 
 
 def test_other_flags_that_look_like_a_list_are_one_word() -> None:
     assert flag_words({"allowed-origins": '["*"]'}) == ("--allowed-origins", '["*"]')
+
+
+@pytest.mark.parametrize(
+    ("flags", "drafts"),
+    [
+        ({}, False),
+        ({"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'}, True),
+        ({"speculative-config.method": "ngram"}, True),
+        ({"spec-method": "mtp"}, True),
+        ({"spec-model": "a/b"}, True),
+        ({"spec-tokens": 3}, False),
+        ({"speculative-config": "null"}, False),
+        ({"spec-method": ""}, False),
+        ({"max-num-seqs": 4}, False),
+    ],
+)
+def test_any_of_the_flags_turns_speculative_decoding_on(flags: dict[str, FlagValue], drafts: bool) -> None:
+    assert speculates(flags) is drafts
+    assert speculation_flags({**flags, "max-num-seqs": 4}) == tuple(name for name in flags if name != "max-num-seqs")

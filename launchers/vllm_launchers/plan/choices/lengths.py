@@ -7,7 +7,7 @@ import math
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import held_at_p95
-from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, SPECULATION, token_count
+from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, speculates, token_count
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
@@ -98,7 +98,7 @@ def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None,
     reason = "Keeps up with this mix of prompts and answers in small, even steps."
     if inputs.facts is not None and inputs.facts.multimodal:
         wanted, reason = max(wanted, LARGE_STEP), "Room for a whole image in one step, as vLLM requires."
-    if SPECULATION in flags:
+    if speculates(flags):
         wanted, reason = (
             max(wanted, LARGE_STEP),
             "Speculative tokens also take room in each step: vLLM recommends 8,192.",
@@ -121,7 +121,7 @@ def keeps_up(inputs: ChoiceInputs, flags: Flags, tokens: int) -> bool:
     least = max(2 * steady_step(inputs, flags), whole_number(flags, SEQUENCES))
     if flags.get(CHUNKED) is False:
         least = max(least, token_count(flags.get(LENGTH)) or inputs.request_tokens)
-    if inputs.workload.input_tokens_p95 >= LONG_PROMPT or SPECULATION in flags:
+    if inputs.workload.input_tokens_p95 >= LONG_PROMPT or speculates(flags):
         least = max(least, LARGE_STEP)
     return least <= tokens <= LARGEST_STEP
 

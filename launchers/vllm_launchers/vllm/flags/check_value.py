@@ -22,6 +22,7 @@ from vllm_launchers.vllm.flags.check_nested import key_problem, nested_problem, 
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import parse_release
 from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
+from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS
 from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
 
 __all__ = ["newly_refused", "problem", "refused_together"]
@@ -455,7 +456,7 @@ def _tolerant(given: Given) -> str | None:
 
 
 def _speculates(given: Given) -> bool:
-    return any(given.has(name) for name in ("speculative-config", "spec-method", "spec-model"))
+    return any(given.configured(name) for name in METHOD_FLAGS)
 
 
 _NOT_AHEAD = ("ngram", "suffix", "medusa", "mlp_speculator")

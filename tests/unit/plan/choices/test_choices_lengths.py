@@ -175,6 +175,13 @@ def test_an_image_must_fit_into_a_step(chosen: Chosen) -> None:
     assert chosen(None, "a6000", facts=facts)["max-num-batched-tokens"].value == 8192
 
 
+@pytest.mark.parametrize(
+    "flags", [{"spec-method": "ngram", "spec-tokens": 3}, {"speculative-config.method": "ngram"}], ids=["short", "key"]
+)
+def test_speculative_decoding_takes_large_steps_however_it_is_set(chosen: Chosen, flags: dict[str, Any]) -> None:
+    assert chosen("8b", "a6000", set=flags)["max-num-batched-tokens"].value == 8192
+
+
 @pytest.mark.parametrize(("reuse", "value"), [(0.9, True), (0.36, True), (0.35, None), (0.2, None), (0.05, False)])
 def test_prefixes(chosen: Chosen, reuse: float, value: bool | None) -> None:
     found = chosen("8b", "h100", work(reuse=reuse))["enable-prefix-caching"]

@@ -199,6 +199,7 @@ CASES: list[tuple[str, Flags, Flags]] = [
         {"cudagraph-capture-sizes": 8, "compilation-config.mode": 3},
     ),
     ("spec-tokens", {"spec-tokens": 3}, {"spec-tokens": 3, "spec-method": "ngram"}),
+    ("spec-tokens", {"spec-tokens": 3}, {"spec-tokens": 3, "speculative-config.method": "ngram"}),
     (
         "async-scheduling",
         {"async-scheduling": True, "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'},
