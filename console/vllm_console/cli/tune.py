@@ -121,7 +121,7 @@ def _trials(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, predict, try, decide; exit code 1 if nothing could be measured.
+    """Measure, predict, try, decide; exit code 1 if nothing could be measured, or the flags to keep are not in place.
 
     Raises:
         UsageError: the budget is too short.
@@ -144,12 +144,13 @@ def run(args: argparse.Namespace) -> int:
     tuner.refuse_short_budget()
     with only_one(target), undone_at_end(tuner.end) as tuner.canceling:
         tuner.say(_heading(args, limits, source))
-        result = tuner.tune()
+        tuner.tune()
+    result = tuner.result()
     if args.json:
         print_json(result)
-    else:
+    elif not tuner.misplaced:  # that was said
         print("\n".join(["", *textwrap.wrap(plain(result["sentence"]), 79)]))
-    return 0 if result["original"]["measured"] is not None else 1
+    return 0 if result["original"]["measured"] is not None and not tuner.misplaced else 1
 
 
 def _heading(args: argparse.Namespace, limits: Objectives, source: str) -> str:
@@ -183,6 +184,13 @@ class _Tuner:
         self._ranking: CandidateRanking | None = None
         self._done: list[Trial] = []
         self._trials: list[dict[str, Any]] = []
+        self._measured: Measured | None = None
+        """The objective's value with the original flags."""
+        self._decision: Decision | None = None
+        self._sentence = ""
+        """What came of it, if the server runs with the flags to end on."""
+        self.misplaced = ""
+        """Why it does not, after `end`; else empty."""
         self._pacing = None if sys.stderr.isatty() else Pacing()
 
     def say(self, text: str) -> None:
@@ -208,17 +216,18 @@ class _Tuner:
         budget: float = self._args.budget
         return budget - (time.monotonic() - self._begin)
 
-    def tune(self) -> dict[str, Any]:
-        """Measure the server as it is, rank, try, and decide. Returns what ``--json`` prints."""
-        original = self._baseline()
+    def tune(self) -> None:
+        """Measure the server as it is, rank, try, and decide."""
+        original = self._measured = self._baseline()
         if original is None:
-            return self._result(None, None, f"Nothing could be measured, so nothing was restarted: {self._problem}.")
+            self._sentence = f"Nothing could be measured, so nothing was restarted: {self._problem}."
+            return
         self.say(self._row("original", "", original))
         ranking = self._ranking = self._rank(original)
         if not ranking.candidates:
             tried = counted(ranking.considered - ranking.refused, "combination")
-            sentence = f"Of {tried} none is predicted to be better by 2% or more: nothing was restarted."
-            return self._result(original, None, sentence)
+            self._sentence = f"Of {tried} none is predicted to be better by 2% or more: nothing was restarted."
+            return
         while (following := self._next(original)) is not None:
             candidate = ranking.candidates[following.place]
             measured, problem = self._try(following, original)
@@ -228,42 +237,43 @@ class _Tuner:
             self.say(self._row(_words(candidate.set), expected, measured, problem))
             if candidate.outside and not any(candidate.outside == one["outside"] for one in self._trials[:-1]):
                 self.say(_indented(f"? a guess: {candidate.outside}"))
-        decision = decide(original, self._done, self._args.objective, self._gains())
+        decision = self._decision = decide(original, self._done, self._args.objective, self._gains())
         if decision.significant and decision.place is not None:
             self._wanted = {**self._original, **ranking.candidates[decision.place].set}
-        return self._result(original, decision, _sentence(self._args.objective, ranking, decision, self._done))
+        self._sentence = _sentence(self._args.objective, ranking, decision, self._done)
 
     def end(self) -> None:
-        """Put the flags in place that are to stay; say so if it was canceled."""
-        canceled = isinstance(sys.exception(), KeyboardInterrupt)
-        if self._put_back() and canceled:
+        """Put the flags in place that are to stay; say so if it was canceled, or if that failed."""
+        self.misplaced, error = self._put_back(), sys.exception()
+        if self.misplaced and self.misplaced != str(error):
+            complain(self.misplaced)
+        elif not self.misplaced and isinstance(error, KeyboardInterrupt):
             complain(f"canceled: {self._name} has its original flags")
 
-    def _put_back(self) -> bool:
-        """Returns whether the server has them."""
+    def _put_back(self) -> str:
+        """Returns why the server does not have them; empty if it has."""
         if self._asked is not None:
             with contextlib.suppress(FleetError):  # it stops the server already
                 self._fleet.cancel_restart(self._name)
             with contextlib.suppress(FleetError):  # removed meanwhile
                 self._generation = self._begun(*self._asked)[0].generation
-        server = self._fleet.snapshot().server(self._name)
-        if server is None or server.generation != self._generation:
-            return False  # somebody else has removed or restarted it: that stays
+        try:
+            server = self._server()
+        except FleetError as error:
+            return str(error)
         changes = flag_difference(server.flags, self._wanted)
-        if server.state in (State.STOPPING, State.STOPPED):
-            if not changes.empty:
-                complain(f"{self._name} was stopped by somebody else: it is left so, with the flags of a trial")
-            return False
         if changes.empty and server.state is not State.FAILED:
-            return True
-        self.say(f"  restarting with the {'original' if self._wanted is self._original else 'better'} flags")
+            return ""
+        original = self._wanted is self._original
+        self.say(f"  restarting with the {'original' if original else 'better'} flags")
         try:
             problem = self._restart(changes)
         except FleetError as error:
             problem = str(error)
-        if problem:
-            complain(f"{self._name} does not have its flags back: {problem}")
-        return not problem
+        if not problem:
+            return ""
+        flags = "its original flags" if original else _words(flag_difference(self._original, self._wanted).set)
+        return f"{self._name} does not have {flags} now: {problem}"
 
     # -- what is measured ----------------------------------------------------------------------------------------------
 
@@ -483,7 +493,9 @@ class _Tuner:
         server = self._fleet.snapshot().server(self._name)
         what = "removed" if server is None else "restarted" if server.generation != self._generation else "stopped"
         if server is None or what == "restarted" or server.state in (State.STOPPING, State.STOPPED):
-            raise FleetError(f"{self._name} was {what} by somebody else meanwhile: it is left as it is now")
+            trial = what == "stopped" and not flag_difference(server.flags, self._original).empty if server else False
+            with_flags = ", with the flags of a trial" if trial else ""
+            raise FleetError(f"{self._name} was {what} by somebody else meanwhile: it is left as it is now{with_flags}")
         return server
 
     def _start_seconds(self) -> float:
@@ -528,9 +540,11 @@ class _Tuner:
             "problem": problem or None,
         }
 
-    def _result(self, original: Measured | None, decision: Decision | None, sentence: str) -> dict[str, Any]:
-        ranking, improvement = self._ranking, decision.improvement if decision is not None else None
-        kept = self._wanted is not self._original
+    def result(self) -> dict[str, Any]:
+        """What ``--json`` prints, after `end`."""
+        original, ranking = self._measured, self._ranking
+        improvement = self._decision.improvement if self._decision is not None else None
+        kept = self._wanted is not self._original and not self.misplaced
         return {
             "server": self._name,
             "objective": self._args.objective,
@@ -545,7 +559,7 @@ class _Tuner:
             "improvement": None if improvement is None else msgspec.to_builtins(improvement),
             "kept": dict(flag_difference(self._original, self._wanted).set) if kept else None,
             "seconds": round(time.monotonic() - self._begin, 1),
-            "sentence": sentence,
+            "sentence": f"{self.misplaced}." if self.misplaced else self._sentence,
         }
 
 

@@ -1,0 +1,136 @@
+"""What a tuning says and returns, on a fleet whose servers restart at once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.cli import tune
+from vllm_console.cli.load_target import Target
+from vllm_console.cli.main import parse
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
+from vllm_console.fleet.tuning import CandidateRanking
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.load.report import Latency, LoadReport, Times
+from vllm_console.load.tune_search import Candidate
+from vllm_launchers.presets.model import Workload
+
+WORK = Workload(input_tokens_p95=300, output_tokens_p95=50, prefix_reuse=0.5, concurrency=8)
+TTFT = {4: 1.0, 16: 0.2, 64: 0.9}
+"""Seconds, by max-num-seqs."""
+
+
+class Fleet:
+    """One server; its restarts give it other flags at once, or fail as ``failing`` says, from the given one on."""
+
+    def __init__(self, failing: str = "", begin: int = 0) -> None:
+        self.server = ServerView("chat", State.READY, 0.0, flags={"max-num-seqs": 4}, generation=1)
+        self.failing, self.begin, self.restarts = failing, begin, 0
+
+    def snapshot(self):
+        return FleetSnapshot(0.0, "box", (self.server,))
+
+    def runs(self, _name):
+        return [], []
+
+    def rank_changes(self, _name, _target):
+        found = tuple(Candidate({"max-num-seqs": seqs}, TTFT[seqs]) for seqs in (16, 64))
+        return CandidateRanking(TTFT[4], found, 5, 0)
+
+    def restart(self, _name, changes):
+        self.restarts += 1
+        flags = {**self.server.flags, **changes.set}
+        if self.restarts < self.begin or not self.failing:
+            self.server = replace(self.server, flags=flags, generation=self.server.generation + 1)
+        elif self.failing == "refused":
+            raise FleetError("the port is taken")
+        elif self.failing == "rolled back":
+            went = "max-num-seqs 16 failed: back to what ran before"
+            self.server = replace(self.server, generation=self.server.generation + 2, rollback=went)
+        elif self.failing == "failed":
+            self.server = replace(
+                self.server, flags=flags, generation=self.server.generation + 1, state=State.FAILED, reason="no memory"
+            )
+        else:
+            self.server = replace(self.server, generation=self.server.generation + 5)
+            raise FleetError("it was restarted meanwhile")
+        return self.server
+
+
+@pytest.fixture
+def tuned(monkeypatch, capsys):
+    """Run the command; gives its exit code, its JSON, and what it says on stderr."""
+
+    def run(fleet, *words):
+        async def run_load(*_args, answers, **_options):
+            seconds = TTFT[fleet.server.flags["max-num-seqs"]]
+            answers.update({at: Times(seconds * (1 + at % 5 / 100), None, 1.0) for at in range(200)})
+            return LoadReport(200, 200, 0, 10.0, 2000, Latency(), Latency(), Latency())
+
+        monkeypatch.setattr("vllm_console.load.run.run_load", run_load)
+        monkeypatch.setattr(tune, "find_target", lambda *_a, **_o: Target("", WORK, fleet, fleet.server))
+        monkeypatch.setattr(tune, "confirm_load", lambda *_: False)
+        asked = ["tune", "chat", "--objective", "ttft", "--rate", "1", "--trials", "2", "--budget", "1h", *words]
+        code = tune.run(parse(asked))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_what_is_better_stays(tuned):
+    fleet = Fleet()
+    code, out, _ = tuned(fleet, "--json")
+    result = json.loads(out)
+    assert (code, result["kept"]) == (0, {"max-num-seqs": 16})
+    assert result["sentence"].startswith("max-num-seqs 16 stays: its mean TTFT is 80% lower")
+    assert fleet.server.flags == {"max-num-seqs": 16}
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        ("refused", "chat does not have max-num-seqs 16 now: the port is taken"),
+        ("rolled back", "chat does not have max-num-seqs 16 now: max-num-seqs 16 failed: back to what ran before"),
+        ("failed", "chat does not have max-num-seqs 16 now: no memory"),
+        ("restarted", "chat does not have max-num-seqs 16 now: it was restarted meanwhile"),
+    ],
+)
+def test_what_is_better_does_not_stay_if_the_restart_to_it_fails(tuned, failing, said):
+    """Both candidates are tried, so that the better one takes a third restart."""
+    code, out, err = tuned(Fleet(failing, 3), "--json")
+    result = json.loads(out)
+    assert (code, result["kept"], result["sentence"]) == (1, None, f"{said}.")
+    assert result["improvement"]["value"] == pytest.approx(0.8)
+    assert said in err
+    code, out, err = tuned(Fleet(failing, 3))
+    assert code == 1
+    assert "stays" not in out
+    assert said in err
+
+
+def test_original_flags_that_could_not_be_restored_do_not_stay(tuned, monkeypatch):
+    monkeypatch.setitem(TTFT, 16, 1.0)
+    monkeypatch.setitem(TTFT, 64, 1.0)
+    code, out, err = tuned(Fleet("refused", 3), "--json")
+    result = json.loads(out)
+    said = "chat does not have its original flags now: the port is taken"
+    assert (code, result["kept"], result["sentence"]) == (1, None, f"{said}.")
+    assert said in err
+
+
+def test_a_server_that_was_stopped_at_the_end_is_left_so(tuned, monkeypatch):
+    fleet = Fleet()
+    end = tune._Tuner.end
+
+    def stopped_first(tuner):
+        fleet.server = replace(fleet.server, state=State.STOPPED)
+        end(tuner)
+
+    monkeypatch.setattr(tune._Tuner, "end", stopped_first)
+    code, out, err = tuned(fleet, "--json")
+    said = "chat was stopped by somebody else meanwhile: it is left as it is now, with the flags of a trial"
+    assert (code, json.loads(out)["sentence"]) == (1, f"{said}.")
+    assert (fleet.restarts, err.count(said)) == (2, 1)
