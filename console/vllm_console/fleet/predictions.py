@@ -41,6 +41,7 @@ from vllm_launchers.plan.model import Flags, Plan
 from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.typed_decoding import convert
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.modelfacts.facts import LayerKind
 
 if TYPE_CHECKING:
     from vllm_console.fleet.runs import RunRecorder
@@ -195,8 +196,8 @@ def limits_after(
 ) -> EngineLimits | str:
     """What the server may do after a change; a sentence if it would not start, or if the change is not modeled."""
     changed = changes(details.flags, after.flags)
-    outside = _refused(before, after) or _uncovered(details.flags, changed) or _unknown_cache(before, after, changed)
-    if outside:
+    outside = _refused(before, after) or _uncovered(details.flags, changed)
+    if outside := outside or _bounded_layers(facts, changed) or _unknown_cache(before, after, changed):
         return outside
     then = _cache_after(cache, before, after, changed)
     if then.blocks < _FEWEST_BLOCKS:
@@ -267,12 +268,17 @@ def _cache_after(now: CacheConfig, before: Plan, after: Plan, changed: Sequence[
     override = after.flags.get("num-gpu-blocks-override")
     if isinstance(override, int) and not isinstance(override, bool):
         return now._replace(blocks=override)
-    one, other = (plan.memory.kv_tokens if plan.memory is not None else None for plan in (before, after))
-    if "num-gpu-blocks-override" in {change.flag for change in changed}:
-        return now._replace(blocks=(other or 0) // now.block_size)
-    if not one or not other:
+    names = {change.flag for change in changed}
+    one, other = before.memory, after.memory
+    if "num-gpu-blocks-override" in names:
+        return now._replace(blocks=((other and other.kv_tokens) or 0) // now.block_size)
+    if one is None or other is None or one.kv_gib <= 0 or other.kv_gib <= 0:
         return now
-    return now._replace(blocks=round(now.blocks * other / one))
+    # By bytes: tokens are counted in requests of the full length, and a windowed layer holds less of longer ones.
+    blocks = now.blocks * other.kv_gib / one.kv_gib
+    if "kv-cache-dtype" in names and one.kv_bytes_per_token and other.kv_bytes_per_token:
+        blocks *= one.kv_bytes_per_token / other.kv_bytes_per_token
+    return now._replace(blocks=round(blocks))
 
 
 # -- what is outside ---------------------------------------------------------------------------------------------------
@@ -280,8 +286,8 @@ def _cache_after(now: CacheConfig, before: Plan, after: Plan, changed: Sequence[
 
 def _refused(before: Plan, after: Plan) -> str:
     """A sentence if the server would not start with the change."""
-    known = {finding.code for finding in errors(before.findings)}
-    new = [finding.message for finding in errors(after.findings) if finding.code not in known]
+    known = {(finding.code, finding.message) for finding in errors(before.findings)}
+    new = [finding.message for finding in errors(after.findings) if (finding.code, finding.message) not in known]
     if not new:
         return ""
     return f"{new[0]}." if "will not start" in new[0] else f"It would not start: {new[0]}."
@@ -302,6 +308,15 @@ def _uncovered(flags: Flags, changed: Sequence[FlagChange]) -> str:
     if not all(dtype in ("auto", "bfloat16", "float16") or dtype.startswith("fp8") for dtype in dtypes):
         return "The speed of this kv-cache-dtype is not modeled."
     return ""
+
+
+def _bounded_layers(facts: ModelFacts | None, changed: Sequence[FlagChange]) -> str:
+    """A sentence if the KV cache or its requests change in size, and some layers don't keep all tokens of a request."""
+    sizes = [one.flag for one in changed if one.flag in _CACHE]
+    if facts is None or not sizes or set(facts.layers) <= {LayerKind.FULL, LayerKind.NONE}:
+        return ""
+    layers = "layers that keep a window or a state of a request instead of all its tokens"
+    return f"The effect of {' and '.join(sizes)} on models with {layers} is not modeled."
 
 
 def _unknown_cache(before: Plan, after: Plan, changed: Sequence[FlagChange]) -> str:

@@ -16,7 +16,10 @@ from vllm_console.fleet.verbs import FleetError
 from vllm_console.metrics.parse import CacheConfig
 from vllm_console.prediction.evidence import NoEvidenceError
 from vllm_launchers.engine_model.gpus import batch_defaults
+from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 from vllm_launchers.vllm.release_defaults import NEWEST
 
 
@@ -50,6 +53,66 @@ def test_a_warning_of_the_present_flags_hides_no_error_of_the_changed_ones() -> 
     assert limits_after(details, None, cache, warned, refused) == "It would not start: error of a value."
     runs = limits_after(details, None, cache, refused, refused)
     assert "tensor-parallel-size" in str(runs), "it runs despite the same error"
+
+
+def test_an_error_of_the_present_flags_hides_no_other_one_of_the_same_kind() -> None:
+    def plan(*messages: str) -> Any:
+        return SimpleNamespace(
+            findings=tuple(PlanFinding("flag_value", Level.ERROR, one) for one in messages), flags={}
+        )
+
+    details: Any = SimpleNamespace(flags={"tensor-parallel-size": 2})
+    before, after = plan("--seed is no number"), plan("--seed is no number", "--max-num-seqs must be 1 or more")
+    found = limits_after(details, None, CacheConfig(1000, 16, True), before, after)
+    assert found == "It would not start: --max-num-seqs must be 1 or more."
+
+
+PLAIN = ModelFacts(
+    "acme/plain", layers=(LayerKind.FULL,) * 48, hidden_size=3840, heads=16, kv_heads=8, head_dim=256,
+    intermediate_size=15360, vocabulary=262144, weight_bytes=24_400_000_000, dtype="bfloat16", max_context=131072,
+)  # fmt: skip
+WINDOWED = replace(PLAIN, layers=((LayerKind.SLIDING,) * 5 + (LayerKind.FULL,)) * 8, window=1024)
+STATES = replace(PLAIN, layers=((LayerKind.LINEAR,) * 3 + (LayerKind.FULL,)) * 12, state_bytes=2**20)
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+def blocks_after(facts: ModelFacts, before: dict[str, Any], change: dict[str, Any]) -> tuple[int | str, float]:
+    """The blocks of 20,000 that a change leaves, or why they are not told; and the ratio of the bytes by the plans."""
+    flags = {"max-model-len": 131072, **before}
+    plans: list[Any] = [
+        SimpleNamespace(findings=(), flags=one, memory=estimate(facts, one, [GpuShape(A100, 80.0)]))
+        for one in (flags, {**flags, **change})
+    ]
+    details: Any = SimpleNamespace(flags=flags, engine=None, gpu_name=A100)
+    found = limits_after(details, facts, CacheConfig(20_000, 16, True), *plans)
+    one, other = (plan.memory.kv_gib for plan in plans)
+    return (found if isinstance(found, str) else found.blocks), other / one
+
+
+def test_a_length_changes_no_block_of_the_cache() -> None:
+    for length in (8192, 100_000, 100_001):
+        assert blocks_after(PLAIN, {}, {"max-model-len": length})[0] == 20_000
+
+
+def test_blocks_follow_the_bytes_of_the_cache() -> None:
+    for facts in (PLAIN, WINDOWED, STATES):
+        blocks, ratio = blocks_after(facts, {"max-num-batched-tokens": 2048}, {"max-num-batched-tokens": 65536})
+        assert ratio < 0.95
+        assert blocks == pytest.approx(20_000 * ratio, abs=1), "in-flight tokens are part of what a window holds"
+    blocks, ratio = blocks_after(PLAIN, {}, {"gpu-memory-utilization": 0.7})
+    assert blocks == pytest.approx(20_000 * ratio, abs=1)
+    blocks, ratio = blocks_after(PLAIN, {}, {"kv-cache-dtype": "fp8"})
+    assert blocks == pytest.approx(40_000 * ratio, abs=1)
+
+
+@pytest.mark.parametrize("facts", [WINDOWED, STATES])
+@pytest.mark.parametrize(
+    "change", [{"max-model-len": 8192}, {"gpu-memory-utilization": 0.7}, {"num-gpu-blocks-override": 9000}]
+)
+def test_what_fits_beside_windows_and_states_is_not_modeled(facts: ModelFacts, change: dict[str, Any]) -> None:
+    (flag,) = change
+    said = blocks_after(facts, {}, change)[0]
+    assert str(said).startswith(f"The effect of {flag} on models with layers that keep a window or a state")
 
 
 @pytest.mark.parametrize(("seqs", "step", "graphs"), [(24, 4096, 48), (256, 4096, 512), (256, 256, 256)])
