@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 
@@ -11,6 +10,7 @@ from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.presets.rules import FLAG_NAME, refused_flag, refused_value
 from vllm_launchers.presets.rules import LENGTH as LENGTH_TEXT
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, human_int
+from vllm_launchers.vllm.flags.several_words import is_listed, several_words
 from vllm_launchers.vllm.flags.speculation import SPECULATION, SPECULATION_FLAGS, speculates, speculation_flags
 
 __all__ = [
@@ -179,10 +179,10 @@ def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
         raise FlagError(f"--{plain} cannot have this value: {refusal}")
     if isinstance(value, str) and "\0" in value:
         raise FlagError(f"--{plain}: a value cannot contain a NUL byte")
-    if plain == SERVED_NAME and _is_list(value) and not _listed_names(plain, value):
+    if is_listed(plain, value) and not several_words(plain, value):
         raise FlagError(
-            f"--{plain}: expected a name, or several as a JSON list such as "
-            f"""'["qwen", "default"]'; none may begin with a dash"""
+            f"--{plain}: expected a value, or several as a JSON list such as "
+            f"""'["qwen", "default"]' or '[1, 2, 4]'; none may begin with a dash"""
         )
     return plain, value
 
@@ -222,25 +222,7 @@ def served_name(flags: Flags, model: str) -> str:
 def served_names(flags: Flags, model: str) -> tuple[str, ...]:
     """All names by which clients may ask for a server's model."""
     value = flags.get(SERVED_NAME)
-    return tuple(filter(None, _listed_names(SERVED_NAME, value))) or (str(value or model),)
-
-
-def _is_list(value: object) -> bool:
-    """Whether it is meant as a list, also one whose end is missing. A name may begin with a bracket."""
-    text = value.strip() if isinstance(value, str) else ""
-    return text.startswith('["') or (text.startswith("[") and text.endswith("]"))
-
-
-def _listed_names(name: str, value: object) -> tuple[str, ...]:
-    """The names of ``served-model-name`` that a JSON list holds; none for another flag, or if one can't be a word."""
-    if name != SERVED_NAME or not isinstance(value, str) or not _is_list(value):
-        return ()
-    try:
-        found = json.loads(value)
-    except (ValueError, RecursionError):
-        return ()
-    usable = all(isinstance(one, str) and one.isprintable() and one and not one.startswith("-") for one in found)
-    return tuple(found) if usable else ()
+    return several_words(SERVED_NAME, value) or (str(value or model),)
 
 
 def flag_words(flags: Flags) -> tuple[str, ...]:
@@ -254,8 +236,8 @@ def flag_words(flags: Flags) -> tuple[str, ...]:
         elif value is False:
             if name not in TRUE_ONLY:
                 words.append(f"--no-{name}")
-        elif names := _listed_names(name, value):
-            words += [f"--{name}", *names]
+        elif several := several_words(name, value):
+            words += [f"--{name}", *several]
         elif str(value).startswith("-"):
             words.append(f"--{name}={value}")  # otherwise the parser takes the value for a flag, even a negative number
         else:

@@ -20,6 +20,8 @@ from vllm_launchers.plan.flags import (
     token_count,
 )
 from vllm_launchers.plan.model import FlagValue
+from vllm_launchers.vllm.flags.releases import RELEASES, release_table
+from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
 
 
 @pytest.mark.parametrize(
@@ -201,11 +203,32 @@ def test_without_a_served_name_it_is_the_models() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["[]", "[1]", '["a",]', '["a", ""]', '["-a", "b"]', r'["a\u0000"]', r'["\ud800"]', "[a]", '["a",', '["a']
+    "value",
+    ["[]", "[null]", '["a",]', '["a", ""]', '["-a", "b"]', r'["a\u0000"]', r'["\ud800"]', "[a]", '["a",', '["a'],
 )
 def test_a_list_of_served_names_that_argv_cannot_hold_is_refused(value: str) -> None:
     with pytest.raises(FlagError, match="several as a JSON list"):
         parse_set(f"served-model-name={value}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("cudagraph-capture-sizes", "[1, 2, 4]", ("1", "2", "4")),
+        ("lora-modules", '["sql=/a", {"name": "b", "path": "/b"}]', ("sql=/a", '{"name": "b", "path": "/b"}')),
+        ("lora-modules", '{"name": "b", "path": "/b"}', ('{"name": "b", "path": "/b"}',)),
+        ("logits-processors", '["one.Processor", "two.Processor"]', ("one.Processor", "two.Processor")),
+    ],
+)
+def test_flags_that_take_several_words_take_a_json_list(name: str, value: str, words: tuple[str, ...]) -> None:
+    assert flag_words(dict([parse_set(f"{name}={value}")])) == (f"--{name}", *words)
+
+
+def test_they_take_several_words_in_every_release_that_has_them() -> None:
+    tables = [release_table(one) for one in RELEASES]
+    specs = [spec for table in tables for name, spec in table.flags.items() if name in LIST_FLAGS]
+    assert all(one.many for one in specs)
+    assert {one.name for one in specs} == LIST_FLAGS
 
 
 def test_other_flags_that_look_like_a_list_are_one_word() -> None:

@@ -12,6 +12,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.release_defaults import (
     NEWEST,
@@ -340,6 +341,8 @@ def captured_batches(flags: Flags, seqs: int, draft_tokens: int = 0) -> list[int
     sizes = flags.get("cudagraph-capture-sizes", config.get("cudagraph_capture_sizes"))
     if isinstance(sizes, int) and not isinstance(sizes, bool):
         return [sizes]
+    if words := several_words("cudagraph-capture-sizes", sizes):
+        return [int(word) for word in words if word.isdecimal()]
     if isinstance(sizes, list):
         return [size for size in sizes if isinstance(size, int)]
     most = decimal(flags.get("max-cudagraph-capture-size", config.get("max_cudagraph_capture_size")))

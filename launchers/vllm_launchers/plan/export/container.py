@@ -17,6 +17,7 @@ from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import redact_argv, redact_environment
 from vllm_launchers.vllm.engines import EngineKind
+from vllm_launchers.vllm.flags.several_words import several_words
 
 IMAGE = "vllm/vllm-openai"
 ENTRYPOINT = ("vllm", "serve")
@@ -127,13 +128,14 @@ def _whole(path: str) -> str:
 
 
 def _adapters(value: object) -> Iterator[str]:
-    """The folders of ``--lora-modules``: ``NAME=PATH`` or a JSON object."""
+    """The folders of ``--lora-modules``: each word is ``NAME=PATH`` or a JSON object."""
     if not isinstance(value, str):
         return
-    document = _json(value)
-    path = document.get("path") if document else value.partition("=")[2]
-    if isinstance(path, str) and path.startswith("/"):
-        yield path
+    for word in several_words("lora-modules", value) or (value,):
+        document = _json(word)
+        path = document.get("path") if document else word.partition("=")[2]
+        if isinstance(path, str) and path.startswith("/"):
+            yield path
 
 
 def _draft(value: object) -> Iterator[str]:

@@ -22,6 +22,7 @@ from vllm_launchers.vllm.flags.check_nested import key_problem, nested_problem, 
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import parse_release
 from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
+from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS
 from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
 
@@ -77,6 +78,12 @@ def problem(table: FlagTable, name: str, value: FlagValue, *, multimodal: bool =
 
 
 def _problem(table: FlagTable, name: str, value: FlagValue, *, bounds: bool, multimodal: bool) -> str | None:
+    words = several_words(name, value) or (value,)
+    found = (_word_problem(table, name, word, bounds=bounds, multimodal=multimodal) for word in words)
+    return next(filter(None, found), None)
+
+
+def _word_problem(table: FlagTable, name: str, value: FlagValue, *, bounds: bool, multimodal: bool) -> str | None:
     head, dot, key = name.partition(".")
     spec, several = resolve_flag_name(table, head)
     if spec is None:
@@ -532,11 +539,16 @@ def _executor(given: Given) -> str | None:
 
 def _adapters(given: Given) -> str | None:
     text = given.text("lora-modules")
-    if text.lstrip().startswith("{"):
-        missing = [key for key in ("name", "path") if given.key("lora-modules", key) is None]
-        wrong = missing and isinstance(_decoded(text)[1], dict)
-        return f"--lora-modules needs {' and '.join(missing)} in its JSON object" if wrong else None
-    if not text or ("=" in text and "," not in text):
+    words = several_words("lora-modules", text) or ((text,) if text else ())
+    return next(filter(None, map(_adapter, words)), None)
+
+
+def _adapter(word: str) -> str | None:
+    if word.lstrip().startswith("{"):
+        document = _decoded(word)[1]
+        missing = [key for key in ("name", "path") if isinstance(document, dict) and key not in document]
+        return f"--lora-modules needs {' and '.join(missing)} in its JSON object" if missing else None
+    if "=" in word and "," not in word:
         return None
     return "--lora-modules takes NAME=PATH or a JSON object with name and path"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
+from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
 
 _SHOWN = 60
 MANY = 8
@@ -15,9 +16,13 @@ def expected(spec: FlagSpec) -> str:
         return either(spec.choices)
     if spec.closed and spec.words:
         return either(spec.words)
+    if spec.kind is ValueKind.INT and spec.name in LIST_FLAGS:
+        return "whole numbers as a JSON list such as [1, 2, 4]"
     plain = {
         ValueKind.BOOL: "on or off",
-        ValueKind.INT: "a whole number",
+        ValueKind.INT: "whole numbers as a JSON list such as [1, 2, 4]"
+        if spec.name in LIST_FLAGS
+        else "a whole number",
         ValueKind.FLOAT: "a number",
         ValueKind.HUMAN_INT: "a whole number such as 4096, 4k (4,000) or 4K (4,096)",
         ValueKind.JSON: 'a JSON object such as {"key": 1}',

@@ -135,6 +135,7 @@ def test_fewer_batch_sizes_fewer_graphs() -> None:
         ({}, 512),
         ({"max-cudagraph-capture-size": 300}, 288),
         ({"cudagraph-capture-sizes": 8}, 8),
+        ({"cudagraph-capture-sizes": "[1, 2, 24]"}, 24),
         ({"compilation-config": '{"cudagraph_capture_sizes": [1, 256]}'}, 256),
         ({"enforce-eager": True}, 0),
     ],

@@ -240,6 +240,8 @@ CASES: list[tuple[str, Flags, Flags]] = [
         {"distributed-executor-backend": "my.module.Executor"},
     ),
     ("lora-modules", {"lora-modules": "adapter"}, {"lora-modules": "name=/path"}),
+    ("lora-modules", {"lora-modules": '["a=b", "c"]'}, {"lora-modules": '["a=b", {"name": "c", "path": "d"}]'}),
+    ("lora-modules", {"lora-modules": '["a=b", {"name": "c"}]'}, {"lora-modules": '["a=b", "c=d"]'}),
     ("lora-modules", {"lora-modules": "a=b,c=d"}, {"lora-modules": '{"name": "a", "path": "b"}'}),
     ("lora-modules", {"lora-modules": '{"name": "a"}'}, {"lora-modules": '{"name": "a", "path": "b"}'}),
     (
