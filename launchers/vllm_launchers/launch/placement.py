@@ -65,15 +65,15 @@ class GpuRequest(msgspec.Struct, frozen=True):
     def need(self, gpu: Gpu) -> float | None:
         """GiB that vLLM requires to be free on a GPU (or a slice of that size) to start; None if unknown.
 
-        It checks ``gpu-memory-utilization`` of total memory even if the KV cache's size is given in bytes, and then
-        takes what that needs.
+        It checks ``gpu-memory-utilization`` of total memory even if the KV cache's size is given, and then takes what
+        that needs.
         """
         share = self.flags.get("gpu-memory-utilization", default_utilization(self.engine.release))
         if gpu.memory_gib is None or isinstance(share, bool) or not isinstance(share, int | float):
             return None
         least, memory = (token_count(self.flags.get(BYTES)) or 0) / GIB, self.memory
         if memory is not None and memory.fixed:
-            least = memory.weights_gib + memory.overhead_gib + memory.graphs_gib + memory.kv_gib
+            least = memory.taken_gib
         return round(max(share * gpu.memory_gib, least), 1)
 
 
@@ -213,16 +213,19 @@ def _way_out(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[
 
 
 def _lower_hint(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> str:
-    """The utilization at which the set would fit, as the fix; empty where the weights alone exceed it."""
+    """The utilization at which the set would fit, as the fix; empty where the weights alone exceed it, or with
+    a KV cache of a given size all that it takes.
+    """
     memory = wanted.memory
-    if not found.needs_gib or (memory is not None and memory.fixed):
+    if not found.needs_gib:
         return ""
     sizes = [(gpu.memory_gib, available_gib(gpu, shares)) for gpu in host.gpus if gpu.index in found.gpus]
     if found.mig is not None:
         sizes = [(found.mig.memory_gib, found.mig.free_gib)]
     parts = [free / memory for memory, free in sizes if memory and free]
     fitting = math.floor(min(parts) * 100) / 100 if parts and len(parts) == len(sizes) else 0.0
-    if memory is not None and any(fitting * size <= memory.weights_gib for size, _ in sizes if size):
+    least = 0.0 if memory is None else memory.taken_gib if memory.fixed else memory.weights_gib
+    if any(fitting * size <= least for size, _ in sizes if size):
         return ""
     return f". It would fit with --gpu-memory-utilization {fitting:g}, if the model does" if fitting else ""
 

@@ -338,3 +338,12 @@ def test_a_share_that_the_weights_exceed_is_no_way_out(weights: float, named: bo
     with pytest.raises(NoPlaceError) as refused:
         find_place(GpuRequest({}, VLLM, memory), full, "auto", ())
     assert ("It would fit with" in str(refused.value)) is named
+
+
+@pytest.mark.parametrize(("cache", "named"), [(12.0, False), (2.0, True)])
+def test_a_share_that_holds_all_of_a_server_with_a_fixed_cache_is_a_way_out(cache: float, named: bool) -> None:
+    memory = MemoryBudget(5.7, 1.0, 0.5, cache, None, None, None, None, fixed=True)
+    part = Host(gpus=(Gpu(0, name="NVIDIA GeForce RTX 4090", memory_gib=24.0, free_gib=12.0),))
+    with pytest.raises(NoPlaceError) as refused:
+        find_place(GpuRequest({"num-gpu-blocks-override": 100}, VLLM, memory), part, "auto", ())
+    assert ("It would fit with --gpu-memory-utilization 0.5" in str(refused.value)) is named

@@ -54,7 +54,7 @@ class MemoryBudget(msgspec.Struct, frozen=True):
     concurrency_p95: float | None = None
     per_gpu: tuple[GpuBudget, ...] = ()
     fixed: bool = False
-    """Whether the KV cache's size was given in bytes, so that no share of the GPU limits it."""
+    """Whether the KV cache's size was given, in bytes or blocks, so that no share of the GPU limits it."""
     source: str = "estimate"
     assumed: tuple[str, ...] = ()
 
@@ -64,6 +64,11 @@ class MemoryBudget(msgspec.Struct, frozen=True):
         if self.fixed and any(gpu.free_gib + gpu.others_gib < 0 for gpu in self.per_gpu):
             return False
         return self.kv_gib > 0 and (self.max_concurrency is None or self.max_concurrency >= 1)
+
+    @property
+    def taken_gib(self) -> float:
+        """All that it takes of a GPU."""
+        return self.weights_gib + self.overhead_gib + self.graphs_gib + self.kv_gib
 
     @property
     def served_p95(self) -> float | None:

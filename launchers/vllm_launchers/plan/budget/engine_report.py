@@ -126,7 +126,7 @@ def as_reported(budget: MemoryBudget, report: EngineReport, *, limited: bool = F
     overhead = budget.overhead_gib - grown - budget.weights_gib * (scale - 1) - graphs + budget.graphs_gib
     return replace(
         budget,
-        fixed=budget.fixed and report.kv_gib is None,  # it started with that size
+        fixed=budget.fixed and report.kv_gib is None and not limited,  # it started with that size
         weights_gib=reported_or(report.weights_gib, budget.weights_gib),
         overhead_gib=max(0.0, overhead),
         graphs_gib=graphs,

@@ -410,7 +410,7 @@ def _budget(
         max_concurrency=concurrency,
         concurrency_p95=p95,
         per_gpu=() if on_cpu else tuple(per_gpu),
-        fixed=not on_cpu and not override and _fixed_bytes(flags, settings) > 0,
+        fixed=not on_cpu and bool(override or _fixed_bytes(flags, settings)),
     )
 
 

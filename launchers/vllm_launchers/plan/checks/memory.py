@@ -15,7 +15,7 @@ from vllm_launchers.plan.checks.context import longest_supported
 from vllm_launchers.plan.checks.request import fixed_size, fp8_cache_of, gpus_of, ranks, utilization, without_fixed_size
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import BYTES, DATA, KV_DTYPE, LENGTH, PIPELINE, TENSOR, UTILIZATION
+from vllm_launchers.plan.flags import BLOCKS, DATA, KV_DTYPE, LENGTH, PIPELINE, TENSOR, UTILIZATION
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import UUID_SINCE, format_held, takes_uuids
@@ -126,18 +126,20 @@ def _room(
 
 
 def _beyond(plan: Plan, memory: MemoryBudget, budget: BudgetFor | None) -> PlanFinding | None:
-    """A KV cache whose size was given in bytes, and which does not fit beside the rest."""
+    """A KV cache whose size was given, in blocks or bytes, and which does not fit beside the rest."""
     gpu = min(memory.per_gpu, key=lambda one: one.free_gib, default=None)
     if gpu is None or gpu.free_gib + SLACK_GIB >= 0:
         return None
     rest = gpu.overhead_gib + gpu.graphs_gib
     held = f", of which others hold {gpu.others_gib:.1f}" if gpu.others_gib >= SLACK_GIB else ""
+    name = fixed_size(plan)[0]
     text = (
-        f"--{BYTES} {plan.flags[BYTES]} is {gpu.kv_gib:.1f} GiB per GPU; weights need {gpu.weights_gib:.1f} and "
+        f"--{name} {plan.flags[name]} is {gpu.kv_gib:.1f} GiB per GPU; weights need {gpu.weights_gib:.1f} and "
         f"activations {rest:.1f}, the GPU has {gpu.total_gib:.1f}{held}: {-gpu.free_gib:.1f} GiB short"
     )
     most = math.floor((gpu.kv_gib + gpu.free_gib) * 10) / 10
-    smaller = {BYTES: int(most * GIB)}
+    blocks = whole_number(plan.flags, BLOCKS, 0)
+    smaller = {name: int(blocks * most / gpu.kv_gib) if name == BLOCKS else int(most * GIB)}
     less = budget({**plan.flags, **smaller}) if budget is not None and most > 0 else None
     fix = Changes(set=smaller) if less is not None and less.fits else None
     more = f"; {most:.1f} GiB would fit" if fix is not None else ""

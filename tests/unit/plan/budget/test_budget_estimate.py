@@ -211,6 +211,11 @@ def test_blocks_can_be_set() -> None:
     assert budget.kv_gib == pytest.approx(100 * 16 * 131072 / GIB)
 
 
+@pytest.mark.parametrize(("blocks", "fits"), [(1000, True), (10**6, False)])
+def test_blocks_that_are_set_must_fit_the_gpu(blocks: int, fits: bool) -> None:
+    assert plan(num_gpu_blocks_override=blocks).fits is fits
+
+
 def test_auto_takes_the_longest_context_that_fits() -> None:
     facts = replace(LLAMA, max_context=1_000_000)
     budget = plan(facts, max_model_len="auto")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from vllm_console.logs.startup import StartupWatch
 from vllm_launchers.plan.budget.budget import EngineReport, GpuBudget, MemoryBudget
@@ -121,6 +122,13 @@ def test_the_engines_figures_take_the_place_of_the_estimate() -> None:
     # What the engine has not said of is what is left of the same memory.
     assert after.free_gib == pytest.approx(before.free_gib)
     assert after.overhead_gib == pytest.approx(1.5 + 2.0 - 0.5 - 0.2)
+
+
+def test_a_cache_of_a_given_number_of_blocks_fits_once_it_has_started() -> None:
+    tight = replace(BUDGET.per_gpu[0], kv_gib=BUDGET.per_gpu[0].kv_gib + 200)
+    budget = replace(BUDGET, fixed=True, per_gpu=(tight,))
+    assert not budget.fits
+    assert as_reported(budget, EngineReport(15.5, 18.0), limited=True).fits
 
 
 def test_an_empty_report_leaves_the_estimate() -> None:

@@ -515,9 +515,20 @@ def test_a_number_of_blocks_that_limits_the_cache_is_what_has_to_go(find: Find) 
     assert "more GPUs" not in held.message
 
 
-@pytest.mark.parametrize(("size", "codes"), [("60G", ["kv_cache_too_large"]), ("20G", []), (20 * 2**30, [])])
-def test_a_cache_given_in_bytes_must_fit_beside_the_weights(find: Find, size: int | str, codes: list[str]) -> None:
-    found = [one for one in find(set={"kv-cache-memory-bytes": size}) if one.level is Level.ERROR]
+@pytest.mark.parametrize(
+    ("name", "size", "codes"),
+    [
+        ("kv-cache-memory-bytes", "60G", ["kv_cache_too_large"]),
+        ("kv-cache-memory-bytes", "20G", []),
+        ("kv-cache-memory-bytes", 20 * 2**30, []),
+        ("num-gpu-blocks-override", 1_000_000, ["kv_cache_too_large"]),
+        ("num-gpu-blocks-override", 4000, []),
+    ],
+)
+def test_a_cache_of_a_given_size_must_fit_beside_the_weights(
+    find: Find, name: str, size: int | str, codes: list[str]
+) -> None:
+    found = [one for one in find(set={name: size}) if one.level is Level.ERROR]
     assert [one.code for one in found] == codes
     for one in found:
         assert not one.surely
