@@ -166,12 +166,12 @@ def _flag(name: str, value: FlagValue, flags: Flags, engine: _Engine) -> Iterato
     spec, several = resolve_flag_name(engine.table, head) if engine.table else (None, ())
     if spec is not None and spec.name == head:
         if removed and fate is RemovalKind.IGNORED:
-            yield _dead(removed, flags, engine, RemovalKind.IGNORED)
+            yield _dead(removed, key, flags, engine, RemovalKind.IGNORED)
         if spec.deprecated:
             yield _deprecated(spec)
     elif removed and (fate is RemovalKind.REFUSED or engine.table):
         taken = spec is not None and spec.opposite == head
-        yield _dead(removed, flags, engine, RemovalKind.WARNED if taken else RemovalKind.REFUSED)
+        yield _dead(removed, key, flags, engine, RemovalKind.WARNED if taken else RemovalKind.REFUSED)
     elif spec is not None:
         yield from _second_name(spec, head, key, value)
     elif engine.table is not None:
@@ -185,8 +185,8 @@ def _flag(name: str, value: FlagValue, flags: Flags, engine: _Engine) -> Iterato
         yield PlanFinding("config_drops_false", Level.ADVICE, message)
 
 
-def _dead(removed: RemovedFlag, flags: Flags, engine: _Engine, fate: RemovalKind) -> PlanFinding:
-    fix = removed.carry(flags)
+def _dead(removed: RemovedFlag, key: str, flags: Flags, engine: _Engine, fate: RemovalKind) -> PlanFinding:
+    fix = removed.carry(flags) if not key else None  # where the key alone went is not known
     if fix is not None and engine.table is not None and any(name not in engine.table.flags for name in fix.set):
         fix = Changes(unset=fix.unset)
     if fate is RemovalKind.REFUSED:

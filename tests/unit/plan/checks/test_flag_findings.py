@@ -13,6 +13,7 @@ from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import RELEASES, release_table
+from vllm_launchers.vllm.removed_flags import REMOVED_FLAGS
 
 ERROR, WARNING, ADVICE = Level.ERROR, Level.WARNING, Level.ADVICE
 
@@ -138,6 +139,11 @@ def test_dead_flags(flags: dict[str, Any], version: str, since: str) -> None:
     finding = only(flags, version=version)
     assert (finding.code, finding.level, finding.surely) == ("flag_dead", ERROR, True)
     assert f"vLLM {version} refuses --{next(iter(flags))} ({since})" in finding.message
+
+
+@pytest.mark.parametrize("name", REMOVED_FLAGS)
+def test_a_key_of_a_removed_flag_is_reported_without_a_change(name: str) -> None:
+    assert ("flag_dead", None) in [(one.code, one.fix) for one in findings({f"{name}.x": 1})]
 
 
 def test_a_flag_that_is_taken_and_does_nothing_is_a_warning() -> None:
