@@ -116,7 +116,7 @@ def _asked_for(capability: float, release: Release | None, backend: str) -> Fp8C
             native = HOPPER <= capability < BLACKWELL + 1
             return Fp8Cache(True, native, "" if native else "FlashInfer compiles a kernel for it with nvcc")
         return Fp8Cache(False, why="FlashInfer has no kernel for it there")
-    if backend == FLASH_ATTENTION and not HOPPER <= capability < BLACKWELL + 1:
+    if backend == FLASH_ATTENTION and not HOPPER <= capability < BLACKWELL:
         return Fp8Cache(False, why="FlashAttention, as requested, supports it on compute capability 9.x only")
     if backend == TRITON and capability < ADA:
         return Fp8Cache(False, why="vLLM's Triton attention backend, as requested, refuses it ('requires SM89+')")

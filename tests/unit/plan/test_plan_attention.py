@@ -35,6 +35,8 @@ OLD, TRITON, MIDDLE, NEW = (0, 10, 1), (0, 11, 0), (0, 17, 1), (0, 33, 0)
         (9.0, MIDDLE, None, True, True),
         (10.0, NEW, None, False, True),
         (12.0, NEW, None, False, True),
+        (10.0, NEW, "FLASH_ATTN", False, False),
+        (10.3, NEW, "FLASH_ATTN", False, False),
         (12.0, NEW, "FLASH_ATTN", False, False),
         (None, NEW, None, False, None),
     ],
