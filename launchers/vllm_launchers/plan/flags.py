@@ -107,7 +107,9 @@ TEXT_FLAGS: frozenset[str] = frozenset(
 """Flags whose value stays text though it may look like a number: a model may be named ``1.10``."""
 
 _INTEGER = lazy_pattern(r"-?(?:0|[1-9][0-9]{0,17})")
-_FLOAT = lazy_pattern(r"-?[0-9]{1,30}\.[0-9]{1,30}(?:[eE][+-]?[0-9]{1,3})?|-?[0-9]{1,30}[eE][+-]?[0-9]{1,3}")
+_FLOAT = lazy_pattern(
+    r"-?(?:[0-9]{1,30}\.[0-9]{0,30}|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?|-?[0-9]{1,30}[eE][+-]?[0-9]{1,3}"
+)
 
 
 def normalise(name: str) -> str:
