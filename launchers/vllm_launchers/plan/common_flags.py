@@ -27,6 +27,7 @@ class FlagKind(StrEnum):
     BOOL = "on or off"
     INT = "whole number"
     LENGTH = "number of tokens"
+    BYTES = "number of bytes"
     FLOAT = "number"
     SHARE = "share between 0 and 1"
     TEXT = "text"
@@ -53,7 +54,7 @@ def _f(
     return CommonFlag(name, kind, default, meaning, tuple(w for w in words if w != "…"), "…" in words, low)
 
 
-_B, _I, _L, _N, _S, _T, _J = FlagKind
+_B, _I, _L, _Y, _N, _S, _T, _J = FlagKind
 
 COMMON_FLAGS: tuple[CommonFlag, ...] = (
     # Memory and the KV cache
@@ -63,7 +64,7 @@ COMMON_FLAGS: tuple[CommonFlag, ...] = (
        low=1),
     _f("kv-cache-dtype", _T, "auto", "Number format of the KV cache; fp8 holds about twice the tokens",
        "auto bfloat16 float16 fp8 fp8_e4m3 fp8_e5m2 fp8_inc fp8_ds_mla nvfp4 …"),
-    _f("kv-cache-memory-bytes", _I, "by utilization", "Size of the KV cache per GPU in bytes, not a share", low=1),
+    _f("kv-cache-memory-bytes", _Y, "by utilization", "Size of the KV cache per GPU in bytes, not a share", low=1),
     _f("enable-prefix-caching", _B, "by model", "Keep the KV cache of prompt beginnings and use it again"),
     _f("prefix-caching-hash-algo", _T, "sha256", "Hash function that identifies prompt blocks in the prefix cache",
        "sha256 sha256_cbor xxhash xxhash_cbor"),
@@ -259,7 +260,7 @@ def _convert(flag: CommonFlag, text: str) -> FlagValue:  # noqa: C901 (one branc
         case FlagKind.INT:
             if re.fullmatch(r"-?\d{1,18}", text):
                 return int(text)
-        case FlagKind.LENGTH:
+        case FlagKind.LENGTH | FlagKind.BYTES:
             if re.fullmatch(r"[0-9]{1,18}", text):
                 return int(text)
             if token_count(text) is not None or (flag.name == "max-model-len" and text in ("auto", "-1")):
@@ -270,7 +271,11 @@ def _convert(flag: CommonFlag, text: str) -> FlagValue:  # noqa: C901 (one branc
             return _json(flag, text)
         case FlagKind.TEXT:
             return text
-    example = {FlagKind.BOOL: "on or off", FlagKind.LENGTH: "a number of tokens such as 8192 or 8K"}
+    example = {
+        FlagKind.BOOL: "on or off",
+        FlagKind.LENGTH: "a number of tokens such as 8192 or 8K",
+        FlagKind.BYTES: "a number of bytes such as 4000000000 or 4G",
+    }
     raise FlagError(f"{flag.name} must be {example.get(flag.kind, 'a ' + flag.kind.value)}, not '{text}'")
 
 
