@@ -229,9 +229,14 @@ def _key(asked: _Asked, indices: Sequence[int]) -> _Key:
         float(sum(asked.level(a, b) for a, b in combinations(indices, 2))),
         -(bandwidth if bandwidth is not None else _fewest_nvlinks(asked, indices)),
         _broken(asked, indices),
-        -math.floor(FREE_STEPS * min(asked.frees[index] or 0.0 for index in indices)),
+        _steps(min(asked.frees[index] or 0.0 for index in indices)),
         *map(float, indices),
     )
+
+
+def _steps(free: float | None) -> float:
+    """Free memory in a sort key: the most first, and unknown memory last."""
+    return -math.floor(FREE_STEPS * (free or 0.0))
 
 
 def _placement(asked: _Asked, indices: Sequence[int]) -> Placement:
@@ -347,7 +352,7 @@ def _slice(asked: _Asked, need: Need, gpu: Gpu, part: MigInstance) -> tuple[_Key
     tier = _tier(needs[0] if needs else None, seen, give)
     title = f"{gpu.index}: MIG slice {part.profile or part.uuid}"
     free = "free memory unknown" if give is None else f"{give:.1f} GiB free"
-    key = (tier, float(is_held(seen)), 0.0, 0.0, 0.0, 0.0, 0.0, -math.floor(give or 0.0), float(gpu.index))
+    key = (tier, float(is_held(seen)), 0.0, 0.0, 0.0, 0.0, 0.0, _steps(give), float(gpu.index))
     return key, Placement(
         gpus=(gpu.index,),
         uuids=(part.uuid,),

@@ -197,6 +197,15 @@ def test_a_share_of_a_gpu_holds_for_its_slices_together(recorded: Callable[[str]
     assert "your share is 5.0 GiB, 1.0 of them taken" in ranking.problem
 
 
+def test_a_slice_with_more_free_memory_than_a_whole_gpu_is_first(recorded: Callable[[str], Host]) -> None:
+    host = recorded("1xa100-mig")
+    small = Gpu(1, "GPU-1", "X", 8.0, 7.9, (), utilization=0, used_gib=0.1)
+    best = rank_placements(replace(host, gpus=(*host.gpus, small)), 1, need_gib=5.0).best
+    assert best is not None
+    assert best.mig is not None
+    assert best.mig.profile == "2g.10gb"
+
+
 def test_devices_are_given_by_index_and_by_uuid(recorded: Callable[[str], Host]) -> None:
     best = rank_placements(recorded("4xa6000"), 2).best
     assert best is not None
