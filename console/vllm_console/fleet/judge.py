@@ -39,7 +39,7 @@ from vllm_launchers.launch.details import Details
 from vllm_launchers.listeners import Owner
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.budget.memory_flags import batch_sizes
+from vllm_launchers.plan.budget.memory_flags import batch_sizes, max_tokens_per_mm_item
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, ModelFactsError
@@ -310,6 +310,7 @@ class Judge:
             sliding_layers=bool(facts.layers & {LayerKind.SLIDING, LayerKind.CHUNKED}),
             attention_free=LayerKind.LINEAR in facts.layers and facts.layers <= {LayerKind.LINEAR, LayerKind.NONE},
             batch_sizes=facts.batch_sizes,
+            max_tokens_per_mm_item=facts.max_tokens_per_mm_item,
             quantized=facts.quantized,
             own_fp8_cache=facts.own_fp8_cache,
             weights_gib=details.predicted.get("weights_gib"),
@@ -348,6 +349,7 @@ class _Facts(msgspec.Struct, frozen=True):
     max_context: int | None = None
     compute_capability: tuple[int, int] | None = None
     batch_sizes: tuple[int, int] = SMALL_BATCHES
+    max_tokens_per_mm_item: int = 0
     quantized: bool | None = None
     own_fp8_cache: bool = False
     mla: bool = False
@@ -374,6 +376,7 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
         max_context=model_known.max_context if model_known is not None else None,
         compute_capability=(numbers[0], numbers[1]) if len(numbers) == 2 else None,
         batch_sizes=batch_sizes(model_known, details.flags, release, None if on_cpu else GpuShape(name, memory)),
+        max_tokens_per_mm_item=max_tokens_per_mm_item(model_known, details.flags),
         quantized=_quantized(details, model_known),
         own_fp8_cache=model_known is not None and is_fp8(model_known.kv_cache_quantization),
         mla=details.mla or (model_known is not None and model_known.mla),

@@ -16,6 +16,7 @@ from vllm_console.prediction.capacity import ReplayedEngine, held_rate, replay_a
 from vllm_console.prediction.fit import fit_step_cost, step_noise
 from vllm_console.prediction.predict import FAR
 from vllm_launchers.launch.details import unpack
+from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_mm_item
 from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
 
@@ -87,7 +88,13 @@ def rank_changes(
         utilization = float(share) if isinstance(share, int | float) else None
     # Some releases refuse steps that hold no block of cached states.
     states = cache.prefix_caching and facts is not None and LayerKind.LINEAR in facts.layers
-    least = cache.block_size if states else 0
+    least = least_step(
+        details.flags,
+        details.engine.release if details.engine is not None else None,
+        context=limits.scheduler.max_model_len,
+        mm_item=max_tokens_per_mm_item(facts, details.flags),
+        state_block=cache.block_size if states else 0,
+    )
     wanted = combinations(limits.scheduler.max_num_seqs, limits.scheduler.max_num_batched_tokens, utilization, least)
     known = []
     for change in wanted:

@@ -20,6 +20,10 @@ def default_utilization(release: Release | None = None) -> float:
     return next(share for since, share in _UTILIZATION if release >= since)
 
 
+WHOLE_PROMPTS_SINCE: Release = (0, 11, 1)
+"""From here on generative models may run without chunked prefill; earlier releases ignore that it is off."""
+
+
 def online_fp8(release: Release | None = None) -> str:
     """The value of ``quantization`` that converts 16-bit weights to FP8 while they are loaded.
 

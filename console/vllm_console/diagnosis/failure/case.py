@@ -46,9 +46,10 @@ _GPU_NAME = lazy_pattern(
 _MLA = lazy_pattern(r"\buse_mla=True\b|\bUsing (?:\w+ )?\S*MLA\S* (?:attention )?backend")
 """Where vLLM names the model's attention: when it selects a backend, or cannot."""
 _NO_FP8 = "does not have native support for FP8"
+_WHOLE_ITEMS = "Forcing --disable_chunked_mm_input"
 _WORDS = (" args: ", "version ", "max model len ", "max_num_batched_tokens=", "KV cache size: ", " blocks: ",
           " LLM engine ", "startup complete", "Avg prompt", " HTTP/", "capability", "device_name=", ": NVIDIA ",
-          _NO_FP8, "Checkpoint size: ")  # fmt: skip
+          _NO_FP8, _WHOLE_ITEMS, "Checkpoint size: ")  # fmt: skip
 """Every line with a fact contains one of these; nearly all other lines contain none."""
 
 _LONGEST_ARGS = 20_000
@@ -62,7 +63,8 @@ class Case(msgspec.Struct, frozen=True):
     ``quantization`` is the method that vLLM found for the weights of ``model``, empty if none or unknown. ``gpu`` is
     the GPU model, empty if unknown. ``kv_taken``: the KV cache had already been allocated; ``served``: the server was
     up. ``checkpoint_gib`` is the size of the weight files, if the log has it. ``mla``: the model is known to use
-    multi-head latent attention. ``environment`` holds the known variables of the server.
+    multi-head latent attention. ``environment`` holds the known variables of the server. ``whole_mm_items``: vLLM
+    computes each image and video in one step.
     """
 
     failure: FailureLine
@@ -78,6 +80,7 @@ class Case(msgspec.Struct, frozen=True):
     checkpoint_gib: float | None = None
     mla: bool = False
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    whole_mm_items: bool = False
 
     @property
     def fp8_cache(self) -> Fp8Cache:
@@ -138,7 +141,7 @@ def case_of(  # noqa: C901 (one branch per kind of fact)
     model = method = ""
     taken = served = False
     checkpoint: float | None = None
-    latent = mla
+    latent, whole_items = mla, False
     for line in lines:
         if line.number > failure.number:
             break
@@ -148,7 +151,7 @@ def case_of(  # noqa: C901 (one branch per kind of fact)
         if found := _ARGS.search(line.message):
             given = _read_args(found["args"])
             length = tokens = None
-            taken = served = False
+            taken = served = whole_items = False
             named = _MODEL.search(found["args"])
             model, method = named["model"] if named else "", ""
         elif found := _ENGINE.search(line.message):
@@ -164,6 +167,8 @@ def case_of(  # noqa: C901 (one branch per kind of fact)
             taken = True
         elif SERVES.search(line.message):
             served = True
+        elif _WHOLE_ITEMS in line.message:
+            whole_items = True
         elif found := _CHECKPOINT.search(line.message):
             checkpoint = float(found["gib"])
         gpu = gpu or _gpu_named(line.message)
@@ -172,7 +177,7 @@ def case_of(  # noqa: C901 (one branch per kind of fact)
     tokens = token_count(known.get("max-num-batched-tokens")) or tokens
     return Case(
         failure, known, version, length, tokens, model, method, taken, served, gpu, checkpoint, latent,
-        environment or {},
+        environment or {}, whole_items,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from vllm_console.history.frames import Frame, merged, total
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Histogram
 from vllm_console.text import clock, seconds
+from vllm_launchers.plan.budget.memory_flags import least_step
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.vllm.model_folder import updates_adapters
 
@@ -138,8 +139,14 @@ class PrefillContention:
         tokens = evidence.max_num_batched_tokens
         whole = evidence.flags.get("enable-chunked-prefill") is False
         fitting = _step_within(evidence.last(self.FRAMES), evidence.objectives.itl_p99_seconds) or tokens / 2
-        least = max(LEAST_STEP_TOKENS, evidence.max_num_seqs + STEP_ROUND // 2)  # beside a full batch's own tokens
-        least = max(least, evidence.state_block)
+        least = least_step(
+            {**evidence.flags, "enable-chunked-prefill": True},
+            evidence.release,
+            sequences=evidence.max_num_seqs + STEP_ROUND // 2,  # beside a full batch's own tokens
+            mm_item=evidence.max_tokens_per_mm_item,
+            state_block=evidence.state_block,
+        )
+        least = max(LEAST_STEP_TOKENS, least)
         less = max(-(-least // STEP_ROUND), int(min(fitting, tokens / 2)) // STEP_ROUND) * STEP_ROUND
         smaller = None
         longest = min(tokens, _peak(evidence.last(self.FRAMES)))

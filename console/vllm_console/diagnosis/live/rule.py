@@ -119,6 +119,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """Whether all its layers have such a state, or none."""
     batch_sizes: tuple[int, int] = SMALL_BATCHES
     """vLLM's ``max-num-seqs`` and ``max-num-batched-tokens`` for it if the flags are not set."""
+    max_tokens_per_mm_item: int = 0
+    """Tokens of the largest image, video or sound that must be computed in one step; 0 if vLLM may chunk it."""
     quantized: bool | None = None
     """Whether its weights are quantized; None if unknown."""
     own_fp8_cache: bool = False

@@ -10,12 +10,13 @@ import msgspec
 from vllm_launchers.engine_model.gpus import batch_defaults
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.flags import CHUNKED, token_count
 from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.release_defaults import (
     NEWEST,
+    WHOLE_PROMPTS_SINCE,
     Release,
     caches_linear_prefixes,
     default_utilization,
@@ -35,8 +36,13 @@ _DRAFT_LAYERS = {
 """Attention layers that a draft adds; the most common number if the method does not specify it."""
 _NO_DRAFT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 _OWN_LAYERS = lazy_pattern(r"(?:.*_)?mtp")
-_WHOLE_ITEM = {"gemma4": 2496}
-"""Tokens of the largest image or video, which these models must get in one step."""
+_MAX_TOKENS_PER_MM_ITEM: Mapping[str, Mapping[str, int]] = {"gemma4": {"video": 2496, "audio": 750, "image": 280}}
+"""Tokens of the largest item of each kind, by model type: of those whose attention over an item is bidirectional, so
+that vLLM chunks no item (``disable_chunked_mm_input``)."""
+
+LARGEST_MM_ITEM = max(max(kinds.values()) for kinds in _MAX_TOKENS_PER_MM_ITEM.values())
+"""That of a model which is known to need whole items, and nothing else."""
+
 _MOST = 2**50
 
 
@@ -139,10 +145,10 @@ def effective_flags(
         hybrid_cache=release >= (0, 9, 2) and flags.get("disable-hybrid-kv-cache-manager") is not True,
         keep_states=kept and mode != "all",
         states_per_block=kept and mode == "all",
-        pooling=flags.get("runner") == "pooling" or flags.get("task") in ("embed", "classify", "score", "reward"),
+        pooling=pools(flags),
         encoder=_encoder_is_tried(facts, flags),
         encoder_split=1 if flags.get("mm-encoder-tp-mode") == "data" else whole(flags, "tensor-parallel-size", 1),
-        films=decimal(_of_each(json_flag(flags, "limit-mm-per-prompt").get("video"))) != 0,
+        films=_may_have(flags, "video"),
         max_pixels=_max_pixels(flags),
     )
 
@@ -163,6 +169,11 @@ def _encoder_is_tried(facts: ModelFacts, flags: Flags) -> bool:
         return True
     films = facts.encoder is not None and facts.encoder.token_pixels > 0
     return not ({"image", "video"} <= limits.keys() if films else limits.keys() & {"image", "audio"})
+
+
+def _may_have(flags: Flags, kind: str) -> bool:
+    """Whether a request may contain an item of this kind."""
+    return decimal(_of_each(json_flag(flags, "limit-mm-per-prompt").get(kind))) != 0
 
 
 def _of_each(limit: object) -> object:
@@ -222,15 +233,53 @@ def batch_sizes(
     seqs = asked or defaults[0] * doubled
     if (batched := whole(flags, "max-num-batched-tokens", 0)) > 0:
         return asked or min(seqs, batched), batched
-    item = _WHOLE_ITEM.get(facts.model_type or "", 0) if facts is not None and facts.multimodal else 0
-    batched = max(defaults[1] * doubled, item)
+    batched = max(defaults[1] * doubled, max_tokens_per_mm_item(facts, flags))
     length = token_count(flags.get("max-model-len")) or (facts.max_context if facts is not None else None)
     if length is None:
         return seqs, batched
-    if flags.get("enable-chunked-prefill") is False:
+    if whole_prompts(flags, release):
         batched = max(batched, length)
     batched = max(1, min(batched, seqs * length))
     return asked or min(seqs, batched), batched
+
+
+def pools(flags: Flags) -> bool:
+    """Whether a server is known to pool, such as to embeddings, rather than to generate."""
+    return flags.get("runner") == "pooling" or flags.get("task") in ("embed", "classify", "score", "reward")
+
+
+def whole_prompts(flags: Flags, release: Release | None) -> bool:
+    """Whether each prompt is computed in one step: chunked prefill is off, and the release does not ignore that."""
+    if flags.get(CHUNKED) is not False:
+        return False
+    return release is None or release >= WHOLE_PROMPTS_SINCE or pools(flags)
+
+
+def max_tokens_per_mm_item(facts: ModelFacts | None, flags: Flags) -> int:
+    """Tokens of the largest image, video or sound that must be computed in one step; 0 if vLLM may chunk it."""
+    if facts is None or not facts.multimodal or flags.get("language-model-only") is True:
+        return 0
+    kinds = _MAX_TOKENS_PER_MM_ITEM.get(facts.model_type or "", {})
+    return max((tokens for kind, tokens in kinds.items() if _may_have(flags, kind)), default=0)
+
+
+def least_step(
+    flags: Flags,
+    release: Release | None,
+    *,
+    sequences: int = 0,
+    context: int | None = None,
+    mm_item: int = 0,
+    state_block: int = 0,
+) -> int:
+    """The smallest ``max-num-batched-tokens`` that vLLM accepts.
+
+    A step must hold a token of each of the ``sequences``, a whole prompt of up to ``context`` tokens without chunked
+    prefill, a whole item of some multimodal models (see `max_tokens_per_mm_item`), and in some releases a block of
+    tokens with one cached state of linear layers.
+    """
+    prompt = context or 0 if whole_prompts(flags, release) else 0
+    return max(1, sequences, prompt, mm_item, state_block)
 
 
 def _batches_in_flight(flags: Flags, release: Release, pipeline: int, on_cpu: bool) -> int:

@@ -14,7 +14,13 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.plan.budget.budget import shapes
-from vllm_launchers.plan.budget.memory_flags import batch_sizes
+from vllm_launchers.plan.budget.memory_flags import (
+    batch_sizes,
+    least_step,
+    max_tokens_per_mm_item,
+    pools,
+    whole_prompts,
+)
 from vllm_launchers.plan.checks.request import gpus_of, simulated, utilization
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import (
@@ -406,8 +412,8 @@ HIGH_UTILIZATION = 0.95
 """The largest share without a warning. Besides weights, KV cache and the activations of a full step, vLLM allocates
 what it has not measured: buffers of communication and of kernels, and fragments."""
 
-OFF_SINCE = (0, 11, 1)
-"""From here on vLLM accepts ``--no-enable-chunked-prefill``."""
+ENOUGH_TOKENS = 2048
+"""Tokens per step that are offered at least: vLLM's own default on small GPUs."""
 
 
 def value_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
@@ -466,24 +472,38 @@ def _utilization(plan: Plan) -> Iterator[PlanFinding]:
 
 
 def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
-    """vLLM's own two conditions on ``max-num-batched-tokens`` (``SchedulerConfig.verify_max_model_len``)."""
-    flags = plan.flags
-    yield from _whole_prompts(plan)
+    """vLLM's own conditions on ``max-num-batched-tokens``.
+
+    ``SchedulerConfig.verify_max_model_len``, and ``MultiModalBudget`` for models whose images and videos are not
+    chunked.
+    """
+    flags, release = plan.flags, plan.engine.release
+    yield from _chunks_off(plan)
     batched, sequences = token_count(flags.get(BATCHED)), token_count(flags.get(SEQUENCES))
     if batched is None:
         yield from _over_default_step(plan, inputs, sequences)
         return
+    context, said = token_count(flags.get(LENGTH)), f"--{LENGTH}"
+    if LENGTH not in flags and inputs.facts is not None:
+        context, said = inputs.facts.max_context, "the model's context"
+    cut = context is not None and batched < context and whole_prompts(flags, release)
+    chunked: dict[str, FlagValue] = {CHUNKED: True} if cut else {}
+    item = max_tokens_per_mm_item(inputs.facts, flags)
+    least = least_step({**flags, **chunked}, release, sequences=sequences or 0, context=context, mm_item=item)
+    larger = Changes(set={**chunked, BATCHED: max(ENOUGH_TOKENS, least)})
     if sequences is not None and batched < sequences:
         text = (
             f"vLLM will refuse --{BATCHED} {batched}: each of {sequences} sequences (--{SEQUENCES}) "
             "needs room for a token in every step"
         )
-        yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: max(2048, sequences)}))
-    context, said = token_count(flags.get(LENGTH)), f"--{LENGTH}"
-    if LENGTH not in flags and inputs.facts is not None:
-        context, said = inputs.facts.max_context, "the model's context"
-    off = flags.get(CHUNKED) is False and not _chunks_anyway(plan)
-    if off and context is not None and batched < context:
+        yield PlanFinding("batch_too_small", Level.ERROR, text, larger)
+    if batched < item:
+        text = (
+            f"vLLM will refuse --{BATCHED} {batched}: the largest image or video of this model has {item:,} tokens and "
+            "must fit in one step"
+        )
+        yield PlanFinding("batch_too_small", Level.ERROR, text, larger, surely=False)
+    if cut:
         text = (
             f"vLLM will refuse --{BATCHED} {batched} without chunked prefill: a whole prompt of up to "
             f"{context} tokens ({said}) must fit in one step"
@@ -508,25 +528,15 @@ def _over_default_step(plan: Plan, inputs: PlanInputs, sequences: int | None) ->
     yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: sequences}))
 
 
-def _pools(plan: Plan) -> bool:
-    return plan.flags.get("runner") == "pooling" or plan.flags.get("task") in ("embed", "classify", "score", "reward")
-
-
-def _chunks_anyway(plan: Plan) -> bool:
-    """Whether this release ignores that chunked prefill is switched off."""
-    release = plan.engine.release
-    return release is not None and release < OFF_SINCE and not _pools(plan)
-
-
-def _whole_prompts(plan: Plan) -> Iterator[PlanFinding]:
+def _chunks_off(plan: Plan) -> Iterator[PlanFinding]:
     """Chunked prefill switched off for a generative model, at any length.
 
     The flag is ignored up to 0.11.0 and taken since 0.11.1; since 0.12 vLLM warns of it
     (``EngineArgs._set_default_chunked_prefill_and_prefix_caching_args``).
     """
-    if plan.flags.get(CHUNKED) is not False or _pools(plan) or simulated(plan):
+    if plan.flags.get(CHUNKED) is not False or pools(plan.flags) or simulated(plan):
         return
-    if _chunks_anyway(plan):
+    if not whole_prompts(plan.flags, plan.engine.release):
         text = f"vLLM {plan.engine.public_version} ignores --no-{CHUNKED}: prompts are still chunked"
     else:
         text = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_mm_item, whole_prompts
 from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import held_at_p95
 from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, speculates, token_count
@@ -86,10 +87,12 @@ def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None,
     work = inputs.workload
     count = whole_number(flags, SEQUENCES)
     length = token_count(flags.get(LENGTH)) or inputs.request_tokens
-    if flags.get(CHUNKED) is False:
+    mm_item = max_tokens_per_mm_item(inputs.facts, flags)
+    least = least_step(flags, inputs.release, sequences=count, context=length, mm_item=mm_item)
+    if whole_prompts(flags, inputs.release):
         return Choice(
             BATCHED,
-            max(length, count),
+            least,
             f"Without chunked prefill a whole prompt of up to {length:,} tokens must fit in one step.",
             Source.WORKLOAD,
             "A long prompt stalls every running stream until its prefill ends.",
@@ -110,17 +113,17 @@ def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None,
     elif memory_gib is not None and memory_gib >= LARGE_GPU_GIB and "A100" not in gpu_name:
         wanted, reason = (max(wanted, LARGE_STEP), "A GPU of this size handles large steps quickly.")
     size = min(_power_of_two(wanted), LARGEST_STEP)
-    # vLLM requires at least a token per sequence; more than all of them at full length is never used.
-    size = max(count, min(size, count * length))
+    size = max(least, min(size, count * length))  # more than all sequences at full length is never used
     tradeoff = f"A prefill delays running streams by at most one step of {size:,} tokens."
     return Choice(BATCHED, size, reason, Source.WORKLOAD, tradeoff)
 
 
 def keeps_up(inputs: ChoiceInputs, flags: Flags, tokens: int) -> bool:
     """Whether steps of this many tokens are enough for this traffic and valid in vLLM, so that they need not change."""
-    least = max(2 * steady_step(inputs, flags), whole_number(flags, SEQUENCES))
-    if flags.get(CHUNKED) is False:
-        least = max(least, token_count(flags.get(LENGTH)) or inputs.request_tokens)
+    length = token_count(flags.get(LENGTH)) or inputs.request_tokens
+    mm_item = max_tokens_per_mm_item(inputs.facts, flags)
+    least = least_step(flags, inputs.release, sequences=whole_number(flags, SEQUENCES), context=length, mm_item=mm_item)
+    least = max(least, 2 * steady_step(inputs, flags))
     if inputs.workload.input_tokens_p95 >= LONG_PROMPT or speculates(flags):
         least = max(least, LARGE_STEP)
     return least <= tokens <= LARGEST_STEP

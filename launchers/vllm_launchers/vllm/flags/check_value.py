@@ -25,6 +25,7 @@ from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS
 from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
+from vllm_launchers.vllm.release_defaults import WHOLE_PROMPTS_SINCE
 
 __all__ = ["newly_refused", "problem", "refused_together"]
 
@@ -315,7 +316,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     flags: tuple[str, ...]
     broken: Callable[[Given], str | None]
-    since: tuple[int, int] = (0, 0)
+    since: tuple[int, ...] = (0, 0)
 
 
 def broken_conditions(table: FlagTable, flags: Flags, resolved: Flags | None = None) -> list[tuple[str, str]]:
@@ -683,7 +684,7 @@ def _numa(name: str) -> Condition:
 
 CONDITIONS: tuple[Condition, ...] = (
     _more("max-num-seqs", "max-num-batched-tokens"),
-    Condition(("max-num-batched-tokens", "max-model-len", "enable-chunked-prefill"), _unchunked),
+    Condition(("max-num-batched-tokens", "max-model-len", "enable-chunked-prefill"), _unchunked, WHOLE_PROMPTS_SINCE),
     Condition(("max-num-active-seqs", "max-num-seqs"), _active),
     _more("long-prefill-token-threshold", "max-model-len"),
     _more("max-loras", "max-cpu-loras", needs="enable-lora"),

@@ -32,6 +32,7 @@ def found(
     calm: Histogram | None = None,
     simulated: bool = False,
     block: int = 16,
+    mm_item: int = 0,
 ) -> dict[str, Finding]:
     """What is found where every ten seconds bring two prompts of so many tokens in all, computed in 0.2 s each.
 
@@ -70,7 +71,7 @@ def found(
     frames = tuple(replace(frame, prefix_step=block) for frame in frames)
     evidence = Evidence(
         now=frames[-1].end, ready_at=START - 60, frames=frames, flags=flags, simulated=simulated,
-        linear_layers=block > LARGE_STEP,
+        linear_layers=block > LARGE_STEP, max_tokens_per_mm_item=mm_item,
     )  # fmt: skip
     return {finding.code: finding for finding in findings(evidence)}
 
@@ -85,6 +86,11 @@ def test_a_step_of_a_model_with_linear_layers_still_holds_a_block() -> None:
     changes = [dict(fix.changes.set) for fix in found(4000, block=1056)["prefill_contention"].fixes]
     assert {"max-num-batched-tokens": 1280} in changes
     assert all(fix.changes.empty for fix in found(4000, block=4096)["prefill_contention"].fixes)
+
+
+def test_a_step_still_holds_a_whole_video_of_a_model_that_needs_it() -> None:
+    changes = [dict(fix.changes.set) for fix in found(4000, mm_item=2496)["prefill_contention"].fixes]
+    assert [one for one in changes if one] == [{"max-num-batched-tokens": 2560}]
 
 
 @pytest.mark.parametrize("limit", [2048, 4096])

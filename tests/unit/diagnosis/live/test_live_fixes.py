@@ -487,6 +487,16 @@ def test_smaller_steps_still_hold_all_sequences() -> None:
     ]
 
 
+def test_smaller_steps_still_hold_a_whole_video_of_a_model_that_needs_it() -> None:
+    forced = "WARNING 11-20 10:00:00 [cuda.py:230] Forcing --disable_chunked_mm_input for models with multimodal-"
+    frame = '  File "vllm/v1/worker/gpu_model_runner.py", line 1, in profile_run'
+    flags: Flags = {"max-num-batched-tokens": 4096}
+    for line, tokens in ((forced, 2496), ("", 2048)):
+        assert Changes({"max-num-batched-tokens": tokens}) in [
+            fix.changes for fix in of(OUT, flags, line + "bidirectional attention.", frame).fixes
+        ]
+
+
 def test_stages_that_are_set_are_kept_when_layers_are_split_less() -> None:
     text = "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8)."
     changes = [fix.changes for fix in of(text, {"tensor-parallel-size": 8, "pipeline-parallel-size": 2}).fixes]

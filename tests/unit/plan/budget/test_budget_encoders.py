@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import activations, encoder_bytes, patch_bytes
-from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, effective_flags
+from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, effective_flags, least_step, max_tokens_per_mm_item
 from vllm_launchers.plan.model import Flags
 from vllm_launchers.vllm.modelfacts.encoder import encoder_of
 from vllm_launchers.vllm.modelfacts.facts import Encoder, ModelFacts
@@ -150,3 +150,38 @@ def test_the_widest_moment_of_a_layer() -> None:
     assert patch_bytes(replace(narrow, rotary=True), 1) == 2 * 588 + 26 * 1024  # attention
     assert patch_bytes(replace(narrow, gated=True), 1) == 2 * 588 + 4 * 1024 + 6 * 4096
     assert patch_bytes(narrow, 4) < patch_bytes(narrow, 1) / 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens"),
+    [
+        ({}, 2496),
+        ({"limit-mm-per-prompt": '{"image": 0}'}, 2496),
+        ({"limit-mm-per-prompt": '{"video": 0}'}, 750),
+        ({"limit-mm-per-prompt": '{"video": {"count": 0}, "audio": 0}'}, 280),
+        ({"limit-mm-per-prompt": '{"video": 0, "audio": 0, "image": 0}'}, 0),
+        ({"language-model-only": True}, 0),
+    ],
+)
+def test_a_step_holds_the_largest_item_that_may_come_and_is_not_chunked(flags: Flags, tokens: int) -> None:
+    assert max_tokens_per_mm_item(seeing("gemma4"), flags) == tokens
+    assert max_tokens_per_mm_item(seeing(), flags) == 0
+    assert max_tokens_per_mm_item(replace(seeing("gemma4"), multimodal=False), flags) == 0
+    assert max_tokens_per_mm_item(None, flags) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "release", "tokens"),
+    [
+        ({}, NEW, 300),
+        ({"enable-chunked-prefill": False}, NEW, 4096),
+        ({"enable-chunked-prefill": False}, (0, 11, 0), 300),
+        ({"enable-chunked-prefill": False, "runner": "pooling"}, (0, 11, 0), 4096),
+    ],
+)
+def test_the_smallest_step_holds_sequences_items_blocks_and_whole_prompts(
+    flags: Flags, release: tuple[int, int, int], tokens: int
+) -> None:
+    assert least_step(flags, release, sequences=300, context=4096, mm_item=280, state_block=64) == tokens
+    assert least_step(flags, release) == 1
+    assert least_step(flags, release, mm_item=5000) == least_step(flags, release, state_block=5000) == 5000

@@ -284,6 +284,23 @@ def test_no_way_out_leads_to_a_context_that_the_model_does_not_support(find: Fin
     assert fitting <= held
 
 
+def test_a_step_that_holds_no_whole_video_of_a_model_that_needs_it_is_reported(find: Find) -> None:
+    seeing = replace(AWQ, model_type="gemma4", multimodal=True)
+    small: dict[str, Any] = {"max-num-batched-tokens": 2048}
+    (found,) = [one for one in find(facts=seeing, set=small) if one.code == "batch_too_small"]
+    assert (found.level, found.fix) == (Level.ERROR, Changes(set={"max-num-batched-tokens": 2496}))
+    for enough in (found.fix.set, {**small, "language-model-only": True}):
+        assert "batch_too_small" not in [one.code for one in find(facts=seeing, set=enough)]
+
+
+def test_a_step_that_is_too_small_in_two_ways_is_enlarged_once(find: Find) -> None:
+    small = {"max-num-batched-tokens": 128, "enable-chunked-prefill": False}
+    first, second = [one for one in find(set=small) if one.code == "batch_too_small"]
+    assert first.fix == Changes(set={"enable-chunked-prefill": True, "max-num-batched-tokens": 2048})
+    assert second.fix == Changes(set={"enable-chunked-prefill": True})
+    assert "batch_too_small" not in [one.code for one in find(set=first.fix.set)]
+
+
 def test_a_release_that_chunks_prompts_anyway_takes_a_small_step(find: Find) -> None:
     small = {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}
     assert [one.code for one in find(set=small, version="0.10.2") if "chunk" in one.message] == ["chunked_prefill_off"]

@@ -175,6 +175,15 @@ def test_an_image_must_fit_into_a_step(chosen: Chosen) -> None:
     assert chosen(None, "a6000", facts=facts)["max-num-batched-tokens"].value == 8192
 
 
+def test_a_step_holds_a_whole_video_where_vllm_does_not_chunk_it(chosen: Chosen, models: dict[str, ModelFacts]) -> None:
+    seeing = replace(models["8b"], model_type="gemma4", multimodal=True)
+    few = work(300, 50, 0.0, 1)
+    assert chosen(None, "h100", few, facts=seeing, budget=holds(500.0))["max-num-batched-tokens"].value == 2496
+    kept = {"max-num-batched-tokens": FlagSetting(value=2048, why="small")}
+    found = chosen(None, "a6000", few, facts=seeing, preset=kept, over_preset=True, budget=holds(500.0))
+    assert found["max-num-batched-tokens"].value == 2496
+
+
 @pytest.mark.parametrize(
     "flags", [{"spec-method": "ngram", "spec-tokens": 3}, {"speculative-config.method": "ngram"}], ids=["short", "key"]
 )

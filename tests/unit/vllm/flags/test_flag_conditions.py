@@ -371,6 +371,12 @@ def test_a_finding_counts_only_where_the_installation_has_its_flags() -> None:
     assert broken_conditions(table_of(without="enable-expert-parallel"), flags) == []
 
 
+def test_a_release_that_chunks_prompts_anyway_takes_a_small_step() -> None:
+    flags: Flags = {"enable-chunked-prefill": False, "max-num-batched-tokens": 128, "max-model-len": 4096}
+    assert broken_conditions(table_of("0.11.0"), flags) == []
+    assert broken_conditions(table_of("0.11.1"), flags) != []
+
+
 def test_a_finding_that_came_later_does_not_count_before() -> None:
     flags: Flags = {"enable-log-outputs": True}
     assert broken_conditions(table_of("0.10.2"), flags) == []

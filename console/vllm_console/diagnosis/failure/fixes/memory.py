@@ -13,6 +13,7 @@ from vllm_console.text import percent
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import is_fp8
+from vllm_launchers.plan.budget.memory_flags import LARGEST_MM_ITEM, least_step
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.release_defaults import online_fp8
@@ -205,8 +206,9 @@ def _fp8_kv(case: Case) -> list[Fix]:
 def _smaller_steps(case: Case) -> list[Fix]:
     """Reduce activations, which grow with the tokens of one step."""
     tokens = case.batched_tokens
-    sequences = int(case.number("max-num-seqs", 0))  # each needs room for a token in every step
-    less = max(SMALLEST_STEP, sequences, tokens // 2 if tokens else 0)
+    item = LARGEST_MM_ITEM if case.whole_mm_items else 0
+    least = least_step(case.flags, None, sequences=int(case.number("max-num-seqs", 0)), mm_item=item)
+    less = max(SMALLEST_STEP, least, tokens // 2 if tokens else 0)
     if (tokens is not None and less >= tokens) or case.flags.get("enable-chunked-prefill") is False:
         return []
     was = f" instead of {tokens:,}" if tokens else ""
