@@ -36,7 +36,7 @@ from vllm_launchers.listeners import Owner
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.memory_flags import batch_sizes, captured_batches
 from vllm_launchers.plan.checks.check import errors
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.flags import speculates, token_count
 from vllm_launchers.plan.model import Flags, Plan
 from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.typed_decoding import convert
@@ -73,9 +73,8 @@ COVERED = frozenset({*_BATCH, *_CACHE, "enable-prefix-caching"})
 """Flags whose effect is modeled."""
 
 _NOT_MODELED = {
-    "pipeline-parallel-size": 1, "data-parallel-size": 1, "speculative-config": None, "kv-transfer-config": None,
-    "kv-offloading-size": None, "scheduling-policy": "fcfs", "long-prefill-token-threshold": 0, "stream-interval": 1,
-    "enable-lora": False,
+    "pipeline-parallel-size": 1, "data-parallel-size": 1, "kv-transfer-config": None, "kv-offloading-size": None,
+    "scheduling-policy": "fcfs", "long-prefill-token-threshold": 0, "stream-interval": 1, "enable-lora": False,
 }  # fmt: skip
 """Flags that change how requests are scheduled in ways that are not modeled, unless they have this value."""
 
@@ -299,9 +298,13 @@ def _uncovered(flags: Flags, changed: Sequence[FlagChange]) -> str:
     if names:
         effect = f"The effect of {' and '.join(names)} on speed is not modeled"
         return f"{effect}: it is outside what this server has shown."
-    for name, usual in _NOT_MODELED.items():
-        if name in flags and flags[name] not in (usual, None):
-            return f"It runs with {name}, and how that schedules requests is not modeled."
+    special = "speculative decoding" if speculates(flags) else ""
+    for name, value in flags.items():
+        plain = name.partition(".")[0]
+        if plain in _NOT_MODELED and value not in (_NOT_MODELED[plain], None):
+            special = plain
+    if special:
+        return f"It runs with {special}, and how that schedules requests is not modeled."
     dtypes = {
         str(value or "auto") for one in changed if one.flag == "kv-cache-dtype" for value in (one.before, one.after)
     }

@@ -17,6 +17,7 @@ __all__ = [
     "SPECULATION",
     "SPECULATION_FLAGS",
     "FlagError",
+    "flag_names",
     "flag_words",
     "normalise",
     "normalise_setting",
@@ -41,6 +42,7 @@ TENSOR, PIPELINE, DATA = "tensor-parallel-size", "pipeline-parallel-size", "data
 BACKEND = "distributed-executor-backend"
 EXPERTS = "enable-expert-parallel"
 UTILIZATION = "gpu-memory-utilization"
+TRANSFER = "kv-transfer-config"
 BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
 LORA = "enable-lora"
 SLEEP_MODE = "enable-sleep-mode"
@@ -225,6 +227,11 @@ def served_names(flags: Flags, model: str) -> tuple[str, ...]:
     """All names by which clients may ask for a server's model."""
     value = flags.get(SERVED_NAME)
     return several_words(SERVED_NAME, value) or (str(value or model),)
+
+
+def flag_names(flags: Flags) -> frozenset[str]:
+    """Which flags are set; a JSON flag also if only keys of it are."""
+    return frozenset(name.partition(".")[0] for name in flags)
 
 
 def flag_words(flags: Flags) -> tuple[str, ...]:

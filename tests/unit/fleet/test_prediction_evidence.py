@@ -115,6 +115,23 @@ def test_what_fits_beside_windows_and_states_is_not_modeled(facts: ModelFacts, c
     assert str(said).startswith(f"The effect of {flag} on models with layers that keep a window or a state")
 
 
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"speculative-config": "{}"}, "speculative decoding"),
+        ({"speculative-config.method": "ngram"}, "speculative decoding"),
+        ({"spec-method": "ngram", "spec-tokens": 3}, "speculative decoding"),
+        ({"kv-transfer-config": "{}"}, "kv-transfer-config"),
+        ({"kv-transfer-config.kv_connector": "NixlConnector"}, "kv-transfer-config"),
+        ({"scheduling-policy": "priority"}, "scheduling-policy"),
+        ({"pipeline-parallel-size": 1, "scheduling-policy": "fcfs"}, ""),
+    ],
+)
+def test_what_schedules_in_another_way_is_not_modeled_however_it_is_written(flags: dict[str, Any], named: str) -> None:
+    found = blocks_after(PLAIN, flags, {"max-num-seqs": 100})[0]
+    assert str(found).startswith(f"It runs with {named}," if named else "2"), found
+
+
 @pytest.mark.parametrize(("seqs", "step", "graphs"), [(24, 4096, 48), (256, 4096, 512), (256, 256, 256)])
 def test_cuda_graphs_reach_to_twice_as_many_tokens_as_sequences(seqs: int, step: int, graphs: int) -> None:
     flags = {"max-num-seqs": seqs, "max-num-batched-tokens": step, "max-model-len": 4096}

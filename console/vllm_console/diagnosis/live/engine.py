@@ -14,6 +14,7 @@ from vllm_console.metrics.sample import ACCEPTED
 from vllm_console.text import duration, percent
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.speculation import speculation_flags
 
 RESTART = Fix(Changes(), "Restart the server; requests in flight are lost.")
 
@@ -202,10 +203,6 @@ def _without_flags(finding: Finding) -> Finding:
     return replace(finding, fixes=fixes, measures=measures, cause=cause)
 
 
-FLAGS = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
-"""What turns speculative decoding on."""
-
-
 class DraftsRejected:
     """Speculative decoding is on, and hardly any drafted token is accepted.
 
@@ -240,7 +237,7 @@ class DraftsRejected:
         measures = (Measure("acceptance length", f"{1 + per_draft:.2f}", f"{1 + limit:g}", "built-in"),)
         symptom = f"Speculative decoding drafts up to {counted(most, 'token')}, of which {per_draft:.2f} are accepted."
         cause = "These answers are hard to draft. Drafting and verifying takes time in each step."
-        flags = tuple(flag for flag in evidence.flags if flag.partition(".")[0] in FLAGS)
+        flags = speculation_flags(evidence.flags)
         why = f"Without drafts a step gives 1 token per sequence instead of {1 + per_draft:.2f}, and computes fewer."
         fix = Fix(Changes(unset=flags), why, "Traffic that is easier to draft would be served more slowly.")
         return Finding(self.code, Severity.NOTE, since, symptom, cause, measures, (fix,) if flags else ())

@@ -12,6 +12,7 @@ from vllm_console.text import UNKNOWN, percent, seconds, temperature
 from vllm_launchers.host.gpu.hardware_warnings import HOT
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.topology import LinkLevel, link_level
+from vllm_launchers.plan.flags import SPECULATION_FLAGS, TRANSFER, flag_names
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.vllm.release_defaults import default_utilization
 
@@ -161,8 +162,7 @@ class PcieNarrow:
 
 
 NO_STAGES = (
-    "pipeline-parallel-size", "data-parallel-size", "async-scheduling", "speculative-config", "spec-method",
-    "spec-model", "enable-eplb", "kv-transfer-config",
+    "pipeline-parallel-size", "data-parallel-size", "async-scheduling", *SPECULATION_FLAGS, "enable-eplb", TRANSFER,
 )  # fmt: skip
 """Flags with which pipeline stages are not offered: sizes that are set already, and what some releases refuse or
 never had with stages.
@@ -240,7 +240,7 @@ class TensorParallelStalls:
 
     @staticmethod
     def _stages(evidence: Evidence) -> Fix | None:
-        if any(name.partition(".")[0] in NO_STAGES for name in evidence.flags):
+        if not flag_names(evidence.flags).isdisjoint(NO_STAGES):
             return None
         split = evidence.tensor_parallel
         changes = Changes({"tensor-parallel-size": 1, "pipeline-parallel-size": split})

@@ -11,6 +11,7 @@ from vllm_console.diagnosis.live.rule import Evidence, Judgement
 from vllm_console.history.frames import STEP_SECONDS, Frame, total
 from vllm_console.metrics.sample import Histogram
 from vllm_console.text import count, percent, seconds
+from vllm_launchers.plan.flags import SPECULATION_FLAGS, TRANSFER, flag_names
 from vllm_launchers.vllm.release_defaults import caches_linear_prefixes, can_cache_linear_prefixes
 
 CACHING = "enable-prefix-caching"
@@ -124,14 +125,7 @@ UNITS = (64, 32, 16)
 """Tokens: what is tried as a unit, which must divide the block size."""
 UNIT_SINCE = (0, 32, 0)
 """The first release with which it was tried: there a prompt that was sent again, or continued, had hits."""
-NO_UNIT = (
-    "decode-context-parallel-size",
-    "kv-transfer-config",
-    "speculative-config",
-    "spec-method",
-    "spec-model",
-    UNIT,
-)
+NO_UNIT = ("decode-context-parallel-size", TRANSFER, *SPECULATION_FLAGS, UNIT)
 """Flags with which other rules hold."""
 
 
@@ -141,7 +135,7 @@ def finer_prefixes(evidence: Evidence, step: int) -> Fix | None:
     able = evidence.linear_layers and not evidence.sliding_layers and not evidence.attention_free
     if unit is None or not able or evidence.release is None or evidence.release < UNIT_SINCE:
         return None
-    if any(name.partition(".")[0] in NO_UNIT for name in evidence.flags):
+    if not flag_names(evidence.flags).isdisjoint(NO_UNIT):
         return None
     why = f"Repeated or continued prompts, such as a chat's next turn, are then found in steps of {unit} tokens."
     tradeoff = "Shared beginnings shorter than a block, such as a system prompt, are still computed each time."

@@ -12,6 +12,7 @@ from vllm_launchers.plan.checks.hardware import LEAST, TURING
 from vllm_launchers.plan.checks.request import capability, gpus_of, names, ranks, simulated, spread
 from vllm_launchers.plan.choices.pool import is_free
 from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.plan.flags import TRANSFER, flag_names
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Objectives, Workload
@@ -95,7 +96,7 @@ def _prefill_apart(plan: Plan, inputs: PlanInputs, workload: Workload, objective
     """For long prompts alone keeping tokens later than the objective, where GPUs for a second vLLM are free."""
     full = plan.paces.full if plan.paces is not None else None
     apart = plan.paces.decoding if plan.paces is not None else None
-    if objectives is None or full is None or apart is None or "kv-transfer-config" in plan.flags:
+    if objectives is None or full is None or apart is None or TRANSFER in flag_names(plan.flags):
         return ""
     limit = objectives.itl_p99_seconds
     long = workload.input_tokens_p95 >= LONG_PROMPTS * workload.output_tokens_p95

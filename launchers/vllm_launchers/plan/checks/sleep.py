@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from vllm_launchers.addresses import is_loopback
 from vllm_launchers.plan.checks.request import local_ranks, simulated, uses_gpus
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import KV_DTYPE, LORA, SLEEP_MODE
+from vllm_launchers.plan.flags import KV_DTYPE, LORA, SLEEP_MODE, TRANSFER, flag_names
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Flags, Plan
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
@@ -74,7 +74,7 @@ def _known_bugs(plan: Plan, facts: ModelFacts | None) -> Iterator[PlanFinding]:
     if flags.get("kv-offloading-backend") == "native":
         text = "with --kv-offloading-backend native the engine was reported to die after waking up (#45268, 0.22.1)"
         yield PlanFinding("sleep_bug", Level.WARNING, text)
-    if "kv-transfer-config" in flags:
+    if TRANSFER in flag_names(flags):
         text = "with a KV connector (--kv-transfer-config) waking up was reported to end the server (#36753)"
         yield PlanFinding("sleep_bug", Level.WARNING, text)
 

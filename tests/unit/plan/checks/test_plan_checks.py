@@ -577,6 +577,7 @@ def test_a_cache_without_bytes_is_refused_or_not_set_as_in_vllm(
         (Workload(40_000, 1000, 0.1, 16), 0.035, {}, 2, ""),  # without the prompts it would be missed, too
         (Workload(40_000, 1000, 0.1, 16), 0.04, {}, 1, ""),  # there is no GPU for it
         (Workload(40_000, 1000, 0.1, 16), 0.04, {"kv-transfer-config": "{}"}, 2, ""),  # it is done already
+        (Workload(40_000, 1000, 0.1, 16), 0.04, {"kv-transfer-config.kv_connector": "NixlConnector"}, 2, ""),
         (Workload(4000, 1000, 0.1, 16), 0.04, {}, 2, ""),  # prompts are not what takes the time
         (Workload(40_000, 1000, 0.1, 16), 0.08, {}, 2, ""),  # the objective is met
         (Workload(1000, 500, 0.1, 8), 0.025, {}, 1, "TensorRT-LLM"),

@@ -56,6 +56,7 @@ def test_nothing_is_reported_of_it_on_loopback(found: Callable[..., object]) -> 
         ({"set": {"enable-lora": True}, "facts": NVFP4}, "sleep_bug", Level.ERROR),
         ({"set": {"kv-offloading-backend": "native"}}, "sleep_bug", Level.WARNING),
         ({"set": {"kv-transfer-config": "{}"}}, "sleep_bug", Level.WARNING),
+        ({"set": {"kv-transfer-config.kv_connector": "NixlConnector"}}, "sleep_bug", Level.WARNING),
     ],
     ids=str,
 )

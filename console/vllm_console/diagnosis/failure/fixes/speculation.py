@@ -8,7 +8,7 @@ from vllm_console.diagnosis.failure.case import Case
 from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.memory_flags import json_flag
-from vllm_launchers.plan.flags import SPECULATION
+from vllm_launchers.plan.flags import SPECULATION, SPECULATION_FLAGS, flag_names, speculation_flags
 from vllm_launchers.plan.model import Changes
 
 START = 3
@@ -16,7 +16,6 @@ START = 3
 
 _MULTIPLE = lazy_pattern(r"num_speculative_tokens:(?P<given>\d{1,6}) must be divisible by n_predict=(?P<step>\d{1,6})")
 _TOKENS = "num_speculative_tokens"
-_SHORT_FLAGS = ("spec-method", "spec-model", "spec-tokens")
 
 
 def speculation(case: Case) -> tuple[Fix, ...]:
@@ -39,7 +38,7 @@ def speculation(case: Case) -> tuple[Fix, ...]:
 def _with_tokens(case: Case, tokens: int) -> Changes:
     """The number as the flags of the server give it: in one JSON object, key by key, or as short flags."""
     flags = case.flags
-    if any(name in flags for name in _SHORT_FLAGS):
+    if not flag_names(flags).isdisjoint(SPECULATION_FLAGS[1:]):
         return Changes({"spec-tokens": tokens})
     if any(name.startswith(f"{SPECULATION}.") for name in flags):
         return Changes({f"{SPECULATION}.{_TOKENS}": tokens})
@@ -49,7 +48,7 @@ def _with_tokens(case: Case, tokens: int) -> Changes:
 
 
 def _without(case: Case) -> tuple[Fix, ...]:
-    names = tuple(name for name in case.flags if name.partition(".")[0] in (SPECULATION, *_SHORT_FLAGS))
+    names = speculation_flags(case.flags)
     if not names:
         return ()
     return (Fix(Changes(unset=names), "Without it no tokens are guessed ahead.", "ITL is higher with few requests."),)
