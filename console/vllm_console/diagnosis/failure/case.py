@@ -21,6 +21,7 @@ from vllm_launchers.plan.flags import normalise, token_count
 from vllm_launchers.plan.model import Flags
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.modelfacts.facts import split_quantization
+from vllm_launchers.vllm.modelfacts.known import known_facts
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 _ARGS = lazy_pattern(r"non-default args: (?P<args>\{.*\})")
@@ -45,6 +46,8 @@ _GPU_NAME = lazy_pattern(
 )
 _MLA = lazy_pattern(r"\buse_mla=True\b|\bUsing (?:\w+ )?\S*MLA\S* (?:attention )?backend")
 """Where vLLM names the model's attention: when it selects a backend, or cannot."""
+_EXPERTS = lazy_pattern(r"(?:gate's and up's|down's) weight|expert|moe", re.IGNORECASE)
+_NAMED_EXPERTS = lazy_pattern(r"moe|mixtral|-A\d{1,3}(?:\.\d)?B\b", re.IGNORECASE)
 _NO_FP8 = "does not have native support for FP8"
 _WHOLE_ITEMS = "Forcing --disable_chunked_mm_input"
 _WORDS = (" args: ", "version ", "max model len ", "max_num_batched_tokens=", "KV cache size: ", " blocks: ",
@@ -114,8 +117,22 @@ class Case(msgspec.Struct, frozen=True):
     @property
     def quantized(self) -> bool:
         """Whether its weights are already quantized, by the log, a flag or the model's name."""
-        named = split_quantization(self.model.rstrip("/"))[1] is not None
-        return bool(self.quantization) or "quantization" in self.flags or named
+        return "quantization" in self.flags or self.stored_quantized
+
+    @property
+    def stored_quantized(self) -> bool:
+        """Whether the files of its weights are quantized, by the log or the model's name."""
+        model = self.model.rstrip("/")
+        known = known_facts(model)
+        named = known.quantization if known is not None else split_quantization(model)[1]
+        return bool(self.quantization) or named is not None
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether it is known to be a mixture of experts, by the line that shows the failure or the model's name."""
+        known = known_facts(self.model.rstrip("/"))
+        named = _EXPERTS.search(self.text) or _NAMED_EXPERTS.search(self.model)
+        return bool(named if known is None else known.experts)
 
     @property
     def utilization(self) -> float:

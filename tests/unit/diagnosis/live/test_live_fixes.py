@@ -255,12 +255,85 @@ def test_tensor_parallelism_comes_down_to_a_divisor_of_the_heads() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("method", "model", "able", "left_out"),
+    [
+        ("awq", "org/m", 70, False),
+        ("awq", "Qwen/Qwen2.5-7B-Instruct-AWQ", 70, False),
+        ("fp8", "org/m", 70, True),
+        ("fp8", "Qwen/Qwen3-8B-FP8", 70, False),
+        ("fp8", "deepseek-ai/DeepSeek-V3", 70, False),
+        ("awq_marlin", "org/m-AWQ", 75, True),
+        ("awq_marlin", "org/m-AWQ", 70, False),
+        ("gptq_marlin", "org/m-GPTQ", 70, True),
+    ],
+)
+def test_a_quantization_is_left_out_only_where_the_files_do_not_bring_it_back(
+    method: str, model: str, able: int, left_out: bool
+) -> None:
+    text = (
+        f"ValueError: The quantization method {method} is not supported for the current GPU. "
+        f"Minimum capability: 80. Current capability: {able}."
+    )
+    (fix,) = of(text, {"quantization": method}, model_of(model)).fixes
+    assert fix.changes == (Changes(unset=("quantization",)) if left_out else Changes())
+    assert left_out or fix.why.startswith("Take a GPTQ checkpoint")
+
+
+def test_files_that_the_log_says_are_quantized_stay_so_without_the_flag() -> None:
+    text = "ValueError: The quantization method fp8 is not supported for the current GPU."
+    (fix,) = of(text, {"quantization": "fp8"}, begun("fp8")).fixes
+    assert fix.changes == Changes()
+
+
+@pytest.mark.parametrize("free", ["4.1", "9.7"])
+def test_a_cpu_build_without_free_memory_gets_a_size_for_its_cache(free: str) -> None:
+    text = (
+        f"ValueError: Available memory on node 0 ({free}/15.61 GiB) on startup is less than desired CPU memory "
+        "utilization (0.92, 14.37 GiB)."
+    )
+    fixes = of(text).fixes
+    assert "--env VLLM_CPU_KVCACHE_SPACE=GIB" in fixes[0].why
+    assert not any("GPU" in fix.why for fix in fixes)
+    lower = [fix.changes for fix in fixes[1:]]
+    assert lower == ([Changes({"gpu-memory-utilization": 0.61})] if free == "9.7" else [])
+
+
 @pytest.mark.parametrize(("size", "fitting"), [(8, 4), (1, None)])
 def test_tensor_parallelism_keeps_whole_blocks(size: int, fitting: int | None) -> None:
     text = "ValueError: The output_size of gate's and up's weight = 192 is not divisible by weight quantization block_n = 128."  # noqa: E501
     fixes = of(text, {"tensor-parallel-size": size}).fixes
     assert fixes[0].changes == (Changes({"tensor-parallel-size": fitting}) if fitting else Changes())
     assert fixes[1].changes == Changes({"enable-expert-parallel": True})
+
+
+def model_of(name: str) -> str:
+    return f"INFO 11-20 10:00:00 [utils.py:1] non-default args: {{'model': '{name}', 'tensor_parallel_size': 8}}"
+
+
+@pytest.mark.parametrize(
+    ("model", "experts"),
+    [
+        ("Qwen/Qwen2.5-14B-Instruct-AWQ", False), ("org/m", False), ("Qwen/Qwen3-32B-FP8", False),
+        ("Qwen/Qwen3-30B-A3B-AWQ", True), ("acme/Own-40B-A4.5B-GPTQ", True), ("acme/Phi-MoE-AWQ", True),
+    ],
+)  # fmt: skip
+def test_experts_are_distributed_only_where_there_are_any(model: str, experts: bool) -> None:
+    text = (
+        "ValueError: Weight output_size_per_partition = 37 is not divisible by  min_thread_n = 64. Consider reducing "
+        "tensor_parallel_size or running with --quantization gptq."
+    )
+    changes = [fix.changes for fix in of(text, None, model_of(model)).fixes]
+    assert changes == [Changes(), *[Changes({"enable-expert-parallel": True})] * experts]
+
+
+def test_blocks_that_no_number_of_gpus_keeps_whole_take_another_checkpoint() -> None:
+    text = "ValueError: Weight output_size_per_partition = 48 is not divisible by  min_thread_n = 64."
+    (unknown,) = of(text).fixes
+    assert unknown.why.endswith("divide --tensor-parallel-size by 4.")
+    (fix,) = of(text, {"tensor-parallel-size": 2}).fixes
+    assert fix.why.endswith("use a checkpoint with smaller blocks, or one that is not quantized.")
+    assert of(text, {"tensor-parallel-size": 8}).fixes[0].changes == Changes({"tensor-parallel-size": 2})
 
 
 OUT = (
@@ -351,7 +424,7 @@ def test_what_the_release_of_the_log_does_not_know_is_not_offered() -> None:
         found = diagnose([*start, *oom], 1)
         assert found.cause is Cause.WEIGHTS_DO_NOT_FIT
         assert {name for fix in found.fixes for name in fix.changes.set} <= set(table)
-    block = "ValueError: weights = 320 is not divisible by weight quantization block_n = 128"
+    block = "ValueError: The input_size of down's weight = 320 is not divisible by weight quantization block_k = 128."
     old, new = (
         of(block, {"tensor-parallel-size": 8}, f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}")
         for version in ("0.8.5", "0.33.0")

@@ -60,6 +60,10 @@ _FREE = lazy_pattern(rf"\((?P<free>{_FIGURE})/(?P<total>{_FIGURE}) GiB\)")
 
 ANOTHER_GPU = "choose a GPU with more free memory, or wait until it is freed ('vllm-console host' shows who holds it)."
 
+_CPU_CACHE = (
+    "Give the KV cache a size with --env VLLM_CPU_KVCACHE_SPACE=GIB, such as 4: then no share of the main memory has "
+    "to be free."
+)
 LEAST_HELD_SHARE = 0.05
 """Of a GPU's memory; what a desktop takes is not what a server fails for."""
 
@@ -263,8 +267,9 @@ def _spread(case: Case) -> list[Fix]:
 
 
 def free_memory_below_utilization(case: Case) -> tuple[Fix, ...]:
-    """Others hold what ``gpu-memory-utilization`` requests."""
-    elsewhere = Fix(Changes(), f"{ANOTHER_GPU[0].upper()}{ANOTHER_GPU[1:]}")
+    """Others hold what ``gpu-memory-utilization`` requests, of a GPU or, by the CPU build, of main memory."""
+    on_cpu = "CPU memory utilization" in case.text
+    elsewhere = Fix(Changes(), _CPU_CACHE if on_cpu else f"{ANOTHER_GPU[0].upper()}{ANOTHER_GPU[1:]}")
     found = _FREE.search(case.text)
     if found is None or float(found["total"]) <= 0:
         return (elsewhere,)
@@ -275,7 +280,8 @@ def free_memory_below_utilization(case: Case) -> tuple[Fix, ...]:
         return (elsewhere,)
     why = f"{free:g} of {total:g} GiB free; {fitting:g} asks for {fitting * total:.1f} GiB."
     tradeoff = "Smaller KV cache, by what the others hold."
-    return (Fix(change("gpu-memory-utilization", fitting), why, tradeoff), elsewhere)
+    lower = Fix(change("gpu-memory-utilization", fitting), why, tradeoff)
+    return (elsewhere, lower) if on_cpu else (lower, elsewhere)
 
 
 def weights_do_not_fit(case: Case) -> tuple[Fix, ...]:

@@ -11,6 +11,8 @@ from vllm_console.diagnosis.failure.fixes.speculation import speculation
 from vllm_console.diagnosis.failure.literals import flags_in
 from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.patterns import lazy_pattern
+from vllm_launchers.plan.checks.hardware import TURING
+from vllm_launchers.plan.checks.model import IN_FLIGHT
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise, parse_value
 from vllm_launchers.plan.model import Changes, Flags
@@ -46,6 +48,8 @@ _AGAIN = lazy_pattern(r"Re-run with --kv-cache-dtype (?P<value>[a-z0-9_]+)")
 _SUPPORTED = lazy_pattern(r"Supported dtypes: \[(?:torch\.)?(?P<first>\w+)")
 _METHOD = lazy_pattern(r"Unknown quantization method: (?P<method>\w+)")
 _FIELD = lazy_pattern(r"^--(?P<name>[a-z][a-z0-9-]*): ")
+_OTHER_KERNELS = {"awq_marlin": TURING, "gptq_marlin": 6.0}
+"""The compute capability from which vLLM has other kernels for such files."""
 _OTHER_FORMAT = "Take a checkpoint in a format that this GPU knows: AWQ or GPTQ run from Turing on."
 
 
@@ -177,7 +181,7 @@ def tp_not_divisor(case: Case) -> tuple[Fix, ...]:
         fitting = math.gcd(heads, size)
         why = f"{heads} attention heads can be split over {counted(fitting, 'GPU')}, not over {size}."
     elif heads_line := _BLOCKS.search(case.text):
-        return _whole_blocks(int(heads_line["part"]), int(heads_line["block"]), size)
+        return _whole_blocks(case, int(heads_line["part"]), int(heads_line["block"]))
     else:
         fitting, why = (size // 2 if size > 1 else 0), "The model can't be split over that many GPUs."
     if not fitting or fitting >= size:
@@ -191,18 +195,22 @@ def tp_not_divisor(case: Case) -> tuple[Fix, ...]:
     return tuple(found)
 
 
-def _whole_blocks(part: int, block: int, size: int) -> tuple[Fix, ...]:
+def _whole_blocks(case: Case, part: int, block: int) -> tuple[Fix, ...]:
     """A rank's part must be a multiple of the checkpoint's blocks: parts grow as ranks get fewer."""
+    size = int(case.number("tensor-parallel-size", 1))
     factor = next((times for times in (2, 4, 8, 16, 32) if block and part * times % block == 0), 0)
     why = f"A rank's part of {part} columns is not a multiple of the checkpoint's block size {block}"
     found = []
     if factor and size % factor == 0:
         why += f"; over {counted(size // factor, 'GPU')} it is {part * factor}."
         found.append(Fix(Changes({"tensor-parallel-size": size // factor}), why, "Each GPU holds more of the weights."))
-    elif factor:
+    elif factor and not case.flags:
         found.append(Fix(Changes(), f"{why}: divide --tensor-parallel-size by {factor}."))
-    why = "For a mixture of experts: distributes whole experts over the GPUs."
-    found.append(Fix(Changes({"enable-expert-parallel": True}), why))
+    else:
+        found.append(Fix(Changes(), f"{why}: use a checkpoint with smaller blocks, or one that is not quantized."))
+    if case.has_experts:
+        why = "For a mixture of experts: distributes whole experts over the GPUs."
+        found.append(Fix(Changes({"enable-expert-parallel": True}), why))
     return tuple(found)
 
 
@@ -224,9 +232,16 @@ def unsupported_by_gpu(case: Case) -> tuple[Fix, ...]:
     if "fp8" in text and not case.flags and "kv cache" not in text and "kv_cache" not in text:
         why = "Remove --kv-cache-dtype fp8 if it was set: FP8 needs compute capability 8.9."
         return (Fix(Changes(), why), Fix(Changes(), _OTHER_FORMAT))
-    if "quantization" in case.flags:
+    # Without the flag vLLM reads the method from the files, and refuses it again if that is the one.
+    method = str(case.flags.get("quantization", ""))
+    if case.capability is not None and case.capability >= _OTHER_KERNELS.get(method, math.inf):
+        why = f"This GPU has no kernel for {method}; without the flag vLLM takes other kernels for the same files."
+        return (Fix(Changes(unset=("quantization",)), why),)
+    if method in IN_FLIGHT and not case.stored_quantized:
         why = "This GPU has no kernel for that quantization."
         return (Fix(Changes(unset=("quantization",)), why, "The weights take as much memory as their files."),)
+    if case.capability is not None and case.capability < TURING:
+        return (Fix(Changes(), "Take a GPTQ checkpoint, or one that is not quantized: this GPU runs these."),)
     return (Fix(Changes(), _OTHER_FORMAT),)
 
 
