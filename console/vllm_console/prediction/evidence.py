@@ -340,7 +340,9 @@ def _observed(
     return Figures(
         ttft_seconds=Spread.of(each_once(one.record.ttft_seconds or one.queue + one.prefill for one in judged)),
         itl_seconds=Spread.of(itl),
-        e2e_seconds=Spread.of(each_once(one.record.e2e_seconds or 0.0 for one in judged)),
+        e2e_seconds=Spread.of(
+            each_once(one.record.e2e_seconds or one.queue + one.prefill + one.decode for one in judged)
+        ),
         tokens_per_second=tokens / seconds if tokens else None,
         requests_waiting=sum(count * took for count, took in waiting) / seconds if waiting else None,
         preemptions_per_minute=sum(step.preempted or 0 for step, _ in timed) / seconds * 60 if timed else None,

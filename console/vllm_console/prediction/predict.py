@@ -468,8 +468,8 @@ def _missed(evidence: TrafficEvidence, modeled: Figures, baseline: Replayed) -> 
         if name == "median TTFT" and _is_near_median(modeled.ttft_seconds, evidence):
             continue
         if abs(one - other) > max(MOST_MISSED * other, least):
-            far = f"{abs(one / other - 1):.0%} {'above' if one > other else 'below'}"
-            far = f"{one / other:.0f} times" if one > 3 * other else far
+            far = f"{abs(one / other - 1):.0%} {'above' if one > other else 'below'}" if other else "far above"
+            far = f"{one / other:.0f} times" if one > 3 * other > 0 else far
             return f"No prediction: the model's {name} is {far} what this server measured."
     return ""
 

@@ -142,7 +142,7 @@ class Health:
     def transition(self, probed: Probed, state: State, port: int) -> Transition | None:
         """The transition that a probe causes in this state, if any."""
         if not probed.healthy:
-            self._failed += 1
+            self._failed = 0 if state is State.ASLEEP else self._failed + 1  # those before it woke up say nothing
             if probed.foreign:
                 self.reason = probed.detail
             if state is not State.READY or self._failed < self._limit:

@@ -356,3 +356,9 @@ def test_the_warning_of_another_process_on_the_port_goes_when_the_server_answers
     ):
         Supervisor.probed(keeper, event)
     assert reasons == ["pid 7 answers at port 8000", ""]
+
+
+def test_probes_that_failed_while_it_slept_do_not_count_once_it_is_awake():
+    silent, judged = Probed(1, healthy=False, detail="no answer"), health.Health(Tuning(failed_probes=3))
+    found = [judged.transition(silent, state, 8000) for state in [*[State.ASLEEP] * 5, *[State.READY] * 3]]
+    assert found == [None] * 7 + [Transition.UNANSWERED]

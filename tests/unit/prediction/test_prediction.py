@@ -267,6 +267,22 @@ def test_a_server_that_the_model_does_not_explain_is_refused() -> None:
     assert prediction.predicted.itl_seconds.p50.value is None
 
 
+def test_a_measured_latency_of_zero_is_refused_in_words() -> None:
+    found, evidence, cost = fitted()
+    none = replace(evidence.observed, itl_seconds=replace(evidence.observed.itl_seconds, p50=0.0))
+    prediction = predict(replace(evidence, observed=none), cost, Change(found.limits, found.limits))
+    assert prediction.outside == "No prediction: the model's median ITL is far above what this server measured."
+
+
+def test_requests_without_an_end_to_end_time_took_as_long_as_their_parts() -> None:
+    found = recorded()
+    untold = [one._replace(e2e_seconds=None) for one in found.requests]
+    evidence = evidence_of(Recorded(untold, found.steps, found.limits))
+    whole = evidence_of(found).observed.e2e_seconds
+    assert evidence.observed.e2e_seconds.p50 == pytest.approx(whole.p50, rel=0.02)
+    assert not predict(evidence, fitted()[2], Change(found.limits, found.limits)).outside
+
+
 def test_where_shared_prefixes_are_the_reason_they_are_named_and_not_the_figure_that_missed() -> None:
     line = "--max-num-seqs 48 --max-model-len 3072 --num-gpu-blocks-override 300"
     found = record(line, traffic(100, 2.0, seed=3, shared=1024))
