@@ -39,12 +39,12 @@ from vllm_launchers.launch.details import Details
 from vllm_launchers.listeners import Owner
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.budget.memory_flags import batch_sizes, max_tokens_per_mm_item
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.budget.estimate import estimate
+from vllm_launchers.plan.budget.memory_flags import batch_sizes, draft_model, max_tokens_per_mm_item
+from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
 from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, ModelFactsError
 from vllm_launchers.vllm.modelfacts.read import model_facts
-from vllm_launchers.vllm.release_defaults import Release, default_utilization
 
 if TYPE_CHECKING:
     from vllm_console.fleet.own_server import JudgeContext
@@ -315,7 +315,7 @@ class Judge:
             own_fp8_cache=facts.own_fp8_cache,
             weights_gib=details.predicted.get("weights_gib"),
             cache_gib=details.predicted.get("kv_gib"),
-            cache_free_gib=_cache_free(details, facts.memory_gib, details.engine.release if details.engine else None),
+            cache_free_gib=facts.cache_free_gib,
             silent_seconds=self._request.silent_seconds,
             idle_seconds=self._idle_seconds,
             earlier_reuse=self._earlier_reuse(record),
@@ -345,7 +345,7 @@ class Judge:
 
 
 class _Facts(msgspec.Struct, frozen=True):
-    memory_gib: float | None = None
+    cache_free_gib: float | None = None
     max_context: int | None = None
     compute_capability: tuple[int, int] | None = None
     batch_sizes: tuple[int, int] = SMALL_BATCHES
@@ -367,15 +367,16 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
     reported = gpu.compute_capability if gpu is not None and gpu.name == name else None
     capability = reported or (model.compute_capability if model else None)
     numbers = tuple(int(part) for part in capability.split(".")[:2]) if capability else ()
-    model_known = _model_facts(details)
+    model_known = _model_facts(details.model)
     memory = model.memory_gib if model else (gpu.memory_gib if gpu else None)
     release = details.engine.release if details.engine is not None else None
     on_cpu = details.engine is not None and details.engine.build == "cpu"
+    shape = GpuShape(name, memory)
     return _Facts(
-        memory_gib=memory,
+        cache_free_gib=None if on_cpu else _cache_free(details, model_known, shape),
         max_context=model_known.max_context if model_known is not None else None,
         compute_capability=(numbers[0], numbers[1]) if len(numbers) == 2 else None,
-        batch_sizes=batch_sizes(model_known, details.flags, release, None if on_cpu else GpuShape(name, memory)),
+        batch_sizes=batch_sizes(model_known, details.flags, release, None if on_cpu else shape),
         max_tokens_per_mm_item=max_tokens_per_mm_item(model_known, details.flags),
         quantized=_quantized(details, model_known),
         own_fp8_cache=model_known is not None and is_fp8(model_known.kv_cache_quantization),
@@ -384,18 +385,30 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
     )
 
 
-def _cache_free(details: Details, memory_gib: float | None, release: Release | None) -> float | None:
-    """What the KV cache would take of a GPU if no flag fixed its size, by the estimate at launch."""
-    taken = [details.predicted.get(name) for name in ("weights_gib", "overhead_gib")]
-    utilization = details.flags.get("gpu-memory-utilization", default_utilization(release))
-    if memory_gib is None or None in taken or not isinstance(utilization, int | float):
+def _cache_free(details: Details, facts: ModelFacts | None, gpu: GpuShape) -> float | None:
+    """What the KV cache would take of a GPU without the flag that fixes its size, by the plan's estimate.
+
+    None if no flag does, or if that is not known.
+    """
+    flags = {name: value for name, value in details.flags.items() if name not in (BLOCKS, BYTES)}
+    if facts is None or len(flags) == len(details.flags):
         return None
-    return utilization * memory_gib - sum(filter(None, taken))
+    engine, draft = details.engine, draft_model(flags)
+    found = estimate(
+        facts,
+        flags,
+        [gpu],
+        release=engine.release if engine is not None else None,
+        build=engine.build if engine is not None else None,
+        environment=details.variables,
+        draft=_model_facts(draft) if draft else None,
+    )
+    return found.kv_gib if found is not None else None
 
 
-def _model_facts(details: Details) -> ModelFacts | None:
+def _model_facts(model: str) -> ModelFacts | None:
     try:
-        return model_facts(details.model)
+        return model_facts(model)
     except (ModelFactsError, OSError):
         return None
 

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Fix
 from vllm_console.diagnosis.live.engine import EngineHung
-from vllm_console.diagnosis.live.fixes import BLOCKS, BYTES
 from vllm_console.diagnosis.objectives import Judged, agreed, judge_window
 from vllm_console.fleet.judge import Judge
 from vllm_console.fleet.probe import exact_window
@@ -25,6 +24,7 @@ from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import traffic
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
+from vllm_launchers.plan.flags import BLOCKS, BYTES
 from vllm_launchers.presets.model import Objectives
 from vllm_launchers.values import replace as replaced
 

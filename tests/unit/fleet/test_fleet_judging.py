@@ -35,8 +35,11 @@ from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.listeners import Owner
+from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.budget.estimate import CONTEXT_GIB, estimate
 from vllm_launchers.presets.model import Objectives
 from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.modelfacts.read import model_facts
 
 NOW = 2_000_000.0
 ITSELF = Owner.of(os.getpid()) or Owner(0, 0)
@@ -218,6 +221,24 @@ def test_limits_that_are_not_set_are_those_that_the_plan_takes(
     engine = Engine(EngineKind.VLLM, (), release, "cuda", "")
     details = Details(model="Qwen/Qwen3-8B", engine=engine, gpu_kind=gpu, flags=flags)
     assert _facts(details, None).batch_sizes == sizes
+
+
+@pytest.mark.parametrize("flag", [{"num-gpu-blocks-override": 1000}, {"kv-cache-memory-bytes": 2**30}])
+@pytest.mark.parametrize("release", ["0.20.2", "0.33.0"])
+def test_a_cache_without_the_flag_that_fixes_it_would_have_the_size_of_the_plan(flag: Any, release: str) -> None:
+    engine = Engine(EngineKind.VLLM, (), release, "cuda", "")
+    others = {"max-num-seqs": 64, "max-model-len": 8192, "gpu-memory-utilization": 0.9}
+    details = Details(model="Qwen/Qwen3-8B", engine=engine, gpu_kind="H100 80GB", flags={**others, **flag})
+    known = model_facts("Qwen/Qwen3-8B")
+    plan = estimate(known, others, [GpuShape("H100 80GB")], release=engine.release, environment={})
+    assert plan is not None
+    assert _facts(details, None).cache_free_gib == pytest.approx(plan.kv_gib)
+    # Of the overhead, the CUDA context lies outside of the share; CUDA graphs lie in it since 0.21.
+    rest = plan.per_gpu[0].total_gib * 0.9 - plan.weights_gib - plan.kv_gib
+    graphs = plan.graphs_gib if release == "0.33.0" else 0.0
+    assert rest == pytest.approx(plan.overhead_gib - CONTEXT_GIB + graphs)
+    unlimited = Details(model="Qwen/Qwen3-8B", engine=engine, gpu_kind="H100 80GB", flags=others)
+    assert _facts(unlimited, None).cache_free_gib is None
 
 
 def test_the_reserve_comes_from_the_settings() -> None:

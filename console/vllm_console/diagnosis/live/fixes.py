@@ -18,7 +18,7 @@ from vllm_console.history.frames import merged
 from vllm_console.history.workload import seen_room
 from vllm_console.text import percent, round_duration, seconds
 from vllm_launchers.plan import attention
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
 from vllm_launchers.plan.model import Changes, Flags, same_value
 from vllm_launchers.vllm.flags.changes import FlagValue, apply_changes
 from vllm_launchers.vllm.release_defaults import can_cache_linear_prefixes, online_fp8
@@ -40,9 +40,6 @@ MOST_KEPT = 0.9
 
 FEWEST_ENDED = 20
 """Requests that must have ended before what running ones hold is representative."""
-
-BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
-"""Flags that fix the size of the KV cache, whatever memory is available."""
 
 WORTH_FREEING = 1.1
 """The KV cache must grow by this factor without them, to be worth a restart."""
