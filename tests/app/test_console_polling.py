@@ -83,6 +83,17 @@ async def test_a_failing_poll_is_reported_and_repeated(console, fakes):
         await c.sees("▸ chat")
 
 
+async def test_while_polls_fail_the_header_says_how_old_the_data_is(console, fakes):
+    fleet = fakes.FakeFleet(fakes.chat)
+    async with console(fleet=fleet) as c:
+        await c.sees("live")
+        fleet.look_error = OSError("the state folder is gone")
+        await c.sees(" old ")
+        assert "live" not in c.text.splitlines()[0]
+        fleet.look_error = None
+        await c.sees("live")
+
+
 async def test_the_selected_servers_charts_are_polled(console):
     async with console() as c:
         await c.press("j")

@@ -322,6 +322,7 @@ class ConsoleApp(App[None]):
             self.snapshot = await in_thread(self._snapshot_call(), "poll")
         except Exception as error:  # noqa: BLE001 - the poll's boundary: shown, and tried again
             self.say(f"Could not read the servers: {error_sentence(error)}", BAD)
+            self._set_polling(hanging=loop.time() - self._polled_at)
             return
         finally:
             if self._late is not None:
