@@ -78,6 +78,39 @@ async def test_a_key_leaves_it(console, fakes, fleet, key):
         assert c.app.operations.selected.name in ("chat", "coder")
 
 
+@pytest.mark.parametrize("key", ["end", "escape"])
+async def test_the_cursor_returns_to_the_server_that_it_was_on(console, fakes, fleet, key):
+    async with console(fleet=fleet) as c:
+        assert c.app.operations.selected.name == "chat"
+        for run in ("gone@2", "chat@1"):  # from one replay to another one, too
+            c.app.operations.replay(run)
+            await replayed(c, fakes, run)
+        await c.press(key)
+        assert c.app.operations.selected.name == "chat"
+        await c.lacks("chat@1")
+        assert c.app.operations.selected.name == "chat"
+
+
+async def test_the_log_follows_again_afterwards(console, fakes, fleet, tmp_path):
+    """The run that is replayed has no log: the server's own stood at the moment of the replay before."""
+    path = tmp_path / "server.log"
+    path.write_text("".join(f"INFO 01-01 10:{minute:02}:30 [a.py:1] minute {minute}\n" for minute in range(60)))
+    made = fleet.makers
+    fleet.makers = [lambda at, one=one: replace(one(at), log_path=str(path)) for one in made]
+    async with console(fleet=fleet) as c:
+        await c.press("5")
+        await c.sees("minute 59")
+        c.app.operations.replay("gone@2")
+        await replayed(c, fakes)
+        c.app.operations.go_to("chat")
+        await c.sees("up to the moment shown")
+        c.app.operations.go_to("gone@2")
+        await c.sees("no log: it was deleted with its server")
+        await c.press("end")
+        await c.sees("minute 59")
+        await c.lacks("paused")
+
+
 @pytest.mark.parametrize("key", ["s", "r", "x", "b", "f", "e", "w", "a", "asterisk", "left_square_bracket", "z", "t"])
 async def test_nothing_is_done_to_it(console, fakes, fleet, key):
     async with console(fleet=fleet, replay=fakes.REPLAY) as c:

@@ -146,6 +146,8 @@ class OperationsScreen(PartialRepaintScreen):
         self._selected_name: str | None = None
         self._wanted = replay.name if replay is not None else server or None
         self._index = 0
+        self._before_replay: str | None = None
+        """The server under the cursor when a replay was opened: the cursor returns to it."""
         self._filter = ""
         self._order = Order()
         self._marked: frozenset[str] = frozenset()
@@ -580,6 +582,8 @@ class OperationsScreen(PartialRepaintScreen):
         names = [server.name for server in self.servers]
         if self._wanted in names:
             self._selected_name, self._wanted = self._wanted, None
+        elif self.time.replay is None and self._selected_name not in names and self._before_replay in names:
+            self._selected_name = self._before_replay
         if self._selected_name in names:
             self._index = names.index(self._selected_name)
         elif names:
@@ -736,6 +740,8 @@ class OperationsScreen(PartialRepaintScreen):
     def start_replay(self, replay: Replay) -> None:
         """Show a run that has ended, from now on."""
         self._filter = ""
+        if self.time.replay is None:
+            self._before_replay = self._selected_name
         self._wanted = replay.name
         self.time.start_replay(replay)
 

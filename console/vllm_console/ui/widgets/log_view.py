@@ -172,7 +172,7 @@ class LogView(LineView):
     def open(self, path: Path | str) -> None:
         """Show this log from its end; it need not exist yet."""
         self._path, self._selected, self._left = Path(path), None, 0
-        self._commands.clear()
+        self._commands = [LogPager.end]  # the file read last may be this one, and stand at a moment
         self._rows_owed = 0
         self._wake.set()
 
