@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -38,9 +37,6 @@ from vllm_launchers.listeners import Owner
 from vllm_launchers.private import open_file, open_standard_streams
 from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.procfs import stat
-
-if TYPE_CHECKING:
-    pass
 
 _WAITING_AT_MOST = 1440
 _THIN_EVERY = 60

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import lzma
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
+
+import msgspec
 
 from vllm_console.cli import demo
 from vllm_console.cli.demo_recording import (
@@ -24,9 +27,6 @@ from vllm_console.cli.demo_recording import (
     RecordedProbe,
     RecordedRun,
     RecordedServer,
-    save,
-    save_probes,
-    transposed,
 )
 from vllm_console.cli.demo_servers import MOST_IN_FLIGHT, SERVERS
 from vllm_console.fleet.local import LocalFleet
@@ -78,6 +78,11 @@ FIELDS = {
 }  # fmt: skip
 FRACTION = 1 << 15
 """Times are rounded to this part of a second, 31 µs, so that the records can be compressed."""
+
+
+def transposed(records: bytes, size: int) -> bytes:
+    """The first byte of each record, then the second one of each, and so on: they can be compressed far better."""
+    return b"".join(records[place::size] for place in range(size))
 
 
 class KeptRecords:
@@ -288,9 +293,8 @@ def main() -> None:
                 one.until_calm(run.ready_at, -RECORDED_SECONDS) for one, run in zip(kept, ended, strict=True)
             ]
         fleet.close()
-    save(servers)
-    save_probes(records)
-    for file in (FILE, PROBES_FILE):
+    for file, recorded in ((FILE, servers), (PROBES_FILE, records)):
+        file.write_bytes(lzma.compress(msgspec.msgpack.encode(recorded), preset=9))
         print(f"{file}: {file.stat().st_size:,} bytes")
 
 

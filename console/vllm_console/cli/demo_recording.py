@@ -82,11 +82,6 @@ def read() -> Mapping[str, RecordedServer]:
     return msgspec.msgpack.decode(lzma.decompress(FILE.read_bytes()), type=dict[str, RecordedServer])
 
 
-def save(servers: Mapping[str, RecordedServer]) -> None:
-    """Write the recording that is shipped."""
-    FILE.write_bytes(lzma.compress(msgspec.msgpack.encode(servers), preset=9))
-
-
 def enter(
     server: RecordedServer, folder: Path, specs: Sequence[LaunchSpec], now: float
 ) -> tuple[LaunchSpec, Recording]:
@@ -171,17 +166,12 @@ PROBES_FILE = Path(__file__).with_name("demo_records.xz")
 """Apart from `FILE`: they are larger, and are written while the servers start."""
 
 RecordedProbe = Mapping[str, bytes]
-"""The records of one run by their kind, `transposed`. Their times are in seconds, and 0 is the end of the recording."""
+"""The records of one run by their kind, in columns (`untransposed`). Times are in seconds; 0 is the recording's end."""
 
 
 def read_probes() -> Mapping[str, Sequence[RecordedProbe]]:
     """The records of each run of each server, oldest first."""
     return msgspec.msgpack.decode(lzma.decompress(PROBES_FILE.read_bytes()), type=dict[str, list[dict[str, bytes]]])
-
-
-def save_probes(servers: Mapping[str, Sequence[RecordedProbe]]) -> None:
-    """Write the records that are shipped."""
-    PROBES_FILE.write_bytes(lzma.compress(msgspec.msgpack.encode(servers), preset=9))
 
 
 def enter_probes(runs: Sequence[RecordedProbe], folder: Path, now: float) -> None:
@@ -209,13 +199,8 @@ def _segment_header(kind: str, now: float) -> bytes:
     return json.dumps(header).encode().ljust(HEADER_BYTES - 1) + b"\n"
 
 
-def transposed(records: bytes, size: int) -> bytes:
-    """The first byte of each record, then the second one of each, and so on: they can be compressed far better."""
-    return b"".join(records[place::size] for place in range(size))
-
-
 def untransposed(columns: bytes, size: int) -> bytes:
-    """The records again."""
+    """Records from their columns: the first byte of each, then the second one of each, and so on."""
     count = len(columns) // size
     records = bytearray(len(columns))
     for place in range(size):

@@ -256,12 +256,10 @@ async def run_scenario(
     phases: Sequence[Phase],
     *,
     first: Sequence[Phase] = (),
-    repeat: bool = True,
     max_in_flight: int = IN_FLIGHT,
     stop: asyncio.Event | None = None,
-    on_phase: Callable[[Phase], None] | None = None,
 ) -> LoadReport:
-    """Play the phases one after another, forever or once, until ``stop`` is set; returns the total report.
+    """Play the phases one after another, again and again, until ``stop`` is set; returns the total report.
 
     Phases in ``first`` are played once, before them.
     Phases run into each other: requests of one may end in the next. A server that does not answer is waited for, so
@@ -278,16 +276,13 @@ async def run_scenario(
     begin = time.perf_counter()
     async with open_client(base, own_access(), lookup_of(base)) as client:
         sender = Sender(client, "", tally, max_in_flight)
-        story = _Story(client, sender, on_phase)
+        story = _Story(client, sender)
         try:
             for phase in first:
                 await story.play(phase, stop)
             while not stop.is_set():
                 for phase in phases:
                     await story.play(phase, stop)
-                if not repeat:
-                    await sender.drain(stop)
-                    break
         finally:
             await sender.cancel("stopped before the answer was complete")
     return tally.report(time.perf_counter() - begin, tally.sent)
@@ -296,10 +291,9 @@ async def run_scenario(
 class _Story:
     """Plays phases on one server, which may disappear and come back with another context."""
 
-    def __init__(self, client: httpx.AsyncClient, sender: Sender, on_phase: Callable[[Phase], None] | None) -> None:
+    def __init__(self, client: httpx.AsyncClient, sender: Sender) -> None:
         self._client = client
         self._sender = sender
-        self._on_phase = on_phase
         self._shapes: dict[tuple[Phase, int | None], TrafficShape] = {}
 
     async def play(self, phase: Phase, stop: asyncio.Event) -> None:
@@ -307,8 +301,6 @@ class _Story:
         target = await self._wait_for_server(stop)
         if target is None:
             return
-        if self._on_phase is not None:
-            self._on_phase(phase)
         self._sender.model = target.model
         key = (phase, target.max_model_len)
         if key not in self._shapes:

@@ -123,9 +123,8 @@ def test_steps_and_requests_are_entered_as_a_probe_would_have_written_them(tmp_p
     assert not shared
 
 
-def test_rows_are_the_records_again() -> None:
-    records = bytes(range(12))
-    assert demo_recording.untransposed(demo_recording.transposed(records, 4), 4) == records
+def test_columns_become_the_records() -> None:
+    assert demo_recording.untransposed(bytes([0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]), 4) == bytes(range(12))
 
 
 def findings(plan: Plan, run: demo_recording.RecordedRun, number: int) -> tuple[Finding, ...]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from vllm_console.load.client import LoadError
 from vllm_console.load.run import Phase, run_scenario
+from vllm_console.load.shape import Exact
 from vllm_launchers.presets.model import Workload
 
 if TYPE_CHECKING:
@@ -23,29 +25,21 @@ def phases(workload: Workload) -> tuple[Phase, ...]:
     return Phase("calm", 0.2, 10, workload), Phase("rush", 0.2, 50, long)
 
 
-async def test_once_through(stub: Stub, workload: Workload) -> None:
-    seen: list[str] = []
-    report = await run_scenario(
-        stub.url, phases(workload), repeat=False, on_phase=lambda phase: seen.append(phase.name)
-    )
-    assert seen == ["calm", "rush"]
-    assert report.sent == report.completed == 12
-    prompts = [len(body["prompt"]) for body in stub.bodies]
-    assert sum(prompts[2:]) / 10 > sum(prompts[:2]) / 2
-
-
 async def test_it_goes_round_until_it_is_stopped(stub: Stub, workload: Workload) -> None:
-    seen: list[str] = []
+    """Each phase has a length of its own, by which its requests are known."""
+    begin, calm, rush = (Phase("", 0.2, 20, workload, Exact(tokens, 4)) for tokens in (100, 200, 300))
     stop = asyncio.Event()
+    story = asyncio.create_task(run_scenario(stub.url, (calm, rush), first=(begin,), stop=stop))
 
-    def on_phase(phase: Phase) -> None:
-        seen.append(phase.name)
-        if len(seen) == 5:
-            stop.set()
+    def seen() -> list[int]:
+        return [length for length, _ in groupby(len(body["prompt"]) for body in stub.bodies)]
 
     async with asyncio.timeout(20):
-        report = await run_scenario(stub.url, phases(workload), stop=stop, on_phase=on_phase)
-    assert seen == ["calm", "rush", "calm", "rush", "calm"]
+        while len(seen()) < 6:
+            await asyncio.sleep(0.01)
+        stop.set()
+        report = await story
+    assert seen()[:6] == [100, 200, 300, 200, 300, 200]
     assert report.sent == report.completed + report.failed
 
 
