@@ -36,11 +36,12 @@ from vllm_launchers.listeners import Owner
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.memory_flags import batch_sizes, captured_batches
 from vllm_launchers.plan.checks.check import errors
-from vllm_launchers.plan.flags import speculates, token_count
+from vllm_launchers.plan.flags import BLOCKS, speculates, token_count
 from vllm_launchers.plan.model import Flags, Plan
 from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.typed_decoding import convert
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import whole_number
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
 
 if TYPE_CHECKING:
@@ -264,12 +265,11 @@ def _eight_bits(flags: Flags) -> bool:
 
 def _cache_after(now: CacheConfig, before: Plan, after: Plan, changed: Sequence[FlagChange]) -> CacheConfig:
     """The KV cache after the change."""
-    override = after.flags.get("num-gpu-blocks-override")
-    if isinstance(override, int) and not isinstance(override, bool):
+    if override := whole_number(after.flags, BLOCKS, 0):
         return now._replace(blocks=override)
     names = {change.flag for change in changed}
     one, other = before.memory, after.memory
-    if "num-gpu-blocks-override" in names:
+    if BLOCKS in names:
         return now._replace(blocks=((other and other.kv_tokens) or 0) // now.block_size)
     if one is None or other is None or one.kv_gib <= 0 or other.kv_gib <= 0:
         return now
@@ -324,8 +324,7 @@ def _bounded_layers(facts: ModelFacts | None, changed: Sequence[FlagChange]) -> 
 
 def _unknown_cache(before: Plan, after: Plan, changed: Sequence[FlagChange]) -> str:
     """A sentence if the KV cache's size after the change is not known."""
-    override = after.flags.get("num-gpu-blocks-override")
-    if isinstance(override, int) and not isinstance(override, bool):
+    if whole_number(after.flags, BLOCKS, 0):
         return ""
     sizes = [one.flag for one in changed if one.flag in _CACHE and one.flag != "max-model-len"]
     known = all(plan.memory is not None and plan.memory.kv_tokens for plan in (before, after))

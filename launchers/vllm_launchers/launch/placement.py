@@ -21,6 +21,7 @@ from vllm_launchers.plan.flags import BYTES, VISIBLE, token_count
 from vllm_launchers.plan.model import Engine, EngineKind, Flags
 from vllm_launchers.plan.placement import Need, Placement, format_needs, rank_placements, takes_uuids
 from vllm_launchers.units import GIB, counted
+from vllm_launchers.vllm.flags.changes import whole_number
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 AUTO, OFFERED, NONE = "auto", "offered", "none"
@@ -54,8 +55,7 @@ class GpuRequest(msgspec.Struct, frozen=True):
 
     def size(self, name: str) -> int:
         """One of its parallel sizes."""
-        value = self.flags.get(f"{name}-parallel-size", 1)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
+        return whole_number(self.flags, f"{name}-parallel-size")
 
     @property
     def gpus(self) -> int:

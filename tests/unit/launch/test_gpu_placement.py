@@ -53,6 +53,10 @@ def test_auto_takes_the_best_set_for_the_tensor_parallel_size(host: str, size: i
     assert found.environment == {}
 
 
+def test_a_size_that_is_text_is_the_number_that_vllm_reads() -> None:
+    assert place("8xh100", tensor_parallel_size="04") == place("8xh100", tensor_parallel_size=4)
+
+
 def test_when_nothing_fits_it_is_refused_with_who_holds_it_and_the_sets_stay_to_be_chosen() -> None:
     with pytest.raises(NoPlaceError, match=r"43\.2 GiB free.*anna holds 20\.5 GiB.*utilization 0\.56") as told:
         place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.9)

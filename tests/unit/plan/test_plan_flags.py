@@ -20,6 +20,7 @@ from vllm_launchers.plan.flags import (
     token_count,
 )
 from vllm_launchers.plan.model import FlagValue
+from vllm_launchers.vllm.flags.changes import whole_number
 from vllm_launchers.vllm.flags.releases import RELEASES, release_table
 from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
 
@@ -255,3 +256,12 @@ def test_other_flags_that_look_like_a_list_are_one_word() -> None:
 def test_any_of_the_flags_turns_speculative_decoding_on(flags: dict[str, FlagValue], drafts: bool) -> None:
     assert speculates(flags) is drafts
     assert speculation_flags({**flags, "max-num-seqs": 4}) == tuple(name for name in flags if name != "max-num-seqs")
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(4, 4), ("007", 7), ("4k", 4000), ("auto", 1), ("", 1), (0, 1), ("-1", 1), (-1, 1), (True, 1), (4.0, 1)],
+)
+def test_a_whole_number_may_be_text(value: FlagValue, number: int) -> None:
+    assert whole_number({"max-num-seqs": value}, "max-num-seqs") == number
+    assert whole_number({}, "max-num-seqs", 5) == 5

@@ -20,9 +20,10 @@ from vllm_console.history.prefix_use import StillCached
 from vllm_console.logs.refusals import Refusals
 from vllm_launchers.engine_model.gpus import SMALL_BATCHES
 from vllm_launchers.host.gpu.host import Gpu
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.flags import BATCHED, DATA, SEQUENCES, TENSOR
 from vllm_launchers.plan.model import Flags
 from vllm_launchers.presets.model import Objectives, Workload
+from vllm_launchers.vllm.flags.changes import whole_number
 
 DEFAULT_OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
 """For servers whose launch sets no objectives."""
@@ -152,12 +153,12 @@ class Evidence(msgspec.Struct, frozen=True):
         seen = self.frames[-1].engines if self.frames else 1
         if seen > 1 or any(name in self.flags for name in ELSEWHERE):
             return seen
-        return token_count(self.flags.get("data-parallel-size")) or 1
+        return whole_number(self.flags, DATA)
 
     @property
     def max_num_seqs(self) -> int:
         """How many sequences may run at once in each engine; vLLM's own default if the flag is not set."""
-        return token_count(self.flags.get("max-num-seqs")) or self.batch_sizes[0]
+        return whole_number(self.flags, SEQUENCES, self.batch_sizes[0])
 
     @property
     def most_running(self) -> int:
@@ -188,7 +189,7 @@ class Evidence(msgspec.Struct, frozen=True):
     @property
     def max_num_batched_tokens(self) -> int:
         """How many tokens a step may have; vLLM's own default if the flag is not set."""
-        return token_count(self.flags.get("max-num-batched-tokens")) or self.batch_sizes[1]
+        return whole_number(self.flags, BATCHED, self.batch_sizes[1])
 
     @property
     def state_block(self) -> int:
@@ -203,7 +204,7 @@ class Evidence(msgspec.Struct, frozen=True):
     @property
     def tensor_parallel(self) -> int:
         """Over how many GPUs each layer is split."""
-        return token_count(self.flags.get("tensor-parallel-size")) or 1
+        return whole_number(self.flags, TENSOR)
 
     @property
     def reuse(self) -> tuple[float, str]:

@@ -11,7 +11,7 @@ from vllm_launchers.engine_model.gpus import batch_defaults
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.flags import CHUNKED, token_count
-from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.release_defaults import (
@@ -194,8 +194,7 @@ def _max_pixels(flags: Flags) -> int | None:
 
 def whole(flags: Flags, name: str, default: int) -> int:
     """A flag's positive whole number, or the default if it has none (invalid values are reported elsewhere)."""
-    count = token_count(flags.get(name))
-    return min(count, _MOST) if count is not None and count > 0 else default
+    return min(whole_number(flags, name, default), _MOST)
 
 
 def decimal(value: object) -> float | None:

@@ -25,8 +25,9 @@ def value_word(value: FlagValue) -> str:
 
 
 def whole_number(flags: Flags, name: str, otherwise: int = 1) -> int:
-    """A flag's positive whole number; ``otherwise`` if it has none."""
+    """A flag's positive whole number, also as text such as ``007`` or ``4k``; ``otherwise`` if it has none."""
     value = flags.get(name)
+    value = human_int(value) if isinstance(value, str) else value
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
 
 
