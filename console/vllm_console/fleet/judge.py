@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.accepted import accepted
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.engine import HUNG_AFTER_SECONDS, in_part, suspected_hang
-from vllm_console.diagnosis.live.findings import OF_TRAFFIC, findings
+from vllm_console.diagnosis.live.findings import OF_TRAFFIC, findings, with_minute
 from vllm_console.diagnosis.live.fixes import with_experience
 from vllm_console.diagnosis.live.prefix_cache import hit_rate
 from vllm_console.diagnosis.live.refused import answered
@@ -26,6 +26,7 @@ from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, tot
 from vllm_console.history.prefix_use import still_cached
 from vllm_console.history.timeline import IDLE_SECONDS
 from vllm_console.logs.refusals import Refusals, read_refusals
+from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.window import is_idle
 from vllm_console.text import plain
@@ -186,7 +187,8 @@ class Judge:
         self._link = ""
         self._request = OneToken()
         self._facts: tuple[object, _Facts] | None = None
-        self._found: tuple[tuple[object, ...], tuple[Finding, ...]] | None = None
+        self._found: tuple[tuple[object, ...], Evidence, tuple[Finding, ...]] | None = None
+        """The findings of the newest frame, and by what they were found."""
         self._stuck: tuple[Sequence[Frame], Sequence[Frame]] | None = None
         """The frames of the newest snapshot, and those of them that show that it seems to hang."""
 
@@ -218,9 +220,19 @@ class Judge:
         self._resumed = resumed
 
     def findings(
-        self, record: ServerRecord, details: Details, context: JudgeContext, now: float, *, wait: bool = False
+        self,
+        record: ServerRecord,
+        details: Details,
+        context: JudgeContext,
+        now: float,
+        *,
+        minute: Mapping[str, Quantiles] | None = None,
+        wait: bool = False,
     ) -> tuple[Finding, ...]:
-        """The findings as of ``now`` (Unix seconds); ``wait`` for the answer of a server that seems to hang."""
+        """The findings as of ``now`` (Unix seconds), with the latencies of the last ``minute`` as panes show them.
+
+        ``wait`` for the answer of a server that seems to hang.
+        """
         if record.state not in (State.READY, State.UNRESPONSIVE):
             self._request.forget()
             return ()
@@ -236,14 +248,18 @@ class Judge:
         key = (generation, record.state, newest, hung, idle, missing)
         if self._found is None or self._found[0] != key:
             evidence = self._evidence(record, details, context, frames, now)
-            found = findings(replace(evidence, unasked=unasked))
+            evidence = replace(evidence, minute=minute, unasked=unasked)
+            found = findings(evidence)
             if any(not fix.changes.empty for finding in found for fix in finding.fixes):
                 version = details.engine.version if details.engine is not None else None
                 found = tuple(replace(one, fixes=accepted(one.fixes, details.flags, version)) for one in found)
                 earlier = self._earlier_runs(record)
                 found = tuple(with_experience(one, details.flags, earlier, OF_TRAFFIC) for one in found)
-            self._found = (key, found)
-        return self._found[1]
+            self._found = (key, evidence, found)
+        elif self._found[1].minute != minute:
+            evidence = replace(self._found[1], minute=minute)
+            self._found = (key, evidence, with_minute(self._found[2], evidence))
+        return self._found[2]
 
     def _ask_if_hanging(
         self, record: ServerRecord, frames: Sequence[Frame], context: JudgeContext, *, wait: bool

@@ -6,6 +6,7 @@ for an earlier moment none are given, which does not mean that there were none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from vllm_console.fleet.probe import exact_window
 from vllm_console.fleet.snapshot import StateThen
 from vllm_console.history.store import TIERS, HistoryReader
 from vllm_console.history.timeline import Timeline
+from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import traffic
 from vllm_launchers.keeper.records import ServerRecord, State
@@ -74,7 +76,7 @@ def read_moment(
         return Moment(at, window, no_findings=why)
     details = unpack(record.generations[index].spec.details)
     current = index == len(record.generations) - 1
-    findings = _findings(history, at_work(record, index), at, context)
+    findings = _findings(history, at_work(record, index), at, context, window.latencies)
     judged: tuple[Judged, ...] = ()
     samples = timeline.recent
     if traffic(samples) and len(traffic(samples)) == len(samples):
@@ -147,12 +149,18 @@ def _generation(record: ServerRecord, at: float) -> int | None:
     return None
 
 
-def _findings(history: HistoryReader, then: ServerRecord, at: float, context: JudgeContext) -> tuple[Finding, ...]:
+def _findings(
+    history: HistoryReader,
+    then: ServerRecord,
+    at: float,
+    context: JudgeContext,
+    minute: Mapping[str, Quantiles],
+) -> tuple[Finding, ...]:
     """The findings of that time, from ten-second rows."""
     judge = Judge(then.name)
     for part in history.stretches(at - JUDGED_SECONDS, at, 2 * _TENS):
         if part.tier.step <= _TENS:
             for entry in history.read(part, _MOST_ROWS):
                 judge.append(entry.sample, entry.generation)
-    found = judge.findings(then, unpack(then.current.spec.details), context, at)
+    found = judge.findings(then, unpack(then.current.spec.details), context, at, minute=minute)
     return tuple(one for one in found if one.code != EngineHung.code)

@@ -460,7 +460,8 @@ class WatchedServer:
         if self._has_probe:
             self._judge.set_resumed(self._probe_of(record).resumed(now))
         # A command takes one snapshot, and waits for the test request to a server that seems to hang.
-        return self._judge.findings(record, details, context, now, wait=not self._interactive)
+        minute = self._window.latencies if self._window is not None else None
+        return self._judge.findings(record, details, context, now, minute=minute, wait=not self._interactive)
 
     def _earlier_runs(self, record: ServerRecord) -> Sequence[PastRun]:
         """This server's runs before the current one, newest first; read again after `EARLIER_RUNS_SECONDS`."""

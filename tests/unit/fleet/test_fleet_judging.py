@@ -22,9 +22,11 @@ from vllm_console.fleet.board import SharedBoard
 from vllm_console.fleet.gpus import FleetGpus
 from vllm_console.fleet.judge import Judge, OneToken, _facts, slowest_link
 from vllm_console.fleet.own_server import JudgeContext, WatchedServer
+from vllm_console.history.exact import exact_value
 from vllm_console.history.gpu_samples import GPU_SAMPLES
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.history.time_view import LIVE
+from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_console.settings import Config, ConfigError, gpu_reserves, read_settings
 from vllm_console.ui.screens.describe import describe_lines
@@ -133,6 +135,32 @@ def test_a_full_disk_is_why_nothing_is_recorded(folder: Path, monkeypatch: pytes
     full.f_bavail = 1000
     assert notice(NOW + 20) == ""
     watched.close()
+
+
+def test_findings_show_the_latencies_of_the_last_minute_that_panes_show() -> None:
+    """A finding said ``ITL p99 is 974ms`` above a pane with 838ms: an estimate, and up to ten seconds old."""
+    judge = Judge("chat")
+    for second in range(300):
+        seen = sample(NOW - 300 + second)
+        engine, done = seen.engines["0"], (second + 1) * 10.0
+        itl = Histogram(BOUNDS, (0.0, done / 2, done, done), done * 0.3)
+        judge.append(replace(seen, engines={"0": replace(engine, histograms={"itl": itl})}), 1)
+
+    def shown(minute: dict[str, Quantiles] | None) -> tuple[str, str]:
+        (found,) = judge.findings(record(), Details(objectives=OBJECTIVES), JudgeContext(), NOW, minute=minute)
+        assert found.code == "slow_tokens"
+        return found.symptom, found.measures[0].value
+
+    def exactly(value: float) -> dict[str, Quantiles]:
+        one = exact_value(value)
+        return {"itl": Quantiles(600.0, 0.3, one, one, one, exact=True)}
+
+    estimated, figure = shown(None)
+    assert estimated == f"ITL p99 of the last minute is {figure}; the objective is 100ms."
+    assert figure.startswith("~")
+    assert shown(exactly(0.838)) == ("ITL p99 of the last minute is 838ms; the objective is 100ms.", "838ms")
+    assert shown(exactly(0.5))[1] == "500ms", "also between two frames"
+    assert "; now 90ms" in shown(exactly(0.09))[0]
 
 
 def test_health_503_is_a_dead_engine(tmp_path: Path) -> None:

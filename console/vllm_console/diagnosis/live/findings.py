@@ -94,6 +94,12 @@ OF_TRAFFIC = (
 )  # fmt: skip
 """Findings that end with the traffic: they are about what requests experience."""
 
+OF_THE_LAST_MINUTE = (
+    SlowTokens.code, SlowFirstToken.code, OversubscribedSequences.code, OversubscribedMemory.code,
+    OversubscribedCompute.code, NotAdmitted.code,
+)  # fmt: skip
+"""Findings with latencies of the last minute among their figures (`Evidence.latency`)."""
+
 MOST_STALE_SECONDS = 30.0
 """If the newest frame is older, the present state is unknown."""
 
@@ -108,11 +114,10 @@ def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding
     newest = evidence.frames[-1] if evidence.frames else None
     if newest is not None and newest.unanswered and evidence.now - newest.end <= MOST_STALE_SECONDS:
         return (first_request(evidence),)
-    settled = evidence.ready_at + SETTLING_SECONDS
-    frames = [frame for frame in evidence.frames if frame.start >= settled and not frame.compiling]
+    judged = _settled(evidence)
+    frames = judged.frames
     if not frames or evidence.now - frames[-1].end > MOST_STALE_SECONDS:
         return ()
-    judged = replace(evidence, frames=tuple(frames))
     if evidence.idle_seconds >= IDLE_SECONDS:
         rules = [rule for rule in rules if rule.code not in OF_TRAFFIC]
     held = [(rule, since) for rule in rules if (since := holds_since(rule.verdicts(judged), frames)) is not None]
@@ -135,6 +140,27 @@ def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding
     )
 
 
+def _settled(evidence: Evidence) -> Evidence:
+    settled = evidence.ready_at + SETTLING_SECONDS
+    frames = tuple(frame for frame in evidence.frames if frame.start >= settled and not frame.compiling)
+    return replace(evidence, frames=frames)
+
+
+def with_minute(found: Sequence[Finding], evidence: Evidence) -> tuple[Finding, ...]:
+    """The findings of the newest frame with the present latencies of the last minute; cause and fixes stay."""
+    judged = _settled(evidence)
+    rules = {rule.code: rule for rule in RULES if rule.code in OF_THE_LAST_MINUTE}
+    return tuple(_renewed(one, rules[one.code], judged) if one.code in rules else one for one in found)
+
+
+def _renewed(found: Finding, rule: Rule, evidence: Evidence) -> Finding:
+    now = rule.describe(evidence, found.since)
+    if now.recovering:
+        return now
+    cause = now.cause if found.recovering else found.cause
+    return replace(now, cause=cause, fixes=found.fixes)
+
+
 def _has_flag_fix(finding: Finding) -> bool:
     return any(fix.changes.set or fix.changes.unset for fix in finding.fixes)
 
@@ -149,7 +175,7 @@ def _described(rule: Rule, evidence: Evidence, since: float) -> Finding:
     if len(frames) in (0, len(evidence.frames)):
         return now
     moments = tuple(moment for moment in evidence.moments if moment.at <= settled) or evidence.moments
-    then = rule.describe(replace(evidence, frames=frames, moments=moments), since)
+    then = rule.describe(replace(evidence, frames=frames, moments=moments, minute=None), since)
     return replace(now, cause=then.cause, fixes=then.fixes)
 
 

@@ -25,7 +25,7 @@ from vllm_console.diagnosis.live.rule import ELSEWHERE, Evidence, Judgement
 from vllm_console.history.frames import Frame, merged, total
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Histogram
-from vllm_console.text import clock, seconds
+from vllm_console.text import clock, round_duration, seconds
 from vllm_launchers.plan.budget.memory_flags import least_step
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.vllm.model_folder import updates_adapters
@@ -123,15 +123,21 @@ class PrefillContention:
         itl = merged(frames, "itl")
         peak = highest_gap(itl)
         usual = text_of(p50(itl))
+        span = round_duration(frames[-1].end - frames[0].start)
         spikes = sum(bool(_is_spike(one, objective, evidence.engines)) for one in frames)
         measures = (
-            Measure("ITL max", seconds(peak), seconds(objective), f"for the p99: {evidence.objectives_source}"),
-            Measure("ITL p50", usual),
+            Measure(
+                f"ITL max in {span}",
+                f"~{seconds(peak)}",
+                seconds(objective),
+                f"for the p99: {evidence.objectives_source}",
+            ),
+            Measure(f"ITL p50 in {span}", usual),
             Measure("spikes", f"in {spikes} of the last {len(frames)} ten-second windows"),
-            Measure("prefill mean", seconds(mean(merged(frames, "prefill")))),
+            Measure(f"prefill mean in {span}", seconds(mean(merged(frames, "prefill")))),
             Measure("peak prompt tokens in 10s", f"{_peak(frames):,.0f}"),
         )
-        symptom = f"ITL jumps from {usual} to {seconds(peak)} during prefill."
+        symptom = f"In the last {span}, ITL jumped from {usual} to ~{seconds(peak)} during prefill."
         cause = "Prefill shares its step with the decode of all streams and makes that step long."
         return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, self._fixes(evidence))
 
@@ -220,15 +226,15 @@ class SlowTokens:
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """How slow, and what takes the time."""
         frames, objective = evidence.last(MINUTE), self.objective(evidence)
-        found = merged(frames, self.key)
+        found = evidence.latency(self.key)
+        worst = found.p99
         measures = [
-            Measure(f"{self.name} p99", text_of(p99(found)), seconds(objective), evidence.objectives_source),
-            Measure(f"{self.name} p50", text_of(p50(found))),
+            Measure(f"{self.name} p99", text_of(worst), seconds(objective), evidence.objectives_source),
+            Measure(f"{self.name} p50", text_of(found.p50)),
         ]
-        worst = p99(found)
         if worst is not None and worst.within(objective):
             return self._recovering(evidence, since, text_of(worst), measures)
-        symptom = f"{self.name} p99 is {text_of(worst)}; the objective is {seconds(objective)}."
+        symptom = f"{self.name} p99 of the last minute is {text_of(worst)}; the objective is {seconds(objective)}."
         if worst is None:
             symptom = (
                 f"{self.name} p99 was above its objective of {seconds(objective)}; nothing measured in the last minute."
@@ -294,8 +300,7 @@ def _rare_gaps(evidence: Evidence, frames: Sequence[Frame], objective: float) ->
     if itl is None:
         return "Nothing was measured in the last minute."
     share = count_above(itl, objective) / itl.count
-    text = f"{share:.1%} of {itl.count:,.0f} gaps between tokens took longer than {seconds(objective)}; the median is "
-    text += f"{text_of(p50(itl))}."
+    text = f"{share:.1%} of {itl.count:,.0f} gaps between tokens took longer than {seconds(objective)}."
     slow, fast = _sequences(frames, objective)
     if slow and fast:
         text += (
@@ -319,7 +324,10 @@ class SlowFirstToken(SlowTokens):
     def why(self, evidence: Evidence, frames: Sequence[Frame], measures: list[Measure]) -> tuple[str, tuple[Fix, ...]]:
         """Whether requests queue, prompts take long, or neither: then time passes outside the engine."""
         queue, prefill = (mean(merged(frames, key)) or 0.0 for key in ("queue", "prefill"))
-        measures += [Measure("queue time mean", seconds(queue)), Measure("prefill mean", seconds(prefill))]
+        measures += [
+            Measure(f"{name} mean", seconds(evidence.latency(key).mean))
+            for key, name in (("queue", "queue time"), ("prefill", "prefill"))
+        ]
         if (outside := _outside_engine(evidence, frames)) is not None:
             measures.append(Measure("outside the engine", seconds(outside)))
             cause = (

@@ -21,9 +21,9 @@ from vllm_console.diagnosis.live.fixes import (
     share_prefixes,
     slow_steps,
 )
-from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed, p99
+from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed
 from vllm_console.diagnosis.live.rule import Evidence, Judgement
-from vllm_console.history.frames import Frame, merged
+from vllm_console.history.frames import Frame
 from vllm_console.text import percent, seconds
 from vllm_launchers.plan.model import Changes
 
@@ -114,8 +114,7 @@ def _measures(evidence: Evidence, frame: Frame) -> list[Measure]:
         evidence.running(frame.running_max or 0.0),
         Measure("KV cache usage", usage, objective, evidence.objectives_source),
     ]
-    queued = merged(evidence.last(MINUTE), "queue")
-    if (longest := p99(queued)) is not None:
+    if (longest := evidence.latency("queue").p99) is not None:
         # A request is counted when it ends: those waiting now are not included.
         measures.append(Measure("queue time p99 (finished requests)", longest.text))
     return measures

@@ -15,9 +15,12 @@ from typing import Protocol
 import msgspec
 
 from vllm_console.diagnosis.finding import Finding, Measure
-from vllm_console.history.frames import Frame
+from vllm_console.diagnosis.live.frame_sums import MINUTE
+from vllm_console.history.frames import Frame, merged
 from vllm_console.history.prefix_use import StillCached
 from vllm_console.logs.refusals import Refusals
+from vllm_console.metrics.quantile import Quantiles
+from vllm_console.metrics.window import quantiles
 from vllm_launchers.engine_model.gpus import SMALL_BATCHES
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.flags import BATCHED, DATA, SEQUENCES, TENSOR
@@ -38,6 +41,8 @@ ENTER, OF = 3, 4
 LEAVE = 3
 QUIET_AFTER = 3
 """Frames in a row without a report, after which nothing is reported."""
+
+_NOTHING = Quantiles(count=0.0, mean=None)
 
 
 class Judgement(Enum):
@@ -129,6 +134,8 @@ class Evidence(msgspec.Struct, frozen=True):
     silent_seconds: float | None = None
     idle_seconds: float = 0.0
     """How long nothing has run, waited or been counted, as far as known."""
+    minute: Mapping[str, Quantiles] | None = None
+    """The latencies of the last minute as panes show them: exact where a probe has them. None: by the frames."""
     unasked: str = ""
     """Why it gets no one-token request though it seems to hang (``this console is read-only``), else empty."""
 
@@ -216,6 +223,13 @@ class Evidence(msgspec.Struct, frozen=True):
     def last(self, count: int) -> Sequence[Frame]:
         """The newest frames."""
         return self.frames[-count:]
+
+    def latency(self, key: str) -> Quantiles:
+        """A latency of the last minute."""
+        if self.minute is not None:
+            return self.minute.get(key) or _NOTHING
+        found = merged(self.last(MINUTE), key)
+        return quantiles(found) if found is not None else _NOTHING
 
 
 def moments_within(evidence: Evidence) -> Iterator[tuple[Frame, Sequence[GpuMoment]]]:
