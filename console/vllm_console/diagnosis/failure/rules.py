@@ -243,6 +243,11 @@ RULES: tuple[FailureRule, ...] = (
         "Less main memory is free than gpu-memory-utilization asks for (on a CPU the flag applies to main memory).",
     ),
     _rule(
+        r"Available memory on node .*is less than requested memory for kv",
+        Cause.FREE_MEMORY_BELOW_UTILIZATION,
+        "Less main memory is free beside the weights than the KV cache is to take.",
+    ),
+    _rule(
         r"Failed to load model - not enough GPU memory",
         Cause.WEIGHTS_DO_NOT_FIT,
         "The model's weights do not fit into the GPU's memory.",

@@ -286,6 +286,26 @@ def test_files_that_the_log_says_are_quantized_stay_so_without_the_flag() -> Non
     assert fix.changes == Changes()
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "(40.0 GiB). Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory used by other "
+        "processes.",
+        "(8.1/14.37 GiB). Reduce CPU memory used by other processes.",
+    ],
+)
+def test_a_cache_that_does_not_fit_into_main_memory_gets_another_size(asked: str) -> None:
+    text = (
+        "ValueError: Available memory on node 0 (9.7/15.61 GiB) on kv cache allocation is less than requested memory "
+        f"for kv {asked}"
+    )
+    found = of(text)
+    assert found.cause is Cause.FREE_MEMORY_BELOW_UTILIZATION
+    (fix,) = found.fixes
+    assert fix.changes.empty
+    assert "--env VLLM_CPU_KVCACHE_SPACE=4" in fix.why
+
+
 @pytest.mark.parametrize("free", ["4.1", "9.7"])
 def test_a_cpu_build_without_free_memory_gets_a_size_for_its_cache(free: str) -> None:
     text = (
@@ -293,7 +313,7 @@ def test_a_cpu_build_without_free_memory_gets_a_size_for_its_cache(free: str) ->
         "utilization (0.92, 14.37 GiB)."
     )
     fixes = of(text).fixes
-    assert "--env VLLM_CPU_KVCACHE_SPACE=GIB" in fixes[0].why
+    assert "--env VLLM_CPU_KVCACHE_SPACE=4" in fixes[0].why
     assert not any("GPU" in fix.why for fix in fixes)
     lower = [fix.changes for fix in fixes[1:]]
     assert lower == ([Changes({"gpu-memory-utilization": 0.61})] if free == "9.7" else [])

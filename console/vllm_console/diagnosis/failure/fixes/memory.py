@@ -61,8 +61,8 @@ _FREE = lazy_pattern(rf"\((?P<free>{_FIGURE})/(?P<total>{_FIGURE}) GiB\)")
 ANOTHER_GPU = "choose a GPU with more free memory, or wait until it is freed ('vllm-console host' shows who holds it)."
 
 _CPU_CACHE = (
-    "Give the KV cache a size with --env VLLM_CPU_KVCACHE_SPACE=GIB, such as 4: then no share of the main memory has "
-    "to be free."
+    "Give the KV cache a size that fits, such as 4 GiB, with --env VLLM_CPU_KVCACHE_SPACE=4: then no share of the main "
+    "memory has to be free. Or free main memory."
 )
 LEAST_HELD_SHARE = 0.05
 """Of a GPU's memory; what a desktop takes is not what a server fails for."""
@@ -268,10 +268,10 @@ def _spread(case: Case) -> list[Fix]:
 
 def free_memory_below_utilization(case: Case) -> tuple[Fix, ...]:
     """Others hold what ``gpu-memory-utilization`` requests, of a GPU or, by the CPU build, of main memory."""
-    on_cpu = "CPU memory utilization" in case.text
+    on_cpu = "Available memory on node" in case.text
     elsewhere = Fix(Changes(), _CPU_CACHE if on_cpu else f"{ANOTHER_GPU[0].upper()}{ANOTHER_GPU[1:]}")
     found = _FREE.search(case.text)
-    if found is None or float(found["total"]) <= 0:
+    if found is None or float(found["total"]) <= 0 or "memory for kv" in case.text:  # that is free beside the weights
         return (elsewhere,)
     free, total = float(found["free"]), float(found["total"])
     # Rounded down and one step below: vLLM compares against what is free at that moment, to the byte.
