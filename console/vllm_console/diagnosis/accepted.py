@@ -8,18 +8,22 @@ from functools import lru_cache
 from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.plan.model import Flags
 from vllm_launchers.vllm.flags.flag_table import FlagTable
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 
-def accepted(fixes: Sequence[Fix], flags: Flags, version: str | None) -> tuple[Fix, ...]:
-    """The fixes after which this vLLM rejects no more of the server's flags than now; all of an unknown vLLM."""
-    if not any(fix.changes.set or fix.changes.unset for fix in fixes):
+def accepted(
+    fixes: Sequence[Fix], flags: Flags, version: str | None, facts: ModelFacts | None = None
+) -> tuple[Fix, ...]:
+    """The fixes after which vLLM rejects no more of the server's flags than now.
+
+    Without a version its flags are not judged, without ``facts`` how its model can be split.
+    """
+    if all(fix.changes.empty for fix in fixes):
         return tuple(fixes)
-    table = _table(version) if version else None
-    if table is None:
-        return tuple(fixes)
-    from vllm_launchers.vllm.flags.check_value import newly_refused
+    from vllm_launchers.plan.proposals import Target, newly_refused
 
-    return tuple(fix for fix in fixes if fix.changes.empty or not newly_refused(table, flags, fix.changes))
+    target = Target(_table(version) if version else None, facts)
+    return tuple(fix for fix in fixes if fix.changes.empty or not newly_refused(target, flags, fix.changes))
 
 
 @lru_cache(maxsize=8)

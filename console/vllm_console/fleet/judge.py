@@ -252,7 +252,8 @@ class Judge:
             found = findings(evidence)
             if any(not fix.changes.empty for finding in found for fix in finding.fixes):
                 version = details.engine.version if details.engine is not None else None
-                found = tuple(replace(one, fixes=accepted(one.fixes, details.flags, version)) for one in found)
+                model = self._known(record, details).model
+                found = tuple(replace(one, fixes=accepted(one.fixes, details.flags, version, model)) for one in found)
                 earlier = self._earlier_runs(record)
                 found = tuple(with_experience(one, details.flags, earlier, OF_TRAFFIC) for one in found)
             self._found = (key, evidence, found)
@@ -361,6 +362,7 @@ class Judge:
 
 
 class _Facts(msgspec.Struct, frozen=True):
+    model: ModelFacts | None = None
     cache_free_gib: float | None = None
     max_context: int | None = None
     compute_capability: tuple[int, int] | None = None
@@ -389,6 +391,7 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
     on_cpu = details.engine is not None and details.engine.build == "cpu"
     shape = GpuShape(name, memory)
     return _Facts(
+        model=model_known,
         cache_free_gib=None if on_cpu else _cache_free(details, model_known, shape),
         max_context=model_known.max_context if model_known is not None else None,
         compute_capability=(numbers[0], numbers[1]) if len(numbers) == 2 else None,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from vllm_launchers.plan.attention import is_fp8
-from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, ChoiceInputs
 from vllm_launchers.plan.choices.layout import (
     LONG_AT_ONCE,
@@ -30,9 +30,9 @@ from vllm_launchers.plan.choices.layout import (
 from vllm_launchers.plan.choices.pool import Layout, Pool
 from vllm_launchers.plan.flags import DATA, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
 from vllm_launchers.plan.pace import Paces
+from vllm_launchers.plan.proposals import Target, newly_refused
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
-from vllm_launchers.vllm.flags.check_value import newly_refused
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem
@@ -126,10 +126,10 @@ def alternatives_of(
     rows += _formats(inputs, search, pool, flags, chosen)
     rows += _siblings(inputs, base, formats, pool, budget_of, wanted)
     distinct: list[Alternative] = []
-    table = _table(inputs)
+    table, gpu = _table(inputs), GpuShape(pool.name, pool.memory_gib)
     for row in rows:
         made = _alternative(inputs, flags, pool, row, chosen, wanted, chosen_reason)
-        if table is not None and newly_refused(table, flags, made.changes):
+        if newly_refused(Target(table, row.facts, gpu, release=inputs.release), flags, made.changes):
             continue  # a flag that is set needs the plan's own sizes
         if not any((made.layout, made.label) == (one.layout, one.label) for one in distinct):
             distinct.append(made)

@@ -17,8 +17,9 @@ from vllm_launchers.launch.resolve import ResolvedRequest, resolve_launch
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
+from vllm_launchers.plan.proposals import Target, newly_refused
 from vllm_launchers.presets.load import read_presets
-from vllm_launchers.vllm.flags.check_value import newly_refused, refused_together
+from vllm_launchers.vllm.flags.check_value import refused_together
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import expert_split_problem, split_problem
 from vllm_launchers.vllm.modelfacts.known import known_facts, siblings
@@ -183,7 +184,8 @@ def test_neither_the_layout_nor_another_one_contradicts_a_flag_that_is_set(flags
     made = plan("chatbot", "Qwen/Qwen2.5-7B-Instruct", HOSTS["4xl40s-switch"], Changes(set=flags))
     table = release_table("0.33.0")
     assert refused_together(table, made.flags) == []
-    assert [newly_refused(table, made.flags, one.changes) for one in made.alternatives] == [()] * len(made.alternatives)
+    model = known_facts("Qwen/Qwen2.5-7B-Instruct")
+    assert all(not newly_refused(Target(table, model), made.flags, one.changes) for one in made.alternatives)
 
 
 def test_slow_links_are_named_where_they_would_be_faster_all_the_same() -> None:

@@ -14,13 +14,14 @@ from vllm_launchers.plan.checks.model import adapter_findings, model_findings
 from vllm_launchers.plan.checks.other_tools import other_tools
 from vllm_launchers.plan.checks.parallel import node_findings, parallel_findings
 from vllm_launchers.plan.checks.ray import ray_findings
-from vllm_launchers.plan.checks.request import simulated, variables
+from vllm_launchers.plan.checks.request import simulated, target_of, variables
 from vllm_launchers.plan.checks.sleep import sleep_findings
 from vllm_launchers.plan.checks.workload import workload_findings
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.findings import Level, PlanFinding, by_weight
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.proposals import Target, acceptable
 from vllm_launchers.presets.model import Objectives, Workload
 
 GPU_ONLY = frozenset(
@@ -51,7 +52,8 @@ def check_plan(
     Includes the plan's own findings. ``workload`` gives the request lengths; ``budget`` the memory of the same launch
     with other flags, to find fixes that fit; ``objectives`` what its requests should take.
     """
-    found = [*plan.findings, *_all(plan, inputs, workload, budget)]
+    target = target_of(plan, inputs)
+    found = [_with_accepted_fix(one, target, plan) for one in (*plan.findings, *_all(plan, inputs, workload, budget))]
     found += other_tools(plan, inputs, workload, objectives)
     if simulated(plan):
         found = [replace(one, level=Level.WARNING) if _harmless(one) else one for one in found]
@@ -82,6 +84,14 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
     yield from adapter_findings(plan, inputs)
     yield from network_findings(plan, inputs)
     yield from machine_findings(plan, inputs)
+
+
+def _with_accepted_fix(finding: PlanFinding, target: Target, plan: Plan) -> PlanFinding:
+    """The finding without a fix that vLLM would refuse."""
+    if finding.fix is None:
+        return finding
+    fix = acceptable(target, plan.flags, finding.fix)
+    return finding if fix is finding.fix else replace(finding, fix=fix)
 
 
 def _harmless(finding: PlanFinding) -> bool:

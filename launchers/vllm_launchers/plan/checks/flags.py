@@ -13,15 +13,13 @@ from difflib import SequenceMatcher, get_close_matches
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.plan.budget.budget import shapes
 from vllm_launchers.plan.budget.memory_flags import (
-    batch_sizes,
     least_step,
     max_tokens_per_mm_item,
     pools,
     whole_prompts,
 )
-from vllm_launchers.plan.checks.request import gpus_of, simulated, utilization
+from vllm_launchers.plan.checks.request import simulated, target_of, utilization
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import (
     BATCHED,
@@ -513,13 +511,8 @@ def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
 
 def _over_default_step(plan: Plan, inputs: PlanInputs, sequences: int | None) -> Iterator[PlanFinding]:
     """More sequences than the tokens of a step that vLLM takes for these GPUs: it does not raise its own default."""
-    gpus = gpus_of(plan, inputs)
-    on_cpu = plan.engine.build == "cpu"
-    if sequences is None or not (gpus or on_cpu):
-        return
-    shape = None if on_cpu else shapes(gpus, 1)[0]
-    _, default = batch_sizes(inputs.facts, plan.flags, plan.engine.release, shape)
-    if default >= sequences:
+    default = target_of(plan, inputs).derived(plan.flags).get(BATCHED)
+    if sequences is None or not isinstance(default, int) or default >= sequences:
         return
     text = (
         f"vLLM will refuse --{SEQUENCES} {sequences}: without --{BATCHED} a step has {default:,} tokens here, and each "

@@ -19,10 +19,10 @@ from vllm_launchers.plan.flags import BLOCKS, DATA, KV_DTYPE, LENGTH, PIPELINE, 
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import UUID_SINCE, format_held, takes_uuids
+from vllm_launchers.plan.tensor_sizes import tensor_problem
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
-from vllm_launchers.vllm.flags.changes import Changes, Flags, whole_number
-from vllm_launchers.vllm.modelfacts.facts import divisors
+from vllm_launchers.vllm.flags.changes import Changes, Flags, apply_changes, whole_number
 
 SLACK_GIB = 0.05
 """Free memory is compared no more precisely than the driver reports it."""
@@ -41,8 +41,9 @@ def memory_findings(
     gpus = gpus_of(plan, inputs)
     yield from _unusable(plan, gpus)
     yield from _claimed(gpus)
+    share = _free_share(gpus, inputs)
     for gpu in gpus:
-        yield from _held(plan, inputs, gpu, budget)
+        yield from _held(plan, inputs, gpu, share, budget)
     if plan.memory is not None:
         yield from _room(plan, inputs, plan.memory, workload, budget)
 
@@ -77,8 +78,15 @@ def _on_slice(plan: Plan) -> bool:
     return plan.environment.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
 
 
-def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, budget: BudgetFor | None) -> Iterator[PlanFinding]:
-    """vLLM refuses to start unless its whole share is free at that moment."""
+def _free_share(gpus: tuple[Gpu, ...], inputs: PlanInputs) -> float:
+    """The share that is free on each of them, rounded down; GPUs of unknown memory do not count."""
+    pairs = [(available_gib(gpu, inputs.shares), gpu.memory_gib) for gpu in gpus if not gpu.lost]
+    shares = [free / total for free, total in pairs if free is not None and total is not None]
+    return math.floor(min(shares, default=0.0) * 100) / 100
+
+
+def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+    """vLLM refuses to start unless its whole share is free on each GPU at that moment; ``fitting`` would be."""
     free, total = available_gib(gpu, inputs.shares), gpu.memory_gib
     who = format_held(gpu) or f"GPU {gpu.index}"
     limit = format_share(gpu, inputs.shares)
@@ -89,7 +97,6 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, budget: BudgetFor | None) ->
         if is_held_by_others(gpu):
             yield PlanFinding("gpu_shared", Level.ADVICE, f"{who}: memory they allocate later is lost to this server")
         return
-    fitting = math.floor(free / total * 100) / 100
     less = budget({**plan.flags, UTILIZATION: fitting}) if budget is not None and fitting >= LEAST_UTILIZATION else None
     fix = Changes(set={UTILIZATION: fitting}) if less is not None and less.fits else None
     why = f"; {limit}" if limit else ""
@@ -222,14 +229,15 @@ def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Chan
     free = [gpu for gpu in inputs.host.gpus if not gpu.mig_mode and not gpu.lost and _has_room(plan, inputs, gpu)]
     there = max(len(free), len(plan.gpus))
     others = ranks(plan.flags) // whole_number(plan.flags, TENSOR)
-    for size in divisors(inputs.facts, min(there, MOST_TENSOR)):
-        if size <= whole_number(plan.flags, TENSOR):
+    for size in range(whole_number(plan.flags, TENSOR) + 1, min(there, MOST_TENSOR) + 1):
+        drop = tuple(name for name in (PIPELINE, DATA) if name in plan.flags) if size * others > there else ()
+        more = Changes(set={TENSOR: size}, unset=drop)
+        flags = apply_changes(plan.flags, more)
+        if tensor_problem(inputs.facts, flags):
             continue
-        flags = {**plan.flags, TENSOR: size}
-        drop = tuple(name for name in (PIPELINE, DATA) if name in flags) if size * others > there else ()
-        found = budget({name: value for name, value in flags.items() if name not in drop})
+        found = budget(flags)
         if found is not None and found.fits:
-            return Changes(set={TENSOR: size}, unset=drop)
+            return more
     return None
 
 

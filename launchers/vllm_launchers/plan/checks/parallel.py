@@ -12,15 +12,15 @@ from vllm_launchers.plan.checks.request import gpus_of, local_ranks, simulated, 
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.findings import Level as Weight
 from vllm_launchers.plan.flags import DATA, EXPERTS, PIPELINE, TENSOR
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import NodesPlan
 from vllm_launchers.plan.placement import crossing, set_level
+from vllm_launchers.plan.tensor_sizes import tensor_sizes
 from vllm_launchers.units import counted, three_digits
 from vllm_launchers.vllm.flags.changes import Changes, whole_number
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts, divisors, expert_split_problem, split_problem
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem, split_problem
 
 MOST_TENSOR = 64
 RANK, BALANCED_OUTSIDE = "data-parallel-rank", "data-parallel-external-lb"
@@ -47,18 +47,18 @@ def parallel_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
 def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     tensor, pipeline = whole_number(plan.flags, TENSOR), whole_number(plan.flags, PIPELINE)
     if tensor > 1 and (problem := split_problem(facts, tensor)):
-        fitting = divisors(facts, min(tensor, MOST_TENSOR))
-        sizes_text = ", ".join(map(str, fitting[-3:]))
-        text = f"--{TENSOR} {tensor}: {problem}; {sizes_text} would work"
+        fitting = tensor_sizes(facts, plan.flags, min(tensor, MOST_TENSOR))
+        would = f"; {', '.join(map(str, fitting[-3:]))} would work" if fitting else ""
+        text = f"--{TENSOR} {tensor}: {problem}{would}"
         sure = facts.source != "table"
-        yield PlanFinding("tp_not_divisor", Weight.ERROR, text, Changes(set={TENSOR: fitting[-1]}), surely=sure)
+        yield PlanFinding("tp_not_divisor", Level.ERROR, text, _largest(fitting), surely=sure)
     spread = tensor * whole_number(plan.flags, DATA)
     if plan.flags.get(EXPERTS) is not True and (problem := expert_split_problem(facts, spread)):
         text = f"{spread} GPUs share each expert: {problem}; with --{EXPERTS} each GPU holds whole experts"
-        yield PlanFinding("experts_not_divisible", Weight.ERROR, text, Changes(set={EXPERTS: True}), surely=False)
+        yield PlanFinding("experts_not_divisible", Level.ERROR, text, Changes(set={EXPERTS: True}), surely=False)
     if plan.flags.get(EXPERTS) is True and _is_dense(facts):
         text = f"--{EXPERTS}: {facts.model} has no experts to distribute; vLLM will refuse it"
-        yield PlanFinding("no_experts", Weight.ERROR, text, Changes(unset=(EXPERTS,)), surely=facts.source != "table")
+        yield PlanFinding("no_experts", Level.ERROR, text, Changes(unset=(EXPERTS,)), surely=facts.source != "table")
     external = plan.flags.get(RANK) is not None or plan.flags.get(BALANCED_OUTSIDE) is True
     if external and whole_number(plan.flags, DATA) > 1 and _is_dense(facts):
         given = tuple(sorted(name for name in plan.flags if name.startswith("data-parallel-")))
@@ -66,10 +66,14 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
             f"--{RANK if RANK in plan.flags else BALANCED_OUTSIDE}: vLLM 0.32.0 refuses data-parallel ranks behind a "
             f"balancer of your own for models without experts, such as {facts.model}; start independent servers"
         )
-        yield PlanFinding("external_ranks_of_dense", Weight.WARNING, text, Changes(unset=given))
+        yield PlanFinding("external_ranks_of_dense", Level.WARNING, text, Changes(unset=given))
     if facts.layers and pipeline > len(facts.layers):
         text = f"--{PIPELINE} {pipeline} is more than the {len(facts.layers)} layers of {facts.model}"
-        yield PlanFinding("pp_over_layers", Weight.ERROR, text, Changes(unset=(PIPELINE,)))
+        yield PlanFinding("pp_over_layers", Level.ERROR, text, Changes(unset=(PIPELINE,)))
+
+
+def _largest(sizes: list[int]) -> Changes | None:
+    return Changes(set={TENSOR: sizes[-1]}) if sizes else None
 
 
 def _count(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
@@ -83,10 +87,9 @@ def _count(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
         sure = "nnodes" in plan.flags or not spread(plan.flags)
         each = " of each node" if "nnodes" in plan.flags else ""
         text = f"it needs {counted(wanted, 'GPU')}{each} (tensor × pipeline × data parallel) and {what}"
-        fix = Changes(set={TENSOR: there}) if whole_number(plan.flags, TENSOR) == wanted and not each else None
-        if fix is not None and inputs.facts is not None:
-            fix = Changes(set={TENSOR: divisors(inputs.facts, there)[-1]})
-        yield PlanFinding("gpus_too_few", Weight.ERROR if sure else Weight.ADVICE, text, fix)
+        alone = whole_number(plan.flags, TENSOR) == wanted and not each
+        fix = _largest(tensor_sizes(inputs.facts, plan.flags, there)) if alone else None
+        yield PlanFinding("gpus_too_few", Level.ERROR if sure else Level.ADVICE, text, fix)
     elif len(plan.gpus) > wanted:
         yield _unused(plan, inputs, wanted)
 
@@ -95,11 +98,10 @@ def _unused(plan: Plan, inputs: PlanInputs, wanted: int) -> PlanFinding:
     """GPUs that no rank takes, and the tensor-parallel size that takes all of them, if the model can be split so."""
     count, tensor = len(plan.gpus), whole_number(plan.flags, TENSOR)
     size, rest = divmod(count, max(1, wanted // tensor))
-    fits = not rest and "nnodes" not in plan.flags
-    fits = fits and (inputs.facts is None or not split_problem(inputs.facts, size))
+    fits = not rest and "nnodes" not in plan.flags and size in tensor_sizes(inputs.facts, plan.flags, size)
     way = f"set {TENSOR}={size} or assign fewer" if fits else "assign fewer"
     text = f"{count} GPUs assigned, {wanted} used: {way}"
-    return PlanFinding("gpus_unused", Weight.WARNING, text, Changes(set={TENSOR: size}) if fits else None)
+    return PlanFinding("gpus_unused", Level.WARNING, text, Changes(set={TENSOR: size}) if fits else None)
 
 
 def _links(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
@@ -107,7 +109,7 @@ def _links(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     gpus, host = gpus_of(plan, inputs), inputs.host
     if len({gpu.name for gpu in gpus if gpu.name}) > 1:
         text = "mixed GPUs: the slowest limits speed, the smallest limits memory"
-        yield PlanFinding("gpus_differ", Weight.WARNING, text)
+        yield PlanFinding("gpus_differ", Level.WARNING, text)
     size = whole_number(plan.flags, TENSOR)
     if host is None or size < 2 or len(gpus) < size:
         return
@@ -170,7 +172,7 @@ def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[PlanFindin
             f"tensor parallelism over {spans(sorted(indices))} uses PCIe ({found.words}) at every layer"
             f"{_against_nvlink(host, gpus)}; use no more GPUs than the model needs"
         )
-        yield PlanFinding("tp_over_pcie", Weight.ADVICE, text)
+        yield PlanFinding("tp_over_pcie", Level.ADVICE, text)
         return
     fix = None
     if len({len(group) for group in groups}) == 1 and len(groups) > 1 and whole_number(plan.flags, PIPELINE) == 1:
@@ -179,9 +181,9 @@ def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[PlanFindin
     if faster := _fastest_all_the_same(plan):
         way = "crosses the CPU interconnect" if found is LinkLevel.SYS else "uses unknown links"
         text = f"tensor parallelism over {spans(sorted(indices))} {way} at every layer; {faster}"
-        yield PlanFinding("tp_over_pcie", Weight.ADVICE, text)
+        yield PlanFinding("tp_over_pcie", Level.ADVICE, text)
         return
-    yield PlanFinding("tp_over_pcie", Weight.WARNING if found is LinkLevel.SYS else Weight.ADVICE, text, fix)
+    yield PlanFinding("tp_over_pcie", Level.WARNING if found is LinkLevel.SYS else Level.ADVICE, text, fix)
 
 
 def node_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
@@ -192,7 +194,8 @@ def node_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> I
             f"--{PIPELINE} {stages} on the CPU build: measured with vLLM 0.32.0, /health answers and every request "
             f"fails; use --{TENSOR}"
         )
-        fix = Changes(set={TENSOR: stages * tensor}, unset=(PIPELINE,))
+        sizes = tensor_sizes(inputs.facts, plan.flags, stages * tensor)
+        fix = Changes(set={TENSOR: sizes[-1]}, unset=(PIPELINE,)) if sizes else None
         yield PlanFinding("pp_on_cpu", Level.WARNING, text, fix)
     if plan.nodes is not None:
         yield from _across(plan, plan.nodes)

@@ -10,9 +10,9 @@ from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import BACKEND, DATA, PIPELINE, TENSOR
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.tensor_sizes import tensor_sizes
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, whole_number
-from vllm_launchers.vllm.modelfacts.facts import divisors
 from vllm_launchers.vllm.ray_cluster import ADDRESS, RayCluster
 
 WAITS = "vLLM would wait 30 minutes for them and then fail"
@@ -71,10 +71,8 @@ def _nodes(plan: Plan, inputs: PlanInputs, cluster: RayCluster) -> Iterator[Plan
         text = f"this machine is not a node of the Ray cluster{_at(cluster)}: run ray start --address here first"
         yield PlanFinding("ray_not_here", Level.ERROR, text, surely=False)
     if needed > there:
-        fix = None
-        if there and whole_number(plan.flags, TENSOR) == needed:
-            fitting = divisors(inputs.facts, there)[-1] if inputs.facts is not None else there
-            fix = Changes(set={TENSOR: fitting})
+        sizes = tensor_sizes(inputs.facts, plan.flags, there) if whole_number(plan.flags, TENSOR) == needed else []
+        fix = Changes(set={TENSOR: sizes[-1]}) if sizes else None
         text = f"it needs {counted(needed, 'GPU')} (tensor × pipeline × data parallel), and {found}: {WAITS}"
         yield PlanFinding("ray_gpus_too_few", Level.ERROR, text, fix, surely=False)
         return

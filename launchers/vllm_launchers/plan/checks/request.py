@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import slice_gpu
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
+from vllm_launchers.plan.budget.budget import shapes
 from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.flags import (
     BACKEND,
@@ -21,6 +22,7 @@ from vllm_launchers.plan.flags import (
 )
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.proposals import Target
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.release_defaults import default_utilization
@@ -107,6 +109,12 @@ def _device(host: Host, word: str) -> Gpu | None:
     else:
         found = [gpu for gpu in host.gpus if str(gpu.index) == word]
     return found[0] if len(found) == 1 else None
+
+
+def target_of(plan: Plan, inputs: PlanInputs) -> Target:
+    """What changes of its flags are judged for."""
+    gpu = next(iter(shapes(gpus_of(plan, inputs), 1)), None)
+    return Target(inputs.flags, inputs.facts, gpu, not uses_gpus(plan), plan.engine.release)
 
 
 def capability(gpus: tuple[Gpu, ...]) -> float | None:

@@ -18,7 +18,7 @@ from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, BudgetFor, Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.pool import Layout, Pool
-from vllm_launchers.plan.flags import DATA, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
+from vllm_launchers.plan.flags import DATA, DECODE_CONTEXT, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
 from vllm_launchers.plan.pace import Paces, timing_of
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, whole_number
@@ -305,7 +305,7 @@ def _layouts(inputs: ChoiceInputs, pool: Pool, weights_gib: float) -> Iterator[L
 
 def _sharded(layouts: list[Layout], flags: Flags) -> list[Layout]:
     """Those that can be split as often as the KV cache is to be; all if there is none."""
-    shards = whole_number(flags, "decode-context-parallel-size")
+    shards = whole_number(flags, DECODE_CONTEXT)
     return [one for one in layouts if one.tensor % shards == 0] or layouts
 
 

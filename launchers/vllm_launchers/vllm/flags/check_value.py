@@ -17,7 +17,7 @@ import msgspec
 
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.bounds import out_of_bounds
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, Number, apply_changes, human_int
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, Number, human_int
 from vllm_launchers.vllm.flags.check_nested import key_problem, nested_problem, part_at, with_plain_keys
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import parse_release
@@ -27,7 +27,7 @@ from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS
 from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
 from vllm_launchers.vllm.release_defaults import WHOLE_PROMPTS_SINCE
 
-__all__ = ["newly_refused", "problem", "refused_together"]
+__all__ = ["problem", "refused_together"]
 
 _NESTED = lazy_pattern(r"(?s)^\s*{.*}\s*$")
 _SUFFIXED = lazy_pattern(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
@@ -63,14 +63,6 @@ def refused_together(
             found.append((name, sentence))
             bad.add(name)
     return found + broken_conditions(table, {name: flags[name] for name in flags if name not in bad}, resolved)
-
-
-def newly_refused(table: FlagTable, flags: Flags, changes: Changes) -> tuple[str, ...]:
-    """What vLLM would reject once these changes are made to the flags, and does not reject now; a sentence each."""
-    before = {sentence for _, sentence in refused_together(table, flags)}
-    return tuple(
-        sentence for _, sentence in refused_together(table, apply_changes(flags, changes)) if sentence not in before
-    )
 
 
 def problem(table: FlagTable, name: str, value: FlagValue, *, multimodal: bool = False) -> str | None:

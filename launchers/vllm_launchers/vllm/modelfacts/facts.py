@@ -228,8 +228,3 @@ def expert_split_problem(facts: ModelFacts, ranks: int) -> str:
 
 
 _GROUPED = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
-
-
-def divisors(facts: ModelFacts, most: int) -> list[int]:
-    """The tensor-parallel sizes up to ``most`` that a model can be split into."""
-    return [size for size in range(1, most + 1) if not split_problem(facts, size)]

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from vllm_launchers.engine_model.gpus import find_model
@@ -57,6 +59,7 @@ T4 = machine(gpu(name="Tesla T4", gib=15.0, able="7.5"))
 V100 = machine(gpu(name="Tesla V100-SXM2-32GB", gib=32.0, able="7.0"))
 P100 = machine(gpu(name="Tesla P100-SXM2-16GB", gib=16.0, able="6.0"))
 RTX5090 = machine(gpu(name="NVIDIA GeForce RTX 5090", gib=31.8, able="12.0"))
+A_GPU = machine(gpu())
 SMALL = machine(gpu(name="NVIDIA GeForce RTX 4090", gib=24.0, able="8.9"))
 HELD = machine(gpu(free_gib=9.4, used_gib=38.6, used_by=(Holder(4711, "anna", 38.2, command="python"),)))
 SHARED = machine(gpu(free_gib=45.0, used_gib=3.0, used_by=(Holder(4711, "anna", 2.6, command="python"),)))
@@ -640,3 +643,110 @@ def test_another_tool_is_named_once_and_only_where_it_is_true(find: Find) -> Non
     assert list(other_tools(plan_of, PlanInputs(AWQ, host=PAIR), alone)) == []
     (found,) = [one for one in find(host=P100, facts=SEVENTY) if one.code == "other_tool"]
     assert "does not support" in found.message
+
+
+MOE = replace(
+    FP8, architecture="Qwen3MoeForCausalLM", quantization=Quantization("fp8", 8, block=(128, 128)), kv_heads=4,
+    experts=128, experts_per_token=8, expert_intermediate_size=768, weight_bytes=31 * 10**9,
+)  # fmt: skip
+"""As Qwen3-30B-A3B-FP8: its experts can't be cut over 4 GPUs."""
+FOUR = machine(*map(gpu, range(4)))
+SMALL_FOUR = machine(*(gpu(index, gib=24.0) for index in range(4)))
+VLLM_REFUSES = {
+    "batch_too_small", "context_over_model", "experts_not_divisible", "flag_dead", "flag_unknown", "flag_value",
+    "gpus_too_few", "no_experts", "tp_not_divisor",
+}  # fmt: skip
+
+
+def newly_refused(find: Find, case: dict[str, Any]) -> list[tuple[str, Changes]]:
+    """The fixes of a launch after which vLLM would refuse what it does not refuse now."""
+
+    def key(one: PlanFinding) -> tuple[str, str]:
+        return one.code, one.message if one.code == "flag_value" else ""
+
+    found = find(**case)
+    known = {key(one) for one in found}
+    wrong = []
+    for one in found:
+        if one.fix is None:
+            continue
+        changed = {name: value for name, value in {**case.get("set", {}), **one.fix.set}.items()
+                   if name not in one.fix.unset}  # fmt: skip
+        again = find(**{**case, "set": changed, "unset": (*case.get("unset", ()), *one.fix.unset)})
+        errors = [new for new in again if new.level is Level.ERROR and key(new) not in known]
+        wrong += [(one.code, one.fix) for new in errors if new.code in VLLM_REFUSES]
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("code", "fixed", "case"),
+    [
+        ("context_not_limited", True, {"set": {"long-prefill-token-threshold": 4096}, "unset": ("max-model-len",)}),
+        ("kv_too_small", False, {"facts": BF16, "host": SMALL, "unset": ("max-model-len",),
+                                 "set": {"enable-chunked-prefill": False, "max-num-batched-tokens": 1024}}),
+        ("workload_not_held", True, {"facts": BF16, "host": SMALL, "set": {"max-num-active-seqs": 200}}),
+        ("gpus_unused", False, {"host": FOUR, "gpus": (0, 1, 2, 3), "facts": MOE}),
+        ("gpus_unused", False, {"host": machine(*map(gpu, range(3))), "gpus": (0, 1, 2), "facts": None}),
+        ("gpus_too_few", True, {"host": machine(*map(gpu, range(3))), "facts": None,
+                                "set": {"tensor-parallel-size": 4}}),
+        ("gpus_too_few", True, {"host": FOUR, "facts": MOE, "set": {"tensor-parallel-size": 8}}),
+        ("weights_do_not_fit", True, {"host": SMALL_FOUR, "facts": MOE}),
+        ("weights_do_not_fit", True, {"host": FOUR, "facts": SEVENTY,
+                                      "set": {"tensor-parallel-size": 2, "decode-context-parallel-size": 2}}),
+        ("tp_over_pcie", False, {"host": APART, "gpus": (0, 1), "set": {"tensor-parallel-size": 2,
+                                                                        "decode-context-parallel-size": 2}}),
+        ("no_experts", True, {"host": PAIR, "gpus": (0, 1), "set": {"tensor-parallel-size": 2,
+                              "enable-expert-parallel": True, "enable-eplb": True}}),
+        ("flag_dead", False, {"set": {"num-redundant-experts": 1}}),
+        ("flag_dead", False, {"set": {"guided-decoding-disable-any-whitespace": True}}),
+        ("flag_dead", False, {"set": {"override-pooler-config": "x"}}),
+        ("variable_dead", False, {"environment": {"VLLM_ATTENTION_BACKEND": "PALLAS"}}),
+        ("pp_on_cpu", True, {"build": "cpu", "host": None, "set": {"pipeline-parallel-size": 3}}),
+        ("pp_on_cpu", True, {"build": "cpu", "host": None, "facts": None, "set": {"pipeline-parallel-size": 3}}),
+    ],
+)  # fmt: skip
+def test_no_fix_leads_to_flags_that_vllm_refuses(find: Find, code: str, fixed: bool, case: dict[str, Any]) -> None:
+    (found,) = [one for one in find(**case) if one.code == code]
+    assert (found.fix is not None) is fixed, found
+    assert newly_refused(find, case) == []
+
+
+SETTINGS: dict[str, st.SearchStrategy[Any]] = {
+    "tensor-parallel-size": st.sampled_from([1, 2, 3, 4, 8]),
+    "pipeline-parallel-size": st.sampled_from([1, 2, 3, 40]),
+    "data-parallel-size": st.sampled_from([1, 2]),
+    "decode-context-parallel-size": st.sampled_from([1, 2, 4]),
+    "enable-expert-parallel": st.booleans(),
+    "enable-eplb": st.booleans(),
+    "enable-chunked-prefill": st.booleans(),
+    "max-num-batched-tokens": st.sampled_from([64, 1024, 2048, 8192]),
+    "max-num-seqs": st.sampled_from([8, 256, 4000]),
+    "max-num-active-seqs": st.sampled_from([8, 300]),
+    "max-model-len": st.sampled_from([512, 4096, 131_072, 200_000]),
+    "long-prefill-token-threshold": st.sampled_from([256, 4096]),
+    "num-gpu-blocks-override": st.sampled_from([10, 5000, 10**6]),
+    "gpu-memory-utilization": st.sampled_from([0.4, 0.9, 0.98]),
+    "swap-space": st.just(4),
+    "num-redundant-experts": st.just(1),
+    "kv-cache-dtype": st.just("fp8"),
+}
+
+
+@given(
+    flags=st.fixed_dictionaries({}, optional=SETTINGS),
+    unset=st.sampled_from([(), ("max-model-len",), ("max-num-batched-tokens", "max-num-seqs")]),
+    facts=st.sampled_from([BF16, AWQ, MOE, SEVENTY, None, replace(AWQ, model_type="gemma4", multimodal=True)]),
+    host=st.sampled_from([A_GPU, SMALL, PAIR, APART, FOUR, SMALL_FOUR, HELD]),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_set_no_fix_leads_to_flags_that_vllm_refuses(
+    find: Find, flags: dict[str, Any], unset: tuple[str, ...], facts: ModelFacts | None, host: Host
+) -> None:
+    unset = tuple(name for name in unset if name not in flags)
+    assert newly_refused(find, {"set": flags, "unset": unset, "facts": facts, "host": host}) == []
+
+
+def test_the_share_that_is_offered_is_free_on_every_gpu(find: Find) -> None:
+    held = machine(gpu(0, free_gib=30.0, used_gib=18.0), gpu(1, free_gib=20.0, used_gib=28.0))
+    found = [one for one in find(host=held, set={"tensor-parallel-size": 2}) if one.code == "memory_held"]
+    assert [one.fix for one in found] == [Changes(set={"gpu-memory-utilization": 0.41})] * 2

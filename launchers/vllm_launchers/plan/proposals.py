@@ -1,0 +1,91 @@
+"""Whether a change of flags may be proposed: whether vLLM accepts the flags after it. Pure.
+
+Everything that offers a change asks here: a plan's findings and alternatives, and the fixes of live findings and
+failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.budget.memory_flags import batch_sizes, max_tokens_per_mm_item
+from vllm_launchers.plan.flags import BATCHED, DECODE_CONTEXT, LENGTH, SEQUENCES, token_count
+from vllm_launchers.plan.tensor_sizes import tensor_problem
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes
+from vllm_launchers.vllm.flags.check_value import refused_together
+from vllm_launchers.vllm.flags.flag_table import FlagTable
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.release_defaults import Release
+
+_NOT_LEFT_OUT = (SEQUENCES, BATCHED, DECODE_CONTEXT)
+"""Flags that decide how much memory is needed: a change that was found to fit may not fit without them."""
+
+_MOST_LEFT_OUT = 4
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What flags are judged for; what is not known is not judged.
+
+    ``table`` has the flags of the installation or of its release. ``gpu`` is one of the server's; with ``on_cpu`` it
+    has none.
+    """
+
+    table: FlagTable | None = None
+    facts: ModelFacts | None = None
+    gpu: GpuShape | None = None
+    on_cpu: bool = False
+    release: Release | None = None
+
+    def derived(self, flags: Flags) -> Flags:
+        """The limits that vLLM derives where no flag sets them."""
+        found: dict[str, FlagValue] = {}
+        if self.facts is not None and self.facts.max_context is not None:
+            found[LENGTH] = self.facts.max_context
+        if self.gpu is not None or self.on_cpu:
+            gpu = None if self.on_cpu else self.gpu
+            found[SEQUENCES], found[BATCHED] = batch_sizes(self.facts, flags, self.release, gpu)
+        return found
+
+
+def newly_refused(target: Target, flags: Flags, changes: Changes) -> tuple[tuple[str, str], ...]:
+    """What vLLM would reject once these changes are made to the flags, and does not reject now.
+
+    Each is the flag and a sentence.
+    """
+    before = set(_refused(target, flags))
+    return tuple(one for one in _refused(target, apply_changes(flags, changes)) if one not in before)
+
+
+def acceptable(target: Target, flags: Flags, changes: Changes) -> Changes | None:
+    """The changes, if need be without flags that contradict them, as far as vLLM accepts that; else None.
+
+    ``enable-eplb`` needs ``enable-expert-parallel``: where the latter is unset, so is the former.
+    """
+    for _ in range(_MOST_LEFT_OUT):
+        refused = newly_refused(target, flags, changes)
+        if not refused:
+            return changes
+        heads = {name.partition(".")[0] for name, _ in refused} - set(_NOT_LEFT_OUT)
+        given = [name for name in flags if name not in changes.set and name not in changes.unset]
+        contradicting = sorted(name for name in given if name.partition(".")[0] in heads)
+        if not contradicting:
+            return None
+        changes = Changes(changes.set, (*changes.unset, *contradicting))
+    return None
+
+
+def _refused(target: Target, flags: Flags) -> Iterator[tuple[str, str]]:
+    facts = target.facts
+    if target.table is not None:
+        seeing = facts is not None and facts.multimodal
+        yield from refused_together(target.table, flags, target.derived(flags), multimodal=seeing)
+    if facts is None:
+        return
+    if problem := tensor_problem(facts, flags):
+        yield "", problem
+    batched, item = token_count(flags.get(BATCHED)), max_tokens_per_mm_item(facts, flags)
+    if batched is not None and batched < item:
+        yield "", f"--{BATCHED} {batched} holds no whole image or video of up to {item} tokens"
