@@ -46,21 +46,22 @@ class LoadedWeights(msgspec.Struct, frozen=True):
     expert_count: int = 0
 
     def on_gpu(self, settings: EffectiveFlags, stage: range) -> float:
-        """Bytes on each GPU of a pipeline stage, given as its layers.
+        """Bytes on each GPU of a pipeline stage, given as its layers; those of a draft come after the model's own.
 
         vLLM's tensor parallelism splits embeddings too; experts are spread over all TP × DP ranks. With expert
         parallelism they stay whole, so that the fullest rank has one more where they do not divide evenly.
         """
-        part = self.total
+        part, layers = self.total, self.layers or settings.pipeline
+        last = stage.stop >= layers
         if settings.pipeline > 1:
-            ends = self.embedding * ((stage.start == 0) + (stage.stop >= self.layers))
-            part = (self.total - 2 * self.embedding) * len(stage) / max(self.layers, 1) + ends
+            own = min(stage.stop, layers) - stage.start
+            part = (self.total - 2 * self.embedding) * own / layers + self.embedding * ((stage.start == 0) + last)
         ranks = settings.tensor * settings.data
         share = 1 / ranks
         if settings.expert_parallel and self.expert_count:
             share = math.ceil(self.expert_count / ranks) / self.expert_count
         spread = self.experts * share + (1 - self.experts) / settings.tensor
-        return part * spread + (self.draft if stage.stop >= self.layers else 0.0)
+        return part * spread + (self.draft if last else 0.0)
 
 
 def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assumed: list[str]) -> LoadedWeights | None:

@@ -62,6 +62,25 @@ def test_it_is_cut_like_the_model_unless_set_otherwise() -> None:
     assert apart == pytest.approx(size / 2)
 
 
+@pytest.mark.parametrize("config", [{"model": DRAFT}, {"method": "mtp"}])
+def test_a_draft_leaves_the_models_own_weights_as_they_are_on_each_stage(config: dict[str, object]) -> None:
+    stages: Flags = {"pipeline-parallel-size": 2}
+    draft = known(DRAFT) if "model" in config else None
+    plain, with_draft = budget(stages, None, 2), budget({**speculative(**config), **stages}, draft, 2)
+    own = 2 * (known(DRAFT).parameters or 0) / 2**30 if draft is not None else 0.0
+    more = [two.weights_gib - one.weights_gib for one, two in zip(plain.per_gpu, with_draft.per_gpu, strict=True)]
+    assert more == pytest.approx([0.0, own])
+
+
+def test_weights_of_a_model_whose_layers_are_unknown_are_spread_over_the_stages() -> None:
+    unknown = replace(known("Qwen/Qwen3-8B"), layers=())
+    found = estimate(unknown, {"pipeline-parallel-size": 2}, [GPU] * 2, release=(0, 33, 0))
+    whole = estimate(unknown, {}, [GPU], release=(0, 33, 0))
+    assert found is not None
+    assert whole is not None
+    assert sum(gpu.weights_gib for gpu in found.per_gpu) == pytest.approx(whole.weights_gib)
+
+
 def test_a_head_with_files_takes_what_they_take() -> None:
     head = replace(known(DRAFT), weight_bytes=850 * 2**20, layers=known(DRAFT).layers[:1])
     flags = speculative(model="org/eagle3-head", method="eagle3")
