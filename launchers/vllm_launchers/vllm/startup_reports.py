@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from vllm_launchers.private import close_to_others, lock, open_file, open_regular, own_folder
+from vllm_launchers.vllm.flags.speculation import SPECULATION_FLAGS
 
 VERSION = 1
 MOST_ENTRIES = 200
@@ -36,9 +37,9 @@ _NOT_OF_MEMORY = frozenset(
 )
 _OF_SHARES = (
     *("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "enable-expert-parallel"),
-    *("quantization", "dtype", "cpu-offload-gb", "enable-lora", "speculative-config", "kv-cache-memory-bytes"),
+    *("quantization", "dtype", "cpu-offload-gb", "enable-lora", "kv-cache-memory-bytes", *SPECULATION_FLAGS),
 )
-"""Flags that must be equal for a report to apply to another start."""
+"""Flags that must be equal for a report to apply to another start, as wholes and by their keys."""
 
 
 class StoredReport(msgspec.Struct, frozen=True):
@@ -207,8 +208,8 @@ def _key(entry: StoredReport) -> tuple[str, str, str, str]:
 
 
 def _shares(flags: Mapping[str, object]) -> str:
-    one = {name: flags[name] for name in _OF_SHARES if flags.get(name) not in (None, 1, False, "auto")}
-    return _digest(one)
+    given = [name for name in flags if name.partition(".")[0] in _OF_SHARES]
+    return _digest({name: flags[name] for name in given if flags[name] not in (None, 1, False, "auto")})
 
 
 def _digest(flags: Mapping[str, object]) -> str:

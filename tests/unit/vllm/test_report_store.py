@@ -47,6 +47,8 @@ def test_nothing_is_found_for_another_model_gpu_or_split(path: Path) -> None:
     assert book.find("org/m", "L4", "0.33.0", FLAGS) is None
     assert book.find("org/m", "L40S", "0.33.0", {**FLAGS, "tensor-parallel-size": 4}) is None
     assert book.find("org/m", "L40S", "0.33.0", {**FLAGS, "quantization": "fp8"}) is None
+    assert book.find("org/m", "L40S", "0.33.0", {**FLAGS, "spec-method": "ngram"}) is None
+    assert book.find("org/m", "L40S", "0.33.0", {**FLAGS, "speculative-config.method": "ngram"}) is None
     assert book.problem == ""
 
 
