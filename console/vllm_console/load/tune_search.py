@@ -15,6 +15,7 @@ import msgspec
 
 from vllm_console.load.ramp_search import TriedRate, bracket, ceiling
 from vllm_console.runs.confidence import worth
+from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.vllm.flags.changes import FlagValue
 
 GOODPUT, TTFT, THROUGHPUT = "goodput", "ttft", "throughput"
@@ -23,7 +24,7 @@ OBJECTIVES = (GOODPUT, TTFT, THROUGHPUT)
 REACH = 8
 """Batch sizes are tried up to this multiple of the present ones. Smaller ones need no more memory: all are tried."""
 
-UTILIZATIONS = (0.85, 0.9, 0.92, 0.95)
+UTILIZATIONS = (0.85, 0.9, 0.92, HIGHEST_UTILIZATION)
 WORTH_TRYING = 1.02
 """Candidates that are predicted to be better by less are not worth a restart."""
 

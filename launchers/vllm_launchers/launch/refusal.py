@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from vllm_launchers.launch.errors import UnfitError
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.command_line import line_word
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.model import Changes, Plan
 from vllm_launchers.vllm.flags.changes import value_word
-
-if TYPE_CHECKING:
-    from vllm_launchers.plan.findings import PlanFinding
 
 
 def refuse_unfit(plan: Plan, *, force: bool) -> None:

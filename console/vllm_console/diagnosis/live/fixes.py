@@ -18,6 +18,7 @@ from vllm_console.history.frames import merged
 from vllm_console.history.workload import seen_room
 from vllm_console.text import percent, round_duration, seconds
 from vllm_launchers.plan import attention
+from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
 from vllm_launchers.plan.model import Changes, Flags, same_value
 from vllm_launchers.vllm.flags.changes import FlagValue, apply_changes
@@ -34,7 +35,6 @@ UTILIZATION_STEP = 0.03
 PEAKS_GIB = 0.5
 """What stays free in addition, for peaks."""
 
-HIGHEST_UTILIZATION = 0.95
 MOST_KEPT = 0.9
 """Share of the running sequences, and of the limit: a higher one would change next to nothing."""
 

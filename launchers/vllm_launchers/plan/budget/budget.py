@@ -10,6 +10,11 @@ from msgspec.structs import replace
 from vllm_launchers.engine_model.gpus import find_model, is_unified, usable_gib
 from vllm_launchers.host.gpu.host import Gpu
 
+HIGHEST_UTILIZATION = 0.95
+"""The largest ``gpu-memory-utilization`` that is proposed, and that has no warning. Besides weights, KV cache and the
+activations of a full step, vLLM allocates what it has not measured: buffers of communication and of kernels, and
+fragments."""
+
 
 class GpuBudget(msgspec.Struct, frozen=True):
     """One GPU's memory once the server runs, in GiB.

@@ -18,6 +18,7 @@ from vllm_launchers.plan.budget.budget import GpuBudget, GpuShape, MemoryBudget,
 from vllm_launchers.plan.budget.cache import CacheLayout, layout
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal, draft_tensor, effective_flags, whole
 from vllm_launchers.plan.budget.weights import LoadedWeights, offloaded_bytes, pipeline_stages, weights_of
+from vllm_launchers.plan.flags import BLOCKS, BYTES
 from vllm_launchers.plan.inputs import EarlierReport
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
@@ -170,7 +171,7 @@ def _pictures(encoder: Encoder, settings: EffectiveFlags) -> int:
 
     Two frames make one image; vLLM takes at most 16 frames, and 14 since 0.11 (``_MAX_FRAMES_PER_VIDEO``).
     """
-    if not (encoder.films and settings.films):
+    if not (encoder.videos and settings.videos):
         return 1
     most = 7 if settings.release >= _FEWER_FRAMES else 8
     return max(1, min((settings.max_model_len or 0) // encoder.item_tokens, most))
@@ -251,7 +252,7 @@ def estimate(
     if not ranks:
         return None
     budget = _budget(ranks, cache, settings, flags, workload, on_cpu)
-    if learned is not None and not whole(flags, "num-gpu-blocks-override", 0):
+    if learned is not None and not whole(flags, BLOCKS, 0):
         budget = _with_tokens(budget, learned.tokens_per_gib)
     source = "estimate, corrected" if learned is not None else "estimate"
     return replace(budget, source=source, assumed=tuple(dict.fromkeys(assumed)))
@@ -304,7 +305,7 @@ def _cache_gib(rank: _Rank, flags: Flags, settings: EffectiveFlags) -> float:
 
 def _fixed_bytes(flags: Flags, settings: EffectiveFlags) -> int:
     """The KV cache's size as given in bytes; 0 if it is not."""
-    return whole(flags, "kv-cache-memory-bytes", 0) if settings.release >= (0, 10, 2) else 0
+    return whole(flags, BYTES, 0) if settings.release >= (0, 10, 2) else 0
 
 
 def _corrected(ranks: Sequence[_Rank], learned: EarlierReport, flags: Flags, settings: EffectiveFlags) -> list[_Rank]:
@@ -353,7 +354,7 @@ def _cpu_rank(
     space = decimal(environment.get("VLLM_CPU_KVCACHE_SPACE"))
     if space is not None and space > 0:
         cache = space
-    elif fixed := whole(flags, "kv-cache-memory-bytes", 0):
+    elif fixed := whole(flags, BYTES, 0):
         cache = fixed / GIB
     elif learned is not None and learned.report.kv_gib is not None:
         cache = learned.report.kv_gib
@@ -374,7 +375,7 @@ def _budget(
 ) -> MemoryBudget:
     """Combine the ranks: the one that lacks the most memory decides, else the one with the fewest blocks."""
     least = min(ranks, key=lambda rank: (min(0.0, rank.cache), rank.cache if cache is None else _blocks(rank, cache)))
-    override = whole(flags, "num-gpu-blocks-override", 0)
+    override = whole(flags, BLOCKS, 0)
     blocks = None if cache is None else override or max(0, _blocks(least, cache))
     pools = [_pool_gib(rank, least, cache, blocks, bool(override)) for rank in ranks]
     length = settings.max_model_len

@@ -88,7 +88,7 @@ class EffectiveFlags(msgspec.Struct, frozen=True):
     """Whether vLLM profiles a vision or audio encoder, if the model has one, at its largest input."""
     encoder_split: int
     """Over how many GPUs the encoder's layers are split; 1 if each has all of it (``mm-encoder-tp-mode data``)."""
-    films: bool
+    videos: bool
     """Whether videos may be sent to a model that accepts them (``limit-mm-per-prompt``)."""
     max_pixels: int | None
     """The largest image that ``mm-processor-kwargs`` allows, None if the model decides."""
@@ -148,7 +148,7 @@ def effective_flags(
         pooling=pools(flags),
         encoder=_encoder_is_tried(facts, flags),
         encoder_split=1 if flags.get("mm-encoder-tp-mode") == "data" else whole(flags, "tensor-parallel-size", 1),
-        films=_may_have(flags, "video"),
+        videos=_may_have(flags, "video"),
         max_pixels=_max_pixels(flags),
     )
 
@@ -167,8 +167,8 @@ def _encoder_is_tried(facts: ModelFacts, flags: Flags) -> bool:
     limits = {kind: decimal(_of_each(value)) for kind, value in json_flag(flags, "limit-mm-per-prompt").items()}
     if any(limits.values()) or not limits:
         return True
-    films = facts.encoder is not None and facts.encoder.token_pixels > 0
-    return not ({"image", "video"} <= limits.keys() if films else limits.keys() & {"image", "audio"})
+    videos = facts.encoder is not None and facts.encoder.token_pixels > 0
+    return not ({"image", "video"} <= limits.keys() if videos else limits.keys() & {"image", "audio"})
 
 
 def _may_have(flags: Flags, kind: str) -> bool:

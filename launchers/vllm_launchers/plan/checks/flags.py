@@ -13,6 +13,7 @@ from difflib import SequenceMatcher, get_close_matches
 import msgspec
 from msgspec.structs import replace
 
+from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.plan.budget.memory_flags import (
     least_step,
     max_tokens_per_mm_item,
@@ -406,10 +407,6 @@ def _short(release: Release) -> str:
 # -- values that vLLM's own configuration checks reject, alone or together. Pure --------------------------------------
 
 
-HIGH_UTILIZATION = 0.95
-"""The largest share without a warning. Besides weights, KV cache and the activations of a full step, vLLM allocates
-what it has not measured: buffers of communication and of kernels, and fragments."""
-
 ENOUGH_TOKENS = 2048
 """Tokens per step that are offered at least: vLLM's own default on small GPUs."""
 
@@ -460,13 +457,13 @@ def _cache_bytes(plan: Plan) -> Iterator[PlanFinding]:
 
 def _utilization(plan: Plan) -> Iterator[PlanFinding]:
     share = utilization(plan)
-    if not HIGH_UTILIZATION < share <= 1:
+    if not HIGHEST_UTILIZATION < share <= 1:
         return
     text = (
         f"--{UTILIZATION} {share:g} leaves {1 - share:.0%} of the GPU free. vLLM can run out of memory while serving, "
-        f"since it sizes the KV cache before all that it needs is known. Use at most {HIGH_UTILIZATION}"
+        f"since it sizes the KV cache before all that it needs is known. Use at most {HIGHEST_UTILIZATION}"
     )
-    yield PlanFinding("utilization_high", Level.WARNING, text, Changes(set={UTILIZATION: HIGH_UTILIZATION}))
+    yield PlanFinding("utilization_high", Level.WARNING, text, Changes(set={UTILIZATION: HIGHEST_UTILIZATION}))
 
 
 def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.sharing import available_gib, format_share, is_held_by_others
-from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget
 from vllm_launchers.plan.checks.context import longest_supported
 from vllm_launchers.plan.checks.request import fixed_size, fp8_cache_of, gpus_of, ranks, utilization, without_fixed_size
 from vllm_launchers.plan.choices.inputs import BudgetFor
@@ -28,7 +28,7 @@ SLACK_GIB = 0.05
 """Free memory is compared no more precisely than the driver reports it."""
 
 LEAST_UTILIZATION = 0.3
-LARGER_SHARES = (0.9, 0.92, 0.95)
+LARGER_SHARES = (0.9, 0.92, HIGHEST_UTILIZATION)
 STEP = 256
 SHORTEST = 1024
 MOST_TENSOR = 16

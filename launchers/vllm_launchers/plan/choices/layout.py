@@ -388,7 +388,9 @@ def layout_choices(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Iterat
         heads = inputs.facts.heads if inputs.facts is not None else None
         each = f" ({heads // layout.tensor} of {heads} heads each)" if heads else ""
         reason = f"{why}: {layout.tensor} GPUs, connected by {_joined(pool, found)}, share each layer{each}.{speed}"
-        yield Choice(TENSOR, layout.tensor, reason if found.fits else why, Source.MACHINE, _tensor_price(pool, found))
+        yield Choice(
+            TENSOR, layout.tensor, reason if found.fits else why, Source.MACHINE, _tensor_tradeoff(pool, found)
+        )
     else:
         yield Choice(TENSOR, None, _why_not_cut(inputs, found, pool, why), Source.MACHINE)
     if layout.pipeline > 1:
@@ -455,7 +457,7 @@ def _joined(pool: Pool, found: LayoutFit) -> str:
     return pool.link if near else pool.far_link or "unknown links"
 
 
-def _tensor_price(pool: Pool, found: LayoutFit) -> str:
+def _tensor_tradeoff(pool: Pool, found: LayoutFit) -> str:
     link = _joined(pool, found)
     if link == "NVLink":
         return "Two short all-reduces in every layer."

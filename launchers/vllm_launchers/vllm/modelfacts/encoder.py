@@ -35,16 +35,16 @@ class _Family(msgspec.Struct, frozen=True):
 
 
 def _any_size(
-    width: int, inner: int, patch: int, pixels: int, *, gated: bool = False, levels: int = 1, films: bool = False
+    width: int, inner: int, patch: int, pixels: int, *, gated: bool = False, levels: int = 1, videos: bool = False
 ) -> _Family:
     unit = (2 * patch) ** 2
     values = _COLORS * patch * patch * 2
-    usual = Encoder(width, inner, gated, True, values, 4.0, pixels // unit, levels, unit, films)
+    usual = Encoder(width, inner, gated, True, values, 4.0, pixels // unit, levels, unit, videos)
     return _Family(pixels, encoder=usual)
 
 
-_QWEN2_VL = _any_size(1280, 5120, 14, 12_845_056, films=True)
-_QWEN2_5_VL = _any_size(1280, 3420, 14, 12_845_056, gated=True, films=True)
+_QWEN2_VL = _any_size(1280, 5120, 14, 12_845_056, videos=True)
+_QWEN2_5_VL = _any_size(1280, 3420, 14, 12_845_056, gated=True, videos=True)
 _KEYE = _any_size(1152, 4304, 14, 12_845_056)
 _QWEN3_VL = _any_size(1152, 4304, 16, 16_777_216, levels=4)
 _QWEN3_5 = _any_size(1152, 4304, 16, 16_777_216)
@@ -126,7 +126,7 @@ def _vision(config: Config, vision: Config, family: _Family) -> Encoder | None:
         unit = (patch * merge) ** 2
         values = _COLORS * patch * patch * (number(vision, "temporal_patch_size") or 2)
         per_token = float(merge * merge)
-        return Encoder(width, inner, gated, True, values, per_token, family.pixels // unit, levels, unit, usual.films)
+        return Encoder(width, inner, gated, True, values, per_token, family.pixels // unit, levels, unit, usual.videos)
     size = number(vision, "image_size", "force_image_size") or number(config, "force_image_size")
     if patch is None or size is None or size < patch:
         return replace(usual, width=width, inner=inner) if usual is not None else None

@@ -45,7 +45,7 @@ class Encoder(msgspec.Struct, frozen=True):
 
     ``width`` and ``inner`` are the sizes of its layers; ``patch_values`` how many numbers one patch has.
     ``item_tokens`` is the largest image, video or sound; ``levels`` how many embeddings of the model's width each token
-    gets. ``token_pixels`` is set if images of any size are accepted; ``films`` if it accepts videos of as many such
+    gets. ``token_pixels`` is set if images of any size are accepted; ``videos`` if it accepts videos of as many such
     images as fit in the context.
     """
 
@@ -58,7 +58,7 @@ class Encoder(msgspec.Struct, frozen=True):
     item_tokens: int
     levels: int = 1
     token_pixels: int = 0
-    films: bool = False
+    videos: bool = False
 
 
 class ModelFacts(msgspec.Struct, frozen=True):

@@ -71,7 +71,7 @@ def test_a_film_as_long_as_the_context_is_the_largest_item(
 
 
 @pytest.mark.parametrize("limit", ['{"video": 0}', '{"image": 2, "video": {"count": 0}}'])
-def test_without_films_one_picture_is_the_largest_item(limit: str) -> None:
+def test_without_videos_one_picture_is_the_largest_item(limit: str) -> None:
     facts = seeing("qwen2_vl")
     one = measured(facts, {})
     assert measured(facts, {"max-model-len": 128_000, "limit-mm-per-prompt": limit}) == one

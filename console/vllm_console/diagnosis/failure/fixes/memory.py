@@ -13,12 +13,12 @@ from vllm_console.text import percent
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import is_fp8
+from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.plan.budget.memory_flags import LARGEST_MM_ITEM, least_step
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.release_defaults import online_fp8
 
-HIGHEST_UTILIZATION = 0.95
 LOWEST_UTILIZATION = 0.3
 """Below this share of a GPU nothing useful runs: use another GPU instead."""
 
