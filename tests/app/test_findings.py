@@ -7,6 +7,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity, title_of_code
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.fleet.verbs import FleetError
@@ -296,6 +297,14 @@ async def test_why_stages_the_remedy_that_is_picked(console, fakes):
         await c.press("j", "j", "j", "k")
         await c.press("enter")
         await c.sees("staged  --max-num-seqs 256 → 128")
+
+
+def test_an_end_by_sigterm_from_outside_is_no_critical_failure(fakes):
+    stopped = diagnose(["*** SIGTERM received at time=1795320211 on cpu 0 ***"], 0)
+    (found,) = findings_of(replace(fakes.broken(fakes.NOW), diagnosis=stopped))
+    assert (found.title, found.severity) == ("interrupted", Severity.WARNING)
+    assert len(found.symptom) < 60, "it is read in a table's row"
+    assert found.fixes[0].why.startswith("Start it again")
 
 
 async def test_why_has_the_line_of_a_failures_log(console, fakes):

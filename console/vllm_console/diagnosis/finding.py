@@ -29,6 +29,7 @@ class Cause(StrEnum):
     UNSUPPORTED_BY_GPU = "unsupported_quantization_or_dtype_for_gpu"
     NCCL = "nccl_failure"
     ENGINE_DIED = "engine_core_died"
+    KILLED = "killed"
     NODES_DIFFER = "nodes_differ"
     TRUST_REMOTE_CODE = "trust_remote_code_needed"
     TOKENIZER = "tokenizer_or_chat_template"

@@ -275,7 +275,7 @@ def _needed(found: Comparison) -> str:
 def _short_of(side: Side, name: str) -> str:
     """How far a run is from enough traffic: ``chatbot@1 has 2 min and has ended``."""
     if not side.run.served:
-        return f"{name} never served a request" + (f" ({side.run.cause})" if side.run.cause else "")
+        return f"{name} never served a request" + _cause(side.run)
     if side.run.ended_at is not None:
         return f"{name} has {_with_unit(WARM_UP + FEWEST - side.missing, side)} and has ended"
     return f"{name} needs {_with_unit(side.missing, side)} more"
@@ -367,12 +367,15 @@ def _changes_note(found: Comparison) -> str:
     return ""
 
 
+def _cause(run: Run) -> str:
+    return f" ({run.cause.replace('_', ' ')})" if run.cause else ""
+
+
 def _end_note(run: Run, when: str) -> str:
     ended = run.ended
     if not ended or ended.get("requested"):
         return ""
-    cause = f" ({run.cause})" if run.cause else ""
-    return f"The run {when} ended unexpectedly{cause}: {ended.get('reason') or 'reason unknown'}"
+    return f"The run {when} ended unexpectedly{_cause(run)}: {ended.get('reason') or 'reason unknown'}"
 
 
 def _objectives_note(found: Comparison) -> str:

@@ -115,7 +115,7 @@ def _failure(found: Diagnosis, since: float) -> ServerFinding:
     unnamed = found.cause is Cause.OTHER and evidence
     also = ", ".join(_CAUSES.get(cause) or title_of_code(cause) for cause in found.also)
     return ServerFinding(
-        Severity.CRITICAL,
+        Severity.WARNING if found.cause is Cause.INTERRUPTED else Severity.CRITICAL,
         title,
         since,
         evidence if unnamed else plain(found.explanation),

@@ -254,7 +254,7 @@ def test_a_run_that_never_served_is_named_with_its_cause(made):
     before, after = made.pair(made.minutes(1), [], ready_at=None, cause="weights_do_not_fit")
     found = compare(before, replace(after, warm_at=None))
     assert found.verdict is ComparisonVerdict.TOO_LITTLE
-    assert "never served a request (weights_do_not_fit)" in verdict_text(found)
+    assert "never served a request (weights do not fit)" in verdict_text(found)
 
 
 def test_the_minutes_after_a_start_and_at_the_edges_of_traffic_are_left_out(made):
@@ -346,7 +346,7 @@ def test_a_p99_of_a_dozen_requests_is_not_judged(made):
 def test_an_end_that_nobody_asked_for_comes_first(made):
     ended = {"ended_at": made.BEGAN + 9000.0, "ended": {"requested": False, "reason": "killed by SIGKILL"}}
     found = compare(*made.pair(made.minutes(1), made.minutes(2), cause="cuda_oom_runtime", **ended))
-    assert notes(found)[0].startswith("The run after ended unexpectedly (cuda_oom_runtime)")
+    assert notes(found)[0].startswith("The run after ended unexpectedly (cuda oom runtime)")
 
 
 def test_figures_that_were_not_reported_are_no_zeros(made):

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from vllm_console.diagnosis.failure.case import case_of
 from vllm_console.diagnosis.failure.failure_line import SIGKILL_CODES, failure_in
 from vllm_console.diagnosis.failure.fixes import fixes_for
+from vllm_console.diagnosis.failure.fixes.environment import killed
 from vllm_console.diagnosis.failure.rules import RULES
 from vllm_console.diagnosis.finding import Cause, Diagnosis
 from vllm_console.logs.vllm_lines import parse_lines
 from vllm_launchers.keeper.records import NotRetryable
 from vllm_launchers.plan.model import Flags
 
-KILLED = "Killed (SIGKILL), by a person or by the kernel's out-of-memory killer (see dmesg)."
+KILLED = "SIGKILL from outside ended its process; its log names no cause."
 UNNAMED = "The line shows what failed; it matches no known cause."
 NOTHING_SEEN = "No failure found in this log."
 
@@ -37,7 +38,7 @@ def diagnose(
     found = failure_in(parsed, exit_code)
     if found is None:
         if exit_code in SIGKILL_CODES:
-            return Diagnosis(Cause.ENGINE_DIED, 0.6, None, "", KILLED)
+            return Diagnosis(Cause.KILLED, 1.0, None, "", KILLED, killed())
         return Diagnosis(Cause.OTHER, 0.0, None, "", NOTHING_SEEN)
     fixes = fixes_for(case_of(found, parsed, flags, gpu, mla=mla, environment=environment))
     explanation = found.explanation or UNNAMED

@@ -577,7 +577,7 @@ INTERNAL_ADDRESS = _rule(
 STOPPED = _rule(
     "",
     Cause.INTERRUPTED,
-    "It was stopped from outside (SIGTERM or SIGINT); what follows in the log is its end, not a fault.",
+    "Ended by SIGTERM or SIGINT from outside, not by a failure.",
     0.85,
 )
 """For a line that shows it: see `STOPS`."""

@@ -426,6 +426,13 @@ def test_after_a_kill_only_a_named_cause_counts() -> None:
     )
 
 
+def test_a_kill_is_certain_and_its_own_cause_with_what_to_look_at() -> None:
+    for code in (-9, 137):
+        killed = diagnose(["(APIServer pid=70) INFO:     Application startup complete."], code)
+        assert (killed.cause, killed.confidence) == (Cause.KILLED, 1.0)
+        assert "dmesg" in killed.fixes[0].why
+
+
 def test_a_log_without_failure_has_no_such_line() -> None:
     healthy = [
         *served([]),

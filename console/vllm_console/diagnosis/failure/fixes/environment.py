@@ -63,6 +63,11 @@ def engine_died(case: Case) -> tuple[Fix, ...]:
         hung = "A worker hung: check with nvidia-smi whether a GPU is stuck at 100% or lost, then start again."
         longer = "waits longer, where a step really takes that long."
         return (_advice(hung), *_variable(case, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 900, longer))
+    return killed()
+
+
+def killed() -> tuple[Fix, ...]:
+    """Find out whether the kernel did it."""
     return (
         _advice("Check 'dmesg | grep -i kill': if the kernel killed it, the machine's memory ran out, not the GPU's."),
         _advice("Start it again; --restart on-failure does so automatically."),
@@ -273,5 +278,5 @@ def disk_full(case: Case) -> tuple[Fix, ...]:
 
 
 def interrupted(_case: Case) -> tuple[Fix, ...]:
-    """No fix: nothing is wrong."""
-    return (_advice("Nothing is wrong: start it again."),)
+    """Start it again: nothing is wrong with it."""
+    return (_advice("Start it again; --restart on-failure does so automatically."),)
