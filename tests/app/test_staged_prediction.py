@@ -65,9 +65,9 @@ def predicted(**changes):
         (predicted(outside="Too far."), 60, "predicted: TTFT p99 1.9s → lower, perhaps by more than half. Too far."),
         (predicted(predicted=estimates(WIDE, WIDE_ITL), outside="Too far."), 120, "predicted: can't be told. Too far."),
         (
-            predicted(predicted=Estimates(), outside="No prediction: the model's ITL is 25% below."),
+            predicted(predicted=Estimates(), outside="No prediction: the replay's ITL is 25% below."),
             120,
-            "not predicted: the model's ITL is 25% below.",
+            "not predicted: the replay's ITL is 25% below.",
         ),
         (
             predicted(predicted=estimates(WIDE, Estimate(0.022, 0.02, 0.025))),
@@ -118,6 +118,19 @@ async def test_why_nothing_is_predicted(console, fleet):
         await c.sees("not predicted: a prediction needs at least 30 requests")
         await c.press("m")
         await c.sees("chat: not predicted: a prediction needs at least 30 requests")
+
+
+async def test_what_could_not_be_predicted_is_asked_again_once_it_is_staged_again(console, fleet):
+    """It stood there for minutes although the traffic that was too odd to predict was over."""
+    by_two = fleet_values(fleet, 2)
+    outside = "The records don't hold the whole traffic."
+    fleet.predictions[by_two] = predicted(now=Estimates(), predicted=Estimates(), outside=outside)
+    async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        await c.sees(f"not predicted: {outside}")
+        fleet.predictions[by_two] = FOUND
+        await c.press("right_square_bracket", "left_square_bracket")
+        await c.sees(TTFT)
 
 
 async def test_nothing_is_asked_of_what_the_plan_refuses(console, fleet):

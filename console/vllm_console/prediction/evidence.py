@@ -204,7 +204,7 @@ def gather(
         cached_tokens=sum(one.cached for one in judged),
         steps=tuple(_work(around, joined, timed, budget, ahead, zero)),
         most_running=max((max(step.running or 0, step.intervals) for step, _ in timed), default=0),
-        flaw=_flaw(requests, steps, around, timed, end - begin),
+        flaw=_flaw(requests, steps, stretch, around, timed, end - begin),
         ahead=ahead,
         front=front,
     )
@@ -609,6 +609,7 @@ def _chunks(
 def _flaw(
     requests: Sequence[FinishedRequest],
     steps: Sequence[EngineStep],
+    stretch: Sequence[_Known],
     around: Sequence[_Known],
     timed: Sequence[tuple[EngineStep, float]],
     seconds: float,
@@ -622,15 +623,31 @@ def _flaw(
     begin, end = timed[0][0].at, timed[-1][0].at
     known = sum(max(0.0, min(one.finished_at, end) - max(one.at, begin)) for one in around)
     if counted > known * VANISHED + 0.5 * seconds:
-        last = steps[-1]
-        if (last.running or 0) + (last.waiting or 0) > (counted - known) / seconds:
-            return "some of its requests have not ended yet"
-        return "more requests ran than ended: clients disconnected, and such requests leave no record"
+        if _vanished(stretch, steps, timed) > (counted - known) / 2:
+            why = "more requests ran than ended: clients disconnected, and such requests leave no record"
+            return f"{why}; try again after more traffic"
+        return "some of its requests have not ended yet"
     made = sum(step.generation_tokens or 0 for step, _ in timed)
     emitted = sum(step.intervals for step, _ in timed) + len(around)
     if made > 1.2 * emitted:
         return "it generates several tokens per step, which is not modeled"
     return ""
+
+
+def _vanished(known: Sequence[_Known], steps: Sequence[EngineStep], timed: Sequence[tuple[EngineStep, float]]) -> float:
+    """How long requests ran in these steps that have no record and never will, in seconds together.
+
+    Those that have not ended yet are in flight in each later step, so they are no more than are unknown in any of them.
+    """
+    arrived, finished = sorted(one.at for one in known), sorted(one.finished_at for one in known)
+
+    def unknown(step: EngineStep) -> int:
+        in_flight = bisect_right(arrived, step.at) - bisect_right(finished, step.at)
+        return max(0, (step.running or 0) + (step.waiting or 0) - in_flight)
+
+    end = timed[-1][0].at
+    unfinished = min(unknown(step) for step in steps if step.at >= end)
+    return sum(max(0, unknown(step) - unfinished) * took for step, took in timed)
 
 
 def _prefixes(around: Sequence[_Known], block_size: int) -> list[tuple[int, ...]]:

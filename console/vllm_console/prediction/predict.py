@@ -470,7 +470,7 @@ def _missed(evidence: TrafficEvidence, modeled: Figures, baseline: Replayed) -> 
         if abs(one - other) > max(MOST_MISSED * other, least):
             far = f"{abs(one / other - 1):.0%} {'above' if one > other else 'below'}" if other else "far above"
             far = f"{one / other:.0f} times" if one > 3 * other > 0 else far
-            return f"No prediction: the model's {name} is {far} what this server measured."
+            return f"No prediction: the replay's {name} is {far} what this server measured."
     return ""
 
 

@@ -243,6 +243,20 @@ def test_requests_that_vanished_are_noticed() -> None:
     assert "disconnected" in predict(evidence, cost, Change(found.limits, found.limits)).outside
 
 
+def test_requests_that_vanished_are_not_taken_for_those_that_run_now() -> None:
+    """Two minutes after a load had disconnected, "some of its requests have not ended yet" was said of them."""
+    found = recorded()
+    middle = found.requests[len(found.requests) // 2].arrived_at
+    late = found.requests[-20].arrived_at
+    kept = [one for index, one in enumerate(found.requests) if index % 2 == 0 or one.arrived_at > late]
+    busy = [*found.steps[:-1], found.steps[-1]._replace(running=64)]
+    evidence = evidence_of(Recorded(kept, busy, found.limits))
+    assert "disconnected" in evidence.flaw
+    running = [one._replace(running=(one.running or 0) + 8) if one.at > middle else one for one in found.steps]
+    evidence = evidence_of(Recorded(found.requests, running, found.limits))
+    assert "have not ended yet" in evidence.flaw
+
+
 def test_traffic_after_requests_that_vanished_is_whole_again() -> None:
     found = recorded()
     middle = found.requests[len(found.requests) // 2].arrived_at
@@ -262,7 +276,7 @@ def test_a_server_that_the_model_does_not_explain_is_refused() -> None:
     found, evidence, cost = fitted()
     wrong = replace(cost, costs=tuple(one.scaled(1.5) for one in cost.costs))
     prediction = predict(evidence, wrong, Change(found.limits, found.limits))
-    assert prediction.outside.startswith("No prediction: the model's median ")
+    assert prediction.outside.startswith("No prediction: the replay's median ")
     assert prediction.outside.endswith(" what this server measured.")
     assert prediction.predicted.itl_seconds.p50.value is None
 
@@ -271,7 +285,7 @@ def test_a_measured_latency_of_zero_is_refused_in_words() -> None:
     found, evidence, cost = fitted()
     none = replace(evidence.observed, itl_seconds=replace(evidence.observed.itl_seconds, p50=0.0))
     prediction = predict(replace(evidence, observed=none), cost, Change(found.limits, found.limits))
-    assert prediction.outside == "No prediction: the model's median ITL is far above what this server measured."
+    assert prediction.outside == "No prediction: the replay's median ITL is far above what this server measured."
 
 
 def test_requests_without_an_end_to_end_time_took_as_long_as_their_parts() -> None:

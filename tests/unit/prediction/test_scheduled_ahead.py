@@ -179,9 +179,9 @@ def test_steps_with_prompts_that_take_long_do_not_distort_the_others() -> None:
     ("p50", "mean", "sentence"),
     [
         (1.1, 2.2, ""),  # a few requests fewer wait
-        (0.5, 2.2, "the model's median TTFT is 67% below"),  # far fewer
-        (1.1, 1.6, "the model's median TTFT is 27% below"),  # as many, but for too short a time
-        (5.6, 2.2, "the model's median TTFT is 4 times"),
+        (0.5, 2.2, "the replay's median TTFT is 67% below"),  # far fewer
+        (1.1, 1.6, "the replay's median TTFT is 27% below"),  # as many, but for too short a time
+        (5.6, 2.2, "the replay's median TTFT is 4 times"),
     ],
 )
 def test_a_median_ttft_between_requests_that_wait_and_others(p50: float, mean: float, sentence: str) -> None:

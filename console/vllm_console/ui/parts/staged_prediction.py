@@ -66,6 +66,11 @@ class _Answer(msgspec.Struct, frozen=True):
         """Seconds since it came."""
         return time.monotonic() - self.at
 
+    @property
+    def refused(self) -> bool:
+        """Whether nothing is predicted, for a reason that may be over soon."""
+        return self.found is None or bool(self.found.prediction.outside and not _figures(self.found.prediction))
+
 
 class Predictions:
     """Predicts what is staged for the selected server, or where nothing is, the best fix of its top finding.
@@ -82,12 +87,18 @@ class Predictions:
         self._timer: Timer | None = None
         self._running = self._fix_runs = False
         """Whether a prediction is computed, and whether that is one of a fix."""
+        self._staged: _Key | None = None
+        """What was staged for the server that was last selected."""
         self._fix_began: dict[str, float] = {}
         """By server, when a fix was last predicted (seconds of the monotonic clock)."""
 
     def observe(self, server: ServerView | None) -> None:
         """Predict for the selected server what is to be predicted now; end what is computed for anything else."""
         key, of_fix = self._staged_key(server), False
+        if key != self._staged:
+            self._staged = key
+            if key is not None and (known := self._answers.get(key)) is not None and known.refused:
+                del self._answers[key]  # staged again: why nothing could be predicted then may be over
         if key is None:
             key, of_fix = self._fix_key(server), True
         if key is not None and key != self._wanted:
@@ -108,7 +119,7 @@ class Predictions:
             return False
         known = self._answers.get(key)
         longest = FIX_AGE_SECONDS if of_fix else AGE_SECONDS
-        if known is not None and known.found is None:
+        if known is not None and known.refused:
             longest = min(longest, RETRY_SECONDS)
         return known is None or known.age >= longest
 
