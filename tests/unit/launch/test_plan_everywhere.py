@@ -51,6 +51,7 @@ MODELS = (
     "casperhansen/llama-3.3-70b-instruct-awq",
     "mistralai/Mixtral-8x7B-Instruct-v0.1",
     "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-235B-A22B-FP8",
     "deepseek-ai/DeepSeek-R1",
     "openai/gpt-oss-120b",
 )

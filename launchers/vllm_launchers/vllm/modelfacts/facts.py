@@ -6,6 +6,7 @@ import re
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_launchers.patterns import lazy_pattern
 
@@ -156,6 +157,9 @@ _QUANTIZED: tuple[tuple[str, Quantization], ...] = (
 )
 """Keywords in names, longer first, and their meaning in most checkpoints."""
 
+_FP8_BLOCKS = (128, 128)
+"""FP8 checkpoints that Qwen publishes have a scale for each block of so many weights."""
+
 _SIZE = lazy_pattern(r"(?<![\w.])(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,3})?)([bmt])(?![a-z0-9])")
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 _SHARED = 0.83
@@ -168,6 +172,8 @@ def split_quantization(model: str) -> tuple[str, Quantization | None]:
     for word, quantization in _QUANTIZED:
         found = re.search(rf"(?:^|[-.]){re.escape(word)}(?![a-z0-9])", name)
         if found:
+            if quantization.method == "fp8" and model.startswith("Qwen/"):
+                quantization = replace(quantization, block=_FP8_BLOCKS)
             rest = (name[: found.start()] + name[found.end() :]).strip("-.")
             return re.sub(r"-(?:int[48]|[48]bit|g128|128g|block|dynamic)$", "", rest), quantization
     return name, None

@@ -37,6 +37,7 @@ def test_size_in_a_name(name: str, expected: float | None) -> None:
         ("org/Some-7B-Instruct-GPTQ-Int8", "some-7b-instruct", Quantization("gptq", 8, 128)),
         ("org/Some-7B-GPTQ-Int4", "some-7b", Quantization("gptq", 4, 128)),
         ("org/Some-7B-FP8", "some-7b", Quantization("fp8", 8)),
+        ("Qwen/Qwen3-30B-A3B-FP8", "qwen3-30b-a3b", Quantization("fp8", 8, block=(128, 128))),
         ("org/Some-7B-FP8-dynamic", "some-7b", Quantization("compressed-tensors", 8, floating=True)),
         ("org/Some-7B-quantized.w4a16", "some-7b", Quantization("compressed-tensors", 4, 128)),
         ("org/Some-7B-NVFP4", "some-7b", Quantization("modelopt_fp4", 4, 16)),
