@@ -28,6 +28,30 @@ async def test_how_far_it_is_and_how_long_yet_stand_above_the_stages(console, fa
         await c.sees("weights 15.0 GiB")
 
 
+async def test_a_server_that_failed_while_it_served_keeps_its_last_minutes_in_the_panes(console, fakes):
+    """Why it failed stands in the finding area, and the log is one of the panes."""
+
+    def crashed(at):
+        return replace(fakes.diagnosed(at), last_window=fakes.window_at(fakes.NOW - 200, 0.9))
+
+    async with console(crashed) as c:
+        await c.sees("KV cache too small for max-model-len")
+        await c.sees(" of 441k tokens")
+        assert "Start-up" not in c.text
+        row = next(row for row in c.text.splitlines() if "requests running" not in row and " running · " in row)
+        assert "– running" not in row, "the figures of its last minute"
+        assert "61%" not in next(row for row in c.text.splitlines() if "nightly" in row), "the table has none"
+        await c.press("3")
+        await c.sees("end-to-end")
+
+
+async def test_a_start_that_failed_is_shown_in_its_stages(console, fakes):
+    async with console(fakes.diagnosed) as c:
+        await c.sees("nightly · run")
+        await c.press("1")
+        await c.sees("nightly · run")
+
+
 async def test_the_table_says_how_long_yet_of_a_server_that_is_not_selected(console, fakes):
     async with console(fakes.chat, fakes.loading) as c:
         await c.sees("weights 61%")

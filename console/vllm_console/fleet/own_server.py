@@ -207,6 +207,7 @@ class WatchedServer:
             log_path=str(self._folder / "server.log"),
             sample=self._timeline.latest if answered else None,
             window=self._window if answered else None,
+            last_window=self._window if self._interactive and self._crashed(record) else None,
             no_probe="" if spec.probe else details.no_probe,
             load=load,
             findings=found,
@@ -352,6 +353,13 @@ class WatchedServer:
         # An automatic restart begins no new generation: while it starts, only samples since then are its own.
         began = record.state_since if record.state is State.STARTING else record.current.started_at
         return newest.at >= began
+
+    def _crashed(self, record: ServerRecord) -> bool:
+        """Whether it failed after it had been ready, and the newest sample is from that time."""
+        newest, ready_at = self._timeline.latest, record.current.ready_at
+        if record.state is not State.FAILED or newest is None or ready_at is None:
+            return False
+        return self._timeline.generation == record.current.number and newest.at >= ready_at
 
     def _read_details(self, packed: object) -> Details:
         if self._details is None or self._details[0] is not packed:

@@ -232,6 +232,8 @@ class ServerView(msgspec.Struct, frozen=True):
     """The newest sample of its metrics; its age is ``snapshot.at - sample.at``."""
     window: Window | None = None
     """The last minute."""
+    last_window: Window | None = None
+    """In a console, the last minute of a failed server that had been ready; None for any other."""
     series: Series | None = None
     """Its charts over the requested range; only for the selected server."""
     no_probe: str = ""

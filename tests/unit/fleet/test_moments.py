@@ -151,6 +151,20 @@ def test_a_view_of_the_past_has_the_preset_and_the_objectives_that_it_was_judged
     assert (newest.preset, newest.objectives) == ("batch", wide)
 
 
+def test_a_server_that_failed_while_it_served_has_its_last_minute(folder: Path) -> None:
+    """One whose start failed has none, though there is history of the generation, and of the one before."""
+    served = record(*SERVED.generations, state=State.FAILED)
+    again = record(SERVED.generations[0], values.replace(SERVED.current, ready_at=None), state=State.FAILED)
+    later = record(SERVED.generations[0], values.replace(SERVED.current, number=3), state=State.FAILED)
+    with contextlib.closing(WatchedServer(folder, interactive=True)) as watched:
+        crashed = watched.view(served, NOW + 900, selected=True, load="", context=JudgeContext())
+        assert crashed.window is None
+        assert crashed.last_window is not None
+        assert crashed.last_window.kv_cache_usage == 0.3
+        for other in (SERVED, again, later, record(*SERVED.generations, state=State.STOPPED)):
+            assert watched.view(other, NOW, selected=True, load="", context=JudgeContext()).last_window is None
+
+
 def test_charts_begin_with_what_is_recorded(folder: Path) -> None:
     watched = WatchedServer(folder, interactive=True)
     live = watched.view(SERVED, NOW, selected=True, load="", context=JudgeContext())

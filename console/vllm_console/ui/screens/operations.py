@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from vllm_console.ui.panes.gpu_charts import GpuHistoryView
 
 MEASURED = (State.READY, State.UNRESPONSIVE)
-"""States in which metric panes have something to show."""
+"""States in which metric panes have something to show. A server that failed while it served shows its last minutes."""
 
 CHART_ROWS = 16
 """Rows that the charts of a GPU want."""
@@ -398,10 +398,10 @@ class OperationsScreen(PartialRepaintScreen):
         if snapshot is not None:
             self._draw_table(snapshot)
             if server is not None:
-                charts = replace(self.time.charts, order=self._requests_order)
+                charts, shown = replace(self.time.charts, order=self._requests_order), _with_last_window(server)
                 for pane in (*self._panes, self._state):
                     if pane.display:
-                        pane.show_server(server, snapshot.at, charts)
+                        pane.show_server(shown, snapshot.at, charts)
                 self._log.show_server(server)
             self._draw_finding(server, snapshot)
             if self._gpus.display:
@@ -441,7 +441,7 @@ class OperationsScreen(PartialRepaintScreen):
             self._bar_of = wanted
             self._pane_bar.show([pane_bar(in_sight, large, problems, layout, width, legend=legend)])
         if self._sparks.display:
-            self._sparks.show(spark_lines(server, arrangement.spark_panes, width))
+            self._sparks.show(spark_lines(_with_last_window(server), arrangement.spark_panes, width))
 
     def _layout_name(self) -> str:
         if self.panes.zoomed:
@@ -612,7 +612,7 @@ class OperationsScreen(PartialRepaintScreen):
         framed = frames_fit(screen)
         needed = min(most, max(1, every) + 2 + framed)
         table_rows = self._table_height.rows(needed, snapshot.at if snapshot is not None else 0.0)
-        measured = server is not None and (server.state in MEASURED or server.moment is not None or server.replayed)
+        measured = server is not None and _measured(server)
         alone = bool(self.panes.zoomed) and measured and screen.height < SHORT
         table = 0 if alone else table_rows
         set_height(self._table, table)
@@ -1303,6 +1303,17 @@ class OperationsScreen(PartialRepaintScreen):
         from vllm_console.ui.screens.gpu_details import GpuDetailsScreen
 
         self.app.push_screen(GpuDetailsScreen(snapshot, lambda: self.console.snapshot, self.time.view.at))
+
+
+def _measured(server: ServerView) -> bool:
+    """Whether metric panes have something to show of it."""
+    past = server.moment is not None or server.replayed
+    return past or server.state in MEASURED or server.last_window is not None
+
+
+def _with_last_window(server: ServerView) -> ServerView:
+    """A server as metric panes show it: one that failed with the figures of its last minute, whose time they name."""
+    return server if server.last_window is None else replace(server, window=server.last_window)
 
 
 def _request_lines(server: ServerView, now: float, width: int, height: int, view: ChartView) -> Sequence[Strip]:

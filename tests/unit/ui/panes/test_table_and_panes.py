@@ -86,18 +86,21 @@ def test_marks_and_findings_say_the_same(fakes):
     peak = fakes.judged(replace(chat, window=calm, findings=()), held=0.55)
     assert "91%!" not in row_text(peak, fakes.NOW, 120)
     pane = text(kv_cache_lines(peak, fakes.NOW, 60, 12))
-    assert "last minute: median 55% · now 91%" in pane
+    assert "last minute 55% · now 91%" in pane
     assert "!" not in pane
     narrow = text(kv_cache_lines(peak, fakes.NOW, 38, 12))  # the width of the pane on a terminal of 120 columns
-    assert " median 55% " in narrow
-    assert " tokens now" in narrow
+    assert " last min 55% " in narrow
     earlier = replace(peak, moment=fakes.NOW)
-    assert "median 55% · then 91%" in text(kv_cache_lines(earlier, fakes.NOW, 60, 12))
-    assert " now" not in text(kv_cache_lines(earlier, fakes.NOW, 38, 12))
+    assert "minute to 12:41 55% · then 91%" in text(kv_cache_lines(earlier, fakes.NOW, 60, 12))
+    assert " minute 55% " in text(kv_cache_lines(earlier, fakes.NOW, 38, 12))
     dip = replace(calm, kv_cache_usage=0.5, kv_cache_usage_max=0.5)
     held = fakes.judged(replace(chat, window=dip, findings=()), held=0.91)
-    assert "median 91% ! · now 50% ─" in text(kv_cache_lines(held, fakes.NOW, 60, 12)), "what is judged has the mark"
-    assert "median 91% ! ─" in text(kv_cache_lines(held, fakes.NOW, 38, 12))
+    shown = text(kv_cache_lines(held, fakes.NOW, 60, 12))
+    assert "last minute 91% ! · now 50% ─" in shown, "what is judged has the mark"
+    assert "last min 91% ! ─" in text(kv_cache_lines(held, fakes.NOW, 38, 12))
+    close = fakes.judged(replace(chat, window=dip, findings=()), held=0.5)
+    assert "last min 50% ─" in text(kv_cache_lines(close, fakes.NOW, 38, 12)), "the same form whatever the figures"
+    assert " now 50% ─" in text(kv_cache_lines(replace(close, judged=()), fakes.NOW, 38, 12)), "nothing is judged"
     good = Finding("healthy", Severity.GOOD, fakes.NOW - 600, "", "")
     (healthy,) = agreed((good,), peak.judged)
     assert healthy.measures[0].value == "55.0%"
