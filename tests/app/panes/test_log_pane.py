@@ -30,11 +30,26 @@ async def test_a_run_of_access_lines_is_one_row_also_while_scrolled_up(console, 
         with path.open("a") as file:
             file.write(ACCESS * 3)
         await c.sees("200 OK ×3 since 10:00:10")
-        c.app.operations._log._view.scroll_rows(-2)
+        c.app.operations._log._view.scroll_rows(-1)
         await c.sees("paused")
         await c.sees("200 OK ×30/s (300 in 10s)  POST /v1/completions")
         await c.sees(" 10:00:00 before")
         await c.lacks("HTTP/1.1")
+
+
+async def test_the_state_of_a_paused_log_covers_no_line(console, fakes, tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text("".join(record("10:00:00", f"line {number:02} " + "." * 90 + " end") for number in range(60)))
+    server = fakes.chat(fakes.NOW)
+    async with console(lambda _at: replace(server, log_path=str(path)), size=(120, 24)) as c:
+        await c.press("5")
+        await c.sees("line 59")
+        c.app.operations._log._view.toggle_hold()
+        await c.sees("paused")
+        lines = [row for row in c.text.splitlines() if " line " in row]
+        assert len(lines) > 3
+        assert all(row.rstrip("│ ").endswith(" end") for row in lines)
+        assert "paused" not in "".join(lines)
 
 
 async def test_a_read_that_comes_back_late_undoes_nothing(console, fakes, tmp_path):

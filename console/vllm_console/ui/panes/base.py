@@ -67,9 +67,12 @@ class Pane(FramedView):
             self.show_server(*self._shown)
 
 
-def title_line(number: int, name: str, width: int, right: Sequence[Part] = ()) -> Strip:
-    """A pane's title, its key first. The table and the header say which server it shows, and that it is simulated."""
-    return rule(name, width, right, key=key_of(f"pane_{number}"))
+def title_line(number: int, name: str, width: int, right: Sequence[Part] = (), *shorter: Sequence[Part]) -> Strip:
+    """A pane's title, its key first. The table and the header say which server it shows, and that it is simulated.
+
+    As in `rule`, the first that fits of what is ``shorter`` stands at the right where ``right`` has no room.
+    """
+    return rule(name, width, right, *shorter, key=key_of(f"pane_{number}"))
 
 
 def age_note(server: ServerView, now: float) -> tuple[Part, ...]:

@@ -183,7 +183,7 @@ def _title(snapshot: FleetSnapshot, page: str, width: int) -> Strip:
     marks += [(f"{page} ", DIM)] if page else []
     marks += [(key_of("gpu_charts_next"), clickable("screen.gpu_charts(1)", KEY)), (" next ", DIM)]
     marks += [(key_of("gpu_history"), clickable("screen.gpu_history", KEY)), (" now", DIM)]
-    return rule(words, width, marks, clickable("screen.pane(6)", STRONG), key_of("pane_6"))
+    return rule(words, width, marks, style=clickable("screen.pane(6)", STRONG), key=key_of("pane_6"))
 
 
 def _chart(plot: Plot, chart: GpuChart, view: GpuHistoryView, width: int, height: int) -> list[Strip]:

@@ -124,7 +124,7 @@ def _title(now: float, moment: float | None) -> str:
 
 
 def _title_line(title: str, width: int, marks: Sequence[Part], moment: float | None) -> Strip:
-    return rule(title, width, marks, STRONG if moment is None else PAST, key_of("pane_6"))
+    return rule(title, width, marks, style=STRONG if moment is None else PAST, key=key_of("pane_6"))
 
 
 def _title_marks(snapshot: FleetSnapshot, width: int, title: str) -> list[Part]:

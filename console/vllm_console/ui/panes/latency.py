@@ -66,8 +66,9 @@ def latency_lines(server: ServerView, now: float, width: int, height: int, view:
     ended = " · load ended" if past_load(server) else ""
     exact = _exact(server)
     whole = ", exact" if exact and exact == _known(server) else ""
-    note = age_note(server, now) or ((f"{window_note(server, now)}{whole}{ended}", DIM),)
-    title = title_line(3, "Latency", width, note)
+    over = window_note(server, now)
+    whole_note, *shorter = [((text, DIM),) for text in (f"{over}{whole}{ended}", f"{over}{ended}", over)]
+    title = title_line(3, "Latency", width, age_note(server, now) or whole_note, *shorter)
     beside = width >= TABLE + LEAST_BESIDE
     brief = not beside and 4 + SMALLEST_CHART <= height < 2 + len(LABELS) + 2 * SMALLEST_CHART
     rows = BRIEF[: max(2, height - 2 - SMALLEST_CHART)] if brief else tuple(LABELS)

@@ -35,7 +35,7 @@ LEAST_REASON = 30
 
 def section_title(text: str, width: int, active: bool, right: Sequence[Part] = ()) -> Strip:
     """A section's first line; the one that has the keys is marked."""
-    return rule(f"{'▸ ' if active else ''}{text}", width, right, ACCENT if active else STRONG)
+    return rule(f"{'▸ ' if active else ''}{text}", width, right, style=ACCENT if active else STRONG)
 
 
 def preset_lines(

@@ -312,7 +312,7 @@ def _node_status(server: ServerView) -> Cell | None:
 def _status(server: ServerView, now: float, width: int) -> Cell | None:
     """What a row shows instead of metrics, and its style; None when it shows metrics."""
     if server.moment is not None:
-        return None if server.window is not None else ("nothing recorded then", DIM)
+        return _status_then(server)
     if server.next_attempt_at is not None and server.next_attempt_at > now:
         return f"restarts in {duration(server.next_attempt_at - now)}: {server.reason}", STATE_STYLE[server.state]
     if server.state is State.STARTING:
@@ -335,6 +335,13 @@ def _status(server: ServerView, now: float, width: int) -> Cell | None:
         place = f"{server.attached.host}:{server.attached.port} " if server.attached is not None else ""
         reason = f"for {duration(now - server.state_since)}: {reason.removeprefix(place)}"  # HOST names the place
     return reason, STATE_STYLE[server.state] if server.state is not State.STOPPED else DIM
+
+
+def _status_then(server: ServerView) -> Cell | None:
+    """What a row shows instead of metrics of an earlier moment; None when it shows them."""
+    if server.then.state not in (None, State.READY):
+        return "not ready then", DIM  # the minute before is of an earlier run
+    return None if server.window is not None else ("nothing recorded then", DIM)
 
 
 def starting_text(server: ServerView, now: float, width: int) -> str:

@@ -49,14 +49,20 @@ def cut_rows(rows: Sequence[Strip], most: int, width: int) -> list[Strip]:
     return [*rows[: most - 1], Strip.join([last.crop(0, min(last.cell_length, width - 3)), line((" …", DIM))])]
 
 
-def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRONG, key: str = "") -> Strip:
-    """A pane's top line: ``── key title ─────── right ──``. What is at the right gives way to the title."""
-    length = parts_length(right)
+def rule(
+    title: str, width: int, right: Sequence[Part] = (), *shorter: Sequence[Part], style: Style = STRONG, key: str = ""
+) -> Strip:
+    """A pane's top line: ``── key title ─────── right ──``. What is at the right gives way to the title.
+
+    Where there is no room for it, the first that fits of what is ``shorter`` takes its place.
+    """
     key += " " if key else ""
     title = fit(title, max(0, min(cells(title), width - 4 - len(key))))
     room = width - cells(title) - len(key) - 5
+    right = next((one for one in (right, *shorter) if parts_length(one) + 3 < room), ())
     tail: list[Part] = []
-    if right and length + 3 < room:
+    if right:
+        length = parts_length(right)
         tail = [" ", *right, " ", ("─", DIM)]
         room -= length + 3
     return line(("─ ", DIM), (key, KEY), (title, style), (" " + "─" * max(0, room + 2), DIM), *tail)

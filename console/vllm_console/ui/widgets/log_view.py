@@ -429,10 +429,10 @@ class LogView(LineView):
             empty = "no line matches" if page.only_matches else empty
             strips = [line((f" {empty if self._shown_path == self._path else READING}", DIM))]
         if self._compact and not page.following:
-            strips += [line()] * (height - len(strips))
-            mark = f" {self.status} "
-            strips[-1] = strips[-1].adjust_cell_length(max(0, width - len(mark))).crop(0, max(0, width - len(mark)))
-            strips[-1] = Strip([*strips[-1], Segment(mark, CURSOR)])
+            room, mark = height - 1, f" {self.status} "
+            strips = strips[len(strips) - min(len(strips), room) :] if page.from_end else strips[:room]
+            strips += [line()] * (room - len(strips))
+            strips.append(line(" " * (width - len(mark)), (mark, CURSOR)).crop(0, width))
         self.show(strips)
 
     def _with_margin(self, strips: Sequence[Strip]) -> list[Strip]:

@@ -10,7 +10,7 @@ from tools import generate_docs
 from vllm_console.cli.servers import describe_server
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.objectives import agreed
-from vllm_console.fleet.snapshot import Stage, State
+from vllm_console.fleet.snapshot import Stage, State, StateThen
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import EngineSample, Sample, Series, Speculation
 from vllm_console.metrics.window import without_rates
@@ -123,6 +123,24 @@ def test_rows_say_why_there_are_no_numbers(fakes):
     assert "no new metrics for 1m10s" in row_text(stale, now, 120)
     waiting = replace(fakes.broken(now), attempt=2, next_attempt_at=now + 8, reason="exit code 1")
     assert "restarts in 8s: exit code 1" in row_text(waiting, now, 120)
+
+
+def test_a_row_of_a_moment_at_which_it_was_not_ready_has_no_figures(fakes):
+    """The minute before a restart is one of the run before."""
+    view = replace(fakes.chat(fakes.NOW), moment=fakes.NOW - 60, sample=None)
+    for state in (State.STARTING, State.FAILED, State.STOPPED):
+        shown = row_text(replace(view, then=StateThen(state, fakes.NOW - 60, 3)), fakes.NOW, 120)
+        assert "not ready then" in shown
+        assert "%" not in shown
+    assert "99%" in row_text(replace(view, then=StateThen(State.READY, fakes.NOW - 600, 3)), fakes.NOW, 120)
+
+
+def test_the_title_of_latencies_has_its_window_however_narrow(fakes):
+    chat = fakes.chat(fakes.NOW)
+    exact = {name: replace(one, exact=True) for name, one in chat.window.latencies.items()}
+    past = replace(chat, moment=fakes.NOW, window=replace(chat.window, latencies=exact))
+    assert "minute to 12:41, exact ─" in text(latency_lines(past, fakes.NOW, 60, 20))
+    assert "minute to 12:41 ─" in text(latency_lines(past, fakes.NOW, 38, 20))
 
 
 def test_a_bad_figure_stands_in_the_title_and_that_it_is_simulated_does_not(fakes):
