@@ -30,14 +30,11 @@ from vllm_launchers.plan.choices.layout import (
 from vllm_launchers.plan.choices.pool import Layout, Pool
 from vllm_launchers.plan.flags import DATA, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
 from vllm_launchers.plan.pace import Paces
-from vllm_launchers.plan.proposals import Target, newly_refused
+from vllm_launchers.plan.proposals import Target, newly_refused, release_flags
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
-from vllm_launchers.vllm.flags.flag_table import FlagTable
-from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem
 from vllm_launchers.vllm.modelfacts.known import sibling_facts
-from vllm_launchers.vllm.release_defaults import NEWEST
 
 MOST_ROWS = 9
 """As many as there are digits to select one with."""
@@ -126,7 +123,7 @@ def alternatives_of(
     rows += _formats(inputs, search, pool, flags, chosen)
     rows += _siblings(inputs, base, formats, pool, budget_of, wanted)
     distinct: list[Alternative] = []
-    table, gpu = _table(inputs), GpuShape(pool.name, pool.memory_gib)
+    table, gpu = release_flags(inputs.release), GpuShape(pool.name, pool.memory_gib)
     for row in rows:
         made = _alternative(inputs, flags, pool, row, chosen, wanted, chosen_reason)
         if newly_refused(Target(table, row.facts, gpu, release=inputs.release), flags, made.changes):
@@ -134,14 +131,6 @@ def alternatives_of(
         if not any((made.layout, made.label) == (one.layout, one.label) for one in distinct):
             distinct.append(made)
     return tuple(distinct[:MOST_ROWS])
-
-
-def _table(inputs: ChoiceInputs) -> FlagTable | None:
-    """The flags of the release, or of the newest one; None for one that is too old."""
-    try:
-        return release_table(".".join(map(str, inputs.release or NEWEST)))
-    except UnknownReleaseError:
-        return None
 
 
 _VARIED = (*PARALLEL_FLAGS, EXPERTS, KV_DTYPE, QUANTIZATION)

@@ -17,8 +17,9 @@ from vllm_launchers.plan.tensor_sizes import tensor_problem
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes
 from vllm_launchers.vllm.flags.check_value import refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagTable
+from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
-from vllm_launchers.vllm.release_defaults import Release
+from vllm_launchers.vllm.release_defaults import NEWEST, Release
 
 _NOT_LEFT_OUT = (SEQUENCES, BATCHED, DECODE_CONTEXT)
 """Flags that decide how much memory is needed: a change that was found to fit may not fit without them."""
@@ -48,6 +49,14 @@ class Target(msgspec.Struct, frozen=True):
             gpu = None if self.on_cpu else self.gpu
             found[SEQUENCES], found[BATCHED] = batch_sizes(self.facts, flags, self.release, gpu)
         return found
+
+
+def release_flags(release: Release | None) -> FlagTable | None:
+    """The flags of a release, of the newest one if it is not known; None for one that is too old."""
+    try:
+        return release_table(".".join(map(str, release or NEWEST)))
+    except UnknownReleaseError:
+        return None
 
 
 def newly_refused(target: Target, flags: Flags, changes: Changes) -> tuple[tuple[str, str], ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.sharing import available_gib, format_share, is_held_by_others
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget
+from vllm_launchers.plan.budget.memory_flags import whole
 from vllm_launchers.plan.checks.context import longest_supported
 from vllm_launchers.plan.checks.request import fixed_size, fp8_cache_of, gpus_of, ranks, utilization, without_fixed_size
 from vllm_launchers.plan.choices.inputs import BudgetFor
@@ -145,9 +146,9 @@ def _beyond(plan: Plan, memory: MemoryBudget, budget: BudgetFor | None) -> PlanF
         f"activations {rest:.1f}, the GPU has {gpu.total_gib:.1f}{held}: {-gpu.free_gib:.1f} GiB short"
     )
     most = math.floor((gpu.kv_gib + gpu.free_gib) * 10) / 10
-    blocks = whole_number(plan.flags, BLOCKS, 0)
-    smaller = {name: int(blocks * most / gpu.kv_gib) if name == BLOCKS else int(most * GIB)}
-    less = budget({**plan.flags, **smaller}) if budget is not None and most > 0 else None
+    size = int(whole(plan.flags, BLOCKS, 0) * most / gpu.kv_gib if name == BLOCKS else most * GIB)
+    smaller = {name: size}
+    less = budget({**plan.flags, **smaller}) if budget is not None and size > 0 else None
     fix = Changes(set=smaller) if less is not None and less.fits else None
     more = f"; {most:.1f} GiB would fit" if fix is not None else ""
     return PlanFinding("kv_cache_too_large", Level.ERROR, text + more, fix, surely=False)

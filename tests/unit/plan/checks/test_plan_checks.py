@@ -542,6 +542,7 @@ def test_a_number_of_blocks_that_limits_the_cache_is_what_has_to_go(find: Find) 
         ("kv-cache-memory-bytes", "20G", []),
         ("kv-cache-memory-bytes", 20 * 2**30, []),
         ("num-gpu-blocks-override", 1_000_000, ["kv_cache_too_large"]),
+        ("num-gpu-blocks-override", "01000000", ["kv_cache_too_large"]),
         ("num-gpu-blocks-override", 4000, []),
     ],
 )
@@ -682,6 +683,8 @@ def newly_refused(find: Find, case: dict[str, Any]) -> list[tuple[str, Changes]]
     ("code", "fixed", "case"),
     [
         ("context_not_limited", True, {"set": {"long-prefill-token-threshold": 4096}, "unset": ("max-model-len",)}),
+        ("context_not_limited", True, {"set": {"long-prefill-token-threshold": 4096}, "unset": ("max-model-len",),
+                                       "version": None}),
         ("kv_too_small", False, {"facts": BF16, "host": SMALL, "unset": ("max-model-len",),
                                  "set": {"enable-chunked-prefill": False, "max-num-batched-tokens": 1024}}),
         ("workload_not_held", True, {"facts": BF16, "host": SMALL, "set": {"max-num-active-seqs": 200}}),
