@@ -186,6 +186,34 @@ async def test_the_question_counts_those_that_wait_for_they_are_lost_too(console
             assert c.fleet.calls == []
 
 
+async def test_the_question_is_kept_up_to_date_while_it_is_open(console, fakes):
+    """It said that 8 requests would be aborted when there were 45 by then."""
+    view = fakes.pressed(fakes.NOW)
+    state = {"running": 8}
+
+    def now(at):
+        return replace(
+            fakes.pressed(at), window=replace(view.window, requests_waiting=0, requests_running=state["running"])
+        )
+
+    async with console(now) as c:
+        await c.press("r")
+        await c.sees("8 requests in flight will be aborted.")
+        state["running"] = 45
+        await c.sees("45 requests in flight will be aborted.")
+        await c.sees("No flag changes.")
+
+
+async def test_a_restart_that_the_plan_refuses_aborts_nothing(console, fakes):
+    async with console(fakes.pressed) as c:
+        c.fleet.plan_error = FleetError("max-model-len 999999 is more than the model has")
+        await c.press("left_square_bracket")
+        await c.sees("max-model-len 999999 is more")
+        await c.press("r")
+        await c.sees("The plan refuses these flags: nothing is restarted, and no request is aborted.")
+        await c.lacks("will be aborted")
+
+
 async def test_a_restart_asks_where_the_requests_in_flight_are_not_known(console, fakes):
     for window in (None, replace(fakes.pressed(fakes.NOW).window, requests_running=None)):
         async with console(lambda at, window=window: replace(fakes.pressed(at), window=window)) as c:

@@ -208,8 +208,8 @@ class ServerVerbs:
         self._predictions = predictions
         self.in_progress = VerbsInProgress()
         self.rolling = RollingUpdates(self, console, staging)
-        self._question: tuple[str, Confirm] | None = None
-        """The server that a restart was asked about last, and the dialog."""
+        self._question: tuple[str, Staged, Confirm] | None = None
+        """The server that a restart was asked about last, with what changes, and the dialog."""
         self._sent: dict[str, tuple[int, Staged]] = {}
         """By server, the run that is to be replaced and the changes: when their restart is canceled, staged again."""
 
@@ -257,26 +257,43 @@ class ServerVerbs:
         if server is None:
             return
         staged = self._staging.of(server.name)
-        details = in_flight(server)
+        ended = self._ended_by_restart(server, staged)
+        if not ended:
+            self._restart(server, staged)
+            return
+        details = [*ended, *self._changed_by_restart(server, staged)]
+        again = partial(self._restart, server, staged)
+        dialog = self.ask(f"Restart {server.name}?", details, "restart", again, self._verdict_note(server))
+        self._question = server.name, staged, dialog
+
+    def _ended_by_restart(self, server: ServerView, staged: Staged) -> list[str]:
+        """What a restart ends; empty if it need not be asked about."""
+        verdict, details = self._verdicts.of(server), in_flight(server)
+        if details and verdict is not None and verdict.refused:
+            details = ["The plan refuses these flags: nothing is restarted, and no request is aborted."]
         if server.state is State.STARTING and not staged and server.next_attempt_at is None:
             details = ["Already starting with these flags; a restart starts over."]
         if server.remote:
             details = [f"On {server.remote}, with the flags that it has there.", *details]
-        if not details:
-            self._restart(server, staged)
-            return
-        details += [
+        return details
+
+    @staticmethod
+    def _changed_by_restart(server: ServerView, staged: Staged) -> list[str]:
+        """The flags that change, and what follows from the restart."""
+        details = [
             f"--{step.flag}  {shown_value(server.flags.get(step.flag))} → {shown_value(step.value)}" for step in staged
         ] or ["No flag changes."]
-        details += [*filter(None, [combined_warning(server, staged), _downtime(server)]), *_exposure(server)]
-        again = partial(self._restart, server, staged)
-        dialog = self.ask(f"Restart {server.name}?", details, "restart", again, self._verdict_note(server))
-        self._question = server.name, dialog
+        return [*details, *filter(None, [combined_warning(server, staged), _downtime(server)]), *_exposure(server)]
 
-    def verdict_changed(self, server: ServerView, staged: Staged) -> None:
-        """Show a new verdict in the question about a restart, if that is still open."""
-        name, dialog = self._question or ("", None)
-        if dialog is self._console.screen and name == server.name and self._staging.of(name) == staged:
+    def observe(self, servers: Sequence[ServerView]) -> None:
+        """Keep the question about a restart up to date while it is open: requests in flight, and the verdict."""
+        if self._question is None:
+            return
+        name, staged, dialog = self._question
+        server = next((one for one in servers if one.name == name), None)
+        if dialog is self._console.screen and server is not None and self._staging.of(name) == staged:
+            ended = self._ended_by_restart(server, staged) or ["No request is in flight."]
+            dialog.set_details([*ended, *self._changed_by_restart(server, staged)])
             dialog.set_note(self._verdict_note(server))
 
     def _verdict_note(self, server: ServerView) -> Part:
@@ -385,7 +402,8 @@ class ServerVerbs:
         details = []
         for server in able:
             facts = [str(server.state), *_ended_by_stop(server), *filter(None, [note(server)])]
-            details.append(f"{server.name}: {'; '.join(fact.removesuffix('.') for fact in facts)}")
+            clauses = [fact[0].lower() + fact[1:].removesuffix(".") for fact in facts]
+            details.append(f"{server.name}: {'; '.join(clauses)}")
         details += [f"{server.name}: {server.state}, left as it is" for server in servers if server not in able]
         number = len(able)
         self.ask(f"{title} {counted(number, 'server')}?", details, f"{yes} {number}", doing)
@@ -666,7 +684,7 @@ def in_flight(server: ServerView) -> list[str]:
         if not window.requests_per_second:
             return []
         often = rate(window.requests_per_second, "req")
-        return [f"No request is in flight now, but {often} were served: new ones will fail."]
+        return [f"No request is in flight now, but {often} were served in the last minute: new ones will fail."]
     queued = f" ({waiting} queued)" if waiting else ""
     return [f"{counted(running + waiting, 'request')} in flight{queued} will be aborted."]
 
@@ -686,7 +704,7 @@ def _downtime(server: ServerView) -> str:
         return ""
     first, last = server.stages[0], server.stages[-1]
     started_in = last.started_at + (last.seconds or 0.0) - first.started_at
-    return f"Expected downtime: up to {took(started_in)} (last start)."
+    return f"Expected downtime: about {took(started_in)} (last start)."
 
 
 def _draining() -> list[str]:

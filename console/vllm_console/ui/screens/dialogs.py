@@ -77,6 +77,12 @@ class Confirm(TerminalModal[bool]):
         if self.is_mounted:
             self._draw()
 
+    def set_details(self, details: Sequence[str]) -> None:
+        """Show other details: they may change while the question is open."""
+        self._details = [plain(text) for text in details]
+        if self.is_mounted:
+            self._draw()
+
     def _draw(self) -> None:
         width = max(20, int(0.9 * self.app.size.width) - 8)
         text, style = (self._note, None) if isinstance(self._note, str) else self._note

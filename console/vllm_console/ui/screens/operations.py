@@ -346,6 +346,7 @@ class OperationsScreen(PartialRepaintScreen):
         self._marked &= {server.name for server in servers}
         self.staging.drop_applied(servers)
         self.verdicts.observe(servers)
+        self.verbs.observe(servers)
 
     def _forget(self, name: str) -> None:
         """Drop everything about a server that is gone: the next one with that name is another server."""
@@ -358,9 +359,9 @@ class OperationsScreen(PartialRepaintScreen):
         self.redraw()
         self.verdicts.judge_soon(name)
 
-    def _verdict_changed(self, server: ServerView, staged: Staged) -> None:
+    def _verdict_changed(self, server: ServerView, _: Staged) -> None:
         self.redraw()
-        self.verbs.verdict_changed(server, staged)
+        self.verbs.observe([server])
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
