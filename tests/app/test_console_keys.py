@@ -195,7 +195,8 @@ async def test_a_flag_about_the_gpus_memory_is_not_staged_for_a_cpu_build(consol
 
 async def test_load_goes_on_and_off(console, fakes):
     busy = {"load": ""}
-    async with console(lambda at: replace(fakes.chat(at), load=busy["load"])) as c:
+    idle = replace(fakes.chat(fakes.NOW).window, requests_running=0, requests_waiting=0)
+    async with console(lambda at: replace(fakes.chat(at), load=busy["load"], window=idle)) as c:
         await c.press("b")
         await c.until(lambda: c.fleet.calls)
         busy["load"] = "4 requests/s, 58 s left"
@@ -203,6 +204,17 @@ async def test_load_goes_on_and_off(console, fakes):
         await c.press("b")
         await c.until(lambda: len(c.fleet.calls) == 2)
         assert c.fleet.calls == [("start_load", "chat"), ("stop_load", "chat")]
+
+
+async def test_a_load_on_a_server_that_others_use_is_sent_after_a_yes(console, fakes):
+    async with console(fakes.chat) as c:
+        await c.press("b")
+        await c.sees("70 requests are in flight on chat. Send a load anyway?")
+        await c.press("n")
+        await c.lacks("Send a load anyway?")
+        assert c.fleet.calls == []
+        await c.press("b", "y")
+        await c.until(lambda: c.fleet.calls == [("start_load", "chat")])
 
 
 async def test_what_belongs_to_someone_else_is_never_touched(console, fakes):

@@ -87,7 +87,7 @@ async def test_every_verb_is_followed_by_a_poll(console):
 
 
 async def load(c):
-    await c.press("b")
+    await c.press("b", "y")
 
 
 async def launch(c):

@@ -79,6 +79,16 @@ async def test_leaving_one_that_runs_asks_then_it_shows_what_it_has(console, fle
         assert fleet.calls[-1] == ("cancel_ramp", "chat")
 
 
+async def test_one_that_has_not_begun_is_left_without_a_question(console, fleet):
+    fleet.begins = RampView()
+    async with console(fleet=fleet) as c:
+        await c.press("B")
+        await c.sees("First checks whether other clients use the server")
+        await c.press("escape")
+        await c.until(lambda: c.app.operations.on_top)
+        await c.until(lambda: fleet.calls[-1] == ("cancel_ramp", "chat"))
+
+
 @pytest.mark.parametrize("key", ["y", "n"])
 async def test_a_server_that_serves_others_is_measured_only_after_a_yes(console, fleet, key):
     fleet.begins = RampView(running=False, others="chat has 3 requests in progress")

@@ -190,6 +190,10 @@ class RollingUpdates:
         return message
 
 
+SLOWER_FOR_OTHERS = "Other clients will be slower meanwhile."
+"""What a measurement does to those who use the server."""
+
+
 class ServerVerbs:
     """Changes servers through the fleet, each verb in a thread. What the fleet refuses is reported in one sentence.
 
@@ -562,7 +566,22 @@ class ServerVerbs:
         elif server.state is not State.READY:
             self._console.say(f"{name} is {server.state}: a load needs a ready server.", WARN)
         else:
-            act("", lambda: fleet.start_load(name), lambda _: f"Sending {name} its preset's workload for one minute.")
+            self._send_load(server)
+
+    def _send_load(self, server: ServerView) -> None:
+        """Send the preset's workload, after a yes where others use the server."""
+        fleet, name, window = self._console.fleet, server.name, server.window
+
+        def send() -> None:
+            said = f"Sending {name} its preset's workload for one minute."
+            self._console.act("", lambda: fleet.start_load(name), lambda _: said)
+
+        others = round((window.requests_running or 0) + (window.requests_waiting or 0)) if window is not None else 0
+        if not others:
+            send()
+            return
+        many = f"{counted(others, 'request')} {'is' if others == 1 else 'are'} in flight on {name}"
+        self.ask(f"{many}. Send a load anyway?", [SLOWER_FOR_OTHERS], "send", send)
 
     def ramp(self, selected: ServerView | None) -> None:
         """Find the highest rate at which a server meets its objectives, on a screen of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.style import Style
@@ -14,6 +15,7 @@ from vllm_console.fleet.background_commands import RampView
 from vllm_console.metrics.quantile import p99_in
 from vllm_console.text import count, duration, percent, plain, rate, seconds
 from vllm_console.ui.closing import close_screen
+from vllm_console.ui.parts.server_verbs import SLOWER_FOR_OTHERS
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.terminal.screens import TerminalScreen
@@ -70,10 +72,8 @@ class RampScreen(TerminalScreen[None]):
         self._reader.redraw()
         if view.others and not view.running and not self._asked and self._main.screen is self:
             self._asked = True
-            details = ["Other clients will be slower meanwhile."]
-            self._main.push_screen(
-                Confirm(f"{view.others}. Measure anyway?", details, "measure", late=True), self._others_asked
-            )
+            question = f"{view.others}. Measure anyway?"
+            self._main.push_screen(Confirm(question, [SLOWER_FOR_OTHERS], "measure", late=True), self._others_asked)
 
     def _others_asked(self, yes: bool | None) -> None:
         if not yes:
@@ -83,9 +83,12 @@ class RampScreen(TerminalScreen[None]):
         self._main.act("", lambda: fleet.start_ramp(name, others_allowed=True), lambda _: "")
 
     def _end(self) -> bool:
-        """Ask before leaving one that runs; whether it does."""
+        """Ask before leaving one that measures; whether it does."""
         view = self._view
         if not view.running:
+            return False
+        if view.progress is None and not view.steps:  # it checks whether others use the server: nothing is lost
+            self._main.act("", partial(self._main.fleet.cancel_ramp, self._server), lambda _: "")
             return False
         if not view.canceled:
             details = ["Results so far are kept."]
