@@ -80,12 +80,12 @@ async def test_space_switches_and_steps_and_u_takes_back(editor, wait_until):
     async with app.run_test(size=(80, 24)) as pilot:
         await find(pilot, "enable-prefix-caching")
         await pilot.press("space")
-        await wait_until(pilot, lambda: "1 staged" in app.text())
+        await wait_until(pilot, lambda: "1 change, not staged yet" in app.text())
         await find(pilot, "kv-cache-dtype")
         await pilot.press("space")
-        await wait_until(pilot, lambda: "2 staged" in app.text())
+        await wait_until(pilot, lambda: "2 changes, not staged yet" in app.text())
         await pilot.press("u")
-        await wait_until(pilot, lambda: "1 staged" in app.text())
+        await wait_until(pilot, lambda: "1 change, not staged yet" in app.text())
         await pilot.press("escape", "ctrl+s")
         await pilot.pause()
     assert app.results == [Changes(set={"enable-prefix-caching": False})]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import Changes, Workload
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.history.workload import SeenWorkload
 from vllm_console.ui.app import ConsoleApp
+from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.staging import measured_traffic
-from vllm_console.ui.screens.flags import FlagsScreen
+from vllm_console.ui.screens.flags import FlagsScreen, about_lines
 from vllm_launchers.plan.choices.inputs import Choice, Source
 
 SEEN = SeenWorkload(Workload(900, 250, 0.1, 40), 2400, 60.0, "2,400 requests in 60 minutes: prompts of 900 tokens.")
@@ -34,7 +36,7 @@ def editor(host, fakes, fleet):
 async def test_one_key_stages_what_the_traffic_asks_for_with_reason_and_tradeoff(editor, wait_until):
     async with editor.run_test(size=(80, 24)) as pilot:
         await pilot.press("t")
-        await wait_until(pilot, lambda: "2 staged" in editor.text())
+        await wait_until(pilot, lambda: "2 changes, not staged yet" in editor.text())
         text = " ".join(editor.text().split())
         assert "2,400 requests in 60 minutes" in text
         assert "workload: 95 % of requests are shorter" in text
@@ -44,6 +46,12 @@ async def test_one_key_stages_what_the_traffic_asks_for_with_reason_and_tradeoff
         await pilot.press("ctrl+s")
         await wait_until(pilot, lambda: editor.results)
     assert editor.results == [STAGED]
+
+
+def test_the_reason_of_the_present_value_is_not_that_of_the_suggested_one(fakes):
+    server = replace(fakes.chat(fakes.NOW), flags={"max-model-len": 4096}, reasons={"max-model-len": "set by you"})
+    lines = about_lines("max-model-len", server, FlagCatalog(), LENGTH, "2,400 requests", 80)
+    assert " why 4096 now: set by you" in [strip.text.rstrip() for strip in lines]
 
 
 async def test_a_reason_holds_only_while_its_value_stands(editor, wait_until):

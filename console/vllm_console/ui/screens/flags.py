@@ -35,6 +35,7 @@ from vllm_launchers.plan.choices.inputs import Choice
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.model import same_value
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -140,7 +141,10 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         width = self.app.size.width
         title = f"Flags · {self._server.marked_name}"
         count = len(self._edits.edits)
-        right: list[Part] = [(f"{count} staged" if count else "nothing staged", ACCENT if count else DIM)]
+        state: Part = (f"{count} staged" if count else "nothing staged", ACCENT if count else DIM)
+        if self._edits.changes != self._before:
+            state = (f"{counted(count, 'change') if count else 'no change'}, not staged yet", WARN)
+        right = [state]
         if width >= WIDE:
             right.insert(0, (f"{self._catalog.source} · ", DIM))
         if self._only_set:
@@ -478,7 +482,8 @@ def about_lines(
             parts.append((f"deprecated: {flag.deprecated}", WARN))
         parts.append((f"takes {flag.takes}; vLLM's default: {flag.default}", DIM))
     if reason:
-        parts.append((f"why: {reason}", DIM))
+        present = f"why {flag_text(server.flags.get(name))} now" if proposed is not None else "why"
+        parts.append((f"{present}: {reason}", DIM))
     if flag is not None and flag.help and flag.help.rstrip(".") != flag.meaning:
         parts.append((f"vLLM's help: {flag.help}", DIM))
     strips = []
