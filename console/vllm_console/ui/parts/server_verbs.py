@@ -190,10 +190,6 @@ class RollingUpdates:
         return message
 
 
-SLOWER_FOR_OTHERS = "Other clients will be slower meanwhile."
-"""What a measurement does to those who use the server."""
-
-
 class ServerVerbs:
     """Changes servers through the fleet, each verb in a thread. What the fleet refuses is reported in one sentence.
 
@@ -580,6 +576,8 @@ class ServerVerbs:
         if not others:
             send()
             return
+        from vllm_console.ui.screens.ramp import SLOWER_FOR_OTHERS
+
         many = f"{counted(others, 'request')} {'is' if others == 1 else 'are'} in flight on {name}"
         self.ask(f"{many}. Send a load anyway?", [SLOWER_FOR_OTHERS], "send", send)
 

@@ -15,7 +15,6 @@ from vllm_console.fleet.background_commands import RampView
 from vllm_console.metrics.quantile import p99_in
 from vllm_console.text import count, duration, percent, plain, rate, seconds
 from vllm_console.ui.closing import close_screen
-from vllm_console.ui.parts.server_verbs import SLOWER_FOR_OTHERS
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.terminal.screens import TerminalScreen
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
 
 REDRAW_SECONDS = 0.5
+
+SLOWER_FOR_OTHERS = "Other clients will be slower meanwhile."
+"""What a measurement does to those who use the server."""
 
 _COLUMNS = (
     Column("REQ/S", True), Column("DONE", True), Column("FAILED", True), Column("TTFT p99", True),
