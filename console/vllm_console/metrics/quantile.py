@@ -155,10 +155,10 @@ def middle(found: Sequence[Quantile]) -> Quantile | None:
 def interpolated(q: float, bounds: tuple[float, ...], counts: tuple[float, ...], total: float) -> Quantile | None:
     """A quantile from cumulative bucket counts, estimated like PromQL's ``histogram_quantile``. For lengths in tokens.
 
-    Linear within a bucket, but no more than ``total``, the sum of all observations, allows: those above the quantile
-    are at least as large, and all others at least as large as their buckets begin. The first bucket begins at 0. In the
-    +Inf bucket ``high`` is None, and the quantile is above the last finite bound. None if there is no observation, or
-    only the +Inf bucket.
+    Linear within a bucket, but no more and no less than ``total``, the sum of all observations, allows: those above the
+    quantile are at least as large, those below it at most, and all others lie within their buckets. The first bucket
+    begins at 0. In the +Inf bucket ``high`` is None, and the quantile is above the last finite bound. None if there is
+    no observation, or only the +Inf bucket.
     """
     found = quantile(q, bounds, counts)
     if found is None or found.high is None:
@@ -168,7 +168,30 @@ def interpolated(q: float, bounds: tuple[float, ...], counts: tuple[float, ...],
     for lower, count in zip((min(0.0, bounds[0]), *bounds), counts, strict=False):
         least += lower * max(0.0, min(count, counts[-1] - largest) - before)
         before = count
-    return msgspec.structs.replace(found, guess=max(found.low, min(found.guess, (total - least) / largest)))
+    guess = min(found.guess, (total - least) / largest)
+    return msgspec.structs.replace(
+        found, guess=max(found.low, guess, _at_least(found.high, largest, bounds, counts, total))
+    )
+
+
+def _at_least(
+    high: float, largest: int | float, bounds: tuple[float, ...], counts: tuple[float, ...], total: float
+) -> float:
+    """The smallest value that a quantile can have whose bucket ends at ``high``, by the sum of all observations.
+
+    ``largest`` is how many are at least as large. 0 where some are beyond the last finite bound, for these may be any,
+    and where the sum is more than the buckets allow.
+    """
+    if counts[-1] > counts[-2]:
+        return 0.0
+    index = bounds.index(high)
+    lower = counts[index - 1] if index else 0.0
+    no_larger = counts[-1] - largest + 1 - lower
+    most, before = 0.0, 0.0
+    for bound, count in zip(bounds, counts, strict=True):
+        most += bound * (count - before) if count > before else 0.0
+        before = count
+    return (total - most) / no_larger + high if total <= most else 0.0
 
 
 def _bucket(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> tuple[int, float] | None:

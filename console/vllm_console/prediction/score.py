@@ -12,8 +12,9 @@ from vllm_console.prediction.drift import drift, front_drift
 from vllm_console.prediction.evidence import TrafficEvidence
 from vllm_console.prediction.figures import LATENCIES, Figures, Spread
 from vllm_console.prediction.predict import Estimate, Estimates
-from vllm_console.text import rate, seconds
+from vllm_console.text import rate, seconds, took
 from vllm_launchers.engine_model.step_cost import StepCost
+from vllm_launchers.units import counted
 
 LIKE = 0.25
 """Traffic whose rate and lengths differ by no more than this is the traffic that was predicted for."""
@@ -65,6 +66,9 @@ class KeptPrediction(msgspec.Struct, frozen=True):
     drift: float | None = None
     front: float = 0.0
     front_drift: float | None = None
+    requests: int = 0
+    seconds: float = 0.0
+    """Of how many requests ``measured`` is, and in how many seconds they came; 0 if not known."""
 
     @property
     def settled(self) -> bool:
@@ -91,6 +95,8 @@ def settle(kept: KeptPrediction, evidence: TrafficEvidence) -> KeptPrediction:
         measured=_exact(evidence),
         drift=drift(kept.cost, evidence),
         front_drift=front_drift(kept.front, evidence),
+        requests=evidence.requests,
+        seconds=evidence.seconds,
     )
 
 
@@ -183,6 +189,9 @@ def outcome_lines(kept: KeptPrediction, *, judged: bool = True) -> list[str]:
         lines.append(
             f"  {title:<15}{form(one.predicted):>11}   {interval:<22}{form(one.measured):>11}  {within}".rstrip()
         )
+    if kept.requests:
+        seen = f"{counted(kept.requests, 'request')} that came within {took(kept.seconds)}"
+        lines.append(f"Measured of {seen}; what is compared is of other spans of time.")
     if kept.drift is not None and abs(kept.drift) >= LEAST_DRIFT:
         slower = "slower" if kept.drift > 0 else "faster"
         lines.append(f"The same steps are {abs(kept.drift):.0%} {slower} since the restart: the machine or the engine.")

@@ -133,7 +133,7 @@ def _went(figure: ComparedFigure | None) -> str:
 def short_verdict(verdict: ComparisonVerdict) -> str:
     """A verdict in one or two words, for a table."""
     short = {
-        ComparisonVerdict.NO_DIFFERENCE: "no change",
+        ComparisonVerdict.NO_DIFFERENCE: "no clear change",
         ComparisonVerdict.TOO_LITTLE: "needs data",
         ComparisonVerdict.NOT_COMPARABLE: "traffic differs",
     }
@@ -473,7 +473,8 @@ def figure_change_text(figure: ComparedFigure) -> str:
         return f"{sign}{value_text(figure.unit, abs(figure.change))}" if figure.change else "±0%"
     if figure.low is None:
         return signed(share)
-    low, high = signed(figure.share(figure.low)), signed(figure.share(figure.high))
+    # What can't be negative falls by 100% at most, though its interval is symmetrical.
+    low, high = (signed(max(-1.0, figure.share(value) or 0.0)) for value in (figure.low, figure.high))
     return f"{signed(share)} ({low.removesuffix('%')} to {high})"
 
 

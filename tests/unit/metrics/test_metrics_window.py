@@ -47,6 +47,23 @@ def test_a_quantile_of_lengths_is_no_longer_than_their_sum_allows(lengths, most)
     assert (found.low, found.high) == (1000.0, 2000.0)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "least"),
+    [
+        ([1000] * 50, 1000),  # all as long as their bucket allows: 975 is impossible
+        ([990] * 20, 795),
+        ([600] * 50, 500),  # the sum says nothing: it is linear
+        ([1000] * 50 + [5000], 500),  # one beyond the last bound may be of any length
+    ],
+)
+def test_a_quantile_of_lengths_is_no_shorter_than_their_sum_demands(lengths, least):
+    bounds = (500.0, 1000.0, 2000.0, INF)
+    counts = tuple(float(sum(length <= bound for length in lengths)) for bound in bounds)
+    found = interpolated(0.95, bounds, counts, float(sum(lengths)))
+    assert least <= found.guess <= 1000
+    assert found.guess == 1000 or least < 1000
+
+
 def test_rates_between_two_samples(engine, sample):
     before = sample(100.0, engine(generation=1000.0, finished=10.0, preemptions=2.0, ttft=(0, 5, 10, 10), ttft_sum=4.0))
     after = sample(

@@ -25,7 +25,8 @@ from vllm_console.prediction.predict import (
     _redrawn,
     predict,
 )
-from vllm_console.prediction.score import KeptPrediction, Traffic, settle, track_record
+from vllm_console.prediction.score import KeptPrediction, Traffic, outcome_lines, settle, track_record
+from vllm_console.text import took
 
 BASE = "--max-num-seqs 48 --max-model-len 4096"
 
@@ -358,6 +359,9 @@ def test_a_prediction_is_scored_by_what_came() -> None:
     slower = record("--max-num-seqs 16 --max-model-len 4096", traffic(100, 2.6, seed=2), speed=1 / 1.1)
     one = kept(evidence_of(slower))
     assert one.drift == pytest.approx(0.1, abs=0.02)
+    after = evidence_of(slower)
+    over = f"Measured of {after.requests} requests that came within {took(after.seconds)}; "
+    assert any(line.startswith(over) for line in outcome_lines(one))
     assert one.front_drift is None, "nothing is known of a front end"
     assert kept(replace(evidence_of(slower), front=0.006)).front_drift == pytest.approx(0.5)
     scored = track_record([one, kept(evidence_of(slower), outside=True)])

@@ -12,7 +12,16 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
-from vllm_console.runs.compare import FEWEST, JUDGED, ComparisonVerdict, Recorded, TrafficMatch, compare, differences
+from vllm_console.runs.compare import (
+    FEWEST,
+    JUDGED,
+    ComparedFigure,
+    ComparisonVerdict,
+    Recorded,
+    TrafficMatch,
+    compare,
+    differences,
+)
 from vllm_console.runs.confidence import difference, student, worth
 from vllm_console.runs.document import comparison_document
 from vllm_console.runs.text import (
@@ -21,6 +30,7 @@ from vllm_console.runs.text import (
     figure_change_text,
     notes,
     plain_sentence,
+    short_verdict,
     side_text,
     times_note,
     verdict_text,
@@ -612,3 +622,12 @@ def test_a_plain_sentence_says_what_came_of_it(made, after, said):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, **after)))
     assert plain_sentence(found).startswith(said)
     assert "%" not in plain_sentence(found)
+
+
+def test_nothing_falls_by_more_than_all_of_it_and_an_interval_around_zero_is_no_clear_change():
+    """``preemptions −100% (−158 to −42%)`` and, of −43 to +46%, ``no change`` were said."""
+    gone = ComparedFigure(
+        "preemptions_per_minute", "preemptions", "/min", 12.0, 0.0, change=-12.0, low=-19.0, high=-5.0
+    )
+    assert figure_change_text(gone) == "−100% (−100 to −42%)"
+    assert short_verdict(ComparisonVerdict.NO_DIFFERENCE) == "no clear change"

@@ -377,7 +377,7 @@ def _changed(found: Comparison, width: int, may_revert: bool) -> list[Strip]:
     ]
 
 
-_VERDICT = 14
+_VERDICT = 16
 """Cells of a figure's verdict."""
 
 
@@ -412,7 +412,8 @@ def _columns(width: int, judged: Sequence[ComparedFigure]) -> _Columns:
     if width < NARROW:
         return _Columns(width, wide=False, name=16, value=8, change=19, words=6)
     longest = max((len(short_verdict(one.verdict)) for one in judged if one.verdict is not None), default=0)
-    return _Columns(width, wide=False, name=16, value=8, change=22, words=max(12, longest))
+    words = max(12, longest)
+    return _Columns(width, wide=False, name=16, value=8, change=34 - words, words=words)
 
 
 def _heading(found: Comparison, columns: _Columns) -> Strip:
