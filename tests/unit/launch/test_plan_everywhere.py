@@ -189,6 +189,13 @@ def test_neither_the_layout_nor_another_one_contradicts_a_flag_that_is_set(flags
     assert all(not newly_refused(Target(table, model), made.flags, one.changes) for one in made.alternatives)
 
 
+def test_a_cache_that_is_split_takes_as_many_gpus_even_over_slow_links() -> None:
+    split = Changes(set={"decode-context-parallel-size": 4})
+    cut = plan("chatbot", "Qwen/Qwen2.5-7B-Instruct", made(4, "SYS", "RTX A6000"), split)
+    assert laid(cut) == (4, 1, 1)
+    assert refused_together(release_table("0.33.0"), cut.flags) == []
+
+
 def test_slow_links_are_named_where_they_would_be_faster_all_the_same() -> None:
     host, model = made(4, "SYS", "RTX 6000 Ada"), "meta-llama/Llama-3.3-70B-Instruct"
     staged = plan("chatbot", model, host)

@@ -124,7 +124,7 @@ def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collecti
     if ask is None or alone is None:
         return None
     fixed = any(name in settled for name in PARALLEL_FLAGS)
-    layouts = _sharded(list(_layouts(inputs, pool, alone.weights_gib)), flags)
+    layouts = list(_layouts(inputs, flags, pool, alone.weights_gib))
     if fixed:
         layouts = _set_over_nodes(inputs, fixed_layout(flags)[0], pool, settled)
     wanted = LONG_AT_ONCE * inputs.workload.concurrency
@@ -286,27 +286,22 @@ def fixed_layout(flags: Flags) -> list[Layout]:
     return [Layout(whole_number(flags, TENSOR), whole_number(flags, PIPELINE), whole_number(flags, DATA))]
 
 
-def _layouts(inputs: ChoiceInputs, pool: Pool, weights_gib: float) -> Iterator[Layout]:
+def _layouts(inputs: ChoiceInputs, flags: Flags, pool: Pool, weights_gib: float) -> Iterator[Layout]:
     """Every layout that the model and the GPUs allow, in order of preference.
 
-    Uses one GPU, or numbers that divide the available ones evenly: powers of two, or all. Fewer GPUs first.
+    Uses one GPU, or numbers that divide the available ones evenly: powers of two, or all. Fewer GPUs first. Where the
+    KV cache is to be split over several GPUs, layers are split as often, if need be over slow links.
     """
     facts = inputs.facts
     heavy = pool.memory_gib is not None and weights_gib > HEAVY * pool.memory_gib
-    found = [
-        layout
-        for layout in all_layouts(facts, pool.size)
-        if pool.holds(layout, together=is_mixture(facts)) and (_even(layout.total) or layout.total == pool.size)
-    ]
+    even = [one for one in all_layouts(facts, pool.size) if _even(one.total) or one.total == pool.size]
+    near = [one for one in even if pool.holds(one, together=is_mixture(facts))]
+    shards = whole_number(flags, DECODE_CONTEXT)
+    sharded = ([one for one in some if one.tensor % shards == 0] for some in (near, even))
+    found = next(filter(None, sharded), near)
     if inputs.nodes > 1:
         found = list(_over_nodes(facts, found, inputs.nodes))
     yield from sorted(found, key=_order(heavy))
-
-
-def _sharded(layouts: list[Layout], flags: Flags) -> list[Layout]:
-    """Those that can be split as often as the KV cache is to be; all if there is none."""
-    shards = whole_number(flags, DECODE_CONTEXT)
-    return [one for one in layouts if one.tensor % shards == 0] or layouts
 
 
 def _over_nodes(facts: ModelFacts | None, found: Sequence[Layout], nodes: int) -> Iterator[Layout]:
