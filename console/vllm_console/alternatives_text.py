@@ -77,8 +77,11 @@ def alternative_text(one: Alternative) -> str:
     return plain(" ".join(part[0].upper() + part[1:] for part in ended))
 
 
-def format_pace(paces: Paces) -> str:
-    """``42 tokens/s (24 ms per token) with 1 request, 201 (40) with 8, 1,154 (56) with 64``; empty for none."""
+def format_pace(paces: Paces, room: int | None = None) -> str:
+    """``42 tokens/s (24 ms per token) with 1 request, 201 (40) with 8, 1,154 (56) with 64``; empty for none.
+
+    In ``room`` cells as many of them as are whole there, the first one at least.
+    """
     found: list[str] = []
     shown: set[int] = set()
     for pace in (paces.one, paces.some, paces.full):
@@ -89,6 +92,8 @@ def format_pace(paces: Paces) -> str:
         units = (" tokens/s", " ms per token", " request" if pace.concurrency == 1 else "")
         rate, time, count = units if not found else ("", "", "")
         found.append(f"{pace.tokens_per_second:,.0f}{rate} ({per_token}{time}) with {pace.concurrency:,}{count}")
+    while room is not None and len(found) > 1 and len(", ".join(found)) > room:
+        found.pop()
     return ", ".join(found)
 
 

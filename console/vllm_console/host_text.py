@@ -21,9 +21,9 @@ def describe_host(host: Host) -> Iterator[str]:
     """
     facts = [host.hostname or "a host", *_named("driver", host.driver), *_named("CUDA", host.cuda)]
     yield " · ".join(facts)
-    cores = f", {host.cpu_cores} cores" if host.cpu_cores else ""
+    threads = f", {host.cpu_cores} threads" if host.cpu_cores else ""
     busy = f", {host.cpu_percent:.0f}% busy" if host.cpu_percent is not None else ""
-    yield f"  CPU     {host.cpu or UNKNOWN}{cores}{busy}"
+    yield f"  CPU     {host.cpu or UNKNOWN}{threads}{busy}"
     yield f"  memory  {gib(host.memory_free_gib)} free of {gib(host.memory_gib)}{_swap(host)}"
     if host.problem:
         yield f"  GPUs    {host.problem}"

@@ -107,7 +107,9 @@ async def test_a_prompt_without_an_answer_stands_in_the_line_again(console, flee
 
 async def test_options_are_typed_and_shown_and_code_has_them(console, fleet, script):  # noqa: F811
     async with console(fleet=fleet) as c:
-        await c.press("A", *"draft", "ctrl+o", "down", "enter", *"9", "enter")
+        await c.press("A", *"draft", "ctrl+o")
+        await c.sees("continue the text without a chat template, as for a base model")
+        await c.press("down", "enter", *"9", "enter")
         await c.until(lambda: c.app._chats["chat"].options.temperature is None)
         await c.press("backspace", *"0.5", "enter")
         await c.sees("temperature 0.5")

@@ -90,16 +90,16 @@ async def test_the_table_does_not_shrink_when_servers_go(console, fakes):
         )
 
 
-def test_the_table_shrinks_to_the_most_that_it_needed_in_a_minute():
+def test_the_table_shrinks_to_the_most_that_it_needed_in_a_quarter_of_a_minute():
     height = TableHeight()
-    assert [height.rows(needed, at) for at, needed in ((0.0, 3), (1.0, 8), (2.0, 4), (30.0, 6), (61.0, 4))] == [
+    assert [height.rows(needed, at) for at, needed in ((0.0, 3), (1.0, 8), (2.0, 4), (9.0, 6), (16.0, 4))] == [
         3, 8, 8, 8, 8,
     ]  # fmt: skip
-    assert height.rows(4, 62.0) == 6
-    assert [height.rows(4, at) for at in (63.0, 122.0, 123.0)] == [6, 6, 4]
-    assert [height.rows(needed, 130.0) for needed in (3, 5, 3)] == [4, 5, 5]
+    assert height.rows(4, 17.0) == 6
+    assert [height.rows(4, at) for at in (18.0, 32.0, 33.0)] == [6, 6, 4]
+    assert [height.rows(needed, 40.0) for needed in (3, 5, 3)] == [4, 5, 5]
     height.reset()
-    assert height.rows(3, 131.0) == 3
+    assert height.rows(3, 41.0) == 3
 
 
 async def test_a_server_without_findings_says_what_happened_last(console, fakes):

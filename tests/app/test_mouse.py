@@ -6,6 +6,7 @@ import pytest
 from textual.events import Click, MouseScrollDown
 
 from vllm_console.fleet.snapshot import Changes
+from vllm_console.ui.screens.findings import FindingsScreen
 from vllm_console.ui.terminal.lines import LineView, clickable, line
 
 
@@ -66,6 +67,12 @@ async def test_keys_of_the_finding_the_foot_and_a_question(console, fakes):
         await click(c, "y restart")
         await c.until(lambda: c.fleet.calls)
         assert c.fleet.calls == [("restart", "chat", Changes({"kv-cache-dtype": "fp8"}))]
+
+
+async def test_a_click_on_the_text_of_a_finding_shows_all_of_it(console, fakes):
+    async with console(fakes.pressed) as c:
+        await click(c, c.app.operations._finding.lines[0].text.split("  ")[1])
+        await c.until(lambda: isinstance(c.app.screen, FindingsScreen))
 
 
 async def test_a_pair_of_keys_has_two_places(console, fakes):

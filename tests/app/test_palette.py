@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 from textual.events import Paste
 
+from vllm_console.ui.commands import Kind, match
 from vllm_console.ui.parts.recent_commands import MOST_KEPT, RecentCommands
 from vllm_console.ui.screens.palette import PaletteScreen
 
@@ -49,6 +50,29 @@ async def test_letters_in_the_middle_of_words_are_no_match(console):
         await c.press("escape")
         await opened(c, "exprt")
         assert listed(c)[0].startswith("export ")
+
+
+async def test_beginnings_of_the_first_words_come_before_a_word_in_the_middle(console):
+    async with console() as c:
+        await opened(c, "lb")
+        assert listed(c)[0] == "launch batch"
+        await c.press("enter")
+        await c.sees("▸ batch")
+
+
+@pytest.mark.parametrize(
+    ("typed", "text", "kind"),
+    [
+        ("lb", "launch batch", Kind.WORDS),
+        ("lau ba", "launch batch", Kind.WORDS),
+        ("mns", "max-num-seqs", Kind.WORDS),
+        ("lb", "set data-parallel-hybrid-lb=", Kind.WORD),
+        ("ns", "max-num-seqs", Kind.LETTERS),
+        ("launch", "launch batch", Kind.PREFIX),
+    ],
+)
+def test_how_what_is_typed_matches(typed, text, kind):
+    assert match(typed, text).kind is kind
 
 
 async def test_launch_opens_the_launch_screen_at_the_preset(console):

@@ -47,10 +47,12 @@ class Kind(IntEnum):
 
     WHOLE = 0
     PREFIX = 1
-    WORD = 2
+    WORDS = 2
+    """Its parts begin the first words, one each: ``lb`` in ``launch batch``."""
+    WORD = 3
     """It begins at a word."""
-    PART = 3
-    LETTERS = 4
+    PART = 4
+    LETTERS = 5
     """Its parts begin several words, or its letters are in a command's name with others between them."""
 
 
@@ -62,11 +64,12 @@ class Match(msgspec.Struct, frozen=True, order=True):
     start: int
 
 
-def match(typed: str, text: str, *, letters: bool = True, name: int = 0) -> Match | None:
+def match(typed: str, text: str, *, letters: bool = True, words: bool = True, name: int = 0) -> Match | None:
     """How ``text`` matches; None where it does not. Case counts as little as spaces between letters do.
 
-    ``letters``: whether parts of what is typed may begin several words: ``la fo`` for ``layout focus``. In the first
-    ``name`` characters any others may be between them.
+    ``letters``: whether parts of what is typed may begin several words: ``la fo`` for ``layout focus``; ``words``:
+    whether it counts more where these are the first ones. In the first ``name`` characters any others may be between
+    them.
     """
     wanted, here = " ".join(typed.casefold().split()), text.casefold()
     if not wanted:
@@ -74,6 +77,8 @@ def match(typed: str, text: str, *, letters: bool = True, name: int = 0) -> Matc
     at = here.find(wanted)
     if at == 0:
         return Match(Kind.WHOLE if len(wanted) == len(here) else Kind.PREFIX, len(wanted), 0)
+    if letters and words and _begins_words(wanted.replace(" ", ""), here):
+        return Match(Kind.WORDS, len(wanted), 0)
     while at > 0:
         if not here[at - 1].isalnum():
             return Match(Kind.WORD, len(wanted), at)
@@ -81,6 +86,18 @@ def match(typed: str, text: str, *, letters: bool = True, name: int = 0) -> Matc
             return Match(Kind.PART, len(wanted), at)
         at = after
     return _by_letters(wanted.replace(" ", ""), here, name) if letters else None
+
+
+def _begins_words(wanted: str, text: str) -> bool:
+    """Whether it is made of beginnings of the text's first words, in their order."""
+    reached = {0}
+    for word in "".join(one if one.isalnum() else " " for one in text).split():
+        reached = {
+            at + length for at in reached for length in range(1, len(word) + 1) if wanted.startswith(word[:length], at)
+        }
+        if len(wanted) in reached or not reached:
+            return bool(reached)
+    return False
 
 
 def _by_letters(wanted: str, text: str, name: int) -> Match | None:
@@ -744,7 +761,11 @@ def _ranked(typed: str, commands: Sequence[TypedCommand], recent: Sequence[str],
     last = {text: at for at, text in enumerate(recent)}
     found: list[tuple[tuple[Kind, int, bool, Match, int], TypedCommand]] = []
     for at, command in enumerate(commands):
-        by_text = match(typed, command.text[skip:], name=0 if skip else len(command.text.partition(" ")[0]))
+        verb = command.text.partition(" ")[0]
+        words = (
+            bool(skip) or verb not in _SETTING
+        )  # there are hundreds of flags: initials find one only behind its verb
+        by_text = match(typed, command.text[skip:], words=words, name=0 if skip else len(verb))
         by_title = match(typed, command.title, letters=False)
         if by_title is not None:  # a title is a sentence: what stands in it says less
             by_title = Match(Kind.PART if by_title.kind < Kind.PART else Kind.LETTERS, by_title.span, by_title.start)

@@ -43,7 +43,7 @@ def test_it_keeps_to_its_size_on_every_host(fakes: Any, name: str, size: tuple[i
 def test_every_figure_and_every_link_is_on_one_of_the_pages(fakes: Any) -> None:
     found = snapshot(fakes)
     pages = [text(found, GpuHistoryView(page), 80, 12) for page in range(page_count(found.gpu_chart, 80, 12))]  # type: ignore[arg-type]
-    for title in ("utilization %", "memory GiB", "power W", "temperature °C", "clocks MHz", "PCIe GB/s",
+    for title in ("utilization GPU", "memory GiB", "power W", "temperature °C", "clocks MHz", "PCIe GB/s",
                   *(f"link {number} → GPU 1 GB/s" for number in range(4))):  # fmt: skip
         assert sum(title in page for page in pages) == 1, title
     assert "NVLink GB/s" not in "".join(pages), "nobody reported a total"

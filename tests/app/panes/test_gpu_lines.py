@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import FleetSnapshot
+from vllm_console.host_text import describe_host
 from vllm_console.ui.panes.gpu_lines import colors_of, gpus_lines, wanted_height
 from vllm_console.ui.screens.gpu_details import details_lines
 from vllm_console.ui.theme import DIM, WARN
@@ -80,12 +81,18 @@ def test_nvlinks_that_are_down_or_have_errors_are_counted_and_traffic_is_live() 
     broken = replace(host.gpus[0], nvlinks=(*ports[:2], NvLink(2, active=False), bad), nvlink_sent_gbs=4.5)
     host = replace(host, gpus=(broken, host.gpus[1]))
     lines = shown(host)
-    assert " NVLink GB/s  0 ↑4.5 ↓–  1 not reported" in lines
+    assert " NVLink GB/s  GPU 0 ↑4.5 ↓–  GPU 1 not reported" in lines
     assert " NVLinks      3 of 4 up on 0, 4 of 4 up on 1, 7 errors" in lines
     told = " ".join(strip.text for strip in details_lines(seen(host), 120))
     row = next(strip.text for strip in details_lines(seen(host), 120) if "3 of 4" in strip.text)
     assert row.split()[:8] == ["0", "3", "of", "4", "3.1", "GPU", "1", "4.5"]
     assert "0 ↑1.5 ↓1.2 · 1 ↑1.5 ↓1.2 · 2 down · 3 7 CRC errors" in " ".join(told.split())
+
+
+def test_what_the_system_counts_of_a_cpu_are_threads() -> None:
+    host = replace(read_host(Path("4xa6000")), cpu="AMD EPYC 7302 16-Core Processor", cpu_cores=64)
+    assert any("16-Core Processor, 64 threads" in strip.text for strip in details_lines(seen(host), 120))
+    assert any("16-Core Processor, 64 threads" in text for text in describe_host(host))
 
 
 def test_clocks_that_are_low_since_nothing_is_computed_are_no_warning() -> None:

@@ -162,6 +162,8 @@ def test_where_rows_do_not_fit_columns_are_left_out_and_none_is_cut(width: int) 
 def test_a_pace_in_words_says_each_number_once() -> None:
     assert format_pace(PACES) == "50 tokens/s (20 ms per token) with 1 request, 320 (25) with 8, 1,280 (50) with 64"
     alone = Paces(PACES.one, None, PACES.one)
+    assert format_pace(PACES, 80) == "50 tokens/s (20 ms per token) with 1 request, 320 (25) with 8"
+    assert format_pace(PACES, 10) == "50 tokens/s (20 ms per token) with 1 request"
     assert format_pace(alone) == "50 tokens/s (20 ms per token) with 1 request"
 
 

@@ -126,14 +126,10 @@ class PrefillContention:
         span = round_duration(frames[-1].end - frames[0].start)
         spikes = sum(bool(_is_spike(one, objective, evidence.engines)) for one in frames)
         measures = (
-            Measure(
-                f"ITL max in {span}",
-                f"~{seconds(peak)}",
-                seconds(objective),
-                f"for the p99: {evidence.objectives_source}",
-            ),
+            Measure(f"ITL p99 in {span}", text_of(p99(itl)), seconds(objective), evidence.objectives_source),
+            Measure(f"ITL max in {span}", f"~{seconds(peak)}"),
             Measure(f"ITL p50 in {span}", usual),
-            Measure("spikes", f"in {spikes} of the last {len(frames)} ten-second windows"),
+            Measure("ten-second windows with spikes", f"{spikes} of {len(frames)}"),
             Measure(f"prefill mean in {span}", seconds(mean(merged(frames, "prefill")))),
             Measure("peak prompt tokens in 10s", f"{_peak(frames):,.0f}"),
         )

@@ -59,6 +59,10 @@ def _whole(value: float) -> str:
     return f"{value:.0f}"
 
 
+def _percent(value: float) -> str:
+    return f"{value:.0f}%"
+
+
 def _gbs(value: float) -> str:
     """GB/s: two decimals below ten."""
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
@@ -72,7 +76,7 @@ def _plots(card: Card) -> list[Plot]:
     """Every chart that a GPU can have, the most important first."""
     power, slowdown = card.power_limit_w, card.temperature_slowdown_c
     return [
-        Plot("utilization %", (_mean("utilization", "GPU"), _mean("memory_utilization", "mem", second=True)), _whole,
+        Plot("utilization", (_mean("utilization", "GPU"), _mean("memory_utilization", "mem", second=True)), _percent,
              hi=100.0),
         Plot("memory GiB", (Curve("used_gib"),), _whole, hi=card.memory_gib, area=True),
         Plot("power W", (Curve("power_w"),), _whole, limit=power, limit_name="limit"),

@@ -37,6 +37,9 @@ OURS, OTHERS, FREE = "█", "╳", "·"
 LEAST_BESIDE = 34
 """Columns that bar, figures and names need right of the matrix."""
 
+_FIGURES = len(" FREE GiB UTIL ")
+"""Cells of the free memory and the utilization, and of the blank behind them."""
+
 LEAST_WORDS = 14
 LEAST_ROOM = 3
 """Lines below which there is no point in a list of several: its heading, a process, and how many are left out."""
@@ -182,24 +185,26 @@ class _Columns:
 
     def __init__(self, room: int) -> None:
         self.bar = max(8, min(40, room // 4))
-        left = room - self.bar - 12 - LEAST_WORDS
+        left = room - self.bar - _FIGURES - LEAST_WORDS
         self.temperature = left >= 5
         self.power = left >= 14
-        self.words = room - self.bar - 12 - 5 * self.temperature - 9 * self.power
+        self.words = room - self.bar - _FIGURES - 5 * self.temperature - 9 * self.power
 
     @property
     def heading(self) -> str:
         """Titles of the columns."""
         more = (" TEMP" if self.temperature else "") + (f"{'POWER W':>9}" if self.power else "")
         legend = f"{OURS} yours {OTHERS} others {FREE} free"
-        return f"{legend if len(legend) <= self.bar else 'MEMORY':<{self.bar}}{'FREE':>6}{'UTIL':>5}{more} HELD, GiB"
+        return (
+            f"{legend if len(legend) <= self.bar else 'MEMORY':<{self.bar}}{'FREE GiB':>9}{'UTIL':>5}{more} HELD, GiB"
+        )
 
     def facts(self, gpu: Gpu, colors: Mapping[str, Style]) -> list[Part]:
         """A GPU's bar, figures and holders."""
         if gpu.lost:
-            return [(fit(plain(gpu.lost), self.words + self.bar + 12), BAD)]
+            return [(fit(plain(gpu.lost), self.words + self.bar + _FIGURES), BAD)]
         parts = _bar(gpu, self.bar, colors)
-        parts.append(f"{_number(gpu.free_gib, '.1f'):>6}{_number(gpu.utilization, '.0f', '%'):>5}")
+        parts.append(f"{_number(gpu.free_gib, '.1f'):>9}{_number(gpu.utilization, '.0f', '%'):>5}")
         if self.temperature:
             hot = WARN if set(HOT) & set(gpu.throttle or ()) else None
             parts.append((f"{_number(gpu.temperature_c, '.0f', '°C'):>5}", hot))
@@ -300,12 +305,12 @@ def _traffic(host: Host, width: int) -> list[Strip]:
     linked = [gpu for gpu in host.gpus if gpu.nvlinks or _reports_traffic(gpu)]
     if any(map(_reports_traffic, linked)):
         traffic = [
-            f"{gpu.index} ↑{_number(gpu.nvlink_sent_gbs, '.1f')} ↓{_number(gpu.nvlink_received_gbs, '.1f')}"
+            f"GPU {gpu.index} ↑{_number(gpu.nvlink_sent_gbs, '.1f')} ↓{_number(gpu.nvlink_received_gbs, '.1f')}"
             for gpu in linked
             if _reports_traffic(gpu)
         ]
         if silent := [gpu.index for gpu in linked if not _reports_traffic(gpu)]:
-            traffic.append(f"{spans(silent)} not reported")
+            traffic.append(f"GPU {spans(silent)} not reported")
         lines += _wrapped(f"NVLink GB/s  {'  '.join(traffic)}", width, None)
     if words := format_links(host):
         lines += _wrapped(f"NVLinks      {words}", width, None)

@@ -287,8 +287,9 @@ def _ways(plan: Plan, width: int, most: int | None = None) -> list[Strip]:
     """The expected pace, in up to ``most`` lines, and how many other ways there are to launch it."""
     others = len(plan.alternatives) - 1
     strips = []
-    if plan.paces is not None and (text := format_pace(plan.paces)):
-        text = f"expected: {text}"
+    label = "expected: "
+    if plan.paces is not None and (text := format_pace(plan.paces, width - len(label) - 1 if most == 1 else None)):
+        text = f"{label}{text}"
         strips += [line((fit(f" {text}", width), DIM))] if most == 1 else wrapped(text, width, DIM, " ")
     if others > 0:
         text = f" {key_of('launch_layouts')} compares {counted(others, 'other layout')}"

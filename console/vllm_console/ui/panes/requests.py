@@ -5,6 +5,8 @@ Its other views: prompt length against TTFT, and what the prefix cache did by th
 
 from __future__ import annotations
 
+import textwrap
+
 import msgspec
 from rich.style import Style
 from textual.strip import Strip
@@ -101,6 +103,8 @@ def _title_note(server: ServerView, seen: RequestsSeen | None, view: ChartView, 
         span = f"minute to {clock(seen.until, now, seconds=True)}"
     else:
         span = f"last {round_duration(seen.until - seen.since)}"
+        if server.series is not None and server.series.as_of is not None:
+            span += f" to {clock(seen.until, now)}"
     action = "screen.requests_order"
     key = (key_of("requests_order"), clickable(action, KEY))
     return [
@@ -144,7 +148,8 @@ def _list(seen: RequestsSeen, order: int, now: float, width: int, height: int) -
     requests = seen.listed[order][: max(1, height - 1)]
     if not requests:
         nothing = _NOTHING.get(ORDERS[order], "No request has finished.")
-        return [line(), line((fit(f" {nothing}", width).rstrip(), DIM))][:height]
+        rows = textwrap.wrap(nothing, max(20, width - 2))
+        return [line(), *(line((f" {row}", DIM)) for row in rows)][:height]
     columns = [*_COLUMNS, *_LATER] if width >= LIST_WIDTH else list(_COLUMNS)
     used = 1 + sum(wide + 1 for _, wide, _ in columns)
     with_id = width - used - 2 * SHORTEST_BAR - ID_WIDTH >= 0

@@ -624,8 +624,9 @@ class ServersTable(FramedView):
         self.post_message(self.Scrolled(1))
 
 
-SHRINK_SECONDS = 60.0
-"""The table shrinks after it has needed fewer rows for this long, so that a restart moves nothing."""
+SHRINK_SECONDS = 15.0
+"""The table shrinks after it has needed fewer rows for this long: a server of others that restarts is gone for a few
+seconds, and moves nothing."""
 
 
 class TableHeight:

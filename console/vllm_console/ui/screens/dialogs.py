@@ -165,9 +165,8 @@ class Choose(TerminalModal[str | None]):
 
     def _draw(self) -> None:
         width = max((len(name) for name, _ in self._choices), default=0) + 2
-        question = [
-            line((row, STRONG)) for row in _wrapped(self._question, max(20, int(0.9 * self.app.size.width) - 8))
-        ]
+        room = max(20, int(0.9 * self.app.size.width) - 8)
+        question = [line((row, STRONG)) for row in _wrapped(self._question, room)]
         rows = max(3, self.app.size.height - 11 - len(question))
         top = max(0, self._index - rows + 1)
         lines = [*question, line()]
@@ -179,7 +178,7 @@ class Choose(TerminalModal[str | None]):
                     ("▸ " if here else "  ", clickable(action, ACCENT)),
                     (fit(plain(name), width), clickable(action, STRONG if here else None)),
                     (
-                        fit(plain(explanation), max(10, min(70, self.app.size.width - 14) - width)).rstrip(),
+                        fit(plain(explanation), max(10, room - width)).rstrip(),
                         clickable(action, DIM),
                     ),
                 )

@@ -90,12 +90,12 @@ def details_lines(snapshot: FleetSnapshot, width: int) -> list[Strip]:
 
 
 def _machine(host: Host, width: int) -> list[Strip]:
-    cores = f", {host.cpu_cores} cores" if host.cpu_cores else ""
+    threads = f", {host.cpu_cores} threads" if host.cpu_cores else ""
     busy = f", {host.cpu_percent:.0f}% busy" if host.cpu_percent is not None else ""
     rows: list[tuple[Value, Value]] = [
         (("host", DIM), host.hostname or UNKNOWN),
         (("driver", DIM), f"{host.driver or UNKNOWN}, CUDA {host.cuda or UNKNOWN}"),
-        (("CPU", DIM), f"{host.cpu or UNKNOWN}{cores}{busy}"),
+        (("CPU", DIM), f"{host.cpu or UNKNOWN}{threads}{busy}"),
         (("memory", DIM), f"{figure(host.memory_free_gib, 1)} free of {figure(host.memory_gib, 1)} GiB{_swap(host)}"),
     ]
     rows += [(("problem", DIM), (host.problem, WARN))] if host.problem else []

@@ -159,7 +159,7 @@ class OperationsScreen(PartialRepaintScreen):
         """By name, the preset, model and generation in the newest snapshot."""
         self._header = LineView(id="header", classes="bar")
         self._table = ServersTable(id="servers")
-        self._finding = LineView(id="finding")
+        self._finding = LineView(id="finding", action="screen.findings")
         self._welcome = LineView(id="welcome")
         self._state = Pane(lambda server, now, width, height, _: state_lines(server, now, width, height), id="state")
         self._pane_bar = LineView(id="pane-bar", classes="bar")

@@ -221,8 +221,10 @@ class LineView(Widget):
     painter: ClassVar[Callable[[LineView, Sequence[Region]], bool] | None] = None
     """What paints these regions of a view, and whether it does; without it, Textual is asked for each view."""
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+    def __init__(self, *, id: str | None = None, classes: str | None = None, action: str = "") -> None:
         super().__init__(id=id, classes=classes)
+        self._action = action
+        """What a click runs where no cell has an action of its own."""
         self._lines: list[Strip] = []
         self._painted: dict[int, Strip] = {}
         """The rows that were painted whole since they changed, each as wide as `_painted_width`."""
@@ -344,7 +346,7 @@ class LineView(Widget):
     async def on_click(self, event: events.Click) -> None:
         """Run the action of what was clicked."""
         event.prevent_default()  # Textual would select the whole widget at a double click
-        if action := self.action_at(event.x, event.y):
+        if action := self.action_at(event.x, event.y) or self._action:
             event.stop()
             if action.startswith("focused.") and self.app.focused is None:
                 return  # a click that comes late: what it would have acted on is closing

@@ -90,6 +90,13 @@ def test_how_far_the_streams_are_held_up_is_an_estimate_over_a_named_time() -> N
     )
 
 
+def test_the_limit_of_a_p99_stands_beside_a_p99_and_no_maximum_has_one() -> None:
+    measures = {one.name.partition(" in ")[0]: one for one in found(4000)["prefill_contention"].measures}
+    assert measures["ITL p99"].limit == "100ms"
+    assert measures["ITL max"].limit == ""
+    assert max(len(one.value) for one in measures.values()) <= 12, "a table of them fits into 80 columns"
+
+
 def test_a_step_of_a_model_with_linear_layers_still_holds_a_block() -> None:
     changes = [dict(fix.changes.set) for fix in found(4000, block=1056)["prefill_contention"].fixes]
     assert {"max-num-batched-tokens": 1280} in changes

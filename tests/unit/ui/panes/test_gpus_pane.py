@@ -34,6 +34,7 @@ def test_it_keeps_to_its_size_on_every_host(name: str, size: tuple[int, int]) ->
 def test_eight_gpus_with_links_temperature_power_and_processes_fit_into_80_columns() -> None:
     drawn = text(snapshot(read_host(Path("8xh100"))), 80, 16)
     assert "all-to-all NV18" in drawn
+    assert "FREE GiB UTIL" in drawn
     assert drawn.count("/700") == 8
     assert drawn.count("63°C") == 2
     assert "python train.py" in drawn
@@ -79,7 +80,7 @@ def test_traffic_is_shown_where_it_is_reported() -> None:
     host = read_host(Path("4xa6000"))
     assert "NVLink GB/s" not in text(snapshot(host))
     gpus = (replace(host.gpus[0], nvlink_sent_gbs=12.34, nvlink_received_gbs=0.0), *host.gpus[1:])
-    assert "NVLink GB/s  0 ↑12.3 ↓0.0" in text(snapshot(replace(host, gpus=gpus)))
+    assert "NVLink GB/s  GPU 0 ↑12.3 ↓0.0  GPU 1-3 not reported" in text(snapshot(replace(host, gpus=gpus)))
 
 
 def test_without_gpus_one_sentence_says_why() -> None:

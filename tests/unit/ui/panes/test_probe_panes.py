@@ -17,7 +17,7 @@ from vllm_console.ui.panes.requests import PREFIXES, VIEWS, order_after, request
 from vllm_console.ui.panes.servers import columns_for, row
 from vllm_console.ui.panes.steps import step_lines
 from vllm_console.ui.theme import ACCENT, BAD, to_ascii
-from vllm_console.ui.widgets.chart import ChartView
+from vllm_console.ui.widgets.chart import PLAIN, ChartView
 from vllm_console.ui.widgets.scatter import scatter
 
 SIZES = [(20, 4), (60, 6), (80, 14), (120, 30), (200, 10), (200, 50)]
@@ -70,6 +70,19 @@ def test_requests_are_listed_in_the_order_asked_for(fakes, recorded):
     assert {row.split()[-3] for row in rows} <= {"1", "2"}
     assert [order_after(order) for order in VIEWS] == [*VIEWS[1:], VIEWS[0]]
     assert VIEWS[:4] == ORDERS
+
+
+def test_why_no_request_is_listed_is_told_in_full_beside_the_plot(fakes, recorded):
+    none = replace(recorded.probe.requests, listed=((),) * len(ORDERS))
+    server = replace(recorded, probe=replace(recorded.probe, requests=none))
+    lines = requests_lines(server, fakes.NOW, 118, 24, replace(PLAIN, order="aborted"))
+    told = " ".join("".join(strip.text[:70] for strip in lines).split())
+    assert "None aborted. Not recorded: those cut off by a stop, a restart or their client." in told
+
+
+def test_requests_of_a_server_that_failed_say_until_when(fakes, recorded):
+    ended = replace(recorded, series=replace(fakes.series_at(fakes.NOW, 0.9), as_of=fakes.NOW - 200))
+    assert "last 15m to 12:" in text(requests_lines(ended, fakes.NOW, 100, 20)[:1])
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
