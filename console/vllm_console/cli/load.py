@@ -118,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
         args.requests, rate = len(recorded.due), None
     terminal = sys.stderr.isatty()
     seen = terminal and not args.json
-    tell = _tell if terminal else _ProgressLines(_sent_text(args, rate))
+    most = args.concurrency or max(4 * workload.concurrency, 64)
+    tell = _tell if terminal else _ProgressLines(_sent_text(args, rate, most))
     try:
         with noted(target.folder, rate, MOST_SECONDS if args.requests else args.duration):
             report = run_load_sync(
@@ -131,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
                 recorded=recorded,
                 exact=Exact(args.input_tokens, args.output_tokens),
                 access=target.access,
-                max_in_flight=args.concurrency or max(4 * workload.concurrency, 64),
+                max_in_flight=most,
                 seed=args.seed,
                 allow_remote=args.remote,
                 lookup=target.lookup,
@@ -169,18 +170,20 @@ def _progress_text(progress: LoadProgress) -> str:
     """``10s: 20 sent, 3 under way, 17 answered``."""
     counts = f"{progress.sent:,} sent, {progress.in_flight:,} under way, {progress.completed:,} answered"
     failed = f", {progress.failed} failed" if progress.failed else ""
-    return f"{duration(progress.elapsed)}: {counts}{failed}"
+    late = ""
+    if progress.held_back:
+        late = f", {progress.held_back:,} sent late: at most {progress.max_in_flight:,} in flight"
+    return f"{duration(progress.elapsed)}: {counts}{failed}{late}"
 
 
-def _sent_text(args: argparse.Namespace, rate: float | None) -> str:
-    """What is sent and for how long: ``sending to chatbot: 30s at 2 req/s``."""
+def _sent_text(args: argparse.Namespace, rate: float | None, most: int) -> str:
+    """What is sent and for how long: ``sending to chatbot: 30s at 2 req/s, at most 64 in flight``."""
     amount = duration(args.duration)
     if args.requests:
         kind = "recorded request" if args.from_requests is not None else "request"
         amount = counted(args.requests, kind)
     pace = f" at {rate:g} req/s" if rate is not None else ""
-    most = f", at most {args.concurrency:,} in flight" if args.concurrency else ""
-    return f"sending to {plain(args.server)}: {amount}{pace}{most}"
+    return f"sending to {plain(args.server)}: {amount}{pace}, at most {most:,} in flight"
 
 
 class Pacing:

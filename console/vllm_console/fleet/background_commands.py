@@ -48,6 +48,7 @@ class _Load(msgspec.Struct):
     rate: float
     until: float
     began_at: float
+    concurrency: int | None = None
     result: str = ""
     ended_at: float = 0.0
 
@@ -78,7 +79,8 @@ class Loads:
         words += ["--concurrency", str(concurrency)] if concurrency else []
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
         with self._lock:
-            self._loads[name] = _Load(process, output, errors, rate, time.monotonic() + seconds, time.time())
+            until = time.monotonic() + seconds
+            self._loads[name] = _Load(process, output, errors, rate, until, time.time(), concurrency)
 
     def describe(self, name: str) -> str:
         """What is being sent, in a few words; empty if nothing is."""
@@ -87,7 +89,8 @@ class Loads:
             if load is None or load.process.poll() is not None:
                 return ""
             left = max(0, round(load.until - time.monotonic()))
-            sending = f"load {rate_text(load.rate, 'req')}, {duration(left)} left"
+            most = f", at most {load.concurrency} in flight" if load.concurrency else ""
+            sending = f"load {rate_text(load.rate, 'req')}{most}, {duration(left)} left"
             return sending if left else "load: waiting for the last answers"
 
     def result(self, name: str) -> str:
@@ -158,7 +161,11 @@ def _summary(output: str, errors: str) -> str:
         report = json.loads(output)
         ttft, itl = p99_in(report["ttft_seconds"]), p99_in(report["itl_seconds"])
         sent, completed, failed = report["sent"], report["completed"], report.get("failed", 0)
-        others = {"failed": failed, "unfinished when it ended": sent - completed - failed}
+        others = {
+            "failed": failed,
+            "unfinished when it ended": sent - completed - failed,
+            "sent late: too many in flight": report.get("held_back", 0),
+        }
         rest = "".join(f", {number} {what}" for what, number in others.items() if number)
         return f"load done: {completed} of {sent} answered{rest}, TTFT p99 {ttft}, ITL p99 {itl}"
     except (ValueError, KeyError, TypeError):

@@ -49,6 +49,9 @@ class LoadProgress(msgspec.Struct, frozen=True):
     failed: int
     in_flight: int
     output_tokens: int
+    held_back: int = 0
+    max_in_flight: int = 0
+    """The limit that held those back, which were sent late; 0 if it is not known."""
 
 
 async def run_load(
@@ -109,7 +112,7 @@ async def run_load(
             raise LoadError(misfit)
         sender = Sender(client, target.model, tally, max_in_flight)
         begin = time.perf_counter()
-        with _progress(tally, begin, on_progress):
+        with _progress(tally, begin, max_in_flight, on_progress):
             if rate is not None:
                 due = recorded.due if recorded is not None else shape.arrivals(planned, seconds)
                 stream = recorded.stream(vocabulary, target.max_model_len) if recorded is not None else shape.at(due)
@@ -206,7 +209,9 @@ def _planned(rate: float | None, seconds: float, requests: int | None, max_in_fl
 
 
 @contextlib.contextmanager
-def _progress(tally: Tally, begin: float, progress: Callable[[LoadProgress], None] | None) -> Iterator[None]:
+def _progress(
+    tally: Tally, begin: float, max_in_flight: int, progress: Callable[[LoadProgress], None] | None
+) -> Iterator[None]:
     """Report the progress twice a second, and once more at the end."""
     if progress is None:
         yield
@@ -214,7 +219,10 @@ def _progress(tally: Tally, begin: float, progress: Callable[[LoadProgress], Non
 
     def now() -> LoadProgress:
         elapsed = time.perf_counter() - begin
-        return LoadProgress(elapsed, tally.sent, tally.completed, tally.failed, tally.in_flight, tally.output_tokens)
+        return LoadProgress(
+            elapsed, tally.sent, tally.completed, tally.failed, tally.in_flight, tally.output_tokens, tally.held_back,
+            max_in_flight,
+        )  # fmt: skip
 
     async def repeat() -> None:
         while True:

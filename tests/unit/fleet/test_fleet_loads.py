@@ -79,8 +79,11 @@ def test_without_a_report_its_last_sentence_is_reported(pretend: Callable[[str],
 
 
 def test_the_requests_in_flight_are_bounded_when_asked(pretend: Callable[[str], Path], tmp_path: Path) -> None:
-    words = pretend("exit 0")
+    pretend("exec sleep 1000")
     loads = Loads()
+    loads.start("chat", tmp_path, 5, 1000, 64)
+    assert ", at most 64 in flight, " in loads.describe("chat")
+    words = pretend("exit 0")
     loads.start("chat", tmp_path, 5, 10, 64)
     assert ended(loads, "chat") == "load ended without a report"
     assert "--concurrency 64" in words.read_text()

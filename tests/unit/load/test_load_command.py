@@ -119,6 +119,26 @@ def test_where_stderr_is_no_terminal_it_has_lines_of_progress(
     assert capsys.readouterr().err == ""
 
 
+def test_requests_that_the_limit_holds_back_are_told_while_it_sends() -> None:
+    from vllm_console.cli.load import _progress_text
+    from vllm_console.load.run import LoadProgress
+
+    told = _progress_text(LoadProgress(60.0, 400, 144, 0, 256, 0, 40, 256))
+    assert told == "1m00s: 400 sent, 256 under way, 144 answered, 40 sent late: at most 256 in flight"
+
+
+def test_an_open_loop_says_its_limit_and_what_it_held_back(
+    tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm_console.cli.load as command
+
+    monkeypatch.setattr(command, "LINE_SECONDS", 0.001)
+    assert load(tmp_path, stub.url, "--rate", "1000", "--requests", "20", "--concurrency", "1") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"sending to {stub.url}: 20 requests at 1000 req/s, at most 1 in flight"
+    assert "sent late: at most 1 in flight" in lines[-1]
+
+
 def test_lines_of_progress_come_often_at_first_and_then_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
     from vllm_console.cli.load import _ProgressLines
     from vllm_console.load.run import LoadProgress
