@@ -59,17 +59,24 @@ class Adapters(msgspec.Struct, frozen=True):
 
     @property
     def fixed(self) -> str:
-        """Why none can be loaded or unloaded, and what would change that, in a sentence; empty if they can."""
+        """Why none can be loaded or unloaded, and which command changes that, in a sentence; empty if they can."""
+        if not (why := self.unable):
+            return ""
         env = f"--env {RUNTIME_LORA}=true"
+        if self.enabled:
+            return f"{why}. To allow that: vllm-console restart {self.server} {env}"
+        steps = f"vllm-console restart {self.server} --set {LORA}=true{'' if self.updates else f' {env}'}"
+        return f"{why}; to serve adapters: {steps}"
+
+    @property
+    def unable(self) -> str:
+        """Why none can be loaded or unloaded, in a sentence; empty if they can."""
         if not self.enabled:
-            steps = f"vllm-console restart {self.server} --set {LORA}=true{'' if self.updates else f' {env}'}"
-            return f"{self.server} runs without --{LORA}; to serve adapters: {steps}"
-        if not self.updates:
-            return (
-                f"{self.server} has no routes to load adapters: it runs without {RUNTIME_LORA}, which lets all its "
-                f"clients load them. To allow that: vllm-console restart {self.server} {env}"
-            )
-        return ""
+            return f"{self.server} runs without --{LORA}"
+        if self.updates:
+            return ""
+        routes = f"{self.server} has no routes to load adapters"
+        return f"{routes}: it runs without {RUNTIME_LORA}, which lets all its clients load them"
 
 
 class Loaded(msgspec.Struct, frozen=True):

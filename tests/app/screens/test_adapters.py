@@ -50,6 +50,13 @@ async def test_where_none_can_be_loaded_it_says_what_allows_it(console):
         await c.sees("runs without --enable-lora")
 
 
+async def test_in_the_demo_no_command_is_named_that_does_not_know_its_servers(console):
+    async with console(demo=True) as c:
+        await c.press("F")
+        await c.sees("runs without --enable-lora.")
+        await c.lacks("vllm-console restart")
+
+
 async def test_read_only_and_servers_of_others_have_no_such_dialog(console, fakes):
     async with console(read_only=True) as c:
         c.fleet.lora = SERVED

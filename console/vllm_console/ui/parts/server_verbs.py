@@ -133,7 +133,11 @@ class RollingUpdates:
             self._console.say(f"{server.name} is {server.state}: a rolling update begins with a ready server.", WARN)
             return
         staged = self._staging.of(server.name)
-        details = ["Starts it again on another port, on GPUs with room. It keeps serving until you stop it."]
+        gpus = f", GPU {', '.join(map(str, server.gpus))}" if server.gpus else ""
+        details = [
+            f"{server.name} on port {server.port}{gpus} keeps serving until you stop it.",
+            "The second one starts on another port, on GPUs with room.",
+        ]
         details += [
             f"--{step.flag}  {shown_value(server.flags.get(step.flag))} → {shown_value(step.value)}" for step in staged
         ] or ["No flag changes."]

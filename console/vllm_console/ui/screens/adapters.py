@@ -72,7 +72,8 @@ def change_adapters(console: ConsoleApp, server: ServerView) -> None:
 
     def ask(found: Adapters) -> str:
         if found.fixed:
-            console.say(f"{found.fixed}.", WARN)
+            # A command of another terminal does not know the demo's servers.
+            console.say(f"{found.unable if console.polling.demo else found.fixed}.", WARN)
         elif console.operations.on_top:
             console.push_screen(AdapterDialog(found), typed)
         return ""
