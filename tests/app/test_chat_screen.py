@@ -121,6 +121,16 @@ async def test_options_are_typed_and_shown_and_code_has_them(console, fleet, scr
         await c.sees("from openai import OpenAI")
 
 
+async def test_code_has_the_prompt_that_is_being_answered(console, fleet, script, said):  # noqa: F811
+    script.pieces = [said(content="so far"), None]
+    async with console(fleet=fleet) as c:
+        await c.press("A", *"question", "enter")
+        await c.sees("so far")
+        await c.press("ctrl+g")
+        await c.sees('"content": "question"')
+        await c.lacks("so far")
+
+
 async def test_pasted_line_ends_stay(console, fleet, script, said, end):  # noqa: F811
     script.pieces = [said(content="ok"), end]
     async with console(fleet=fleet) as c:

@@ -310,11 +310,12 @@ class ChatScreen(TerminalScreen[None]):
         self._main.push_screen(Choose("Send the same to which server?", choices), chosen)
 
     def action_chat_code(self) -> None:
-        """The request as code: of what is typed, else of the last prompt."""
+        """The request as code: of what is typed, else of the last prompt, which may not be answered yet."""
         chat, server = self._chat, self._main.server(self._chat.name)
         session = chat.sessions[chat.name]
-        turns = [turn for turn in session.turns if not turn.answer.running]
+        turns = list(session.turns)
         prompt = chat.draft or (turns.pop().prompt if turns else "Hello")
+        turns = [turn for turn in turns if not turn.answer.running]
         if server is None:
             self._main.say(f"{plain(chat.name)} is gone.", WARN)
             return
