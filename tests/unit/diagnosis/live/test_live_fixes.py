@@ -404,7 +404,7 @@ def test_what_does_not_give_the_context_that_was_asked_for_reports_it() -> None:
 
 def test_a_killed_process_is_reported_as_killed() -> None:
     found = diagnose(["INFO all is well"], -9)
-    assert found.cause is Cause.ENGINE_DIED
+    assert found.cause is Cause.KILLED
     assert found.line is None
 
 
