@@ -20,6 +20,7 @@ from vllm_console.diagnosis.live.rule import Evidence
 from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.flags.releases import release_table
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
 
 SHORT = (
     "ValueError: To serve at least one request with the model's max seq len (32768), (4.50 GiB KV cache is needed, "
@@ -570,6 +571,15 @@ def test_a_fix_may_leave_what_is_refused_already() -> None:
     assert accepted((fix,), {"max-num-seqs": 4096, "max-num-batched-tokens": 2048, "no-such-flag": 1}, "0.33.0") == (
         fix,
     )
+
+
+def test_what_the_model_does_not_allow_is_not_offered() -> None:
+    blocks = Quantization("fp8", 8, block=(128, 128))
+    facts = ModelFacts("made/moe", heads=32, kv_heads=4, experts=128, expert_intermediate_size=768, quantization=blocks)
+    two, four = (Fix(Changes({"tensor-parallel-size": size}), "why") for size in (2, 4))
+    assert accepted((two, four), {}, "0.33.0", facts) == (two,)
+    assert accepted((two, four), {}, None, facts) == (two,)
+    assert accepted((two, four), {}, "0.33.0") == (two, four)
 
 
 def test_smaller_steps_still_hold_all_sequences() -> None:
