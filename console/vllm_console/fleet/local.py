@@ -500,11 +500,14 @@ class LocalFleet:
     def suggest(self, name: str, workload: Workload, room: SeenRoom | None = None) -> Sequence[Choice]:
         """The flag changes that traffic calls for, each with its reason; empty if the flags already fit.
 
-        ``room`` is what its KV cache was observed to hold.
+        ``room`` is what its KV cache was observed to hold. Steps that were made shorter because prompts held up streams
+        stay short.
         """
+        from vllm_console.fleet.probe import kept_for_streams
+
         record = self._ours(name)
         self._refresh_gpus()
-        return self._launcher.planner.suggest(record, workload, room)
+        return self._launcher.planner.suggest(record, workload, room, kept_for_streams(self._state, record))
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 

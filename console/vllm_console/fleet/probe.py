@@ -27,14 +27,14 @@ from vllm_console.history.probe_records import (
 )
 from vllm_console.history.store import HISTORY, HistoryError, HistoryMissingError, HistoryReader
 from vllm_console.history.timeline import ended, newest_points
-from vllm_console.history.workload import SEEN_SECONDS, SeenWorkload, seen_workload
+from vllm_console.history.workload import PRESENT_RUN, SEEN_SECONDS, SeenWorkload, seen_workload
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Sample, Series, Window
 from vllm_console.metrics.window import combine, growths
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
 from vllm_launchers.launch.details import Details, unpack
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.flags import BATCHED, token_count
 from vllm_launchers.plan.probe import plan_probe
 from vllm_launchers.probe.environment import PROBE
 
@@ -350,12 +350,30 @@ class ServerProbe:
             self._charts = None
 
 
+def kept_for_streams(state: Path, record: ServerRecord) -> tuple[str, ...]:
+    """The flags of a server that traffic alone shall not change: shorter steps that ended an earlier contention."""
+    from vllm_console.diagnosis.live.latency import answered_by_shorter_steps
+    from vllm_console.runs.store import FILE_NAME, RunStore, RunStoreError
+
+    try:
+        runs = RunStore(state / FILE_NAME, read_only=True).past(record.name)
+    except RunStoreError:
+        return ()  # the fleet reports the problem when it enters a run
+    number = record.current.number
+    earlier = [run for run in runs if run.generation < number and run.started_at >= record.created_at]
+    flags = unpack(record.current.spec.details).flags
+    return (BATCHED,) if answered_by_shorter_steps(flags, earlier) else ()
+
+
 MOST_SAMPLES = 720
 """Samples read per hour: one in five seconds is enough for counters that only grow."""
 
 
 def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload | None:
-    """The traffic of the last hour before ``now`` (Unix seconds); None if the record has too little data."""
+    """The traffic of the last hour before ``now`` (Unix seconds), of the present run alone where that is enough.
+
+    None if the record has too little data.
+    """
     details = unpack(record.current.spec.details)
     if details.workload is None:
         return None
@@ -363,8 +381,12 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
     objectives = details.objectives or DEFAULT_OBJECTIVES
     reader = HistoryReader(folder / HISTORY)
     try:
-        samples = reader.range(now - SEEN_SECONDS, now, MOST_SAMPLES)
-        return seen_workload(samples, details.workload, longest=longest, objective=objectives.kv_cache_usage)
+        samples = list(reader.range(now - SEEN_SECONDS, now, MOST_SAMPLES))
+        whole = seen_workload(samples, details.workload, longest=longest, objective=objectives.kv_cache_usage)
+        present = [one for one in samples if one.generation == record.current.number]
+        own = seen_workload(present, details.workload, longest=longest, span=PRESENT_RUN)
+        # Other flags had other queues; what the KV cache has room for is also known from them.
+        return whole if own.workload is None or len(present) == len(samples) else replace(own, room=whole.room)
     except HistoryMissingError:
         return seen_workload((), details.workload, longest=longest)
     except HistoryError as error:

@@ -101,6 +101,9 @@ SEEN_SECONDS = 3600.0
 
 MOST_FRAMES = int(SEEN_SECONDS / STEP_SECONDS)
 
+LAST_HOUR, PRESENT_RUN = "the last hour", "the present run"
+"""What time traffic is of."""
+
 FEWEST = 50
 """Minimum requests: below this, a 95th percentile rests on one or two of them."""
 
@@ -142,13 +145,18 @@ class SeenWorkload(msgspec.Struct, frozen=True):
 
 
 def seen_workload(
-    samples: Iterable[StoredSample], previous: Workload, *, longest: int | None = None, objective: float | None = None
+    samples: Iterable[StoredSample],
+    previous: Workload,
+    *,
+    longest: int | None = None,
+    objective: float | None = None,
+    span: str = LAST_HOUR,
 ) -> SeenWorkload:
     """The workload of the traffic between the first sample and the last (oldest first), over restarts.
 
     ``previous`` fills in what was not measured (prefix reuse while prefix caching is off). ``longest`` is the server's
     ``max-model-len``: vLLM's last bucket is open, and this gives it an end. ``objective`` is the share of the KV cache
-    that should be used at most; with it, the cache's room is computed too.
+    that should be used at most; with it, the cache's room is computed too. ``span`` names the time of the samples.
     """
     traffic, frames = _Traffic(), Frames(keep=MOST_FRAMES)
     for stored in samples:
@@ -163,8 +171,8 @@ def seen_workload(
         return SeenWorkload(None, 0, minutes, "This server does not report how long its prompts and answers are.")
     requests = int(min(prompts.count, answers.count))
     if requests < FEWEST:
-        return SeenWorkload(None, requests, minutes, _too_few(requests, minutes))
-    found = _seen(traffic, prompts, answers, previous, longest, requests, minutes)
+        return SeenWorkload(None, requests, minutes, _too_few(requests, minutes, span))
+    found = _seen(traffic, prompts, answers, previous, longest, requests, minutes, span)
     return replace(found, room=seen_room(frames.since(0.0), objective)) if objective is not None else found
 
 
@@ -217,6 +225,7 @@ def _seen(
     longest: int | None,
     requests: int,
     minutes: float,
+    span: str,
 ) -> SeenWorkload:
     lengths = _Length.of(prompts, longest), _Length.of(answers, longest)
     given, made = (min(length.tokens, MAX_TOKENS) for length in lengths)
@@ -240,7 +249,7 @@ def _seen(
         f"{flying:,} in flight (p95)" if flying is not None else "concurrency not measured",
     ]
     rough = "" if requests >= PLENTY else "; rough estimate from few requests"
-    sentence = f"{requests:,} requests ended in {_recorded(minutes)}: {', '.join(parts)}{rough}."
+    sentence = f"{requests:,} requests ended in {_recorded(minutes, span)}: {', '.join(parts)}{rough}."
     return SeenWorkload(workload, requests, minutes, sentence, at_least, kept)
 
 
@@ -273,11 +282,11 @@ class _Length(msgspec.Struct, frozen=True):
         return f"above {self.low:,}" if self.high is None else f"{self.low:,} to {self.high:,}"
 
 
-def _too_few(requests: int, minutes: float) -> str:
+def _too_few(requests: int, minutes: float, span: str) -> str:
     ended = {0: "No request ended", 1: "1 request ended"}.get(requests, f"{requests:,} requests ended")
-    return f"{ended} in {_recorded(minutes)}: needs at least {FEWEST}."
+    return f"{ended} in {_recorded(minutes, span)}: needs at least {FEWEST}."
 
 
-def _recorded(minutes: float) -> str:
+def _recorded(minutes: float, span: str) -> str:
     """The time that the figures are from."""
-    return f"the last hour ({duration(minutes * 60)} of it recorded)"
+    return f"{span} ({duration(minutes * 60)} of it recorded)"

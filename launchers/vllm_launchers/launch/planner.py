@@ -290,8 +290,10 @@ class Planner:
             text = str(error).removesuffix(". Leave --gpus out, or name them")
             raise NoPlaceError(f"no room for a second server beside {record.name}: {text}", error.sets) from error
 
-    def suggest(self, record: ServerRecord, workload: Workload, room: SeenRoom | None = None) -> tuple[Choice, ...]:
-        """The flag changes that traffic calls for: same model, engine, address and GPUs."""
+    def suggest(
+        self, record: ServerRecord, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()
+    ) -> tuple[Choice, ...]:
+        """The flag changes that traffic calls for: same model, engine, address and GPUs, and the flags to ``keep``."""
         details = unpack(record.current.spec.details)
         try:
             preset = details.as_preset()
@@ -299,7 +301,7 @@ class Planner:
             raise FleetError(f"its record cannot be read: {error}") from error
         resolved = self._in_place_of(record, details, preset, Changes(), details.environment, RestartOptions())
         inputs = self._restart_inputs(record.name, resolved, ())
-        return suggestions(replace(resolved, workload=workload), inputs, room)
+        return suggestions(replace(resolved, workload=workload), inputs, room, keep)
 
     def _in_place_of(
         self,

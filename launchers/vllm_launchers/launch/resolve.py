@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -311,8 +311,10 @@ def _reason(plan: Plan) -> str:
     return found[0].reason if found else ""
 
 
-def suggestions(request: ResolvedRequest, inputs: PlanInputs, seen: SeenRoom | None = None) -> tuple[Choice, ...]:
-    """The flag changes that the requested traffic would need, on the GPUs in use now."""
+def suggestions(
+    request: ResolvedRequest, inputs: PlanInputs, seen: SeenRoom | None = None, keep: Collection[str] = ()
+) -> tuple[Choice, ...]:
+    """The flag changes that the requested traffic would need, on the GPUs in use now; those named by ``keep`` stay."""
     if request.workload is None:
         return ()
     flags = {name: setting.value for name, setting in request.preset.flags.items()}
@@ -321,7 +323,7 @@ def suggestions(request: ResolvedRequest, inputs: PlanInputs, seen: SeenRoom | N
             request.workload, inputs.facts, inputs.host, request.engine.release, request.engine.build, request.gpus,
             inputs.shares, _Budget(request, inputs), seen=seen,
         )  # fmt: skip
-        return suggest(flags, choice_inputs)
+        return suggest(flags, choice_inputs, keep)
     except PlanError as error:
         raise UsageError(str(error)) from error
 

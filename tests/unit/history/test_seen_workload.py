@@ -181,6 +181,32 @@ def test_from_the_history_on_disk(tmp_path: Path) -> None:
     assert found.workload.prefix_reuse == 0.0
 
 
+def test_the_present_run_alone_counts_once_it_has_enough_traffic(tmp_path: Path) -> None:
+    """257 in flight was said of a run with 95: an earlier one had been overloaded."""
+    writer = HistoryWriter(tmp_path / HISTORY)
+    for second in range(0, 1000, 5):
+        writer.append(Sample(1e9 + second, {"0": engine([150] * second, [50] * second, running=257)}), 1)
+    for second in range(0, 100, 5):
+        writer.append(Sample(1e9 + 1000 + second, {"0": engine([150] * second, [50] * second, running=95)}), 2)
+    writer.close()
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(workload=BEFORE)))
+    generations = (Generation(1, spec, 1e9), Generation(2, spec, 1e9 + 1000))
+
+    def in_flight(count: int, until: float) -> tuple[int, str]:
+        record = ServerRecord("chat", State.READY, 1e9, 1e9, generations[:count])
+        found = seen_traffic(tmp_path, record, 1e9 + until)
+        assert found is not None
+        assert found.workload is not None
+        return found.workload.concurrency, found.sentence
+
+    many, said = in_flight(2, 1099)
+    assert many == 95
+    assert "ended in the present run" in said
+    few, said = in_flight(2, 1030)
+    assert few == 257, "too few yet"
+    assert "ended in the last hour" in said
+
+
 def test_a_server_without_a_history_is_reported_in_words_and_not_by_a_path(tmp_path: Path) -> None:
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(workload=BEFORE)))
     record = ServerRecord("chat", State.READY, 1e9, 1e9, (Generation(1, spec, 1e9),))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import (
@@ -27,8 +29,12 @@ from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Histogram
 from vllm_console.text import clock, round_duration, seconds
 from vllm_launchers.plan.budget.memory_flags import least_step
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.plan.flags import BATCHED, token_count
+from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.vllm.model_folder import updates_adapters
+
+if TYPE_CHECKING:
+    from vllm_console.runs.store import PastRun
 
 SPIKE = 3.0
 """An ITL p99 of this many times the median is a spike."""
@@ -162,6 +168,16 @@ class PrefillContention:
         where = "machine" if evidence.build == "cpu" else "GPU"
         apart = Fix(Changes(), f"Send long prompts to a second server on another {where}.")
         return present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), smaller, apart))
+
+
+def answered_by_shorter_steps(flags: Flags, earlier: Sequence[PastRun]) -> bool:
+    """Whether one of the last two of these runs (newest first) had prefill contention and longer steps than now."""
+    now = token_count(flags.get(BATCHED))
+    return now is not None and any(
+        any(code == PrefillContention.code for code, _, _ in run.findings)
+        and (token_count(run.flags.get(BATCHED)) or math.inf) > now
+        for run in earlier[:2]
+    )
 
 
 def _is_slow(prefill: Histogram | None, limit: float) -> bool:

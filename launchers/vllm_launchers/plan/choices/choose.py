@@ -5,7 +5,7 @@ A user's settings take precedence, then the preset's; the rest follows from traf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.choices.inputs import (
@@ -64,11 +64,17 @@ CLOSE = 1 / 8
 
 
 def choose(
-    preset_flags: Mapping[str, FlagSetting], changes: Changes, inputs: ChoiceInputs, *, over_preset: bool = False
+    preset_flags: Mapping[str, FlagSetting],
+    changes: Changes,
+    inputs: ChoiceInputs,
+    *,
+    over_preset: bool = False,
+    keep: Collection[str] = (),
 ) -> tuple[Choice, ...]:
     """Every flag of a launch, in argv order; includes those left to vLLM (value None), with a reason.
 
-    ``over_preset`` recomputes what follows from traffic, overriding the preset's own values, for measured traffic.
+    ``over_preset`` recomputes what follows from traffic, overriding the preset's own values, for measured traffic; not
+    of the flags named by ``keep``.
 
     Raises:
         FlagError: a change names an invalid flag, a secret, or a setting chosen elsewhere.
@@ -76,7 +82,8 @@ def choose(
     given = _given(preset_flags, changes)
     before = {name: choice for name, choice in given.items() if choice.source is Source.PRESET}
     if over_preset:
-        given = {name: c for name, c in given.items() if c.source is not Source.PRESET or name not in WORKLOAD_FLAGS}
+        recomputed = [name for name in WORKLOAD_FLAGS if name not in keep]
+        given = {name: c for name, c in given.items() if c.source is not Source.PRESET or name not in recomputed}
     _keep_own_format(given, inputs)
     picked = _Picked(inputs, given, before)
     picked.run()
@@ -86,15 +93,16 @@ def choose(
     return tuple(sorted(listed, key=lambda choice: choice.value is None))
 
 
-def suggest(running: Flags, inputs: ChoiceInputs) -> tuple[Choice, ...]:
+def suggest(running: Flags, inputs: ChoiceInputs, keep: Collection[str] = ()) -> tuple[Choice, ...]:
     """The changes to the running flags that measured traffic calls for: only choices that differ, none left to vLLM.
 
-    The server keeps its GPUs and layout. Lengths and counts within an eighth of the running values are left alone.
+    The server keeps its GPUs and layout, and the flags named by ``keep``. Lengths and counts within an eighth of the
+    running values are left alone.
     """
     kept = {name: FlagSetting(value=value, why=RUNS_NOW) for name, value in running.items()}
     for name in PARALLEL_FLAGS:
         kept.setdefault(name, FlagSetting(value=1, why=RUNS_NOW))
-    wanted = choose(kept, Changes(), inputs, over_preset=True)
+    wanted = choose(kept, Changes(), inputs, over_preset=True, keep=keep)
     return tuple(
         choice
         for choice in wanted

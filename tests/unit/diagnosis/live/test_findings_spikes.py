@@ -10,10 +10,12 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.latency import answered_by_shorter_steps
 from vllm_console.diagnosis.live.prefix_cache import LARGE_STEP
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frame
 from vllm_console.metrics.sample import EngineSample, Histogram
+from vllm_console.runs.store import PastRun
 
 START, COUNT = 1_000_000.0, 12
 BOUNDS = (0.025, 0.05, 0.1, 0.5, 1.0, math.inf)
@@ -106,6 +108,30 @@ def test_a_step_of_a_model_with_linear_layers_still_holds_a_block() -> None:
 def test_a_step_still_holds_a_whole_video_of_a_model_that_needs_it() -> None:
     changes = [dict(fix.changes.set) for fix in found(4000, mm_item=2496)["prefill_contention"].fixes]
     assert [one for one in changes if one] == [{"max-num-batched-tokens": 2560}]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "code", "kept"),
+    [
+        (4096, 512, "prefill_contention", True),
+        (None, 512, "prefill_contention", True),  # vLLM's default
+        (512, 512, "prefill_contention", False),
+        (512, 4096, "prefill_contention", False),
+        (4096, None, "prefill_contention", False),
+        (4096, 512, "slow_tokens", False),
+    ],
+)
+def test_steps_that_answered_contention_are_known(before: int | None, now: int | None, code: str, kept: bool) -> None:
+    """The traffic proposed 2048 tokens right after this finding's fix had made 512 of 4096."""
+
+    def flags(tokens: int | None) -> dict[str, int]:
+        return {"max-num-batched-tokens": tokens} if tokens is not None else {}
+
+    run = PastRun(1, 0.0, findings=((code, 10.0, 200.0),), flags=flags(before))
+    calm = PastRun(2, 300.0, flags=flags(now))
+    assert answered_by_shorter_steps(flags(now), [run]) is kept
+    assert answered_by_shorter_steps(flags(now), [calm, run]) is kept
+    assert not answered_by_shorter_steps(flags(now), [calm, calm, run]), "long ago"
 
 
 @pytest.mark.parametrize("limit", [2048, 4096])

@@ -96,6 +96,9 @@ def test_a_step_that_does_for_the_traffic_stays(models: dict[str, ModelFacts]) -
     runs = {**RUNS, "enable-prefix-caching": True, "max-model-len": 4096, "max-num-batched-tokens": 1024}
     assert seen(models, None, runs) == {}  # 64 streams and their prompts take 192 tokens a step
     assert set(seen(models, None, {**runs, "max-num-batched-tokens": 256})) == {"max-num-batched-tokens"}
+    short = {**runs, "max-num-batched-tokens": 256}
+    inputs = ChoiceInputs(CHAT, models["8b"], None, (0, 33, 0), "cuda")
+    assert suggest(short, inputs, keep=("max-num-batched-tokens",)) == (), "a finding asked for short steps"
     long = Workload(input_tokens_p95=60_000, output_tokens_p95=4000, prefix_reuse=0.5, concurrency=64)
     found = suggest(runs, ChoiceInputs(long, models["8b"], None, (0, 33, 0), "cuda"))
     assert {choice.flag: choice.value for choice in found}["max-num-batched-tokens"] == 8192
