@@ -75,6 +75,21 @@ async def test_a_click_on_the_text_of_a_finding_shows_all_of_it(console, fakes):
         await c.until(lambda: isinstance(c.app.screen, FindingsScreen))
 
 
+async def test_a_click_on_a_chart_shows_that_moment(console, fakes):
+    async with console(fakes.chat) as c:
+        await c.until(lambda: c.app.operations.selected.series is not None)
+        x, y = await place(c, "100%┤")
+        row = c.text.splitlines()[y]
+        begin, end = x + 5, row.index("│", x + 5)
+        await c.pilot.click(offset=((begin + end) // 2, y + 2))
+        await c.until(lambda: c.fleet.times[-1].at is not None, "an earlier moment")
+        assert c.fleet.times[-1].at == pytest.approx(fakes.NOW - 450, abs=30), "the middle of a quarter of an hour"
+        await c.sees("minute to 12:33")
+        at = c.fleet.times[-1].at
+        await click(c, "prefix hits")
+        assert c.fleet.times[-1].at == at, "figures are no chart"
+
+
 async def test_a_pair_of_keys_has_two_places(console, fakes):
     async with console(fakes.chat) as c:
         await click(c, "[ ] seq")

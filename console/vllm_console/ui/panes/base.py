@@ -16,7 +16,7 @@ from vllm_console.text import UNKNOWN, clock, count, duration, plain
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import BLANK, clickable_line, line
 from vllm_console.ui.theme import BAD, DIM, WARN
-from vllm_console.ui.widgets.chart import NOTHING, PLAIN, ChartView
+from vllm_console.ui.widgets.chart import NOTHING, PLAIN, ChartView, place_at
 from vllm_console.ui.widgets.draw import Part, rule
 from vllm_console.ui.widgets.framed import FramedView
 
@@ -61,10 +61,22 @@ class Pane(FramedView):
             lines[0] = self._title[1]
         self.show_lines(lines)
 
+    async def on_click(self, event: events.Click) -> None:
+        """Go to the time in a chart that was clicked."""
+        await pick_time(self, event)
+
     def on_show(self) -> None:
         """Draw what came while the pane was hidden."""
         if self._shown:
             self.show_server(*self._shown)
+
+
+async def pick_time(view: FramedView, event: events.Click) -> None:
+    """A click into a chart moves the cursor in time there."""
+    place = place_at(view.lines, event.x, event.y)
+    if place is not None:
+        event.stop()
+        await view.run_action(f"screen.time_at({place:.4f})")
 
 
 def title_line(number: int, name: str, width: int, right: Sequence[Part] = (), *shorter: Sequence[Part]) -> Strip:

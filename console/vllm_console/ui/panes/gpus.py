@@ -8,6 +8,7 @@ from textual import events
 
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.text import plain
+from vllm_console.ui.panes.base import pick_time
 from vllm_console.ui.widgets.framed import FramedView
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ class GpusPane(FramedView):
         """Draw for the new size."""
         if self._snapshot and event.size.width:
             self._draw(*self.room)
+
+    async def on_click(self, event: events.Click) -> None:
+        """Go to the time in a chart that was clicked."""
+        await pick_time(self, event)
 
     def on_show(self) -> None:
         """Draw what came while the pane was hidden."""

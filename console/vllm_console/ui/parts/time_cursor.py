@@ -177,6 +177,12 @@ class TimeCursor:
         if series is not None:
             self._move_to(server, series, series.start + max(series.step, (series.end - series.start) / STEPS), 0.0)
 
+    def go_to_place(self, server: ServerView | None, place: float) -> None:
+        """Move the cursor to a place in the charts, from 0 at their left to 1."""
+        series = self._series(server)
+        if series is not None:
+            self._move_to(server, series, series.start + place * (series.end - series.start), 0.0)
+
     def to_marker(self, server: ServerView | None, by: int) -> None:
         """Move the cursor to the marker before it, or after it."""
         snapshot = self._console.snapshot

@@ -730,6 +730,10 @@ class OperationsScreen(PartialRepaintScreen):
         """Move the cursor in time."""
         self.time.move(self.selected, steps, pages)
 
+    def action_time_at(self, place: float) -> None:
+        """To a place in the charts, from 0 at their left to 1."""
+        self.time.go_to_place(self.selected, place)
+
     def action_time_first(self) -> None:
         """To the beginning of the charts."""
         self.time.first(self.selected)

@@ -56,6 +56,9 @@ NAMES = 5
 SMALLEST, LARGEST = 1e-300, 1e300
 """What lies outside is drawn at the edge: another machine may send any number."""
 
+_COLUMNS = "columns"
+"""The name under which the style of a chart's value axis carries how many cells are right of it."""
+
 _TICK_SECONDS = (5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800)
 _DAY = 86_400
 
@@ -180,6 +183,22 @@ def column_of(series: Series, count: int, columns: int, at: float) -> int | None
     first = round(series.end / series.step) - count
     column = math.floor(at / series.step * columns / count) - (_newest_column(count, columns, first) - columns + 1)
     return column if 0 <= column < columns else None
+
+
+def place_at(lines: Sequence[Strip], x: int, y: int) -> float | None:
+    """How far from the left of a chart's plot a cell of these lines is, from 0 to 1; None where there is no chart."""
+    end = 0
+    for text, style, _ in lines[y] if 0 <= y < len(lines) else ():
+        end += cell_len(text)
+        columns = style.meta.get(_COLUMNS, 0) if style is not None else 0
+        if end <= x < end + columns:
+            return (x - end + 0.5) / columns
+    return None
+
+
+@lru_cache(maxsize=64)
+def _axis_style(columns: int) -> Style:
+    return DIM + Style(meta={_COLUMNS: columns})
 
 
 def value_at(series: Series, key: str, at: float | None) -> float | None:
@@ -444,7 +463,7 @@ def _plot_row(
         _draw(cells, dots, (style, BAD, style + DIM), looks)
     if cursor is not None:
         cells[cursor] = (cells[cursor][0], (cells[cursor][1] or Style()) + CURSOR)
-    return strip_line((fit(tick, AXIS - 1, ">") + "┤", DIM), *_joined(cells), name)
+    return strip_line((fit(tick, AXIS - 1, ">") + "┤", _axis_style(columns)), *_joined(cells), name)
 
 
 Edges = Sequence[tuple[int, bool]]
@@ -592,7 +611,7 @@ def _time_axis(
             axis[cell] = ("┬", DIM) if axis[cell][0] == "─" else axis[cell]
     if rows > 1:
         _put_marks(axis, marks)
-    first = strip_line((fit(lowest, AXIS - 1, ">") + "┼", DIM), *_joined(axis))
+    first = strip_line((fit(lowest, AXIS - 1, ">") + "┼", _axis_style(columns)), *_joined(axis))
     if below is axis:
         return (first,)
     return first, strip_line((fit(every, AXIS), DIM), *_joined(below))

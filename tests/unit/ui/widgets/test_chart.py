@@ -13,7 +13,8 @@ from vllm_console.metrics.sample import Series
 from vllm_console.text import count, percent, seconds
 from vllm_console.ui.terminal.lines import cells_of
 from vllm_console.ui.theme import ACCENT, BAD, DIM, SECOND, to_ascii
-from vllm_console.ui.widgets.chart import ChartView, Curve, Scale, braille, chart_of, column_of, tick_times
+from vllm_console.ui.widgets.chart import ChartView, Curve, Scale, braille, chart_of, column_of, place_at, tick_times
+from vllm_console.ui.widgets.draw import side_by_side
 
 END = 1_767_271_200.0
 """2026-01-01 12:40:00 UTC."""
@@ -262,3 +263,14 @@ def test_a_style_is_never_the_only_difference_between_lines():
     strips = chart_of(series, LATENCY, 60, 6, seconds)
     plain = [Strip([segment._replace(style=Style()) for segment in strip]) for strip in strips]
     assert texts(plain)[0].endswith("p99")
+
+
+def test_a_cell_of_a_chart_has_a_place_in_its_time_and_others_have_none():
+    chart = chart_of(made(kv_cache_usage=0.5), (USAGE,), 46, 8, percent)
+    pair = side_by_side((chart, chart), 46, 8)
+    assert place_at(pair, 6, 0) == pytest.approx(0.0125)
+    assert place_at(pair, 45, 3) == pytest.approx(0.9875)
+    assert place_at(pair, 47 + 6 + 20, 3) == pytest.approx(0.5125)
+    assert [place_at(pair, x, 2) for x in (0, 5, 46, 52, 93)] == [None] * 5
+    assert place_at(pair, 20, 7) is None, "the row of clock times"
+    assert place_at(pair, 20, 99) is None
