@@ -21,7 +21,8 @@ from vllm_launchers.typed_decoding import decode_json
 FILE_NAME = "loads.jsonl"
 MOST_BYTES = 64 << 10
 """From this size on the file is replaced by the newest half of it."""
-LOCK_SECONDS = 1.0
+LOCK_SECONDS = 10.0
+"""A holder needs it for milliseconds, but may wait for a processor."""
 CLOCK_SECONDS = 60.0
 """By how much the clock may have been set since a load began."""
 
