@@ -20,9 +20,7 @@ def expected(spec: FlagSpec) -> str:
         return "whole numbers as a JSON list such as [1, 2, 4]"
     plain = {
         ValueKind.BOOL: "on or off",
-        ValueKind.INT: "whole numbers as a JSON list such as [1, 2, 4]"
-        if spec.name in LIST_FLAGS
-        else "a whole number",
+        ValueKind.INT: "a whole number",
         ValueKind.FLOAT: "a number",
         ValueKind.HUMAN_INT: "a whole number such as 4096, 4k (4,000) or 4K (4,096)",
         ValueKind.JSON: 'a JSON object such as {"key": 1}',
