@@ -57,6 +57,7 @@ FIRST = (
     "processes/*/*.py",
     *(pattern for patterns in GROUPS.values() for pattern in patterns),
     "scenarios/*.py",
+    "scenarios/*/*.py",
 )
 """What takes longest begins first, so that no process is left with it at the end. Real vLLM comes when the others have
 taken the two minutes that `.ci/run` needs to build its environment beside them."""
@@ -64,7 +65,7 @@ taken the two minutes that `.ci/run` needs to build its environment beside them.
 BY_TEST = (
     "scenarios/test_findings_under_traffic.py",
     "unit/launch/test_plan_everywhere.py",
-    "unit/load/test_ramp_search.py",
+    "scenarios/load/test_ramp_search.py",
 )
 """Files whose tests take long, compute only and share nothing: each test goes to whoever has time."""
 

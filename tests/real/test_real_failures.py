@@ -137,7 +137,7 @@ def test_the_cause_and_its_line(failed: Get, name: str, code: int, cause: Cause,
         ("port", {}, (), "another --port"),
         ("model", {}, (), "folder"),
         ("context over the KV cache", {"max-model-len": 224}, (), "224 tokens"),
-        ("interrupted", {}, (), "start it again"),
+        ("interrupted", {}, (), "Start it again"),
         ("experts", {}, ("enable-expert-parallel",), "no experts"),
         (
             "speculation",

@@ -741,7 +741,7 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     facts=st.sampled_from([BF16, AWQ, MOE, SEVENTY, None, replace(AWQ, model_type="gemma4", multimodal=True)]),
     host=st.sampled_from([A_GPU, SMALL, PAIR, APART, FOUR, SMALL_FOUR, HELD]),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_set_no_fix_leads_to_flags_that_vllm_refuses(
     find: Find, flags: dict[str, Any], unset: tuple[str, ...], facts: ModelFacts | None, host: Host
 ) -> None:
