@@ -526,9 +526,9 @@ def step_seconds(tried: Sequence[TriedRate], left: float, longest: float) -> flo
     known = bracket(tried)
     found = ceiling(tried) if known.ratio <= NEAR else None
     if found is not None and found.error is not None:
-        if left <= longest:
-            return left
-        return min(longest, left / (UNSURE_STEPS if found.error > UNSURE else 2))
+        if found.error > UNSURE:
+            return min(longest, left / UNSURE_STEPS)
+        return left if left <= longest else min(longest, left / 2)
     return min(longest, left / max(1, _steps_left(known)))
 
 
