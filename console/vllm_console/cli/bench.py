@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it, and keep its result."""
+    """Run it, and keep its result. A signal that ends this ends the tool, too."""
+    from vllm_console.cli.waiting import undone_at_end
     from vllm_console.runs.imports import ResultError, read_result
 
     target = find_target(args, "--yes", others_allowed=False)
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise FleetError(f"{server.name} runs the simulated engine, which brings no benchmark; 'ramp' and 'load' work")
     check_access(target.url, target.lookup)
     confirm_load(args, target)
-    with tempfile.TemporaryDirectory() as folder, only_one(target, args.rate):
+    with undone_at_end(lambda: None), tempfile.TemporaryDirectory() as folder, only_one(target, args.rate):
         result = Path(folder) / "result.json"
         _run_tool([*_words(args, target, server), *args.more], result, quiet=args.json)
         try:
@@ -94,9 +95,19 @@ def check_access(url: str, lookup: Lookup | None = None) -> None:
 
 
 def lengths(args: argparse.Namespace, workload: Workload, longest: int | None) -> tuple[int, int, int]:
-    """Tokens of a shared prefix, of the rest of a prompt, and of an answer: the means of the workload."""
+    """Tokens of a shared prefix, of the rest of a prompt, and of an answer: the means of the workload.
+
+    Raises:
+        FleetError: the exact lengths that were asked for do not fit.
+    """
     from vllm_console.load.shape import fit_lengths, mean_length
 
+    exact = (args.input_tokens or 1) + (args.output_tokens or 1)
+    if longest is not None and exact > longest and (args.input_tokens or args.output_tokens):
+        raise FleetError(
+            f"{exact:,} tokens do not fit: prompt and answer may have {longest:,} in the server's context, less what "
+            "'vllm bench serve' adds to prompts"
+        )
     prompt = args.input_tokens or round(mean_length(workload.input_tokens_p95))
     output = args.output_tokens or round(mean_length(workload.output_tokens_p95))
     prompt, output = fit_lengths(max(1, prompt), max(1, output), longest)

@@ -50,6 +50,8 @@ def test_a_benchmark_has_the_presets_mean_lengths_within_the_context():
     prefix, prompt, output = lengths(asked, WORK, 512)
     assert prefix + prompt + output <= 512
     assert lengths(argparse.Namespace(input_tokens=1, output_tokens=3), WORK, None) == (0, 1, 3)
+    with pytest.raises(FleetError, match=r"608 tokens do not fit: prompt and answer may have 480"):
+        lengths(argparse.Namespace(input_tokens=600, output_tokens=8), WORK, 480)
 
 
 @pytest.mark.parametrize("options", [[], ["--requests", "5", "--rate", "2"]])
