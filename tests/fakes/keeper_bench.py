@@ -110,12 +110,16 @@ class Bench:
             pytest.fail(f"{error}\n{self.read(name)}\n{notes}\n{self.log(name)[-2000:]}")
 
     def orphaned(self, record: ServerRecord) -> None:
-        """Kill a keeper, and wait until its locks are free: a dying process closes its files one by one."""
+        """Kill a keeper, and wait until its locks are free."""
         assert record.keeper is not None
-        home = client.folder(self.root, record.name)
         processes.send(record.keeper, signal.SIGKILL)
+        self.let_go(record.name)
+
+    def let_go(self, name: str = "one") -> None:
+        """Wait until a dying keeper's locks are free: it counts as dead before its threads have closed its files."""
+        home = client.folder(self.root, name)
         until(
-            lambda: not client.keeper_alive(self.root, record.name) and not folders.is_stale(home),
+            lambda: not client.keeper_alive(self.root, name) and not folders.is_stale(home),
             "the keeper's death",
         )
 

@@ -107,6 +107,7 @@ def test_a_keeper_lets_go_of_a_server_that_another_one_has(bench, wait_until):
             assert bench.adopt() == [], "there is one"
         finally:
             other.kill()
+    bench.let_go()
     assert bench.adopt() == ["one"]
     bench.stopped()
 
