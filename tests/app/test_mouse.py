@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from textual.events import Click, MouseScrollDown
+from textual.events import Click, MouseScrollDown, MouseScrollLeft, MouseScrollUp
 
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.screens.findings import FindingsScreen
@@ -88,6 +88,31 @@ async def test_a_click_on_a_chart_shows_that_moment(console, fakes):
         at = c.fleet.times[-1].at
         await click(c, "prefix hits")
         assert c.fleet.times[-1].at == at, "figures are no chart"
+
+
+async def test_the_wheel_over_a_chart_moves_the_cursor_and_with_ctrl_changes_the_range(console, fakes):
+    async with console(fakes.chat) as c:
+        await c.until(lambda: c.app.operations.selected.series is not None)
+        x, y = await place(c, "100%┤")
+        pane = c.app.operations.query_one("#kv-cache")
+
+        async def wheel(event, x=x + 10, **more):
+            at = (x - pane.region.x, y + 1 - pane.region.y)
+            await c.pilot._post_mouse_events([event], widget=pane, offset=at, **more)
+
+        await wheel(MouseScrollUp, x=x)
+        assert c.app.operations.time.view.at is None, "the labels are no chart"
+        await wheel(MouseScrollUp)
+        await c.sees("at 12:40:50 · 17s ago · 15m")
+        await wheel(MouseScrollLeft)
+        await c.sees("at 12:40:35")
+        await wheel(MouseScrollUp, control=True)
+        await c.sees("5m  end live")
+        await wheel(MouseScrollDown, control=True)
+        await c.sees("15m  end live")
+        for _ in range(3):
+            await wheel(MouseScrollDown)
+        await c.sees("live · 15m")
 
 
 async def test_a_pair_of_keys_has_two_places(console, fakes):

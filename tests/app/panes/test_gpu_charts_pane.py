@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from textual.events import MouseScrollUp
 
 from vllm_console.fleet.markers import Marker, MarkerKind
 from vllm_console.fleet.snapshot import FleetSnapshot
@@ -127,3 +128,7 @@ async def test_time_can_be_moved_without_a_server(console: Any, fakes: Any) -> N
         await c.until(lambda: fleet.times[-1].at is not None)
         await c.press("end")
         await c.until(lambda: fleet.times[-1].at is None)
+        pane = c.app.operations.query_one("#gpus")
+        y = next(y for y, strip in enumerate(pane.lines) if "┤" in strip.text)
+        await c.pilot._post_mouse_events([MouseScrollUp], widget=pane, offset=(20, y))
+        await c.until(lambda: fleet.times[-1].at is not None, "the wheel moves the cursor, too")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
-from textual import events
+from textual import events, on
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView, State
@@ -65,6 +65,14 @@ class Pane(FramedView):
         """Go to the time in a chart that was clicked."""
         await pick_time(self, event)
 
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollDown)
+    @on(events.MouseScrollLeft)
+    @on(events.MouseScrollRight)
+    async def wheel(self, event: events.MouseEvent) -> None:
+        """Move through the time of the chart under the mouse."""
+        await wheel_time(self, event)
+
     def on_show(self) -> None:
         """Draw what came while the pane was hidden."""
         if self._shown:
@@ -77,6 +85,15 @@ async def pick_time(view: FramedView, event: events.Click) -> None:
     if place is not None:
         event.stop()
         await view.run_action(f"screen.time_at({place:.4f})")
+
+
+async def wheel_time(view: FramedView, event: events.MouseEvent) -> None:
+    """The wheel over a chart moves the cursor in time, up is back as in a log; with ctrl it changes the range."""
+    if place_at(view.lines, event.x, event.y) is None:
+        return
+    event.stop()
+    by = -1 if isinstance(event, events.MouseScrollUp | events.MouseScrollLeft) else 1
+    await view.run_action(f"screen.step_range({by})" if event.ctrl else f"screen.time({by})")
 
 
 def title_line(number: int, name: str, width: int, right: Sequence[Part] = (), *shorter: Sequence[Part]) -> Strip:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from textual import events
+from textual import events, on
 
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.text import plain
-from vllm_console.ui.panes.base import pick_time
+from vllm_console.ui.panes.base import pick_time, wheel_time
 from vllm_console.ui.widgets.framed import FramedView
 
 if TYPE_CHECKING:
@@ -44,6 +44,14 @@ class GpusPane(FramedView):
     async def on_click(self, event: events.Click) -> None:
         """Go to the time in a chart that was clicked."""
         await pick_time(self, event)
+
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollDown)
+    @on(events.MouseScrollLeft)
+    @on(events.MouseScrollRight)
+    async def wheel(self, event: events.MouseEvent) -> None:
+        """Move through the time of the chart under the mouse."""
+        await wheel_time(self, event)
 
     def on_show(self) -> None:
         """Draw what came while the pane was hidden."""
