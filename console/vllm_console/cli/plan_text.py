@@ -304,10 +304,10 @@ def _memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
         rows = [(f"node {node.rank} ", gpu) for node in nodes.nodes for gpu in node.memory]
     for where, gpu in rows:
         index = UNKNOWN if gpu.index is None else str(gpu.index)
-        yield f"{where}GPU {index:>2}  {_bar(gpu, marks)}  {gpu.total_gib:.1f} GiB"
+        yield f"{where}GPU {index:>2}  {_bar(gpu, marks)}  {gpu.total_gib:.1f} GiB usable"
         overhead = gpu.overhead_gib + gpu.graphs_gib
         parts = (("weights", gpu.weights_gib), ("overhead", overhead), ("KV cache", gpu.kv_gib),
-                 ("others", gpu.others_gib), ("free", gpu.free_gib))  # fmt: skip
+                 ("others", gpu.others_gib), ("left", gpu.free_gib))  # fmt: skip
         cells = [f"{mark} {name} {gib:.1f}" for mark, (name, gib) in zip(marks, parts, strict=True)]
         if gpu.free_gib < -LEAST_GIB:
             cells[-1] = f"missing {-gpu.free_gib:.1f}"

@@ -64,7 +64,16 @@ async def test_the_plan_shows_the_budget_with_its_legend(screen, wait_until, siz
         await pilot.press("tab", "tab")
         await wait_until(pilot, lambda: "█ weights" in screen.text())
         text = flat(screen)
-        for part in ("≡ overhead", "▒ KV cache", "╳ others", "· free", "24.0", "estimate", "128 KiB per token"):
+        for part in (
+            "≡ overhead",
+            "▒ KV cache",
+            "╳ others",
+            "· left",
+            "usable",
+            "24.0",
+            "estimate",
+            "128 KiB per token",
+        ):
             assert part in text
         assert "30× at 4,096" in text or "30× concurrent at 4,096" in text
         assert "64× at" in text
@@ -407,7 +416,7 @@ async def test_the_bar_is_drawn_in_ascii_where_the_terminal_has_no_more(fleet, w
     app = host(lambda: LaunchScreen(fleet))
     app.ascii = True
     async with app.run_test(size=WIDE) as pilot:
-        await wait_until(pilot, lambda: "# weights = overhead % KV cache x others . free" in flat(app))
+        await wait_until(pilot, lambda: "# weights = overhead % KV cache x others . left" in flat(app))
         assert app.text().isascii()
 
 

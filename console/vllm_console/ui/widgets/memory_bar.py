@@ -42,9 +42,10 @@ _PARTS = (
     _Part("≡", "overhead", "over", Style(color="bright_blue")),
     _Part("▒", "KV cache", "KV", Style(color="green")),
     _Part("╳", "others", "oth", None),
-    _Part("·", "free", "free", DIM),
+    _Part("·", "left", "left", DIM),
 )
-"""In the order of the bar. Overhead is CUDA context, activations and CUDA graphs; others are other processes."""
+"""In the order of the bar. Overhead is CUDA context, activations and CUDA graphs; others are other processes; what is
+left is less than what is free now, since the launch takes the rest."""
 
 
 def _sizes(gpu: GpuBudget) -> tuple[float, ...]:
@@ -106,10 +107,10 @@ def budget_rows(memory: MemoryBudget, width: int, most: int) -> list[Strip]:
 
 
 def _titles(width: int) -> list[tuple[str, Style | None]]:
-    """The legend's columns; each is wide enough for a figure."""
+    """The legend's columns; each is wide enough for a figure. ``usable`` is what CUDA sees: less than the card has."""
     long = width >= LONG_TITLES
     named = [(f"{part.mark} {part.title if long else part.short}", part.style) for part in _PARTS]
-    return [(fit(title, max(6, len(title)), ">"), style) for title, style in [*named, ("all", DIM)]]
+    return [(fit(title, max(6, len(title)), ">"), style) for title, style in [*named, ("usable", DIM)]]
 
 
 def _figures(gpu: GpuBudget, widths: Sequence[int]) -> list[Part]:

@@ -102,7 +102,7 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: Budg
     fix = Changes(set={UTILIZATION: fitting}) if less is not None and less.fits else None
     why = f"; {limit}" if limit else ""
     text = (
-        f"{who}{why}: {free:.1f} of {total:.1f} GiB available; {needed - free:.1f} GiB short of "
+        f"{who}{why}: {free:.1f} GiB available; {needed - free:.1f} GiB short of "
         f"--{UTILIZATION} {utilization(plan):g} ({needed:.1f} GiB), so vLLM will not start"
     )
     yield PlanFinding("memory_held", Level.ERROR, text, fix, surely=False)
@@ -143,7 +143,7 @@ def _beyond(plan: Plan, memory: MemoryBudget, budget: BudgetFor | None) -> PlanF
     name = fixed_size(plan)[0]
     text = (
         f"--{name} {plan.flags[name]} is {gpu.kv_gib:.1f} GiB per GPU; weights need {gpu.weights_gib:.1f} and "
-        f"activations {rest:.1f}, the GPU has {gpu.total_gib:.1f}{held}: {-gpu.free_gib:.1f} GiB short"
+        f"activations {rest:.1f}, the GPU has {gpu.total_gib:.1f} usable{held}: {-gpu.free_gib:.1f} GiB short"
     )
     most = math.floor((gpu.kv_gib + gpu.free_gib) * 10) / 10
     size = int(whole(plan.flags, BLOCKS, 0) * most / gpu.kv_gib if name == BLOCKS else most * GIB)

@@ -79,7 +79,7 @@ def test_the_legend_stands_over_its_figures_and_nothing_is_wider_than_the_room(w
     figures = ["16.0", "3.0", "20.0", "4.0", "5.0", "48.0"]
     assert row.split()[-6:] == figures
     titles = (
-        ["weights", "overhead", "KV cache", "others", "free"] if width >= 76 else ["wgt", "over", "KV", "oth", "free"]
+        ["weights", "overhead", "KV cache", "others", "left"] if width >= 76 else ["wgt", "over", "KV", "oth", "left"]
     )
     for title, figure in zip(titles, figures, strict=False):
         assert row.index(f" {figure}") + 1 + len(figure) == head.index(title) + len(title)
