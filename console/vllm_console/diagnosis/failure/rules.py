@@ -197,7 +197,7 @@ RULES: tuple[FailureRule, ...] = (
         r"|must be divisible by dcp_size|data_parallel_size_local \(\d+\) must be <="
         r"|async scheduling is (?:currently )?(?:only|not) supported|Chunked prefill is required for mamba"
         r"|`fp8` quantization method no longer supports online"
-        r"|LoRA rank \d+ is greater than max_lora_rank"
+        r"|LoRA rank \d+ is greater than max_lora_rank|ValueError: Call to add_lora method failed: LoRA is not enabled"
         r"|Number of experts in the model must be greater than 0"
         r"|Pipeline parallelism is not supported for this model"
         r"|Non-MoE models do not support external data parallel mode"

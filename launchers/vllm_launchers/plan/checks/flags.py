@@ -7,12 +7,14 @@ Codes: ``flag_unknown``, ``flag_dead``, ``flag_too_new``, ``flag_value``, ``flag
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher, get_close_matches
 
 import msgspec
 from msgspec.structs import replace
 
+from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.plan.budget.memory_flags import (
     least_step,
@@ -32,6 +34,7 @@ from vllm_launchers.plan.flags import (
     TRUE_ONLY,
     UTILIZATION,
     flag_words,
+    quoted,
     token_count,
 )
 from vllm_launchers.plan.inputs import PlanInputs
@@ -66,6 +69,7 @@ CLEARLY = 0.8
 _APART = 0.05
 _FALSE_DROPPED_TO: Release = (0, 32, 99)
 """Up to here ``vllm serve --config`` drops ``x: false``: the fix in 0.28 covers only its API server."""
+_NAME = lazy_pattern(r"\[\w+\]")
 _TRANSFER = "kv-transfer-config"
 _BATCHED = "--max-num-batched-tokens "
 _OPEN_VALUES = ("quantization", "kv-cache-dtype", "load-format", "tokenizer-mode", "config-format")
@@ -229,7 +233,7 @@ def _values(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
     assert engine.table is not None
     known = dict(flags)
     for name, value in flags.items():
-        if (finding := _value(name, value, engine)) is not None:
+        if (finding := _value(name, value, engine) or _broken_json(name, value, engine)) is not None:
             del known[name]
             yield finding
     if (finding := _connector(known, engine)) is not None:
@@ -239,7 +243,8 @@ def _values(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
         alone = name in known and problem(engine.table, name, known[name], multimodal=engine.multimodal) is not None
         if _BATCHED in sentence and not alone:
             continue  # two contradictory flags: `values` reports it, with a fix
-        fix = _nearest_value(name, str(known[name]), _choices(name, engine.table)) if alone else None
+        value = str(known.get(name))
+        fix = _nearest_value(name, value, _choices(name, engine.table)) or _completed(name, value) if alone else None
         yield PlanFinding("flag_value", Level.ERROR, f"{engine.name} will not start: {sentence}", fix)
 
 
@@ -292,6 +297,35 @@ def _value(name: str, value: FlagValue, engine: _Engine) -> PlanFinding | None:
             "flag_value", Level.ERROR, f"{engine.name} does not support {shown}{hint}", fix, surely=False
         )
     return None
+
+
+def _broken_json(name: str, value: FlagValue, engine: _Engine) -> PlanFinding | None:
+    """A list or an object for a key of a JSON flag whose end is missing, or the like: vLLM takes it as text.
+
+    Not certain: a key may take any text. ``[ngram]`` is a name.
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    if "." not in name or name.endswith("+") or not text.startswith(("[", "{")) or _NAME.fullmatch(text):
+        return None
+    if _is_json(text) or (engine.table is not None and problem(engine.table, name, value) is not None):
+        return None
+    kind = "list" if text[0] == "[" else "object"
+    message = f"{engine.name} takes --{name} {quoted(text)} as text: it looks like a JSON {kind} but is not valid JSON"
+    return PlanFinding("flag_value", Level.ERROR, message, _completed(name, text), surely=False)
+
+
+def _completed(name: str, text: str) -> Changes | None:
+    """A JSON list or object whose end is missing, with its end."""
+    whole = next((text + end for end in ("]", "}", "]}", "}]") if text[:1] in "[{" and _is_json(text + end)), None)
+    return Changes(set={name: whole}) if whole is not None else None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _connector(flags: Flags, engine: _Engine) -> PlanFinding | None:

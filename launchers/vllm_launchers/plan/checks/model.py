@@ -17,6 +17,7 @@ from vllm_launchers.vllm.model_folder import RUNTIME_LORA, updates_adapters
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.removed_flags import NEVER, removed_value
 
+_ADAPTERS = "lora-modules"
 HERE = ("folder", "cache")
 GATED = (
     "meta-llama/",
@@ -150,7 +151,11 @@ def _reads(asked: str, stored: str) -> bool:
 
 
 def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
-    """Who could load adapters into this server."""
+    """Adapters that vLLM does not load, and who could load others into this server."""
+    if plan.flags.get(LORA) is not True and plan.flags.get(_ADAPTERS, "None") not in ("", "None"):
+        # ``create_engine_config`` accepts it; the API server loads them after the model (``init_static_loras``)
+        text = f"vLLM will not start: --{_ADAPTERS} needs --{LORA}"
+        yield PlanFinding("adapters_off", Level.ERROR, text, Changes(set={LORA: True}))
     if not updates_adapters({**inputs.environment.variables, **plan.environment}):
         return
     if plan.flags.get(LORA) is not True:

@@ -506,10 +506,15 @@ _WITH_A_DRAFT = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "
 """Methods whose tokens come from a model of their own."""
 
 
+def _draft_parallel(given: Given) -> str | None:
+    config = "speculative-config"
+    if given.key(config, "tensor_parallel_size") is None:
+        return None
+    return f"--{config} has draft_tensor_parallel_size in place of tensor_parallel_size, which vLLM refuses"
+
+
 def _draft(given: Given) -> str | None:
     config = "speculative-config"
-    if given.key(config, "tensor_parallel_size") is not None:
-        return f"--{config} has draft_tensor_parallel_size in place of tensor_parallel_size, which vLLM refuses"
     tokens = given.key(config, "num_speculative_tokens") or given.count("spec-tokens", given=True)
     method = given.key(config, "method") or given.text("spec-method")
     if not tokens or given.key(config, "model") or given.has("spec-model") or (method and method not in _WITH_A_DRAFT):
@@ -713,7 +718,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("ray-workers-use-nsight",), _nsight),
     Condition(("offload-num-in-group", "offload-group-size"), _grouped),
     Condition(("mamba-ssu-algorithm", "mamba-backend"), _ssu),
-    Condition(("speculative-config",), _draft, _CHECKED),
+    Condition(("speculative-config",), _draft, (0, 11)),
+    Condition(("speculative-config",), _draft_parallel, _CHECKED),
     _set_twice("spec-tokens", "speculative-config", "num_speculative_tokens", _CHECKED),
     _set_twice("spec-method", "speculative-config", "method", _CHECKED),
     _set_twice("spec-model", "speculative-config", "model", _CHECKED),

@@ -201,6 +201,10 @@ def test_a_new_name_is_offered_only_to_a_release_that_knows_it() -> None:
         ),
         ("ValueError: LoRA rank 64 is greater than max_lora_rank 16.", Changes({"max-lora-rank": 64})),
         ("ValueError: LoRA rank 33 is greater than max_lora_rank 16.", Changes({"max-lora-rank": 64})),
+        (
+            "ValueError: Call to add_lora method failed: LoRA is not enabled. Use --enable-lora to enable LoRA.",
+            Changes({"enable-lora": True}),
+        ),
         ("ValueError: LoRA rank 1024 is greater than max_lora_rank 512.", Changes()),
         (
             "Value error, Number of experts in the model must be greater than 0 when expert parallelism is enabled. "

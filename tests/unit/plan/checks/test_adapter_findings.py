@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from vllm_launchers.plan.checks.model import adapter_findings
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.model import Changes, Plan
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.model_folder import RUNTIME_LORA
 
@@ -45,3 +46,20 @@ def test_who_can_load_adapters(
 
 def test_the_variable_alone_is_of_no_use(plan: Callable[..., Plan]) -> None:
     assert [one.code for one in adapter_findings(plan(environment=ON), PlanInputs())] == ["adapters_off"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ({"lora-modules": "sql=/adapters/sql"}, True),
+        ({"lora-modules": "sql=/adapters/sql", LORA: False}, True),
+        ({"lora-modules": "sql=/adapters/sql", LORA: True}, False),
+        ({"lora-modules": "None"}, False),
+    ],
+)
+def test_adapters_need_the_flag_that_loads_them(
+    plan: Callable[..., Plan], flags: dict[str, Any], refused: bool
+) -> None:
+    """vLLM accepts the flags, and ends once the model is loaded."""
+    found = [(one.code, one.level, one.fix) for one in adapter_findings(plan(set=flags), PlanInputs())]
+    assert found == [("adapters_off", Level.ERROR, Changes(set={LORA: True}))] * refused

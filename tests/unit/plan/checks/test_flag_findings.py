@@ -38,6 +38,9 @@ def test_shipped_presets_are_well_in_every_release(name: str, version: str) -> N
 GOOD: list[dict[str, Any]] = [
     {"compilation-config.mode": 3},
     {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'},
+    {"speculative-config.method": "[ngram]", "speculative-config.num_speculative_tokens": 3},
+    {"compilation-config.cudagraph_capture_sizes": "[1, 2]"},
+    {"compilation-config.cudagraph_capture_sizes+": "1,2"},
     {"quantization": "awq", "kv-cache-dtype": "fp8", "max-model-len": "4k"},
     {"attention-backend": "flashinfer"},
     {"disable-log-stats": False, "enable-chunked-prefill": False},
@@ -67,6 +70,23 @@ def test_a_typo_is_named_and_corrected(flags: dict[str, Any], fix: Changes) -> N
         assert "is short for" in finding.message
     assert (finding.code, finding.fix) == ("flag_unknown", fix)
     assert f"--{name}" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("flags", "whole"),
+    [
+        ({"compilation-config.cudagraph_capture_sizes": "[1, 2"}, "[1, 2]"),
+        ({"hf-overrides.rope_parameters": '{"rope_type": [1'}, '{"rope_type": [1]}'),
+        ({"compilation-config.cudagraph_capture_sizes": "[1, 2,]"}, None),
+        ({"compilation-config": '{"mode": 3'}, '{"mode": 3}'),
+    ],
+)
+def test_json_without_its_end_is_completed(flags: dict[str, Any], whole: str | None) -> None:
+    """The keys of a release that is not installed are not known; vLLM takes the value of one as text then."""
+    finding = only(flags)
+    (name,) = flags
+    assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, "." not in name)
+    assert finding.fix == (Changes(set={name: whole}) if whole else None)
 
 
 def test_a_name_like_no_other_is_only_refused() -> None:

@@ -377,10 +377,13 @@ def test_a_release_that_chunks_prompts_anyway_takes_a_small_step() -> None:
     assert broken_conditions(table_of("0.11.1"), flags) != []
 
 
-def test_a_finding_that_came_later_does_not_count_before() -> None:
-    flags: Flags = {"enable-log-outputs": True}
+@pytest.mark.parametrize(
+    ("flags", "first"),
+    [({"enable-log-outputs": True}, "0.13.0"), ({"speculative-config": '{"num_speculative_tokens": 3}'}, "0.11.0")],
+)
+def test_a_finding_that_came_later_does_not_count_before(flags: Flags, first: str) -> None:
     assert broken_conditions(table_of("0.10.2"), flags) == []
-    assert broken_conditions(table_of("0.13.0"), flags) != []
+    assert broken_conditions(table_of(first), flags) != []
     for no_release in (None, "0.²", f"0.{'9' * 5000}"):
         assert broken_conditions(table_of(no_release), flags) != []
 

@@ -358,6 +358,9 @@ def conflicting_flags(case: Case) -> tuple[Fix, ...]:
         return (Fix(Changes({"quantization": online_fp8(NEWEST)}), why),)
     if found := _RANK.search(text):
         return _larger_rank(int(found["rank"]))
+    if "LoRA is not enabled" in text:
+        why = "--lora-modules names adapters, which vLLM loads only with --enable-lora."
+        return (Fix(Changes({"enable-lora": True}), why, "GPU memory is reserved for adapters."),)
     if "num_speculative_tokens" in text:
         return speculation(case)
     return _left_out(case)
