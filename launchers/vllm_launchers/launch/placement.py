@@ -15,7 +15,7 @@ from vllm_launchers.host.gpu.host import Gpu, Host, with_claims
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings
 from vllm_launchers.host.gpu.topology import spans
 from vllm_launchers.launch.errors import NoPlaceError, UsageError
-from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget
 from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.flags import BYTES, VISIBLE, token_count
 from vllm_launchers.plan.model import Engine, EngineKind, Flags
@@ -71,10 +71,12 @@ class GpuRequest(msgspec.Struct, frozen=True):
         share = self.flags.get("gpu-memory-utilization", default_utilization(self.engine.release))
         if gpu.memory_gib is None or isinstance(share, bool) or not isinstance(share, int | float):
             return None
+        if not 0 < share <= 1:
+            share = default_utilization(self.engine.release)  # vLLM refuses it, and that is what the plan offers
         least, memory = (token_count(self.flags.get(BYTES)) or 0) / GIB, self.memory
         if memory is not None and memory.fixed:
             least = memory.taken_gib
-        return round(max(share * gpu.memory_gib, least), 1)
+        return max(share * gpu.memory_gib, least)
 
 
 def find_place(
@@ -223,7 +225,8 @@ def _lower_hint(found: Placement, wanted: GpuRequest, host: Host, shares: Sequen
     if found.mig is not None:
         sizes = [(found.mig.memory_gib, found.mig.free_gib)]
     parts = [free / memory for memory, free in sizes if memory and free]
-    fitting = math.floor(min(parts) * 100) / 100 if parts and len(parts) == len(sizes) else 0.0
+    share = min(HIGHEST_UTILIZATION, min(parts, default=0.0))
+    fitting = math.floor(share * 100) / 100 if len(parts) == len(sizes) else 0.0
     least = 0.0 if memory is None else memory.taken_gib if memory.fixed else memory.weights_gib
     if any(fitting * size <= least for size, _ in sizes if size):
         return ""

@@ -32,6 +32,9 @@ MOST_SETS = 20_000
 IDLE_SHARE = 0.1
 """A GPU with no more than this share of its memory in use counts as free if no need was given."""
 
+SLACK_GIB = 0.05
+"""Free memory is compared no more precisely than the driver reports it."""
+
 FREE_STEPS = 4
 """Free memory is compared in quarters of a GiB, so that the order does not flicker."""
 
@@ -197,7 +200,7 @@ def _ask(host: Host, need: Need, shares: tuple[GpuShare, ...]) -> _Asked:
 def _tier(need: float | None, gpu: Gpu, free: float | None, shares: Iterable[GpuShare] = ()) -> int:
     """0 if it is free (or has what is needed, and nobody else is on it), 1 if it is shared, 2 if too full."""
     if need is not None:
-        return 2 if free is not None and free < need else int(is_held_by_others(gpu))
+        return 2 if free is not None and free + SLACK_GIB < need else int(is_held_by_others(gpu))
     # Within a share, the rest of the GPU is not available to us.
     limit = min((value for s in shares if s.gpu == gpu.index and (value := s.limit(gpu)) is not None), default=None)
     whole = limit if limit is not None else gpu.memory_gib
@@ -444,8 +447,12 @@ def _state(gpus: Sequence[Gpu], free: float | None, tier: int) -> str:
 
 
 def format_needs(needs: Sequence[float]) -> str:
-    """What is taken of each GPU: ``43.2 GiB``, or ``21.6 to 43.2 GiB`` if they differ."""
-    return " to ".join(f"{need:g}" for need in sorted({min(needs), max(needs)})) + " GiB"
+    """What is taken of each GPU: ``43.2 GiB``, or ``21.6 to 43.2 GiB`` if they differ.
+
+    Rounded up: what is missing is seen beside what is available.
+    """
+    rounded = [math.ceil(round(need * 10, 3)) / 10 for need in needs]
+    return " to ".join(f"{need:g}" for need in sorted({min(rounded), max(rounded)})) + " GiB"
 
 
 def held_by(gpus: Sequence[Gpu]) -> list[str]:

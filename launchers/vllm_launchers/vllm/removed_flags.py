@@ -15,6 +15,7 @@ import msgspec
 
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
+from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.release_defaults import Release
 
 FlagCarry = Callable[[Flags], Changes | None]
@@ -135,6 +136,15 @@ def task(flags: Flags) -> Changes | None:
     if task_name in _POOLING:
         return _moved({"runner": "pooling"}, ("task",), flags)
     return _moved({"runner": task_name} if task_name in ("generate", "draft") else {}, ("task",), flags)
+
+
+def graph_sizes(flags: Flags) -> Changes | None:
+    """Several sizes stay a list; a single one was the largest."""
+    several = several_words("cuda-graph-sizes", flags["cuda-graph-sizes"])
+    if len(several) > 1:
+        return rename("cuda-graph-sizes", "cudagraph-capture-sizes")(flags)
+    largest = int(several[0]) if several and _WHOLE.fullmatch(several[0]) else flags["cuda-graph-sizes"]
+    return _moved({"max-cudagraph-capture-size": largest}, ("cuda-graph-sizes",), flags)
 
 
 def no_mm_cache(flags: Flags) -> Changes | None:
@@ -344,13 +354,13 @@ _FLAGS: tuple[RemovedFlag, ...] = (
            "remove it: CUDA graphs are sized by batch now, with --max-cudagraph-capture-size"),
     RemovedFlag("cuda-graph-sizes", (0, 13, 0), "use --cudagraph-capture-sizes, or for a single number, the "
                 "largest, --max-cudagraph-capture-size",
-                rename("cuda-graph-sizes", "max-cudagraph-capture-size")),
+                graph_sizes),
     *_gone((0, 28, 0), "override-attention-dtype", _UNUSED),
     *_gone((0, 30, 0), "enable-bf16x3-router-gemm", _UNUSED),
     *_gone((0, 10, 0), "device", "remove it: the installed build decides the device"),
     *_lost((0, 10, 2), "override-neuron-config", "Neuron is a plugin with settings of its own"),
-    RemovedFlag("worker-use-ray", NEVER, "write --distributed-executor-backend ray",
-                becomes("worker-use-ray", "distributed-executor-backend", "ray")),
+    *_gone(NEVER, "worker-use-ray", "remove it: the GPUs of one machine need no Ray; a Ray cluster is used with "
+           "--distributed-executor-backend ray"),
     *_gone(NEVER, "engine-use-ray", _UNUSED),
     *_into((0, 12, 0), EPLB_KEYS, "eplb-config"),
     # Structured answers, tools, thinking

@@ -64,6 +64,29 @@ def test_when_nothing_fits_it_is_refused_with_who_holds_it_and_the_sets_stay_to_
     assert place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.5).gpus == (0, 1, 2, 3)
 
 
+def test_a_share_that_is_offered_is_one_that_the_plan_does_not_warn_of() -> None:
+    with pytest.raises(NoPlaceError, match=r"utilization 0\.95"):
+        place("4xa6000", gpu_memory_utilization=1)
+    assert place("4xa6000", gpu_memory_utilization=1.5).gpus == place("4xa6000").gpus, "vLLM refuses that anyway"
+
+
+@pytest.mark.parametrize(("more", "fits"), [(0.0, True), (0.04, True), (0.06, False)])
+def test_what_is_needed_is_not_rounded_over_what_is_free(more: float, fits: bool) -> None:
+    """23.38 GiB are free on each; a cache of a given size takes what is there."""
+    host = read_host(Path("2xrtx3090"))
+    host = replace(host, gpus=tuple(replace(gpu, free_gib=23.38) for gpu in host.gpus))
+    taken = MemoryBudget(
+        weights_gib=1.0, overhead_gib=1.0, graphs_gib=0.0, kv_gib=21.38 + more, kv_bytes_per_token=None,
+        kv_tokens=None, max_model_len=None, max_concurrency=None, fixed=True,
+    )  # fmt: skip
+    wanted = GpuRequest({"gpu-memory-utilization": 0.9}, VLLM, taken)
+    if fits:
+        assert find_place(wanted, host, "auto", ()).gpus
+    else:
+        with pytest.raises(NoPlaceError, match=r"23\.5 GiB free.*23\.4 GiB available"):
+            find_place(wanted, host, "auto", ())
+
+
 def test_tensor_parallelism_across_the_cpu_interconnect_is_warned_of_and_a_pipeline_over_it_is_not() -> None:
     across = place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.5)
     assert any("crosses the CPU interconnect" in text for text in across.warnings)
@@ -127,7 +150,7 @@ def test_on_unlike_gpus_each_is_asked_for_its_own_part() -> None:
     assert place(mixed, tensor_parallel_size=2, gpu_memory_utilization=0.9).gpus == (2, 3)
     # 0.55 of 48 GiB is free beside anna, and then the larger GPUs' pair stands before none of the smaller one's.
     assert place(mixed, "", 0, gpu_memory_utilization=0.55).warnings == ("GPU 0: anna holds 20.5 GiB",)
-    with pytest.raises(NoPlaceError, match=r"19\.1 to 40\.8 GiB free each.*anna.*utilization 0\.56"):
+    with pytest.raises(NoPlaceError, match=r"19\.2 to 40\.8 GiB free each.*anna.*utilization 0\.56"):
         place(mixed, tensor_parallel_size=4, gpu_memory_utilization=0.85)
 
 
@@ -331,7 +354,7 @@ def test_what_the_model_takes_besides_a_fixed_cache_is_asked_for_too() -> None:
     memory = MemoryBudget(6.0, 1.0, 0.5, 30.0, None, None, None, None, fixed=True)
     wanted = GpuRequest({"kv-cache-memory-bytes": "30G"}, VLLM, memory)
     gpu = Gpu(0, memory_gib=48.0)
-    assert wanted.need(gpu) == 44.2  # the share
+    assert wanted.need(gpu) == pytest.approx(44.16)  # the share
     assert GpuRequest({**wanted.flags, "gpu-memory-utilization": 0.3}, VLLM, memory).need(gpu) == 37.5
 
 

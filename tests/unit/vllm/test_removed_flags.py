@@ -101,10 +101,12 @@ CARRIED: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     ({"task": "embed"}, {"runner": "pooling"}, ("task",)),
     ({"task": "generate"}, {"runner": "generate"}, ("task",)),
     ({"task": "auto"}, {}, ("task",)),
-    ({"worker-use-ray": True}, {"distributed-executor-backend": "ray"}, ("worker-use-ray",)),
+    ({"worker-use-ray": True}, {}, ("worker-use-ray",)),
     ({"worker-use-ray": False}, {}, ("worker-use-ray",)),
     ({"disable-mm-preprocessor-cache": True}, {"mm-processor-cache-gb": 0}, ("disable-mm-preprocessor-cache",)),
     ({"cuda-graph-sizes": 64}, {"max-cudagraph-capture-size": 64}, ("cuda-graph-sizes",)),
+    ({"cuda-graph-sizes": "[64]"}, {"max-cudagraph-capture-size": 64}, ("cuda-graph-sizes",)),
+    ({"cuda-graph-sizes": "[1, 2, 4]"}, {"cudagraph-capture-sizes": "[1, 2, 4]"}, ("cuda-graph-sizes",)),
 ]
 
 

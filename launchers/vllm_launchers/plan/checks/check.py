@@ -70,7 +70,7 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
         yield from variable_value_findings(
             variables(plan, inputs), plan.environment, inputs.flags, plan.engine.release, plan.engine.build
         )
-    yield from value_findings(plan, inputs)
+    yield from value_findings(plan, inputs, budget)
     yield from cpu_findings(plan, inputs)
     yield from hardware_findings(plan, inputs)
     yield from model_findings(plan, inputs)

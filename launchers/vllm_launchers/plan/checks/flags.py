@@ -22,7 +22,8 @@ from vllm_launchers.plan.budget.memory_flags import (
     pools,
     whole_prompts,
 )
-from vllm_launchers.plan.checks.request import simulated, target_of, utilization
+from vllm_launchers.plan.checks.request import fewer_sequences, simulated, target_of, utilization
+from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import (
     BATCHED,
@@ -40,14 +41,14 @@ from vllm_launchers.plan.flags import (
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.rules import FLAG_RULES
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes
 from vllm_launchers.vllm.flags.check_nested import part_at
 from vllm_launchers.vllm.flags.check_value import Given, problem, refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import RELEASES, first_release, parse_release, release_table, variable_releases
 from vllm_launchers.vllm.flags.search import resolve_flag_name
 from vllm_launchers.vllm.flags.wording import listed
-from vllm_launchers.vllm.release_defaults import Release
+from vllm_launchers.vllm.release_defaults import Release, default_utilization
 from vllm_launchers.vllm.removed_flags import (
     MISREAD_VARIABLES,
     NEVER,
@@ -243,8 +244,7 @@ def _values(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
         alone = name in known and problem(engine.table, name, known[name], multimodal=engine.multimodal) is not None
         if _BATCHED in sentence and not alone:
             continue  # two contradictory flags: `values` reports it, with a fix
-        value = str(known.get(name))
-        fix = _nearest_value(name, value, _choices(name, engine.table)) or _completed(name, value) if alone else None
+        fix = _right_value(name, str(known[name]), engine) if alone else None
         yield PlanFinding("flag_value", Level.ERROR, f"{engine.name} will not start: {sentence}", fix)
 
 
@@ -342,6 +342,14 @@ def _connector(flags: Flags, engine: _Engine) -> PlanFinding | None:
     fix = Changes(set={key: close[0]}) if close and key in flags else None
     text = f"{engine.name} has no connector '{name[:40]}' for --{_TRANSFER}; {hint}"
     return PlanFinding("flag_value", Level.ERROR, text, fix, surely=False)
+
+
+def _right_value(name: str, value: str, engine: _Engine) -> Changes | None:
+    """What was most likely meant by a value that vLLM refuses."""
+    if name == UTILIZATION:
+        return Changes(set={name: default_utilization(engine.release)})
+    choices = _choices(name, engine.table) if engine.table is not None else ()
+    return _nearest_value(name, value, choices) or _completed(name, value)
 
 
 def _nearest_value(name: str, value: str, choices: tuple[str, ...]) -> Changes | None:
@@ -445,14 +453,17 @@ ENOUGH_TOKENS = 2048
 """Tokens per step that are offered at least: vLLM's own default on small GPUs."""
 
 
-def value_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
-    """Each value alone (if no flag table does that better), then contradictory ones."""
+def value_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
+    """Each value alone (if no flag table does that better), then contradictory ones.
+
+    ``budget`` gives the memory with other flags: a larger step needs more.
+    """
     if inputs.flags is None:
         yield from _rules(plan)
     else:
         yield from _cache_blocks(plan)
-    yield from _utilization(plan)
-    yield from _batching(plan, inputs)
+    yield from _utilization(plan, budget)
+    yield from _batching(plan, inputs, budget)
     yield from _cache_bytes(plan)
 
 
@@ -461,7 +472,8 @@ def _rules(plan: Plan) -> Iterator[PlanFinding]:
         rule = FLAG_RULES.get(name)
         if rule is not None and not rule.allows(value):
             text = f"vLLM will refuse --{name} {str(value)[:40]}: expected {rule.expected}"
-            yield PlanFinding("flag_value", Level.ERROR, text)
+            own = Changes(set={name: default_utilization(plan.engine.release)}) if name == UTILIZATION else None
+            yield PlanFinding("flag_value", Level.ERROR, text, own)
 
 
 def _cache_blocks(plan: Plan) -> Iterator[PlanFinding]:
@@ -489,18 +501,20 @@ def _cache_bytes(plan: Plan) -> Iterator[PlanFinding]:
         yield PlanFinding("flag_value", Level.WARNING, text, Changes(unset=(BYTES,)))
 
 
-def _utilization(plan: Plan) -> Iterator[PlanFinding]:
+def _utilization(plan: Plan, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     share = utilization(plan)
-    if not HIGHEST_UTILIZATION < share <= 1:
+    if share <= HIGHEST_UTILIZATION:
         return
     text = (
         f"--{UTILIZATION} {share:g} leaves {1 - share:.0%} of the GPU free. vLLM can run out of memory while serving, "
         f"since it sizes the KV cache before all that it needs is known. Use at most {HIGHEST_UTILIZATION}"
     )
-    yield PlanFinding("utilization_high", Level.WARNING, text, Changes(set={UTILIZATION: HIGHEST_UTILIZATION}))
+    lower = Changes(set={UTILIZATION: HIGHEST_UTILIZATION})
+    found = budget(apply_changes(plan.flags, lower)) if budget is not None else None
+    yield PlanFinding("utilization_high", Level.WARNING, text, lower if found is None or found.fits else None)
 
 
-def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
+def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     """vLLM's own conditions on ``max-num-batched-tokens``.
 
     ``SchedulerConfig.verify_max_model_len``, and ``MultiModalBudget`` for models whose images and videos are not
@@ -510,7 +524,7 @@ def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     yield from _chunks_off(plan)
     batched, sequences = token_count(flags.get(BATCHED)), token_count(flags.get(SEQUENCES))
     if batched is None:
-        yield from _over_default_step(plan, inputs, sequences)
+        yield from _over_default_step(plan, inputs, sequences, budget)
         return
     context, said = token_count(flags.get(LENGTH)), f"--{LENGTH}"
     if LENGTH not in flags and inputs.facts is not None:
@@ -525,7 +539,7 @@ def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
             f"vLLM will refuse --{BATCHED} {batched}: each of {sequences} sequences (--{SEQUENCES}) "
             "needs room for a token in every step"
         )
-        yield PlanFinding("batch_too_small", Level.ERROR, text, larger)
+        yield PlanFinding("batch_too_small", Level.ERROR, text, _more_or_fewer(larger, plan, inputs, budget))
     if batched < item:
         text = (
             f"vLLM will refuse --{BATCHED} {batched}: the largest image or video of this model has {item:,} tokens and "
@@ -540,7 +554,16 @@ def _batching(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
         yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={CHUNKED: True}))
 
 
-def _over_default_step(plan: Plan, inputs: PlanInputs, sequences: int | None) -> Iterator[PlanFinding]:
+def _more_or_fewer(larger: Changes, plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes:
+    """Larger steps; fewer sequences where memory does not hold such steps."""
+    fewer = fewer_sequences(plan, inputs)
+    found = budget(apply_changes(plan.flags, larger)) if budget is not None else None
+    return larger if fewer is None or found is None or found.fits else fewer
+
+
+def _over_default_step(
+    plan: Plan, inputs: PlanInputs, sequences: int | None, budget: BudgetFor | None
+) -> Iterator[PlanFinding]:
     """More sequences than the tokens of a step that vLLM takes for these GPUs: it does not raise its own default."""
     default = target_of(plan, inputs).derived(plan.flags).get(BATCHED)
     if sequences is None or not isinstance(default, int) or default >= sequences:
@@ -549,7 +572,8 @@ def _over_default_step(plan: Plan, inputs: PlanInputs, sequences: int | None) ->
         f"vLLM will refuse --{SEQUENCES} {sequences}: without --{BATCHED} a step has {default:,} tokens here, and each "
         "sequence needs room for one in every step"
     )
-    yield PlanFinding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: sequences}))
+    fix = _more_or_fewer(Changes(set={BATCHED: sequences}), plan, inputs, budget)
+    yield PlanFinding("batch_too_small", Level.ERROR, text, fix)
 
 
 def _chunks_off(plan: Plan) -> Iterator[PlanFinding]:

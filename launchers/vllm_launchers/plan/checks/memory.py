@@ -13,20 +13,25 @@ from vllm_launchers.host.gpu.sharing import available_gib, format_share, is_held
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget
 from vllm_launchers.plan.budget.memory_flags import whole
 from vllm_launchers.plan.checks.context import longest_supported
-from vllm_launchers.plan.checks.request import fixed_size, fp8_cache_of, gpus_of, ranks, utilization, without_fixed_size
+from vllm_launchers.plan.checks.request import (
+    fewer_sequences,
+    fixed_size,
+    fp8_cache_of,
+    gpus_of,
+    ranks,
+    utilization,
+    without_fixed_size,
+)
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import BLOCKS, DATA, KV_DTYPE, LENGTH, PIPELINE, TENSOR, UTILIZATION
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.placement import UUID_SINCE, format_held, takes_uuids
+from vllm_launchers.plan.placement import SLACK_GIB, UUID_SINCE, format_held, takes_uuids
 from vllm_launchers.plan.tensor_sizes import tensor_problem
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import Changes, Flags, apply_changes, whole_number
-
-SLACK_GIB = 0.05
-"""Free memory is compared no more precisely than the driver reports it."""
 
 LEAST_UTILIZATION = 0.3
 LARGER_SHARES = (0.9, 0.92, HIGHEST_UTILIZATION)
@@ -80,10 +85,10 @@ def _on_slice(plan: Plan) -> bool:
 
 
 def _free_share(gpus: tuple[Gpu, ...], inputs: PlanInputs) -> float:
-    """The share that is free on each of them, rounded down; GPUs of unknown memory do not count."""
+    """The share to take of what is free on each of them, rounded down; GPUs of unknown memory do not count."""
     pairs = [(available_gib(gpu, inputs.shares), gpu.memory_gib) for gpu in gpus if not gpu.lost]
     shares = [free / total for free, total in pairs if free is not None and total is not None]
-    return math.floor(min(shares, default=0.0) * 100) / 100
+    return min(HIGHEST_UTILIZATION, math.floor(min(shares, default=0.0) * 100) / 100)
 
 
 def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: BudgetFor | None) -> Iterator[PlanFinding]:
@@ -114,7 +119,7 @@ def _room(
     if memory.kv_gib <= 0:
         rest = memory.overhead_gib + memory.graphs_gib
         room = max(0.0, memory.kv_gib + memory.weights_gib + rest)
-        way = _larger_share(plan, budget) or _more_gpus(plan, inputs, budget)
+        way = _larger_share(plan, budget) or _fewer(plan, inputs, budget) or _more_gpus(plan, inputs, budget)
         text = (
             f"weights need {memory.weights_gib:.1f} GiB per GPU and activations {rest:.1f}, of {room:.1f} available: "
             f"{-memory.kv_gib:.1f} GiB short"
@@ -221,6 +226,13 @@ def _larger_share(plan: Plan, budget: BudgetFor | None) -> Changes | None:
         if share > utilization(plan) and (found := budget({**plan.flags, **more})) is not None and found.fits:
             return Changes(set=more)
     return None
+
+
+def _fewer(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes | None:
+    """As many sequences as vLLM itself would run, if it fits with them: each takes memory in every step."""
+    fewer = fewer_sequences(plan, inputs)
+    found = budget(apply_changes(plan.flags, fewer)) if budget is not None and fewer is not None else None
+    return fewer if found is not None and found.fits else None
 
 
 def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes | None:

@@ -16,15 +16,17 @@ from vllm_launchers.plan.flags import (
     BYTES,
     DATA,
     PIPELINE,
+    SEQUENCES,
     TENSOR,
     UTILIZATION,
     VISIBLE,
+    token_count,
 )
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.proposals import Target, release_flags
 from vllm_launchers.vllm.engines import Engine, EngineKind
-from vllm_launchers.vllm.flags.changes import Flags, whole_number
+from vllm_launchers.vllm.flags.changes import Changes, Flags, whole_number
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 FAR = ("nnodes", "node-rank", "data-parallel-address", "data-parallel-size-local", "data-parallel-hybrid-lb",
@@ -53,9 +55,21 @@ def on_ray(engine: Engine, flags: Flags) -> bool:
 
 
 def utilization(plan: Plan) -> float:
-    """The share of each GPU that vLLM will take: the flag, else the release's default."""
+    """The share of each GPU that vLLM will take: the flag, if vLLM accepts it, else the release's default."""
     value = decimal(plan.flags.get(UTILIZATION))
-    return value if value is not None else default_utilization(plan.engine.release)
+    return value if value is not None and 0 < value <= 1 else default_utilization(plan.engine.release)
+
+
+def default_sequences(plan: Plan, inputs: PlanInputs) -> int | None:
+    """How many sequences vLLM would run at once if no flag said so; None if unknown."""
+    found = target_of(plan, inputs).derived({name: plan.flags[name] for name in plan.flags if name != SEQUENCES})
+    return whole_number(found, SEQUENCES, 0) or None
+
+
+def fewer_sequences(plan: Plan, inputs: PlanInputs) -> Changes | None:
+    """As many sequences as vLLM itself would run, where more were asked for."""
+    asked, own = token_count(plan.flags.get(SEQUENCES)), default_sequences(plan, inputs)
+    return Changes(set={SEQUENCES: own}) if asked is not None and own is not None and own < asked else None
 
 
 def uses_gpus(plan: Plan) -> bool:

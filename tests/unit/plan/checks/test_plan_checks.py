@@ -48,6 +48,8 @@ BLOCKS = replace(FP8, quantization=Quantization("fp8", 8, block=(128, 128)), int
 HUB = replace(BF16, model="org/eight", source="hub", folder=None, bytes_to_download=16 * 10**9)
 SEVENTY = replace(BF16, layers=(LayerKind.FULL,) * 80, heads=64, hidden_size=8192, intermediate_size=28672,
                   weight_bytes=141 * 10**9)  # fmt: skip
+NEARLY_FULL = replace(BF16, weight_bytes=468 * 10**8)
+"""It fits only with more than 0.95 of 48 GiB."""
 
 PAIR = machine(gpu(0), gpu(1))
 APART = machine(gpu(0), gpu(1), kind="SYS")
@@ -247,6 +249,15 @@ def test_a_slice_needs_a_recent_vllm_also_where_the_version_is_not_known(find: F
         ("weights_do_not_fit", Changes(set={"gpu-memory-utilization": 0.9}),
          {"facts": BF16, "set": {"gpu-memory-utilization": 0.3}}),
         ("utilization_high", Changes(set={"gpu-memory-utilization": 0.95}), {"set": {"gpu-memory-utilization": 0.97}}),
+        ("utilization_high", None, {"set": {"gpu-memory-utilization": 0.99}, "facts": NEARLY_FULL}),
+        ("memory_held", Changes(set={"gpu-memory-utilization": 0.95}), {"set": {"gpu-memory-utilization": 1}}),
+        ("flag_value", Changes(set={"gpu-memory-utilization": 0.92}), {"set": {"gpu-memory-utilization": 1.5}}),
+        ("flag_value", Changes(set={"gpu-memory-utilization": 0.92}),
+         {"set": {"gpu-memory-utilization": 0}, "table": False}),
+        ("batch_too_small", Changes(set={"max-num-seqs": 256}), {"set": {"max-num-seqs": 100_000}}),
+        ("batch_too_small", Changes(set={"max-num-seqs": 256}),
+         {"set": {"max-num-seqs": 100_000}, "unset": ("max-num-batched-tokens",)}),
+        ("weights_do_not_fit", Changes(set={"max-num-seqs": 256}), {"set": {"max-num-seqs": 100_000}}),
         ("batch_too_small", Changes(set={"enable-chunked-prefill": True}),
          {"set": {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}}),
         ("batch_too_small", Changes(set={"max-num-batched-tokens": 4096}),
@@ -259,6 +270,11 @@ def test_a_slice_needs_a_recent_vllm_also_where_the_version_is_not_known(find: F
 def test_the_way_out(find: Find, code: str, fix: Changes | None, case: dict[str, Any]) -> None:
     (found,) = [one for one in find(**case) if one.code == code]
     assert found.fix == fix
+
+
+def test_a_share_that_vllm_refuses_is_the_only_thing_wrong_with_it(find: Find) -> None:
+    errors = [one.code for one in find(set={"gpu-memory-utilization": 1.5}) if one.level is Level.ERROR]
+    assert errors == ["flag_value"]
 
 
 def test_the_way_out_of_a_small_cache_fits(find: Find) -> None:
