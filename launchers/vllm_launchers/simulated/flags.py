@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from vllm_launchers.simulated.settings import SIMULATED_VERSION
-from vllm_launchers.vllm.flags.changes import UNITS
+from vllm_launchers.vllm.flags.changes import UNITS, human_int
 from vllm_launchers.vllm.model_folder import RANKS
 from vllm_launchers.vllm.release_defaults import default_utilization
 
@@ -185,7 +186,7 @@ def parse_flags(argv: Sequence[str]) -> argparse.Namespace:
     _add_modeled(serve)
     _add_ignored(serve)
     serve.set_defaults(ignored=[])
-    args = main.parse_args(normalize(argv))
+    args = main.parse_args(with_objects(normalize(argv)))
     args.model = args.model_tag or args.model
     defaults = vars(serve.parse_args([]))
     given = {key: value for key, value in vars(args).items() if key in defaults and value != defaults[key]}
@@ -194,14 +195,62 @@ def parse_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def normalize(argv: Sequence[str]) -> list[str]:
-    """Normalize long flags to ``-``, as vLLM's parser does: ``--max_num_seqs=4`` becomes ``--max-num-seqs=4``."""
+    """Normalize long flags to ``-``, as vLLM's parser does: ``--max_num_seqs=4`` becomes ``--max-num-seqs=4``.
+
+    What follows a dot is a key of a JSON flag, and stays.
+    """
     words: list[str] = []
     for word in argv:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            word = name.replace("_", "-") + equals + value
+            flag, dot, key = name.partition(".")
+            word = flag.replace("_", "-") + dot + key + equals + value
         words.append(word)
     return words
+
+
+def with_objects(words: Sequence[str]) -> list[str]:
+    """One JSON object for each flag whose keys are set by themselves, as vLLM's parser makes it.
+
+    ``--compilation-config.mode 3 --compilation-config.pass_config.fuse_norm_quant=true`` becomes
+    ``--compilation-config '{"mode": 3, "pass_config": {"fuse_norm_quant": true}}'``; a key with ``+`` adds to a list.
+    """
+    left: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, given = word.partition("=")
+        text = given if equals else None
+        if not name.startswith("-") or "." not in name or (text is None and (text := next(rest, None)) is None):
+            left.append(word)
+            continue
+        flag, *path = name.removesuffix("+").split(".")
+        value: Any = text.split(",") if name.endswith("+") else _read(text)
+        for key in reversed(path):
+            value = {key: value}
+        _add(objects.setdefault(flag, {}), value)
+    return [*left, *(word for flag, document in objects.items() for word in (flag, json.dumps(document)))]
+
+
+def _read(text: str) -> Any:
+    """A key's value: JSON, a number such as ``80g``, or text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        number = human_int(text)
+        return text if number is None else number
+
+
+def _add(document: dict[str, Any], more: dict[str, Any]) -> None:
+    """Objects are merged and lists joined; of all else the last one counts."""
+    for key, value in more.items():
+        old = document.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            _add(old, value)
+        elif isinstance(old, list) and isinstance(value, list):
+            old += value
+        else:
+            document[key] = value
 
 
 def _add_modeled(parser: argparse.ArgumentParser) -> None:

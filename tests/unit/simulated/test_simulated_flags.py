@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_launchers.engine_model.gpus import UnknownGpuError, find_gpu
-from vllm_launchers.simulated.flags import parse_flags, parse_human_int
+from vllm_launchers.simulated.flags import normalize, parse_flags, parse_human_int, with_objects
 from vllm_launchers.simulated.memory import MemoryBudgetError
 from vllm_launchers.simulated.settings import ModelNotFoundError, Simulated, ValidationError, resolve_model
 
@@ -35,6 +35,27 @@ def test_human_numbers(text: str, value: int) -> None:
 )
 def test_a_flag_can_be_spelt_as_vllm_lets_it(spelling: list[str]) -> None:
     assert parse_flags(["serve", "m", *spelling]).max_num_seqs == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "objects"),
+    [
+        ("--compilation-config.mode 3", '--compilation-config {"mode": 3}'),
+        ("--compilation_config.cudagraph_mode=FULL", '--compilation-config {"cudagraph_mode": "FULL"}'),
+        ("-cc.a.b 1.5 -cc.a.c=true", '-cc {"a": {"b": 1.5, "c": true}}'),
+        ("--x.size 80g --x.size=[1] --x.size [2] --x.size+ 3,a", '--x {"size": [1, 2, "3", "a"]}'),
+        ("--y.a {} --max_num_seqs 7 --y.a.b null", '--max-num-seqs 7 --y {"a": {"b": null}}'),
+        ("--mean=0.5 --y", "--mean=0.5 --y"),
+    ],
+)
+def test_keys_of_a_json_flag_become_its_object(words: str, objects: str) -> None:
+    """As ``FlexibleArgumentParser`` of 0.32 makes it."""
+    assert " ".join(with_objects(normalize(words.split()))) == objects
+
+
+def test_a_flag_whose_keys_are_set_is_taken_once() -> None:
+    words = "--compilation-config.mode 3 --compilation-config.cudagraph_mode=NONE"
+    assert parse_flags(["serve", "m", *words.split()]).ignored == ["--compilation-config"]
 
 
 def test_booleans_have_a_negation() -> None:
