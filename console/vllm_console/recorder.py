@@ -23,7 +23,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vllm_console.history.energy import Totals, energy_within, totals_of
-from vllm_console.history.exact import BOUNDARY_SECONDS, ProbeRecords, exact_latencies, read_records
+from vllm_console.history.exact import BOUNDARY_SECONDS, ProbeRecords, exact_latencies, read_records, recorded_lengths
 from vllm_console.history.gpu_samples import GpuSampleStore, read_gpu_samples
 from vllm_console.history.probe_records import SETTLED_SECONDS
 from vllm_console.history.store import HistoryWriter
@@ -93,7 +93,9 @@ class WindowRecorder:
                 records = read_records(self._probe, window.at, window.end)
             except OSError:
                 records = ProbeRecords()  # what can't be read is missing: the estimates stay
-            window = with_exact(window, exact_latencies(records, window.at, window.end, window.counted))
+            latencies = exact_latencies(records, window.at, window.end, window.counted)
+            lengths = recorded_lengths(records.requests, window.at, window.end, window.counted)
+            window = with_exact(window, latencies, lengths)
         if self._gpus is not None:
             samples, pid = self._gpus
             hosts = read_gpu_samples(samples, window.at)

@@ -382,9 +382,12 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
     reader = HistoryReader(folder / HISTORY)
     try:
         samples = list(reader.range(now - SEEN_SECONDS, now, MOST_SAMPLES))
-        whole = seen_workload(samples, details.workload, longest=longest, objective=objectives.kv_cache_usage)
+        ended = _ended(folder / PROBE, now)
+        whole = seen_workload(
+            samples, details.workload, longest=longest, objective=objectives.kv_cache_usage, recorded=ended
+        )
         present = [one for one in samples if one.generation == record.current.number]
-        own = seen_workload(present, details.workload, longest=longest, span=PRESENT_RUN)
+        own = seen_workload(present, details.workload, longest=longest, span=PRESENT_RUN, recorded=ended)
         # Other flags had other queues; what the KV cache has room for is also known from them.
         return whole if own.workload is None or len(present) == len(samples) else replace(own, room=whole.room)
     except HistoryMissingError:
@@ -393,6 +396,14 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
         return SeenWorkload(None, 0, 0.0, str(error))
     finally:
         reader.close()
+
+
+def _ended(folder: Path, now: float) -> Sequence[FinishedRequest]:
+    """The requests that ended in the last hour; none where that can't be read: lengths are then estimated."""
+    try:
+        return ProbeReader(folder, now - SEEN_SECONDS - BOUNDARY_SECONDS).requests()
+    except OSError:
+        return ()
 
 
 # -- what its probe recorded -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Exact quantiles of latencies, from the records of a probe. Pure, but `read_records`.
+"""Exact quantiles of latencies and lengths, from the records of a probe. Pure, but `read_records`.
 
 Records are compared with what vLLM itself has counted meanwhile: quantiles are exact only if no record is missing.
 vLLM reports the intervals between the tokens of a step: the probe records how many there are, the shortest and the
@@ -19,7 +19,7 @@ import msgspec
 
 from vllm_console.history.probe_records import EngineStep, FinishedRequest, FirstToken, Interval, ProbeReader
 from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, Weighted, quantiles_of, weighted_quantiles
-from vllm_console.metrics.sample import LATENCIES
+from vllm_console.metrics.sample import LATENCIES, LENGTHS
 
 BOUNDARY_SECONDS = 0.5
 """How much later than a sample's time its figures may have been counted: the server answers when it can."""
@@ -39,6 +39,7 @@ _INTERVALS_OF = itemgetter(
 """What is taken of each of thousands of steps, once a second: many times as fast as by name."""
 
 _OF_REQUESTS = ("queue", "prefill", "decode", "e2e")
+_LENGTHS_OF = dict(zip(LENGTHS, (attrgetter("prompt_tokens"), attrgetter("output_tokens")), strict=True))
 
 
 class ProbeRecords(msgspec.Struct, frozen=True):
@@ -143,6 +144,22 @@ def exact_latencies(
             values = map(attrgetter(f"{key}_seconds"), ended.inside)
             found[key] = exact_quantiles([value for value in values if value is not None])
     return {key: one for key in LATENCIES if (one := found.get(key)) is not None}
+
+
+def recorded_lengths(
+    requests: Sequence[FinishedRequest], start: float, end: float, counted: Mapping[str, float]
+) -> dict[str, Sequence[int]]:
+    """The lengths (tokens) of the requests that ended in a span of time, keyed as `LENGTHS`, where each is recorded.
+
+    ``counted`` is how many vLLM has counted in it. ``requests`` reach beyond both ends by `BOUNDARY_SECONDS`.
+    """
+    ended = _Span(requests, _FINISHED_AT, start, end)
+    found: dict[str, Sequence[int]] = {}
+    for key, length in _LENGTHS_OF.items():
+        known = [tokens for tokens in map(length, ended.inside) if tokens is not None]
+        if known and len(known) == len(ended.inside) and ended.holds(counted.get(key, 0.0), len):
+            found[key] = known
+    return found
 
 
 _Row = TypeVar("_Row")

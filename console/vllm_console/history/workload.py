@@ -1,21 +1,23 @@
 """A server's observed traffic, as a workload to derive flags from. Pure: no clock, no files, no network.
 
-Lengths come from vLLM's histograms of prompt and output lengths, so they are known to a bucket; within it the quantile
-is estimated as for latencies.
+Lengths are exact where a probe has recorded all requests. Else they come from vLLM's histograms of prompt and output
+lengths, so they are known to a bucket; within it the quantile is estimated as for latencies.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.history.exact import recorded_lengths
 from vllm_console.history.frames import BUSY, STEP_SECONDS, Frame, Frames
-from vllm_console.metrics.quantile import interpolated
+from vllm_console.history.probe_records import FinishedRequest
+from vllm_console.metrics.quantile import exact_quantile, interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
 from vllm_console.metrics.window import combine, growths, merge_histograms
 from vllm_console.text import duration, percent
@@ -151,20 +153,21 @@ def seen_workload(
     longest: int | None = None,
     objective: float | None = None,
     span: str = LAST_HOUR,
+    recorded: Sequence[FinishedRequest] = (),
 ) -> SeenWorkload:
     """The workload of the traffic between the first sample and the last (oldest first), over restarts.
 
     ``previous`` fills in what was not measured (prefix reuse while prefix caching is off). ``longest`` is the server's
     ``max-model-len``: vLLM's last bucket is open, and this gives it an end. ``objective`` is the share of the KV cache
     that should be used at most; with it, the cache's room is computed too. ``span`` names the time of the samples.
+    ``recorded`` are the requests that a probe has recorded of that time, in the order of their end.
     """
     traffic, frames = _Traffic(), Frames(keep=MOST_FRAMES)
     for stored in samples:
         traffic.add(stored)
         frames.append(stored.sample, stored.generation)
     minutes = traffic.seconds / 60
-    lengths = {key: merge_histograms(traffic.histograms[key]) for key in LENGTHS}
-    prompts, answers = lengths["prompt_tokens"], lengths["generation_tokens"]
+    prompts, answers = (merge_histograms(traffic.histograms[key]) for key in LENGTHS)
     if not traffic.samples:
         return SeenWorkload(None, 0, 0.0, "Nothing was recorded of this server yet.")
     if prompts is None or answers is None:
@@ -172,7 +175,8 @@ def seen_workload(
     requests = int(min(prompts.count, answers.count))
     if requests < FEWEST:
         return SeenWorkload(None, requests, minutes, _too_few(requests, minutes, span))
-    found = _seen(traffic, prompts, answers, previous, longest, requests, minutes, span)
+    lengths = _lengths(prompts, answers, longest, traffic.recorded(recorded))
+    found = _seen(traffic, lengths, previous, longest, requests, minutes, span)
     return replace(found, room=seen_room(frames.since(0.0), objective)) if objective is not None else found
 
 
@@ -185,6 +189,7 @@ class _Traffic:
         self.in_flight: list[float] = []
         self.seconds = 0.0
         self.samples = 0
+        self._since: float | None = None
         self._before: StoredSample | None = None
 
     def add(self, stored: StoredSample) -> None:
@@ -196,6 +201,7 @@ class _Traffic:
         if flying:
             self.in_flight.append(sum(flying))
         if before is None:
+            self._since = stored.sample.at
             return
         self.seconds += max(0.0, stored.sample.at - before.sample.at)
         # A new generation started at zero, whatever its counters show now.
@@ -210,6 +216,13 @@ class _Traffic:
             if histogram.count > 0 or key not in self.histograms:
                 self.histograms[key].append(histogram)
 
+    def recorded(self, requests: Sequence[FinishedRequest]) -> Mapping[str, Sequence[int]]:
+        """The lengths among these requests that are those of all that were counted."""
+        if self._since is None or self._before is None:
+            return {}
+        counted = {key: sum(one.count for one in self.histograms[key]) for key in LENGTHS}
+        return recorded_lengths(requests, self._since, self._before.sample.at, counted)
+
     @property
     def concurrency(self) -> int | None:
         """The 95th percentile of requests in flight, while there were any."""
@@ -219,15 +232,13 @@ class _Traffic:
 
 def _seen(
     traffic: _Traffic,
-    prompts: Histogram,
-    answers: Histogram,
+    lengths: tuple[_Length, _Length],
     previous: Workload,
     longest: int | None,
     requests: int,
     minutes: float,
     span: str,
 ) -> SeenWorkload:
-    lengths = _Length.of(prompts, longest), _Length.of(answers, longest)
     given, made = (min(length.tokens, MAX_TOKENS) for length in lengths)
     if longest is not None and given + made > longest > made:
         given = longest - made  # no request was longer than both together
@@ -244,7 +255,7 @@ def _seen(
     kept = (*(("prefix_reuse",) if reuse is None else ()), *(("concurrency",) if flying is None else ()))
     parts = [
         f"p95 prompt {lengths[0].words(given)}",
-        f"p95 answer {lengths[1].words(made)} (histogram buckets {lengths[0].bucket}, {lengths[1].bucket})",
+        f"p95 answer {lengths[1].words(made)}{_buckets(*lengths)}",
         f"{percent(reuse)} of prompt tokens reused" if reuse is not None else "prefix reuse not measured",
         f"{flying:,} in flight (p95)" if flying is not None else "concurrency not measured",
     ]
@@ -253,12 +264,30 @@ def _seen(
     return SeenWorkload(workload, requests, minutes, sentence, at_least, kept)
 
 
+def _lengths(
+    prompts: Histogram, answers: Histogram, longest: int | None, recorded: Mapping[str, Sequence[int]]
+) -> tuple[_Length, _Length]:
+    one, other = (
+        _Length.exactly(recorded[key]) if key in recorded else _Length.of(histogram, longest)
+        for key, histogram in zip(LENGTHS, (prompts, answers), strict=True)
+    )
+    return one, other
+
+
+def _buckets(*lengths: _Length) -> str:
+    """The buckets of what is only estimated."""
+    if all(length.exact for length in lengths):
+        return ", exact"
+    return f" (histogram buckets {', '.join(length.bucket for length in lengths)})"
+
+
 class _Length(msgspec.Struct, frozen=True):
     """A 95th percentile and its bucket. ``open`` is whether that bucket has no known end."""
 
     tokens: int
     low: int
     high: int | None
+    exact: bool = False
 
     @property
     def open(self) -> bool:
@@ -274,8 +303,14 @@ class _Length(msgspec.Struct, frozen=True):
             return cls(1, 0, None)
         return cls(max(1, math.ceil(found.guess)), int(found.low), None if found.high is None else int(found.high))
 
+    @classmethod
+    def exactly(cls, lengths: Sequence[int]) -> _Length:
+        found = max(1, math.ceil(exact_quantile(lengths, _Q)))
+        return cls(found, found, found, exact=True)
+
     def words(self, tokens: int) -> str:
-        return f"{'over ' if self.open else '~'}{tokens:,} tokens"
+        """In words, with ``tokens`` as an estimate that is within what a request can have."""
+        return f"{self.tokens:,} tokens" if self.exact else f"{'over ' if self.open else '~'}{tokens:,} tokens"
 
     @property
     def bucket(self) -> str:

@@ -93,6 +93,7 @@ _FIGURES = (
     ("hit_rate", "prefix hits", "share"),
     *zip(energy.FIGURES, ("J/token out", "J/token", "J/request"), ("J", "J", "J"), strict=True),
 )
+_LENGTH_QUANTILES = tuple(key for key in _LENGTHS if key.endswith("p95"))
 QUANTILES = tuple(f"{key}_{part}" for key, _ in _LATENCIES for part, _ in PARTS)
 _LARGEST = 20.0
 """Bounds of an extreme ratio, as a power of e."""
@@ -197,7 +198,8 @@ class ComparedFigure(msgspec.Struct, frozen=True):
 class Factor(msgspec.Struct, frozen=True):
     """One side of the traffic before and after, as medians over windows.
 
-    ``open`` says of each value whether it is only a lower bound: a p95 of lengths above vLLM's last bucket.
+    ``open`` says of each value whether it is only a lower bound: a p95 of lengths above vLLM's last bucket. ``exact``
+    is whether a quantile of lengths is exact in every minute of both.
     """
 
     key: str
@@ -207,6 +209,7 @@ class Factor(msgspec.Struct, frozen=True):
     after: float | None
     likeness: TrafficMatch
     open: tuple[bool, bool] = (False, False)
+    exact: bool = False
 
     @property
     def change(self) -> float | None:
@@ -472,14 +475,18 @@ def _steady(values: Sequence[float]) -> bool:
 
 
 def _factor(key: str, name: str, unit: str, before: Sequence[RunWindow], after: Sequence[RunWindow]) -> Factor:
-    if not key.endswith("p95"):
+    if key not in _LENGTH_QUANTILES:
         one, other = _middle(before, key), _middle(after, key)
         return Factor(key, name, unit, one, other, _likeness(one, other))
+    exact = bool(exact_keys(before, (key,)) & exact_keys(after, (key,)))
+    if exact:
+        before, after = by_exact(before, (key,)), by_exact(after, (key,))
     found = [middle([p95 for one in windows if (p95 := one.quantile(key)) is not None]) for windows in (before, after)]
     one, other = (p95.guess if p95 is not None else None for p95 in found)
     is_open = (found[0] is not None and found[0].high is None, found[1] is not None and found[1].high is None)
-    # A 95th percentile is known only to a bucket, and the next bucket begins at twice as much or more.
-    return Factor(key, name, unit, one, other, _likeness(one, other, wide=6.0), is_open)
+    # An estimate is known only to a bucket, and the next bucket begins at twice as much or more. An exact one of a
+    # minute is one of its few longest requests.
+    return Factor(key, name, unit, one, other, _likeness(one, other, wide=6.0), is_open, exact)
 
 
 def _likeness(one: float | None, other: float | None, wide: float = 1.0) -> TrafficMatch:

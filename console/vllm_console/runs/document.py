@@ -118,6 +118,7 @@ def _factor(factor: Factor) -> dict[str, Any]:
         **_factor_side("after", factor.after, factor.open[1]),
         "change": factor.change,
         "likeness": str(factor.likeness),
+        **({"exact": factor.exact} if factor.key.endswith("p95") else {}),
     }
 
 

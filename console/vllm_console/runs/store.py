@@ -57,6 +57,9 @@ _LENGTHS_ABOVE = ("prompt_length_p95_above", "answer_length_p95_above")
 _ENERGY = ("joules_per_output_token", "joules_per_token", "joules_per_request")
 """Columns added by format 7."""
 
+_LENGTHS_EXACT = ("prompt_length_p95_exact", "answer_length_p95_exact")
+"""Columns added by format 8."""
+
 _FIRST_BUCKETS = (("ttft", 0.001), ("itl", 0.01), ("e2e", 0.3))
 """Where the first bucket of vLLM's histograms ends, in seconds: format 1 has values interpolated below that."""
 
@@ -86,6 +89,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     tuple(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _LENGTHS_ABOVE),
     tuple(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _ENERGY),
+    tuple(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _LENGTHS_EXACT),
 )
 """The migration from each schema version to the next; a file's version is how many it has had."""
 

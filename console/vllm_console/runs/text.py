@@ -437,7 +437,7 @@ def factor_text(factor: Factor) -> str:
 
 
 def factor_sides(factor: Factor) -> tuple[str, str]:
-    """Its value before and after; a quantile of lengths is an estimate within a bucket: ``~850 tokens``.
+    """Its value before and after; a quantile of lengths that is not exact is an estimate in a bucket: ``~850 tokens``.
 
     Above the last bucket it is only ``>20.0k tokens``.
     """
@@ -447,7 +447,7 @@ def factor_sides(factor: Factor) -> tuple[str, str]:
 
 def _side_of_factor(factor: Factor, value: float | None, is_open: bool) -> str:
     text = amount_text(factor.unit, value)
-    if not factor.key.endswith("p95") or value is None:
+    if not factor.key.endswith("p95") or value is None or factor.exact:
         return text
     return f"{'>' if is_open else '~'}{text}"
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from vllm_console.history import energy
-from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, agreeing, interpolated
+from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, agreeing, exact_quantile, interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
 from vllm_console.metrics.window import (
     FirstRequests,
@@ -26,6 +26,7 @@ from vllm_console.metrics.window import (
 WINDOW_SECONDS = 60.0
 
 LATENCIES = ("ttft", "itl", "e2e")
+_LENGTHS = tuple(zip(LENGTHS, ("prompt_length", "answer_length"), strict=True))
 FIGURES = (
     "requests",
     "requests_per_second",
@@ -47,6 +48,8 @@ FIGURES = (
     *(f"{latency}_{part}_{end}" for latency in LATENCIES for part, _ in PARTS for end in ("above", "below", "exact")),
     "prompt_length_p95_above",
     "answer_length_p95_above",
+    "prompt_length_p95_exact",
+    "answer_length_p95_exact",
     *energy.FIGURES,
 )
 """A window's figures. ``requests`` is how many ended; ``requests_per_second`` how many arrived (ended, and in flight at
@@ -55,8 +58,8 @@ a share from 0 to 1) are means over the samples; ``preemption_share`` is preempt
 at its end if those are more; lengths are in tokens (a p95 above vLLM's last bound is only
 ``prompt_length_p95_above``); latencies in seconds. ``ttft_p99_above`` and ``ttft_p99_below`` are the ends of the bucket
 of the TTFT's 99th percentile; in a bucket with only one end there is no ``ttft_p99``.
-``ttft_p99_exact`` is the value itself, where a probe has recorded every request. Likewise for the others. Joules are
-those of the server's GPUs, where these count them and serve nobody else."""
+``ttft_p99_exact`` is the value itself, where a probe has recorded every request. Likewise for the others and for
+lengths. Joules are those of the server's GPUs, where these count them and serve nobody else."""
 
 
 class RunWindow(msgspec.Struct, frozen=True):
@@ -66,7 +69,7 @@ class RunWindow(msgspec.Struct, frozen=True):
     seconds: float
     figures: Mapping[str, float]
     counted: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """How many observations of each latency there were; not stored."""
+    """How many observations of each latency and length there were; not stored."""
 
     @property
     def end(self) -> float:
@@ -174,18 +177,19 @@ def _window(before: Sample, after: Sample, gauges: list[_Gauges]) -> RunWindow |
         **_distributions(grown),
     }
     known = {name: value for name, value in figures.items() if value is not None}
-    counted = {key: histogram.count for key in LATENCIES if (histogram := grown.histograms.get(key)) is not None}
+    counted = {key: histogram.count for key, histogram in grown.histograms.items()}
     return RunWindow(before.at, seconds, known, counted)
 
 
-def with_exact(found: RunWindow, latencies: Mapping[str, Quantiles]) -> RunWindow:
-    """The window with the exact quantiles of its latencies."""
+def with_exact(found: RunWindow, latencies: Mapping[str, Quantiles], lengths: Mapping[str, Sequence[int]]) -> RunWindow:
+    """The window with the exact quantiles of its latencies, and of the lengths (tokens) that are all known."""
     exact = {
         f"{key}_{name}_exact": one.guess
         for key, latency in latencies.items()
         for name, _ in PARTS
         if (one := getattr(latency, name)) is not None
     }
+    exact |= {f"{name}_p95_exact": exact_quantile(lengths[key], 0.95) for key, name in _LENGTHS if key in lengths}
     return with_figures(found, exact)
 
 
@@ -226,7 +230,7 @@ def exact_keys(windows: Sequence[RunWindow], keys: Collection[str]) -> frozenset
 def _distributions(grown: EngineSample) -> dict[str, float | None]:
     """Means and quantiles of lengths and latencies."""
     found: dict[str, float | None] = {}
-    for key, name in zip(LENGTHS, ("prompt_length", "answer_length"), strict=True):
+    for key, name in _LENGTHS:
         if (histogram := _filled(grown, key)) is not None:
             found[f"{name}_mean"] = histogram.sum / histogram.count
             p95 = interpolated(0.95, histogram.bounds, histogram.counts, histogram.sum)

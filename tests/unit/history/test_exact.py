@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from vllm_console.history.exact import ProbeRecords, exact_latencies, exact_quantiles, interval_ends, quantiles_between
+from vllm_console.history.exact import (
+    ProbeRecords,
+    exact_latencies,
+    exact_quantiles,
+    interval_ends,
+    quantiles_between,
+    recorded_lengths,
+)
 from vllm_console.history.probe_records import EngineStep, FinishedRequest, FirstToken, Interval
 
 START, END = 1000.0, 1060.0
@@ -65,6 +72,23 @@ def test_what_does_not_hold_all_that_was_counted_is_not_exact(
     more: dict[str, Any], counted: dict[str, float], left: set[str]
 ) -> None:
     assert set(exact_latencies(recorded(**more), START, END, {**COUNTED, **counted})) == left
+
+
+@pytest.mark.parametrize(
+    ("requests", "counted", "known"),
+    [
+        (recorded().requests, 60.0, True),
+        (recorded().requests, 61.0, True),  # one was counted while the server still answered
+        (recorded().requests, 62.0, False),
+        ([request(at, 1.0)._replace(prompt_tokens=None) for at in (1001.0, 1002.0)], 2.0, False),
+        ((), 0.0, False),
+    ],
+)
+def test_lengths_are_known_where_each_request_that_was_counted_is_recorded(
+    requests: Any, counted: float, known: bool
+) -> None:
+    found = recorded_lengths(requests, START, END, {"prompt_tokens": counted})
+    assert found == ({"prompt_tokens": [100] * 60} if known else {})
 
 
 def test_requests_without_a_token_are_in_no_stage_they_did_not_reach() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from vllm_console.diagnosis.live.fixes import fewer_sequences, more_sequences
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.fleet.probe import seen_traffic
 from vllm_console.history.frames import Frame, Frames
+from vllm_console.history.probe_records import FinishedRequest, ProbeReader
 from vllm_console.history.store import HISTORY, HistoryReader, HistoryWriter
 from vllm_console.history.workload import FEWEST, SeenWorkload, seen_room, seen_workload
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
@@ -164,6 +166,35 @@ def test_buckets_may_change_with_a_restart() -> None:
     assert found.requests == 600
     assert found.workload is not None
     assert found.workload.input_tokens_p95 <= 100
+
+
+def finished(at: float, prompt: int, answer: int) -> FinishedRequest:
+    return FinishedRequest("r", at, at, 0, prompt, answer, 0, 0.1, 0.2, 0.3, 0.6, 0, "stop", 0)
+
+
+def test_lengths_are_exact_where_a_probe_has_recorded_all_requests() -> None:
+    """A bucket's 195 was said of 150: what is between two buckets is not known from them."""
+    polls = poll(0, engine()), poll(3600, engine([150] * 1000, [50] * 1000, running=3))
+    records = [finished(1.0 + at, 150, 50) for at in range(1000)]
+    found = seen_workload(polls, BEFORE, recorded=records)
+    assert found.workload is not None
+    assert (found.workload.input_tokens_p95, found.workload.output_tokens_p95) == (150, 50)
+    assert "p95 prompt 150 tokens, p95 answer 50 tokens, exact, prefix" in found.sentence
+    assert seen_workload(polls, BEFORE, recorded=records[1:]) == seen(*polls), "one is missing: estimates"
+
+
+def test_lengths_of_a_server_with_a_probe_are_exact(tmp_path: Path) -> None:
+    writer = HistoryWriter(tmp_path / HISTORY)
+    for second in (0, 100):
+        writer.append(Sample(1e9 + second, {"0": engine([150] * second, [50] * second, running=4)}), 1)
+    writer.close()
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(workload=BEFORE)))
+    record = ServerRecord("chat", State.READY, 1e9, 1e9, (Generation(1, spec, 1e9),))
+    with patch.object(ProbeReader, "requests", lambda _: [finished(1e9 + 0.5 + at, 150, 50) for at in range(100)]):
+        found = seen_traffic(tmp_path, record, 1e9 + 100)
+    assert found is not None
+    assert found.workload is not None
+    assert (found.workload.input_tokens_p95, found.workload.output_tokens_p95) == (150, 50)
 
 
 def test_from_the_history_on_disk(tmp_path: Path) -> None:

@@ -111,6 +111,25 @@ def test_quantiles_are_exact_only_if_every_minute_of_both_runs_has_them(made, mi
     assert comparison_document(found)["figures"][3]["exact"] is exact
 
 
+@pytest.mark.parametrize("missing", [(), (4,)])
+def test_a_p95_of_lengths_is_exact_only_if_every_minute_of_both_runs_has_it(made, missing):
+    def known(windows):
+        return [
+            one
+            if number in missing
+            else replace(one, figures={**one.figures, "prompt_length_p95": 800.0, "prompt_length_p95_exact": 1234.0})
+            for number, one in enumerate(windows)
+        ]
+
+    found = compare(*made.pair(known(made.minutes(1)), known(made.minutes(2))))
+    factors = {factor.key: factor for factor in found.factors}
+    assert factor_sides(factors["prompt_length_p95"])[1] == ("~800 tokens" if missing else "1,234 tokens")
+    assert factor_sides(factors["answer_length_p95"])[1].startswith("~")
+    document = {one["name"]: one for one in comparison_document(found)["traffic"]["factors"]}
+    assert document["prompt_length_p95"]["exact"] is not bool(missing)
+    assert "exact" not in document["prompt_length_mean"]
+
+
 def test_it_always_says_the_same_and_quickly(made):
     pair = made.pair(made.minutes(1, 240), made.minutes(2, 240))
     compare(*pair)

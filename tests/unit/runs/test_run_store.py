@@ -195,7 +195,7 @@ def test_a_minute_has_exact_quantiles_once_the_probe_has_written_all_of_it(path,
         segments["requests"].write([plugin.REQUEST.pack(b"r", at - 1, at, 0, *times, b"stop", 0)])
 
     def sample(second):
-        counts = {"ttft": second, "itl": 4 * second, "e2e": second}
+        counts = {"ttft": second, "itl": 4 * second, "e2e": second, "prompt_tokens": second}
         histograms = {key: Histogram((1.0, math.inf), (count, count), count) for key, count in counts.items()}
         engine = EngineSample(requests_finished_total=second, generation_tokens_total=second, histograms=histograms)
         return Sample(begin + offset + second, {"0": engine})
@@ -210,6 +210,7 @@ def test_a_minute_has_exact_quantiles_once_the_probe_has_written_all_of_it(path,
     assert window.figures["ttft_p99_exact"] == 0.25
     assert window.figures["itl_p50_exact"] == pytest.approx(0.02)
     assert window.figures["e2e_p99_exact"] == 1.0
+    assert window.figures["prompt_length_p95_exact"] == 9
 
 
 def test_a_full_disk_is_reported_and_loses_nothing_old(store, path, monkeypatch, made):
@@ -379,7 +380,7 @@ def test_heads_hold_what_they_were_given(store):
 def test_bounds_of_quantiles_are_stored_and_listed(store, path, made):
     store.enter([head()])
     bound = {"e2e_mean": 0.02, "e2e_p99_below": 0.3, "ttft_p99": 0.18, "ttft_p99_above": 0.1, "ttft_p99_below": 0.25}
-    bound["prompt_length_p95_above"] = 20_000.0
+    bound["prompt_length_p95_above"], bound["answer_length_p95_exact"] = 20_000.0, 321.0
     put(path, RunName("chat-1", "chat", 1), [RunWindow(60.0 * at, 60.0, bound) for at in range(3)])
     (run,) = store.runs("chat")
     assert [window.figures for window in store.windows(run.id)] == [bound] * 3
