@@ -16,6 +16,7 @@ from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings
 from vllm_launchers.host.gpu.topology import spans
 from vllm_launchers.launch.errors import NoPlaceError, UsageError
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget
+from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.flags import BYTES, VISIBLE, token_count
 from vllm_launchers.plan.model import Engine, EngineKind, Flags
@@ -68,11 +69,11 @@ class GpuRequest(msgspec.Struct, frozen=True):
         It checks ``gpu-memory-utilization`` of total memory even if the KV cache's size is given, and then takes what
         that needs.
         """
-        share = self.flags.get("gpu-memory-utilization", default_utilization(self.engine.release))
-        if gpu.memory_gib is None or isinstance(share, bool) or not isinstance(share, int | float):
+        if gpu.memory_gib is None:
             return None
-        if not 0 < share <= 1:
-            share = default_utilization(self.engine.release)  # vLLM refuses it, and that is what the plan offers
+        share = decimal(self.flags.get("gpu-memory-utilization"))
+        if share is None or not 0 < share <= 1:
+            share = default_utilization(self.engine.release)  # also where vLLM refuses it: the plan offers that then
         least, memory = (token_count(self.flags.get(BYTES)) or 0) / GIB, self.memory
         if memory is not None and memory.fixed:
             least = memory.taken_gib

@@ -10,7 +10,7 @@ from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.presets.rules import FLAG_NAME, refused_flag, refused_value
 from vllm_launchers.presets.rules import LENGTH as LENGTH_TEXT
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, human_int
-from vllm_launchers.vllm.flags.several_words import is_listed, several_words
+from vllm_launchers.vllm.flags.several_words import list_problem, several_words
 from vllm_launchers.vllm.flags.speculation import SPECULATION, SPECULATION_FLAGS, speculates, speculation_flags
 
 __all__ = [
@@ -184,16 +184,17 @@ def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
         raise FlagError(f"--{plain} cannot have this value: {refusal}")
     if isinstance(value, str) and "\0" in value:
         raise FlagError(f"--{plain}: a value cannot contain a NUL byte")
-    if is_listed(plain, value) and not several_words(plain, value):
-        raise FlagError(
-            f"--{plain}: expected a value, or several as a JSON list such as "
-            f"""'["qwen", "default"]' or '[1, 2, 4]'; none may begin with a dash"""
-        )
+    if wrong := list_problem(plain, value):
+        example = """'["qwen", "default"]' or '[1, 2, 4]'"""
+        raise FlagError(f"--{plain}: expected a value, or several as a JSON list such as {example}: {wrong}")
     return plain, value
 
 
 def parse_value(text: str, *, name: str = "") -> FlagValue:
-    """A typed value: ``true`` and ``false``, integers and decimals; all else, such as ``4k`` or JSON, is text."""
+    """A typed value: ``true`` and ``false``, integers and decimals; all else, such as ``4k`` or JSON, is text.
+
+    So is ``1e3``: flags for whole numbers refuse it, and then it is quoted as it was typed.
+    """
     if name in TEXT_FLAGS:
         return text
     if text.lower() in ("true", "false"):
@@ -201,7 +202,7 @@ def parse_value(text: str, *, name: str = "") -> FlagValue:
     if _INTEGER.fullmatch(text) and text != "-0":
         return int(text)
     if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
-        return number
+        return text if "e" in text.lower() and number.is_integer() else number
     return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import pytest
 from hypothesis import given
@@ -35,6 +36,7 @@ from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
         ("gpu-memory-utilization=1.", "gpu-memory-utilization", 1.0),
         ("x=.", "x", "."),
         ("x=1e-3", "x", 0.001),
+        ("x=1e3", "x", "1e3"),
         ("max-model-len=4k", "max-model-len", "4k"),
         ("max-model-len=-1", "max-model-len", "-1"),
         ("enforce-eager=true", "enforce-eager", True),
@@ -207,11 +209,19 @@ def test_without_a_served_name_it_is_the_models() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["[]", "[null]", '["a",]', '["a", ""]', '["-a", "b"]', r'["a\u0000"]', r'["\ud800"]', "[a]", '["a",', '["a'],
+    ("value", "why"),
+    [
+        ("[]", "the list is empty"),
+        ("[null]", "null can't be one of them"),
+        ('["a", ""]', '"" can\'t be one of them'),
+        ('["-a", "b"]', '"-a" begins with a dash'),
+        (r'["a\u0000"]', r'"a\u0000" is not printable'),
+        (r'["\ud800"]', r'"\ud800" is not printable'),
+        *((broken, "it is not valid JSON") for broken in ("[a]", '["a",]', '["a",', '["a')),
+    ],
 )
-def test_a_list_of_served_names_that_argv_cannot_hold_is_refused(value: str) -> None:
-    with pytest.raises(FlagError, match="several as a JSON list"):
+def test_a_list_of_served_names_that_argv_cannot_hold_is_refused(value: str, why: str) -> None:
+    with pytest.raises(FlagError, match=f"several as a JSON list .*: {re.escape(why)}$"):
         parse_set(f"served-model-name={value}")
 
 

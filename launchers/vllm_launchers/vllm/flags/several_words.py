@@ -33,17 +33,33 @@ def is_listed(name: str, value: object) -> bool:
 def several_words(name: str, value: object) -> tuple[str, ...]:
     """The words that a JSON list holds; an object in it becomes one word of JSON, as of ``--lora-modules``.
 
-    None where the value is one word, or the list is empty or has what can't be a word: text that begins with a dash,
-    since the parser takes that for a flag, or is not printable.
+    None where the value is one word, or `list_problem` says what is wrong with the list.
     """
-    if not isinstance(value, str) or not is_listed(name, value):
+    if not is_listed(name, value) or list_problem(name, value):
         return ()
+    return tuple(_word(one) for one in json.loads(str(value)))
+
+
+def list_problem(name: str, value: object) -> str:
+    """Why a value that is meant as several words can't be: the rest of a sentence, empty if nothing is wrong."""
+    if not is_listed(name, value):
+        return ""
     try:
-        found = json.loads(value)
+        found = json.loads(str(value))
     except (ValueError, RecursionError):
-        return ()
-    words = [_word(one) for one in found]
-    return tuple(words) if all(word and word.isprintable() and word[0] != "-" for word in words) else ()
+        return "it is not valid JSON"
+    if not found:
+        return "the list is empty"
+    return next(filter(None, map(_part_problem, found)), "")
+
+
+def _part_problem(one: object) -> str:
+    word = _word(one)
+    if not word:
+        return f"{json.dumps(one)[:40]} can't be one of them"
+    if word[0] == "-":  # the parser takes it for a flag
+        return f"{json.dumps(one)[:40]} begins with a dash"
+    return "" if word.isprintable() else f"{json.dumps(one)[:40]} is not printable"
 
 
 def _word(one: object) -> str:
