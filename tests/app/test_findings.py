@@ -16,6 +16,7 @@ from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
 from vllm_console.ui.panes.finding import StagedState, finding_lines, measure_text
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
+from vllm_console.ui.parts.server_verbs import in_flight
 from vllm_console.ui.screens.findings import TWO_COLUMNS, FindingsScreen, findings_page
 from vllm_console.ui.theme import DIM, to_ascii
 from vllm_launchers.plan import findings as plan_findings
@@ -184,6 +185,13 @@ async def test_the_question_counts_those_that_wait_for_they_are_lost_too(console
             await c.press("r")
             await c.sees(told)
             assert c.fleet.calls == []
+
+
+def test_the_question_names_the_load_of_this_console(fakes):
+    window = replace(fakes.pressed(fakes.NOW).window, requests_running=62, requests_waiting=2)
+    server = replace(fakes.pressed(fakes.NOW), window=window, load="load 6.9 req/s, 41s left")
+    told = "64 requests in flight (2 queued) will be aborted, those of the load that this console sends among them."
+    assert in_flight(server) == [told]
 
 
 async def test_the_question_is_kept_up_to_date_while_it_is_open(console, fakes):

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 RESULT_SECONDS = 60.0
 """How long the result of a load is shown."""
 
+WITH_SERVER = "load ended with the server"
+
 MOST_SPANS = 20
 """How many loads per server have their times kept."""
 
@@ -51,6 +53,7 @@ class _Load(msgspec.Struct):
     concurrency: int | None = None
     result: str = ""
     ended_at: float = 0.0
+    server_ended: bool = False
 
 
 class Loads:
@@ -88,6 +91,8 @@ class Loads:
             load = self._loads.get(name)
             if load is None or load.process.poll() is not None:
                 return ""
+            if load.server_ended:
+                return WITH_SERVER
             left = max(0, round(load.until - time.monotonic()))
             most = f", at most {load.concurrency} in flight" if load.concurrency else ""
             sending = f"load {rate_text(load.rate, 'req')}{most}, {duration(left)} left"
@@ -101,10 +106,19 @@ class Loads:
                 return ""
             if not load.result:
                 self._remember(name, load)
-                load.result, load.ended_at = _summary(_read(load.output), _read(load.errors)), time.monotonic()
+                head = WITH_SERVER if load.server_ended else ""
+                load.result, load.ended_at = _summary(_read(load.output), _read(load.errors), head), time.monotonic()
                 load.output.close()
                 load.errors.close()
             return load.result if time.monotonic() - load.ended_at < RESULT_SECONDS else ""
+
+    def server_ended(self, name: str) -> None:
+        """A server has ended by itself: what is being sent to it is over. Does not wait for its report."""
+        with self._lock:
+            load = self._loads.get(name)
+            if load is not None and not load.server_ended and load.process.poll() is None:
+                load.server_ended = True
+                load.process.terminate()
 
     def spans(self, name: str) -> tuple[LoadSpan, ...]:
         """When this console sent load to a server, oldest first."""
@@ -156,7 +170,7 @@ def _read(file: IO[bytes]) -> str:
     return file.read(64 * 1024).decode(errors="replace")
 
 
-def _summary(output: str, errors: str) -> str:
+def _summary(output: str, errors: str, head: str = "") -> str:
     try:
         report = json.loads(output)
         ttft, itl = p99_in(report["ttft_seconds"]), p99_in(report["itl_seconds"])
@@ -167,8 +181,10 @@ def _summary(output: str, errors: str) -> str:
             "sent late: too many in flight": report.get("held_back", 0),
         }
         rest = "".join(f", {number} {what}" for what, number in others.items() if number)
-        return f"load done: {completed} of {sent} answered{rest}, TTFT p99 {ttft}, ITL p99 {itl}"
+        return f"{head or 'load done'}: {completed} of {sent} answered{rest}, TTFT p99 {ttft}, ITL p99 {itl}"
     except (ValueError, KeyError, TypeError):
+        if head:
+            return head
         message = _last_message(errors)
         return f"load failed: {message}" if message else "load ended without a report"
 

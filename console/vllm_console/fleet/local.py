@@ -278,6 +278,8 @@ class LocalFleet:
             self._watched[key] = WatchedServer(client.folder(self._state, name), interactive=self._interactive)
         watched = self._watched[key]
         context = JudgeContext(self._gpus, self._shares, self._reserves, may_ask=not self.read_only, board=self._board)
+        if not record.state.alive:
+            self._loads.server_ended(name)
         load, chosen = self._loads.describe(name), selected == name
         view = watched.view(record, now, selected=chosen, load=load, context=context)
         if chosen and self._interactive:

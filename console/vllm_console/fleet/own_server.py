@@ -207,7 +207,7 @@ class WatchedServer:
             log_path=str(self._folder / "server.log"),
             sample=self._timeline.latest if answered else None,
             window=self._window if answered else None,
-            last_window=self._window if self._interactive and self._crashed(record) else None,
+            last_window=self._last_window(record),
             no_probe="" if spec.probe else details.no_probe,
             load=load,
             findings=found,
@@ -256,7 +256,7 @@ class WatchedServer:
             past = self._moment(record, at)
         except HistoryError as error:
             view, past = _with_notice(view, error), None
-        view = replace(view, moment=at, then=state_at(record, at), sample=None)
+        view = replace(view, moment=at, then=state_at(record, at), sample=None, last_window=None)
         if past is None:
             return replace(view, window=None, findings=(), judged=(), no_findings="its history cannot be read")
         if past.preset is not None:
@@ -353,6 +353,12 @@ class WatchedServer:
         # An automatic restart begins no new generation: while it starts, only samples since then are its own.
         began = record.state_since if record.state is State.STARTING else record.current.started_at
         return newest.at >= began
+
+    def _last_window(self, record: ServerRecord) -> Window | None:
+        """In a console, the last minute of one that crashed: nothing runs or waits there any more."""
+        if self._window is None or not self._interactive or not self._crashed(record):
+            return None
+        return replace(self._window, requests_running=None, requests_waiting=None, longest_wait=None)
 
     def _crashed(self, record: ServerRecord) -> bool:
         """Whether it failed after it had been ready, and the newest sample is from that time."""

@@ -233,7 +233,8 @@ class ServerView(msgspec.Struct, frozen=True):
     window: Window | None = None
     """The last minute."""
     last_window: Window | None = None
-    """In a console, the last minute of a failed server that had been ready; None for any other."""
+    """In a console, the last minute of a failed server that had been ready, without what runs or waits; None for any
+    other."""
     series: Series | None = None
     """Its charts over the requested range; only for the selected server."""
     no_probe: str = ""

@@ -78,6 +78,25 @@ def test_without_a_report_its_last_sentence_is_reported(pretend: Callable[[str],
     loads.close()
 
 
+@pytest.mark.parametrize(("printed", "figures"), [(json.dumps(REPORT), DONE.removeprefix("load done")), ("", "")])
+def test_the_end_of_its_server_ends_a_load(
+    pretend: Callable[[str], Path], tmp_path: Path, printed: str, figures: str
+) -> None:
+    begun, report = tmp_path / "begun", tmp_path / "report"
+    report.write_text(printed)
+    pretend(f"trap 'kill $!; cat {report}; exit' TERM; sleep 1000 & touch {begun}; wait")
+    loads = Loads()
+    loads.server_ended("chat")  # to which nothing is sent
+    loads.start("chat", tmp_path, 5, 1000)
+    while not begun.exists():
+        time.sleep(0.01)
+    loads.server_ended("chat")
+    assert loads.describe("chat") in ("load ended with the server", "")
+    assert ended(loads, "chat").startswith(f"load ended with the server{figures}")
+    loads.server_ended("chat")
+    loads.close()
+
+
 def test_the_requests_in_flight_are_bounded_when_asked(pretend: Callable[[str], Path], tmp_path: Path) -> None:
     pretend("exec sleep 1000")
     loads = Loads()

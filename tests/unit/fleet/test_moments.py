@@ -161,6 +161,8 @@ def test_a_server_that_failed_while_it_served_has_its_last_minute(folder: Path) 
         assert crashed.window is None
         assert crashed.last_window is not None
         assert crashed.last_window.kv_cache_usage == 0.3
+        assert crashed.last_window.requests_running is crashed.last_window.requests_waiting is None
+        assert watched.earlier(crashed, served, NOW - 60).last_window is None, "figures of that moment are shown"
         for other in (SERVED, again, later, record(*SERVED.generations, state=State.STOPPED)):
             assert watched.view(other, NOW, selected=True, load="", context=JudgeContext()).last_window is None
 

@@ -116,7 +116,7 @@ def _title_note(server: ServerView, seen: RequestsSeen | None, view: ChartView, 
 
 def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> Strip:
     """What runs now, and how many have finished; of these, how many were preempted or aborted."""
-    last = server.probe.last if server.probe is not None else None
+    last = server.probe.last if server.probe is not None and server.last_window is None else None
     parts: list[Part] = [" ", *_running(last, now)] if last is not None else [" "]
     kinds = [("finished", seen.counts[0], None), *zip(ORDERS[2:], seen.counts[2:], (WARN, BAD), strict=True)]
     for name, number, style in kinds:

@@ -56,14 +56,16 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
     load: list[Part] = [f" {count(running)}", (" running · ", DIM), count(waiting), (" waiting", DIM)]
     if waiting and window is not None and (wait := longest_wait(window)) is not None:
         load.append((f", longest ≥ {duration(wait)}", WARN))
+    if server.last_window is not None:
+        load = []  # it has ended
     note = age_note(server, now) or ((window_note(server, now), DIM),)
-    lines = [title_line(4, "Throughput", width, note), line(*figures), line(*load)]
+    lines = [title_line(4, "Throughput", width, note), line(*figures), *([line(*load)] if load else [])]
     if about := server.load or server.load_result:
         sent: list[Part] = [(plain(about), ACCENT)]
-        beside = lines[-1].cell_length + 3 + cell_len(about) <= width
+        beside = bool(load) and lines[-1].cell_length + 3 + cell_len(about) <= width
         rows = textwrap.wrap(plain(about), max(10, width - 1), max_lines=2, placeholder=" …")
         below = [line((f" {row}", ACCENT)) for row in rows]
-        lines[2:] = [line(*load, (" · ", DIM), *sent)] if beside else [lines[-1], *below]
+        lines[2:] = [line(*load, (" · ", DIM), *sent)] if beside else [*lines[2:], *below]
     room = height - len(lines)
     drafts = server.series is not None and any(server.series.values.get("acceptance_length", ()))
     charts = (*CHARTS, DRAFTED) if drafts else CHARTS

@@ -707,7 +707,8 @@ def in_flight(server: ServerView) -> list[str]:
         often = rate(window.requests_per_second, "req")
         return [f"No request is in flight now, but {often} were served in the last minute: new ones will fail."]
     queued = f" ({waiting} queued)" if waiting else ""
-    return [f"{counted(running + waiting, 'request')} in flight{queued} will be aborted."]
+    ours = ", those of the load that this console sends among them" if server.load else ""
+    return [f"{counted(running + waiting, 'request')} in flight{queued} will be aborted{ours}."]
 
 
 def _ended_by_stop(server: ServerView) -> list[str]:

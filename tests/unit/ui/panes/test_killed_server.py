@@ -8,6 +8,7 @@ from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.panes.bars import message_lines
 from vllm_console.ui.panes.state import state_lines
+from vllm_console.ui.panes.throughput import throughput_lines
 
 REASON = "Ended by SIGKILL, which it did not ask for: most often the kernel, out of memory (dmesg says)."
 
@@ -32,6 +33,15 @@ def test_the_reason_stands_there_where_the_log_shows_nothing(fakes):
     message, pane = told(known, fakes.NOW)
     assert REASON not in message, "the line of findings says it"
     assert "f fix   i findings" in pane
+
+
+def test_nothing_runs_or_waits_there_any_more(fakes):
+    crashed = replace(fakes.broken(fakes.NOW), last_window=fakes.window_at(fakes.NOW, 0.9), load_result="load ended")
+    shown = replace(crashed, window=crashed.last_window)
+    for width in (40, 120):
+        lines = [strip.text for strip in throughput_lines(shown, fakes.NOW, width, 12)]
+        assert " running · " not in "\n".join(lines)
+        assert (lines[2].strip(), lines[3].strip()) == ("load ended", "tokens/s out")
 
 
 def test_without_a_diagnosis_there_is_neither(fakes):

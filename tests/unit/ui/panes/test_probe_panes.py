@@ -121,6 +121,8 @@ def test_the_bar_distinguishes_its_parts_without_colors_in_ascii_too(fakes, reco
 def test_what_runs_now_and_how_many_ended_how(fakes, recorded):
     line = text(requests_lines(recorded, fakes.NOW, 120, 20)).splitlines()[1]
     assert line.startswith(" 62 running · 12 waiting now · 240 finished: 27 preempted, 4 aborted")
+    crashed = replace(recorded, last_window=recorded.window)
+    assert text(requests_lines(crashed, fakes.NOW, 120, 20)).splitlines()[1].startswith(" 240 finished: ")
     old = replace(recorded.probe, last=recorded.probe.last._replace(at=fakes.NOW - 60))
     assert " waiting at " in text(requests_lines(replace(recorded, probe=old), fakes.NOW, 120, 20))
 
