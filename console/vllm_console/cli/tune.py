@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import math
+import shutil
 import sys
 import textwrap
 import time
@@ -178,6 +179,8 @@ class _Tuner:
         self.canceling = Canceling()
         self._problem = ""
         """Why the last measurement has no value."""
+        self._trying = ""
+        """The candidate that is being measured."""
         self._last_start = self._start_seconds()
         self._longest_restart = 0.0
         """Of the restarts here so far, in seconds."""
@@ -245,7 +248,7 @@ class _Tuner:
     def end(self) -> None:
         """Put the flags in place that are to stay; say so if it was canceled, or if that failed."""
         self.misplaced, error = self._put_back(), sys.exception()
-        if self.misplaced and self.misplaced != str(error):
+        if self.misplaced and self.misplaced not in str(error):
             complain(self.misplaced)
         elif not self.misplaced and isinstance(error, KeyboardInterrupt):
             complain(f"canceled: {self._name} has its original flags")
@@ -441,7 +444,11 @@ class _Tuner:
         return original.value * candidate.predicted / self._ranking.original
 
     def _try(self, trial: NextTrial, original: Measured) -> tuple[Measured | None, str]:
-        """Restart with a candidate's flags and measure; why it could not be measured, if so."""
+        """Restart with a candidate's flags and measure; why it could not be measured, if so.
+
+        Raises:
+            FleetError: the server ended meanwhile, or somebody else has changed it.
+        """
         assert self._ranking is not None
         server, candidate = self._server(), self._ranking.candidates[trial.place]
         changes = flag_difference(server.flags, {**self._original, **candidate.set})
@@ -453,7 +460,13 @@ class _Tuner:
         if self._args.objective == GOODPUT:
             known = measured_of(trial.place, self._done)
             start = trial_start(self._expected(candidate, original), known, guess=bool(candidate.outside))
-        measured = self._measure(trial.seconds, start)
+        self._trying = _words(candidate.set)
+        try:
+            measured = self._measure(trial.seconds, start)
+        except FleetError as error:
+            raise FleetError(f"the trial with {self._trying} was given up; of that trial: {error}") from error
+        finally:
+            self._trying = ""
         return measured, "" if measured is not None else self._problem
 
     def _restart(self, changes: Changes) -> str:
@@ -513,10 +526,12 @@ class _Tuner:
 
     def _progress(self, text: str, *, step: bool = False) -> None:
         """Show how it goes; in a file or a pipe, where a line is due or a ``step`` begins. Without a text remove it."""
-        line = plain(f"{text}; at most {duration(max(0.0, self._left))} left" if text else "")
+        tried = f"; with {self._trying}" if self._trying else ""
+        line = plain(f"{text}; at most {duration(max(0.0, self._left))} left{tried}" if text else "")
         if self._pacing is None:
             if waited_for():
-                print(f"{WIPE}{line}", end="", file=sys.stderr, flush=True)
+                fitting = line[: shutil.get_terminal_size().columns - 1]  # a longer one could not be wiped
+                print(f"{WIPE}{fitting}", end="", file=sys.stderr, flush=True)
         elif line and (step or self._pacing.due(time.monotonic() - self._begin)):
             print(line, file=sys.stderr, flush=True)
 

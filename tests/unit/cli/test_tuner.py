@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from msgspec.structs import replace
 
 from vllm_console.cli import tune
+from vllm_console.cli.load import WIPE
 from vllm_console.cli.load_target import Target
 from vllm_console.cli.main import parse
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
 from vllm_console.fleet.tuning import CandidateRanking
 from vllm_console.fleet.verbs import FleetError
+from vllm_console.load.client import LoadError
 from vllm_console.load.report import Latency, LoadReport, Times
+from vllm_console.load.run import LoadProgress
 from vllm_console.load.tune_search import Candidate
 from vllm_launchers.presets.model import Workload
 
@@ -28,6 +32,7 @@ class Fleet:
     def __init__(self, failing: str = "", begin: int = 0) -> None:
         self.server = ServerView("chat", State.READY, 0.0, flags={"max-num-seqs": 4}, generation=1)
         self.failing, self.begin, self.restarts = failing, begin, 0
+        self.in_trial = lambda: None
 
     def snapshot(self):
         return FleetSnapshot(0.0, "box", (self.server,))
@@ -64,7 +69,10 @@ def tuned(monkeypatch, capsys):
     """Run the command; gives its exit code, its JSON, and what it says on stderr."""
 
     def run(fleet, *words):
-        async def run_load(*_args, answers, **_options):
+        async def run_load(*_args, answers, on_progress, **_options):
+            on_progress(LoadProgress(1.0, 1, 0, 0, 1, 0))
+            if fleet.server.flags["max-num-seqs"] != 4:
+                fleet.in_trial()
             seconds = TTFT[fleet.server.flags["max-num-seqs"]]
             answers.update({at: Times(seconds * (1 + at % 5 / 100), None, 1.0) for at in range(200)})
             return LoadReport(200, 200, 0, 10.0, 2000, Latency(), Latency(), Latency())
@@ -87,6 +95,18 @@ def test_what_is_better_stays(tuned):
     assert (code, result["kept"]) == (0, {"max-num-seqs": 16})
     assert result["sentence"].startswith("max-num-seqs 16 stays: its mean TTFT is 80% lower")
     assert fleet.server.flags == {"max-num-seqs": 16}
+
+
+@pytest.mark.parametrize(("columns", "named"), [(55, "; with max-num"), (120, "left; with max-num-seqs 16")])
+def test_the_candidate_that_is_measured_is_named_as_far_as_a_line_holds_it(tuned, monkeypatch, columns, named):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(tune, "waited_for", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = tuned(Fleet(), "--json")[2].split(WIPE)
+    assert all(len(text) < columns for text in lines)
+    original, first, _ = (text for text in lines if text.startswith("sending 1.0 req/s"))
+    assert original.endswith(" left")
+    assert named in first
 
 
 @pytest.mark.parametrize(
@@ -119,6 +139,27 @@ def test_original_flags_that_could_not_be_restored_do_not_stay(tuned, monkeypatc
     said = "chat does not have its original flags now: the port is taken"
     assert (code, result["kept"], result["sentence"]) == (1, None, f"{said}.")
     assert said in err
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_figures_of_a_trial_that_was_given_up_are_said_to_be_of_it(tuned, capsys, stopped):
+    """Its server was killed, which puts the original flags back; or somebody has stopped it, who is not overruled."""
+    fleet = Fleet()
+    said = "the server stopped answering"
+
+    def killed():
+        if stopped:
+            fleet.server = replace(fleet.server, state=State.STOPPED)
+        raise LoadError(said)
+
+    fleet.in_trial = killed
+    with pytest.raises(FleetError) as told:
+        tuned(fleet)
+    if stopped:
+        said = "chat was stopped by somebody else meanwhile: it is left as it is now, with the flags of a trial"
+    assert str(told.value) == f"the trial with max-num-seqs 16 was given up; of that trial: {said}"
+    assert fleet.server.flags == {"max-num-seqs": 16 if stopped else 4}
+    assert "somebody else" not in capsys.readouterr().err, "it is said once"
 
 
 def test_a_server_that_was_stopped_at_the_end_is_left_so(tuned, monkeypatch):
