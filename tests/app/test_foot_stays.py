@@ -77,17 +77,28 @@ async def test_the_keys_stay_in_sight_beside_the_gpus(console, fakes):
         assert c.app.operations.max_scroll_y == 0
 
 
-async def test_the_table_does_not_shrink_when_servers_go(console, fakes):
-    async with console(fakes.chat, fakes.coder, fakes.docs) as c:
+async def test_the_table_does_not_shrink_when_servers_of_others_go(console, fakes):
+    others = [lambda at, name=name: replace(fakes.observed(at), name=name) for name in ("anna-1", "anna-2")]
+    async with console(fakes.chat, *others) as c:
         before = places(c)
         c.fleet.makers = [fakes.chat]
-        await c.until(lambda: "coder" not in c.text)
+        await c.until(lambda: "anna-2" not in c.text)
         assert places(c) == before
         await c.press("L")
         await c.until(
             lambda: places(c)["servers"].height == before["servers"].height - 2,
             "another layout moves everything anyway",
         )
+
+
+async def test_the_row_of_a_server_of_ours_that_is_removed_goes_with_it(console, fakes):
+    """By another console: for a quarter of a minute an empty row stood there."""
+    async with console(fakes.chat, fakes.coder, fakes.docs) as c:
+        before = places(c)["servers"].height
+        c.fleet.makers = [fakes.chat, fakes.docs]
+        await c.until(lambda: "coder" not in c.text)
+        await c.pilot.pause()
+        assert places(c)["servers"].height == before - 1
 
 
 def test_the_table_shrinks_to_the_most_that_it_needed_in_a_quarter_of_a_minute():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -689,8 +689,10 @@ class FakeFleet:
     def seen_workload(self, name: str) -> SeenWorkload | None:
         return self.workloads.get(name)
 
-    def suggest(self, name: str, workload: Workload, room: SeenRoom | None = None) -> Sequence[Choice]:
-        return self.suggestions.get(name, ())
+    def suggest(
+        self, name: str, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()
+    ) -> Sequence[Choice]:
+        return [choice for choice in self.suggestions.get(name, ()) if choice.flag not in keep]
 
     def launch_name(self, request: LaunchRequest) -> str:
         return request.name or request.preset

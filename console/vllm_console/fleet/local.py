@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -499,17 +499,20 @@ class LocalFleet:
         with keeper_errors():
             return seen_traffic(client.folder(self._state, name), client.read(self._state, name), time.time())
 
-    def suggest(self, name: str, workload: Workload, room: SeenRoom | None = None) -> Sequence[Choice]:
+    def suggest(
+        self, name: str, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()
+    ) -> Sequence[Choice]:
         """The flag changes that traffic calls for, each with its reason; empty if the flags already fit.
 
-        ``room`` is what its KV cache was observed to hold. Steps that were made shorter because prompts held up streams
-        stay short.
+        ``room`` is what its KV cache was observed to hold. The flags to ``keep`` stay, and so do steps that were made
+        shorter because prompts held up streams.
         """
         from vllm_console.fleet.probe import kept_for_streams
 
         record = self._ours(name)
         self._refresh_gpus()
-        return self._launcher.planner.suggest(record, workload, room, kept_for_streams(self._state, record))
+        kept = (*keep, *kept_for_streams(self._state, record))
+        return self._launcher.planner.suggest(record, workload, room, kept)
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.fleet.snapshot import Changes, Workload
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.history.workload import SeenWorkload
@@ -116,8 +117,26 @@ async def test_from_the_operations_screen_too_little_is_reported_there(fleet, wa
         assert app.screen is app.operations
 
 
+def test_what_would_make_an_open_finding_worse_is_not_suggested(fakes, fleet):
+    """Prompts hold up the streams right now: longer steps would do so for longer."""
+    longer, more = (Choice(flag, 8192, "", Source.WORKLOAD) for flag in ("max-num-batched-tokens", "max-num-seqs"))
+    fleet.suggestions = {"chat": (LENGTH, longer)}
+    held_up = Finding("prefill_contention", Severity.WARNING, 0.0, "", "")
+    server = replace(fakes.chat(fakes.NOW), findings=(held_up,))
+    found = measured_traffic(fleet, server)
+    assert [choice.flag for choice in found.choices] == ["max-model-len"]
+    assert found.sentence.endswith(" --max-num-batched-tokens stays: prefill contention.")
+    assert measured_traffic(fleet, replace(server, findings=())).choices == (LENGTH, longer)
+
+    fleet.suggest = lambda name, workload, room, keep=(): (more,) if keep else (longer,)
+    full = replace(server, findings=(held_up, Finding("preempting", Severity.WARNING, 0.0, "", "")))
+    found = measured_traffic(fleet, full)
+    assert found.choices == (), "nor what is only suggested because the other flag stays"
+    assert found.sentence.endswith(" Its other flags already fit this traffic.")
+
+
 def test_what_is_left_to_vllm_is_no_change(fleet):
-    assert [choice.flag for choice in measured_traffic(fleet, "chat").choices] == [
+    assert [choice.flag for choice in measured_traffic(fleet, fleet.snapshot().server("chat")).choices] == [
         "max-model-len",
         "enable-prefix-caching",
     ]

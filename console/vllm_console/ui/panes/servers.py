@@ -626,7 +626,7 @@ class ServersTable(FramedView):
 
 SHRINK_SECONDS = 15.0
 """The table shrinks after it has needed fewer rows for this long: a server of others that restarts is gone for a few
-seconds, and moves nothing."""
+seconds, and moves nothing. One of ours stays in the table until it is removed."""
 
 
 class TableHeight:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from vllm_console.diagnosis.finding import Finding, title_of_code
+from vllm_console.diagnosis.opposed import opposed
 from vllm_console.fleet.snapshot import Changes, Flags, FlagValue, ServerView
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.flags import token_count
@@ -318,17 +320,34 @@ class MeasuredTraffic(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
 
 
-def measured_traffic(fleet: LocalFleet, name: str) -> MeasuredTraffic:
-    """Analyze a server's traffic. Blocks briefly.
+def measured_traffic(fleet: LocalFleet, server: ServerView) -> MeasuredTraffic:
+    """Analyze a server's traffic. Blocks briefly. A flag that would make an open finding worse stays as it is.
 
     Raises:
         FleetError: there is no such server, or it is not ours.
     """
+    name = server.name
     seen = fleet.seen_workload(name)
     if seen is None or seen.workload is None:
         return MeasuredTraffic(seen.sentence if seen is not None else "No traffic recorded yet.")
-    suggested = fleet.suggest(name, seen.workload, seen.room)
-    choices = tuple(choice for choice in suggested if choice.value is not None)
+    choices = _changes(fleet.suggest(name, seen.workload, seen.room))
+    held = _held_back(server, choices)
+    if held:
+        choices = _changes(fleet.suggest(name, seen.workload, seen.room, tuple(held)))
+        held = {**_held_back(server, choices), **held}
+        choices = tuple(choice for choice in choices if choice.flag not in held)
+    sentence = " ".join([seen.sentence, *(f"--{flag} stays: {title_of_code(held[flag].code)}." for flag in held)])
     if not choices:
-        return MeasuredTraffic(f"{seen.sentence} Its flags already fit this traffic.")
-    return MeasuredTraffic(seen.sentence, choices)
+        return MeasuredTraffic(f"{sentence} {'Its other' if held else 'Its'} flags already fit this traffic.")
+    return MeasuredTraffic(sentence, choices)
+
+
+def _changes(suggested: Sequence[Choice]) -> tuple[Choice, ...]:
+    return tuple(choice for choice in suggested if choice.value is not None)
+
+
+def _held_back(server: ServerView, choices: Sequence[Choice]) -> Mapping[str, Finding]:
+    """The flags that stay, and the open finding that their change would make worse."""
+    wanted = {choice.flag: choice.value for choice in choices if choice.value is not None}
+    present = {flag: value for flag in wanted if (value := default_value(server, flag)) is not None}
+    return opposed(server.findings, {**present, **server.flags}, wanted)

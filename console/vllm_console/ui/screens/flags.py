@@ -374,7 +374,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
 
     async def _analyze(self) -> None:
         try:
-            self._suggest(await answer_for(self, partial(measured_traffic, self._fleet, self._server.name), "traffic"))
+            self._suggest(await answer_for(self, partial(measured_traffic, self._fleet, self._server), "traffic"))
         except FleetError as error:
             self._say(str(error), BAD)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen

@@ -155,8 +155,8 @@ class OperationsScreen(PartialRepaintScreen):
         self._seen: dict[str, SeenServer] = {}
         self._table_height = TableHeight()
         self._sized_for: Size | None = None
-        self._identities: dict[str, tuple[str, str, int]] = {}
-        """By name, the preset, model and generation in the newest snapshot."""
+        self._identities: dict[str, tuple[str, str, int, bool]] = {}
+        """By name, the preset, model and generation in the newest snapshot, and whether it is one of ours."""
         self._header = LineView(id="header", classes="bar")
         self._table = ServersTable(id="servers")
         self._finding = LineView(id="finding", action="screen.findings")
@@ -338,9 +338,11 @@ class OperationsScreen(PartialRepaintScreen):
         self.verbs.in_progress.observe(servers)
         self.verbs.rolling.observe(servers)
         before = self._identities
-        self._identities = {one.name: (one.preset, one.model, one.generation) for one in servers}
-        for name, (preset, model, generation) in before.items():
+        self._identities = {one.name: (one.preset, one.model, one.generation, one.ours) for one in servers}
+        for name, (preset, model, generation, ours) in before.items():
             now = self._identities.get(name)
+            if now is None and ours:
+                self._table_height.reset()  # removed, here or elsewhere: it does not come back by itself
             if now is None or now[:2] != (preset, model) or now[2] < generation:
                 self._forget(name)
         self._marked &= {server.name for server in servers}
@@ -1120,7 +1122,7 @@ class OperationsScreen(PartialRepaintScreen):
             return ""
 
         doing = f"Analyzing the traffic of {name}…"
-        self.console.act(doing, lambda: measured_traffic(fleet, name), done, once=f"traffic {name}")
+        self.console.act(doing, lambda: measured_traffic(fleet, server), done, once=f"traffic {name}")
 
     # -- other screens ---------------------------------------------------------------------------------------------
 

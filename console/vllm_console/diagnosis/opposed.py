@@ -1,0 +1,62 @@
+"""Changes that would make an open finding worse. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vllm_console.diagnosis.finding import Finding, Severity
+from vllm_launchers.plan.flags import BATCHED, SEQUENCES, token_count
+from vllm_launchers.plan.model import Flags, FlagValue
+
+UP, DOWN = 1, -1
+
+_WORSE_BY: Mapping[str, Mapping[str, int]] = {
+    "prefill_contention": {BATCHED: UP},
+    "slow_tokens": {BATCHED: UP, SEQUENCES: UP},
+    "slow_first_token": {BATCHED: DOWN},
+    "kv_cache_pressure": {SEQUENCES: UP},
+    "preempting": {SEQUENCES: UP},
+    "oversubscribed_memory": {SEQUENCES: UP},
+    "oversubscribed_sequences": {SEQUENCES: DOWN},
+}
+"""By a finding's code, the direction in which a flag makes it worse, also where no fix of it can change that flag."""
+
+
+def opposed(findings: Sequence[Finding], present: Flags, wanted: Flags) -> Mapping[str, Finding]:
+    """The flags whose ``wanted`` value would make an open finding worse, with that finding.
+
+    It would if a fix moves the flag the other way. ``present`` are the flags as they are, with vLLM's own values of
+    those that are not set, as far as known. Notes are no reason to keep a flag.
+    """
+    severe = [one for one in findings if one.severity in (Severity.CRITICAL, Severity.WARNING)]
+    return {
+        flag: finding
+        for flag, value in wanted.items()
+        if (finding := next((one for one in severe if _worsens(one, flag, present.get(flag), value)), None)) is not None
+    }
+
+
+def _worsens(finding: Finding, flag: str, present: FlagValue | None, wanted: FlagValue) -> bool:
+    worse = {_WORSE_BY.get(finding.code, {}).get(flag)}
+    worse |= {
+        -way
+        for fix in finding.fixes
+        if flag in fix.changes.set and (way := _direction(present, fix.changes.set[flag])) is not None
+    }
+    way = _direction(present, wanted)
+    # From an unknown value each change may be the wrong way.
+    return bool(worse - {None}) if way is None else way in worse
+
+
+def _direction(present: FlagValue | None, value: FlagValue) -> int | None:
+    """Whether a number becomes larger, or a switch is turned on; None where there is no order, or nothing is known."""
+    one, other = _number(present), _number(value)
+    if one is None or other is None or one == other:
+        return None
+    return UP if other > one else DOWN
+
+
+def _number(value: FlagValue | None) -> float | None:
+    if isinstance(value, bool | float):
+        return float(value)
+    return token_count(value)
