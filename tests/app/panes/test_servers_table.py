@@ -57,6 +57,16 @@ def test_the_heading_shows_by_what_it_is_sorted(fakes):
     assert column_titles(columns).cell_length == column_titles(columns, Order("STATE", False)).cell_length
 
 
+def test_gpus_have_a_column_where_a_server_has_some(fakes):
+    server = fakes.chat(fakes.NOW)
+    assert "GPU" in [column.title for column in columns_for([server], 80)]
+    columns = columns_for([replace(server, name="a-longer-name", gpus=()), fakes.observed(fakes.NOW)], 80)
+    without = [column.title for column in columns_for([replace(server, gpus=())], 60)]
+    assert "GPU" in [column.title for column in columns], "one has"
+    assert "GPU" not in without
+    assert {"KV CACHE", "RUN"} <= set(without), "figures take its room"
+
+
 def test_an_owner_has_a_column_where_there_is_another_one(fakes):
     mine, theirs = fakes.chat(fakes.NOW), fakes.observed(fakes.NOW)
     assert "OWNER" not in [column.title for column in columns_for([mine], 120)]

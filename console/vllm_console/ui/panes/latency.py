@@ -82,10 +82,10 @@ def latency_lines(server: ServerView, now: float, width: int, height: int, view:
         return [title, *joined][:height]
     lines = [title, *_table(server, rows, width)]
     if (hidden := len(lines) - height) > 0:
-        text = f" {hidden + 1} more rows: {key_of('pane_3')} enlarges"
+        text = f" {hidden + 1} more rows" + ("" if view.large else f": {key_of('pane_3')} enlarges")
         return [*lines[: height - 1], line((fit(text, width).rstrip(), DIM))]
     lines += notes
-    enlarges = f" · {key_of('pane_3')} shows all" if brief else ""
+    enlarges = f" · {key_of('pane_3')} shows all" if brief and not view.large else ""
     return [*lines, *_charts(server, width, height - len(lines), view, enlarges)][:height]
 
 

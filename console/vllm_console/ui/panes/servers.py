@@ -119,8 +119,8 @@ TEXTS = ("NAME", "MODEL", "PRESET", "OWNER", "HOST", "STATE", "GPU", "PORT", "EN
 def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] = ()) -> list[ServerColumn]:
     """The columns to choose from on a screen of this width: those of ``chosen`` (names of `COLUMNS`) in that order.
 
-    Without a choice they are all, OWNER where somebody else's server is listed, HOST where one runs elsewhere, MODEL
-    where the screen is wide.
+    Without a choice they are all, OWNER where somebody else's server is listed, HOST where one runs elsewhere, GPU
+    where one has GPUs, MODEL where the screen is wide.
     """
     names = max([len("NAME"), *(cell_len(server.marked_name) for server in servers)])
     presets = max([len("PRESET"), *(cell_len(_preset(server)) for server in servers)])
@@ -167,6 +167,7 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
         return [replace(by_title[COLUMNS[name]], rank=rank) for rank, name in enumerate(kept)]
     absent = {"OWNER"} if all(server.recorded for server in servers) else set()
     absent |= {"HOST"} if not elsewhere else set()
+    absent |= {"GPU"} if servers and not any(server.gpus for server in servers) else set()
     absent |= {"MODEL"} if width < WITH_MODEL else set()
     return [column for column in columns if column.title not in absent]
 

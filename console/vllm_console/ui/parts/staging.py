@@ -336,10 +336,10 @@ def measured_traffic(fleet: LocalFleet, server: ServerView) -> MeasuredTraffic:
         choices = _changes(fleet.suggest(name, seen.workload, seen.room, tuple(held)))
         held = {**_held_back(server, choices), **held}
         choices = tuple(choice for choice in choices if choice.flag not in held)
-    sentence = " ".join([seen.sentence, *(f"--{flag} stays: {title_of_code(held[flag].code)}." for flag in held)])
+    said = [f"--{flag} stays: {title_of_code(held[flag].code)}." for flag in held]
     if not choices:
-        return MeasuredTraffic(f"{sentence} {'Its other' if held else 'Its'} flags already fit this traffic.")
-    return MeasuredTraffic(sentence, choices)
+        said = [f"Its {'other ' if held else ''}flags fit its traffic.", *said]
+    return MeasuredTraffic(" ".join((*said, seen.sentence)), choices)
 
 
 def _changes(suggested: Sequence[Choice]) -> tuple[Choice, ...]:

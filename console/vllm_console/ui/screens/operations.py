@@ -401,7 +401,9 @@ class OperationsScreen(PartialRepaintScreen):
         if snapshot is not None:
             self._draw_table(snapshot)
             if server is not None:
-                charts, shown = replace(self.time.charts, order=self._requests_order), _with_last_window(server)
+                large = bool(self.panes.zoomed)
+                charts = replace(self.time.charts, order=self._requests_order, large=large)
+                shown = _with_last_window(server)
                 for pane in (*self._panes, self._state):
                     if pane.display:
                         pane.show_server(shown, snapshot.at, charts)

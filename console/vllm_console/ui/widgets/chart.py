@@ -88,13 +88,15 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class ChartView(msgspec.Struct, frozen=True):
-    """How the user looks at charts: the scale of latencies, the moment under the cursor (Unix seconds), and the order
-    in which requests are listed. Without a choice of ``log`` each chart of latencies has the scale that suits it.
+    """How the user looks at charts: the scale of latencies, the moment under the cursor (Unix seconds), the order in
+    which requests are listed, and whether the pane was made large. Without a choice of ``log`` each chart of latencies
+    has the scale that suits it.
     """
 
     log: bool | None = None
     cursor: float | None = None
     order: str = "slowest"
+    large: bool = False
 
 
 PLAIN = ChartView()

@@ -143,6 +143,13 @@ def test_the_title_of_latencies_has_its_window_however_narrow(fakes):
     assert "minute to 12:41 ─" in text(latency_lines(past, fakes.NOW, 38, 20))
 
 
+def test_no_key_is_named_that_enlarges_what_is_large(fakes):
+    server = fakes.chat(fakes.NOW)
+    for height, words in ((11, "3 shows all"), (4, "more rows: 3 enlarges")):
+        assert words in text(latency_lines(server, fakes.NOW, 60, height))
+        assert words not in text(latency_lines(server, fakes.NOW, 60, height, ChartView(large=True)))
+
+
 def test_a_bad_figure_stands_in_the_title_and_that_it_is_simulated_does_not(fakes):
     server = fakes.coder(fakes.NOW)
     window = replace(server.window, preemptions_per_minute=1234.0, preemption_share=1.5)
