@@ -190,7 +190,7 @@ async def test_the_question_counts_those_that_wait_for_they_are_lost_too(console
 def test_the_question_names_the_load_of_this_console(fakes):
     window = replace(fakes.pressed(fakes.NOW).window, requests_running=62, requests_waiting=2)
     server = replace(fakes.pressed(fakes.NOW), window=window, load="load 6.9 req/s, 41s left")
-    told = "64 requests in flight (2 queued) will be aborted, those of the load that this console sends among them."
+    told = "64 requests in flight (2 queued) will be aborted, those of this console's load included."
     assert in_flight(server) == [told]
 
 

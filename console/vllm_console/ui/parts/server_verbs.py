@@ -707,7 +707,7 @@ def in_flight(server: ServerView) -> list[str]:
         often = rate(window.requests_per_second, "req")
         return [f"No request is in flight now, but {often} were served in the last minute: new ones will fail."]
     queued = f" ({waiting} queued)" if waiting else ""
-    ours = ", those of the load that this console sends among them" if server.load else ""
+    ours = ", those of this console's load included" if server.load else ""
     return [f"{counted(running + waiting, 'request')} in flight{queued} will be aborted{ours}."]
 
 
