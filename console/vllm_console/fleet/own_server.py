@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,8 +119,10 @@ class WatchedServer:
         self._past_of = 0
         self._restart: LastRestart | None = None
         self._probe: ServerProbe | None = None
-        self._earlier: tuple[int, float, Sequence[PastRun]] | None = None
-        """The runs before a generation, and when they were read."""
+        self._runs: tuple[int, float, Sequence[PastRun]] | None = None
+        """The runs up to a generation, and when they were read."""
+        self._begun: tuple[float, Mapping[tuple[int, str], float]] = (0.0, {})
+        """When the open findings began, by generation and code, as of a moment (Unix seconds)."""
         self._window: Window | None = None
         """The last minute, as of the newest snapshot."""
 
@@ -475,22 +477,62 @@ class WatchedServer:
             self._judge.set_resumed(self._probe_of(record).resumed(now))
         # A command takes one snapshot, and waits for the test request to a server that seems to hang.
         minute = self._window.latencies if self._window is not None else None
-        return self._judge.findings(record, details, context, now, minute=minute, wait=not self._interactive)
+        found = self._judge.findings(record, details, context, now, minute=minute, wait=not self._interactive)
+        return self._from_their_beginning(found, record, now)
+
+    def _from_their_beginning(
+        self, found: tuple[Finding, ...], record: ServerRecord, now: float
+    ) -> tuple[Finding, ...]:
+        """The findings since when they are open: they are judged by half an hour, and may be older than that."""
+        number = record.current.number
+        at, known = self._begun
+        if not 0 <= now - at <= RECENT_SECONDS:
+            known = {}
+        begun = {}
+        for one in found:
+            key = (number, one.code)
+            since = known[key] if key in known else self._recorded_since(one, record, now)
+            begun[key] = min(one.since, since)
+        self._begun = now, begun
+        return tuple(
+            one if begun[number, one.code] == one.since else replace(one, since=begun[number, one.code])
+            for one in found
+        )
+
+    def _recorded_since(self, found: Finding, record: ServerRecord, now: float) -> float:
+        """When a finding began that is as old as what it is judged by, as a console recorded it."""
+        from vllm_console.fleet.judge import HISTORY_SECONDS
+        from vllm_console.fleet.markers import SAME_SECONDS
+
+        if now - found.since < HISTORY_SECONDS - SAME_SECONDS:
+            return found.since
+        stretches = [
+            since
+            for run in self._past_runs(record)
+            if run.generation == record.current.number
+            for code, since, until in run.findings
+            if code == found.code and until >= found.since - SAME_SECONDS
+        ]
+        return min(stretches, default=found.since)
 
     def _earlier_runs(self, record: ServerRecord) -> Sequence[PastRun]:
-        """This server's runs before the current one, newest first; read again after `EARLIER_RUNS_SECONDS`."""
+        """This server's runs before the current one, newest first."""
+        return [run for run in self._past_runs(record) if run.generation < record.current.number]
+
+    def _past_runs(self, record: ServerRecord) -> Sequence[PastRun]:
+        """This server's runs up to the current one, newest first; read again after `EARLIER_RUNS_SECONDS`."""
         from vllm_console.runs.store import FILE_NAME, RunStore, RunStoreError
 
         number = record.current.number
         now = time.monotonic()
-        if self._earlier is None or self._earlier[0] != number or now - self._earlier[1] >= EARLIER_RUNS_SECONDS:
+        if self._runs is None or self._runs[0] != number or now - self._runs[1] >= EARLIER_RUNS_SECONDS:
             try:
                 runs = RunStore(self._folder.parents[1] / FILE_NAME, read_only=True).past(record.name)
             except RunStoreError:
                 return ()  # the fleet reports the problem when it enters a run
-            before = [run for run in runs if run.generation < number and run.started_at >= record.created_at]
-            self._earlier = (number, now, before)
-        return self._earlier[2]
+            own = [run for run in runs if run.generation <= number and run.started_at >= record.created_at]
+            self._runs = (number, now, own)
+        return self._runs[2]
 
     def _reason(self, record: ServerRecord, details: Details) -> str:
         """The keeper's sentence; for a failed server with the log line that shows the cause."""

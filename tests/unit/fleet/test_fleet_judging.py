@@ -28,6 +28,7 @@ from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.history.time_view import LIVE
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_console.runs.store import FILE_NAME, RunName, RunStore
 from vllm_console.settings import Config, ConfigError, gpu_reserves, read_settings
 from vllm_console.ui.screens.describe import describe_lines
 from vllm_launchers import values
@@ -319,6 +320,41 @@ def test_what_recorders_saw_of_the_gpus_is_known_from_the_first_snapshot_on(serv
     claim = Claim((0,), NOW - 200, time.time() + 3600, "training", uid=os.getuid() + 1, user="anna")
     board.latest = lambda: Board(served, NOW, (claim,))  # type: ignore[method-assign]
     assert abs(found(*hot_since(NOW), board=board)["gpu_claimed"] - (NOW - 200)) <= 10
+
+
+def test_a_finding_that_is_older_than_what_it_is_judged_by_began_when_it_began(tmp_path: Path) -> None:
+    """After half an hour its beginning moved on with the clock."""
+    folder = tmp_path / "servers" / "chat"
+    folder.mkdir(parents=True)
+    writer = HistoryWriter(folder / HISTORY)
+    watched = WatchedServer(folder, interactive=True)
+
+    def since(server: WatchedServer, now: float) -> float:
+        view = server.view(record(), now, selected=True, load="", context=JudgeContext())
+        return next(one.since for one in view.findings if one.code == "kv_cache_pressure")
+
+    begin = NOW - 2400
+    for second in range(0, 2400, 2):
+        writer.append(sample(begin + second, usage=0.9))
+        if second >= 1200 and second % 60 == 58:
+            assert since(watched, begin + second) == pytest.approx(begin, abs=10)
+    writer.close()
+    watched.close()
+
+    def by_a_new_console() -> float:
+        new = WatchedServer(folder, interactive=True)
+        found = since(new, NOW)
+        new.close()
+        return found
+
+    assert by_a_new_console() == pytest.approx(NOW - 1800, abs=20), "nobody recorded when it began"
+    named = RunName("chat-1", "chat", 1)
+    store = RunStore(tmp_path / FILE_NAME)
+    store.note_findings(named, begin + 60, ["kv_cache_pressure"], {"kv_cache_pressure": begin - 600})
+    assert by_a_new_console() == pytest.approx(NOW - 1800, abs=20), "that one has ended"
+    for at in range(0, 2400, 100):
+        store.note_findings(named, begin + at, ["kv_cache_pressure"])
+    assert by_a_new_console() == begin - 600
 
 
 def test_gpus_as_they_were_before_the_driver_hung_say_nothing_of_now() -> None:
