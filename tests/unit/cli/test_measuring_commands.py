@@ -99,7 +99,7 @@ def test_a_ramp_has_lines_of_progress_where_stderr_is_no_terminal(capsys):
 def test_progress_of_a_tuning_has_lines_and_leaves_stdout_to_the_result(capsys, json):
     tuner = object.__new__(tune._Tuner)
     tuner._args = argparse.Namespace(json=json, budget=600.0)
-    tuner._begin, tuner._pacing = time.monotonic(), tune.Pacing()
+    tuner._begin, tuner._pacing, tuner._trying = time.monotonic(), tune.Pacing(), ""
     for _ in range(3):
         tuner._progress("measuring 4.2 req/s")
     tuner._progress("restarting with max-num-seqs 64", step=True)
