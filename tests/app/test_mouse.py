@@ -25,6 +25,10 @@ async def click(c, text, **more):
 
 async def test_the_bar_of_panes_shows_one_large_and_all_again(console, fakes):
     async with console(fakes.chat) as c:
+        await click(c, "7 Requests")
+        await c.until(lambda: c.app.operations._arrangement.large == "requests", "what the overview has no room for")
+        await click(c, "7 Requests")
+        await c.sees("1 KV cache")
         await click(c, "2 Preempt")
         await c.until(lambda: "1 KV cache" not in c.text)
         await click(c, "2 Preempt")

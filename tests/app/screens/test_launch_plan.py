@@ -449,10 +449,12 @@ def test_each_flag_has_a_row_before_a_reason_has_two_and_reasons_are_whole_where
     plan = draft.planned(fakes.FakeFleet().plan(LaunchRequest("chatbot")), "chatbot-2")
     needed = len(draft.names) + 2
 
-    def shown(height):
-        return [strip.text for strip in setting_lines(draft, plan, catalog, (80, height), 0, active=False)]
+    def shown(height, width=80):
+        return [strip.text for strip in setting_lines(draft, plan, catalog, (width, height), 0, active=False)]
 
     tight, some, roomy = shown(needed), shown(needed + 2), shown(60)
+    words = "longer ones would take cache from all others"
+    assert words in " ".join(" ".join(shown(60, 66)).split()), "beside the plan, on a wide screen, too"
     assert all(any(name in text for text in tight) for name in draft.names)
     assert not any("more" in text for text in tight[-1:])
     assert len(some) > len(tight)

@@ -29,7 +29,7 @@ MOST_REASON = 12
 LEAST_ROWS = 4
 """Rows of settings, however long the description of one is."""
 
-LEAST_REASON = 30
+LEAST_REASON = 24
 """Columns from which a reason may go on in the next row."""
 
 
