@@ -391,6 +391,8 @@ CONDITIONS: list[dict[str, FlagValue]] = [
     {"kv-transfer-config": '{"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_port": "x"}'},
     {"ec-transfer-config": '{"ec_connector": "ECExampleConnector"}'},
     {"compilation-config": '{"cudagraph_mode": "NONSENSE"}'},
+    {"compilation-config.cudagraph_capture_sizes": "[1, 2"},
+    {"speculative-config.num_speculative_tokens": 3},
     {"compilation-config": '{"cudagraph_mode": "full_decode_only"}'},
     {"compilation-config": '{"cudagraph_mode": null}'},
     {"compilation-config": '{"mode": "VLLM_COMPILE"}'},
