@@ -134,7 +134,11 @@ class PartialRepaintScreen(TerminalScreen[None]):
             rack.display = False
 
     def _on_screen_resume(self, event: events.ScreenResume) -> None:
-        """Textual lays out for a new size, which paints the whole screen, and then asks for the same once more."""
+        """Textual lays out for a new size, which paints the whole screen, and then asks for the same once more.
+
+        It also applies all styles once more, which were applied when the widgets of a new screen were mounted.
+        """
+        event.refresh_styles = event.refresh_styles and self.stack_updates > 0
         painted = self._size != self.app.size and self.is_current and not self.app._batch_count
         super()._on_screen_resume(event)
         event.prevent_default()
