@@ -139,7 +139,7 @@ async def test_pasted_line_ends_stay(console, fleet, script, said, end):  # noqa
         c.app.focused.post_message(events.Paste("a\r\n\tb\x1b[2J"))
         await c.until(lambda: c.app.focused.value == f"a{LINE_BREAK}    b")
         await c.press("ctrl+j", "c", "enter")
-        await c.sees("ok")
+        await c.until(lambda: script.requests)
         assert script.requests[0][1]["messages"] == [{"role": "user", "content": "a\n    b\nc"}]
 
 

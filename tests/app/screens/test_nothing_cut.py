@@ -46,6 +46,18 @@ async def test_what_only_reports_has_nothing_to_do(host, wait_until):
     assert app.results == [False]
 
 
+async def test_what_is_found_out_after_the_answer_is_left_out(host, wait_until):
+    app = host(lambda: Confirm("Restart chat?", ["No flag changes."], "restart"))
+    async with app.run_test(size=(80, 16)) as pilot:
+        await wait_until(pilot, lambda: "y restart" in app.text())
+        dialog = app.screen
+        await pilot.press("n")
+        await wait_until(pilot, lambda: app.screen is not dialog)
+        dialog.set_details(["1 request is in flight."])
+        dialog.set_note("fits (estimate)")
+    assert app.results == [False]
+
+
 @pytest.mark.parametrize("maker", ["coder", "stopped"])
 def test_why_nothing_is_found_is_wrapped(fakes, maker):
     lines = findings_page(getattr(fakes, maker)(fakes.NOW), fakes.NOW, 60, 0).lines

@@ -19,6 +19,12 @@ Result = TypeVar("Result")
 class TerminalScreen(Screen[Result]):
     """A screen that takes no notice of a size that is not the terminal's any more; that of the present one follows."""
 
+    @property
+    def is_mounted(self) -> bool:
+        """Whether it has its widgets. Textual's own stays true while they are removed with it, and afterwards; what a
+        thread found out may come then."""
+        return super().is_mounted and not self._pruning
+
     def _on_resize(self, event: events.Resize) -> None:  # type: ignore[override]
         """Leave out Textual's own handler, which comes next, for an outdated size."""
         if event.size != self.app.size:
