@@ -153,7 +153,7 @@ def _read(console: Any) -> float | None:
 
 def _marked(console: Any) -> set[str]:
     """The names of the servers in the table that the cursor is on."""
-    return {found[1] for line in console.screen.display if (found := MARKED.match(line))}
+    return {found[1] for line in console.text.splitlines() if (found := MARKED.match(line))}
 
 
 def resizing(console: Any, every: float = 0.05) -> Callable[[], None]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyte
+from rich.cells import cell_len
 
 DEADLINE = 60.0
 
@@ -59,7 +60,15 @@ class Terminal:
     @property
     def text(self) -> str:
         """All rows of the screen."""
-        return "\n".join(line.rstrip() for line in self.screen.display)
+        return "\n".join(map(self._row, range(self.screen.lines)))
+
+    def _row(self, y: int) -> str:
+        """A row. While a wide character is being overwritten, only its right half may be left: that cell is blank, as
+        in a terminal. pyte's own `display` fails there."""
+        cells, row = self.screen.buffer[y], ""
+        for x in range(self.screen.columns):
+            row += cells[x].data or ("" if x and cell_len(cells[x - 1].data) == 2 else " ")
+        return row.rstrip()
 
     def wait_for(self, wanted: str | Callable[[str], bool], seconds: float = DEADLINE) -> str:
         """Read until the screen shows it; fails with the screen when it never does."""

@@ -23,8 +23,8 @@ from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity, ServerRec
 
 pytestmark = pytest.mark.real
 
-SECONDS = 30.0
-"""It is over within ten on a machine that is not overloaded."""
+SECONDS = 120.0
+"""It is over within ten on a machine that is not overloaded; on one that is, it took more than thirty."""
 UP_SECONDS = 600.0
 LAUNCH = """
 import json, sys, time
@@ -168,7 +168,8 @@ def test_nothing_of_a_real_server_is_left(tmp_path, spec_of, family):
     assert {view["name"] for view in json.loads(done.stdout) if view["ours"]} == CASES.keys()
     everybody = [one for play in seen.values() for one in play["family"]]
     assert len(everybody) >= 12
-    wait(lambda: not any(map(processes.alive, everybody)), "the end of all")
+    for one in everybody:
+        wait(lambda one=one: not processes.alive(one), f"the end of {one}")
     for name in CASES:
         record = client.wait_for(tmp_path, name, lambda record: not record.state.alive, 30)
         assert record.state is (State.STOPPED if name == "stopping" else State.FAILED), record.reason
