@@ -140,6 +140,25 @@ def test_a_queue_that_grows_is_found_in_the_last_half_hour_and_by_the_ttft_befor
     assert served(before, lambda second: second % 1200, slow=0.5) == {"slow_first_token"}
 
 
+def test_slow_traffic_that_misses_its_objective_is_one_stretch(tmp_path):
+    """Of a request every hundred seconds: there was a stretch for each."""
+    begun = 1e9
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(objectives=OBJECTIVES)))
+    generation = Generation(1, spec, begun - 60, ready_at=begun, ended_at=begun + 1200)
+    record = ServerRecord("chat", State.STOPPED, begun + 1200, begun - 60, (generation,))
+    writer = HistoryWriter(tmp_path / HISTORY)
+    for second in range(0, 1200, 5):
+        gaps = 100.0 * (second // 100)
+        itl = Histogram((0.1, 1.0, math.inf), (0.0, gaps, gaps), gaps / 2)
+        counted = {"prompt_tokens_total": gaps, "generation_tokens_total": gaps, "requests_finished_total": gaps / 100}
+        engine = replace(EngineSample(0, 0, 0.0), **counted, histograms={"itl": itl})
+        writer.append(Sample(begun + second, {"0": engine}, kv_cache_tokens=50_000, model_name="m"))
+    writer.close()
+    (found,) = judge_past(tmp_path, record, 0, begun, begun + 1200).values()
+    assert {since for since, _ in found} == {begun + 90}
+    assert [at for _, at in found] == [begun + 60 * minute for minute in range(2, 20)]
+
+
 def test_a_list_of_runs_says_what_held_and_how_that_is_known(night):
     book, record = night
     book.judge_past([record])

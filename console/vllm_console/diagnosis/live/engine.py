@@ -221,7 +221,9 @@ class DraftsRejected:
             per_draft = mean(accepted)
             if accepted is None:
                 found.append(Judgement.UNKNOWN)
-            elif per_draft is None or accepted.count < self.DRAFTS or at + 1 < self.SPAN:
+            elif per_draft is None:
+                found.append(Judgement.OVER)
+            elif accepted.count < self.DRAFTS or at + 1 < self.SPAN:
                 found.append(Judgement.BETWEEN)
             else:
                 bad, good = per_draft < self.LOW, per_draft > self.ENOUGH

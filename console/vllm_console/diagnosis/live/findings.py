@@ -25,9 +25,9 @@ from vllm_console.diagnosis.live.queue import (
 )
 from vllm_console.diagnosis.live.ranks import UnevenRanks
 from vllm_console.diagnosis.live.refused import RequestsRefused
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, holds_since
+from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgement, Rule, holds_since
 from vllm_console.diagnosis.live.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
-from vllm_console.history.frames import merged
+from vllm_console.history.frames import Frame, merged
 from vllm_console.history.timeline import IDLE_SECONDS
 from vllm_console.metrics.quantile import Quantile
 from vllm_console.text import percent, seconds
@@ -92,7 +92,10 @@ OF_TRAFFIC = (
     "oversubscribed_sequences", "oversubscribed_memory", "oversubscribed_compute", "not_admitted",
     "uneven_ranks", "tensor_parallel_stalls", "drafts_rejected",
 )  # fmt: skip
-"""Findings that end with the traffic: they are about what requests experience."""
+"""Findings about what requests experience: they end with the traffic."""
+
+THROUGH_PAUSES = (PrefillContention.code, SlowTokens.code, SlowFirstToken.code, DraftsRejected.code)
+"""Those of them that stay open through pauses of slow traffic: their rules say when a pause is the end."""
 
 OF_THE_LAST_MINUTE = (
     SlowTokens.code, SlowFirstToken.code, OversubscribedSequences.code, OversubscribedMemory.code,
@@ -118,12 +121,7 @@ def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding
     frames = judged.frames
     if not frames or evidence.now - frames[-1].end > MOST_STALE_SECONDS:
         return ()
-    if evidence.idle_seconds >= IDLE_SECONDS:
-        rules = [rule for rule in rules if rule.code not in OF_TRAFFIC]
-    held = [(rule, since) for rule in rules if (since := holds_since(rule.verdicts(judged), frames)) is not None]
-    if any(rule.code == EngineHung.code for rule, _ in held):
-        held = [(rule, since) for rule, since in held if rule.code == EngineHung.code]  # others predate the hang
-    codes = {rule.code for rule, _ in held}
+    held, codes = _held(rules, judged)
     found = [
         _described(rule, judged, since)
         for rule, since in held
@@ -138,6 +136,35 @@ def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding
         # Of two that are equally severe, the one that a change of flags ends is of more use.
         sorted(found, key=lambda one: (order.index(one.severity), one.code in LAST, not _has_flag_fix(one), one.since))
     )
+
+
+def _held(rules: Sequence[Rule], evidence: Evidence) -> tuple[list[tuple[Rule, float]], set[str]]:
+    """The rules whose findings hold, each with since when, and the codes that explain others (`EXPLAINED_BY`)."""
+    frames, idle = evidence.frames, evidence.idle_seconds
+    if idle >= SILENCE_SECONDS:
+        rules = [rule for rule in rules if rule.code not in OF_TRAFFIC]
+    verdicts = [(rule, rule.verdicts(evidence)) for rule in rules]
+    held = [(rule, since) for rule, found in verdicts if (since := holds_since(found, frames)) is not None]
+    if idle >= IDLE_SECONDS:
+        held = [(rule, since) for rule, since in held if rule.code not in OF_TRAFFIC or rule.code in THROUGH_PAUSES]
+    if any(rule.code == EngineHung.code for rule, _ in held):
+        held = [(rule, since) for rule, since in held if rule.code == EngineHung.code]  # others predate the hang
+    codes = {rule.code for rule, _ in held}
+    if (served := _served(frames)) < len(frames):
+        # What explained a finding when the traffic paused explains it until there is traffic again.
+        then = frames[:served]
+        codes |= {rule.code for rule, found in verdicts if holds_since(found[:served], then) is not None}
+    return held, codes
+
+
+def _served(frames: Sequence[Frame]) -> int:
+    """How many frames there are up to the last one with traffic."""
+    busy = (
+        at
+        for at in reversed(range(len(frames)))
+        if frames[at].running_max or frames[at].waiting_max or frames[at].grown.generation_tokens_total
+    )
+    return next(busy, -1) + 1
 
 
 def _settled(evidence: Evidence) -> Evidence:

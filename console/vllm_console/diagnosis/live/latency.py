@@ -23,7 +23,7 @@ from vllm_console.diagnosis.live.fixes import (
     slow_steps,
 )
 from vllm_console.diagnosis.live.frame_sums import MINUTE, count_above, mean, observed, p50, p99, surely_slow
-from vllm_console.diagnosis.live.rule import ELSEWHERE, Evidence, Judgement
+from vllm_console.diagnosis.live.rule import ELSEWHERE, SILENCE_SECONDS, Evidence, Judgement
 from vllm_console.history.frames import Frame, merged, total
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Histogram
@@ -92,12 +92,15 @@ class PrefillContention:
         frames, objective, engines = evidence.frames, evidence.objectives.itl_p99_seconds, evidence.engines
         spikes = [_is_spike(frame, objective, engines) for frame in frames]
         prefill = observed(frames, "prefill", 5 * MINUTE)
+        minutes = observed(frames, "itl")
         found = []
         for at, spike in enumerate(spikes):
             begin = max(0, at - self.FRAMES + 1)
             span = range(begin, at + 1)
             if spike is None:
                 found.append(Judgement.UNKNOWN)
+            elif _is_silent(minutes[at], frames[at]):
+                found.append(Judgement.SILENT)
             elif not any(spikes[one] for one in span):
                 found.append(Judgement.GOOD)
             else:
@@ -125,7 +128,9 @@ class PrefillContention:
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """How high the spikes are, and what coincides with them."""
-        frames, objective = evidence.last(self.FRAMES), evidence.objectives.itl_p99_seconds
+        minute = merged(evidence.last(MINUTE), "itl")
+        then = evidence if minute is not None and minute.count else evidence.when_observed("itl")
+        frames, objective = then.last(self.FRAMES), evidence.objectives.itl_p99_seconds
         itl = merged(frames, "itl")
         peak = highest_gap(itl)
         usual = text_of(p50(itl))
@@ -139,9 +144,10 @@ class PrefillContention:
             Measure(f"prefill mean in {span}", seconds(mean(merged(frames, "prefill")))),
             Measure("peak prompt tokens in 10s", f"{_peak(frames):,.0f}"),
         )
-        symptom = f"In the last {span}, ITL jumped from {usual} to ~{seconds(peak)} during prefill."
+        when = f"In the last {span}" if then is evidence else f"In the {span} to {_end(then)}"
+        symptom = f"{when}, ITL jumped from {usual} to ~{seconds(peak)} during prefill."
         cause = "Prefill shares its step with the decode of all streams and makes that step long."
-        return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, self._fixes(evidence))
+        return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, self._fixes(then))
 
     def _fixes(self, evidence: Evidence) -> tuple[Fix, ...]:
         tokens = evidence.max_num_batched_tokens
@@ -178,6 +184,19 @@ def answered_by_shorter_steps(flags: Flags, earlier: Sequence[PastRun]) -> bool:
         and (token_count(run.flags.get(BATCHED)) or math.inf) > now
         for run in earlier[:2]
     )
+
+
+def _is_silent(minute: Histogram | None, frame: Frame) -> bool:
+    """Whether nothing was observed in a minute, and no request of the frame at its end may yet be.
+
+    Requests that wait, or whose prompt is being computed, are not counted yet: their silence is not good news.
+    """
+    return minute is not None and not minute.count and not frame.running_max and not frame.waiting_max
+
+
+def _end(evidence: Evidence) -> str:
+    """When the last frame ended, as a time of day."""
+    return clock(evidence.frames[-1].end, evidence.now, seconds=True)
 
 
 def _is_slow(prefill: Histogram | None, limit: float) -> bool:
@@ -228,40 +247,47 @@ class SlowTokens:
             return Judgement.UNKNOWN
         worst = p99(minute)
         if worst is None:
-            # Requests that wait, or whose prompt is being computed, are not counted yet: their silence is not good
-            # news.
-            return Judgement.BETWEEN if frame.running_max or frame.waiting_max else Judgement.OVER
+            return Judgement.SILENT if _is_silent(minute, frame) else Judgement.BETWEEN
         if worst.within(BACK * objective):
             return Judgement.GOOD
         return Judgement.BAD if surely_slow(minute, objective) else Judgement.BETWEEN
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """How slow, and what takes the time."""
-        frames, objective = evidence.last(MINUTE), self.objective(evidence)
-        found = evidence.latency(self.key)
+        """How slow, and what takes the time; by the minute up to the last observation, if the last one has none."""
+        objective, then = self.objective(evidence), evidence
+        if not evidence.latency(self.key).count:
+            then = evidence.when_observed(self.key)
+        found = then.latency(self.key)
         worst = found.p99
         measures = [
             Measure(f"{self.name} p99", text_of(worst), seconds(objective), evidence.objectives_source),
             Measure(f"{self.name} p50", text_of(found.p50)),
         ]
+        silent = then is not evidence
         if worst is not None and worst.within(objective):
-            return self._recovering(evidence, since, text_of(worst), measures)
+            now = f"{text_of(worst)} in the minute to {_end(then)}" if silent else f"now {text_of(worst)}"
+            return self._recovering(evidence, since, now, measures)
         symptom = f"{self.name} p99 of the last minute is {text_of(worst)}; the objective is {seconds(objective)}."
-        if worst is None:
+        if silent:
             symptom = (
-                f"{self.name} p99 was above its objective of {seconds(objective)}; nothing measured in the last minute."
+                f"{self.name} p99 was {text_of(worst)} in the minute to {_end(then)}, and nothing was measured since; "
+                f"the objective is {seconds(objective)}."
             )
-        cause, fixes = self.why(evidence, frames, measures)
+        cause, fixes = self.why(then, then.last(MINUTE), measures)
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
 
     def _recovering(self, evidence: Evidence, since: float, now: str, measures: Sequence[Measure]) -> Finding:
-        """Back within its objective, but not yet by enough for long enough: no fix, since the cause may be gone."""
+        """Back within its objective, but not yet by enough for long enough: no fix, since the cause may be gone.
+
+        ``now`` is the present figure, in words.
+        """
         objective, minutes = self.objective(evidence), observed(evidence.frames, self.key)
         worst = [p99(minute) for minute in minutes]
         slow = [at for at, found in enumerate(worst) if found is not None and found.within(objective) is False]
+        pause = round_duration(SILENCE_SECONDS)
         until = f" until {clock(evidence.frames[slow[-1]].end, evidence.now)}" if slow else ""
-        symptom = f"{self.name} p99 was above its objective of {seconds(objective)}{until}; now {now}."
-        cause = f"Recovering: ends after 30s below {seconds(BACK * objective)}."
+        symptom = f"{self.name} p99 was above its objective of {seconds(objective)}{until}; {now}."
+        cause = f"Recovering: ends after 30s below {seconds(BACK * objective)}, or {pause} without requests."
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), recovering=True)
 
     def why(self, evidence: Evidence, frames: Sequence[Frame], measures: list[Measure]) -> tuple[str, tuple[Fix, ...]]:

@@ -1,9 +1,9 @@
 """How a finding is detected: a verdict for every frame, and from the verdicts, since when it holds.
 
 A finding begins when three of the last four frames are bad and ends when three in a row are good, so that it does not
-flap, or at once if its whole evaluation window has no occurrence; a neutral frame changes nothing. After a while
-without reports it is not shown. Everything is recomputed from the frames each time, so every console and command
-agrees.
+flap, or at once if its whole evaluation window has no occurrence; a neutral frame changes nothing. What is judged by
+requests stays through a silence of some minutes, and then ends: slow traffic has such pauses. After a while without
+reports it is not shown. Everything is recomputed from the frames each time, so every console and command agrees.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from vllm_console.diagnosis.finding import Finding, Measure
 from vllm_console.diagnosis.live.frame_sums import MINUTE
-from vllm_console.history.frames import Frame, merged
+from vllm_console.history.frames import STEP_SECONDS, Frame, merged
 from vllm_console.history.prefix_use import StillCached
 from vllm_console.logs.refusals import Refusals
 from vllm_console.metrics.quantile import Quantiles
@@ -41,6 +41,14 @@ ENTER, OF = 3, 4
 LEAVE = 3
 QUIET_AFTER = 3
 """Frames in a row without a report, after which nothing is reported."""
+SILENCE_SECONDS = 300.0
+"""How long after its last observation a finding stays open in silence.
+
+Two requests that come a minute or two apart are the same traffic, also if one of them is missing; and a fix is still
+worth reading then.
+"""
+SILENT_FRAMES = round(SILENCE_SECONDS / STEP_SECONDS) - MINUTE + 1
+"""Silent frames in a row, after which it ends: the first one has a whole minute without an observation behind it."""
 
 _NOTHING = Quantiles(count=0.0, mean=None)
 
@@ -54,6 +62,8 @@ class Judgement(Enum):
     GOOD = "good"
     OVER = "over"
     """No occurrence in the whole evaluation window: it ends at once, for there is no figure to show."""
+    SILENT = "silent"
+    """No request ran, and nothing was observed in a minute: says nothing, and ends a finding once it lasts."""
     UNKNOWN = "unknown"
     """The figures it is judged by were not reported."""
 
@@ -231,6 +241,17 @@ class Evidence(msgspec.Struct, frozen=True):
         found = merged(self.last(MINUTE), key)
         return quantiles(found) if found is not None else _NOTHING
 
+    def when_observed(self, key: str) -> Evidence:
+        """The evidence up to the last frame in which this latency was observed; all of it if it never was."""
+        frames = self.frames
+        last = next((at for at in reversed(range(len(frames))) if _counts(frames[at], key)), len(frames) - 1)
+        return msgspec.structs.replace(self, frames=frames[: last + 1], minute=None)
+
+
+def _counts(frame: Frame, key: str) -> bool:
+    found = frame.histogram(key)
+    return found is not None and found.count > 0
+
 
 def moments_within(evidence: Evidence) -> Iterator[tuple[Frame, Sequence[GpuMoment]]]:
     """Each frame with the GPU samples that fall into it; empty if there were none."""
@@ -261,12 +282,11 @@ class Rule(Protocol):
 def holds_since(verdicts: Sequence[Judgement], frames: Sequence[Frame]) -> float | None:
     """When the finding that holds at the end began (the start of its first bad frame), or None if none holds."""
     begun: float | None = None
-    good = unknown = 0
+    good = unknown = silent = 0
     for index, verdict in enumerate(verdicts):
         unknown = unknown + 1 if verdict is Judgement.UNKNOWN else 0
-        if unknown >= QUIET_AFTER:
-            begun, good = None, 0
-        if verdict is Judgement.OVER:
+        silent = silent + 1 if verdict is Judgement.SILENT else 0
+        if verdict is Judgement.OVER or unknown >= QUIET_AFTER or silent >= SILENT_FRAMES:
             begun, good = None, 0
         elif begun is not None:
             good = good + 1 if verdict is Judgement.GOOD else 0 if verdict is Judgement.BAD else good

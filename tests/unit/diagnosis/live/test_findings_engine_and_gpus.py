@@ -464,6 +464,20 @@ def slow_frames(served: EngineSample) -> tuple[Frame, ...]:
     )
 
 
+def test_what_was_explained_by_another_finding_does_not_come_up_in_a_pause() -> None:
+    bounds = (0.1, 1.0, float("inf"))
+    full = replace(TIGHT, histograms={"itl": Histogram(bounds, (0.0, 500.0, 500.0), 250.0)})
+    none = {"itl": Histogram(bounds, (0.0, 0.0, 0.0), 0.0)}
+    paused = replace(SILENT, requests_running=0, kv_cache_usage=0.0, histograms=none)
+    frames = tuple(
+        replace(frame, grown=replace(frame.grown, histograms=(paused if at >= COUNT else full).histograms))
+        for at, frame in enumerate(frames_of(*[full] * COUNT, *[paused] * COUNT))
+    )
+    for count in range(COUNT, len(frames) + 1):
+        found = evidence(frames=frames[:count], now=frames[count - 1].end, idle_seconds=10.0 * (count - COUNT))
+        assert "slow_tokens" not in codes(found)
+
+
 TIMES = (0.5, 0.9, 1.1, 3.0, float("inf"))
 
 

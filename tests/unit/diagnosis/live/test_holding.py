@@ -1,4 +1,4 @@
-"""When a finding begins and ends: three of four bad, three good in a row, quiet without reports."""
+"""When a finding begins and ends: three of four bad, three good in a row, silent for minutes, without reports."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_console.diagnosis.live.rule import Judgement, above, holds_since
+from vllm_console.diagnosis.live.rule import SILENT_FRAMES, Judgement, above, holds_since
 from vllm_console.history.frames import Frame
 from vllm_console.metrics.sample import EngineSample
 
 LETTERS = {"b": Judgement.BAD, "-": Judgement.BETWEEN, "g": Judgement.GOOD, "?": Judgement.UNKNOWN}
+LETTERS |= {"s": Judgement.SILENT}
+PAUSE = "s" * (SILENT_FRAMES - 1)
 
 
 def since(verdicts: str) -> float | None:
@@ -34,18 +36,23 @@ def since(verdicts: str) -> float | None:
         ("bbb??", 0.0),
         ("bbb???", None),
         ("bb?b", 0.0),
+        (f"bbb{PAUSE}", 0.0),  # a pause says nothing
+        (f"bbb{PAUSE}s", None),  # a longer one is the end
+        (f"bbb{PAUSE}-{PAUSE}b{PAUSE}", 0.0),
+        (f"bbbgg{PAUSE}g", None),  # good frames end it as ever
+        (f"bb{PAUSE}b", None),  # and it begins no earlier for a pause
     ],
 )
 def test_beginning_and_end(verdicts: str, begun: float | None) -> None:
     assert since(verdicts) == begun
 
 
-@given(st.text("g-?", max_size=40))
+@given(st.text("g-?s", max_size=40))
 def test_without_bad_frames_there_is_no_finding(verdicts: str) -> None:
     assert since(verdicts) is None
 
 
-@given(st.text("bg-?", max_size=40))
+@given(st.text("bg-?s", max_size=40))
 def test_it_never_begins_in_a_frame_that_was_not_bad(verdicts: str) -> None:
     begun = since(verdicts)
     assert begun is None or verdicts[int(begun // 10)] == "b"
