@@ -17,6 +17,7 @@ from vllm_launchers.keeper.records import LaunchSpec, NodeSpec, NotRetryable, Re
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.earlier_starts import find_earlier, fixed_cache, gpu_kind
 from vllm_launchers.launch.errors import UsageError
+from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes
 from vllm_launchers.launch.placement import PRETENDS, Place, kept_slice
 from vllm_launchers.plan.alternatives import alternatives_of
 from vllm_launchers.plan.attention import BACKEND_VARIABLE
@@ -177,9 +178,19 @@ def resolve_launch(
         UsageError: a change names an invalid flag, or a setting chosen elsewhere; the model's name is unusable.
         FleetError: no GPUs are available.
     """
+
+    def again(fix: Changes) -> Plan:
+        return _resolved(replace(request, changes=with_fix(request.changes, fix)), inputs, reports, own).plan
+
+    found = _resolved(request, inputs, reports, own)
+    return replace(found, plan=with_lasting_fixes(found.plan, again))
+
+
+def _resolved(
+    request: ResolvedRequest, inputs: PlanInputs, reports: StartupReportStore | None, own: StoredReport | None
+) -> LaunchPlan:
     request = _on_cluster(request, inputs)
     budget = _Budget(request, inputs)
-    chosen = False
     try:
         if request.nodes is not None:
             if request.standby_of:
@@ -192,7 +203,6 @@ def resolve_launch(
             draft = _made(request, choices, request.environment, ())
             found = request.find(replace(draft, memory=budget(draft.flags)), inputs.host)
             plan = _roomiest_of(request, inputs, choices, found, budget)
-            chosen = found.chosen
         else:
             plan = replace(_made(request, choices, request.environment, ()), gpus=request.gpus)
     except PlanError as error:
@@ -234,7 +244,6 @@ def resolve_launch(
         plan,
         request.preset,
         gpu_kind=kind,
-        gpus_chosen=chosen,
         predicted=budget_figures(estimated) if estimated is not None else {},
         warm_up=request.warm_up,
         probe_asked=request.probe_asked,
@@ -414,6 +423,7 @@ def _placed(
         plan,
         findings=(*plan.findings, PlanFinding("gpus_moved", Level.WARNING, message)) if moved else plan.findings,
         gpus=place.gpus,
+        gpus_chosen=place.chosen,
         reasons={**plan.reasons, "gpus": message} if message and place.gpus else plan.reasons,
         placement=place.reason,
         sets=place.sets,

@@ -46,6 +46,8 @@ class Plan(msgspec.Struct, frozen=True):
     environment: Mapping[str, str]
     secrets: tuple[str, ...] = ()
     gpus: tuple[int, ...] = ()
+    gpus_chosen: bool = False
+    """Whether these were selected for it, not named by a user: then it may get others later."""
     placement: str = ""
     """Why it gets these GPUs, in one line."""
     sets: tuple[Placement, ...] = ()

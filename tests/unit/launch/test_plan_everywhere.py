@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from vllm_console.cli.plan_text import plan_document, plan_lines
 from vllm_console.fleet.verbs import NoPlaceError
 from vllm_launchers.host.gpu.document import host_from_topo, read_host
 from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes
 from vllm_launchers.launch.placement import GpuRequest, find_place
 from vllm_launchers.launch.resolve import ResolvedRequest, resolve_launch
-from vllm_launchers.plan.findings import Level
+from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
 from vllm_launchers.plan.proposals import Target, newly_refused
@@ -58,11 +62,18 @@ MODELS = (
 SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 
 
-def plan(preset: str, model: str, host: Host, changes: Changes | None = None, gpus: tuple[int, ...] = ()) -> Plan:
+def plan(
+    preset: str,
+    model: str,
+    host: Host,
+    changes: Changes | None = None,
+    gpus: tuple[int, ...] = (),
+    place: str = "offered",
+) -> Plan:
     engine = Engine(EngineKind.VLLM, ("/opt/vllm",), "0.33.0", "cuda", "/opt/vllm", "")
 
     def find(made: Plan, seen: Host | None) -> object:
-        return find_place(GpuRequest(made.flags, made.engine), seen, "" if gpus else "offered", gpus)
+        return find_place(GpuRequest(made.flags, made.engine, made.memory), seen, "" if gpus else place, gpus)
 
     ask = ResolvedRequest(
         PRESETS[preset], engine, changes or Changes(), model, "127.0.0.1", 8000, {}, gpus=gpus,
@@ -217,6 +228,67 @@ def test_a_little_less_room_is_given_for_much_more_speed() -> None:
     assert laid(few) == (4, 1, 1)
     held = {one.label: one.concurrent_requests or 0.0 for one in few.alternatives}
     assert held["TP 4"] < 48 < held["TP 2 × PP 2"]  # of the 48 that are asked for
+
+
+SMALLER = (MODELS[0], MODELS[1], MODELS[2], MODELS[3], MODELS[4], MODELS[7])
+ASKED: tuple[Flags, ...] = (
+    {}, {"tensor-parallel-size": 2}, {"max-model-len": 32_768},
+    *({"kv-cache-memory-bytes": size} for size in ("1G", "20G", "40G", "80G")),
+    *({"num-gpu-blocks-override": size} for size in (4, 600, 10_000, 40_000, 200_000)),
+)  # fmt: skip
+
+
+def errors_of(made: Plan) -> Counter[str]:
+    return Counter(finding.code for finding in made.findings if finding.level is Level.ERROR)
+
+
+@pytest.mark.parametrize(("name", "seed"), [("4xa6000", 2), ("4xa6000", 6), ("2xrtx3090-pcie", 1)])
+def test_a_fix_that_is_applied_holds_and_leads_to_no_new_error(name: str, seed: int) -> None:
+    """With fewer and more GPUs named than needed, and with none; on the first host others hold memory."""
+    host, some, wrong = HOSTS[name], Random(seed), []
+    every = tuple(gpu.index for gpu in host.gpus)
+    for _ in range(24):
+        preset, model, flags = some.choice(("chatbot", "batch")), some.choice(SMALLER), some.choice(ASKED)
+        gpus, place = some.choice([((), "offered"), ((), ""), ((), ""), (every[:1], ""), (every[:2], ""), (every, "")])
+        asked = Changes(set=flags)
+        try:
+            made = plan(preset, model, host, asked, gpus, place)
+        except NoPlaceError:
+            continue
+        known = errors_of(made)
+        for found in made.findings:
+            if found.fix is None:
+                continue
+            again = errors_of(plan(preset, model, host, with_fix(asked, found.fix), gpus, place))
+            if not again <= known or (found.level is Level.ERROR and again[found.code] == known[found.code]):
+                wrong.append((preset, model, flags, gpus, place, found.code, found.fix, again))
+    assert not wrong
+
+
+def test_a_smaller_cache_is_offered_with_the_layout_in_which_it_fits() -> None:
+    """By itself it would need fewer GPUs, one of which has less room beside a larger part of the weights."""
+    host, model = HOSTS["4xa6000"], "Qwen/Qwen3-4B-Instruct-2507-FP8"
+    asked = Changes(set={"num-gpu-blocks-override": 200_000})
+    made = plan("chatbot", model, host, asked, place="")
+    (found,) = [one for one in made.findings if one.code == "kv_cache_too_large"]
+    assert found.fix is not None
+    again = plan("chatbot", model, host, with_fix(asked, found.fix), place="")
+    assert laid(again) == laid(made)
+    assert again.memory is not None
+    assert all(gpu.free_gib >= 0 for gpu in again.memory.per_gpu)
+
+
+def test_a_fix_with_which_no_plan_can_be_made_is_not_offered() -> None:
+    fix = Changes(set={"tensor-parallel-size": 2})
+    found = PlanFinding("weights_do_not_fit", Level.ERROR, "", fix)
+    made = replace(plan("chatbot", MODELS[0], HOSTS["2xh100"]), findings=(found,))
+
+    def refused(_: Changes) -> Plan:
+        raise NoPlaceError("needs 2 GPUs but has GPU 0")
+
+    assert [one.fix for one in with_lasting_fixes(made, refused).findings] == [None]
+    held = replace(made, findings=())
+    assert [one.fix for one in with_lasting_fixes(made, lambda _: held).findings] == [fix]
 
 
 def test_a_slice_of_a_gpu_is_not_timed_as_the_whole() -> None:

@@ -104,9 +104,7 @@ def test_measured_traffic_takes_the_place_of_the_presets(ask: Callable[..., Reso
 def test_a_restart_chooses_nothing_again(ask: Callable[..., ResolvedRequest]) -> None:
     """What was chosen at the start stays, with its source; only what a person changes differs."""
     first = resolve_launch(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100")))
-    details = unpack(
-        pack(Details.of(first.plan, read_presets(None)[0]["chatbot"], gpus_chosen=first.details.gpus_chosen))
-    )
+    details = unpack(pack(Details.of(first.plan, read_presets(None)[0]["chatbot"])))
     assert details.gpus_chosen
     again = ResolvedRequest(
         details.as_preset(), VLLM, Changes({"max-num-seqs": 32}), details.model, "127.0.0.1", 8000, {},

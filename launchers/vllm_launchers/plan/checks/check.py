@@ -74,7 +74,7 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
     yield from cpu_findings(plan, inputs)
     yield from hardware_findings(plan, inputs)
     yield from model_findings(plan, inputs)
-    yield from parallel_findings(plan, inputs)
+    yield from parallel_findings(plan, inputs, budget)
     yield from node_findings(plan, inputs, budget)
     yield from ray_findings(plan, inputs)
     yield from precision_findings(plan, inputs)

@@ -18,8 +18,10 @@ from vllm_launchers.plan.checks.request import (
     fixed_size,
     fp8_cache_of,
     gpus_of,
+    most_gpus,
     ranks,
     utilization,
+    way_without_flags,
     without_fixed_size,
 )
 from vllm_launchers.plan.choices.inputs import BudgetFor
@@ -123,10 +125,10 @@ def _room(
         text = (
             f"weights need {memory.weights_gib:.1f} GiB per GPU and activations {rest:.1f}, of {room:.1f} available: "
             f"{-memory.kv_gib:.1f} GiB short"
-        ) + ("" if way is not None else "; use a quantized or smaller model, or more GPUs")
+        ) + ("" if way is not None else f"; {way_without_flags(plan, inputs)}")
         yield PlanFinding("weights_do_not_fit", Level.ERROR, text, way, surely=False)
         return
-    if memory.fixed and (found := _beyond(plan, memory, budget)) is not None:
+    if memory.fixed and (found := _beyond(plan, inputs, memory, budget)) is not None:
         yield found
         return
     if memory.fits:
@@ -138,9 +140,10 @@ def _room(
     yield PlanFinding("kv_too_small", Level.ERROR, text, fix, surely=False)
 
 
-def _beyond(plan: Plan, memory: MemoryBudget, budget: BudgetFor | None) -> PlanFinding | None:
+def _beyond(plan: Plan, inputs: PlanInputs, memory: MemoryBudget, budget: BudgetFor | None) -> PlanFinding | None:
     """A KV cache whose size was given, in blocks or bytes, and which does not fit beside the rest."""
-    gpu = min(memory.per_gpu, key=lambda one: one.free_gib, default=None)
+    # Blocks take different amounts of GPUs with different stages: the one that has to give up the largest part decides.
+    gpu = min(memory.per_gpu, key=lambda one: one.free_gib / max(one.kv_gib, SLACK_GIB), default=None)
     if gpu is None or gpu.free_gib + SLACK_GIB >= 0:
         return None
     rest = gpu.overhead_gib + gpu.graphs_gib
@@ -155,8 +158,8 @@ def _beyond(plan: Plan, memory: MemoryBudget, budget: BudgetFor | None) -> PlanF
     smaller = {name: size}
     less = budget({**plan.flags, **smaller}) if budget is not None and size > 0 else None
     fix = Changes(set=smaller) if less is not None and less.fits else None
-    more = f"; {most:.1f} GiB would fit" if fix is not None else ""
-    return PlanFinding("kv_cache_too_large", Level.ERROR, text + more, fix, surely=False)
+    way = f"{most:.1f} GiB would fit" if fix is not None else way_without_flags(plan, inputs)
+    return PlanFinding("kv_cache_too_large", Level.ERROR, f"{text}; {way}", fix, surely=False)
 
 
 def _smaller(
@@ -181,7 +184,7 @@ def _smaller(
             return more, ""
     if longest is not None and longest >= SHORTEST:
         return Changes(set={LENGTH: longest}), f"; {longest:,} would fit, but requests need {wanted:,}"
-    return None, "; use more GPUs or a smaller model"
+    return None, f"; {way_without_flags(plan, inputs)}"
 
 
 def _set(plan: Plan, names: tuple[str, ...]) -> str:
@@ -236,11 +239,14 @@ def _fewer(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes 
 
 
 def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes | None:
-    """The next larger tensor-parallel size with which it fits, on as many GPUs as could provide that share now."""
+    """The next larger tensor-parallel size with which it fits, on the GPUs that were named.
+
+    If none were, on as many as could provide that share now.
+    """
     if budget is None or inputs.facts is None or inputs.host is None or "nnodes" in plan.flags:
         return None
     free = [gpu for gpu in inputs.host.gpus if not gpu.mig_mode and not gpu.lost and _has_room(plan, inputs, gpu)]
-    there = max(len(free), len(plan.gpus))
+    there = most_gpus(plan, inputs) or max(len(free), len(plan.gpus))
     others = ranks(plan.flags) // whole_number(plan.flags, TENSOR)
     for size in range(whole_number(plan.flags, TENSOR) + 1, min(there, MOST_TENSOR) + 1):
         drop = tuple(name for name in (PIPELINE, DATA) if name in plan.flags) if size * others > there else ()

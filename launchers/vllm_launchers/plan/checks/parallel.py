@@ -8,7 +8,7 @@ from itertools import combinations
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.host.gpu.host import Gpu, Host, connected
 from vllm_launchers.host.gpu.topology import LinkLevel, link_level, pcie_groups, spans
-from vllm_launchers.plan.checks.request import gpus_of, local_ranks, simulated, spread
+from vllm_launchers.plan.checks.request import gpus_of, local_ranks, simulated, spread, way_without_flags
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -36,11 +36,11 @@ def _is_dense(facts: ModelFacts) -> bool:
     return not facts.experts and facts.architecture in _WITHOUT_EXPERTS
 
 
-def parallel_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
+def parallel_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     """Sizes against the model, the GPUs, and the links between them."""
     if inputs.facts is not None:
         yield from _split(plan, inputs.facts)
-    yield from _count(plan, inputs)
+    yield from _count(plan, inputs, budget)
     yield from _links(plan, inputs)
 
 
@@ -76,7 +76,7 @@ def _largest(sizes: list[int]) -> Changes | None:
     return Changes(set={TENSOR: sizes[-1]}) if sizes else None
 
 
-def _count(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
+def _count(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     """Ranks against GPUs: the chosen ones, else all available."""
     wanted = local_ranks(plan.flags)
     there = len(plan.gpus) or (len(inputs.host.gpus) if inputs.host is not None else 0)
@@ -88,10 +88,19 @@ def _count(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
         each = " of each node" if "nnodes" in plan.flags else ""
         text = f"it needs {counted(wanted, 'GPU')}{each} (tensor × pipeline × data parallel) and {what}"
         alone = whole_number(plan.flags, TENSOR) == wanted and not each
-        fix = _largest(tensor_sizes(inputs.facts, plan.flags, there)) if alone else None
+        sizes = tensor_sizes(inputs.facts, plan.flags, there) if alone else []
+        fix = _largest([size for size in sizes if _has_room(plan, size, budget)])
+        if sizes and fix is None:
+            text = f"{text}; over {there} it does not fit: {way_without_flags(plan, inputs)}"
         yield PlanFinding("gpus_too_few", Level.ERROR if sure else Level.ADVICE, text, fix)
     elif len(plan.gpus) > wanted:
         yield _unused(plan, inputs, wanted)
+
+
+def _has_room(plan: Plan, size: int, budget: BudgetFor | None) -> bool:
+    """Whether it fits with this tensor-parallel size; True if unknown."""
+    found = budget({**plan.flags, TENSOR: size}) if budget is not None else None
+    return found is None or found.fits
 
 
 def _unused(plan: Plan, inputs: PlanInputs, wanted: int) -> PlanFinding:

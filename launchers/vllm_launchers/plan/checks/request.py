@@ -77,6 +77,20 @@ def uses_gpus(plan: Plan) -> bool:
     return plan.engine.build != "cpu"
 
 
+def most_gpus(plan: Plan, inputs: PlanInputs) -> int | None:
+    """How many GPUs it can use as long as nobody names others; None if they are chosen for it, as many as it needs."""
+    if plan.gpus_chosen:
+        return None
+    devices = variables(plan, inputs).get(VISIBLE)
+    return len(plan.gpus) or (None if devices is None else len(devices.split(",")))
+
+
+def way_without_flags(plan: Plan, inputs: PlanInputs) -> str:
+    """What makes room if no flag does, as the end of a sentence."""
+    more = "use more GPUs" if most_gpus(plan, inputs) is None else "name more GPUs"
+    return f"{more}, or take a quantized or smaller model"
+
+
 def fixed_size(plan: Plan) -> tuple[str, ...]:
     """The flags that fix the size of the KV cache; empty where memory decides."""
     return tuple(name for name in (BLOCKS, BYTES) if name in plan.flags)

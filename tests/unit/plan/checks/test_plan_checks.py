@@ -272,6 +272,40 @@ def test_the_way_out(find: Find, code: str, fix: Changes | None, case: dict[str,
     assert found.fix == fix
 
 
+@pytest.mark.parametrize(
+    ("code", "fix", "case"),
+    [
+        ("weights_do_not_fit", None, {"gpus": (0,)}),
+        ("weights_do_not_fit", None, {"gpus": (0, 1), "set": {"tensor-parallel-size": 2}}),
+        ("weights_do_not_fit", None, {"environment": {"CUDA_VISIBLE_DEVICES": "0"}}),
+        ("weights_do_not_fit", Changes(set={"tensor-parallel-size": 4}), {"gpus": (0, 1, 2, 3)}),
+        ("gpus_too_few", None, {"gpus": (0, 1), "set": {"tensor-parallel-size": 4}}),
+        ("gpus_too_few", Changes(set={"tensor-parallel-size": 4}),
+         {"gpus": (0, 1, 2, 3), "set": {"tensor-parallel-size": 8}}),
+        ("kv_cache_too_large", None, {"gpus": (0,), "set": {"kv-cache-memory-bytes": "1G"}}),
+    ],
+)  # fmt: skip
+def test_no_more_gpus_are_offered_than_were_named(
+    find: Find, code: str, fix: Changes | None, case: dict[str, Any]
+) -> None:
+    (found,) = [one for one in find(facts=SEVENTY, host=machine(*map(gpu, range(8))), **case) if one.code == code]
+    assert found.fix == fix
+    assert ("name more GPUs, or take a quantized or smaller model" in found.message) is (fix is None)
+
+
+def test_blocks_are_offered_that_fit_on_every_stage(find: Find) -> None:
+    """The first stage lacks more memory, the second one has to give up a larger part of its cache."""
+    case: dict[str, Any] = {
+        "facts": BF16, "host": machine(gpu(0), gpu(1, free_gib=12.0, used_gib=36.0)), "gpus": (0, 1),
+        "environment": {"VLLM_PP_LAYER_PARTITION": "24,8"},
+    }  # fmt: skip
+    flags = {"pipeline-parallel-size": 2, "num-gpu-blocks-override": 32_768}
+    (found,) = [one for one in find(set=flags, **case) if one.code == "kv_cache_too_large"]
+    assert found.fix is not None
+    again = find(set={**flags, **found.fix.set}, **case)
+    assert "kv_cache_too_large" not in [one.code for one in again]
+
+
 def test_a_share_that_vllm_refuses_is_the_only_thing_wrong_with_it(find: Find) -> None:
     errors = [one.code for one in find(set={"gpu-memory-utilization": 1.5}) if one.level is Level.ERROR]
     assert errors == ["flag_value"]
