@@ -16,7 +16,7 @@ import httpx
 from fakes.ports import free_port
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-DEADLINE = 60.0
+DEADLINE = 120.0
 
 FLAGS = (
     "--headless",

@@ -20,7 +20,7 @@ from vllm_launchers.keeper import client, errors, folders, processes
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity, ServerRecord, State
 
 FAKE = Path(__file__).with_name("fake_server.py")
-PATIENCE = 60.0
+PATIENCE = 120.0
 TUNING: dict[str, Any] = {
     "stop_timeouts": {"interrupt": 1.0, "terminate": 1.5, "rest": 0.7, "kill": 5.0},
     "probe_starting": 0.05,

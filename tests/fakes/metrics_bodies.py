@@ -167,7 +167,7 @@ def sample() -> Callable[..., Sample]:
 def until() -> Callable[[Callable[[], object]], None]:
     """Waits until a finding holds; fails after a deadline."""
 
-    def wait(finding: Callable[[], object], seconds: float = 20.0) -> None:
+    def wait(finding: Callable[[], object], seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while not finding():
             assert time.monotonic() < deadline, "it did not come to be in time"

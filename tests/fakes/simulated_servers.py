@@ -27,7 +27,7 @@ from vllm_launchers.simulated.memory import MemoryPlan, plan_memory
 from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import EngineSettings, Simulated, resolve_settings
 
-DEADLINE = 20.0
+DEADLINE = 120.0
 
 
 @dataclass(slots=True)

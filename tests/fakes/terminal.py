@@ -18,7 +18,7 @@ from pathlib import Path
 import pyte
 from rich.cells import cell_len
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 
 
 class Terminal:

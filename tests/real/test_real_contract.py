@@ -23,7 +23,7 @@ else:
 
 pytestmark = pytest.mark.real
 
-DEADLINE = 20.0
+DEADLINE = 120.0
 CALLS = Path(__file__).with_name("openai_calls.py")
 
 

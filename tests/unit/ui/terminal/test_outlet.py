@@ -11,7 +11,7 @@ import pytest
 
 from vllm_console.ui.terminal.driver import MOST_BYTES, WAITING_BYTES, OutputWriter
 
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 class Pipe:
