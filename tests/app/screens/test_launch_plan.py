@@ -436,6 +436,15 @@ async def test_the_plan_takes_what_it_needs_and_flags_get_all_other_rows(screen,
         assert len(blank) <= 4, screen.text()
 
 
+async def test_sections_are_drawn_for_their_size_whenever_they_get_it(screen, wait_until):
+    async with screen.run_test(size=WIDE) as pilot:
+        await planned(pilot, wait_until)
+        await wait_until(pilot, lambda: screen.text().count("╰") == 3)
+        screen.screen.query_one("#launch-note").styles.height = 6
+        await wait_until(pilot, lambda: screen.screen.query_one("#launch-note").size.height == 6)
+        await wait_until(pilot, lambda: screen.text().count("╰") == 3)
+
+
 async def test_where_memory_is_not_known_nothing_is_called_ready(screen, fleet, wait_until):
     plan = fleet.plan
     fleet.plan = lambda request: replace(plan(request), memory=None)

@@ -53,6 +53,15 @@ SEARCH = ""
 """The entry's purpose while words are searched."""
 
 
+class _FlagList(LineView):
+    """The table. It shows as many flags as it has rows, which may change some time after what changes them."""
+
+    def on_resize(self) -> None:
+        """Draw for the new size."""
+        if isinstance(self.screen, FlagsScreen):
+            self.screen.redraw()
+
+
 class FlagsScreen(TerminalScreen[Changes | None]):
     """Edits the flags of ``server``, starting from what is ``staged``; dismisses with what to stage instead.
 
@@ -83,7 +92,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
 
     def compose(self) -> ComposeResult:
         """Title, table, what the flag under the cursor means, input, keys."""
-        table = LineView(id="flags-head", classes="bar"), LineView(id="flags-list"), LineView(id="flags-about")
+        table = LineView(id="flags-head", classes="bar"), _FlagList(id="flags-list"), LineView(id="flags-about")
         yield FrameBox(*table, id="flags-box")
         yield LineView(id="flags-note")
         yield Entry(id="flags-input")
@@ -104,7 +113,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             what = "" if isinstance(error, FleetError) else "can't read the flags of its vLLM: "
             self._say(f"{what}{error}", WARN)
-            self._draw()
+            self.redraw()
             return
         if table is not None:
             self._catalog = FlagCatalog(table)
@@ -121,7 +130,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
     def _arrange(self) -> None:
         if self.is_mounted:
             self.query_one("#flags-about").styles.height = self._about_rows
-            self.call_after_refresh(self._draw)
+            self.call_after_refresh(self.redraw)
 
     @property
     def _box(self) -> FrameBox:
@@ -137,7 +146,10 @@ class FlagsScreen(TerminalScreen[Changes | None]):
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
-    def _draw(self) -> None:
+    def redraw(self) -> None:
+        """Draw everything that is shown."""
+        if not self.is_mounted:
+            return
         width = self.app.size.width
         title = f"Flags · {self._server.marked_name}"
         count = len(self._edits.edits)
@@ -155,11 +167,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         self._show("#flags-head", [flags_heading(self._box.inner_width)])
         self._draw_list()
         self._draw_about()
-        note = self.query_one("#flags-note", LineView)
-        before = len(note.lines)
-        note.show(note_lines(*self._message, width))
-        if len(note.lines) != before:
-            self.call_after_refresh(self._draw)
+        self._show("#flags-note", note_lines(*self._message, width))
         typing = self._input.purpose is not None
         self._show("#flags-keys", [keys_line(self._typing_keys(), width) if typing else footer("flags", width)])
 
@@ -213,7 +221,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
             return  # a value is typed for the flag under the cursor
         self._index = min(max(0, index), max(0, len(self._names) - 1))
         self._say("")
-        self._draw()
+        self.redraw()
 
     def action_move(self, step: int) -> None:
         """So many flags down, or up."""
@@ -255,7 +263,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
     def _list_again(self, name: str | None) -> None:
         self._names = self._catalog.matching(self._edits, self._search, self._only_set)
         self._index = self._names.index(name) if name in self._names else 0
-        self._draw()
+        self.redraw()
 
     # -- changing --------------------------------------------------------------------------------------------------
 
@@ -299,16 +307,16 @@ class FlagsScreen(TerminalScreen[Changes | None]):
             return
         self._input.open(name, flag_text(value) if value is not None else "", flag.choices if flag else ())
         self._say(f"{name}:")
-        self.call_after_refresh(self._draw)
+        self.call_after_refresh(self.redraw)
 
     def action_flags_search(self) -> None:
         """Type words to search for."""
         self._input.open(SEARCH, self._search, placeholder="words of a name or meaning")
-        self.call_after_refresh(self._draw)
+        self.call_after_refresh(self.redraw)
 
     def _close(self) -> None:
         self._input.shut()
-        self.call_after_refresh(self._draw)
+        self.call_after_refresh(self.redraw)
 
     @on(Input.Changed, "#flags-input")
     def _on_typed(self, event: Input.Changed) -> None:
@@ -325,7 +333,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
                     self._catalog.value(name, event.value)
             except FlagError as error:
                 self._say(str(error), WARN)
-            self._draw()
+            self.redraw()
 
     @on(Entry.Stepped)
     def _on_stepped(self, event: Entry.Stepped) -> None:
@@ -346,7 +354,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
                 self._add(event.value)
         except FlagError as error:
             self._say(str(error), BAD)
-            self._draw()
+            self.redraw()
             return
         self._close()
 
@@ -369,7 +377,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         if self._input.purpose is None and not self._analyzing:
             self._analyzing = True
             self._say("analyzing its traffic…")
-            self._draw()
+            self.redraw()
             begin_worker(self, self._analyze, "traffic", "traffic")
 
     async def _analyze(self) -> None:
@@ -380,7 +388,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             self._say(f"can't analyze its traffic: {error}", BAD)
         self._analyzing = False
-        self._draw()
+        self.redraw()
 
     def _suggest(self, traffic: MeasuredTraffic) -> None:
         """Stage what the traffic suggests, and list what is staged, with reasons."""
@@ -403,7 +411,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         """Stage the changes and go back."""
         if self._input.purpose:
             self._say(f"First accept the value with enter, or cancel with {key_of('flags_back')}.", WARN)
-            self._draw()
+            self.redraw()
             return
         close_screen(self, self._edits.changes)
 
@@ -422,7 +430,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
             self._warned = True
             keep, back = key_of("flags_keep"), key_of("flags_back")
             self._say(f"Changes not staged yet: {keep} stages them, {back} again discards them.", WARN)
-            self._draw()
+            self.redraw()
         else:
             close_screen(self)
 

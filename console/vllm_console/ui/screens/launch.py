@@ -85,6 +85,15 @@ MANY = 10_000
 """Lines that no list has."""
 
 
+class _Section(FramedView):
+    """One of the three. What gives or takes rows has all of them drawn once the layout has followed, however late."""
+
+    def on_resize(self) -> None:
+        """Draw for the new size."""
+        if isinstance(self.screen, LaunchScreen):
+            self.screen.redraw()
+
+
 class LaunchScreen(TerminalScreen[ServerView | None]):
     """Puts a launch together and starts it; dismisses with the server, or None if nothing was launched.
 
@@ -133,10 +142,10 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         """Title, the three sections, the budget in short while the plan is hidden, input, keys."""
         yield LineView(id="launch-title", classes="bar")
         with Container(id="launch-body"):
-            yield FramedView(id="launch-presets")
+            yield _Section(id="launch-presets")
             with Vertical(id="launch-right"):
-                yield FramedView(id="launch-settings")
-                yield FramedView(id="launch-plan")
+                yield _Section(id="launch-settings")
+                yield _Section(id="launch-plan")
         yield LineView(id="launch-strip")
         with Vertical(id="launch-foot"):
             yield LineView(id="launch-note")
@@ -315,7 +324,6 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         rows = max(len(strip), min(rows, STRIP_ROWS))
         if view.styles.height is None or view.styles.height.value != rows:
             view.styles.height = rows
-            self.call_after_refresh(self.redraw)
         view.show(strip)
 
     def _idle_keys(self) -> set[str]:
@@ -345,16 +353,12 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         if wanted != self._settings_rows:
             self._settings_rows = wanted
             settings.styles.height = wanted
-            self.call_after_refresh(self.redraw)
 
     def _show_note(self, text: str, style: Style | None) -> None:
         """Show a message; each line after its first takes a row from the sections."""
         view, size = self.query_one("#launch-note", LineView), self.app.size
-        before = len(view.lines)
         most = max(2, min(NOTE_ROWS, size.height - 4 - LEAST_SECTION))
         view.show(note_lines(plain(text), style, size.width, most))
-        if len(view.lines) != before:
-            self.call_after_refresh(self.redraw)
 
     def _show(self, id: str, strips: Sequence[Strip]) -> None:
         self.query_one(f"#{id}", LineView).show(strips)
