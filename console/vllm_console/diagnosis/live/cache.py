@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from vllm_console.diagnosis.finding import MOST_PREEMPTIONS, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import fewer_sequences, more_cache, present
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p50, p99, tokens_p99, totals
@@ -35,26 +37,49 @@ class KvCachePressure:
     code = "kv_cache_pressure"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the highest usage in each frame."""
-        objective = evidence.objectives.kv_cache_usage
-        return [above(frame.usage_max, objective, objective - USAGE_MARGIN) for frame in evidence.frames]
+        """By the highest usage in each frame; where nothing runs, an empty cache says nothing about requests."""
+        objective, found, quiet = evidence.objectives.kv_cache_usage, [], 0
+        for frame in evidence.frames:
+            verdict = above(frame.usage_max, objective, objective - USAGE_MARGIN)
+            quiet = quiet + 1 if _is_quiet(frame) else 0
+            if quiet and verdict is Judgement.GOOD:
+                verdict = Judgement.SILENT if quiet >= MINUTE else Judgement.BETWEEN
+            found.append(verdict)
+        return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """Current usage and its growth."""
-        objective = evidence.objectives.kv_cache_usage
-        usage = max((frame.usage_max or 0.0 for frame in evidence.last(MINUTE)), default=0.0)
-        symptom = f"{percent(usage)} of the KV cache used{_trend(evidence.last(MINUTE))}."
+        """Current usage and its growth, or the usage of the last minute in which a request ran."""
+        objective, frames, when = evidence.objectives.kv_cache_usage, evidence.last(MINUTE), "the last minute"
+        silent = all(map(_is_quiet, frames))
+        if silent:
+            evidence = replace(evidence, frames=evidence.frames[: _served(evidence.frames)])
+            frames = evidence.last(MINUTE)
+            when = f"the minute to {clock(frames[-1].end, evidence.now, seconds=True)}"
+        usage = max((frame.usage_max or 0.0 for frame in frames), default=0.0)
+        symptom = f"{percent(usage)} of the KV cache used{_trend(frames)}."
+        if silent:
+            symptom = f"{percent(usage)} of the KV cache was used in {when}; no request has run since."
         cause = "Running requests hold more tokens than the cache should; once it is full, requests are preempted."
         measures = [Measure("KV cache usage", percent(usage), percent(objective), evidence.objectives_source)]
         if usage <= objective:
             over = [frame.end for frame in evidence.frames if (frame.usage_max or 0.0) > objective]
             until = f" until {clock(over[-1], evidence.now)}" if over else ""
             symptom = f"KV cache usage was above its objective of {percent(objective)}{until};"
-            symptom += f" at most {percent(usage)} in the last minute."
+            symptom += f" at most {percent(usage)} in {when}."
             cause = f"Recovering: ends after 30s at {percent(objective - USAGE_MARGIN)} or less."
             return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), recovering=True)
         fixes = present((*more_cache(evidence), fewer_sequences(evidence, objective / usage)))
         return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
+
+
+def _is_quiet(frame: Frame) -> bool:
+    """Whether it is reported that nothing ran or waited."""
+    return frame.running_max == 0 and not frame.waiting_max
+
+
+def _served(frames: Sequence[Frame]) -> int:
+    """How many frames there are up to the last one in which something ran; all if nothing did."""
+    return next((at + 1 for at in reversed(range(len(frames))) if not _is_quiet(frames[at])), len(frames))
 
 
 def _trend(frames: Sequence[Frame]) -> str:

@@ -94,7 +94,9 @@ OF_TRAFFIC = (
 )  # fmt: skip
 """Findings about what requests experience: they end with the traffic."""
 
-THROUGH_PAUSES = (PrefillContention.code, SlowTokens.code, SlowFirstToken.code, DraftsRejected.code)
+THROUGH_PAUSES = (
+    KvCachePressure.code, PrefillContention.code, SlowTokens.code, SlowFirstToken.code, DraftsRejected.code,
+)  # fmt: skip
 """Those of them that stay open through pauses of slow traffic: their rules say when a pause is the end."""
 
 OF_THE_LAST_MINUTE = (
@@ -151,20 +153,23 @@ def _held(rules: Sequence[Rule], evidence: Evidence) -> tuple[list[tuple[Rule, f
         held = [(rule, since) for rule, since in held if rule.code == EngineHung.code]  # others predate the hang
     codes = {rule.code for rule, _ in held}
     if (served := _served(frames)) < len(frames):
-        # What explained a finding when the traffic paused explains it until there is traffic again.
+        # What explained a finding when the traffic paused explains it until it could have begun again.
         then = frames[:served]
         codes |= {rule.code for rule, found in verdicts if holds_since(found[:served], then) is not None}
     return held, codes
 
 
 def _served(frames: Sequence[Frame]) -> int:
-    """How many frames there are up to the last one with traffic."""
-    busy = (
-        at
-        for at in reversed(range(len(frames)))
-        if frames[at].running_max or frames[at].waiting_max or frames[at].grown.generation_tokens_total
-    )
-    return next(busy, -1) + 1
+    """How many frames there are up to the last pause, if it lasts or ended within the last minute; else all."""
+    busy = [bool(one.running_max or one.waiting_max or one.grown.generation_tokens_total) for one in frames]
+    end = len(frames)
+    if all(busy[-MINUTE:]):
+        return end
+    while busy[end - 1]:
+        end -= 1
+    while end and not busy[end - 1]:
+        end -= 1
+    return end
 
 
 def _settled(evidence: Evidence) -> Evidence:

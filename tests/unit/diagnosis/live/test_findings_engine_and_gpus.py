@@ -464,18 +464,38 @@ def slow_frames(served: EngineSample) -> tuple[Frame, ...]:
     )
 
 
-def test_what_was_explained_by_another_finding_does_not_come_up_in_a_pause() -> None:
+def test_pressure_stays_through_a_pause_with_the_usage_of_its_last_minute_with_requests() -> None:
+    paused = replace(SILENT, requests_running=0, kv_cache_usage=0.0)
+    frames = frames_of(*[TIGHT] * COUNT, *[paused] * 30)
+    held = [
+        finding
+        for count in range(COUNT, len(frames) + 1)
+        for finding in findings(
+            evidence(frames=frames[:count], now=frames[count - 1].end, idle_seconds=10.0 * (count - COUNT))
+        )
+        if finding.code == "kv_cache_pressure"
+    ]
+    assert len(held) == 30, "five minutes"
+    assert {one.measures[0].value for one in held} == {"90%"}
+    until = clock(frames[COUNT - 1].end, frames[-1].end, seconds=True)
+    assert held[-1].symptom == f"90% of the KV cache was used in the minute to {until}; no request has run since."
+    again = frames_of(*[TIGHT] * COUNT, *[paused] * 10, *[SERVING] * 3)
+    assert "kv_cache_pressure" not in codes(evidence(frames=again, now=again[-1].end)), "good frames end it as ever"
+
+
+def test_what_was_explained_by_another_finding_does_not_come_up_in_or_after_a_pause() -> None:
     bounds = (0.1, 1.0, float("inf"))
-    full = replace(TIGHT, histograms={"itl": Histogram(bounds, (0.0, 500.0, 500.0), 250.0)})
+    full = replace(FULL, histograms={"itl": Histogram(bounds, (0.0, 500.0, 500.0), 250.0)})
     none = {"itl": Histogram(bounds, (0.0, 0.0, 0.0), 0.0)}
     paused = replace(SILENT, requests_running=0, kv_cache_usage=0.0, histograms=none)
+    served = [*[full] * COUNT, *[paused] * COUNT, *[full] * COUNT]
     frames = tuple(
-        replace(frame, grown=replace(frame.grown, histograms=(paused if at >= COUNT else full).histograms))
-        for at, frame in enumerate(frames_of(*[full] * COUNT, *[paused] * COUNT))
+        replace(frame, grown=replace(frame.grown, histograms=one.histograms))
+        for frame, one in zip(frames_of(*served), served, strict=True)
     )
     for count in range(COUNT, len(frames) + 1):
-        found = evidence(frames=frames[:count], now=frames[count - 1].end, idle_seconds=10.0 * (count - COUNT))
-        assert "slow_tokens" not in codes(found)
+        idle = 10.0 * (count - COUNT) if count <= 2 * COUNT else 0.0
+        assert "slow_tokens" not in codes(evidence(frames=frames[:count], now=frames[count - 1].end, idle_seconds=idle))
 
 
 TIMES = (0.5, 0.9, 1.1, 3.0, float("inf"))
