@@ -656,15 +656,17 @@ def test_an_automatic_restart_shows_nothing_of_the_process_before(tmp_path: Path
     watched.close()
 
 
-def test_findings_end_with_the_traffic(folder: Path) -> None:
-    """Half a minute after the last request nothing is said of the queue, the cache or latencies any more."""
+def test_findings_end_with_the_traffic_and_not_in_a_pause_of_it(folder: Path) -> None:
+    """Five minutes after the last request nothing is said of the cache or latencies any more."""
     watched = WatchedServer(folder, interactive=False)
     assert watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings
-    writer = HistoryWriter(folder / HISTORY)
     last = sample(NOW - 1, usage=0.9).engines["0"]
     over = replace(last, requests_running=0.0, requests_waiting=0.0)
-    for second in range(40):
-        writer.append(Sample(NOW + second, {"0": over}), 1)
-    writer.close()
-    assert watched.view(record(), NOW + 39, selected=True, load="", context=JudgeContext()).findings == ()
+    for begin, end, expected in ((0, 40, ["kv_cache_pressure"]), (40, 301, [])):
+        writer = HistoryWriter(folder / HISTORY)
+        for second in range(begin, end):
+            writer.append(Sample(NOW + second, {"0": over}), 1)
+        writer.close()
+        found = watched.view(record(), NOW + end - 1, selected=True, load="", context=JudgeContext()).findings
+        assert [finding.code for finding in found] == expected
     watched.close()

@@ -37,12 +37,12 @@ class KvCachePressure:
     code = "kv_cache_pressure"
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the highest usage in each frame; where nothing runs, an empty cache says nothing about requests."""
+        """By the highest usage in each frame; where nothing runs, the cache says nothing about requests."""
         objective, found, quiet = evidence.objectives.kv_cache_usage, [], 0
         for frame in evidence.frames:
             verdict = above(frame.usage_max, objective, objective - USAGE_MARGIN)
             quiet = quiet + 1 if _is_quiet(frame) else 0
-            if quiet and verdict is Judgement.GOOD:
+            if quiet and verdict is not Judgement.UNKNOWN:
                 verdict = Judgement.SILENT if quiet >= MINUTE else Judgement.BETWEEN
             found.append(verdict)
         return found
