@@ -29,7 +29,30 @@ Draw = Callable[[ServerView, float, int, int, ChartView], Sequence[Strip]]
 Pure."""
 
 
-class Pane(FramedView):
+class ChartedView(FramedView):
+    """A view with charts, in which the mouse moves through time."""
+
+    async def on_click(self, event: events.Click) -> None:
+        """A click into a chart moves the cursor in time there."""
+        place = place_at(self.lines, event.x, event.y)
+        if place is not None:
+            event.stop()
+            await self.run_action(f"screen.time_at({place:.4f})")
+
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollDown)
+    @on(events.MouseScrollLeft)
+    @on(events.MouseScrollRight)
+    async def wheel(self, event: events.MouseEvent) -> None:
+        """The wheel over a chart moves the cursor in time, up is back as in a log; with ctrl it changes the range."""
+        if place_at(self.lines, event.x, event.y) is None:
+            return
+        event.stop()
+        by = -1 if isinstance(event, events.MouseScrollUp | events.MouseScrollLeft) else 1
+        await self.run_action(f"screen.step_range({by})" if event.ctrl else f"screen.time({by})")
+
+
+class Pane(ChartedView):
     """A part of the screen that shows the selected server as lines. ``number`` is its key, if it has one."""
 
     DEFAULT_CSS = "Pane { height: 1fr; width: 1fr; }"
@@ -61,39 +84,10 @@ class Pane(FramedView):
             lines[0] = self._title[1]
         self.show_lines(lines)
 
-    async def on_click(self, event: events.Click) -> None:
-        """Go to the time in a chart that was clicked."""
-        await pick_time(self, event)
-
-    @on(events.MouseScrollUp)
-    @on(events.MouseScrollDown)
-    @on(events.MouseScrollLeft)
-    @on(events.MouseScrollRight)
-    async def wheel(self, event: events.MouseEvent) -> None:
-        """Move through the time of the chart under the mouse."""
-        await wheel_time(self, event)
-
     def on_show(self) -> None:
         """Draw what came while the pane was hidden."""
         if self._shown:
             self.show_server(*self._shown)
-
-
-async def pick_time(view: FramedView, event: events.Click) -> None:
-    """A click into a chart moves the cursor in time there."""
-    place = place_at(view.lines, event.x, event.y)
-    if place is not None:
-        event.stop()
-        await view.run_action(f"screen.time_at({place:.4f})")
-
-
-async def wheel_time(view: FramedView, event: events.MouseEvent) -> None:
-    """The wheel over a chart moves the cursor in time, up is back as in a log; with ctrl it changes the range."""
-    if place_at(view.lines, event.x, event.y) is None:
-        return
-    event.stop()
-    by = -1 if isinstance(event, events.MouseScrollUp | events.MouseScrollLeft) else 1
-    await view.run_action(f"screen.step_range({by})" if event.ctrl else f"screen.time({by})")
 
 
 def title_line(number: int, name: str, width: int, right: Sequence[Part] = (), *shorter: Sequence[Part]) -> Strip:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from textual import events, on
+from textual import events
 
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.text import plain
-from vllm_console.ui.panes.base import pick_time, wheel_time
-from vllm_console.ui.widgets.framed import FramedView
+from vllm_console.ui.panes.base import ChartedView
 
 if TYPE_CHECKING:
     from vllm_console.ui.panes.gpu_charts import GpuHistoryView
     from vllm_launchers.host.gpu.host import Gpu
 
 
-class GpusPane(FramedView):
+class GpusPane(ChartedView):
     """The machine's GPUs as the newest snapshot has them, or the charts of one of them."""
 
     DEFAULT_CSS = "GpusPane { height: 1fr; width: 1fr; }"
@@ -40,18 +39,6 @@ class GpusPane(FramedView):
         """Draw for the new size."""
         if self._snapshot and event.size.width:
             self._draw(*self.room)
-
-    async def on_click(self, event: events.Click) -> None:
-        """Go to the time in a chart that was clicked."""
-        await pick_time(self, event)
-
-    @on(events.MouseScrollUp)
-    @on(events.MouseScrollDown)
-    @on(events.MouseScrollLeft)
-    @on(events.MouseScrollRight)
-    async def wheel(self, event: events.MouseEvent) -> None:
-        """Move through the time of the chart under the mouse."""
-        await wheel_time(self, event)
 
     def on_show(self) -> None:
         """Draw what came while the pane was hidden."""
