@@ -19,7 +19,7 @@ from vllm_console.ui.parts.staging import TUNED, Staged
 from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, PAST, SIMULATED, STRONG, WARN
-from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, parts_length, wrapped
+from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, paragraph, parts_length, wrapped
 from vllm_launchers.plan import common_flags
 
 _STAGE_ACTIONS = (
@@ -249,8 +249,7 @@ def footer(scope: str, width: int, without: Collection[str] = ()) -> Strip:
 
 def note_lines(text: str, style: Style | None, width: int, most: int = 2) -> list[Strip]:
     """A message, over up to ``most`` lines where it takes them; one empty line while there is none."""
-    rows = wrapped(text, max(10, width - 2), most)
-    return [line((f" {row}", style)) for row in rows] or [line()]
+    return paragraph(text, width - 1, style, most=most) or [line()]
 
 
 def now_lines(moment: float | None, now: float, width: int, more: str = "") -> list[Strip]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 
 from textual import events, on
@@ -12,12 +11,12 @@ from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import load_ended
-from vllm_console.text import UNKNOWN, clock, count, duration, plain
+from vllm_console.text import UNKNOWN, clock, count, duration
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import BLANK, clickable_line, line
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.widgets.chart import NOTHING, PLAIN, ChartView, place_at
-from vllm_console.ui.widgets.draw import Part, rule
+from vllm_console.ui.widgets.draw import Part, paragraph, rule
 from vllm_console.ui.widgets.framed import FramedView
 
 STALE_SECONDS = 5.0
@@ -146,7 +145,7 @@ def nothing_recorded(server: ServerView, width: int) -> list[Strip]:
         text = f"{server.name} was not started here: only servers of your own have the probe that records this."
     else:
         text = "loading"
-    return [line(), *(line(f" {row}") for row in textwrap.wrap(plain(text), max(20, width - 2)))]
+    return [line(), *paragraph(text, width - 1)]
 
 
 def past_load(server: ServerView) -> bool:

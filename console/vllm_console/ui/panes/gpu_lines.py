@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
@@ -15,7 +14,7 @@ from vllm_console.text import UNKNOWN, clock, duration, plain
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, clickable_line, line
 from vllm_console.ui.theme import BAD, DIM, KEY, PAST, SIMULATED, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, fit, rule, side_by_side
+from vllm_console.ui.widgets.draw import Part, fit, paragraph, rule, side_by_side
 from vllm_launchers.host.gpu.hardware_warnings import HOT, hardware_warnings
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.host.gpu.sharing import format_share, holdings
@@ -82,7 +81,7 @@ def gpus_lines(snapshot: FleetSnapshot, width: int, height: int, moment: float |
     marks = _title_marks(snapshot, width, title)
     lines = [clickable_line(_title_line(title, width, marks, moment), "screen.pane(6)")]
     if snapshot.host_problem:
-        lines += _wrapped(snapshot.host_problem, width, WARN if host and host.gpus else DIM)
+        lines += paragraph(snapshot.host_problem, width, WARN if host and host.gpus else DIM)
     if host is None or not host.gpus:
         return (lines if snapshot.host_problem else [*lines, line((" looking for GPUs…", DIM))])[:height]
     room, named = height - len(lines), _in_title(host, width, title)
@@ -287,10 +286,10 @@ def _wrong(host: Host, snapshot: FleetSnapshot, width: int) -> list[Strip]:
     """Problems of GPUs, and what may be used of them."""
     lines = []
     for text in hardware_warnings(host):
-        lines += _wrapped(f"! {_short(text, host)}", width, WARN)
+        lines += paragraph(f"! {_short(text, host)}", width, WARN)
     for gpu in host.gpus:
         if text := format_share(gpu, snapshot.gpu_shares):
-            lines += _wrapped(text, width, None)
+            lines += paragraph(text, width)
     return lines
 
 
@@ -311,9 +310,9 @@ def _traffic(host: Host, width: int) -> list[Strip]:
         ]
         if silent := [gpu.index for gpu in linked if not _reports_traffic(gpu)]:
             traffic.append(f"GPU {spans(silent)} not reported")
-        lines += _wrapped(f"NVLink GB/s  {'  '.join(traffic)}", width, None)
+        lines += paragraph(f"NVLink GB/s  {'  '.join(traffic)}", width)
     if words := format_links(host):
-        lines += _wrapped(f"NVLinks      {words}", width, None)
+        lines += paragraph(f"NVLinks      {words}", width)
     return lines
 
 
@@ -325,7 +324,7 @@ def _links(host: Host, width: int, named: bool) -> list[Strip]:
     """How the GPUs are linked, where neither a matrix nor the title shows it."""
     summary = links_summary(host)
     if summary is not None:
-        return [] if named or not summary else _wrapped(f"Links        {plain(summary)}", width, None)
+        return [] if named or not summary else paragraph(f"Links        {summary}", width)
     if max(map(row_width, matrix_rows(host))) + 2 + LEAST_BESIDE > width:
         return [line((f" {fit(plain(row_text(row)), width - 1)}", None)) for row in list_rows(host)]
     return []
@@ -336,15 +335,11 @@ def _legend(host: Host, width: int) -> list[Strip]:
     meanings = legend(host)
     if links_summary(host) is not None:
         meanings = [text for text in meanings if not text.startswith("NV")]
-    return _wrapped(" · ".join(meanings), width, DIM)
+    return paragraph(" · ".join(meanings), width, DIM)
 
 
 def _number(value: float | None, how: str, unit: str = "") -> str:
     return UNKNOWN if value is None else format(value, how) + unit
-
-
-def _wrapped(text: str, width: int, style: Style | None) -> list[Strip]:
-    return [line((f" {row}", style)) for row in textwrap.wrap(plain(text), max(20, width - 1), break_on_hyphens=False)]
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from textual.strip import Strip
 from vllm_console.model_text import COLUMNS, fit_text, model_cells
 from vllm_console.text import plain
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.launch_settings import section_title, wrapped
+from vllm_console.ui.panes.launch_settings import section_title, text_lines
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import BAD, CURSOR, DIM, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
@@ -47,12 +47,12 @@ def model_lines(
     if reading:
         return [title, line((" reading models…", DIM))]
     detail = [line(), *_detail(models[picked], fits, width)] if 0 <= picked < len(models) else []
-    detail += [strip for text in problems for strip in wrapped(f"! {text}", width, WARN, " ")]
+    detail += [strip for text in problems for strip in text_lines(f"! {text}", width, WARN)]
     if not models:
         get = f"{key_of('launch_get')} then downloads it from the hub"
         text = f"None of them matches: enter takes what is typed, a hub id or a folder; {get}."
         text = f"No models on this machine. Type a hub id or a folder; enter takes it, {get}." if none_here else text
-        return [title, *wrapped(text, width, DIM, " "), *detail][:height]
+        return [title, *text_lines(text, width, DIM), *detail][:height]
     columns = _FULL if width >= WIDE else _SHORT
     names = max(12, width - 3 - sum(room for _, room in columns) - _FITS)
     heading = fit(" MODEL", names + 3) + "".join(fit(head, room) for head, room in columns) + "FITS"
@@ -98,8 +98,8 @@ def _short(name: str, room: int) -> str:
 
 def _detail(one: LocalModel, fits: Mapping[str, MemoryFit], width: int) -> list[Strip]:
     verdict = fits.get(one.model)
-    lines = wrapped(one.model, width, STRONG, " ")
-    lines += wrapped(f"in {one.folder}", width, DIM, " ")[:2] if one.folder != one.model else []
-    lines += wrapped(one.problem, width, WARN, " ") if one.problem else []
+    lines = text_lines(one.model, width, STRONG)
+    lines += text_lines(f"in {one.folder}", width, DIM)[:2] if one.folder != one.model else []
+    lines += text_lines(one.problem, width, WARN)
     why = (verdict.error or verdict.incomplete) if verdict is not None else ""
-    return lines + (wrapped(why, width, WARN, " ")[:3] if why else [])
+    return lines + (text_lines(why, width, WARN)[:3] if why else [])

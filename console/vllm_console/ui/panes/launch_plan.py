@@ -14,11 +14,11 @@ from vllm_console.model_text import no_estimate
 from vllm_console.runs.text import signed
 from vllm_console.text import count, plain, size
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.launch_settings import rows_of, section_title, wrapped
+from vllm_console.ui.panes.launch_settings import section_title, text_lines
 from vllm_console.ui.parts.launch_planner import PlanOutcome
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, SIMULATED, WARN
-from vllm_console.ui.widgets.draw import Part, fit, parts_length
+from vllm_console.ui.widgets.draw import LEAST_TEXT, Part, fit, paragraph, parts_length, wrapped
 from vllm_console.ui.widgets.memory_bar import budget_line, budget_rows, room_words
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.budget.budget import MemoryBudget
@@ -96,12 +96,12 @@ def launch_plan_lines(
     marks: list[Part] = [(busy or WAITING, ACCENT if busy else DIM)] if busy or not fresh else []
     strips = [section_title("What will run", width, active, marks or counted_findings(outcome.findings))]
     if outcome.error:
-        return [*strips, *wrapped(f"✗ {outcome.error}", width, BAD, " "), *wrapped(note, width, WARN, " ")]
+        return [*strips, *text_lines(f"✗ {outcome.error}", width, BAD), *text_lines(note, width, WARN)]
     plan = outcome.plan
     if plan is None:
         return [*strips, line((f" {WAITING}", DIM))]
     above = [*strips, *_where(plan, width, noted=bool(note))]
-    strips = [*above, *wrapped(note, width, WARN, " ")]
+    strips = [*above, *text_lines(note, width, WARN)]
     command, room = command_lines(plan, width), height - len(strips)
     for whole, ways in ((True, _table(plan, width)), (False, _ways(plan, width)), (False, _ways(plan, width, most=1))):
         memory = [*_memory(plan, width, whole), *ways]
@@ -145,7 +145,7 @@ def strip_lines(
     """Budget and the finding that counts, in up to ``height`` lines, for where the plan itself is not shown."""
     plan = outcome.plan
     if outcome.error:
-        return wrapped(f"✗ {outcome.error}", width, BAD, " ")[:height]
+        return text_lines(f"✗ {outcome.error}", width, BAD)[:height]
     if plan is None:
         return [line((f" {WAITING}", DIM)), line()]
     first = _short_budget(plan, width)
@@ -170,13 +170,12 @@ def _strip_finding(
 ) -> list[Strip]:
     """A finding in up to ``most`` lines, at the end of the last one its keys."""
     mark, style = LEVELS[finding.level]
-    rows = rows_of(f"{mark} {finding.level}: {finding.message}", width - 3)
+    rows = list(wrapped(plain(f"{mark} {finding.level}: {finding.message}"), max(LEAST_TEXT, width - 3)))
     beside = width - sum(cell_len(text) for text, _ in tail) - 3
     if cell_len(rows[-1]) > beside and len(rows) < most:
         rows.append("")
     if len(rows) > most or cell_len(rows[-1]) > beside:
-        cut = rows_of(" ".join(rows[most - 1 :]), max(1, beside - 2))
-        rows = [*rows[: most - 1], cut[0] + (" …" if len(cut) > 1 else "")]
+        rows = [*rows[: most - 1], *wrapped(" ".join(rows[most - 1 :]), max(LEAST_TEXT, beside), 1)]
     strips = [line(((" " if at == 0 else "   ") + row, style)) for at, row in enumerate(rows[:-1])]
     last = ("   " if strips else " ") + rows[-1]
     return [*strips, line((fit(last, beside + 3), style), *tail)]
@@ -203,8 +202,7 @@ def _conclusion(plan: Plan, width: int, asking: str) -> list[Strip]:
     text, style = _verdict(plan, asking)
     if not text:
         return []
-    marks = [" ✓ " if style is OK else "   ", "   "]
-    return [line((mark + row, style)) for mark, row in zip(marks, rows_of(text, width - 3), strict=False)]
+    return text_lines(text, width, style, "   ", first=[(" ✓ ", style)] if style is OK else ())
 
 
 def _verdict(plan: Plan, asking: str) -> tuple[str, Style | None]:
@@ -229,7 +227,7 @@ def _where(plan: Plan, width: int, *, noted: bool) -> list[Strip]:
     text = fit(f" {plain(plan.engine.label)} · {plain(address)}{gpus}{probe}{note}", width)
     strips = [line((text, SIMULATED if simulated else None))]
     if plan.placement:
-        strips += wrapped(f"GPU {plan.placement}", width, None, " ")[:2]
+        strips += text_lines(f"GPU {plan.placement}", width)[:2]
     return strips
 
 
@@ -237,7 +235,7 @@ def _memory(plan: Plan, width: int, whole: bool) -> list[Strip]:
     """The budget: a bar per GPU and all that was assumed, or in short."""
     memory = plan.memory
     if memory is None:
-        return wrapped(no_estimate(plan), width, DIM, " ")
+        return text_lines(no_estimate(plan), width, DIM)
     strips = [*budget_rows(memory, width, MOST_GPU_ROWS if whole else 2), line(" ", *room_words(memory, width - 1))]
     notes = []
     if memory.kv_bytes_per_token is not None:
@@ -246,10 +244,10 @@ def _memory(plan: Plan, width: int, whole: bool) -> list[Strip]:
     notes.append(SOURCES.get(memory.source, memory.source))
     strips.append(line((fit(f" {' · '.join(notes)}", width), DIM)))
     if plan.estimated is not None:
-        strips += wrapped(format_estimated(memory, plan.estimated), width, DIM, " ")
+        strips += text_lines(format_estimated(memory, plan.estimated), width, DIM)
     if whole:
         for text in memory.assumed:
-            strips += wrapped(f"assumed: {text}", width, DIM, " ")
+            strips += text_lines(f"assumed: {text}", width, DIM)
     elif memory.assumed:
         count = len(memory.assumed)
         first = f"assumed: {memory.assumed[0]}" + (f" (+{count - 1})" if count > 1 else "")
@@ -280,7 +278,7 @@ def _table(plan: Plan, width: int) -> list[Strip]:
         return _ways(plan, width)
     rows = alternatives_table(plan.alternatives, narrow=width < WIDE_TABLE, room=width - 1)
     strips = [line((fit(f" {row}", width), DIM if at == 0 else None)) for at, row in enumerate(rows)]
-    return [*strips, *wrapped(format_legend(plan.alternatives), width, DIM, " ")]
+    return [*strips, *text_lines(format_legend(plan.alternatives), width, DIM)]
 
 
 def _ways(plan: Plan, width: int, most: int | None = None) -> list[Strip]:
@@ -290,7 +288,7 @@ def _ways(plan: Plan, width: int, most: int | None = None) -> list[Strip]:
     label = "expected: "
     if plan.paces is not None and (text := format_pace(plan.paces, width - len(label) - 1 if most == 1 else None)):
         text = f"{label}{text}"
-        strips += [line((fit(f" {text}", width), DIM))] if most == 1 else wrapped(text, width, DIM, " ")
+        strips += [line((fit(f" {text}", width), DIM))] if most == 1 else text_lines(text, width, DIM)
     if others > 0:
         text = f" {key_of('launch_layouts')} compares {counted(others, 'other layout')}"
         strips.append(line((fit(text, width), KEY)))
@@ -307,16 +305,16 @@ def layout_lines(outcome: PlanOutcome, size: tuple[int, int], selected: int, *, 
         return [*strips, line((f" {WAITING}", DIM))]
     at = min(selected, len(plan.alternatives) - 1)
     one = plan.alternatives[at]
-    below = wrapped(f"{one.label}: {alternative_text(one)}", width, None, " ")
+    below = text_lines(f"{one.label}: {alternative_text(one)}", width)
     if not one.chosen:
-        below += wrapped(f"{key_of('launch_open')} applies: {format_alternative(one, plan.flags)}", width, KEY, " ")
+        below += text_lines(f"{key_of('launch_open')} applies: {format_alternative(one, plan.flags)}", width, KEY)
     rows = alternatives_table(plan.alternatives, narrow=width < WIDE_TABLE, room=width - 2)
     shown = [line((fit(f"  {rows[0]}", width), DIM))]
     shown += [
         line((fit(f"{'▸' if number == at else ' '} {row}", width), ACCENT if number == at else None))
         for number, row in enumerate(rows[1:])
     ]
-    shown += wrapped(format_legend(plan.alternatives), width, DIM, "  ")
+    shown += text_lines(format_legend(plan.alternatives), width, DIM, "  ")
     room = height - len(strips) - 1
     return [*strips, *shown, line(), *below[: max(1, room - len(shown))]]
 
@@ -368,12 +366,12 @@ def plan_finding_lines(
 def _finding(finding: PlanFinding, flags: Flags, width: int, under_cursor: bool, with_fix: bool) -> list[Strip]:
     mark, style = LEVELS[finding.level]
     first = f"{'▸' if under_cursor else ' '}{mark} "
-    rows = rows_of(f"{finding.level} {finding.code}: {finding.message}", width - 3)
-    strips = [line((("   " if index else first) + row, style)) for index, row in enumerate(rows)]
+    text = f"{finding.level} {finding.code}: {finding.message}"
+    strips = text_lines(text, width, style, "   ", first=[(first, style)])
     if with_fix and finding.fix is not None:
-        rows = rows_of(format_fix(finding.fix, flags), width - 5)[:2]
         key = f"   {key_of('launch_fix')} "
-        strips += [line((" " * len(key) if index else key, KEY), (row, ACCENT)) for index, row in enumerate(rows)]
+        fix = format_fix(finding.fix, flags)
+        strips += paragraph(fix, width, ACCENT, " " * len(key), first=[(key, KEY)], most=2)
     return strips
 
 

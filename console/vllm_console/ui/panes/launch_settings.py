@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -18,7 +17,7 @@ from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import ABOUT, CHOSEN, FIELDS, LaunchDraft, set_devices
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, cut_rows, fit, rule
+from vllm_console.ui.widgets.draw import Part, cut_rows, fit, paragraph, rule, wrapped
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.units import counted
@@ -62,7 +61,7 @@ def preset_lines(
         strips.append(line((fit(f"{'▸' if chosen else ' '}{mark}{plain(preset.name)}{own}", width),
                             CURSOR if chosen and active else ACCENT if chosen else STRONG)))  # fmt: skip
         if preset.title.casefold().replace(" ", "-") != preset.name:
-            strips += wrapped(preset.title, width, DIM, "   ")
+            strips += text_lines(preset.title, width, DIM, "   ")
     before = ""
     for problem in problems:
         file = PurePath(problem.path)  # its name first, since a folder's may be longer than the line
@@ -70,7 +69,7 @@ def preset_lines(
             heads.append(len(strips))
             strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
         before = problem.path
-        strips += wrapped(problem.message.removeprefix(f"{problem.path}: "), width, WARN, "   ")
+        strips += text_lines(problem.message.removeprefix(f"{problem.path}: "), width, WARN, "   ")
     model = draft.text("model")
     about = [line(), *_about_preset(draft.preset, model, width)]
     room = max(3, height - 1 - len(about)) if height > len(about) + 8 else height - 1
@@ -94,12 +93,12 @@ def _about_preset(preset: Preset, chosen: str, width: int, *, short: bool = Fals
         f"{work.output_tokens_p95:,} out, {work.prefix_reuse:.0%} of a prompt shared"
     )
     objectives = objectives_text(preset.objectives)
-    strips = wrapped(preset.summary, width, None, " ")
+    strips = text_lines(preset.summary, width)
     for head, text in (("model", model), ("sized for", sized_for), ("objectives", objectives)):
         if short:
-            strips += wrapped(f"{head}: {text}", width, None, " ")
+            strips += text_lines(f"{head}: {text}", width)
         else:
-            strips += [line((f" {head}", DIM)), *wrapped(text, width, None, "   ")]
+            strips += [line((f" {head}", DIM)), *text_lines(text, width, indent="   ")]
     return strips
 
 
@@ -149,12 +148,12 @@ def adding_lines(
     width, height = size
     strips = [section_title("Add a flag", width, True, ((catalog.source, DIM),))]
     if not found:
-        return [*strips, *wrapped(catalog.no_match(text), width, WARN, " ")]
+        return [*strips, *text_lines(catalog.no_match(text), width, WARN)]
     facts = catalog.facts(found[pick])
     detail = [line()]
     if facts is not None:
-        detail += wrapped(f"{facts.name}: {facts.help or facts.meaning}", width, None, " ")[:3]
-        detail += wrapped(f"takes {facts.takes}; vLLM's default: {facts.default}", width, DIM, " ")[:2]
+        detail += text_lines(f"{facts.name}: {facts.help or facts.meaning}", width)[:3]
+        detail += text_lines(f"takes {facts.takes}; vLLM's default: {facts.default}", width, DIM)[:2]
     room = max(3, height - 1 - len(detail))
     first = min(max(0, pick - room // 2), max(0, len(found) - room))
     column = min(36, max(16, width // 2))
@@ -192,7 +191,7 @@ def _setting_rows(
     room = width - cell_len(text) - 2
     reasons = [plain(setting.reason)]
     if most > 1 and room >= LEAST_REASON:
-        reasons = textwrap.wrap(reasons[0], room, max_lines=most, placeholder=" …", break_on_hyphens=False) or [""]
+        reasons = list(wrapped(reasons[0], room, most)) or [""]
     style, dim = (CURSOR, CURSOR) if under_cursor else (ACCENT if setting.edited else None, DIM)
     strips = [line((text, style), (fit(f"  {reasons[0]}", max(0, room + 2)), dim))]
     return strips + [line((fit(" " * cell_len(text) + f"  {row}", width), dim)) for row in reasons[1:]]
@@ -236,25 +235,22 @@ def _gpus_setting(draft: LaunchDraft, plan: Plan | None) -> _Setting:
 def _about_setting(draft: LaunchDraft, catalog: FlagCatalog, name: str, setting: _Setting, width: int) -> list[Strip]:
     """What a field or flag is, why it has its value, and the trade-off."""
     if name in FIELDS:
-        return [*wrapped(ABOUT[name], width, None, " "), *wrapped(setting.why, width, DIM, " ")]
+        return [*text_lines(ABOUT[name], width), *text_lines(setting.why, width, DIM)]
     facts = catalog.facts(name)
     if facts is None:
-        strips = wrapped(catalog.unknown(name) if name not in draft.preset.flags else "", width, WARN, " ")
+        strips = text_lines(catalog.unknown(name) if name not in draft.preset.flags else "", width, WARN)
     else:
-        strips = wrapped(f"{facts.meaning} (vLLM's default: {facts.default})", width, None, " ")[:2]
+        strips = text_lines(f"{facts.meaning} (vLLM's default: {facts.default})", width)[:2]
         if facts.deprecated:
-            strips += wrapped(f"deprecated: {facts.deprecated}", width, WARN, " ")[:1]
-    reason = wrapped(sourced(setting.source, setting.why), width, DIM, " ")
-    costs = wrapped(f"trade-off: {setting.tradeoff}", width, WARN, " ") if setting.tradeoff else []
+            strips += text_lines(f"deprecated: {facts.deprecated}", width, WARN)[:1]
+    reason = text_lines(sourced(setting.source, setting.why), width, DIM)
+    costs = text_lines(f"trade-off: {setting.tradeoff}", width, WARN) if setting.tradeoff else []
     strips += [*(reason[:2] if costs else reason), *costs]
     return strips
 
 
-def wrapped(text: str, width: int, style: Style | None, indent: str) -> list[Strip]:
-    """Text over several lines, at most six."""
-    return [line((indent + row, style)) for row in rows_of(text, width - len(indent))]
-
-
-def rows_of(text: str, width: int) -> list[str]:
-    """Text cut into rows between words, at most six."""
-    return textwrap.wrap(plain(text), max(10, width), max_lines=6, placeholder=" …", break_on_hyphens=False)
+def text_lines(
+    text: str, width: int, style: Style | None = None, indent: str = " ", first: Sequence[Part] = ()
+) -> list[Strip]:
+    """A paragraph of at most six lines."""
+    return paragraph(text, width, style, indent, first=first, most=6)

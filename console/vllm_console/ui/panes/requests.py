@@ -5,8 +5,6 @@ Its other views: prompt length against TTFT, and what the prefix cache did by th
 
 from __future__ import annotations
 
-import textwrap
-
 import msgspec
 from rich.style import Style
 from textual.strip import Strip
@@ -23,7 +21,7 @@ from vllm_console.ui.panes.base import nothing_recorded, title_line
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView
-from vllm_console.ui.widgets.draw import Part, bar, beside, fit, parts_length
+from vllm_console.ui.widgets.draw import Part, bar, beside, fit, paragraph, parts_length
 from vllm_console.ui.widgets.scatter import scatter
 
 SCATTER_WIDTH, SCATTER_HEIGHT = 40, 9
@@ -148,8 +146,7 @@ def _list(seen: RequestsSeen, order: int, now: float, width: int, height: int) -
     requests = seen.listed[order][: max(1, height - 1)]
     if not requests:
         nothing = _NOTHING.get(ORDERS[order], "No request has finished.")
-        rows = textwrap.wrap(nothing, max(20, width - 2))
-        return [line(), *(line((f" {row}", DIM)) for row in rows)][:height]
+        return [line(), *paragraph(nothing, width - 1, DIM)][:height]
     columns = [*_COLUMNS, *_LATER] if width >= LIST_WIDTH else list(_COLUMNS)
     used = 1 + sum(wide + 1 for _, wide, _ in columns)
     with_id = width - used - 2 * SHORTEST_BAR - ID_WIDTH >= 0

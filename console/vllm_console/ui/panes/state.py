@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from vllm_console.ui.findings import findings_of, fix_texts
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, OK, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, fit, progress_line, rule
+from vllm_console.ui.widgets.draw import Part, fit, paragraph, progress_line, rule
 
 if TYPE_CHECKING:
     from vllm_console.logs.startup import Progress, Startup
@@ -47,20 +46,10 @@ def _why(server: ServerView, width: int) -> list[Strip]:
     """For a failed server the cause, the log line that shows it and the fixes; else its reason."""
     found = findings_of(server) if server.diagnosis is not None else ()
     if not found:
-        style = _STYLE.get(server.state, DIM)
-        text = plain(_asleep(server) or server.reason)
-        rows = textwrap.wrap(text, max(20, width - 2), break_on_hyphens=False)[:4] if text else []
-        return [line((f" {text}", style)) for text in rows]
+        return paragraph(_asleep(server) or server.reason, width - 1, _STYLE.get(server.state, DIM), most=4)
     failure = found[0]
-    lines = [
-        line((f" {text}", BAD))
-        for text in textwrap.wrap(failure.symptom, max(20, width - 2), break_on_hyphens=False)[:3]
-    ]
-    if failure.line:
-        lines += [
-            line((f"   {text}", DIM))
-            for text in textwrap.wrap(failure.line, max(20, width - 4), break_on_hyphens=False)[:2]
-        ]
+    lines = paragraph(failure.symptom, width - 1, BAD, most=3)
+    lines += paragraph(failure.line, width - 1, DIM, "   ", most=2)
     for number, fix in enumerate(failure.fixes[:3]):
         texts, room = fix_texts(server.flags, fix), max(10, width - 5)
         text = next((text for text in texts if cell_len(text) <= room), fit(texts[-1], room))
@@ -90,9 +79,8 @@ def progress_lines(startup: Startup | None, width: int) -> list[Strip]:
     else:
         lines.append(line((fit("   No estimate: first start of this model here", width).rstrip(), DIM)))
     if startup.quiet_seconds is not None:
-        text = f" ! no progress for {duration(startup.quiet_seconds)}: neither its log nor the model's cache grows"
-        rows = textwrap.wrap(text, max(10, width), drop_whitespace=True, break_on_hyphens=False)
-        lines += [line((row if index == 0 else f"   {row}", WARN)) for index, row in enumerate(rows)]
+        text = f"no progress for {duration(startup.quiet_seconds)}: neither its log nor the model's cache grows"
+        lines += paragraph(text, width, WARN, "   ", first=[(" ! ", WARN)])
     return lines
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from msgspec.structs import replace
 from rich.cells import cell_len
 from textual.strip import Strip
@@ -15,7 +13,7 @@ from vllm_console.ui.panes.base import age_note, longest_wait, title_line, why_e
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, SECOND, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
-from vllm_console.ui.widgets.draw import Part
+from vllm_console.ui.widgets.draw import Part, paragraph
 
 CHARTS = (
     ("tokens/s out", (Curve("generation_tokens_per_second", "out", ACCENT),)),
@@ -63,8 +61,7 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
     if about := server.load or server.load_result:
         sent: list[Part] = [(plain(about), ACCENT)]
         beside = bool(load) and lines[-1].cell_length + 3 + cell_len(about) <= width
-        rows = textwrap.wrap(plain(about), max(10, width - 1), max_lines=2, placeholder=" …")
-        below = [line((f" {row}", ACCENT)) for row in rows]
+        below = paragraph(about, width, ACCENT, most=2)
         lines[2:] = [line(*load, (" · ", DIM), *sent)] if beside else [*lines[2:], *below]
     room = height - len(lines)
     drafts = server.series is not None and any(server.series.values.get("acceptance_length", ()))

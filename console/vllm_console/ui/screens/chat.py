@@ -34,7 +34,7 @@ from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, bar, fit, keys_line, parts_length, side_by_side
+from vllm_console.ui.widgets.draw import Part, bar, fit, keys_line, paragraph, parts_length, side_by_side
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_console.ui.widgets.reader import TextReader
@@ -461,8 +461,7 @@ def _first_lines(width: int) -> list[Strip]:
         f"{options} sets the system prompt, temperature and more; {other} sends the same to a second server, too.",
         "Nothing of the conversation is written to a file.",
     )
-    wrapped = (row for text in paragraphs for row in ("", *textwrap.wrap(text, max(20, width - 3))))
-    return [line((f" {row}", DIM)) for row in wrapped]
+    return [row for text in paragraphs for row in (line(), *paragraph(text, width - 2, DIM))]
 
 
 def waiting_text(server: ServerView | None, sent_at: float, now: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -56,7 +55,7 @@ from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_console.ui.widgets.draw import KeyHint, fit
+from vllm_console.ui.widgets.draw import KeyHint, fit, paragraph
 from vllm_console.ui.widgets.reader import TextReader, scroll_hint
 
 if TYPE_CHECKING:
@@ -294,11 +293,9 @@ def nothing_lines(server: str, reason: str, width: int) -> list[Strip]:
         f"send both runs the same traffic: your clients, or the preset's workload with {key_of('toggle_load')}",
         f"{key_of('compare')} says whether the change helped",
     )
-    lines = [line((f" {row}", STRONG)) for row in _wrapped(f"{text}.", width)]
-    lines += [line(), *(line((f" {row}", None)) for row in _wrapped(needed, width)), line()]
+    lines = [*paragraph(f"{text}.", width - 1, STRONG), line(), *paragraph(needed, width - 1), line()]
     for number, step in enumerate(steps, 1):
-        rows = _wrapped(step, width - 3)
-        lines += [line((f" {number}  " if not at else "    ", DIM), (row, None)) for at, row in enumerate(rows)]
+        lines += paragraph(step, width - 1, indent="    ", first=[(f" {number}  ", DIM)])
     return lines
 
 
@@ -329,13 +326,12 @@ def compare_lines(
     """What came of it in a plain sentence, the verdict with notes, what was changed, the figures it is based on with
     their intervals, latencies before and after, what was ``predicted``, the traffic, and all other figures."""
     style = VERDICT_STYLES.get(found.verdict, STRONG)
-    lines = []
+    lines: list[Strip] = []
     if found.verdict is not ComparisonVerdict.TOO_LITTLE:
-        lines += [line((f" {row}", style)) for row in _wrapped(plain_sentence(found), width)]
-    lines += [line((f" {row}", style if not lines else None)) for row in _wrapped(verdict_text(found), width)]
+        lines += paragraph(plain_sentence(found), width - 1, style)
+    lines += paragraph(verdict_text(found), width - 1, style if not lines else None)
     for note in filter(None, (times_note(found, time.time()), *notes(found))):
-        rows = _wrapped(note, width - 2)
-        lines += [line(" · " if index == 0 else "   ", (row, None)) for index, row in enumerate(rows)]
+        lines += paragraph(note, width - 1, indent="   ", first=[" · "])
     lines += _changed(found, width, may_revert)
     told = [line((fit(f"  {plain(row)}", width), WARN if "! outside" in row else None)) for row in predicted]
     told = [line((" Predicted", STRONG)), *told] if told else []
@@ -356,11 +352,7 @@ def compare_lines(
         lines += chain.from_iterable(map(draw, others))
     if cost := energy_cost_text(found, tariff):
         lines.append(line((" Energy: ", STRONG), plain(cost)))
-    return [*lines, *(line((f"  {row}", DIM)) for row in _wrapped(_basis(found), width - 2))]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(plain(text), max(20, width - 2), break_on_hyphens=False) or [""]
+    return [*lines, *paragraph(_basis(found), width - 2, DIM, "  ")]
 
 
 def _changed(found: Comparison, width: int, may_revert: bool) -> list[Strip]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -21,7 +20,7 @@ from vllm_console.ui.keymap import key_label, key_of, keys_of
 from vllm_console.ui.terminal.lines import LineView, clickable, line
 from vllm_console.ui.terminal.screens import TerminalModal
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG
-from vllm_console.ui.widgets.draw import Part, fit
+from vllm_console.ui.widgets.draw import Part, fit, paragraph
 
 
 class DialogAnswer(NamedTuple):
@@ -86,11 +85,12 @@ class Confirm(TerminalModal[bool]):
     def _draw(self) -> None:
         width = max(20, int(0.9 * self.app.size.width) - 8)
         text, style = (self._note, None) if isinstance(self._note, str) else self._note
-        question = [line((row, STRONG)) for row in _wrapped(self._question, width)]
-        note = [line((row, style)) for row in _wrapped(plain(text), width)]
+        question = paragraph(self._question, width, STRONG, "")
+        note = paragraph(text, width, style, "")
         # Nine tenths of the screen minus the border; the keys and two blank lines are always shown.
         room = int(0.9 * self.app.size.height) - 2 - len(question) - len(note) - 3
-        rows = [*_at_most([row for detail in self._details for row in _wrapped(detail, width)], room), *note]
+        details = [row for detail in self._details for row in paragraph(detail, width, indent="")]
+        rows = [*_at_most(details, room), *note]
         yes, no = key_of("question_yes"), key_of("question_no")
         answers = [(_leaving_key(), "back", "answer(False)")]
         if self._yes:
@@ -132,14 +132,10 @@ def answer_parts(key: str, text: str, action: str) -> list[Part]:
     return [(key, clickable(action, KEY)), (f" {text}", clickable(action)), "   "]
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False)
-
-
-def _at_most(rows: Sequence[str], room: int) -> list[Strip]:
+def _at_most(rows: Sequence[Strip], room: int) -> list[Strip]:
     """The rows, or as many as there is room for, and how many more there are."""
     kept = max(0, room - 1) if len(rows) > room else len(rows)
-    return [*map(line, rows[:kept]), *([line((f"… {len(rows) - kept} more lines", DIM))] if kept < len(rows) else [])]
+    return [*rows[:kept], *([line((f"… {len(rows) - kept} more lines", DIM))] if kept < len(rows) else [])]
 
 
 class Choose(TerminalModal[str | None]):
@@ -166,7 +162,7 @@ class Choose(TerminalModal[str | None]):
     def _draw(self) -> None:
         width = max((len(name) for name, _ in self._choices), default=0) + 2
         room = max(20, int(0.9 * self.app.size.width) - 8)
-        question = [line((row, STRONG)) for row in _wrapped(self._question, room)]
+        question = paragraph(self._question, room, STRONG, "")
         rows = max(3, self.app.size.height - 11 - len(question))
         top = max(0, self._index - rows + 1)
         lines = [*question, line()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import ClassVar
@@ -32,14 +31,15 @@ from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG
 from vllm_console.ui.widgets.chart import ChartView
-from vllm_console.ui.widgets.draw import KeyHint, Part, beside, fit
+from vllm_console.ui.widgets.draw import KeyHint, Part, beside, fit, paragraph, wrapped
 from vllm_console.ui.widgets.reader import TextReader, scroll_hint
 from vllm_console.ui.widgets.table import LEAST_LAST, Column, table
 
 LEAST_MEASURE = 26
 """Columns of the names of figures, at least."""
 
-INDENT = 3
+INDENT, BELOW = 3, 5
+"""Cells left of a finding's texts, and of those about a fix."""
 
 TWO_COLUMNS, LIST = 110, 32
 """Minimum width for a list of findings, of ``LIST`` cells, beside the selected one."""
@@ -191,8 +191,7 @@ def findings_page(
     """
     found = findings_of(server)
     if not found:
-        lines = [line(), *(line(f" {row}") for row in _wrapped(_nothing(server), width))]
-        return FindingsPage(tuple(lines), ())
+        return FindingsPage((line(), *paragraph(_nothing(server), width - 2)), ())
     if width < TWO_COLUMNS:
         return _stacked(server, found, now, width, picked if stages else None, predicted)
     items = [FindingItem(at, fix, 0, 0) for at, fix in choices(found, width, stages=stages)]
@@ -294,7 +293,7 @@ def _about(found: ServerFinding, now: float, width: int) -> list[Strip]:
     lines = [line((f" {sign} ", style), (found.title, style if found.severity is not Severity.GOOD else STRONG),
                   since, (f"  {found.severity}", DIM))]  # fmt: skip
     for text, tone in ((found.symptom, None), (found.cause, None), (found.line, DIM)):
-        lines += [line((" " * INDENT + row, tone)) for row in _wrapped(text, width)]
+        lines += paragraph(text, width, tone, " " * INDENT)
     return lines
 
 
@@ -345,10 +344,9 @@ def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:
             lines.append(line(" " * INDENT, fit(name, column), (value, STRONG), limit, (source, DIM)))
             continue
         # What does not fit in a line goes on below, and is never cut.
-        names, room = textwrap.wrap(name, column - 2, break_on_hyphens=False), max(10, room)
-        texts: list[Part] = [(row, STRONG) for row in textwrap.wrap(value, room, break_on_hyphens=False)]
-        texts += [(row, style) for text, style in ((limit, None), (source, DIM))
-                  for row in textwrap.wrap(text.strip(), room, break_on_hyphens=False)]  # fmt: skip
+        names, room = wrapped(name, column - 2), max(10, room)
+        parts = ((value, STRONG), (limit.strip(), None), (source.strip(), DIM))
+        texts: list[Part] = [(row, style) for text, style in parts for row in wrapped(text, room)]
         lines += [line(" " * INDENT, fit(one, column), text) for one, text in zip_longest(names, texts, fillvalue="")]
     return lines
 
@@ -357,27 +355,20 @@ def _fix(server: ServerView, fix: Fix, width: int, here: bool, effect: Part) -> 
     """A fix: the change, what it is predicted to do, and its reason beside its trade-off where there is room."""
     mark: Part = (" ▸ ", ACCENT) if here else "   "
     if fix.changes.empty:
-        first, *rest = _wrapped(fix.why, width - 2) or [""]
-        lines = [line(mark, "· ", first), *(line("     " + row) for row in rest)]
+        lines = paragraph(fix.why, width, indent=" " * BELOW, first=["   ", "· "])
         texts = [f"Trade-off: {fix.tradeoff}"] if fix.tradeoff else []
     else:
         style = STRONG + CURSOR if here else ACCENT
-        rows = _wrapped(flag_change_text(server.flags, fix.changes), width)
-        lines = [line("   " if at else mark, (row, style)) for at, row in enumerate(rows)]
+        lines = paragraph(flag_change_text(server.flags, fix.changes), width, style, " " * INDENT, first=[mark])
         text, tone = (effect, None) if isinstance(effect, str) else effect
-        lines += [line("     ", (row, tone)) for row in _wrapped(text, width - 2)]
+        lines += paragraph(text, width, tone, " " * BELOW)
         texts = [fix.why]
         if fix.tradeoff and width >= SIDE_BY_SIDE:
             column = (width - 7) // 2
-            pair = [textwrap.wrap(plain(text), column, break_on_hyphens=False)
-                    for text in (fix.why, f"Trade-off: {fix.tradeoff}")]  # fmt: skip
+            pair = [wrapped(plain(text), column) for text in (fix.why, f"Trade-off: {fix.tradeoff}")]
             return [*lines, *(line("     ", fit(why, column + 2), (trade, DIM))
                               for why, trade in zip_longest(*pair, fillvalue=""))]  # fmt: skip
         texts += [f"Trade-off: {fix.tradeoff}"] if fix.tradeoff else []
     for text in texts:
-        lines += [line("     " + row) for row in _wrapped(text, width - 2)]
+        lines += paragraph(text, width, indent=" " * BELOW)
     return lines
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(plain(text), max(20, width - INDENT), break_on_hyphens=False) if text else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -28,7 +27,7 @@ from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_console.ui.widgets.draw import KeyHint, Part, cut_rows, fit, keys_line
+from vllm_console.ui.widgets.draw import KeyHint, Part, cut_rows, fit, keys_line, paragraph
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_launchers.plan.choices.inputs import Choice
@@ -494,9 +493,8 @@ def about_lines(
         parts.append((f"{present}: {reason}", DIM))
     if flag is not None and flag.help and flag.help.rstrip(".") != flag.meaning:
         parts.append((f"vLLM's help: {flag.help}", DIM))
-    strips = []
+    strips: list[Strip] = []
     for part in parts:
         text, style = (part, None) if isinstance(part, str) else part
-        rows = textwrap.wrap(plain(text), max(10, width - 2), break_on_hyphens=False)
-        strips += [line((f" {row}", style)) for row in rows]
+        strips += paragraph(text, width - 1, style)
     return strips

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 
 from textual.app import ComposeResult
@@ -10,13 +9,14 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.host_text import ports_text
-from vllm_console.text import UNKNOWN, figure, plain, temperature
+from vllm_console.text import UNKNOWN, figure, temperature
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import now_lines
 from vllm_console.ui.panes.gpu_lines import colors_of, process_count, process_lines
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import BAD, DIM, WARN
+from vllm_console.ui.widgets.draw import paragraph
 from vllm_console.ui.widgets.reader import TextReader
 from vllm_console.ui.widgets.table import Column, Value, heading, table
 from vllm_launchers.host.gpu.hardware_warnings import HOT, IDLE, hardware_warnings
@@ -65,11 +65,7 @@ def details_lines(snapshot: FleetSnapshot, width: int) -> list[Strip]:
     host = snapshot.host
     if host is None:
         return [line((f" {snapshot.host_problem or 'no GPU found yet'}", DIM))]
-    wrong = [
-        line((f" {row}", WARN))
-        for text in hardware_warnings(host)
-        for row in textwrap.wrap(plain(f"! {text}"), max(20, width - 1), break_on_hyphens=False)
-    ]
+    wrong = [row for text in hardware_warnings(host) for row in paragraph(f"! {text}", width, WARN)]
     parts = [
         _machine(host, width),
         wrong,
@@ -159,9 +155,7 @@ def _claims(host: Host, width: int) -> list[Strip]:
 
 def _links(host: Host, width: int) -> list[Strip]:
     """How the GPUs are linked, and each GPU's NVLinks."""
-    lines = []
-    if summary := links_summary(host):
-        lines += [line((f" {row}", None)) for row in textwrap.wrap(plain(summary), max(20, width - 1))]
+    lines = paragraph(links_summary(host) or "", width)
     rows: list[list[Value]] = [_links_row(gpu) for gpu in host.gpus if gpu.nvlinks]
     columns = (
         Column("GPU", True), Column("NVLINKS UP"), Column("VERSION"), Column("TO"), Column("↑ GB/s", True),

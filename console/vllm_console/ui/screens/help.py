@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -18,7 +17,7 @@ from vllm_console.ui.keymap import key_of, label_of
 from vllm_console.ui.terminal.lines import BLANK, line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
-from vllm_console.ui.widgets.draw import beside, fit
+from vllm_console.ui.widgets.draw import beside, fit, paragraph
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.reader import TextReader, scroll_hint
 
@@ -194,11 +193,7 @@ def _block(title: str, entries: _Entries, width: int) -> list[Strip]:
     lines = [line((f" {title}", STRONG))]
     for keys, text in entries:
         # Keys that need more than their column have a line of their own.
-        head, rows = keys, textwrap.wrap(text, max(10, width - _KEYS - 5), break_on_hyphens=False)
-        if len(keys) > _KEYS:
-            lines.append(line("  ", (keys, KEY)))
-            head = ""
-        for row in rows:
-            lines.append(line("  ", (fit(head, _KEYS), KEY), " ", (row, None)))
-            head = ""
+        lines += [line("  ", (keys, KEY))] if len(keys) > _KEYS else []
+        head = fit("" if len(keys) > _KEYS else keys, _KEYS)
+        lines += paragraph(text, width - 2, indent=" " * (_KEYS + 3), first=["  ", (head, KEY), " "])
     return [*lines, line((" ", DIM))]

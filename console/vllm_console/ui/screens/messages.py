@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,11 +9,11 @@ from rich.style import Style
 from textual.app import ComposeResult
 from textual.strip import Strip
 
-from vllm_console.text import plain
 from vllm_console.ui.parts.messages import Message
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import DIM
+from vllm_console.ui.widgets.draw import paragraph
 from vllm_console.ui.widgets.reader import TextReader
 
 _TIME = 11
@@ -51,8 +50,7 @@ def notice_lines(notices: Sequence[tuple[str, Style | None]], width: int) -> lis
     """What holds now, as many lines as it takes; none where there is nothing."""
     lines: list[Strip] = []
     for text, style in notices:
-        rows = textwrap.wrap(plain(text), max(20, width - _TIME), break_on_hyphens=False) or [""]
-        lines += [line((f" {'now' if not at else '':8}  ", DIM), (row, style)) for at, row in enumerate(rows)]
+        lines += paragraph(text, width, style, " " * _TIME, first=[(f" {'now':8}  ", DIM)])
     return [*lines, line()] if lines else []
 
 
@@ -62,10 +60,5 @@ def history_lines(history: Sequence[Message], width: int) -> list[Strip]:
     for message in reversed(history):
         when = time.strftime("%H:%M:%S", time.localtime(message.at))
         text = message.text + (f" (×{message.times})" if message.times > 1 else "")
-        rows = textwrap.wrap(text, max(20, width - _TIME), break_on_hyphens=False) or [""]
-        lines.append(line((f" {when}  ", DIM), (rows[0], message.style)))
-        lines += [line((" " * _TIME + row, message.style)) for row in rows[1:]]
-    if lines:
-        return lines
-    rows = textwrap.wrap(_NONE_YET, max(20, width - 2), break_on_hyphens=False)
-    return [line(), *(line((f" {row}", DIM)) for row in rows)]
+        lines += paragraph(text, width, message.style, " " * _TIME, first=[(f" {when}  ", DIM)])
+    return lines or [line(), *paragraph(_NONE_YET, width - 1, DIM)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,13 @@ from textual.strip import Strip
 
 from vllm_console.fleet.background_commands import RampView
 from vllm_console.metrics.quantile import p99_in
-from vllm_console.text import count, duration, percent, plain, rate, seconds
+from vllm_console.text import count, duration, percent, rate, seconds
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import BAD, DIM, OK, STRONG, WARN
-from vllm_console.ui.widgets.draw import fit
+from vllm_console.ui.widgets.draw import fit, paragraph
 from vllm_console.ui.widgets.reader import TextReader
 from vllm_console.ui.widgets.scatter import scatter
 from vllm_console.ui.widgets.table import Column, Value, table
@@ -125,7 +124,7 @@ def _state(view: RampView, width: int) -> list[Strip]:
     if view.running:
         rows = [line((f" {_now(view)}", STRONG))]
         if not view.steps and not view.canceled:
-            rows += [row for text in _coming(view) for row in (line(), *_wrapped(text, width, DIM))]
+            rows += [row for text in _coming(view) for row in (line(), *paragraph(text, width - 1, DIM))]
         return rows
     texts: list[tuple[str, Style | None]] = []
     if view.result is not None:
@@ -141,12 +140,7 @@ def _state(view: RampView, width: int) -> list[Strip]:
     if view.problem:
         problem = view.problem.removesuffix(".")
         texts.append((f"{problem[:1].upper()}{problem[1:]}.", BAD))
-    return [row for text, style in texts for row in _wrapped(text, width, style)]
-
-
-def _wrapped(text: str, width: int, style: Style | None) -> list[Strip]:
-    rows = textwrap.wrap(plain(text), max(20, width - 2), break_on_hyphens=False)
-    return [line((f" {row}", style)) for row in rows]
+    return [row for text, style in texts for row in paragraph(text, width - 1, style)]
 
 
 def _coming(view: RampView) -> list[str]:

@@ -11,12 +11,16 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
+from vllm_console.text import plain
 from vllm_console.ui.terminal.lines import BLANK, cells, clickable, line
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG
 
 Part = str | tuple[str, Style | None]
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+LEAST_TEXT = 10
+"""Cells that a line of text takes at least, however narrow the screen is."""
 
 
 def fit(text: str, width: int, align: str = "<") -> str:
@@ -39,6 +43,21 @@ def wrapped(text: str, width: int, most: int | None = None) -> tuple[str, ...]:
     """A text in rows of ``width`` cells, broken between words; the last of ``most`` rows ends with `` …`` where more
     would follow."""
     return tuple(textwrap.wrap(text, width, max_lines=most, placeholder=" …", break_on_hyphens=False))
+
+
+def paragraph(
+    text: str,
+    width: int,
+    style: Style | None = None,
+    indent: str = " ",
+    *,
+    first: Sequence[Part] = (),
+    most: int | None = None,
+) -> list[Strip]:
+    """A text in lines of ``width`` cells, as `wrapped`; ``first`` stands in place of the first line's ``indent``."""
+    rows = wrapped(plain(text), max(LEAST_TEXT, width - len(indent)), most)
+    lines = [line((indent + row, style)) for row in rows]
+    return [line(*first, (rows[0], style)), *lines[1:]] if first and rows else lines
 
 
 def cut_rows(rows: Sequence[Strip], most: int, width: int) -> list[Strip]:
