@@ -19,6 +19,7 @@ import msgspec
 from vllm_console.history.store import HISTORY
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback
+from vllm_launchers.errors import UsageError
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.errors import KeeperError, NoSuchServerError
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
@@ -32,7 +33,7 @@ LOCK = f"{HISTORY}.lock"
 VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
-class AddressError(ValueError):
+class AddressError(UsageError):
     """What was given is no address of an endpoint, or no name of a variable. One sentence."""
 
 

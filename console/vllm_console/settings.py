@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from vllm_console.text import plain
+from vllm_launchers.errors import UsageError
 from vllm_launchers.private import open_regular, user_folder
 from vllm_launchers.typed_decoding import convert
 
@@ -43,7 +44,7 @@ LONGEST_CURRENCY = 8
 """The most that a price and the name of its currency may be."""
 
 
-class ConfigError(Exception):
+class ConfigError(UsageError):
     """A config file that cannot be used; the text is one sentence that names file, key and what was expected."""
 
 

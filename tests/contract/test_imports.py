@@ -49,6 +49,7 @@ FOUNDATION = {
     for name in (
         *(
             "addresses",
+            "errors",
             "folders",
             "listeners",
             "patterns",

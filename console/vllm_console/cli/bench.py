@@ -88,10 +88,7 @@ def check_access(url: str, lookup: Lookup | None = None) -> None:
         async with client.open_client(url, access, lookup) as http:
             await client.find_served_model(http, None, access)
 
-    try:
-        asyncio.run(ask())
-    except client.LoadError as error:
-        raise FleetError(str(error)) from error
+    asyncio.run(ask())
 
 
 def lengths(args: argparse.Namespace, workload: Workload, longest: int | None) -> tuple[int, int, int]:

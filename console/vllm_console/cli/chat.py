@@ -132,14 +132,11 @@ def _server(args: argparse.Namespace, word: str) -> ChatServer:
         FleetError: there is none, it is not ready, or it is another user's.
     """
     from vllm_console.chat.client import ChatServer
-    from vllm_console.load.client import LoadError, check_url, lookup_of, own_access
+    from vllm_console.load.client import check_url, lookup_of, own_access
 
     chosen = argparse.Namespace(**{**vars(args), "server": word, "preset": None})
     target = find_target(chosen, "--remote", others_allowed=args.remote, remote_allowed=args.remote)
-    try:
-        url = check_url(target.url, allow_remote=args.remote)
-    except LoadError as error:
-        raise FleetError(str(error)) from error
+    url = check_url(target.url, allow_remote=args.remote)
     lookup = target.lookup or (None if args.remote else lookup_of(url))
     return ChatServer(word, url, target.access or own_access(), lookup)
 
@@ -188,14 +185,11 @@ async def _code(server: ChatServer, prompt: str, options: ChatOptions, language:
     """Code that asks the same. Raises FleetError: the server does not say which model it serves."""
     from vllm_console.chat.code import Language, code_for
     from vllm_console.chat.conversation import request_for
-    from vllm_console.load.client import LoadError, open_client
     from vllm_console.load.client import find_served_model as served
+    from vllm_console.load.client import open_client
 
-    try:
-        async with open_client(server.url, server.access, server.lookup) as client:
-            target = await served(client, server.model, server.access)
-    except LoadError as error:
-        raise FleetError(str(error)) from error
+    async with open_client(server.url, server.access, server.lookup) as client:
+        target = await served(client, server.model, server.access)
     request = request_for(target.model, (), prompt, options, raw=options.raw, context=target.max_model_len)
     return code_for(
         server.url, request, Language(language), variable=server.access.variable if server.access.key else ""

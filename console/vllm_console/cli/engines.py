@@ -80,7 +80,7 @@ def _install(args: argparse.Namespace) -> int:
         FleetError: it can't be installed.
     """
     from vllm_launchers.host.gpu.nvml import driver_version
-    from vllm_launchers.vllm.engine_install import InstallError, install_engine, plan_engine, refuse_while_installing
+    from vllm_launchers.vllm.engine_install import install_engine, plan_engine, refuse_while_installing
     from vllm_launchers.vllm.engines import MARKER
 
     if not args.dry_run:
@@ -88,24 +88,21 @@ def _install(args: argparse.Namespace) -> int:
     driver = driver_version()
     cpu = args.cpu or (not args.cuda and driver is None)
     build: Build = "cpu" if cpu else "cuda"
-    try:
-        if args.version and not args.dry_run:
-            refuse_while_installing(args.version, build)
-        if sys.stderr.isatty() and not args.json:
-            print("Asking pip what would be installed …", file=sys.stderr, flush=True)
-        plan = plan_engine(args.version, build, indexes=args.index, python=args.python, driver=driver)
-        there = os.path.isfile(os.path.join(plan.folder, MARKER))  # noqa: PTH113, PTH118
-        if not args.json:
-            print("\n".join(engine_plan_lines(plan)))
-        if plan.problems and not there:
-            raise FleetError(". ".join(plan.problems))
-        if args.dry_run or there:
-            return _installed(args, plan, there=there)
-        confirmed(args, f"Install it ({size(plan.download_bytes)} to download)?")
-        with DownloadLine(plan.download_bytes, silent=args.json) as line:
-            install_engine(plan, line.show)
-    except InstallError as error:
-        raise FleetError(str(error)) from error
+    if args.version and not args.dry_run:
+        refuse_while_installing(args.version, build)
+    if sys.stderr.isatty() and not args.json:
+        print("Asking pip what would be installed …", file=sys.stderr, flush=True)
+    plan = plan_engine(args.version, build, indexes=args.index, python=args.python, driver=driver)
+    there = os.path.isfile(os.path.join(plan.folder, MARKER))  # noqa: PTH113, PTH118
+    if not args.json:
+        print("\n".join(engine_plan_lines(plan)))
+    if plan.problems and not there:
+        raise FleetError(". ".join(plan.problems))
+    if args.dry_run or there:
+        return _installed(args, plan, there=there)
+    confirmed(args, f"Install it ({size(plan.download_bytes)} to download)?")
+    with DownloadLine(plan.download_bytes, silent=args.json) as line:
+        install_engine(plan, line.show)
     return _installed(args, plan, there=True)
 
 

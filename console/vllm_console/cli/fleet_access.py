@@ -6,7 +6,6 @@ import argparse
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.output import complain
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
 from vllm_launchers.launch.errors import read_only_error
 
@@ -24,15 +23,12 @@ def settings_from(args: argparse.Namespace) -> Settings:
     Raises:
         UsageError: the config file is invalid.
     """
-    from vllm_console.settings import ConfigError, read_settings
+    from vllm_console.settings import read_settings
 
     if (known := getattr(args, "settings", None)) is not None:
         found: Settings = known
         return found
-    try:
-        found = read_settings(args.config, forgiving=getattr(args, "forgiving", False))
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
+    found = read_settings(args.config, forgiving=getattr(args, "forgiving", False))
     if found.mistakes:
         first = found.mistakes[0]
         complain(f"{first}{'' if first.endswith('?') else '.'} This command leaves it out; others refuse it")

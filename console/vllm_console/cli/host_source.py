@@ -63,10 +63,7 @@ def recorded_host(args: argparse.Namespace) -> Host | None:
         return None
     from vllm_launchers.host.gpu.document import read_host
 
-    try:
-        return read_host(file)
-    except HostError as error:
-        raise UsageError(str(error)) from error
+    return read_host(file)
 
 
 def _with_simulated(args: argparse.Namespace, host: Host) -> Host:

@@ -107,7 +107,6 @@ def _recorded(args: argparse.Namespace, fleet: LocalFleet) -> RecordedTraffic | 
 def run(args: argparse.Namespace) -> int:
     """Send the load and print the report; exit code 1 if nothing was answered, or more failed than allowed."""
     rate = args.rate if args.rate is not None or args.concurrency else 1.0
-    from vllm_console.load.client import LoadError
     from vllm_console.load.run import run_load_sync
     from vllm_console.load.shape import Exact
     from vllm_console.load.spans import noted
@@ -138,8 +137,6 @@ def run(args: argparse.Namespace) -> int:
                 lookup=target.lookup,
                 on_progress=None if args.json else tell,
             )
-    except LoadError as error:
-        raise FleetError(str(error)) from error
     finally:
         if seen and waited_for():
             print(WIPE, end="", file=sys.stderr, flush=True)

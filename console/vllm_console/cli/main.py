@@ -300,8 +300,8 @@ def _run(words: Sequence[str]) -> int:
     """Parse and run; report errors and turn them into the exit code."""
     args = parse(words)
     run = implementation(args.command or "console", "run")
-    from vllm_console.fleet.verbs import FleetError
     from vllm_console.text import plain
+    from vllm_launchers.errors import FleetError
 
     try:
         if args.command in CHANGING:

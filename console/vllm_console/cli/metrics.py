@@ -43,7 +43,7 @@ def read_sample(source: str, timeout: float) -> Sample:
         FleetError: it cannot be read, or has no vLLM metrics.
     """
     from vllm_console.metrics.parse import NotMetricsError, parse_metrics
-    from vllm_console.metrics.scrape import BODY_LIMIT, ScrapeError, scrape_once
+    from vllm_console.metrics.scrape import BODY_LIMIT, scrape_once
 
     try:
         if "://" in source:
@@ -53,8 +53,6 @@ def read_sample(source: str, timeout: float) -> Sample:
         if len(body) > BODY_LIMIT:
             raise FleetError(f"{source}: larger than {BODY_LIMIT >> 20} MiB, not a /metrics page")
         return parse_metrics(body.decode("utf-8"), time.time())
-    except ScrapeError as error:
-        raise FleetError(str(error)) from error
     except (NotMetricsError, UnicodeDecodeError) as error:
         reason = str(error) if isinstance(error, NotMetricsError) else "not text"
         raise FleetError(f"{source}: not a /metrics page: {reason}") from error

@@ -224,23 +224,14 @@ def get_model(args: argparse.Namespace) -> int:
         UsageError: that is no hub id.
         FleetError: it can't be downloaded.
     """
-    from vllm_launchers.vllm.hub import HubError, HubNameError
     from vllm_launchers.vllm.model_folder import CONFIGS
 
     refuse_read_only(args)
     hub, model = _hub(args), _one_word(args)
-    try:
-        found = hub.about(model, args.revision, args.include)
-        missing = _admitted(args, hub, found)
-        if missing:
-            with DownloadLine(missing, silent=args.json) as line:
-                folder = hub.get(found, line.show)
-        else:
-            folder = hub.get(found, lambda _step, _done: None)
-    except HubNameError as error:
-        raise UsageError(str(error)) from error
-    except HubError as error:
-        raise FleetError(str(error)) from error
+    found = hub.about(model, args.revision, args.include)
+    missing = _admitted(args, hub, found)
+    with DownloadLine(missing, silent=args.json or not missing) as line:
+        folder = hub.get(found, line.show)
     if args.json:
         print_json(
             {"model": model, "revision": found.commit, "folder": str(folder), "bytes": found.bytes,
@@ -321,14 +312,10 @@ def found_models(args: argparse.Namespace) -> tuple[FoundModel, ...]:
     Raises:
         FleetError: it does not answer.
     """
-    from vllm_launchers.vllm.hub import HubError
 
     if not args.words:
         raise UsageError("models search: name words to search, such as qwen3 8b awq")
-    try:
-        return _hub(args).search(" ".join(args.words))
-    except HubError as error:
-        raise FleetError(str(error)) from error
+    return _hub(args).search(" ".join(args.words))
 
 
 def found_cells(one: FoundModel) -> str:

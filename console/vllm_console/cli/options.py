@@ -38,13 +38,10 @@ def changes_from(args: argparse.Namespace) -> Changes:
         UsageError: an argument is not ``flag=value``, or names a flag that must not be set this way.
     """
     from vllm_launchers.plan.common_flags import parse_set
-    from vllm_launchers.plan.flags import FlagError, normalise
+    from vllm_launchers.plan.flags import normalise
 
-    try:
-        pairs = dict(parse_set(word) for word in args.set)
-        return Changes(set=pairs, unset=tuple(normalise(word) for word in args.unset))
-    except FlagError as error:
-        raise UsageError(str(error)) from error
+    pairs = dict(parse_set(word) for word in args.set)
+    return Changes(set=pairs, unset=tuple(normalise(word) for word in args.unset))
 
 
 def add_warm_up(parser: argparse.ArgumentParser) -> None:

@@ -198,7 +198,6 @@ def _search(args: argparse.Namespace, target: Target, objectives: Objectives, op
     Raises:
         FleetError: it could not begin.
     """
-    from vllm_console.load.client import LoadError
     from vllm_console.load.ramp import run_ramp
     from vllm_console.load.run import stop_on_signals
     from vllm_console.load.shape import Exact
@@ -226,8 +225,6 @@ def _search(args: argparse.Namespace, target: Target, objectives: Objectives, op
     try:
         with _meter(target) as meter:
             return asyncio.run(main())
-    except LoadError as error:
-        raise FleetError(str(error)) from error
     finally:
         reports.end()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
@@ -82,17 +82,14 @@ def _import(args: argparse.Namespace) -> int:
         UsageError: other words than ``import`` stand before the file, or no run is named.
         FleetError: the file is no result, or the run does not exist.
     """
-    from vllm_console.runs.imports import ResultError, read_result
+    from vllm_console.runs.imports import read_result
 
     if args.name != "import":
         raise UsageError(f"'runs' takes one name; 'runs import {args.file} --run NAME' imports a result")
     if args.into is None or args.startup:
         raise UsageError(f"name the run that was measured: runs import {args.file} --run NAME@RUN")
     refuse_read_only(args)
-    try:
-        found = read_result(args.file)
-    except ResultError as error:
-        raise FleetError(str(error)) from error
+    found = read_result(args.file)
     keep(args, open_fleet(args, observe=False), args.into, found)
     return 0
 

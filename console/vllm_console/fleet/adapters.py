@@ -133,10 +133,7 @@ class ServerAdapters:
         served = {one.name for one in before.adapters}
         if name in served:
             raise RefusedError(f"{self._name} serves an adapter '{name}' already: unload it, or use another name")
-        try:
-            adapter = read_adapter(Path(folder).expanduser().absolute())
-        except AdapterError as error:
-            raise UsageError(str(error)) from error
+        adapter = read_adapter(Path(folder).expanduser().absolute())
         self._check(adapter, before)
         answer = self._ask("POST", LOAD, {"lora_name": name, "lora_path": str(adapter.path)}, LOAD_SECONDS)
         self._require(answer, f"{name} was not loaded")

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from vllm_console.attached import (
     LOCK,
-    AddressError,
     Endpoint,
     api_key_of,
     attached_folder,
@@ -37,7 +36,6 @@ from vllm_launchers.keeper import client, folders, wire
 from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
 from vllm_launchers.keeper.files import RECORD
 from vllm_launchers.keeper.records import ServerRecord
-from vllm_launchers.launch.errors import keeper_errors
 from vllm_launchers.private import ATTACHED, lock, make_folder, open_file, own_folder
 from vllm_launchers.values import replace as replace_value
 
@@ -216,21 +214,20 @@ class AttachedServers:
     def _alone(self) -> Iterator[None]:
         """One command attaches at a time. Raises FleetError."""
         folder = self._state / ATTACHED
-        with keeper_errors():
-            try:
-                own_folder(self._state)
-                make_folder(folder)
-                opened = open_file(folder / _ATTACHING, os.O_RDWR | os.O_NOFOLLOW)
-            except OSError as error:
-                raise FleetError(f"{folder} can't be written: {error.strerror}") from error
-            try:
-                lock(opened, ATTACH_SECONDS)
-            except OSError as error:
-                raise FleetError(f"another command is attaching an endpoint ({folder}): try again") from error
-            else:
-                yield
-            finally:
-                os.close(opened)
+        try:
+            own_folder(self._state)
+            make_folder(folder)
+            opened = open_file(folder / _ATTACHING, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError as error:
+            raise FleetError(f"{folder} can't be written: {error.strerror}") from error
+        try:
+            lock(opened, ATTACH_SECONDS)
+        except OSError as error:
+            raise FleetError(f"another command is attaching an endpoint ({folder}): try again") from error
+        else:
+            yield
+        finally:
+            os.close(opened)
 
     def _attach(self, endpoint: Endpoint, name: str | None) -> str:
         present = {record.name: found for record in self.read()[0] if (found := endpoint_of(record)) is not None}
@@ -240,17 +237,16 @@ class AttachedServers:
         if known is not None:
             raise FleetError(f"{endpoint.url} is attached already, as {known}")
         chosen = name if name is not None else self._free_name(name_for(endpoint.url), present)
-        with keeper_errors():
-            if chosen in present or client.exists(self._state, chosen):
-                raise FleetError(f"there is a server called '{chosen}' already: choose another --name")
-            folder = attached_folder(self._state, chosen)
-            try:
-                make_folder(folder)
-                folders.write_record(folder, first_record(chosen, endpoint, time.time()))
-                start_recorder(self._state, chosen)
-            except OSError as error:
-                _delete(folder)
-                raise FleetError(f"{folder} can't be written: {error.strerror}") from error
+        if chosen in present or client.exists(self._state, chosen):
+            raise FleetError(f"there is a server called '{chosen}' already: choose another --name")
+        folder = attached_folder(self._state, chosen)
+        try:
+            make_folder(folder)
+            folders.write_record(folder, first_record(chosen, endpoint, time.time()))
+            start_recorder(self._state, chosen)
+        except OSError as error:
+            _delete(folder)
+            raise FleetError(f"{folder} can't be written: {error.strerror}") from error
         return chosen
 
     def _free_name(self, wanted: str, present: dict[str, Endpoint]) -> str:
@@ -291,12 +287,8 @@ class AttachedServers:
         """
         try:
             record, _ = read_endpoint(attached_folder(self._state, name))
-        except BadNameError:
+        except (BadNameError, NoSuchServerError):
             record = None
-        except NoSuchServerError:
-            record = None
-        except KeeperError as error:
-            raise FleetError(str(error)) from error
         if record is None:
             with contextlib.suppress(BadNameError):
                 if client.exists(self._state, name):
@@ -305,7 +297,7 @@ class AttachedServers:
             raise NotFoundError(f"no endpoint is attached as '{plain(name)}'; attached: {known}")
         if (watched := self._watched.pop(record_identity(record), None)) is not None:
             watched.close()
-        with keeper_errors(), self._set_aside(name) as folder:
+        with self._set_aside(name) as folder:
             kept = removed.keep(folder, name, record.created_at)
             _delete(folder)
         ended = replace_value(record.current, ended_at=time.time())
@@ -354,26 +346,23 @@ def endpoint_access(endpoint: Endpoint) -> ApiAccess:
     """
     from vllm_console.load.client import ApiAccess
 
-    try:
-        return ApiAccess(api_key_of(endpoint), endpoint.key_env, endpoint.ca)
-    except AddressError as error:
-        raise UsageError(str(error)) from error
+    return ApiAccess(api_key_of(endpoint), endpoint.key_env, endpoint.ca)
 
 
 def _checked(url: str, key_env: str, ca: str) -> Endpoint:
     """The endpoint that the arguments of `attach` describe. Raises UsageError."""
     from vllm_console.metrics.scrape import ScrapeError, verifying
 
-    try:
-        endpoint = Endpoint(base_of(url), check_variable(key_env) if key_env else "", asked_at=time.time())
-        api_key_of(endpoint)
-        if ca:
-            if not endpoint.tls:
-                raise UsageError("--ca is for https addresses")
-            endpoint = replace(endpoint, ca=str(Path(ca).expanduser().absolute()))
-            if not Path(endpoint.ca).is_file():  # a pipe would be waited for
-                raise UsageError(f"--ca {plain(ca, 200)} is not a file")
+    endpoint = Endpoint(base_of(url), check_variable(key_env) if key_env else "", asked_at=time.time())
+    api_key_of(endpoint)
+    if ca:
+        if not endpoint.tls:
+            raise UsageError("--ca is for https addresses")
+        endpoint = replace(endpoint, ca=str(Path(ca).expanduser().absolute()))
+        if not Path(endpoint.ca).is_file():  # a pipe would be waited for
+            raise UsageError(f"--ca {plain(ca, 200)} is not a file")
+        try:
             verifying(endpoint.ca)
-    except (AddressError, ScrapeError) as error:
-        raise UsageError(str(error)) from error
+        except ScrapeError as error:
+            raise UsageError(str(error)) from error
     return endpoint

@@ -78,12 +78,9 @@ class SharedBoard:
         Raises:
             FleetError: the board cannot be written.
         """
-        from vllm_launchers.host.board import BoardError, change_page
+        from vllm_launchers.host.board import change_page
 
-        try:
-            change_page(self.folder, change, time.time())
-        except BoardError as error:
-            raise FleetError(str(error)) from error
+        change_page(self.folder, change, time.time())
         self._read_at = float("-inf")
         self._wake.set()
 

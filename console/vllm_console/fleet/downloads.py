@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import duration, plain, size
-from vllm_launchers.vllm.hub import Hub, HubError
+from vllm_launchers.vllm.hub import Hub
 
 WINDOW = 10.0
 """The speed is that of this many seconds."""
@@ -46,10 +46,7 @@ class ModelDownload:
 
     def __init__(self, model: str, engines: Sequence[str]) -> None:
         self._hub = Hub(engines)
-        try:
-            self._found = self._hub.about(model)
-        except HubError as error:
-            raise FleetError(str(error)) from error
+        self._found = self._hub.about(model)
         if problem := self._hub.no_room(self._found):
             raise FleetError(problem)
         self.model, self.code = model, self._found.code
@@ -63,10 +60,7 @@ class ModelDownload:
         Raises:
             FleetError: it could not be downloaded, or was canceled; complete files stay.
         """
-        try:
-            self._hub.get(self._found, progress)
-        except HubError as error:
-            raise FleetError(str(error)) from error
+        self._hub.get(self._found, progress)
 
     def cancel(self) -> None:
         """End it; from any thread."""

@@ -13,7 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.fleet.chart_history import ChartHistory, ChartSource
-from vllm_console.fleet.verbs import FleetError
 from vllm_console.history.gpu_history import (
     GPU_HISTORY,
     Card,
@@ -62,8 +61,6 @@ def cards(path: Path) -> tuple[Card, ...]:
         return last_cards(path)
     except HistoryMissingError:
         return ()
-    except HistoryError as error:
-        raise FleetError(str(error)) from error
 
 
 class GpuCharts:

@@ -12,12 +12,11 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import ServerView
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.history.energy import Energy, newest_energy, totals_of
 from vllm_console.history.gpu_samples import GPU_SAMPLES, KEPT_SECONDS, read_gpu_samples
 from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_launchers.host.gpu.hardware_warnings import IDLE
-from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, HostError, with_claims, with_servers
+from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, with_claims, with_servers
 from vllm_launchers.host.gpu.vendors import no_driver
 from vllm_launchers.keeper import client, processes
 from vllm_launchers.keeper.process_group import recorded
@@ -290,10 +289,7 @@ def _working(gpu: Gpu, running: float) -> Gpu:
 def _read(file: Path) -> Host:
     from vllm_launchers.host.gpu.document import read_host
 
-    try:
-        return read_host(file)
-    except HostError as error:
-        raise UsageError(str(error)) from error
+    return read_host(file)
 
 
 TOLERANCE_GIB = 0.5

@@ -50,7 +50,7 @@ from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import BadNameError, KeeperError
 from vllm_launchers.keeper.records import NotRetryable, ServerRecord
 from vllm_launchers.launch.details import Details, ServerRecords, unpack
-from vllm_launchers.launch.errors import keeper_errors, read_only_error
+from vllm_launchers.launch.errors import read_only_error
 from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
@@ -191,7 +191,7 @@ class LocalFleet:
         well. If it names a GPU, the snapshot has what that did over the range; if it names a run, the snapshot has that
         run as ``replay``.
         """
-        with self._snapshot_lock, keeper_errors():
+        with self._snapshot_lock:
             return self._take_snapshot(selected, time)
 
     def _take_snapshot(self, selected: str | None, view: TimeView) -> FleetSnapshot:
@@ -437,8 +437,7 @@ class LocalFleet:
 
     def launch_name(self, request: LaunchRequest) -> str:
         """The name that a server gets if it is launched now: that of its preset, with a number where it is taken."""
-        with keeper_errors():
-            return self._launcher.name_of(request)
+        return self._launcher.name_of(request)
 
     def judged_plan(self, request: LaunchRequest) -> Plan | None:
         """Plan a launch and let the engine itself judge its flags, which takes seconds: its verdict is in the findings.
@@ -456,8 +455,7 @@ class LocalFleet:
             self._verdicts = LaunchVerdicts()
         launch = self._launcher.plan(request)
         elsewhere = self._gpus is not None and self._gpus.recorded
-        with keeper_errors():
-            folder = self._launcher.folder_of(request)
+        folder = self._launcher.folder_of(request)
         return self._verdicts.judged(launch.plan) if self._verdicts.ask(launch, folder, elsewhere=elsewhere) else None
 
     @property
@@ -496,8 +494,7 @@ class LocalFleet:
 
         if name not in client.names(self._state):
             return None
-        with keeper_errors():
-            return seen_traffic(client.folder(self._state, name), client.read(self._state, name), time.time())
+        return seen_traffic(client.folder(self._state, name), client.read(self._state, name), time.time())
 
     def suggest(
         self, name: str, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()
@@ -564,8 +561,7 @@ class LocalFleet:
             FleetError: there is neither, or the server is being stopped for it.
         """
         self._ours(name)
-        with keeper_errors():
-            return self._view_apart(client.cancel(self._state, name))
+        return self._view_apart(client.cancel(self._state, name))
 
     def sleep(
         self, name: str, *, level: int = 1, drain_seconds: float = DRAIN_SECONDS, say: Say = silently
@@ -665,8 +661,7 @@ class LocalFleet:
             OSError: another process has its port.
         """
         try:
-            with keeper_errors():
-                record = client.read(self._state, name)
+            record = client.read(self._state, name)
         except NotFoundError:
             return None
         if record.server is None or not record.state.alive:
@@ -677,8 +672,7 @@ class LocalFleet:
         """What the GPUs of one of our servers took in the last half hour; None where that is not known."""
         from vllm_console.fleet.gpus import recent_energy
 
-        with keeper_errors():
-            record = client.read(self._state, name)
+        record = client.read(self._state, name)
         found = recent_energy(self._state, record, unpack(record.current.spec.details).gpus, time.time())
         return replace(found, tariff=self.tariff) if found is not None else None
 
@@ -691,8 +685,7 @@ class LocalFleet:
             if self._releases is not None:
                 self._releases.watch(name, lambda: self._has_ended(name))
             try:
-                with keeper_errors():
-                    record = client.stop(self._state, name)
+                record = client.stop(self._state, name)
             except FleetError:
                 self._forget_release(name)  # it serves on, and may do so for weeks
                 raise
@@ -720,8 +713,7 @@ class LocalFleet:
             nonlocal kept
             kept = self._removed.keep(home, name, record.created_at)
 
-        with keeper_errors():
-            client.remove(self._state, name, keep=None if purge else keep)
+        client.remove(self._state, name, keep=None if purge else keep)
         if purge:
             self._removed.delete(name)
         return kept
@@ -729,8 +721,7 @@ class LocalFleet:
     def _purged(self, name: str) -> bool:
         """Whether there was no server of that name, but histories of removed ones, which are deleted now."""
         self._refuse_read_only()
-        with keeper_errors():
-            return not client.exists(self._state, name) and self._removed.delete(name)
+        return not client.exists(self._state, name) and self._removed.delete(name)
 
     def start_load(self, name: str) -> None:
         """Send the preset's workload for a minute, from a process of its own.
@@ -931,24 +922,21 @@ class LocalFleet:
         from vllm_console.fleet.probe import finished_requests
 
         record = self._recorded(name)
-        with keeper_errors():
-            return finished_requests(self._state, record, since)
+        return finished_requests(self._state, record, since)
 
     def steps(self, name: str, since: float | None = None, most: int = 1000) -> Sequence[EngineStep]:
         """The newest ``most`` engine steps as its probe recorded them, oldest first; errors as `requests`."""
         from vllm_console.fleet.probe import engine_steps
 
         record = self._recorded(name)
-        with keeper_errors():
-            return engine_steps(self._state, record, since, most)
+        return engine_steps(self._state, record, since, most)
 
     def cached_prefixes(self, name: str, since: float | None = None) -> PrefixUse:
         """What a server's prefix cache did for the requests that its probe recorded; errors as `requests`."""
         from vllm_console.fleet.probe import cached_prefixes
 
         record = self._recorded(name)
-        with keeper_errors():
-            return cached_prefixes(self._state, record, since)
+        return cached_prefixes(self._state, record, since)
 
     def predict(self, name: str, changes: Changes, traffic_scale: float = 1.0, *, keep: bool = True) -> PredictedChange:
         """What a restart with changed flags, or ``traffic_scale`` times the requests per second, would do to a running
@@ -965,8 +953,7 @@ class LocalFleet:
         plans = self._launcher.plan_restart(record, Changes()).plan, self._launcher.plan_restart(record, changes).plan
         details = unpack(record.current.spec.details)
         facts = self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
-        with keeper_errors():
-            return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
+        return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
 
     def rank_changes(self, name: str, target: TuneTarget) -> CandidateRanking:
         """The combinations of batch sizes and memory shares that are predicted to be better for a running server.
@@ -979,10 +966,9 @@ class LocalFleet:
         self._refresh_gpus()
         details = unpack(record.current.spec.details)
         facts = self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
-        with keeper_errors():
-            return rank_changes(
-                self._state, record, facts, lambda changes: self._launcher.plan_restart(record, changes).plan, target
-            )
+        return rank_changes(
+            self._state, record, facts, lambda changes: self._launcher.plan_restart(record, changes).plan, target
+        )
 
     def predict_staged(self, name: str, changes: Changes) -> PredictedChange | None:
         """`predict` in a process of its own, which keeps nothing. None if another call or `cancel_prediction` ended it.
@@ -1012,7 +998,7 @@ class LocalFleet:
 
     def _recorded(self, name: str, without: str = "nothing records its requests") -> ServerRecord:
         """The record of a server of ours, for reading; ``without`` completes the refusal for a server that has none."""
-        with keeper_errors(), contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
+        with contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
             if client.exists(self._state, name):
                 return client.read(self._state, name)
         if (seen := self.snapshot().server(name)) is not None:
@@ -1042,7 +1028,7 @@ class LocalFleet:
 
     def removed_at(self, name: str, at: float) -> Replay | None:
         """The run of a removed server that had this name at a moment; None if the present one had it by then."""
-        with keeper_errors(), contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
+        with contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
             present = client.read(self._state, name) if client.exists(self._state, name) else None
             if present is not None and present.created_at <= at:
                 return None
@@ -1069,7 +1055,7 @@ class LocalFleet:
         before, after = found.before.run, found.after.run
         if before.server != after.server:
             return None
-        with keeper_errors(), contextlib.suppress(BadNameError):  # a server of others has a name that ours cannot have
+        with contextlib.suppress(BadNameError):  # a server of others has a name that ours cannot have
             if client.exists(self._state, after.server):
                 record = client.read(self._state, after.server)
                 return outcome(self._state, record, self._recorder, before, after)
@@ -1201,7 +1187,7 @@ class LocalFleet:
             NotFoundError: there is no server of that name.
         """
         self._refuse_read_only()
-        with keeper_errors(), contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
+        with contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
             if client.exists(self._state, name):
                 client.adopt(self._state, name)
                 record = client.read(self._state, name)

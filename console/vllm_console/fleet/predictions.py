@@ -393,21 +393,17 @@ def _seen(state: Path, record: ServerRecord, generation: int, begin: float, unti
 
 def settled_predictions(state: Path, record: ServerRecord, runs: RunRecorder, block_size: int) -> list[KeptPrediction]:
     """A server's kept predictions, oldest first, with what came of those whose restart followed."""
-    from vllm_console.runs.store import RunStoreError
 
     store = runs.open()
     found: list[KeptPrediction] = []
     after: Run | None = None
-    try:
-        for run, noted in store.predictions(record.name):
-            kept = [one for one in map(_decoded, noted) if one is not None]
-            new = [_settle(state, record, one, run, after, block_size) for one in kept]
-            if new != kept and not runs.read_only:
-                store.note_predictions(RunName(run.key, run.server, run.generation), run.started_at, _packed(new))
-            found = [*new, *found]
-            after = run
-    except RunStoreError as error:
-        raise FleetError(str(error)) from error
+    for run, noted in store.predictions(record.name):
+        kept = [one for one in map(_decoded, noted) if one is not None]
+        new = [_settle(state, record, one, run, after, block_size) for one in kept]
+        if new != kept and not runs.read_only:
+            store.note_predictions(RunName(run.key, run.server, run.generation), run.started_at, _packed(new))
+        found = [*new, *found]
+        after = run
     return found
 
 
@@ -418,14 +414,10 @@ def outcome(state: Path, record: ServerRecord, runs: RunRecorder, before: Run, a
     Raises:
         FleetError: the run database cannot be read.
     """
-    from vllm_console.runs.store import RunStoreError
 
     with contextlib.suppress(FleetError):  # not up: what is noted is all there is
         settled_predictions(state, record, runs, reported_cache(record).block_size)
-    try:
-        noted = next((noted for run, noted in runs.open().predictions(record.name) if run.id == before.id), [])
-    except RunStoreError as error:
-        raise FleetError(str(error)) from error
+    noted = next((noted for run, noted in runs.open().predictions(record.name) if run.id == before.id), [])
     changed = {one.flag: one.after for one in after.changed}
     kept = [one for one in map(_decoded, noted) if one is not None and dict(one.changed) == changed]
     return next((one for one in kept if one.settled), None) if after.before == before.id else None
@@ -458,17 +450,13 @@ def keep_prediction(record: ServerRecord, runs: RunRecorder, new: KeptPrediction
     Raises:
         FleetError: the run database cannot be read.
     """
-    from vllm_console.runs.store import RunStoreError
 
     if runs.read_only:
         return
     store, name = runs.open(), runs.name(record)
-    try:
-        noted = next((noted for run, noted in store.predictions(name.server) if run.key == name.key), [])
-        others = [one for one in map(_decoded, noted) if one is not None and dict(one.changed) != dict(new.changed)]
-        store.note_predictions(name, new.at, _packed([*others, new]))
-    except RunStoreError as error:
-        raise FleetError(str(error)) from error
+    noted = next((noted for run, noted in store.predictions(name.server) if run.key == name.key), [])
+    others = [one for one in map(_decoded, noted) if one is not None and dict(one.changed) != dict(new.changed)]
+    store.note_predictions(name, new.at, _packed([*others, new]))
 
 
 def _decoded(noted: Mapping[str, object]) -> KeptPrediction | None:

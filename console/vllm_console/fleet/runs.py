@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -273,8 +272,7 @@ class RunHistory:
         Raises:
             FleetError: the store cannot be read.
         """
-        with _read():
-            return list(dict.fromkeys(run.preset for run in self._recorder.open().runs(None) if run.preset))
+        return list(dict.fromkeys(run.preset for run in self._recorder.open().runs(None) if run.preset))
 
     def used_models(self) -> Mapping[str, float]:
         """When each model was started last (Unix seconds), as far as runs are kept; as `used_presets`.
@@ -283,10 +281,9 @@ class RunHistory:
             FleetError: the store cannot be read.
         """
         found: dict[str, float] = {}
-        with _read():
-            for run in self._recorder.open().runs(None):
-                if run.model:
-                    found[run.model] = max(run.started_at, found.get(run.model, 0.0))
+        for run in self._recorder.open().runs(None):
+            if run.model:
+                found[run.model] = max(run.started_at, found.get(run.model, 0.0))
         return found
 
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
@@ -297,8 +294,7 @@ class RunHistory:
             NotFoundError: no run of that server is recorded.
         """
         store, problems = self._store()
-        with _read():
-            found = self._filled(store.runs(name))
+        found = self._filled(store.runs(name))
         if name is not None and not found:
             raise NotFoundError(f"no runs of a server named '{plain(name)}'; see 'vllm-console runs'")
         return found, [*problems, *filter(None, [store.notice])]
@@ -313,12 +309,11 @@ class RunHistory:
             UsageError: the argument names no run.
         """
         store, _ = self._store()
-        with _read():
-            named = _find(store, word)
-            if named.server != word:
-                (run,) = self._filled([named])
-                return _ended(run)
-            runs = self._filled(store.runs(word, most=_MANY))
+        named = _find(store, word)
+        if named.server != word:
+            (run,) = self._filled([named])
+            return _ended(run)
+        runs = self._filled(store.runs(word, most=_MANY))
         found = next((run for run in runs if run.ended_at is not None and (at is None or _covers(run, at))), None)
         if found is not None:
             return found
@@ -335,16 +330,15 @@ class RunHistory:
         from vllm_console.runs.store import PastRun
 
         store = self._recorder.open()
-        with _read():
-            if (run := store.run(number)) is None:
-                return None
-            (run,) = self._filled([run])
-            return run, PastRun(
-                run.generation,
-                run.started_at,
-                tuple((change.flag, change.before, change.after) for change in run.changed),
-                store.findings(number),
-            )
+        if (run := store.run(number)) is None:
+            return None
+        (run,) = self._filled([run])
+        return run, PastRun(
+            run.generation,
+            run.started_at,
+            tuple((change.flag, change.before, change.after) for change in run.changed),
+            store.findings(number),
+        )
 
     def find(self, word: str) -> Run:
         """The run that ``word`` names, as for `compare`; ``NAME`` is its newest.
@@ -355,8 +349,7 @@ class RunHistory:
             UsageError: the word names no run.
         """
         store, _ = self._store()
-        with _read():
-            (run,) = self._filled([_find(store, word)])
+        (run,) = self._filled([_find(store, word)])
         return run
 
     def keep_measurement(self, word: str, found: Measurement) -> str:
@@ -370,9 +363,8 @@ class RunHistory:
         from vllm_console.runs.store import RunName
 
         store, _ = self._store()
-        with _read():
-            run = _find(store, word)
-            store.add_measurement(RunName(run.key, run.server, run.generation), found)
+        run = _find(store, word)
+        store.add_measurement(RunName(run.key, run.server, run.generation), found)
         return run.name
 
     def compare(self, before: str, after: str | None = None) -> Comparison:
@@ -386,13 +378,12 @@ class RunHistory:
             UsageError: an argument names no run, or both are the same.
         """
         store, _ = self._store()
-        with _read():
-            if after is None:
-                return self._compared(store, *_last_two(store, before))
-            one, other = _find(store, before), _find(store, after)
-            if one.id == other.id:
-                raise UsageError(f"{plain(before)} and {plain(after)} are the same run ({one.id}): name two others")
-            return self._compared(store, one, other)
+        if after is None:
+            return self._compared(store, *_last_two(store, before))
+        one, other = _find(store, before), _find(store, after)
+        if one.id == other.id:
+            raise UsageError(f"{plain(before)} and {plain(after)} are the same run ({one.id}): name two others")
+        return self._compared(store, one, other)
 
     def last_change(self, name: str) -> Comparison | None:
         """The result of `compare` for a server, from the store's present data; None if there is nothing to compare.
@@ -403,11 +394,10 @@ class RunHistory:
             FleetError: the store cannot be read.
         """
         store = self._recorder.open()
-        with _read():
-            try:
-                return self._compared(store, *_last_two(store, name))
-            except FleetError:
-                return None
+        try:
+            return self._compared(store, *_last_two(store, name))
+        except (NotFoundError, NothingToCompareError):
+            return None
 
     def compare_again(self, before: int, after: int) -> Comparison:
         """Compare two runs by their numbers, from the store's present data; fast enough to be called often.
@@ -417,8 +407,7 @@ class RunHistory:
             NotFoundError: there is no such run.
         """
         store = self._recorder.open()
-        with _read():
-            return self._compared(store, _find(store, str(before)), _find(store, str(after)))
+        return self._compared(store, _find(store, str(before)), _find(store, str(after)))
 
     def judge_past(self, name: str | None = None) -> str:
         """Enter in the store which findings were open while no console was, for one server or all.
@@ -466,17 +455,6 @@ class RunHistory:
         if not problems and (trouble := self._recorder.judge_past(self._records.read()[0])):
             problems.append(trouble)
         return self._recorder.open(), problems
-
-
-@contextlib.contextmanager
-def _read() -> Iterator[None]:
-    """Raise the store's errors as the fleet's own."""
-    from vllm_console.runs.store import RunStoreError
-
-    try:
-        yield
-    except RunStoreError as error:
-        raise FleetError(str(error)) from error
 
 
 def _find(store: RunStore, word: str) -> Run:

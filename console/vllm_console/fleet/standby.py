@@ -11,7 +11,6 @@ from vllm_console.fleet.verbs import FleetError, RefusedError, Say
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import ServerRecord, Sleep, SleepStep, State
 from vllm_launchers.launch.details import Details, ServerRecords, unpack
-from vllm_launchers.launch.errors import keeper_errors
 from vllm_launchers.launch.standby import one_switch, partner_of
 from vllm_launchers.plan.flags import SLEEP_MODE
 
@@ -79,9 +78,8 @@ class Sleeping:
         self._check_level(record, level, say)
         say(f"{record.name}: waiting for its requests to end ({drain_seconds:g}s at most)")
         self._end_load(record.name)
-        with keeper_errors():
-            client.sleep(self._state, record.name, level, drain_seconds)
-            found = self._over(record.name)
+        client.sleep(self._state, record.name, level, drain_seconds)
+        found = self._over(record.name)
         if found.state is not State.ASLEEP:
             why = found.sleep.message if found.sleep is not None and found.sleep.message else found.reason
             raise FleetError(f"{record.name} did not go to sleep and is {found.state}: {why}")
@@ -116,9 +114,8 @@ class Sleeping:
             self.sleep(partner, level, drain_seconds, say)
         self._confirm_free(record, partner, say)
         say(f"{name}: waking up")
-        with keeper_errors():
-            client.wake(self._state, name)
-            found = self._over(name)
+        client.wake(self._state, name)
+        found = self._over(name)
         sleep = found.sleep
         if sleep is None or sleep.step is not SleepStep.AWAKE:
             why = sleep.message if sleep is not None and sleep.message else found.reason

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from vllm_launchers.launch.errors import FleetError, NoPlaceError, NotFoundError, RefusedError, UnfitError, UsageError
+from vllm_launchers.errors import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_launchers.launch.errors import NoPlaceError, UnfitError
 from vllm_launchers.vllm.flags.changes import Changes, Flags, same_value
 
 __all__ = [

@@ -23,6 +23,7 @@ from vllm_console import sqlite_files
 from vllm_console.metrics.quantile import middle
 from vllm_console.runs.measurement import Measurement
 from vllm_console.runs.windows import FIGURES, RunWindow, kept
+from vllm_launchers.errors import FleetError
 from vllm_launchers.private import lock, open_file, own_folder
 from vllm_launchers.typed_decoding import convert, decode_json
 
@@ -133,7 +134,7 @@ class PastRun(msgspec.Struct, frozen=True):
     flags: Flags = msgspec.field(default_factory=dict)
 
 
-class RunStoreError(Exception):
+class RunStoreError(FleetError):
     """The run database can't be used. The message is one sentence that says why and what follows."""
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from vllm_launchers.errors import FleetError
 from vllm_launchers.host.ports import user_name
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import close_to_others
@@ -43,7 +44,7 @@ LONGEST_SECONDS = 14 * 86_400.0
 """The longest valid claim."""
 
 
-class BoardError(Exception):
+class BoardError(FleetError):
     """The board cannot be used as requested; the message is one sentence."""
 
 

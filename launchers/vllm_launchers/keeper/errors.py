@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from vllm_launchers.errors import FleetError, NotFoundError, RefusedError, UsageError
 
-class KeeperError(Exception):
+
+class KeeperError(FleetError):
     """Something could not be done; the message says what, where, and what to do."""
 
 
-class BadNameError(KeeperError):
+class BadNameError(KeeperError, UsageError):
     """A server name that is not a valid folder name, or too long."""
 
 
-class NoSuchServerError(KeeperError):
+class NoSuchServerError(KeeperError, NotFoundError):
     """There is no record of a server with that name."""
 
 
@@ -23,7 +25,7 @@ class NotOursError(KeeperError):
     """A folder or process that belongs to another user."""
 
 
-class ElsewhereError(KeeperError):
+class ElsewhereError(KeeperError, RefusedError):
     """A server that runs on another machine or in another container, and can be controlled only there."""
 
 

@@ -16,12 +16,10 @@ from vllm_launchers.host.environment import HostEnvironment, read_environment, w
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.host.hub_folders import cache_folder as hub_cache
-from vllm_launchers.launch.errors import UsageError
 from vllm_launchers.launch.placement import AUTO
 from vllm_launchers.plan.budget.memory_flags import draft_model
 from vllm_launchers.plan.checks.request import on_ray
 from vllm_launchers.plan.choices.inputs import overlay
-from vllm_launchers.plan.findings import PlanError
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Engine, EngineKind, Flags
 from vllm_launchers.prepared.command import prepared_command
@@ -221,10 +219,7 @@ def _flags(request: ResolvedRequest) -> Flags:
     Raises:
         UsageError: a change names an invalid flag, a secret, or a setting chosen elsewhere.
     """
-    try:
-        chosen = overlay(request.preset.flags, request.changes)
-    except PlanError as error:
-        raise UsageError(str(error)) from error
+    chosen = overlay(request.preset.flags, request.changes)
     return {name: choice.value for name, choice in chosen.items() if choice.value is not None}
 
 

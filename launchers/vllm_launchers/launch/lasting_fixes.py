@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from vllm_launchers.launch.errors import FleetError
+from vllm_launchers.errors import FleetError
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Source
 from vllm_launchers.plan.findings import Level, PlanFinding

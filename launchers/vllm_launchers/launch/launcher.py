@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vllm_launchers import values
+from vllm_launchers.errors import FleetError, UsageError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import NameTakenError
 from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, Recording, RestartMode, ServerRecord, State
 from vllm_launchers.launch.details import ServerRecords, unpack
 from vllm_launchers.launch.earlier_starts import own_start
-from vllm_launchers.launch.errors import FleetError, UsageError, keeper_errors
 from vllm_launchers.launch.node_start import node_spec, refuse_node, startable
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.refusal import refuse_unfit
@@ -172,13 +172,12 @@ class Launcher:
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         """Plan a launch without doing it; problems are in the plan's findings."""
-        with keeper_errors():
-            self._refresh()
-            freed = ""
-            if request.standby_of:
-                other = find_other(self._records.read()[0], request.standby_of)
-                request, freed = standby_request(request, other), "" if other.state is State.ASLEEP else other.name
-            launch = self.planner.plan(request, self._records.taken_ports(), self._records.starting(), freed=freed)
+        self._refresh()
+        freed = ""
+        if request.standby_of:
+            other = find_other(self._records.read()[0], request.standby_of)
+            request, freed = standby_request(request, other), "" if other.state is State.ASLEEP else other.name
+        launch = self.planner.plan(request, self._records.taken_ports(), self._records.starting(), freed=freed)
         return msgspec.structs.replace(launch, plan=self._judged(launch.plan))
 
     def name_of(self, request: LaunchRequest) -> str:
@@ -194,9 +193,8 @@ class Launcher:
     ) -> LaunchPlan:
         """Plan a restart with changed flags without doing it."""
         refuse_node(record)
-        with keeper_errors():
-            self._refresh()
-            own, starting = self._own_report(record), self._records.starting()
+        self._refresh()
+        own, starting = self._own_report(record), self._records.starting()
         return self.planner.plan_restart(record, changes, options, starting, own)
 
     def start(self, request: LaunchRequest, planned: Callable[[Plan], None] | None = None) -> ServerRecord:
@@ -210,7 +208,7 @@ class Launcher:
             raise UsageError("--vllm-version names a release that is not installed: it can be planned, not started")
         if request.nodes is not None:
             request = startable(request, request.nodes)
-        with self._one_at_a_time():
+        with launch_lock(self._state):
             name = self.name_of(request)
             existing = client.read(self._state, name) if client.exists(self._state, name) else None
             if existing is not None and existing.needs_keeper:
@@ -238,7 +236,7 @@ class Launcher:
         """
         if options.prepare or options.rollback:
             raise UsageError("--rolling needs neither --prepare nor --rollback: the old server keeps serving")
-        with self._one_at_a_time():
+        with launch_lock(self._state):
             record = client.read(self._state, name)
             refuse_node(record)
             if record.state is not State.READY:
@@ -258,11 +256,10 @@ class Launcher:
             NoPlaceError: there is no room for it.
             FleetError: no port is free, or the server's record lacks data.
         """
-        with keeper_errors():
-            record = client.read(self._state, name)
-            refuse_node(record)
-            self._refresh()
-            taken, starting = self._records.taken_ports(), self._records.starting()
+        record = client.read(self._state, name)
+        refuse_node(record)
+        self._refresh()
+        taken, starting = self._records.taken_ports(), self._records.starting()
         options = RestartOptions()
         launch = self.planner.plan_beside(record, changes, options, taken, starting, engine)
         never = values.replace(launch.restart, mode=RestartMode.NEVER)
@@ -275,7 +272,7 @@ class Launcher:
             NoPlaceError, UnfitError: there is no room for it, or vLLM would refuse its flags.
             FleetError: it cannot be launched.
         """
-        with self._one_at_a_time():
+        with launch_lock(self._state):
             launch = self.plan_trial(name, engine, changes)
             self.planner.refuse_elsewhere(launch.plan)
             refuse_unfit(launch.plan, force=False)
@@ -329,7 +326,7 @@ class Launcher:
             UnfitError: a plan has errors.
             FleetError: it cannot be launched, or the name is taken.
         """
-        with self._one_at_a_time():
+        with launch_lock(self._state):
             launches = [self.plan(request) for request in runs]
             for launch in launches:
                 refuse_unfit(launch.plan, force=False)
@@ -354,7 +351,7 @@ class Launcher:
             UnfitError: the plan has errors that ``force`` does not or may not override.
             FleetError: the port is taken: an ended server's port may belong to another process by now.
         """
-        with self._one_at_a_time():
+        with launch_lock(self._state):
             record = client.read(self._state, name)
             refuse_node(record)
             with self._alone(record):
@@ -379,7 +376,7 @@ class Launcher:
         """
         if options.port is not None:
             raise UsageError("--preset keeps the port and can't be combined with --port")
-        with self._one_at_a_time():
+        with launch_lock(self._state):
             self._refresh()
             record = client.read(self._state, name)
             refuse_node(record)
@@ -389,12 +386,6 @@ class Launcher:
                     planned(launch.plan)
                 refuse_unfit(launch.plan, force=options.force)
                 return self._again(name, launch, options)
-
-    @contextlib.contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        """Hold the launch lock; a launch's inputs are read while it is held, or another launch would be missed."""
-        with launch_lock(self._state), keeper_errors():
-            yield
 
     @contextlib.contextmanager
     def _alone(self, record: ServerRecord) -> Iterator[None]:

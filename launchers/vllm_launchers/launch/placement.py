@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.host import Gpu, Host, with_claims
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings
 from vllm_launchers.host.gpu.topology import spans
-from vllm_launchers.launch.errors import NoPlaceError, UsageError
+from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget
 from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.checks.request import local_ranks

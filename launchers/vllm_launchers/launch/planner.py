@@ -10,13 +10,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.errors import FleetError, RefusedError, UsageError
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare
-from vllm_launchers.host.ports import PortError, check_port, free_port, host_problem
+from vllm_launchers.host.ports import check_port, free_port, host_problem
 from vllm_launchers.host.processes import announced_ports
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, ServerRecord
 from vllm_launchers.launch.details import Details, unpack
-from vllm_launchers.launch.errors import FleetError, NoPlaceError, NotFoundError, RefusedError, UsageError
+from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.inputs import GpuSource, PlanInputsReader
 from vllm_launchers.launch.placement import (
     AUTO,
@@ -44,7 +45,7 @@ from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
 from vllm_launchers.plan.probe import ProbeWish
 from vllm_launchers.presets.load import PresetError, find_preset, read_presets
 from vllm_launchers.presets.model import Preset, Workload
-from vllm_launchers.vllm.engines import EngineError, engine_at, engine_problems, find_engines, simulated_engine
+from vllm_launchers.vllm.engines import engine_at, engine_problems, find_engines, simulated_engine
 from vllm_launchers.vllm.flags.releases import parse_release
 from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport
 
@@ -97,12 +98,9 @@ class Planner:
             if path:
                 raise UsageError("--vllm names a real vLLM, --engine simulated asks for none: leave one of them out")
             return simulated_engine()
-        try:
-            if path:
-                return engine_at(path)
-            found = find_engines(self._vllm_paths)
-        except EngineError as error:
-            raise FleetError(str(error)) from error
+        if path:
+            return engine_at(path)
+        found = find_engines(self._vllm_paths)
         if not found:
             if refused := engine_problems(self._vllm_paths):
                 raise FleetError(". ".join(refused))
@@ -119,10 +117,7 @@ class Planner:
             NotFoundError: it does not exist, or its file is invalid.
         """
         presets, problems = self.presets()
-        try:
-            return find_preset(name, presets, problems)
-        except PresetError as error:
-            raise NotFoundError(str(error)) from error
+        return find_preset(name, presets, problems)
 
     @staticmethod
     def claim(host: str, port: int, taken: Collection[int]) -> None:
@@ -446,11 +441,8 @@ def _refuse_needless_unset(
 
 
 def _free(host: str, taken: Collection[int], prepared: Collection[int] = ()) -> int:
-    try:
-        # A starting server has not bound its port yet, and may be any user's.
-        return free_port(host, FIRST_PORT, {*taken, *announced_ports(prepared)})
-    except PortError as error:
-        raise FleetError(str(error)) from error
+    # A starting server has not bound its port yet, and may be any user's.
+    return free_port(host, FIRST_PORT, {*taken, *announced_ports(prepared)})
 
 
 def _located(model: str) -> str:

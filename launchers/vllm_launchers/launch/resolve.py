@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from vllm_launchers import values
 from vllm_launchers.engine_model.gpus import DEFAULT_GPU, UnknownGpuError, find_gpu
+from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import available_gib, best_slice, on_slice
 from vllm_launchers.keeper.records import LaunchSpec, NodeSpec, NotRetryable, RestartPolicy, WarmUp
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.earlier_starts import find_earlier, fixed_cache, gpu_kind
-from vllm_launchers.launch.errors import UsageError
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes
 from vllm_launchers.launch.placement import PRETENDS, Place, kept_slice
 from vllm_launchers.plan.alternatives import alternatives_of
@@ -191,22 +191,19 @@ def _resolved(
 ) -> LaunchPlan:
     request = _on_cluster(request, inputs)
     budget = _Budget(request, inputs)
-    try:
-        if request.nodes is not None:
-            if request.standby_of:
-                raise PlanError("--nodes: a server over several machines can't be another one's standby")
-            check_nodes(request.nodes, request.engine, request.preset, request.changes, inputs.flags)
-        choices = _choices(request, inputs, budget)
-        if request.nodes is not None:
-            check_layout(request.nodes, choices, inputs.facts)
-        if request.find is not None and not kept_slice(request.environment):
-            draft = _made(request, choices, request.environment, ())
-            found = request.find(replace(draft, memory=budget(draft.flags)), inputs.host)
-            plan = _roomiest_of(request, inputs, choices, found, budget)
-        else:
-            plan = replace(_made(request, choices, request.environment, ()), gpus=request.gpus)
-    except PlanError as error:
-        raise UsageError(str(error)) from error
+    if request.nodes is not None:
+        if request.standby_of:
+            raise PlanError("--nodes: a server over several machines can't be another one's standby")
+        check_nodes(request.nodes, request.engine, request.preset, request.changes, inputs.flags)
+    choices = _choices(request, inputs, budget)
+    if request.nodes is not None:
+        check_layout(request.nodes, choices, inputs.facts)
+    if request.find is not None and not kept_slice(request.environment):
+        draft = _made(request, choices, request.environment, ())
+        found = request.find(replace(draft, memory=budget(draft.flags)), inputs.host)
+        plan = _roomiest_of(request, inputs, choices, found, budget)
+    else:
+        plan = replace(_made(request, choices, request.environment, ()), gpus=request.gpus)
     if request.engine.build == "cpu":
         plan = replace(plan, gpus=())  # it uses none, and no table may show one
     budget.settle(plan)
@@ -327,14 +324,11 @@ def suggestions(
     if request.workload is None:
         return ()
     flags = {name: setting.value for name, setting in request.preset.flags.items()}
-    try:
-        choice_inputs = ChoiceInputs(
-            request.workload, inputs.facts, inputs.host, request.engine.release, request.engine.build, request.gpus,
-            inputs.shares, _Budget(request, inputs), seen=seen,
-        )  # fmt: skip
-        return suggest(flags, choice_inputs, keep)
-    except PlanError as error:
-        raise UsageError(str(error)) from error
+    choice_inputs = ChoiceInputs(
+        request.workload, inputs.facts, inputs.host, request.engine.release, request.engine.build, request.gpus,
+        inputs.shares, _Budget(request, inputs), seen=seen,
+    )  # fmt: skip
+    return suggest(flags, choice_inputs, keep)
 
 
 def _choices(

@@ -10,10 +10,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vllm_launchers import private
+from vllm_launchers.errors import FleetError, NotFoundError, UsageError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import unpack
-from vllm_launchers.launch.errors import FleetError, NotFoundError, UsageError
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.flags import SLEEP_MODE
 from vllm_launchers.plan.model import Changes

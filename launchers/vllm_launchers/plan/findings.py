@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from vllm_launchers.errors import UsageError
 from vllm_launchers.vllm.flags.changes import Changes
 
 
@@ -48,7 +49,7 @@ def by_weight(findings: Iterable[PlanFinding]) -> tuple[PlanFinding, ...]:
 # -- errors of a plan -------------------------------------------------------------------------------------------------
 
 
-class PlanError(Exception):
+class PlanError(UsageError):
     """An invalid launch request; the message is one clear sentence."""
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from vllm_launchers.errors import NotFoundError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.presets.model import EnvironmentSetting, FlagSetting, Objectives, Preset, Workload
 from vllm_launchers.presets.rules import ENVIRONMENT_NAME, FLAG_NAME, FLAG_RULES, refused_flag, refused_value
@@ -321,7 +322,7 @@ MAX_DEPTH = 8
 _NAME = lazy_pattern(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
 
 
-class PresetError(Exception):
+class PresetError(NotFoundError):
     """An unusable preset; the message is one sentence that names file, key and what was expected."""
 
     def __init__(self, path: Path | None, message: str) -> None:

@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from vllm_launchers.errors import FleetError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import lock, make_folder, open_file
 from vllm_launchers.units import in_units
@@ -45,7 +46,7 @@ _TORCH_PARTS = ("torchvision", "torchaudio", "torchcodec")
 _CUDA_ONLY = lazy_pattern(r"nvidia[-_]|triton$|cuda[-_]")
 
 
-class InstallError(Exception):
+class InstallError(FleetError):
     """An engine can't be planned, installed or removed. One sentence."""
 
 

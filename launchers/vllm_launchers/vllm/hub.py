@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from vllm_launchers.errors import FleetError, UsageError
 from vllm_launchers.host.hub_folders import cache_folder
 from vllm_launchers.units import in_units
 from vllm_launchers.vllm import hub_worker
@@ -40,11 +41,11 @@ _MOST_FOUND = 50
 _CANCELED = "canceled; the next download keeps the files that are complete"
 
 
-class HubError(Exception):
+class HubError(FleetError):
     """The hub, or the cache, can't do what was asked. One sentence."""
 
 
-class HubNameError(HubError):
+class HubNameError(HubError, UsageError):
     """That is not a name of a model on the hub."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from vllm_launchers.errors import UsageError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.modelfacts.values import Config, mapping, number
 
@@ -124,7 +125,7 @@ def updates_adapters(environment: Mapping[str, str]) -> bool:
     return environment.get(RUNTIME_LORA, "0").strip().lower() in ("1", "true")
 
 
-class AdapterError(ValueError):
+class AdapterError(UsageError):
     """A folder holds no adapter that vLLM can load; the message is one sentence."""
 
 

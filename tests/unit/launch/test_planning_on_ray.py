@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.records import LaunchSpec
-from vllm_launchers.launch.errors import UsageError
 from vllm_launchers.launch.inputs import PlanInputsReader
 from vllm_launchers.launch.placement import AUTO, OFFERED, Place, place_on_ray
 from vllm_launchers.launch.planner import Planner

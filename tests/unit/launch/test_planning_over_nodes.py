@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.document import read_host
-from vllm_launchers.launch.errors import UsageError
 from vllm_launchers.launch.placement import GpuRequest, find_place
 from vllm_launchers.launch.resolve import ResolvedRequest, resolve_launch
 from vllm_launchers.plan.choices.nodes import NodesRequest

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from vllm_launchers.errors import FleetError, NotFoundError, UsageError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
-from vllm_launchers.launch.errors import FleetError, NotFoundError, UsageError
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.launch.standby import (
     find_other,

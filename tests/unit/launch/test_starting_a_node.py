@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from vllm_launchers.errors import RefusedError, UsageError
 from vllm_launchers.keeper.node_link import fingerprint_difference
 from vllm_launchers.keeper.records import Generation, LaunchSpec, NodeSpec, ServerRecord, State
-from vllm_launchers.launch.errors import RefusedError, UsageError
 from vllm_launchers.launch.node_start import fingerprint, refuse_node, startable
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.choices.nodes import NodesRequest

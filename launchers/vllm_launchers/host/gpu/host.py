@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
+from vllm_launchers.errors import UsageError
 
-class HostError(Exception):
+
+class HostError(UsageError):
     """A host document or a saved matrix is unusable."""
 
 

@@ -1,0 +1,30 @@
+"""Errors that end what was asked for. Each message is one clear sentence for people."""
+
+from __future__ import annotations
+
+
+class FleetError(Exception):
+    """Something could not be done. The first line is one clear sentence; ``exit_code`` is the command's exit code.
+
+    Packages derive their own errors from it, which commands and screens report as they are.
+    """
+
+    exit_code = 1
+
+
+class UsageError(FleetError):
+    """The request is invalid."""
+
+    exit_code = 2
+
+
+class NotFoundError(FleetError):
+    """No server or preset of that name."""
+
+    exit_code = 3
+
+
+class RefusedError(FleetError):
+    """The server belongs to another user, or the console is read-only."""
+
+    exit_code = 4
