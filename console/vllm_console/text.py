@@ -1,4 +1,4 @@
-"""Text and numbers for display: external text sanitized and bounded, numbers with their units."""
+"""Text and numbers for display: external text sanitized and bounded, numbers with their units; durations as typed."""
 
 from __future__ import annotations
 
@@ -172,6 +172,20 @@ def round_duration(value: float) -> str:
         if whole >= seconds and whole % seconds == 0:
             return f"{whole // seconds}{unit}"
     return f"{whole}s"
+
+
+_DURATION = lazy_pattern(
+    r"\d+(\.\d+)?|(?=\d)" + "".join(rf"(\d+(\.\d+)?{unit})?" for unit in ("d", "h", "m(in)?", "s")), re.ASCII
+)
+_PART = lazy_pattern(r"([\d.]+)([dhms]?)", re.ASCII)
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def duration_from(text: str) -> float | None:
+    """The seconds in a duration as people write it: ``25``, ``25s``, ``0.5s``, ``2m``, ``1h30m``, ``1d``; else None."""
+    if len(text) > 40 or not _DURATION.fullmatch(text):
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
 
 
 def took(value: float | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, settings_from
-from vllm_console.cli.options import add_changes, add_engine, add_json, changes_from
+from vllm_console.cli.options import add_changes, add_engine, add_json, changes_from, duration_type
 from vllm_console.cli.output import complain, fields, print_json
 from vllm_console.fleet.snapshot import LaunchRequest, Preset
 from vllm_console.fleet.verbs import NotFoundError, RefusedError, UsageError
@@ -47,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_changes(parser)
     parser.add_argument(
         "--window",
-        type=float,
+        type=duration_type(1, LONGEST_SECONDS),
         default=WINDOW_SECONDS,
-        metavar="SECONDS",
-        help="seconds to judge (default 300)",
+        metavar="DURATION",
+        help="how much of the past to judge (default 5m)",
     )
     parser.add_argument("--allow-idle", action="store_true", help="pass if the server had no requests (default: fail)")
     add_json(parser)
@@ -66,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
 def _judge(args: argparse.Namespace) -> int:
     from vllm_console.alerts.check import check_server, report_document
 
-    if not 1.0 <= args.window <= LONGEST_SECONDS:
-        raise UsageError(f"--window: expected seconds from 1 to {LONGEST_SECONDS:.0f} (30 days), not {args.window:g}")
     fleet = open_fleet(args)
     snapshot = fleet.snapshot(args.name)
     server = snapshot.named(args.name)

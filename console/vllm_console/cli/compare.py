@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet
-from vllm_console.cli.options import add_changes, add_json, count_from, seconds_from
+from vllm_console.cli.options import add_changes, add_json, count_from, timeout_from
 from vllm_console.cli.output import print_json
 from vllm_console.fleet.verbs import UsageError
 
@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--rounds", type=count_from, default=8, metavar="N", help="rounds per engine (default 8)")
     parser.add_argument(
-        "--seconds", type=seconds_from, default=120, metavar="S",
-        help="with --engine: seconds of traffic in each turn, the newest recorded (default 120)",
+        "--seconds", type=timeout_from, default=120, metavar="DURATION",
+        help="with --engine: length of the traffic in each turn, the newest recorded (default 2m)",
     )  # fmt: skip
     add_changes(parser)
     add_json(parser)

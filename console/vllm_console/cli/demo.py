@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from vllm_console.cli import demo_recording as recording
 from vllm_console.cli.console import need_screen, show
 from vllm_console.cli.demo_servers import SERVERS, WINDOW_SECONDS, DemoServer
+from vllm_console.cli.options import DAY, duration_type
 from vllm_console.cli.picture_options import add_picture_arguments, check_picture_options, write_picture
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.snapshot import Changes, LaunchRequest
@@ -43,7 +44,13 @@ HOST = Path("2xrtx3090")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_picture_arguments(parser)
-    parser.add_argument("--after", type=float, default=0, metavar="S", help="seconds of traffic before the picture")
+    parser.add_argument(
+        "--after",
+        type=duration_type(0, DAY),
+        default=0.0,
+        metavar="DURATION",
+        help="how long to send traffic before the picture",
+    )
     parser.add_argument("--hints", action="store_true", help="show the hints, even if they were hidden before")
     parser.add_argument("--record", type=Path, metavar="FILE.cast", help="record the screen as an asciicast")
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.load_target import add_shape, find_target, shaped
-from vllm_console.cli.options import add_json, count_from, number_type, share_from
+from vllm_console.cli.options import add_json, count_from, duration_type, number_type, share_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import duration, plain
@@ -49,10 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many = parser.add_mutually_exclusive_group()
     many.add_argument(
         "--duration",
-        type=number_type(0, MOST_SECONDS, f"more than 0 seconds, at most {MOST_SECONDS:,}, such as 60", above=True),
+        type=duration_type(0, MOST_SECONDS),
         default=30.0,
-        metavar="S",
-        help="seconds of arrivals (default 30); not with --requests",
+        metavar="DURATION",
+        help="how long requests are sent, such as 90s, 20m or 1h (default 30s); not with --requests",
     )
     many.add_argument("--requests", type=count_from, metavar="N", help="send N requests in total; not with --duration")
     add_shape(parser)

@@ -220,7 +220,7 @@ def _global_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=_path, metavar="FILE", help="use this config.toml")
     parser.add_argument("--state", type=_path, metavar="DIR", help="keep server records in this folder")
     parser.add_argument(
-        "--refresh", type=_refresh, metavar="SECONDS", help="refresh interval of the console (default 1)"
+        "--refresh", type=_refresh, metavar="DURATION", help="refresh interval of the console (default 1s)"
     )
     parser.add_argument(
         "--at", type=_moment, metavar="TIME", help='open the console at an earlier moment, e.g. "2026-11-22 03:10"'
@@ -246,13 +246,9 @@ def _path(text: str) -> Path:
 
 
 def _refresh(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 60:
-        raise argparse.ArgumentTypeError(f"'{text[:40]}' must be a number of seconds from 0.1 to 60")
-    return seconds
+    from vllm_console.cli.options import duration_type
+
+    return duration_type(0.1, 60)(text)
 
 
 def _moment(text: str) -> float:

@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from vllm_console.cli.options import add_json, seconds_from
+from vllm_console.cli.options import add_json, timeout_from
 from vllm_console.cli.output import Document, print_json
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.metrics.quantile import PARTS, Quantile, text_of
@@ -17,7 +17,9 @@ from vllm_console.text import UNKNOWN, percent, plain, seconds
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("source", help="a URL such as http://127.0.0.1:8000, or a saved /metrics page")
-    parser.add_argument("--timeout", type=seconds_from, default=5.0, metavar="S", help="timeout in seconds (default 5)")
+    parser.add_argument(
+        "--timeout", type=timeout_from, default=5.0, metavar="DURATION", help="how long to wait (default 5s)"
+    )
     add_json(parser)
 
 

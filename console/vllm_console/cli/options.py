@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.output import complain
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.fleet.verbs import UsageError
-from vllm_console.text import plain
+from vllm_console.text import duration_from, plain, round_duration
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.secrets import is_secret_name
 
@@ -83,7 +83,8 @@ def text_from(text: str) -> str:
     return text
 
 
-MOST_SECONDS = 366 * 86_400
+DAY = 86_400
+MOST_SECONDS = 366 * DAY
 
 
 def number_type(least: float, most: float, what: str, *, above: bool = False) -> Callable[[str], float]:
@@ -101,8 +102,30 @@ def number_type(least: float, most: float, what: str, *, above: bool = False) ->
     return parse
 
 
-seconds_from = number_type(0, MOST_SECONDS, f"a number of seconds greater than 0, at most {MOST_SECONDS:,}", above=True)
-"""Seconds to wait at most: up to 366 days."""
+def duration_type(least: float, most: float) -> Callable[[str], float]:
+    """A type for argparse: a duration from ``least`` to ``most`` seconds, or above zero where ``least`` is zero."""
+    limits = f"from {_limit(least)} to {_limit(most)}" if least else f"above 0, at most {_limit(most)}"
+
+    def parse(text: str) -> float:
+        seconds = duration_from(text)
+        if seconds is None or not least <= seconds <= most or not seconds:
+            raise argparse.ArgumentTypeError(
+                f"'{plain(text, 40)}' must be a duration {limits}, such as 25, 25s, 20m or 1h30m"
+            )
+        return seconds
+
+    return parse
+
+
+def _limit(seconds: float) -> str:
+    """As it would be typed: ``0.1s``, ``1m``, ``24h``, ``30d``."""
+    if seconds > DAY and seconds % DAY == 0:
+        return f"{seconds // DAY:g}d"
+    return f"{seconds:g}s" if seconds < 60 else round_duration(seconds)
+
+
+timeout_from = duration_type(0, MOST_SECONDS)
+"""How long to wait at most: up to 366 days."""
 
 
 MOST_COUNT = 999_999_999

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.load import MOST_SECONDS, WIPE, Pacing, waited_for
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
-from vllm_console.cli.options import add_json, number_type
+from vllm_console.cli.options import add_json, duration_type, number_type
 from vllm_console.cli.output import ask, complain, print_json
 from vllm_console.cli.runs_text import step_heading, step_line
 from vllm_console.fleet.verbs import FleetError, RefusedError
@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--start", type=rate_from, metavar="R", help="the first rate (default: an estimate)")
     parser.add_argument(
-        "--budget", type=budget_from, default=600.0, metavar="TIME",
-        help="time limit in seconds, or as 90s, 20m, 1h (default 10m)",
+        "--budget", type=budget_from, default=600.0, metavar="DURATION",
+        help="time limit, such as 90s, 20m or 1h (default 10m)",
     )  # fmt: skip
     add_shape(parser)
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
@@ -63,25 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 rate_from = number_type(0, HIGHEST_RATE, "a rate in (0, 10000] requests per second", above=True)
 """Requests per second."""
 
+budget_from = duration_type(10, MOST_SECONDS)
+"""Seconds that a measurement may take."""
+
 
 def _rates(text: str) -> tuple[float, ...]:
     found = tuple(rate_from(word) for word in text.split(","))
     if len(found) > 100:
         raise argparse.ArgumentTypeError("at most 100 rates are measured in one go")
     return found
-
-
-def budget_from(text: str) -> float:
-    """A time in seconds, for argparse."""
-    units = {"s": 1, "m": 60, "h": 3600}
-    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
-    try:
-        value = float(number) * unit
-    except ValueError:
-        value = 0.0
-    if not 10 <= value <= MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a time from 10s to 24h")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from vllm_console.cli.options import (
     add_warm_up,
     changes_from,
     pairs_from,
-    seconds_from,
+    timeout_from,
 )
 from vllm_console.cli.output import Document, ask, complain, print_json, warn_of_plan
 from vllm_console.cli.servers import server_document
@@ -62,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --rolling: keep the old server (default: ask; without a terminal, keep)",
     )  # fmt: skip
     parser.add_argument("--wait", action="store_true", help="wait until it is ready again or has failed")
-    parser.add_argument("--timeout", type=seconds_from, default=1800, metavar="S", help="timeout in seconds")
+    parser.add_argument(
+        "--timeout", type=timeout_from, default=1800, metavar="DURATION", help="how long to wait (default 30m)"
+    )
     add_json(parser)
 
 

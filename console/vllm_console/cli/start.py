@@ -17,8 +17,8 @@ from vllm_console.cli.options import (
     gpus_from,
     nodes_from,
     pairs_from,
-    seconds_from,
     text_from,
+    timeout_from,
 )
 from vllm_console.cli.output import warn_of_plan
 from vllm_console.cli.waiting import is_settled, report_server, wait_until
@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_warm_up(parser)
     add_probe(parser)
     parser.add_argument("--wait", action="store_true", help="wait until it is ready or has failed")
-    parser.add_argument("--timeout", type=seconds_from, default=1800, metavar="S", help="timeout of --wait, in seconds")
+    parser.add_argument(
+        "--timeout", type=timeout_from, default=1800, metavar="DURATION", help="timeout of --wait (default 30m)"
+    )
     add_json(parser)
 
 

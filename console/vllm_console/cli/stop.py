@@ -10,20 +10,22 @@ import sys
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.host_source import watched_gpus
-from vllm_console.cli.options import add_json, seconds_from
+from vllm_console.cli.options import add_json, timeout_from
 from vllm_console.cli.output import print_json
 from vllm_console.cli.waiting import report_server, wait_until
 from vllm_console.fleet.gpus import still_held
 from vllm_console.fleet.snapshot import State
 from vllm_console.fleet.verbs import DRAIN_SECONDS
-from vllm_console.text import plain
+from vllm_console.text import plain, round_duration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name")
     parser.add_argument("--no-wait", action="store_true", help="return immediately")
-    parser.add_argument("--timeout", type=seconds_from, default=300, metavar="S", help="timeout in seconds")
+    parser.add_argument(
+        "--timeout", type=timeout_from, default=300, metavar="DURATION", help="how long to wait (default 5m)"
+    )
     add_json(parser)
 
 
@@ -81,8 +83,9 @@ def add_sleep(parser: argparse.ArgumentParser) -> None:
         help="1: keep the weights in host memory; 2: drop them and reload (default 1)",
     )  # fmt: skip
     parser.add_argument(
-        "--drain", type=seconds_from, default=DRAIN_SECONDS, metavar="S",
-        help=f"timeout for its requests to end; if some are left, it keeps serving (default {DRAIN_SECONDS:g})",
+        "--drain", type=timeout_from, default=DRAIN_SECONDS, metavar="DURATION",
+        help="how long its requests may take to end; if some are left, it keeps serving "
+        f"(default {round_duration(DRAIN_SECONDS)})",
     )  # fmt: skip
 
 

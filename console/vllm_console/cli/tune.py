@@ -100,8 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials", type=_trials, default=4, metavar="N", help="measurements after the baseline (default 4)"
     )
     parser.add_argument(
-        "--budget", type=budget_from, default=1200.0, metavar="TIME",
-        help="time limit in seconds, or as 90s, 20m, 1h (default 20m)",
+        "--budget", type=budget_from, default=1200.0, metavar="DURATION",
+        help="time limit, such as 90s, 20m or 1h (default 20m)",
     )  # fmt: skip
     parser.add_argument(
         "--rate", type=rate_from, metavar="R",

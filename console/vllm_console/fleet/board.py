@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_console.fleet.verbs import FleetError, RefusedError, UsageError
+from vllm_console.text import duration_from
 
 if TYPE_CHECKING:
     from vllm_console.fleet.snapshot import ServerView
@@ -25,7 +26,6 @@ NO_BOARD = (
     "GPU board not configured: create a folder that all users may write (install -d -m 1777 FOLDER) and set "
     'board = "FOLDER" in /etc/vllm-console/config.toml, or in your own config.toml'
 )
-_SPAN = r"(?:(\d{1,3})d)?(?:(\d{1,3})h)?(?:(\d{1,4})m(?:in)?)?"
 _CLOCK = r"([01]?\d|2[0-3]):([0-5]\d)"
 
 
@@ -264,7 +264,9 @@ def gpu_claims(board: Board | None) -> Mapping[int, tuple[GpuClaim, ...]]:
 
 
 def until_from(text: str, now: float) -> float:
-    """Parse when a claim ends: local time ``18:00`` (tomorrow if past), ``2h``, ``1d12h``, ``90m``.
+    """Parse when a claim ends: local time ``18:00`` (tomorrow if past), or a duration with its unit.
+
+    A number alone is refused: it could be meant as seconds or as an hour of the day.
 
     Raises:
         UsageError: it is in none of these forms.
@@ -276,10 +278,8 @@ def until_from(text: str, now: float) -> float:
             wanted = (at.tm_year, at.tm_mon, at.tm_mday + day, int(clock[1]), int(clock[2]), 0, 0, 0, -1)
             if (until := time.mktime(wanted)) > now:
                 return until
-    span = re.fullmatch(_SPAN, text)
-    if span is not None and any(span.groups()):
-        days, hours, minutes = (int(part or 0) for part in span.groups())
-        return now + days * 86_400 + hours * 3600 + minutes * 60
+    if text[-1:].isalpha() and (seconds := duration_from(text)) is not None:
+        return now + seconds
     raise UsageError(f"until {text[:40] or 'when'}: expected a time such as 18:00, or how long, such as 2h, 90m or 1d")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,11 +80,14 @@ def test_no_earlier_moment(text):
     [
         ("--at nonsense list", "'nonsense': expected an earlier time"),
         ("--at 0001-01-01T00:00 list", "expected an earlier time"),
-        ("--refresh nan list", "'nan' must be a number of seconds from 0.1 to 60"),
-        ("--refresh -1 list", "'-1' must be a number of seconds from 0.1 to 60"),
-        ("metrics x --timeout inf", "'inf' must be a number of seconds greater than 0, at most 31,622,400"),
-        ("metrics x --timeout nan", "at most 31,622,400"),
-        ("stop x --timeout 1e308", "at most 31,622,400"),
+        ("--refresh nan list", "'nan' must be a duration from 0.1s to 1m, such as 25, 25s, 20m or 1h30m"),
+        ("--refresh -1 list", "'-1' must be a duration from 0.1s to 1m"),
+        ("metrics x --timeout inf", "'inf' must be a duration above 0, at most 366d, such as 25, 25s, 20m or 1h30m"),
+        ("metrics x --timeout 0", "above 0, at most 366d"),
+        ("stop x --timeout 1e308", "at most 366d"),
+        ("load x --duration 25h", "'25h' must be a duration above 0, at most 24h"),
+        ("ramp x --budget 9s", "'9s' must be a duration from 10s to 24h"),
+        ("check x --window 31d", "'31d' must be a duration from 1s to 30d"),
         ("load x --requests 99999999999999999999", "must be a whole number from 1 to 999,999,999"),
         ("logs x -n 0", "must be a whole number from 1"),
         ("logs x -n=-1", "must be a whole number from 1"),
@@ -97,6 +101,36 @@ def test_numbers_that_make_no_sense_are_refused_with_the_limit(
         parse(words.split())
     assert ended.value.code == 2
     assert told in " ".join(capsys.readouterr().err.split())
+
+
+DURATIONS = [
+    "--refresh * list", "check x --window *", "compare x --seconds *", "load x --duration *", "metrics x --timeout *",
+    "ramp x --budget *", "restart x --timeout *", "sleep x --drain *", "start x --timeout *", "stop x --timeout *",
+    "tune x --budget *", "wake x --drain *", "demo --after *",
+]  # fmt: skip
+"""Every option that takes how long something lasts."""
+
+
+@pytest.mark.parametrize("words", DURATIONS)
+@pytest.mark.parametrize(("text", "seconds"), [("25", 25), ("25s", 25), ("0.5m", 30), ("1m", 60), ("0m45s", 45)])
+def test_every_option_for_a_duration_takes_the_same_forms(words: str, text: str, seconds: float) -> None:
+    option = next(word for word in words.split() if word.startswith("--"))
+    assert getattr(parse(words.replace("*", text).split()), option.removeprefix("--")) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "1 h", "-1s", "25x", "1m1h", "1e3", "5.", "h1"])
+def test_what_is_no_duration_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["load", "x", f"--duration={text}"])
+    assert f"'{text}' must be a duration" in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_option_takes_seconds_that_have_no_unit() -> None:
+    """A new option for a duration is listed above, and takes these forms."""
+    listed = {f"{word}" for words in DURATIONS for word in words.split() if word.startswith("--")}
+    page = (Path(__file__).parents[3] / "docs" / "options.md").read_text()
+    assert set(re.findall(r"`(--[a-z-]+) DURATION`", page)) | {"--refresh"} == listed
+    assert not re.findall(r"`(--[a-z-]+) S(?:ECONDS)?`", page)
 
 
 @pytest.mark.parametrize("option", [("--at", "03:10"), ("--picture", "x.svg"), ("--server", "chat"), ("--keys", "n")])

@@ -27,7 +27,17 @@ NOON = 1_767_268_800.0
 
 @pytest.mark.parametrize(
     ("text", "until"),
-    [("18:00", 6.0), ("9:30", 21.5), ("2h", 2.0), ("90m", 1.5), ("1d", 24.0), ("1d12h", 36.0), ("30min", 0.5)],
+    [
+        ("18:00", 6.0),
+        ("9:30", 21.5),
+        ("2h", 2.0),
+        ("90m", 1.5),
+        ("1d", 24.0),
+        ("1d12h", 36.0),
+        ("30min", 0.5),
+        ("1.5h", 1.5),
+        ("900s", 0.25),
+    ],
 )
 def test_when_a_claim_ends(text: str, until: float) -> None:
     assert until_from(text, NOON) == NOON + until * 3600
