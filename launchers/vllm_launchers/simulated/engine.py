@@ -11,9 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from vllm_launchers.engine_model.core import Core, StepReport
-from vllm_launchers.engine_model.scheduler import FinishReason, Request
+from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.probe.plugin.vllm_console_probe import FOLDER, Probe, recorder_for
 from vllm_launchers.simulated.metrics import EngineMetrics, request_values
 from vllm_launchers.simulated.settings import SIMULATED_VERSION
@@ -25,33 +26,20 @@ CACHE_WINDOW = 1000
 class Stream:
     """The output of one sequence. Tokens that were not fetched in time arrive together; none is lost.
 
-    ``news`` may be shared, to wait for several sequences with one event.
+    ``news`` is set when there are tokens, or the end; several sequences may share it.
     """
 
-    __slots__ = ("_news", "_sent", "request")
+    __slots__ = ("_sent", "news", "request")
 
-    def __init__(self, request: Request, news: asyncio.Event | None = None) -> None:
+    def __init__(self, request: Request, news: asyncio.Event) -> None:
         self.request = request
+        self.news = news
         self._sent = 0
-        self._news = news or asyncio.Event()
-
-    def notify(self) -> None:
-        """Wake the reader: there are tokens, or the end."""
-        self._news.set()
 
     def take(self) -> tuple[int, int]:
         """The from and to positions of the tokens since the last call."""
         start, self._sent = self._sent, self.request.generated
         return start, self._sent
-
-    async def read(self) -> tuple[int, int, FinishReason | None]:
-        """Wait for news; return the from and to positions of the new tokens, and the finish reason if it ended."""
-        request = self.request
-        while request.generated == self._sent and request.finished is None:
-            self._news.clear()
-            await self._news.wait()
-        start, end = self.take()
-        return start, end, request.finished
 
 
 @dataclass(slots=True)
@@ -106,7 +94,7 @@ class SimulatedEngine:
         """Requests that have not ended."""
         return len(self._streams)
 
-    def submit(self, request: Request, news: asyncio.Event | None = None) -> Stream:
+    def submit(self, request: Request, news: asyncio.Event) -> Stream:
         """Queue a sequence now; ``news`` is set whenever it has new tokens or ends."""
         request.arrival = asyncio.get_running_loop().time()
         self.core.scheduler.add(request)
@@ -124,7 +112,7 @@ class SimulatedEngine:
         if self._streams.pop(stream.request.id, None) is None:
             return False
         self.core.scheduler.abort(stream.request)
-        stream.notify()
+        stream.news.set()
         self._publish()
         return True
 
@@ -174,7 +162,7 @@ class SimulatedEngine:
         for request in report.advanced:
             stream = self._streams.get(request.id)
             if stream is not None:
-                stream.notify()
+                stream.news.set()
                 if request.finished is not None:
                     del self._streams[request.id]
         self.throughput.take(report)
@@ -204,7 +192,7 @@ class Engines:
         """Requests that have not ended, over all ranks."""
         return sum(engine.in_flight for engine in self.ranks)
 
-    def submit(self, request: Request, news: asyncio.Event | None = None) -> tuple[SimulatedEngine, Stream]:
+    def submit(self, request: Request, news: asyncio.Event) -> tuple[SimulatedEngine, Stream]:
         """Submit a sequence to the rank with the least load."""
         engine = min(self.ranks, key=lambda rank: rank.load)
         return engine, engine.submit(request, news)
@@ -219,48 +207,6 @@ class Engines:
             await engine.drained()
 
 
-@dataclass(slots=True)
-class _PrefixCacheStats:
-    queries: int
-    hits: int
-    preempted_requests: int
-    preempted_queries: int
-    preempted_hits: int
-
-
-@dataclass(slots=True)
-class _SchedulerStats:
-    num_running_reqs: int
-    num_waiting_reqs: int
-    kv_cache_usage: float
-    prefix_cache_stats: _PrefixCacheStats
-
-
-@dataclass(slots=True)
-class _FinishedRequestStats:
-    finish_reason: str
-    request_id: str
-    e2e_latency: float
-    num_prompt_tokens: int
-    num_preemptions: int
-    num_generation_tokens: int
-    queued_time: float
-    prefill_time: float
-    decode_time: float
-    num_cached_tokens: int
-
-
-@dataclass(slots=True)
-class _IterationStats:
-    num_prompt_tokens: int
-    num_generation_tokens: int
-    num_preempted_reqs: int
-    time_to_first_tokens_iter: list[float]
-    inter_token_latencies_iter: list[float]
-    finished_requests: list[_FinishedRequestStats]
-    iteration_timestamp: float = field(default_factory=time.time)
-
-
 def probe_of(rank: int) -> Probe | None:
     """The probe of one data-parallel rank; None if the server was started without."""
     folder = os.environ.get(FOLDER)
@@ -268,24 +214,39 @@ def probe_of(rank: int) -> Probe | None:
 
 
 def record_step(probe: Probe, core: Core, report: StepReport) -> None:
-    """Record an iteration and the requests that it ended."""
+    """Record an iteration and the requests that it ended, in objects with vLLM's names."""
     scheduler = core.scheduler
-    resumed = (report.resumed, report.resumed_queries, report.resumed_hits)
-    cache = _PrefixCacheStats(report.cache_queries, report.cache_hits, *resumed)
-    stats = _SchedulerStats(len(scheduler.running), len(scheduler.waiting), scheduler.pool.usage, cache)
+    stats = SimpleNamespace(
+        num_running_reqs=len(scheduler.running),
+        num_waiting_reqs=len(scheduler.waiting),
+        kv_cache_usage=scheduler.pool.usage,
+        prefix_cache_stats=SimpleNamespace(
+            queries=report.cache_queries,
+            hits=report.cache_hits,
+            preempted_requests=report.resumed,
+            preempted_queries=report.resumed_queries,
+            preempted_hits=report.resumed_hits,
+        ),
+    )
     if not report.advanced and not report.preempted:
         probe.record(stats, None)  # prefill alone has no output
         return
-    prompts = sum(request.prompt_length for request in report.prefilled)
-    requests = [_finished(request) for request in report.finished]
-    tokens, latencies = len(report.advanced), (report.ttfts, report.itls)
-    probe.record(stats, _IterationStats(prompts, tokens, report.preempted, *latencies, requests))
+    iteration = SimpleNamespace(
+        num_prompt_tokens=sum(request.prompt_length for request in report.prefilled),
+        num_generation_tokens=len(report.advanced),
+        num_preempted_reqs=report.preempted,
+        time_to_first_tokens_iter=report.ttfts,
+        inter_token_latencies_iter=report.itls,
+        finished_requests=[_finished(request) for request in report.finished],
+        iteration_timestamp=time.time(),
+    )
+    probe.record(stats, iteration)
 
 
-def _finished(request: Request) -> _FinishedRequestStats:
+def _finished(request: Request) -> SimpleNamespace:
     # An iteration can begin a moment before the request came that is in it: the engine makes up for late timers.
     values = {name: max(0.0, value) for name, value in request_values(request).items()}
-    return _FinishedRequestStats(
+    return SimpleNamespace(
         finish_reason=str(request.finished or ""),
         request_id=request.id.partition("_")[2].rpartition("-")[0],  # as the client got it
         e2e_latency=values["e2e_request_latency_seconds"],

@@ -19,14 +19,10 @@ async def test_steps_and_requests_add_up(lab: Any, tmp_path: Path) -> None:
     core = lab("--max-model-len 4096 --max-num-batched-tokens 2048 --max-num-seqs 2 --enable-chunked-prefill").core
     engine = SimulatedEngine(core, None, speed=100, probe=Probe(recorder))
     running = asyncio.create_task(engine.run())
-    streams = [
-        engine.submit(Request(f"0_cmpl-{number}-0-0a1b2c3d", [number, *range(prompt)], 20, 20))
-        for number, prompt in enumerate((99, 2999, 399))
-    ]
+    for number, prompt in enumerate((99, 2999, 399)):
+        engine.submit(Request(f"0_cmpl-{number}-0-0a1b2c3d", [number, *range(prompt)], 20, 20), asyncio.Event())
     async with asyncio.timeout(20):
-        for stream in streams:
-            while (await stream.read())[2] is None:
-                pass
+        await engine.drained()
     running.cancel()
     recorder.close()
     reader = ProbeReader(tmp_path)

@@ -12,10 +12,9 @@ async def test_the_line_reports_what_happened_and_falls_silent_after_one_idle_on
     engine = SimulatedEngine(lab("--max-model-len 4096").core, None, speed=100)
     assert stats_line(0, engine, 10.0) == ""
     running = asyncio.create_task(engine.run())
-    stream = engine.submit(Request("a", list(range(200)), 50, 50))
+    engine.submit(Request("a", list(range(200)), 50, 50), asyncio.Event())
     async with asyncio.timeout(20):
-        while (await stream.read())[2] is None:
-            pass
+        await engine.drained()
     running.cancel()
     assert stats_line(0, engine, 10.0) == (
         "Engine 000: Avg prompt throughput: 20.0 tokens/s, Avg generation throughput: 5.0 tokens/s, "
