@@ -378,7 +378,7 @@ class Api:
         running = self._start(ask)
         writer = ResponseWriter(ask, running.outputs[0])
         if ask.stream:
-            return EventStream(self, running, _SingleEvents(writer))
+            return EventStream(self, running, writer)
         if not await self._finished(request, running):
             return Response(status_code=499)
         return JSONResponse(writer.whole())
@@ -395,7 +395,7 @@ class Api:
             raise AnthropicError(error) from error
         writer = MessageWriter(ask, running.outputs[0], self._options.style)
         if ask.stream:
-            return EventStream(self, running, _SingleEvents(writer))
+            return EventStream(self, running, writer)
         if not await self._finished(request, running):
             return Response(status_code=499)
         return JSONResponse(writer.whole())
@@ -420,7 +420,7 @@ class Api:
             return StreamingResponse(iter([error_event(ask.late), DONE]), headers=STREAM_HEADERS)
         running = self._start(ask)
         if ask.stream:
-            return EventStream(self, running, _ChoiceEvents(Events(ask, style), running))
+            return EventStream(self, running, Events(ask, running.outputs, style))
         if not await self._finished(http, running):
             return Response(status_code=499)
         return JSONResponse(whole_answer(ask, running.outputs, style))
@@ -504,39 +504,6 @@ class EventWriter(Protocol):
 
     def end(self) -> bytes:
         """The data after the last one's."""
-
-
-@dataclass(slots=True)
-class _ChoiceEvents:
-    """The events of a completion or a chat. A chat's first ones wait for the first token, as in vLLM."""
-
-    events: Events
-    running: Running
-
-    def begin(self) -> bytes:
-        return self.events.begin(self.running.outputs)
-
-    def tokens(self, output: GeneratedAnswer, start: int, end: int) -> bytes:
-        return self.events.tokens(output, start, end)
-
-    def end(self) -> bytes:
-        return self.events.end(self.running.outputs)
-
-
-@dataclass(slots=True)
-class _SingleEvents:
-    """The events of an API whose requests have one answer."""
-
-    writer: ResponseWriter | MessageWriter
-
-    def begin(self) -> bytes:
-        return self.writer.begin()
-
-    def tokens(self, _output: GeneratedAnswer, _start: int, end: int) -> bytes:
-        return self.writer.tokens(end)
-
-    def end(self) -> bytes:
-        return self.writer.end()
 
 
 STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8"}

@@ -25,9 +25,10 @@ class Style(msgspec.Struct, frozen=True):
     """``--enable-prompt-tokens-details``."""
 
 
-def event(body: Any) -> bytes:
-    """A server-sent event with a JSON body."""
-    return b"data: " + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+def event(body: Any, kind: str = "") -> bytes:
+    """A server-sent event with a JSON body, of a named kind if the API has kinds."""
+    head = f"event: {kind}\n" if kind else ""
+    return f"{head}data: {json.dumps(body, separators=(',', ':'), ensure_ascii=False)}\n\n".encode()
 
 
 def error_event(error: ApiError) -> bytes:
@@ -305,12 +306,12 @@ class Events:
     """
 
     ask: GenerationRequest
+    outputs: Sequence[GeneratedAnswer]
     style: Style
     progress: dict[int, _Progress] = field(default_factory=dict)
     _created: int = 0
     _head: str = ""
     _plain: bool = True
-    _held: int = 0
 
     def __post_init__(self) -> None:
         ask = self.ask
@@ -323,31 +324,25 @@ class Events:
         fields = ask.fields
         wanted = ("logprobs", "echo", "return_token_ids")
         self._plain = not ask.stops and not any(fields.get(name) not in (None, False) for name in wanted)
-        if ask.stops and not fields.get("include_stop_str_in_output"):
-            self._held = max(len(stop) for stop in ask.stops) - 1
 
-    def begin(self, outputs: Sequence[GeneratedAnswer]) -> bytes:
-        """A chat's first events: each choice's role, and what it continues."""
+    def begin(self) -> bytes:
+        """A chat's first events, sent with the first token, as in vLLM: each choice's role, and what it continues."""
         ask = self.ask
         if not ask.chat:
             return b""
         fields, prompt = ask.fields, ask.prompts[0]
+        given = {
+            "prompt_token_ids": prompt.tokens if fields.get("return_token_ids") else None,
+            "prompt_text": prompt.text if fields.get("return_prompt_text") else None,
+        }
+        events: list[tuple[dict[str, str], dict[str, Any]]] = [({"role": role_of(ask), "content": ""}, given)]
+        if fields.get("echo") and (text := echoed(ask)):
+            events.append(({"content": text}, {}))
         written = b""
-        for one in outputs:
-            choice = {"index": one.index, "delta": {"role": role_of(ask), "content": ""}, "logprobs": None}
-            body = self._body([{**choice, "finish_reason": None}])
-            if ask.continuous_usage:
-                body["usage"] = {**_counts(len(prompt.tokens), 0), "completion_tokens_details": None}
-            body["prompt_token_ids"] = prompt.tokens if fields.get("return_token_ids") else None
-            body["prompt_text"] = prompt.text if fields.get("return_prompt_text") else None
-            written += event(body)
-        text = echoed(ask) if fields.get("echo") else ""
-        for one in outputs if text else ():
-            choice = {"index": one.index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
-            body = self._body([choice])
-            if ask.continuous_usage:
-                body["usage"] = {**_counts(len(prompt.tokens), 0), "completion_tokens_details": None}
-            written += event(body)
+        for delta, more in events:
+            for one in self.outputs:
+                choice = {"index": one.index, "delta": delta, "logprobs": None, "finish_reason": None}
+                written += event({**self._body([choice]), **self._usage(one, 0), **more})
         return written
 
     def tokens(self, one: GeneratedAnswer, start: int, end: int) -> bytes:
@@ -356,23 +351,19 @@ class Events:
             return self._plain_event(one, start, end)
         progress = self.progress.setdefault(one.index, _Progress())
         ended = one.request.finished is not None
-        text = one.text(end, 0 if ended else self._held)
+        text = one.text(end)
         delta, progress.shown = text[progress.shown :], max(progress.shown, len(text))
         choice = (self._chat_choice if self.ask.chat else self._completion_choice)(one, start, end, delta, progress)
-        body = self._body([choice])
-        if self.ask.continuous_usage:
-            body["usage"] = _counts(len(one.prompt.tokens), end)
-            if self.ask.chat:
-                body["usage"]["completion_tokens_details"] = None
+        body = {**self._body([choice]), **self._usage(one, end)}
         if ended and not self.ask.include_usage:
             body["system_fingerprint"] = self.style.fingerprint
         return event(body)
 
-    def end(self, outputs: Sequence[GeneratedAnswer]) -> bytes:
+    def end(self) -> bytes:
         """The last events: the token counts, if requested, and the end."""
         if not self.ask.include_usage:
             return DONE
-        usage = {key: value for key, value in usage_of(self.ask, outputs, self.style).items() if value is not None}
+        usage = {key: value for key, value in usage_of(self.ask, self.outputs, self.style).items() if value is not None}
         if "prompt_tokens_details" in usage:
             usage["prompt_tokens_details"] = {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
         return event({**self._body([]), "usage": usage, "system_fingerprint": self.style.fingerprint}) + DONE
@@ -381,6 +372,13 @@ class Events:
         ask = self.ask
         kind = "chat.completion.chunk" if ask.chat else "text_completion"
         return {"id": ask.id, "object": kind, "created": self._created, "model": ask.model, "choices": choices}
+
+    def _usage(self, one: GeneratedAnswer, end: int) -> dict[str, Any]:
+        """The token counts so far, where each event has them."""
+        if not self.ask.continuous_usage:
+            return {}
+        details = {"completion_tokens_details": None} if self.ask.chat else {}
+        return {"usage": {**_counts(len(one.prompt.tokens), end), **details}}
 
     def _plain_event(self, one: GeneratedAnswer, start: int, end: int) -> bytes:
         text, finished = output_text(one.request.seed, start, end), one.request.finished

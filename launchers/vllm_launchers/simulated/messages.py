@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_launchers.simulated.completions import Style
+from vllm_launchers.simulated.completions import Style, event
 from vllm_launchers.simulated.requests import (
     CHAT_CHECKS,
     CHAT_FIELDS,
@@ -385,11 +385,9 @@ class MessageWriter:
         message = {**self._head([]), "stop_reason": None, "stop_sequence": None, "usage": self._usage(0, ended=False)}
         return self._event("message_start", message=message)
 
-    def tokens(self, end: int) -> bytes:
+    def tokens(self, _output: GeneratedAnswer, _start: int, end: int) -> bytes:
         """The event of the text up to the token at ``end``, preceded for the first one by its block's event."""
-        ended = self.output.request.finished is not None
-        held = 0 if ended or not self.ask.stops else max(len(stop) for stop in self.ask.stops) - 1
-        text = self.output.text(end, held)
+        text = self.output.text(end)
         delta, self._shown = text[self._shown :], max(self._shown, len(text))
         if not delta:
             return b""
@@ -431,11 +429,10 @@ class MessageWriter:
         }
 
     def _event(self, kind: str, **values: Any) -> bytes:
-        text = json.dumps({"type": kind, **values}, separators=(",", ":"), ensure_ascii=False)
-        return f"event: {kind}\ndata: {text}\n\n".encode()
+        return event({"type": kind, **values}, kind)
 
 
 def late_error(error: ApiError) -> bytes:
     """The event of a stream that the engine rejects."""
     body = {"type": "error", "error": {"type": "internal_error", "message": error.body["error"]["message"]}}
-    return f"event: error\ndata: {json.dumps(body, separators=(',', ':'), ensure_ascii=False)}\n\n".encode()
+    return event(body, "error")

@@ -140,7 +140,7 @@ class GeneratedAnswer:
     """One answer being written: the scheduler's request, and where its text ends.
 
     ``visible`` is how many characters of the text are shown at the end, None for all; ``stop_reason`` is the stop
-    string or token that ends it.
+    string or token that ends it. Until it ends, the last ``held_back`` characters may be part of a stop string.
     """
 
     index: int
@@ -148,18 +148,19 @@ class GeneratedAnswer:
     request: Request
     stop_reason: str | int | None = None
     visible: int | None = None
+    held_back: int = 0
 
     @property
     def finish_reason(self) -> str | None:
         """The finish reason, in the API's terms."""
         return None if self.request.finished is None else str(self.request.finished)
 
-    def text(self, end: int, held_back: int = 0) -> str:
-        """The text of the first ``end`` tokens visible to a client; ``held_back`` characters wait for a stop."""
+    def text(self, end: int) -> str:
+        """The text of the first ``end`` tokens visible to a client."""
         text = output_text(self.request.seed, 0, end)
         if self.visible is not None and end >= self.request.output_length:
             return text[: self.visible]
-        return text[: len(text) - held_back] if held_back else text
+        return text if self.request.finished is not None else text[: len(text) - self.held_back]
 
     def tokens(self, start: int, end: int) -> list[int]:
         """The ids generated at positions ``start`` to ``end``."""
@@ -176,20 +177,22 @@ def plan_sequence(
     reason: str | int | None = None
     visible: int | None = None
     sample = ask.served.vocabulary.output_token
+    shown = bool(fields.get("include_stop_str_in_output"))
     ids = frozenset(fields.get("stop_token_ids") or ())
-    if ids:
-        hit = next((p for p in range(least, length) if sample(seed, p) in ids), None)
-        if hit is not None:
-            length, reason = hit + 1, sample(seed, hit)
-            visible = None if fields.get("include_stop_str_in_output") else len(output_text(seed, 0, hit))
+    hit = next((p for p in range(least, length) if sample(seed, p) in ids), None) if ids else None
+    if hit is not None:
+        length, reason = hit + 1, sample(seed, hit)
+        visible = None if shown else len(output_text(seed, 0, hit))
+    held_back = 0
     if ask.stops:
+        held_back = 0 if shown else max(map(len, ask.stops)) - 1
         pieces = [output_text(seed, position, position + 1) for position in range(length)]
         found = find_stop(pieces, ask.stops, least)
         if found is not None:
             length, reason, begin = found
-            visible = begin + len(str(reason)) if fields.get("include_stop_str_in_output") else begin
+            visible = begin + len(str(reason)) if shown else begin
     request = Request(name, list(prompt.tokens), limit, length, seed=seed, sample=sample, stopped=reason is not None)
-    return GeneratedAnswer(index, prompt, request, reason, visible)
+    return GeneratedAnswer(index, prompt, request, reason, visible, held_back)
 
 
 def _output_length(ask: GenerationRequest, limit: int, seed: int, least: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_launchers.simulated.completions import event
 from vllm_launchers.simulated.requests import (
     SAMPLED_FIELDS,
     GeneratedAnswer,
@@ -189,12 +189,10 @@ class ResponseWriter:
         body = self._response("in_progress", [])
         return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
 
-    def tokens(self, end: int) -> bytes:
+    def tokens(self, _output: GeneratedAnswer, _start: int, end: int) -> bytes:
         """The event of the text up to the token at ``end``, preceded for the first one by its item's event."""
         written = b""
-        ended = self.output.request.finished is not None
-        held = 0 if ended or not self.ask.stops else max(len(stop) for stop in self.ask.stops) - 1
-        text = self.output.text(end, held)
+        text = self.output.text(end)
         if not self._begun:
             self._begun = True
             added = self._event("response.output_item.added", item=self._message("in_progress", None), output_index=0)
@@ -236,8 +234,7 @@ class ResponseWriter:
     def _event(self, kind: str, **values: Any) -> bytes:
         body = {**values, "sequence_number": self._number, "type": kind}
         self._number += 1
-        text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
-        return f"event: {kind}\ndata: {text}\n\n".encode()
+        return event(body, kind)
 
     def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
         ask, fields = self.ask, self.ask.fields
