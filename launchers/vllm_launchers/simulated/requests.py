@@ -15,6 +15,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -250,139 +251,94 @@ def _prompt(value: Any, place: tuple[str | int, ...], errors: Any) -> Any:
 _PROMPT = either(listing(_TOKEN), listing(listing(_TOKEN)), string, listing(string))
 
 
-def _fields(names: Mapping[str, Reader], defaults: Mapping[str, Any], plain: Sequence[str] = ()) -> dict[str, Field]:
-    """Fields that may be null, except the ``plain`` ones."""
-    return {
-        name: Field(reader if name in plain else optional(reader), defaults.get(name)) for name, reader in names.items()
-    }
-
-
-_SAMPLING: dict[str, Reader] = {
-    "use_beam_search": boolean,
-    "top_k": _INT,
-    "min_p": number,
-    "repetition_penalty": number,
-    "length_penalty": number,
-    "stop_token_ids": listing(_INT),
-    "include_stop_str_in_output": boolean,
-    "ignore_eos": boolean,
-    "min_tokens": _INT,
-    "skip_special_tokens": boolean,
-    "spaces_between_special_tokens": boolean,
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_BOOLEANS = """
+    add_generation_prompt add_special_tokens background continue_final_message echo ignore_eos include_reasoning
+    include_stop_str_in_output logprobs parallel_tool_calls return_prompt_text return_token_ids
+    return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens store stream use_beam_search
+"""
+_STRINGS = "chat_template instructions model previous_response_id request_id session_id suffix user"
+_NUMBERS = "frequency_penalty length_penalty min_p presence_penalty repetition_penalty temperature top_p"
+_INTEGERS = """
+    max_completion_tokens max_output_tokens max_tokens max_tool_calls min_tokens n prompt_logprobs thinking_token_budget
+    top_k top_logprobs
+"""
+_READERS: dict[str, Reader] = {
+    **dict.fromkeys(_BOOLEANS.split(), boolean),
+    **dict.fromkeys(_STRINGS.split(), string),
+    **dict.fromkeys(_NUMBERS.split(), number),
+    **dict.fromkeys(_INTEGERS.split(), _INT),
+    **dict.fromkeys(("priority", "seed"), _INT64),
+    **dict.fromkeys(("allowed_token_ids", "logprob_token_ids", "stop_token_ids"), listing(_INT)),
+    **dict.fromkeys(
+        ("chat_template_kwargs", "ec_transfer_params", "kv_transfer_params", "structured_outputs"), mapping()
+    ),
+    "bad_words": listing(string),
+    "cache_salt": bounded_string(1024),
+    "documents": listing(mapping(string)),
+    "logit_bias": mapping(number),
+    "prompt": _prompt,
+    "prompt_embeds": anything,
+    "reasoning_effort": literal(*EFFORTS),
+    "response_format": _RESPONSE_FORMAT,
+    "stop": _STOP,
+    "stream_interval": integer(1),
+    "stream_options": _STREAM_OPTIONS,
+    "tool_choice": either(literal("none", "auto", "required"), _NAMED_TOOL),
+    "tools": listing(_TOOL),
     "truncate_prompt_tokens": integer(-1, INT64_MAX),
     "truncation_side": literal("left", "right"),
 }
-_SAMPLING_PLAIN = (
-    "use_beam_search", "length_penalty", "include_stop_str_in_output", "ignore_eos", "min_tokens", "bad_words",
-    "skip_special_tokens", "spaces_between_special_tokens", "priority", "request_id",
-)  # fmt: skip
-_SAMPLING_DEFAULTS: dict[str, Any] = {"stop": [], "min_tokens": 0, "ignore_eos": False, "priority": 0, "n": 1}
-_TAIL: dict[str, Reader] = {
-    "priority": _INT64,
-    "request_id": string,
-    "session_id": string,
-    "return_tokens_as_token_ids": boolean,
-    "return_token_ids": boolean,
-    "return_prompt_text": boolean,
-    "cache_salt": bounded_string(1024),
-    "kv_transfer_params": mapping(),
-    "ec_transfer_params": mapping(),
-    "stream_interval": integer(1),
-    "thinking_token_budget": _INT,
-}
+"""The types of fields, the same in nearly all APIs."""
 
-COMPLETION_FIELDS = _fields(
-    {
-        "model": string,
-        "prompt": _prompt,
-        "echo": boolean,
-        "frequency_penalty": number,
-        "logit_bias": mapping(number),
-        "logprobs": _INT,
-        "max_tokens": _INT,
-        "n": _INT,
-        "presence_penalty": number,
-        "seed": _INT64,
-        "stop": _STOP,
-        "stream": boolean,
-        "stream_options": _STREAM_OPTIONS,
-        "suffix": string,
-        "temperature": number,
-        "top_p": number,
-        "user": string,
-        **_SAMPLING,
-        "allowed_token_ids": listing(_INT),
-        "prompt_logprobs": _INT,
-        "logprob_token_ids": listing(_INT),
-        "bad_words": listing(string),
-        "prompt_embeds": anything,
-        "add_special_tokens": boolean,
-        "response_format": _RESPONSE_FORMAT,
-        "structured_outputs": mapping(),
-        **_TAIL,
-    },
-    {**_SAMPLING_DEFAULTS, "max_tokens": COMPLETION_TOKENS},
-    (*_SAMPLING_PLAIN, "n", "add_special_tokens"),
+
+def fields_of(
+    names: str, plain: str = "", defaults: Mapping[str, Any] = MappingProxyType({}), **own: Reader
+) -> dict[str, Field]:
+    """Fields in order. They may be null, except the ``plain`` ones; ``own`` are types that this API has."""
+    readers, never_null = {**_READERS, **own}, plain.split()
+    return {
+        name: Field(readers[name] if name in never_null else optional(readers[name]), defaults.get(name))
+        for name in names.split()
+    }
+
+
+_SAMPLING = """
+    use_beam_search top_k min_p repetition_penalty length_penalty stop_token_ids include_stop_str_in_output ignore_eos
+    min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side
+"""
+_TAIL = """
+    priority request_id session_id return_tokens_as_token_ids return_token_ids return_prompt_text cache_salt
+    kv_transfer_params ec_transfer_params stream_interval thinking_token_budget
+"""
+_PLAIN = """
+    use_beam_search length_penalty include_stop_str_in_output ignore_eos min_tokens bad_words skip_special_tokens
+    spaces_between_special_tokens priority request_id
+"""
+_DEFAULTS: dict[str, Any] = {"stop": [], "min_tokens": 0, "ignore_eos": False, "priority": 0, "n": 1}
+
+COMPLETION_FIELDS = fields_of(
+    f"""
+    model prompt echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream
+    stream_options suffix temperature top_p user {_SAMPLING} allowed_token_ids prompt_logprobs logprob_token_ids
+    bad_words prompt_embeds add_special_tokens response_format structured_outputs {_TAIL}
+    """,
+    f"{_PLAIN} n add_special_tokens",
+    {**_DEFAULTS, "max_tokens": COMPLETION_TOKENS},
+    logprobs=_INT,
 )
-
-SAMPLED_FIELDS = {
-    name: COMPLETION_FIELDS[name]
-    for name in (
-        "repetition_penalty",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "structured_outputs",
-        "request_id",
-    )
-}
-"""Accepted by ``/v1/responses`` too."""
-
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 CHAT_FIELDS = {
     "messages": Field(lambda value, place, errors: _messages(value, place, errors), required=True),
-    **_fields(
-        {
-            "model": string,
-            "frequency_penalty": number,
-            "logit_bias": mapping(number),
-            "logprobs": boolean,
-            "top_logprobs": _INT,
-            "max_tokens": _INT,
-            "max_completion_tokens": _INT,
-            "n": _INT,
-            "presence_penalty": number,
-            "response_format": _RESPONSE_FORMAT,
-            "seed": _INT64,
-            "stop": _STOP,
-            "stream": boolean,
-            "stream_options": _STREAM_OPTIONS,
-            "temperature": number,
-            "top_p": number,
-            "tools": listing(_TOOL),
-            "tool_choice": either(literal("none", "auto", "required"), _NAMED_TOOL),
-            "reasoning_effort": literal(*EFFORTS),
-            "include_reasoning": boolean,
-            "parallel_tool_calls": boolean,
-            "user": string,
-            **_SAMPLING,
-            "prompt_logprobs": _INT,
-            "logprob_token_ids": listing(_INT),
-            "allowed_token_ids": listing(_INT),
-            "bad_words": listing(string),
-            "echo": boolean,
-            "add_generation_prompt": boolean,
-            "continue_final_message": boolean,
-            "add_special_tokens": boolean,
-            "documents": listing(mapping(string)),
-            "chat_template": string,
-            "chat_template_kwargs": mapping(),
-            "structured_outputs": mapping(),
-            **_TAIL,
-        },
-        {**_SAMPLING_DEFAULTS, "add_generation_prompt": True, "tool_choice": "none"},
-        (*_SAMPLING_PLAIN, "include_reasoning", "echo", "add_generation_prompt", "continue_final_message"),
+    **fields_of(
+        f"""
+        model frequency_penalty logit_bias logprobs top_logprobs max_tokens max_completion_tokens n presence_penalty
+        response_format seed stop stream stream_options temperature top_p tools tool_choice reasoning_effort
+        include_reasoning parallel_tool_calls user {_SAMPLING} prompt_logprobs logprob_token_ids allowed_token_ids
+        bad_words echo add_generation_prompt continue_final_message add_special_tokens documents chat_template
+        chat_template_kwargs structured_outputs {_TAIL}
+        """,
+        f"{_PLAIN} include_reasoning echo add_generation_prompt continue_final_message",
+        {**_DEFAULTS, "add_generation_prompt": True, "tool_choice": "none"},
     ),
 }
 _NO_TEXT = ("string_type", "Input should be a valid string")

@@ -10,7 +10,6 @@ from typing import Any
 
 from vllm_launchers.simulated.completions import event
 from vllm_launchers.simulated.requests import (
-    SAMPLED_FIELDS,
     GeneratedAnswer,
     GenerationRequest,
     ServedModel,
@@ -19,6 +18,7 @@ from vllm_launchers.simulated.requests import (
     check_model,
     check_request,
     check_tool_names,
+    fields_of,
     read_prompt,
 )
 from vllm_launchers.simulated.validation import (
@@ -27,53 +27,42 @@ from vllm_launchers.simulated.validation import (
     Field,
     Place,
     anything,
-    boolean,
     either,
-    integer,
     invalid,
     listing,
     literal,
     mapping,
     not_modeled,
-    number,
-    optional,
     read_body,
     string,
 )
 
 RESPONSES_FIELDS = {
-    "background": Field(optional(boolean), False),
-    "include": Field(optional(listing(string))),
+    **fields_of("background include", include=listing(string), defaults={"background": False}),
     "input": Field(lambda value, place, errors: _input(value, place, errors), required=True),
-    "instructions": Field(optional(string)),
-    "max_output_tokens": Field(optional(integer())),
-    "max_tool_calls": Field(optional(integer())),
-    "metadata": Field(optional(mapping(string))),
-    "model": Field(optional(string)),
-    "logit_bias": Field(optional(mapping(number))),
-    "parallel_tool_calls": Field(optional(boolean), True),
-    "previous_response_id": Field(optional(string)),
-    "prompt": Field(anything),
-    "reasoning": Field(optional(mapping())),
-    "include_reasoning": Field(boolean, True),
-    "service_tier": Field(literal("auto", "default", "flex", "scale", "priority"), "auto"),
-    "store": Field(optional(boolean), True),
-    "stream": Field(optional(boolean), False),
-    "temperature": Field(optional(number)),
-    "text": Field(optional(mapping())),
-    "tool_choice": Field(either(literal("none", "auto", "required"), mapping()), "auto"),
-    "tools": Field(listing(mapping()), []),
-    "top_logprobs": Field(optional(integer())),
-    "top_p": Field(optional(number)),
-    "top_k": Field(optional(integer())),
-    "min_p": Field(optional(number)),
-    "truncation": Field(optional(literal("auto", "disabled")), "disabled"),
-    "user": Field(optional(string)),
-    "include_stop_str_in_output": Field(boolean, False),
-    "presence_penalty": Field(optional(number)),
-    "frequency_penalty": Field(optional(number)),
-    **SAMPLED_FIELDS,
-}
+    **fields_of(
+        """
+        instructions max_output_tokens max_tool_calls metadata model logit_bias parallel_tool_calls previous_response_id
+        prompt reasoning include_reasoning service_tier store stream temperature text tool_choice tools top_logprobs
+        top_p top_k min_p truncation user include_stop_str_in_output presence_penalty frequency_penalty
+        repetition_penalty seed stop stop_token_ids ignore_eos structured_outputs request_id
+        """,
+        "include_reasoning service_tier tool_choice tools include_stop_str_in_output ignore_eos request_id",
+        {
+            "parallel_tool_calls": True, "include_reasoning": True, "service_tier": "auto", "store": True,
+            "stream": False, "tool_choice": "auto", "tools": [], "truncation": "disabled",
+            "include_stop_str_in_output": False, "stop": [], "ignore_eos": False,
+        },
+        metadata=mapping(string),
+        prompt=anything,
+        reasoning=mapping(),
+        service_tier=literal("auto", "default", "flex", "scale", "priority"),
+        text=mapping(),
+        tool_choice=either(literal("none", "auto", "required"), mapping()),
+        tools=listing(mapping()),
+        truncation=literal("auto", "disabled"),
+    ),
+}  # fmt: skip
 
 
 def _input(value: Any, place: Place, errors: Errors) -> Any:
