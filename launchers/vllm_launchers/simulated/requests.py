@@ -822,22 +822,29 @@ def content_text(message: Mapping[str, Any], served: ServedModel) -> str:
 # ---- sampling parameters
 
 
-def _finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise invalid(f"{name} must be a finite number, got {value}.")
+_RANGES: tuple[tuple[str, Callable[[float], bool], str, bool], ...] = (
+    ("presence_penalty", lambda value: -2 <= value <= 2, "be in [-2, 2]", False),
+    ("frequency_penalty", lambda value: -2 <= value <= 2, "be in [-2, 2]", False),
+    ("repetition_penalty", math.isfinite, "be a finite number", False),
+    ("repetition_penalty", lambda value: value > 0, "be greater than zero", False),
+    ("temperature", math.isfinite, "be a finite number", True),
+    ("temperature", lambda value: value >= 0, "be non-negative", True),
+    ("temperature", lambda value: value <= 2, "be in [0, 2]", True),
+    ("top_p", lambda value: 0 < value <= 1, "be in (0, 1]", True),
+    ("top_k", lambda value: value >= -1, "be 0 (disable), or at least 1", False),
+    ("min_p", lambda value: 0 <= value <= 1, "be in [0, 1]", False),
+)
+"""The values of each parameter, what vLLM says that it must be, and whether it repeats parameter and value."""
 
 
 def check_sampling(fields: Mapping[str, Any], max_tokens: int, n: int) -> None:
     """The checks of vLLM's ``SamplingParams``, in their order. Raises :class:`ApiError`."""
     _check_count(n)
-    _check_penalties(fields)
-    _check_temperature(fields)
-    top_k = fields.get("top_k")
-    if top_k is not None and top_k < -1:
-        raise invalid(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
-    min_p = fields.get("min_p")
-    if min_p is not None and not 0 <= min_p <= 1:
-        raise invalid(f"min_p must be in [0, 1], got {min_p}.")
+    _check_bias_keys(fields)
+    for name, allowed, text, repeated in _RANGES:
+        value = fields.get(name)
+        if value is not None and not allowed(value):
+            raise invalid(f"{name} must {text}, got {value}.", *((name, value) if repeated else ()))
     if max_tokens < 1:
         raise invalid(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
     least = fields.get("min_tokens") or 0
@@ -865,19 +872,6 @@ def _check_count(n: int) -> None:
         )
 
 
-def _check_penalties(fields: Mapping[str, Any]) -> None:
-    _check_bias_keys(fields)
-    for name in ("presence_penalty", "frequency_penalty"):
-        value = fields.get(name)
-        if value is not None and not -2 <= value <= 2:
-            raise invalid(f"{name} must be in [-2, 2], got {value}.")
-    value = fields.get("repetition_penalty")
-    if value is not None:
-        _finite("repetition_penalty", value)
-        if value <= 0:
-            raise invalid(f"repetition_penalty must be greater than zero, got {value}.")
-
-
 def _check_bias_keys(fields: Mapping[str, Any]) -> None:
     wrong = [key for key in fields.get("logit_bias") or {} if not _is_whole(key)]
     if wrong:
@@ -892,22 +886,6 @@ def _is_whole(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _check_temperature(fields: Mapping[str, Any]) -> None:
-    value = fields.get("temperature")
-    if value is not None:
-        problem = (
-            "be a finite number" if not math.isfinite(value)
-            else "be non-negative" if value < 0
-            else "be in [0, 2]" if value > 2
-            else ""
-        )  # fmt: skip
-        if problem:
-            raise invalid(f"temperature must {problem}, got {value}.", "temperature", value)
-    value = fields.get("top_p")
-    if value is not None and not 0 < value <= 1:
-        raise invalid(f"top_p must be in (0, 1], got {value}.", "top_p", value)
 
 
 def check_engine(ask: GenerationRequest) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Generator
 from copy import deepcopy
 from typing import Any
 
-import msgspec
 import uvicorn
 from msgspec.structs import replace
 from uvicorn.config import LOGGING_CONFIG
@@ -78,15 +77,6 @@ async def run(
         log_requests=args.enable_log_requests,
         updates_adapters=updates_adapters(os.environ),
     )
-    options = ServeOptions(
-        shutdown_timeout=args.shutdown_timeout,
-        log_level=args.uvicorn_log_level,
-        access_log=not args.disable_uvicorn_access_log,
-        quiet_paths=frozenset(filter(None, (args.disable_access_log_for_endpoints or "").split(","))),
-        certificate=args.ssl_certfile,
-        key=args.ssl_keyfile,
-        log_stats=statistics and settings.data_parallel == 1,  # vLLM writes none with several API servers
-    )
     host, port = sock.getsockname()[:2]
     scheme = "https" if args.ssl_certfile or args.ssl_keyfile else "http"
     log.api("entry.py:140", f"Starting vLLM server on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
@@ -108,7 +98,9 @@ async def run(
         most=args.max_loras,
         rank=args.max_lora_rank,
     )
-    await serve(Api(api, engines, metrics, log, sleep, adapters).application(), sock, engines, log, options)
+    log_stats = statistics and settings.data_parallel == 1  # vLLM writes none with several API servers
+    app = Api(api, engines, metrics, log, sleep, adapters).application()
+    await serve(app, sock, engines, log, args, log_stats=log_stats)
 
 
 def fingerprint_of(args: argparse.Namespace, settings: EngineSettings) -> str:
@@ -131,19 +123,6 @@ def build_core(settings: EngineSettings, plan: MemoryPlan) -> Core:
     )
     limits = replace(settings.limits, max_model_len=plan.max_model_len)
     return Core(limits, plan.blocks, roofline, prefix_caching=settings.prefix_caching)
-
-
-class ServeOptions(msgspec.Struct, frozen=True):
-    """How to serve. ``shutdown_timeout`` is in seconds; 0 cuts what runs."""
-
-    shutdown_timeout: int = 0
-    log_level: str = "info"
-    access_log: bool = True
-    quiet_paths: frozenset[str] = frozenset()
-    log_stats: bool = True
-    certificate: str | None = None
-    """PEM files: with them it speaks TLS."""
-    key: str | None = None
 
 
 def bind(host: str | None, port: int) -> socket.socket:
@@ -169,35 +148,31 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _Quiet(logging.Filter):
-    """Keeps the given paths out of the access log."""
-
-    def __init__(self, paths: frozenset[str]) -> None:
-        super().__init__()
-        self._paths = paths
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        arguments = record.args
-        path = str(arguments[2]) if isinstance(arguments, tuple) and len(arguments) > 2 else ""
-        return path.partition("?")[0] not in self._paths
+def _path_of(record: logging.LogRecord) -> str:
+    """The path of a line of the access log, without its query."""
+    arguments = record.args
+    return str(arguments[2]).partition("?")[0] if isinstance(arguments, tuple) and len(arguments) > 2 else ""
 
 
-async def serve(app: Any, sock: socket.socket, engines: Engines, log: Log, options: ServeOptions) -> None:
+async def serve(
+    app: Any, sock: socket.socket, engines: Engines, log: Log, args: argparse.Namespace, *, log_stats: bool
+) -> None:
     """Serve until a SIGTERM or SIGINT; abort running requests, or let them finish within the shutdown timeout."""
     config = uvicorn.Config(
         app,
-        log_level=options.log_level,
-        access_log=options.access_log,
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
         log_config=deepcopy(LOGGING_CONFIG),
         timeout_graceful_shutdown=CLOSE_SECONDS,
         timeout_keep_alive=5,
         lifespan="on",
         ws="none",
-        ssl_certfile=options.certificate,
-        ssl_keyfile=options.key,
+        ssl_certfile=args.ssl_certfile,
+        ssl_keyfile=args.ssl_keyfile,
     )
-    if options.quiet_paths:
-        logging.getLogger("uvicorn.access").addFilter(_Quiet(options.quiet_paths))
+    if args.disable_access_log_for_endpoints:
+        paths = frozenset(args.disable_access_log_for_endpoints.split(","))
+        logging.getLogger("uvicorn.access").addFilter(lambda record: _path_of(record) not in paths)
     server = _Server(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -210,13 +185,13 @@ async def serve(app: Any, sock: socket.socket, engines: Engines, log: Log, optio
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop_or_hurry)
     tasks = [asyncio.create_task(engine.run()) for engine in engines.ranks]
-    if options.log_stats:
+    if log_stats:
         tasks.append(asyncio.create_task(_stats(engines, log)))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
-        await _shut_down(engines, log, options.shutdown_timeout)
+        await _shut_down(engines, log, args.shutdown_timeout)
     engines.closing = True
     server.should_exit = True
     await serving

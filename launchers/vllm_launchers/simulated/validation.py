@@ -73,7 +73,11 @@ class Errors:
     def refuse(self) -> None:
         """Raise :class:`ApiError` if anything was wrong."""
         if self.found:
-            raise ApiError(400, "Bad Request", self._message(), ".".join(str(part) for part in self.found[0]["loc"]))
+            raise self.rejection()
+
+    def rejection(self) -> ApiError:
+        """The answer to a body with these errors."""
+        return ApiError(400, "Bad Request", self._message(), ".".join(str(part) for part in self.found[0]["loc"]))
 
     def _message(self) -> str:
         count = len(self.found)
@@ -301,19 +305,11 @@ def body_missing() -> ApiError:
     """The rejection of a request without a body."""
     errors = Errors()
     errors.add("missing", ("body",), "Field required", None)
-    return _refusal(errors)
+    return errors.rejection()
 
 
 def body_not_json(position: int, message: str) -> ApiError:
     """The rejection of a body that is not JSON."""
     errors = Errors()
     errors.add("json_invalid", ("body", position), "JSON decode error", {}, error=message)
-    return _refusal(errors)
-
-
-def _refusal(errors: Errors) -> ApiError:
-    try:
-        errors.refuse()
-    except ApiError as error:
-        return error
-    raise ValueError("nothing is wrong")
+    return errors.rejection()
