@@ -122,6 +122,19 @@ async def test_what_does_not_apply_says_why_and_stays_to_be_corrected(console, t
         assert not c.app.recent.texts
 
 
+async def test_servers_are_sorted_only_by_what_tells_them_apart(console, fakes):
+    async with console(lambda now: replace(fakes.chat(now), gpus=())) as c:
+        await opened(c, "sort ")
+        assert "sort kv" in listed(c)
+        assert {"sort gpu", "sort owner", "sort host"}.isdisjoint(listed(c))
+        await c.press("escape")
+        await run(c, "sort gpu")
+        await c.sees("No column is called 'gpu'; there are name, model")
+    async with console(fakes.chat) as c:
+        await run(c, "sort gpu")
+        await c.until(lambda: c.app.operations._order.title == "GPU")
+
+
 async def test_another_persons_server_is_not_changed(console, fakes):
     async with console(fakes.observed) as c:
         await run(c, "set max-num-seqs=64")

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,14 @@ from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.ramp import confirm_load, only_one, rate_from
 from vllm_console.cli.runs import keep
 from vllm_console.fleet.snapshot import ServerView, Workload
-from vllm_console.fleet.verbs import FleetError, RefusedError
+from vllm_console.fleet.verbs import FleetError, RefusedError, UsageError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
     from vllm_console.load.client import Lookup
 
 MOST_SECONDS = 86_400
+RESULT_OPTIONS = ("--result-dir", "--result-filename", "--append-result")
 OUTPUT_LINES = 12
 """Of the tool's output, shown where it fails."""
 
@@ -62,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise RefusedError("bench needs one of your servers: its vLLM is used, and the result is kept with its run")
     if server.simulated or server.engine is None:
         raise FleetError(f"{server.name} runs the simulated engine, which brings no benchmark; 'ramp' and 'load' work")
+    check_words(args.more)
     check_access(target.url, target.lookup)
     confirm_load(args, target)
     with undone_at_end(lambda: None), tempfile.TemporaryDirectory() as folder, only_one(target, args.rate):
@@ -73,6 +76,18 @@ def run(args: argparse.Namespace) -> int:
             raise FleetError(f"'vllm bench serve' left no result: {str(error).removeprefix(f'{result}: ')}") from error
     keep(args, target.fleet, server.name, found)
     return 0 if found.steps[0]["completed"] else 1
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse options of the tool that say where its result goes: it is read there, and kept with the run.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for word in words:
+        name = word.partition("=")[0].replace("_", "-")
+        if name in RESULT_OPTIONS:
+            raise UsageError(f"{name} can't be passed on: the result is kept with the run, and --json prints it")
 
 
 def check_access(url: str, lookup: Lookup | None = None) -> None:

@@ -24,7 +24,7 @@ from vllm_console.ui.actions import Action, scoped, title_of
 from vllm_console.ui.keymap import key_of, label_of
 from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.panes.pane_bar import NAMES
-from vllm_console.ui.panes.servers import COLUMNS, DEFAULT_COLUMNS
+from vllm_console.ui.panes.servers import COLUMNS, DEFAULT_COLUMNS, sort_names
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.pane_layout import PANES, PaneLayout
@@ -656,12 +656,12 @@ class ServerCommands:
         return partial(self._screen.choose_columns, self._column_names(text))
 
     def _sorts(self) -> Sequence[Argument]:
-        return [Argument(name, f"Sort servers by {title}") for name, title in COLUMNS.items()]
+        return [Argument(name, f"Sort servers by {COLUMNS[name]}") for name in sort_names(self._screen.servers)]
 
     def _sort(self, name: str) -> Do:
         if not name:
             return self._screen.action_sort
-        _one_of(name, tuple(COLUMNS), "column")
+        _one_of(name, sort_names(self._screen.servers), "column")
         return partial(self._screen.action_sort_by, COLUMNS[name])
 
     def _replay(self, text: str) -> Do:

@@ -238,7 +238,8 @@ def parse_flag_value(name: str, text: str) -> FlagValue:
         hint = f"did you mean '{near[0]}'?" if near else f"it takes {', '.join(flag.choices)}"
         raise FlagError(f"{name} cannot be '{text}': {hint}")
     value = _convert(flag, text)
-    if flag.minimum is not None and isinstance(value, int | float) and value < flag.minimum:
+    number = token_count(value) if isinstance(value, str) else value
+    if flag.minimum is not None and number is not None and number < flag.minimum:
         raise FlagError(f"{name} must be at least {flag.minimum:g}, not {text}")
     return value
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from fakes.endpoint import FakeEndpoint, document
 from vllm_console.cli import ramp, tune
-from vllm_console.cli.bench import check_access, lengths, reason
+from vllm_console.cli.bench import check_access, check_words, lengths, reason
 from vllm_console.cli.main import CHANGING, parse
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.load.ramp import RampProgress
 from vllm_launchers.presets.model import Workload
 
@@ -58,6 +64,63 @@ def test_a_benchmark_has_the_presets_mean_lengths_within_the_context():
 def test_words_after_two_dashes_are_for_the_tool(options):
     found = parse(["bench", "chat", *options, "--", "--burstiness", "0.5", "--"])
     assert (found.server, found.more) == ("chat", ["--burstiness", "0.5", "--"])
+
+
+@pytest.mark.parametrize("word", ["--result-dir", "--result-dir=x", "--result_filename=x", "--append-result"])
+def test_where_the_tool_writes_its_result_is_not_passed_on(word):
+    name = word.partition("=")[0].replace("_", "-")
+    with pytest.raises(UsageError, match=f"^{name} can't be passed on: the result is kept with the run"):
+        check_words(["--burstiness", "0.5", word])
+    check_words(["--burstiness", "0.5", "--save-detailed"])
+
+
+ENDED_WITH = """
+import argparse, sys
+from vllm_console.cli import bench
+from vllm_console.fleet.snapshot import Workload
+
+class Server:
+    name, simulated, engine, url, flags, model = "chat", False, argparse.Namespace(command=sys.argv[1:]), "", {}, "m"
+
+bench.find_target = lambda *_, **__: bench.Target("", Workload(8, 8, 0.0, 1), None, Server())
+bench.check_access = bench.confirm_load = lambda *_: None
+from vllm_console.cli.main import main
+sys.exit(main(["bench", "chat"]))
+"""
+"""`bench` on a server whose vLLM is the command in its arguments."""
+
+TOOL = "import os, time; print(os.getpid(), file=open(os.environ['TOLD'], 'w'), flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_ends_a_benchmark_ends_the_tool(tmp_path, number):
+    told = tmp_path / "pid"
+    os.mkfifo(told)
+    words = [sys.executable, "-c", ENDED_WITH, sys.executable, "-c", TOOL]
+    bench = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TOLD": str(told)}
+    )
+    try:
+        tool = int(told.read_text())  # waits until the tool runs
+        with closing_pidfd(tool) as watched:
+            bench.send_signal(number)
+            _, errors = bench.communicate(timeout=60)
+            assert select.select([watched], [], [], 0)[0], "the tool has ended before bench"
+    finally:
+        bench.kill()
+        bench.wait()
+    assert bench.returncode != 0
+    assert "Traceback" not in errors
+
+
+@contextlib.contextmanager
+def closing_pidfd(pid):
+    """A descriptor that is readable once the process has ended."""
+    opened = os.pidfd_open(pid)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def test_a_server_that_wants_an_api_key_is_not_sent_a_benchmark():

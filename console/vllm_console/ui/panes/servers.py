@@ -172,6 +172,12 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
     return [column for column in columns if column.title not in absent]
 
 
+def sort_names(servers: Sequence[ServerView]) -> list[str]:
+    """The names of the columns that these servers can be sorted by: those that say something about them."""
+    titles = {column.title for column in columns_of(servers, WITH_MODEL)}
+    return [name for name, title in COLUMNS.items() if title in titles]
+
+
 def columns_for(servers: Sequence[ServerView], width: int, chosen: Sequence[str] = ()) -> list[ServerColumn]:
     """The columns that fit into ``width`` cells, in their order; the least important are left out."""
     columns = columns_of(servers, width, chosen)

@@ -8,11 +8,11 @@ from itertools import combinations
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.host.gpu.host import Gpu, Host, connected
 from vllm_launchers.host.gpu.topology import LinkLevel, link_level, pcie_groups, spans
-from vllm_launchers.plan.checks.request import gpus_of, local_ranks, simulated, spread, way_without_flags
+from vllm_launchers.plan.checks.request import gpus_of, local_ranks, most_gpus, simulated, spread, way_without_flags
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.flags import DATA, EXPERTS, PIPELINE, TENSOR
+from vllm_launchers.plan.flags import DATA, EXPERTS, PIPELINE, TENSOR, VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import NodesPlan
@@ -79,11 +79,16 @@ def _largest(sizes: list[int]) -> Changes | None:
 def _count(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     """Ranks against GPUs: the chosen ones, else all available."""
     wanted = local_ranks(plan.flags)
-    there = len(plan.gpus) or (len(inputs.host.gpus) if inputs.host is not None else 0)
+    here, named = len(inputs.host.gpus) if inputs.host is not None else 0, most_gpus(plan, inputs)
+    there = len(plan.gpus) or (min(here, named) if here and named else named or here)
     if not there or plan.engine.build == "cpu" or inputs.ray is not None:
         return
     if wanted > there:
-        what = f"was given {there}" if plan.gpus else f"there {'is' if there == 1 else 'are'} {there} here"
+        what = f"there {'is' if there == 1 else 'are'} {there} here"
+        if plan.gpus:
+            what = f"was given {there}"
+        elif named == there:
+            what = f"{VISIBLE} names {there}"
         sure = "nnodes" in plan.flags or not spread(plan.flags)
         each = " of each node" if "nnodes" in plan.flags else ""
         text = f"it needs {counted(wanted, 'GPU')}{each} (tensor × pipeline × data parallel) and {what}"

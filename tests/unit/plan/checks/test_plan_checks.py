@@ -565,6 +565,28 @@ def test_the_gpus_that_the_environment_names_are_judged_and_no_others(
         assert all(name in text for name, text in zip(judged, said, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("devices", "gpus", "ending"),
+    [
+        ("0", (), "(tensor × pipeline × data parallel) and CUDA_VISIBLE_DEVICES names 1"),
+        ("GPU-0,GPU-1,GPU-2", (), "and CUDA_VISIBLE_DEVICES names 3"),
+        ("0,1,2,3", (), None),
+        ("0,1,2,3,4,5,6,7", (), None),
+        ("0", (0, 1, 2, 3), None),  # GPUs that the launch is given replace the variable
+        (None, (), None),
+    ],
+)
+def test_gpus_that_the_environment_hides_are_not_there(
+    find: Find, devices: str | None, gpus: tuple[int, ...], ending: str | None
+) -> None:
+    variables = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    case = {"host": machine(*map(gpu, range(4))), "gpus": gpus, "set": {"tensor-parallel-size": 4}}
+    for where in ({"environment": variables}, {"around": {"variables": variables}}):
+        found = [one.message for one in find(**case, **where) if one.code == "gpus_too_few"]
+        assert len(found) == (ending is not None)
+        assert all(message.endswith(ending or "") for message in found)
+
+
 def test_devices_that_a_launch_hides_are_not_those_of_its_surroundings(find: Find) -> None:
     around = {"variables": {"CUDA_VISIBLE_DEVICES": "0"}}
     assert "memory_held" in [one.code for one in find(host=BOTH_HELD, around=around)]
