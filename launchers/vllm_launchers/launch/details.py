@@ -79,21 +79,8 @@ class Details(msgspec.Struct, frozen=True):
         return f"{model.name}: {verdict.why}" if verdict.works is False else ""
 
     @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        preset: Preset,
-        *,
-        gpu_kind: str = "",
-        predicted: Mapping[str, float] | None = None,
-        warm_up: bool = True,
-        probe_asked: bool | None = None,
-        mla: bool = False,
-        standby_of: str = "",
-        beside: str = "",
-        inherited: Mapping[str, str] | None = None,
-    ) -> Details:
-        """The details of a plan made from ``preset``."""
+    def of(cls, plan: Plan, preset: Preset) -> Details:
+        """What a plan made from ``preset`` says."""
         return cls(
             preset=plan.preset,
             model=plan.model,
@@ -103,18 +90,10 @@ class Details(msgspec.Struct, frozen=True):
             sources={c.flag: str(c.source) for c in plan.choices if c.source != "preset" and c.flag in plan.flags},
             environment=dict(plan.environment),
             gpus=plan.gpus,
+            gpus_chosen=plan.gpus_chosen,
             workload=preset.workload,
             objectives=preset.objectives,
-            gpu_kind=gpu_kind,
-            gpus_chosen=plan.gpus_chosen,
-            predicted=dict(predicted or {}),
-            warm_up=warm_up,
-            probe_asked=probe_asked,
             no_probe=plan.probe.why_not,
-            mla=mla,
-            standby_of=standby_of,
-            beside=beside,
-            inherited=dict(inherited or {}),
         )
 
     def as_preset(self) -> Preset:

@@ -237,9 +237,8 @@ def _resolved(
         plan.engine, plan.flags, {**around, **plan.environment}, wish, asked=request.probe_asked is not None
     )
     plan = replace(plan, findings=findings, probe=probe)
-    details = Details.of(
-        plan,
-        request.preset,
+    details = replace(
+        Details.of(plan, request.preset),
         gpu_kind=kind,
         predicted=budget_figures(estimated) if estimated is not None else {},
         warm_up=request.warm_up,

@@ -13,12 +13,11 @@ From ``vllm/platforms/cuda.py`` and ``vllm/v1/attention/backends`` of 0.8.5 to 0
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 import msgspec
 
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, json_flag
 from vllm_launchers.vllm.release_defaults import Release
 
 BACKEND_FLAG = "attention-backend"
@@ -57,14 +56,7 @@ def is_fp8(kv_dtype: FlagValue | None) -> bool:
 
 def selected_backend(flags: Flags, environment: Mapping[str, str], release: Release | None) -> str | None:
     """The attention backend requested by name (``FLASHINFER``), or None if vLLM chooses."""
-    asked = flags.get(BACKEND_FLAG) or flags.get(f"{BACKEND_CONFIG}.backend")
-    config = flags.get(BACKEND_CONFIG)
-    by_keys = any(name.startswith(f"{BACKEND_CONFIG}.") for name in flags)  # then vLLM drops the whole
-    if not asked and not by_keys and isinstance(config, str) and config.lstrip().startswith("{"):
-        try:
-            asked = json.loads(config).get("backend")
-        except (ValueError, AttributeError, RecursionError):
-            asked = None
+    asked = flags.get(BACKEND_FLAG) or json_flag(flags, BACKEND_CONFIG).get("backend")
     if not asked and release is not None and release < VARIABLE_READ_BEFORE:
         asked = environment.get(BACKEND_VARIABLE)
     name = str(asked).upper().removesuffix("_VLLM_V1") if asked else ""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, json_object
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.release_defaults import Release
 
@@ -147,11 +147,6 @@ def graph_sizes(flags: Flags) -> Changes | None:
     return _moved({"max-cudagraph-capture-size": largest}, ("cuda-graph-sizes",), flags)
 
 
-def no_mm_cache(flags: Flags) -> Changes | None:
-    """A switch that is now a size of zero."""
-    return becomes("disable-mm-preprocessor-cache", "mm-processor-cache-gb", 0)(flags)
-
-
 def backend_flag(value: str, flags: Flags) -> Changes | None:
     """``VLLM_ATTENTION_BACKEND`` as a flag, without the suffixes that distinguished V0 from V1."""
     name = value.strip().upper()
@@ -213,13 +208,8 @@ def _merged(target: str, given: Mapping[str, Any], old: Iterable[str], flags: Fl
     """Merge ``given`` into a JSON flag's present keys; None if that is not a JSON object."""
     if not given:
         return Changes(unset=_present(old, flags))
-    held: Any = {}
-    if target in flags:
-        try:
-            held = json.loads(str(flags[target]))
-        except (ValueError, RecursionError):
-            return None
-    if not isinstance(held, dict) or any(name.startswith(f"{target}.") for name in flags):
+    held = json_object(flags[target]) if target in flags else {}
+    if held is None or any(name.startswith(f"{target}.") for name in flags):
         return None
     return Changes(set={target: json.dumps({**given, **held})}, unset=_present(old, flags))
 
@@ -395,7 +385,7 @@ _FLAGS: tuple[RemovedFlag, ...] = (
            "remove it: prompt adapters were removed"),
     # Images
     RemovedFlag("disable-mm-preprocessor-cache", (0, 13, 0), "write --mm-processor-cache-gb 0",
-                no_mm_cache),
+                becomes("disable-mm-preprocessor-cache", "mm-processor-cache-gb", 0)),
     RemovedFlag("enable-multimodal-encoder-data-parallel", (0, 13, 0), "write --mm-encoder-tp-mode data",
                 becomes("enable-multimodal-encoder-data-parallel", "mm-encoder-tp-mode", "data")),
     *_gone(NEVER, "image-input-type image-token-id image-input-shape image-feature-size", _UNUSED),

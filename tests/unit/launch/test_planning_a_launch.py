@@ -160,7 +160,7 @@ def test_what_a_server_holds_is_free_for_its_own_restart() -> None:
 def ready(resolved: LaunchPlan, folder: Path) -> ServerRecord:
     preset = read_presets(None)[0]["chatbot"]
     predicted = {name: resolved.details.predicted[name] for name in ("weights_gib", "kv_gib")}
-    details = Details.of(resolved.plan, preset, gpu_kind=resolved.details.gpu_kind, predicted=predicted)
+    details = replace(Details.of(resolved.plan, preset), gpu_kind=resolved.details.gpu_kind, predicted=predicted)
     spec = LaunchSpec(argv=resolved.plan.argv, host="127.0.0.1", port=8000, details=pack(details))
     (folder / "server.log").write_text("an earlier generation\n" + LOG)
     offset = len("an earlier generation\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 import msgspec
@@ -11,7 +10,7 @@ from vllm_launchers.engine_model.gpus import batch_defaults
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.flags import CHUNKED, token_count
-from vllm_launchers.vllm.flags.changes import Flags, whole_number
+from vllm_launchers.vllm.flags.changes import Flags, json_flag, whole_number
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.release_defaults import (
@@ -360,23 +359,6 @@ def _draft(facts: ModelFacts, flags: Flags, assumed: list[str], draft: ModelFact
         count = "its KV cache neither" if layers is None else f"its KV cache is, with {layers} layer(s)"
         assumed.append(f"the draft model's weights are not counted; {count}")
     return layers or 0, tokens
-
-
-def json_flag(flags: Flags, name: str) -> Mapping[str, object]:
-    """A JSON flag's keys, whether set as a whole or key by key (``name.key``); empty if it is not an object.
-
-    If keys are set by themselves, vLLM drops the whole.
-    """
-    prefix, value = f"{name}.", flags.get(name)
-    if keys := {key[len(prefix) :].replace("-", "_"): flags[key] for key in flags if key.startswith(prefix)}:
-        return keys
-    if not isinstance(value, str) or not value.lstrip().startswith("{"):
-        return {}
-    try:
-        document = json.loads(value)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def captured_batches(flags: Flags, seqs: int, draft_tokens: int = 0) -> list[int]:

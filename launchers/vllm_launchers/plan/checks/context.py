@@ -12,7 +12,7 @@ from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import LENGTH, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.vllm.flags.changes import Changes, Flags
+from vllm_launchers.vllm.flags.changes import Changes, Flags, json_object
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.release_defaults import Release
 
@@ -77,11 +77,7 @@ def _overrides(flags: Flags) -> Mapping[str, Any] | None:
             place[last] = value
     if keys or _OVERRIDES not in flags:
         return keys
-    try:
-        document = json.loads(str(flags[_OVERRIDES]))
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
+    return json_object(flags[_OVERRIDES])
 
 
 def _only_yarn(plan: Plan, changed: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from vllm_launchers.plan.budget.memory_flags import (
     whole_prompts,
 )
 from vllm_launchers.plan.checks.request import fewer_sequences, simulated, target_of, utilization
-from vllm_launchers.plan.choices.inputs import BudgetFor
+from vllm_launchers.plan.choices.inputs import BudgetFor, fits_with
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import (
     BATCHED,
@@ -510,8 +510,8 @@ def _utilization(plan: Plan, budget: BudgetFor | None) -> Iterator[PlanFinding]:
         f"since it sizes the KV cache before all that it needs is known. Use at most {HIGHEST_UTILIZATION}"
     )
     lower = Changes(set={UTILIZATION: HIGHEST_UTILIZATION})
-    found = budget(apply_changes(plan.flags, lower)) if budget is not None else None
-    yield PlanFinding("utilization_high", Level.WARNING, text, lower if found is None or found.fits else None)
+    too_little = fits_with(budget, apply_changes(plan.flags, lower)) is False
+    yield PlanFinding("utilization_high", Level.WARNING, text, None if too_little else lower)
 
 
 def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
@@ -557,8 +557,8 @@ def _batching(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Itera
 def _more_or_fewer(larger: Changes, plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes:
     """Larger steps; fewer sequences where memory does not hold such steps."""
     fewer = fewer_sequences(plan, inputs)
-    found = budget(apply_changes(plan.flags, larger)) if budget is not None else None
-    return larger if fewer is None or found is None or found.fits else fewer
+    too_little = fits_with(budget, apply_changes(plan.flags, larger)) is False
+    return fewer if fewer is not None and too_little else larger
 
 
 def _over_default_step(

@@ -24,7 +24,7 @@ from vllm_launchers.plan.checks.request import (
     way_without_flags,
     without_fixed_size,
 )
-from vllm_launchers.plan.choices.inputs import BudgetFor
+from vllm_launchers.plan.choices.inputs import BudgetFor, fits_with
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import BLOCKS, DATA, KV_DTYPE, LENGTH, PIPELINE, TENSOR, UTILIZATION
 from vllm_launchers.plan.inputs import PlanInputs
@@ -105,8 +105,9 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: Budg
         if is_held_by_others(gpu):
             yield PlanFinding("gpu_shared", Level.ADVICE, f"{who}: memory they allocate later is lost to this server")
         return
-    less = budget({**plan.flags, UTILIZATION: fitting}) if budget is not None and fitting >= LEAST_UTILIZATION else None
-    fix = Changes(set={UTILIZATION: fitting}) if less is not None and less.fits else None
+    less = {UTILIZATION: fitting}
+    fits = fitting >= LEAST_UTILIZATION and fits_with(budget, {**plan.flags, **less})
+    fix = Changes(set=less) if fits else None
     why = f"; {limit}" if limit else ""
     text = (
         f"{who}{why}: {free:.1f} GiB available; {needed - free:.1f} GiB short of "
@@ -156,8 +157,7 @@ def _beyond(plan: Plan, inputs: PlanInputs, memory: MemoryBudget, budget: Budget
     most = math.floor((gpu.kv_gib + gpu.free_gib) * 10) / 10
     size = int(whole(plan.flags, BLOCKS, 0) * most / gpu.kv_gib if name == BLOCKS else most * GIB)
     smaller = {name: size}
-    less = budget({**plan.flags, **smaller}) if budget is not None and size > 0 else None
-    fix = Changes(set=smaller) if less is not None and less.fits else None
+    fix = Changes(set=smaller) if size > 0 and fits_with(budget, {**plan.flags, **smaller}) else None
     way = f"{most:.1f} GiB would fit" if fix is not None else way_without_flags(plan, inputs)
     return PlanFinding("kv_cache_too_large", Level.ERROR, f"{text}; {way}", fix, surely=False)
 
@@ -166,22 +166,19 @@ def _smaller(
     plan: Plan, inputs: PlanInputs, memory: MemoryBudget, workload: Workload | None, budget: BudgetFor | None
 ) -> tuple[Changes | None, str]:
     """The least costly fix: a shorter context while requests still fit, then an FP8 cache, then more GPUs."""
-    if (rest := without_fixed_size(plan)) is not None and budget is not None:
-        found = budget(rest)
-        if found is not None and found.fits:
-            fixed = fixed_size(plan)
-            return Changes(unset=fixed), f"; {_set(plan, fixed)} limits it, and without it fits"
+    if (rest := without_fixed_size(plan)) is not None and fits_with(budget, rest):
+        fixed = fixed_size(plan)
+        return Changes(unset=fixed), f"; {_set(plan, fixed)} limits it, and without it fits"
     wanted = workload.input_tokens_p95 + workload.output_tokens_p95 if workload is not None else SHORTEST
     longest = longest_context(plan.flags, memory, budget, longest_supported(plan, inputs))
     if longest is not None and longest >= min(wanted, memory.max_model_len or wanted):
         return Changes(set={LENGTH: longest}), f"; {longest:,} would fit"
-    if budget is not None:
-        eight = {KV_DTYPE: "fp8"}
-        offered = KV_DTYPE not in plan.flags and fp8_cache_of(plan, inputs).works is True
-        if offered and (found := budget({**plan.flags, **eight})) is not None and found.fits:
-            return Changes(set=eight), f"; it fits with --{KV_DTYPE} fp8 (answers can differ slightly)"
-        if (more := _more_gpus(plan, inputs, budget)) is not None:
-            return more, ""
+    eight = {KV_DTYPE: "fp8"}
+    offered = KV_DTYPE not in plan.flags and fp8_cache_of(plan, inputs).works is True
+    if offered and fits_with(budget, {**plan.flags, **eight}):
+        return Changes(set=eight), f"; it fits with --{KV_DTYPE} fp8 (answers can differ slightly)"
+    if (more := _more_gpus(plan, inputs, budget)) is not None:
+        return more, ""
     if longest is not None and longest >= SHORTEST:
         return Changes(set={LENGTH: longest}), f"; {longest:,} would fit, but requests need {wanted:,}"
     return None, f"; {way_without_flags(plan, inputs)}"
@@ -200,8 +197,7 @@ def longest_context(
     """
     most = memory.max_model_len
     if most is not None and supported is not None and supported < most and budget is not None:
-        found = budget({**flags, LENGTH: supported})
-        if found is not None and found.fits:
+        if fits_with(budget, {**flags, LENGTH: supported}):
             return supported
         most = supported
     if most is None or memory.kv_gib <= 0:
@@ -213,8 +209,7 @@ def longest_context(
     low, high = 0, (most - 1) // STEP
     while low < high:
         middle = (low + high + 1) // 2
-        found = budget({**flags, LENGTH: middle * STEP})
-        low, high = (middle, high) if found is not None and found.fits else (low, middle - 1)
+        low, high = (middle, high) if fits_with(budget, {**flags, LENGTH: middle * STEP}) else (low, middle - 1)
     if memory.kv_tokens is not None and 0 < low * STEP - memory.kv_tokens < STEP:
         low -= 1  # tokens are counted for requests of the present length, whose last block is not full
     return low * STEP or None
@@ -222,11 +217,9 @@ def longest_context(
 
 def _larger_share(plan: Plan, budget: BudgetFor | None) -> Changes | None:
     """A larger share of the same GPU with which it fits."""
-    if budget is None:
-        return None
     for share in LARGER_SHARES:
         more = {UTILIZATION: share}
-        if share > utilization(plan) and (found := budget({**plan.flags, **more})) is not None and found.fits:
+        if share > utilization(plan) and fits_with(budget, {**plan.flags, **more}):
             return Changes(set=more)
     return None
 
@@ -234,8 +227,7 @@ def _larger_share(plan: Plan, budget: BudgetFor | None) -> Changes | None:
 def _fewer(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes | None:
     """As many sequences as vLLM itself would run, if it fits with them: each takes memory in every step."""
     fewer = fewer_sequences(plan, inputs)
-    found = budget(apply_changes(plan.flags, fewer)) if budget is not None and fewer is not None else None
-    return fewer if found is not None and found.fits else None
+    return fewer if fewer is not None and fits_with(budget, apply_changes(plan.flags, fewer)) else None
 
 
 def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes | None:
@@ -252,10 +244,7 @@ def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Chan
         drop = tuple(name for name in (PIPELINE, DATA) if name in plan.flags) if size * others > there else ()
         more = Changes(set={TENSOR: size}, unset=drop)
         flags = apply_changes(plan.flags, more)
-        if tensor_problem(inputs.facts, flags):
-            continue
-        found = budget(flags)
-        if found is not None and found.fits:
+        if not tensor_problem(inputs.facts, flags) and fits_with(budget, flags):
             return more
     return None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from vllm_launchers.plan.alternatives import Alternative, thrift
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.checks.request import fixed_size, without_fixed_size
-from vllm_launchers.plan.choices.inputs import BudgetFor
+from vllm_launchers.plan.choices.inputs import BudgetFor, fits_with
 from vllm_launchers.plan.choices.layout import LONG_AT_ONCE, UNASKED, format_layout, held_at_p95
 from vllm_launchers.plan.choices.lengths import rounded_up
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -124,13 +124,11 @@ def _ways_out(alternatives: Sequence[Alternative], held: float, more: Alternativ
 def _longer(plan: Plan, length: int, budget: BudgetFor) -> tuple[Changes | None, str]:
     """The changes with which requests of this length fit, and where none are known, why not."""
     longer = {LENGTH: length}
-    found = budget({**plan.flags, **longer})
-    if found is None:
-        return None, ""
-    if found.fits:
-        return Changes(set=longer), ""
+    fits = fits_with(budget, {**plan.flags, **longer})
+    if fits is not False:
+        return (Changes(set=longer) if fits else None), ""
     rest, fixed = without_fixed_size(plan), fixed_size(plan)
-    if rest is not None and (found := budget({**rest, **longer})) is not None and found.fits:
+    if rest is not None and fits_with(budget, {**rest, **longer}):
         flags = " ".join(f"--{name} {plan.flags[name]}" for name in fixed)
         return Changes(set=longer, unset=fixed), f"; {length:,} fit without {flags}"
     return None, f"; {length:,} do not fit either: use more GPUs, or a smaller or quantized model"

@@ -96,6 +96,12 @@ class BudgetFor(Protocol):
         """The budget of the GPU with the least room, for one copy of the model (data-parallel rank)."""
 
 
+def fits_with(budget: BudgetFor | None, flags: Flags) -> bool | None:
+    """Whether a launch with these flags fits in memory; None if unknown."""
+    found = budget(flags) if budget is not None else None
+    return found.fits if found is not None else None
+
+
 class SeenRoom(msgspec.Struct, frozen=True):
     """What one engine's KV cache was observed to have room for.
 

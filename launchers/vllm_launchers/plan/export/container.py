@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -17,6 +16,7 @@ from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import redact_argv, redact_environment
 from vllm_launchers.vllm.engines import EngineKind
+from vllm_launchers.vllm.flags.changes import json_object
 from vllm_launchers.vllm.flags.several_words import several_words
 
 IMAGE = "vllm/vllm-openai"
@@ -132,7 +132,7 @@ def _adapters(value: object) -> Iterator[str]:
     if not isinstance(value, str):
         return
     for word in several_words("lora-modules", value) or (value,):
-        document = _json(word)
+        document = json_object(word)
         path = document.get("path") if document else word.partition("=")[2]
         if isinstance(path, str) and path.startswith("/"):
             yield path
@@ -140,17 +140,9 @@ def _adapters(value: object) -> Iterator[str]:
 
 def _draft(value: object) -> Iterator[str]:
     """The folder of the draft model of ``--speculative-config``."""
-    path = _json(value).get("model") if isinstance(value, str) else None
+    path = (json_object(value) or {}).get("model")
     if isinstance(path, str) and path.startswith("/"):
         yield path
-
-
-def _json(text: str) -> dict[str, object]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 # -- a plan as a Docker Compose service. Pure -------------------------------------------------------------------------

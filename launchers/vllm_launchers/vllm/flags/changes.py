@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -29,6 +31,25 @@ def whole_number(flags: Flags, name: str, otherwise: int = 1) -> int:
     value = flags.get(name)
     value = human_int(value) if isinstance(value, str) else value
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
+
+
+def json_object(text: object) -> dict[str, Any] | None:
+    """The JSON object that a flag's value is; None if it is none."""
+    try:
+        document = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def json_flag(flags: Flags, name: str) -> Mapping[str, Any]:
+    """A JSON flag's keys, whether set as a whole or key by key (``name.key``); empty if it is not an object.
+
+    If keys are set by themselves, vLLM drops the whole.
+    """
+    prefix = f"{name}."
+    keys = {key[len(prefix) :].replace("-", "_"): flags[key] for key in flags if key.startswith(prefix)}
+    return keys or json_object(flags.get(name)) or {}
 
 
 class Changes(msgspec.Struct, frozen=True):

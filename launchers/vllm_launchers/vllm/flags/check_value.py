@@ -17,7 +17,7 @@ import msgspec
 
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.bounds import out_of_bounds
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue, Number, human_int
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, Number, human_int, json_object
 from vllm_launchers.vllm.flags.check_nested import key_problem, nested_problem, part_at, with_plain_keys
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import parse_release
@@ -292,11 +292,8 @@ class Given:
         """A key of a JSON flag, set in either way, or None. vLLM drops a whole object if keys are set by themselves."""
         if keys := self._keys.get(name):
             return None if keys.get(key) == "null" else keys.get(key)
-        try:
-            document = json.loads(self.text(name)) if self.has(name) else {}
-        except (ValueError, RecursionError):
-            return None
-        return with_plain_keys(name, document).get(key) if isinstance(document, dict) else None
+        document = json_object(self.text(name)) if self.has(name) else None
+        return with_plain_keys(name, document).get(key) if document is not None else None
 
 
 _CHECKED = (0, 32)
