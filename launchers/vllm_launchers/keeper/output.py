@@ -21,6 +21,7 @@ import select
 import stat
 import termios
 import threading
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -155,6 +156,16 @@ def open_for_server(folder: Path) -> int:
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return fd
+
+
+@contextlib.contextmanager
+def server_output(folder: Path) -> Iterator[int]:
+    """`open_for_server` for as long as the context lasts."""
+    fd = open_for_server(folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def open_output(folder: Path, place: OutputPosition | None) -> ServerOutput:

@@ -26,7 +26,7 @@ from vllm_launchers.keeper import processes, spawn
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.lifecycle import Post, PreparedStep
 from vllm_launchers.keeper.log_forwarder import Redaction
-from vllm_launchers.keeper.output import open_for_server
+from vllm_launchers.keeper.output import server_output
 from vllm_launchers.keeper.record_writer import RecordWriter
 from vllm_launchers.keeper.records import Generation, LaunchSpec, Preparation, PreparationStep, ProcessIdentity
 from vllm_launchers.keeper.spawn import ProcessCommand, SpawnError
@@ -392,17 +392,11 @@ class RestartPreparation:
         return process.process
 
     def _go(self, process: PreparedProcess) -> None:
-        output = open_for_server(self._folder)
-        try:
+        with server_output(self._folder) as output:
             process.go(output)
-        finally:
-            os.close(output)
 
     def _write_output(self, process: PreparedProcess) -> None:
         """Add what it has printed to the log: it ended before it waited."""
-        with contextlib.suppress(OSError, KeeperError):  # a full disk
-            output = open_for_server(self._folder)
-            try:
-                os.write(output, process.output())
-            finally:
-                os.close(output)
+        # A full disk is no reason to fail.
+        with contextlib.suppress(OSError, KeeperError), server_output(self._folder) as output:
+            os.write(output, process.output())

@@ -35,7 +35,7 @@ from vllm_launchers.keeper.lifecycle import (
 )
 from vllm_launchers.keeper.log_forwarder import LogForwarder
 from vllm_launchers.keeper.node_link import NodeLink
-from vllm_launchers.keeper.output import open_for_server
+from vllm_launchers.keeper.output import server_output
 from vllm_launchers.keeper.preparation import PreparedProcess, RestartPreparation
 from vllm_launchers.keeper.process_group import ProcessGroup
 from vllm_launchers.keeper.record_writer import Notes, RecordWriter
@@ -347,12 +347,9 @@ class Supervisor:
 
         Raises `SecretMissingError`, `UnwrittenError`, `SpawnError`, OSError.
         """
-        output = open_for_server(self._context.folder)
-        try:
+        with server_output(self._context.folder) as output:
             command = server_process_command(self._context, spec, spec.argv, self._secrets, output)
             return spawn.start(command, lambda server: self.record_writer.change(insist=True, server=server))
-        finally:
-            os.close(output)
 
     def _sidecar_command(self) -> SidecarCommand | None:
         """What is to run beside the server as it is now."""
@@ -557,12 +554,8 @@ class Supervisor:
 
     def _mark_log(self, text: str) -> None:
         """Add a line to the server's log: what ends it is not vLLM's to say, and a log is read on its own."""
-        with contextlib.suppress(OSError, KeeperError):
-            output = open_for_server(self._context.folder)
-            try:
-                os.write(output, f"{NODE_MARK}{text}\n".encode(errors="replace"))
-            finally:
-                os.close(output)
+        with contextlib.suppress(OSError, KeeperError), server_output(self._context.folder) as output:
+            os.write(output, f"{NODE_MARK}{text}\n".encode(errors="replace"))
 
     # -- exit and stop ---------------------------------------------------------------------------------------------
 

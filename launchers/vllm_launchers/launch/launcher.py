@@ -114,37 +114,14 @@ Recorded = Callable[[Path, Sequence[LaunchSpec]], tuple[LaunchSpec, Recording]]
 """Puts a recording into a server's folder; returns what is to run, and what it goes on from."""
 
 
-def _no_sidecar(plan: LaunchPlan, folder: Path) -> Sequence[str]:
-    del plan, folder
-    return ()
-
-
-def _nothing() -> None:
-    return
-
-
-def _unprepared(launch: LaunchPlan, folder: Path) -> PreparedLaunch | None:
-    del launch, folder
-    return None
-
-
-def _unjudged(plan: Plan) -> Plan:
-    return plan
-
-
-def _as_it_is(record: ServerRecord) -> ServerRecord:
-    return record
-
-
 class Launcher:
     """Starts and restarts servers below the state folder ``state``.
 
     ``refresh`` is called before planning, so that the planner's GPUs are up to date. ``noted`` gets the record of each
     server after its launch, and before a restart. ``judged`` adds the engine's own verdict to the plan of a launch, if
     that is known; ``prepared`` returns the keeper that has prepared exactly this launch, if there is one.
-    ``not_retryable`` are log lines that show that another automatic
-    start would fail the same way; requested only if a keeper may restart a server. ``prepare`` and ``rollback`` hold
-    for restarts whose options leave them out.
+    ``not_retryable`` are log lines that show that another automatic start would fail the same way; requested only if a
+    keeper may restart a server. ``prepare`` and ``rollback`` hold for restarts whose options leave them out.
     """
 
     def __init__(
@@ -153,14 +130,14 @@ class Launcher:
         planner: Planner,
         records: ServerRecords,
         *,
-        sidecar: SidecarCommand = _no_sidecar,
-        not_retryable: Callable[[], Sequence[NotRetryable]] = tuple,
-        refresh: Callable[[], None] = _nothing,
-        noted: Callable[[ServerRecord], ServerRecord] = _as_it_is,
-        judged: Callable[[Plan], Plan] = _unjudged,
-        prepared: Callable[[LaunchPlan, Path], PreparedLaunch | None] = _unprepared,
-        prepare: bool = True,
-        rollback: bool = True,
+        sidecar: SidecarCommand,
+        not_retryable: Callable[[], Sequence[NotRetryable]],
+        refresh: Callable[[], None],
+        noted: Callable[[ServerRecord], ServerRecord],
+        judged: Callable[[Plan], Plan],
+        prepared: Callable[[LaunchPlan, Path], PreparedLaunch | None],
+        prepare: bool,
+        rollback: bool,
     ) -> None:
         self.planner = planner
         self._state, self._records = state, records

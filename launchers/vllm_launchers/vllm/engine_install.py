@@ -348,8 +348,6 @@ def _with_sizes(wheels: Sequence[Wheel]) -> list[Wheel]:
 
 
 def _free_bytes(folder: Path) -> int:
-    import shutil
-
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

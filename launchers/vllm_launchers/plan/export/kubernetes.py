@@ -44,10 +44,7 @@ def kubernetes(plan: Plan, *, name: str = "") -> str:
         ]
     if downloads:
         documents.insert(0, claim(plan, inside, app))
-    lines = ["Apply with: kubectl apply -f FILE", *inside.notes]
-    if plan.secrets:
-        lines.append(f"First, from a file of NAME=value lines ({', '.join(plan.secrets)}):")
-        lines.append(f"  kubectl create secret generic {app} --from-env-file={app}.env")
+    lines = ["Apply with: kubectl apply -f FILE", *inside.notes, *secret_lines(plan, app)]
     if "VLLM_API_KEY" not in plan.secrets:
         lines.append("Whatever runs in the cluster can use this server: it has no API key (VLLM_API_KEY).")
     if inside.mounts:
@@ -58,6 +55,16 @@ def kubernetes(plan: Plan, *, name: str = "") -> str:
         if downloads:
             lines.append("The volume must be one that several nodes can mount; download the model into it first.")
     return comment(*lines) + "---\n".join(yaml_document(document) for document in documents)
+
+
+def secret_lines(plan: Plan, app: str) -> list[str]:
+    """How to make the Secret that the plan's secrets come from; none if it has no secrets."""
+    if not plan.secrets:
+        return []
+    return [
+        f"First, from a file of NAME=value lines ({', '.join(plan.secrets)}):",
+        f"  kubectl create secret generic {app} --from-env-file={app}.env",
+    ]
 
 
 def labels_of(app: str, part: str = "") -> dict[str, Yaml]:
@@ -94,7 +101,7 @@ def _deployment(plan: Plan, inside: Container, app: str, *, downloads: bool) -> 
             "replicas": 1,
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": labels_of(app)},
-            "template": {"metadata": {"labels": labels_of(app)}, "spec": _pod(plan, served, volumes)},
+            "template": {"metadata": {"labels": labels_of(app)}, "spec": pod(plan, served, volumes)},
         },
     }
 
@@ -116,10 +123,10 @@ def _leader_worker_set(
                 "size": len(nodes.nodes),
                 "restartPolicy": "RecreateGroupOnPodRestart",
                 "leaderTemplate": {
-                    "metadata": {"labels": labels_of(app, "leader")}, "spec": _pod(plan, first, volumes),
+                    "metadata": {"labels": labels_of(app, "leader")}, "spec": pod(plan, first, volumes),
                 },
                 "workerTemplate": {
-                    "metadata": {"labels": labels_of(app, "worker")}, "spec": _pod(plan, others, volumes),
+                    "metadata": {"labels": labels_of(app, "worker")}, "spec": pod(plan, others, volumes),
                 },
             },
         },
@@ -134,7 +141,8 @@ def _joining(nodes: NodesPlan, rank: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _pod(plan: Plan, inside: dict[str, Yaml], volumes: list[Yaml]) -> dict[str, Yaml]:
+def pod(plan: Plan, inside: dict[str, Yaml], volumes: list[Yaml]) -> dict[str, Yaml]:
+    """A pod of one container."""
     return {
         # Otherwise a Service named vllm gives the pod a VLLM_PORT that is not a number, and vLLM ends on it.
         "enableServiceLinks": False,

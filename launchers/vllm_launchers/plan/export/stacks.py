@@ -17,8 +17,10 @@ from vllm_launchers.plan.export.kubernetes import (
     claim,
     labels_of,
     literal,
+    pod,
     pod_container,
     pod_volumes,
+    secret_lines,
     served_parts,
     volume_size,
 )
@@ -70,15 +72,12 @@ def kserve(plan: Plan, *, name: str = "") -> str:
                 "minReplicas": 1,
                 "maxReplicas": 1,
                 "deploymentStrategy": {"type": "Recreate"},
-                "enableServiceLinks": False,
-                "terminationGracePeriodSeconds": stop_seconds(plan),
-                "containers": [served],
-                "volumes": volumes,
+                **pod(plan, served, volumes),
             }
         },
     }
     documents = [claim(plan, inside, app), service] if downloads else [service]
-    lines = [*_checked("KServe"), "Apply with: kubectl apply -f FILE", *inside.notes, *_secrets(plan, app)]
+    lines = [*_checked("KServe"), "Apply with: kubectl apply -f FILE", *inside.notes, *secret_lines(plan, app)]
     return comment(*lines) + "---\n".join(yaml_document(document) for document in documents)
 
 
@@ -134,7 +133,7 @@ def llm_d(plan: Plan, *, name: str = "") -> str:
         f"Apply with: helm install {app} llm-d-modelservice/llm-d-modelservice -f FILE",
         "llm-d's router and its InferencePool are installed apart; the pods have the label that the pool selects.",
         *inside.notes,
-        *_secrets(plan, app),
+        *secret_lines(plan, app),
     ]
     return comment(*lines) + yaml_document(values)
 
@@ -201,7 +200,7 @@ def production_stack(plan: Plan, *, name: str = "") -> str:
         "helm repo add vllm https://vllm-project.github.io/production-stack",
         f"Apply with: helm install {app} vllm/vllm-stack -f FILE",
         *inside.notes,
-        *_secrets(plan, app),
+        *secret_lines(plan, app),
     ]
     return comment(*lines) + yaml_document({"servingEngineSpec": engine})
 
@@ -217,15 +216,6 @@ def _single(plan: Plan, stack: str) -> Container:
 
 def _checked(stack: str) -> list[str]:
     return [f"For {stack}; compared with the schema of {CHECKED[stack]}."]
-
-
-def _secrets(plan: Plan, app: str) -> list[str]:
-    if not plan.secrets:
-        return []
-    return [
-        f"First, from a file of NAME=value lines ({', '.join(plan.secrets)}):",
-        f"  kubectl create secret generic {app} --from-env-file={app}.env",
-    ]
 
 
 def _extra_volumes(inside: Container, app: str) -> tuple[list[Yaml], list[Yaml]]:
