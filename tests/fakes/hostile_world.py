@@ -85,7 +85,7 @@ class World:
         )
         quoted = json.dumps(EVIL.replace("\U000e0041", ""))
         (presets / "worse.toml").write_text(f'extends = "chatbot"\nsummary = {quoted}\n{quoted} = 1\n')
-        since, until = utc(time.time() - 60), utc(time.time() + 3600)
+        since, until = utc(time.time() - 60).isoformat(), utc(time.time() + 3600).isoformat()
         server = {"name": EVIL, "preset": EVIL, "model": EVIL, "engine": EVIL, "gpus": [0], "port": 1, "since": since}
         page = {"version": 1, "claims": [{"gpus": [0], "since": since, "until": until, "why": WORST}]}
         own = {"pid": os.getpid(), "start_time": int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])}

@@ -138,7 +138,12 @@ def claims(*entries: dict[str, object]) -> bytes:
 def test_a_hostile_board_says_nothing_in_another_persons_name(tmp_path):
     board, now = tmp_path / "board", time.time()
     board.mkdir()
-    good = {"gpus": [2], "since": utc(now), "until": utc(now + 3600), "why": "training \x1b[31m[bold]\n\x07run"}
+    good = {
+        "gpus": [2],
+        "since": utc(now).isoformat(),
+        "until": utc(now + 3600).isoformat(),
+        "why": "training \x1b[31m[bold]\n\x07run",
+    }
     page_of(board, NOBODY, claims(good))
     page_of(board, 2001, claims(good), owner=2002)
     (board / "2003.json").symlink_to(board / f"{NOBODY}.json")
@@ -146,9 +151,9 @@ def test_a_hostile_board_says_nothing_in_another_persons_name(tmp_path):
     page_of(board, 2004, b"x" * 300_000)
     page_of(board, 2005, b"[" * 200_000)
     page_of(board, 2006, b'{"version": 1, "claims": [1, {"gpus": ["2"]}, {"gpus": [' + b"9" * 5000 + b"]}]}")
-    page_of(board, 2007, claims({**good, "since": utc(now + 7200), "until": utc(now + 9000)}))
-    page_of(board, 2008, claims({**good, "until": utc(now + 30 * 86_400)}))
-    page_of(board, 2009, claims({**good, "until": utc(now - 1)}))
+    page_of(board, 2007, claims({**good, "since": utc(now + 7200).isoformat(), "until": utc(now + 9000).isoformat()}))
+    page_of(board, 2008, claims({**good, "until": utc(now + 30 * 86_400).isoformat()}))
+    page_of(board, 2009, claims({**good, "until": utc(now - 1).isoformat()}))
     page_of(board, 2010, json.dumps({"version": 2}).encode())
     page_of(board, 2011, b"\xff\xfe\x00")
     os.mkfifo(board / "2012.json")

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from vllm_launchers.errors import FleetError
@@ -24,6 +25,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import close_to_others
 from vllm_launchers.procfs import PROC
 from vllm_launchers.procfs import stat as process_stat
+from vllm_launchers.typed_decoding import convert
 
 T = TypeVar("T")
 
@@ -100,28 +102,57 @@ class Board(msgspec.Struct, frozen=True):
     unsafe: str = ""
 
 
+Gpus = Annotated[tuple[Annotated[int, Meta(ge=0, le=LAST_GPU)], ...], Meta(max_length=MOST_GPUS)]
+Moment = Annotated[datetime, Meta(tz=True)]
+
+
+class _ClaimEntry(msgspec.Struct, kw_only=True):
+    """A claim as it is in a file."""
+
+    gpus: Gpus
+    since: Moment
+    until: Moment
+    why: str = ""
+
+
+class _ServerEntry(msgspec.Struct, kw_only=True):
+    """A server as it is in a file."""
+
+    name: str
+    preset: str = ""
+    model: str = ""
+    engine: str = ""
+    gpus: Gpus
+    port: Annotated[int, Meta(ge=0, le=65_535)]
+    since: Moment
+    pid: Annotated[int, Meta(ge=0, le=1 << 31)]
+    start_time: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    open: bool = False
+
+
 def dump(page: BoardPage) -> bytes:
     """A page as the text of its file."""
     claims = [
-        {"gpus": list(one.gpus), "since": utc(one.since), "until": utc(one.until), "why": safe_line(one.why)}
+        _ClaimEntry(gpus=one.gpus, since=utc(one.since), until=utc(one.until), why=safe_line(one.why))
         for one in page.claims
     ]
     servers = [
-        {
-            "name": safe_line(one.name),
-            "preset": safe_line(one.preset),
-            "model": safe_line(one.model),
-            "engine": safe_line(one.engine),
-            "gpus": list(one.gpus),
-            "port": one.port,
-            "since": utc(one.since),
-            "pid": one.pid,
-            "start_time": one.start_time,
-            "open": one.open,
-        }
+        _ServerEntry(
+            name=safe_line(one.name),
+            preset=safe_line(one.preset),
+            model=safe_line(one.model),
+            engine=safe_line(one.engine),
+            gpus=one.gpus,
+            port=one.port,
+            since=utc(one.since),
+            pid=one.pid,
+            start_time=one.start_time,
+            open=one.open,
+        )
         for one in page.servers
     ]
-    return (json.dumps({"version": VERSION, "claims": claims, "servers": servers}, indent=1) + "\n").encode()
+    document = {"version": VERSION, "claims": claims, "servers": servers}
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 def parse_claims(data: bytes, now: float) -> tuple[BoardPage, list[str]]:
@@ -139,14 +170,14 @@ def parse_claims(data: bytes, now: float) -> tuple[BoardPage, list[str]]:
     if document["version"] > VERSION:
         raise BoardError("was written by a newer vllm-console")
     problems: list[str] = []
-    claims = _each(document, "claims", lambda one: _claim(one, now), problems)
-    servers = _each(document, "servers", lambda one: _server(one, now), problems)
+    claims = _each(document, "claims", lambda one: _claim(convert(one, _ClaimEntry), now), problems)
+    servers = _each(document, "servers", lambda one: _server(convert(one, _ServerEntry), now), problems)
     return BoardPage(tuple(one for one in claims if one.until > now), tuple(servers)), problems
 
 
-def utc(at: float) -> str:
-    """Unix seconds in written form."""
-    return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def utc(at: float) -> datetime:
+    """Unix seconds as a time of the board, in whole seconds."""
+    return datetime.fromtimestamp(int(at), UTC)
 
 
 def format_until(until: float, now: float) -> str:
@@ -168,13 +199,7 @@ def safe_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text[: MOST_TEXT * 4])[:MOST_TEXT].strip()
 
 
-class _BadError(Exception):
-    """An entry with impossible values."""
-
-
-def _each(
-    document: Mapping[str, Any], name: str, read: Callable[[Mapping[str, Any]], T], problems: list[str]
-) -> list[T]:
+def _each(document: Mapping[str, Any], name: str, read: Callable[[object], T], problems: list[str]) -> list[T]:
     entries = document.get(name, [])
     if not isinstance(entries, list):
         problems.append(f"its {name} are not a list")
@@ -182,77 +207,47 @@ def _each(
     found = []
     for number, entry in enumerate(entries[:MOST_ENTRIES], 1):
         try:
-            if not isinstance(entry, dict):
-                raise _BadError("is none")
             found.append(read(entry))
-        except _BadError as error:
-            problems.append(f"number {number} of its {name} {error}")
+        except (msgspec.ValidationError, ValueError, BoardError) as error:
+            problems.append(f"number {number} of its {name}: {error}")
     if len(entries) > MOST_ENTRIES:
         problems.append(f"of its {len(entries)} {name} {MOST_ENTRIES} are read")
     return found
 
 
-def _claim(entry: Mapping[str, Any], now: float) -> Claim:
-    gpus, since, until = _gpus(entry), _time(entry, "since"), _time(entry, "until")
-    if not gpus:
-        raise _BadError("names no GPU")
-    if since > now + SKEW_SECONDS:
-        raise _BadError("begins in the future")
+def _claim(entry: _ClaimEntry, now: float) -> Claim:
+    since, until = _begun(entry.since, now), entry.until.timestamp()
+    if not entry.gpus:
+        raise BoardError("it names no GPU")
     if until > now + LONGEST_SECONDS + SKEW_SECONDS:
-        raise _BadError(f"holds for longer than {LONGEST_SECONDS / 86_400:.0f} days")
-    return Claim(gpus, since, until, safe_line(_text(entry, "why")))
+        raise BoardError(f"it holds for longer than {LONGEST_SECONDS / 86_400:.0f} days")
+    return Claim(tuple(sorted({*entry.gpus})), since, until, safe_line(entry.why))
 
 
-def _server(entry: Mapping[str, Any], now: float) -> Announced:
-    since = _time(entry, "since")
-    if since > now + SKEW_SECONDS:
-        raise _BadError("begins in the future")
-    name = safe_line(_text(entry, "name"))
+def _server(entry: _ServerEntry, now: float) -> Announced:
+    name = safe_line(entry.name)
     if not name:
-        raise _BadError("has no name")
+        raise BoardError("it has no name")
     return Announced(
         name,
-        safe_line(_text(entry, "preset")),
-        safe_line(_text(entry, "model")),
-        safe_line(_text(entry, "engine")),
-        _gpus(entry),
-        _number(entry, "port", 65_535),
-        since,
-        _number(entry, "pid", 1 << 31),
-        _number(entry, "start_time", 1 << 63),
-        open=entry.get("open") is True,
+        safe_line(entry.preset),
+        safe_line(entry.model),
+        safe_line(entry.engine),
+        tuple(sorted({*entry.gpus})),
+        entry.port,
+        _begun(entry.since, now),
+        entry.pid,
+        entry.start_time,
+        open=entry.open,
     )
 
 
-def _text(entry: Mapping[str, Any], key: str) -> str:
-    value = entry.get(key, "")
-    if not isinstance(value, str):
-        raise _BadError(f"has no text as its {key}")
-    return value
-
-
-def _number(entry: Mapping[str, Any], key: str, most: int) -> int:
-    value = entry.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise _BadError(f"has no number as its {key}")
-    return value
-
-
-def _gpus(entry: Mapping[str, Any]) -> tuple[int, ...]:
-    value = entry.get("gpus")
-    if not isinstance(value, list) or len(value) > MOST_GPUS:
-        raise _BadError("has no list of GPUs")
-    return tuple(sorted({_number({"gpus": one}, "gpus", LAST_GPU) for one in value}))
-
-
-def _time(entry: Mapping[str, Any], key: str) -> float:
-    text = _text(entry, key)
-    try:
-        if not text.endswith("Z"):
-            raise ValueError(text)
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError) as error:
-        raise _BadError(f"has no time (UTC) as its {key}") from error
+def _begun(since: datetime, now: float) -> float:
+    """When an entry begins, in Unix seconds."""
+    at = since.timestamp()
+    if at > now + SKEW_SECONDS:
+        raise BoardError("it begins in the future")
+    return at
 
 
 def gpus_text(gpus: Sequence[int]) -> str:

@@ -328,15 +328,7 @@ class Launcher:
             UnfitError: the plan has errors that ``force`` does not or may not override.
             FleetError: the port is taken: an ended server's port may belong to another process by now.
         """
-        with launch_lock(self._state):
-            record = client.read(self._state, name)
-            refuse_node(record)
-            with self._alone(record):
-                launch = self.plan_restart(record, changes, options)
-                if planned is not None:
-                    planned(launch.plan)
-                refuse_unfit(launch.plan, force=options.force)
-                return self._again(name, launch, options)
+        return self._replaced(name, options, planned, lambda record: self.plan_restart(record, changes, options))
 
     def switch(
         self,
@@ -353,23 +345,32 @@ class Launcher:
         """
         if options.port is not None:
             raise UsageError("--preset keeps the port and can't be combined with --port")
-        with launch_lock(self._state):
+
+        def plan(record: ServerRecord) -> LaunchPlan:
             self._refresh()
+            return self.planner.plan_switch(record, preset, options, self._records.starting())
+
+        return self._replaced(name, options, planned, plan)
+
+    def _replaced(
+        self,
+        name: str,
+        options: RestartOptions,
+        planned: Callable[[Plan], None] | None,
+        plan: Callable[[ServerRecord], LaunchPlan],
+    ) -> ServerRecord:
+        """Start what ``plan`` says in the place of a server."""
+        with launch_lock(self._state):
             record = client.read(self._state, name)
             refuse_node(record)
-            with self._alone(record):
-                launch = self.planner.plan_switch(record, preset, options, self._records.starting())
+            # Whoever shares its GPUs is asleep or has ended, and is not woken up meanwhile.
+            with one_switch(self._state, self._records.read()[0], record.name):
+                refuse_beside_partner(self._records.read()[0], record)
+                launch = plan(record)
                 if planned is not None:
                     planned(launch.plan)
                 refuse_unfit(launch.plan, force=options.force)
                 return self._again(name, launch, options)
-
-    @contextlib.contextmanager
-    def _alone(self, record: ServerRecord) -> Iterator[None]:
-        """Whoever shares its GPUs is asleep or has ended, and is not woken up meanwhile."""
-        with one_switch(self._state, self._records.read()[0], record.name):
-            refuse_beside_partner(self._records.read()[0], record)
-            yield
 
     def _again(
         self,

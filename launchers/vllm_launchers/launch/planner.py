@@ -213,10 +213,7 @@ class Planner:
             UsageError: a flag is to be unset that the server does not set.
         """
         details = unpack(record.current.spec.details)
-        try:
-            preset = details.as_preset()
-        except ValueError as error:
-            raise FleetError(f"cannot be restarted: {error}. Stop it, then start it again") from error
+        preset = _own_preset(details, "cannot be restarted", ". Stop it, then start it again")
 
         def plan(changes: Changes) -> LaunchPlan:
             resolved = self._in_place_of(record, details, preset, changes, details.environment, options)
@@ -254,10 +251,7 @@ class Planner:
             UsageError: a flag or the port is invalid, or a flag is to be unset that the server does not set.
         """
         details = unpack(record.current.spec.details)
-        try:
-            preset = details.as_preset()
-        except ValueError as error:
-            raise FleetError(f"cannot be planned: {error}") from error
+        preset = _own_preset(details, "cannot be planned")
         _refuse_needless_unset(
             record.name, details.flags, changes, lambda before: self.plan_restart(record, before, RestartOptions())
         )
@@ -290,10 +284,7 @@ class Planner:
     ) -> tuple[Choice, ...]:
         """The flag changes that traffic calls for: same model, engine, address and GPUs, and the flags to ``keep``."""
         details = unpack(record.current.spec.details)
-        try:
-            preset = details.as_preset()
-        except ValueError as error:
-            raise FleetError(f"its record cannot be read: {error}") from error
+        preset = _own_preset(details, "its record cannot be read")
         resolved = self._in_place_of(record, details, preset, Changes(), details.environment, RestartOptions())
         inputs = self._restart_inputs(record.name, resolved, ())
         return suggestions(replace(resolved, workload=workload), inputs, room, keep)
@@ -414,6 +405,18 @@ class Planner:
             raise FleetError("its record does not say which engine ran it. Stop it, then start it again")
         # The simulated engine is part of this program: after an upgrade its path may differ.
         return simulated_engine() if engine.kind is EngineKind.SIMULATED else engine
+
+
+def _own_preset(details: Details, problem: str, way: str = "") -> Preset:
+    """What a server was launched with, as a preset.
+
+    Raises:
+        FleetError: its record lacks data.
+    """
+    try:
+        return details.as_preset()
+    except ValueError as error:
+        raise FleetError(f"{problem}: {error}{way}") from error
 
 
 def _release(version: str) -> Engine:
