@@ -15,11 +15,11 @@ def read(folder: Path, text: str) -> Alerts:
     return read_settings(path).alerts
 
 
-def test_nothing_is_reported_but_to_the_log_by_default(tmp_path: Path) -> None:
+def test_findings_go_only_to_the_log_by_default(tmp_path: Path) -> None:
     assert read(tmp_path, "") == Alerts(severity="warning", terminal=(), webhook="")
 
 
-def test_all_of_it(tmp_path: Path) -> None:
+def test_all_alert_settings(tmp_path: Path) -> None:
     text = """
     severity = "critical"
     terminal = ["bell", "osc777"]
@@ -32,7 +32,7 @@ def test_all_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/x", "http://[::1]:9", "http://localhost", "https://example.org"])
-def test_a_secret_may_go_to_oneself_or_over_https(tmp_path: Path, url: str) -> None:
+def test_secret_may_go_to_loopback_or_https_only(tmp_path: Path, url: str) -> None:
     assert read(tmp_path, f'webhook = "{url}"\nwebhook_header_env = "KEY"').webhook == url
 
 
@@ -53,7 +53,7 @@ def test_a_secret_may_go_to_oneself_or_over_https(tmp_path: Path, url: str) -> N
         ('webhook_header_env = "KEY"', "alerts.webhook is not"),
     ],
 )
-def test_a_mistake_is_named(tmp_path: Path, text: str, told: str) -> None:
+def test_invalid_alert_settings_are_named(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(ConfigError) as error:
         read(tmp_path, text)
     assert told in str(error.value)

@@ -47,7 +47,7 @@ def item(name: str, wanted_plan: Plan, surroundings: ChecklistInputs):
     return next(one for one in checklist(wanted_plan, WORK, surroundings) if one.name == name)
 
 
-def test_where_all_is_well_every_item_says_what_it_saw():
+def test_every_checklist_item_is_ok_and_says_what_it_checked():
     items = checklist(plan(), WORK, around())
     assert {one.status for one in items} == {"ok"}
     assert [one.name for one in items] == [
@@ -66,7 +66,7 @@ def test_where_all_is_well_every_item_says_what_it_saw():
 @pytest.mark.parametrize(
     ("level", "status"), [(Level.ERROR, "error"), (Level.WARNING, "warning"), (Level.ADVICE, "ok")]
 )
-def test_a_finding_of_the_plan_belongs_to_one_item(code, name, level, status):
+def test_plan_finding_belongs_to_one_item(code, name, level, status):
     finding = PlanFinding(code, level, "why", Changes(set={"max-model-len": 8192, "x": True}, unset=("y",)))
     items = checklist(plan(finding), WORK, around())
     touched = [one for one in items if one.status != "ok"]
@@ -76,14 +76,14 @@ def test_a_finding_of_the_plan_belongs_to_one_item(code, name, level, status):
         assert one.codes == (code,)
 
 
-def test_a_fix_can_be_typed_into_a_shell():
+def test_fix_can_be_pasted_into_a_shell():
     finding = PlanFinding("port_taken", Level.ERROR, "why", Changes(set={"speculative-config": '{"a": 1}'}))
     (item,) = [one for one in checklist(plan(finding), WORK, around()) if one.fix]
     assert item.fix == """--set 'speculative-config={"a": 1}'"""
 
 
 @pytest.mark.parametrize(("gpus", "why"), [((), "no GPU is known"), ((0,), "too little is known of the model")])
-def test_memory_without_a_budget_is_unknown_and_not_ok(gpus, why):
+def test_memory_without_a_budget_is_unknown(gpus, why):
     found = item("memory", plan(memory=None, gpus=gpus), around())
     assert (found.status, found.message) == ("unknown", f"not known whether it fits: {why}")
     held = PlanFinding("memory_held", Level.ERROR, "others hold it")
@@ -103,14 +103,14 @@ def test_memory_without_a_budget_is_unknown_and_not_ok(gpus, why):
         ("machine", {"problems": [{"what": "few files", "do": "ulimit"}, {"what": "x", "do": "y"}]}, "and 1 more"),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_a_warning_with_a_fix(name, changes, words):
+def test_missing_requirement_is_a_warning_with_a_fix(name, changes, words):
     found = item(name, plan(), around(**changes))
     assert found.status == "warning"
     assert words in found.message
     assert found.fix
 
 
-def test_a_model_that_would_be_downloaded_is_a_warning():
+def test_model_not_downloaded_is_a_warning():
     one = item("model", plan(), around(model_missing=True))
     assert (one.status, one.fix) == ("warning", "vllm-console models get org/model")
     assert "is not on this machine" in one.message
@@ -118,7 +118,7 @@ def test_a_model_that_would_be_downloaded_is_a_warning():
     assert item("model", plan(finding), around(model_missing=True)).message == "why"
 
 
-def test_a_webhook_alerts_too():
+def test_webhook_counts_as_alerting():
     found = item("alerts", plan(), around(monitoring=Monitoring(URL, problem="none"), webhook=True))
     assert found.status == "ok"
 
@@ -150,7 +150,7 @@ def answer(**data: object) -> bytes:
     return json.dumps({"status": "success", "data": data}).encode()
 
 
-def test_prometheus_says_what_it_scrapes_and_which_rules_it_has(prometheus):
+def test_prometheus_targets_and_rules_are_read(prometheus):
     answers, url = prometheus
     odd = [{"scrapeUrl": "http://[bad"}, {"scrapeUrl": "http://a:99999999"}, {"scrapeUrl": None}, 7]
     answers["/api/v1/targets"] = answer(activeTargets=[*odd, {"scrapeUrl": "http://gpubox:8000/metrics"}])
@@ -162,7 +162,7 @@ def test_prometheus_says_what_it_scrapes_and_which_rules_it_has(prometheus):
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"status": "error"}', b"[" * 100_000, b"\xff"])
-def test_what_is_no_prometheus_is_reported_in_one_sentence(prometheus, body):
+def test_non_prometheus_endpoint_is_reported_in_one_sentence(prometheus, body):
     answers, url = prometheus
     answers["/api/v1/targets"] = answers["/api/v1/rules"] = body
     assert ask_prometheus(url).problem == f"no Prometheus at {url}: the response is not from Prometheus"

@@ -109,7 +109,7 @@ def rule(name: str, target: AlertTarget = ALL) -> str:
 
 
 @pytest.mark.parametrize("target", [ALL, CHAT])
-def test_the_rule_file_is_one_and_says_what_the_rules_say(target: AlertTarget) -> None:
+def test_rule_file_is_valid_and_matches_the_rules(target: AlertTarget) -> None:
     document = yaml.safe_load(rules_yaml(target))
     jsonschema.validate(document, RULE_FILE)
     written = document["groups"][0]["rules"]
@@ -119,7 +119,7 @@ def test_the_rule_file_is_one_and_says_what_the_rules_say(target: AlertTarget) -
     assert {one["labels"]["severity"] for one in written} == {"warning", "critical"}
 
 
-def test_each_objective_and_each_way_to_die_has_its_rule() -> None:
+def test_each_objective_and_failure_has_a_rule() -> None:
     assert [one.alert for one in rules(ALL)] == [
         "VllmKvCachePressure", "VllmPreempting", "VllmSlowFirstToken", "VllmSlowTokens", "VllmQueueGrows", "VllmDown",
         "VllmHung",
@@ -132,7 +132,7 @@ def test_each_objective_and_each_way_to_die_has_its_rule() -> None:
 
 
 @pytest.mark.parametrize("one", rules(CHAT), ids=lambda one: one.alert)
-def test_a_rule_asks_for_present_families_of_the_right_series(one: Any) -> None:
+def test_rules_query_existing_families_with_the_model_selector(one: Any) -> None:
     assert balanced(one.expr)
     assert families_in(one.expr) <= PRESENT
     selectors = re.findall(r"vllm:[a-z0-9_]+(\{[^}]*\})?", one.expr)
@@ -143,17 +143,17 @@ def test_a_rule_asks_for_present_families_of_the_right_series(one: Any) -> None:
 @pytest.mark.parametrize(
     "text", ['job="vllm"', 'job="vllm", instance=~"gpubox:.*"', 'a!="b",c!~"d\\"e"', ' job = "x" ']
 )
-def test_label_matchers_are_taken(text: str) -> None:
+def test_label_matchers_are_accepted(text: str) -> None:
     assert checked_match(text) == text.strip()
 
 
 @pytest.mark.parametrize("text", ["", "job=vllm", 'job="x"} or up{a="b"', 'job="x', "job", 'job="a\nb"', '1a="b"'])
-def test_what_is_no_label_matcher_is_refused(text: str) -> None:
+def test_invalid_label_matchers_are_refused(text: str) -> None:
     with pytest.raises(MatchError):
         checked_match(text)
 
 
-def test_a_models_name_cannot_leave_its_matcher() -> None:
+def test_model_name_is_escaped_in_its_matcher() -> None:
     assert model_match('a"b\\c') == 'model_name="a\\"b\\\\c"'
     assert checked_match(model_match('evil"} or vector(1) #'))
 
@@ -196,7 +196,7 @@ EXPECTED = {
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 @pytest.mark.parametrize("target", [ALL, CHAT])
-def test_promtool_takes_the_rules_and_they_fire_when_they_should(target: AlertTarget, tmp_path: Path) -> None:
+def test_promtool_accepts_the_rules_and_they_fire_as_expected(target: AlertTarget, tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(rules_yaml(target))
     checked = subprocess.run(
         ["promtool", "check", "rules", "rules.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -227,14 +227,14 @@ def panels(target: AlertTarget = ALL) -> list[dict[str, Any]]:
     return [panel for panel in dashboard(target)["panels"] if panel["type"] != "row"]
 
 
-def test_it_has_at_least_the_panels_of_vllms_own() -> None:
+def test_dashboard_has_at_least_vllms_own_panels() -> None:
     titles = [panel["title"] for panel in panels()]
     assert set(titles) >= VLLMS_OWN
     assert len(titles) == len(set(titles))
 
 
 @pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
-def test_a_panel_asks_for_present_families_and_the_chosen_series(panel: dict[str, Any]) -> None:
+def test_panels_query_existing_families_with_the_chosen_series(panel: dict[str, Any]) -> None:
     assert panel["datasource"]["uid"] == "${datasource}"
     assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) >= 1
     for target in panel["targets"]:
@@ -245,7 +245,7 @@ def test_a_panel_asks_for_present_families_and_the_chosen_series(panel: dict[str
             assert selector == '{model_name=~"$model_name",instance=~"$instance"}'
 
 
-def test_panels_have_numbers_of_their_own_and_do_not_lie_on_each_other() -> None:
+def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     every = dashboard(ALL)["panels"]
     assert len({panel["id"] for panel in every}) == len(every)
     taken: set[tuple[int, int]] = set()
@@ -257,7 +257,7 @@ def test_panels_have_numbers_of_their_own_and_do_not_lie_on_each_other() -> None
         taken |= cells
 
 
-def test_objectives_are_drawn_as_limits() -> None:
+def test_objectives_are_drawn_as_thresholds() -> None:
     limits = {
         panel["title"]: [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]][1:]
         for panel in panels()
@@ -272,7 +272,7 @@ def test_objectives_are_drawn_as_limits() -> None:
     assert drawn["fieldConfig"]["defaults"]["custom"]["thresholdsStyle"] == {"mode": "line"}
 
 
-def test_data_source_model_and_instance_can_be_chosen() -> None:
+def test_data_source_model_and_instance_are_variables() -> None:
     variables = {one["name"]: one for one in dashboard(CHAT)["templating"]["list"]}
     assert list(variables) == ["datasource", "model_name", "instance"]
     assert variables["datasource"]["type"] == "datasource"
@@ -280,7 +280,7 @@ def test_data_source_model_and_instance_can_be_chosen() -> None:
     assert variables["instance"]["includeAll"]
 
 
-def test_the_uid_is_stable_short_and_of_its_own() -> None:
+def test_uid_is_stable_short_and_unique() -> None:
     names = ["", "chat", "chat-2", "a b", "a.b", "x" * 80, "x" * 81]
     uids = [dashboard(AlertTarget(OBJECTIVES, "", name))["uid"] for name in names]
     assert uids[:2] == ["vllm-console", "vllm-console-chat"]
@@ -296,7 +296,7 @@ SCRAPES = [
 
 
 @pytest.mark.parametrize("scrape", SCRAPES)
-def test_a_scrape_section_is_what_prometheus_reads(scrape: Scrape) -> None:
+def test_scrape_section_is_valid_for_prometheus(scrape: Scrape) -> None:
     document = yaml.safe_load(scrape_yaml(scrape))
     assert document == scrape_document(scrape)
     (job,) = document["scrape_configs"]
@@ -308,7 +308,7 @@ def test_a_scrape_section_is_what_prometheus_reads(scrape: Scrape) -> None:
 
 
 @pytest.mark.parametrize("scrape", SCRAPES)
-def test_the_rules_bring_their_scrape_section_as_a_comment(scrape: Scrape) -> None:
+def test_rules_include_their_scrape_section_as_a_comment(scrape: Scrape) -> None:
     text = rules_yaml(CHAT, scrape)
     assert "scrape_configs" not in yaml.safe_load(text)
     lines = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
@@ -321,11 +321,11 @@ def test_the_rules_bring_their_scrape_section_as_a_comment(scrape: Scrape) -> No
     [("", "vllm"), ('model_name="x"', "vllm"), ('job="llm"', "llm"), ('model_name="x", job = "a b"', "a b"),
      ('job=~"a.*"', "vllm"), ('myjob="x"', "vllm"), ('job=""', "vllm")],
 )  # fmt: skip
-def test_the_job_is_the_one_that_the_rules_select(match: str, job: str) -> None:
+def test_scrape_job_matches_the_rules_selector(match: str, job: str) -> None:
     assert job_of(match) == job
 
 
-def test_an_alert_rests_on_no_quantile_interpolated_from_zero() -> None:
+def test_alerts_use_no_quantile_interpolated_from_zero() -> None:
     """In the first bucket, which ends at 10 ms for ITL, histogram_quantile makes values up."""
     strict = Objectives(ttft_p99_seconds=0.0005, itl_p99_seconds=0.004, kv_cache_usage=0.85, preemption_rate=0.02)
     target = AlertTarget(strict, "test")
@@ -333,7 +333,7 @@ def test_an_alert_rests_on_no_quantile_interpolated_from_zero() -> None:
     assert rule("VllmSlowFirstToken", target).endswith("> 0.001")
 
 
-def test_the_dashboard_draws_no_latency_below_the_end_of_the_first_bucket() -> None:
+def test_dashboard_clamps_latencies_to_the_first_bucket() -> None:
     panels = {panel.title: panel for row in dashboard_rows(OBJECTIVES) for panel in row.panels}
     e2e = panels["E2E Request Latency"]
     quantiles = [query.expr for query in e2e.queries if "histogram_quantile" in query.expr]
@@ -354,7 +354,7 @@ def test_the_dashboard_draws_no_latency_below_the_end_of_the_first_bucket() -> N
         ({"served-model-name": "tiny"}, "as reported", "as reported"),
     ],
 )
-def test_a_servers_series_are_those_of_the_name_it_serves(flags: dict[str, str], reported: str | None, expected: str):
+def test_series_are_selected_by_the_served_model_name(flags: dict[str, str], reported: str | None, expected: str):
     sample = None if reported is None else Sample(0.0, {}, model_name=reported)
     server = ServerView("chat", State.STOPPED, 0.0, model="/models/tiny", flags=flags, sample=sample)
     assert model_match(served_model(server)) == f'model_name="{expected}"'

@@ -32,7 +32,7 @@ def told_by(tracker: FindingTracker, server: ServerView | None, at: float) -> li
     return [(str(one.event), one.finding.finding.code) for one in tracker.update(servers, at)]
 
 
-def test_a_finding_is_reported_when_it_begins_and_when_it_ends() -> None:
+def test_finding_is_reported_at_its_beginning_and_end() -> None:
     tracker = FindingTracker()
     assert told_by(tracker, CHAT, NOW) == []
     assert told_by(tracker, with_(PRESSURE), NOW + 5) == [("began", "kv_cache_pressure")]
@@ -43,7 +43,7 @@ def test_a_finding_is_reported_when_it_begins_and_when_it_ends() -> None:
     assert told_by(tracker, with_(PRESSURE), NOW + 300) == [("began", "kv_cache_pressure")]
 
 
-def test_one_that_comes_and_goes_is_reported_once() -> None:
+def test_flapping_finding_is_reported_once() -> None:
     tracker = FindingTracker()
     told = [
         one for step in range(60) for one in told_by(tracker, with_(PRESSURE) if step % 4 else CHAT, NOW + step * 10)
@@ -51,7 +51,7 @@ def test_one_that_comes_and_goes_is_reported_once() -> None:
     assert told == [("began", "kv_cache_pressure")]
 
 
-def test_it_ends_when_it_was_seen_last() -> None:
+def test_finding_ends_when_it_was_last_seen() -> None:
     tracker = FindingTracker()
     tracker.update([with_(PRESSURE)], NOW)
     tracker.update([with_(PRESSURE)], NOW + 50)
@@ -60,7 +60,7 @@ def test_it_ends_when_it_was_seen_last() -> None:
     assert (told.event, told.at) == (Event.ENDED, NOW + 50)
 
 
-def test_a_restart_ends_nothing_that_comes_back() -> None:
+def test_restart_does_not_end_a_finding_that_returns() -> None:
     tracker = FindingTracker()
     told_by(tracker, with_(PRESSURE), NOW)
     assert told_by(tracker, with_(state=State.STOPPING), NOW + 10) == []
@@ -69,7 +69,7 @@ def test_a_restart_ends_nothing_that_comes_back() -> None:
     assert told_by(tracker, with_(PRESSURE, state_since=NOW + 200), NOW + 300) == []
 
 
-def test_a_restart_that_fixed_it_ends_it() -> None:
+def test_restart_that_fixes_a_finding_ends_it() -> None:
     tracker = FindingTracker()
     told_by(tracker, with_(PRESSURE), NOW)
     assert told_by(tracker, with_(state_since=NOW + 100), NOW + 150) == []
@@ -77,14 +77,14 @@ def test_a_restart_that_fixed_it_ends_it() -> None:
     assert told_by(tracker, with_(state_since=NOW + 100), NOW + 230) == [("ended", "kv_cache_pressure")]
 
 
-def test_a_server_that_was_stopped_has_no_findings() -> None:
+def test_stopped_server_has_no_findings() -> None:
     tracker = FindingTracker()
     told_by(tracker, with_(PRESSURE), NOW)
     assert told_by(tracker, with_(state=State.STOPPED), NOW + 5) == [("ended", "kv_cache_pressure")]
     assert told_by(tracker, with_(state=State.STOPPED), NOW + 6) == []
 
 
-def test_findings_of_a_removed_server_end_and_not_where_it_is_missing_in_one_snapshot() -> None:
+def test_findings_of_a_removed_server_end_after_a_delay() -> None:
     tracker = FindingTracker()
     told_by(tracker, with_(PRESSURE), NOW)
     assert told_by(tracker, None, NOW + 5) == []
@@ -94,7 +94,7 @@ def test_findings_of_a_removed_server_end_and_not_where_it_is_missing_in_one_sna
     assert told_by(tracker, None, NOW + 9 + ENDS_AFTER_SECONDS) == []
 
 
-def test_a_failure_is_reported_once_over_its_retries_and_ends_when_it_serves() -> None:
+def test_failure_is_reported_once_over_retries_until_ready() -> None:
     tracker = FindingTracker()
     failed = with_(state=State.FAILED, reason="CUDA out of memory", next_attempt_at=NOW + 20)
     (told,) = tracker.update([failed], NOW)
@@ -105,13 +105,13 @@ def test_a_failure_is_reported_once_over_its_retries_and_ends_when_it_serves() -
     assert told_by(tracker, CHAT, NOW + 60) == [("ended", "failed")]
 
 
-def test_a_failure_for_good_closes_what_was_the_matter_before() -> None:
+def test_final_failure_ends_earlier_findings() -> None:
     tracker = FindingTracker()
     told_by(tracker, with_(PRESSURE), NOW)
     assert told_by(tracker, with_(state=State.FAILED), NOW + 5) == [("ended", "kv_cache_pressure"), ("began", "failed")]
 
 
-def test_a_short_silence_is_no_finding_and_a_long_one_is() -> None:
+def test_only_a_long_silence_is_a_finding() -> None:
     silent = with_(state=State.UNRESPONSIVE, state_since=NOW)
     tracker = FindingTracker()
     assert told_by(tracker, silent, NOW + 5) == []
@@ -120,14 +120,14 @@ def test_a_short_silence_is_no_finding_and_a_long_one_is() -> None:
     assert told_by(FindingTracker(), replace(silent, findings=(dead,)), NOW + 20) == [("began", "engine_dead")]
 
 
-def test_servers_of_others_are_none_of_our_business() -> None:
+def test_servers_of_others_are_ignored() -> None:
     assert told_by(FindingTracker(), with_(PRESSURE, ours=False), NOW) == []
 
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
 
 
-def test_the_bytes_that_ring() -> None:
+def test_terminal_signal_bytes() -> None:
     every = (TerminalSignal.BELL, TerminalSignal.OSC9, TerminalSignal.OSC777)
     assert ring("chat: x", (TerminalSignal.BELL,), {}) == b"\x07"
     assert ring("chat: x", (TerminalSignal.OSC9,), {}) == b"\x1b]9;vllm-console: chat: x\x07"
@@ -140,14 +140,14 @@ def test_the_bytes_that_ring() -> None:
 @pytest.mark.parametrize(
     "text", ["a\x07b", "a\x1b\\b", "a\x1b]52;c;ZXZpbA==\x07b", "a\x9cb", "a\r\nb", "ä€\u202eb", "4;3;"]
 )
-def test_text_from_outside_cannot_leave_its_sequence(text: str) -> None:
+def test_outside_text_cannot_leave_its_escape_sequence(text: str) -> None:
     data = ring(text, (TerminalSignal.OSC9,), {})
     assert data.startswith(b"\x1b]9;vllm-console: ")
     assert data.endswith(b"\x07")
     assert all(0x20 <= byte <= 0x7E for byte in data[2:-1])
 
 
-def test_a_long_text_is_cut() -> None:
+def test_long_text_is_cut() -> None:
     assert len(ring("x" * 5000, (TerminalSignal.OSC9,), {})) < 200
 
 
@@ -155,7 +155,7 @@ def began(finding: Finding, server: str = "chat") -> Alert:
     return Alert(Event.BEGAN, OpenFinding(server, "chatbot", finding, NOW), finding.since)
 
 
-def test_it_rings_at_most_every_ten_seconds_and_loses_nothing() -> None:
+def test_bell_rings_at_most_every_ten_seconds_and_loses_nothing() -> None:
     ringer = TerminalBell([TerminalSignal.OSC9], {})
     assert b"KV cache pressure (warning)" in ringer.take([began(PRESSURE)], 100.0)
     assert ringer.take([began(UNUSED)], 101.0) == b""
@@ -164,14 +164,14 @@ def test_it_rings_at_most_every_ten_seconds_and_loses_nothing() -> None:
     assert ringer.take([], 200.0) == b""
 
 
-def test_where_no_way_is_wanted_nothing_is_written() -> None:
+def test_nothing_is_written_without_a_terminal_signal() -> None:
     assert TerminalBell([], {}).take([began(PREEMPTING)], 0.0) == b""
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_log_is_for_oneself_alone_and_bounded(tmp_path: Path) -> None:
+def test_findings_log_is_private_and_bounded(tmp_path: Path) -> None:
     log = FindingsLog(tmp_path / "state")
     assert log.mine()
     line = {"text": "x" * 1000}
@@ -185,7 +185,7 @@ def test_the_log_is_for_oneself_alone_and_bounded(tmp_path: Path) -> None:
     assert log.trouble == ""
 
 
-def test_of_two_consoles_one_writes_and_the_other_takes_over(tmp_path: Path) -> None:
+def test_one_console_writes_the_log_until_the_other_takes_over(tmp_path: Path) -> None:
     one, other = FindingsLog(tmp_path), FindingsLog(tmp_path)
     assert one.mine()
     assert not other.mine()
@@ -194,7 +194,7 @@ def test_of_two_consoles_one_writes_and_the_other_takes_over(tmp_path: Path) -> 
     assert not one.mine()
 
 
-def test_a_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+def test_unwritable_log_is_reported(tmp_path: Path) -> None:
     log = FindingsLog(tmp_path)
     log.path.mkdir()
     log.append({"event": "began"})
@@ -205,7 +205,7 @@ def test_a_log_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     assert nowhere.trouble
 
 
-def test_the_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+def test_log_is_not_written_through_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("")
     (tmp_path / "findings.log").symlink_to(tmp_path / "precious")
     log = FindingsLog(tmp_path)
@@ -214,7 +214,7 @@ def test_the_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert log.trouble
 
 
-def test_lines_that_are_none_of_ours_are_passed_over(tmp_path: Path) -> None:
+def test_foreign_log_lines_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "findings.log").write_bytes(
         b'{"event": "began"}\nhalf a li\n[1]\n\xff\n{"event": "began", "server": 3}\n'
     )
@@ -232,7 +232,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "findings.log").read_text().splitlines()]
 
 
-def test_a_finding_goes_to_the_log_and_the_terminal(tmp_path: Path) -> None:
+def test_finding_goes_to_the_log_and_the_terminal(tmp_path: Path) -> None:
     written: list[bytes] = []
     notifier = Notifier(tmp_path, Alerts(terminal=("bell",)), environ={}, write=written.append)
     notifier.update(snapshot(with_(PRESSURE)))
@@ -245,7 +245,7 @@ def test_a_finding_goes_to_the_log_and_the_terminal(tmp_path: Path) -> None:
     assert notifier.trouble == ""
 
 
-def test_below_the_severity_the_log_alone_is_reported(tmp_path: Path) -> None:
+def test_findings_below_the_severity_go_only_to_the_log(tmp_path: Path) -> None:
     written: list[bytes] = []
     notifier = Notifier(tmp_path, Alerts(severity="critical", terminal=("bell",)), environ={}, write=written.append)
     notifier.update(snapshot(with_(PRESSURE, UNUSED)))
@@ -256,7 +256,7 @@ def test_below_the_severity_the_log_alone_is_reported(tmp_path: Path) -> None:
     notifier.close()
 
 
-def test_the_next_console_reports_nothing_again_and_reports_the_end(tmp_path: Path) -> None:
+def test_next_console_repeats_no_beginning_and_reports_the_end(tmp_path: Path) -> None:
     first = Notifier(tmp_path, Alerts(), environ={})
     first.update(snapshot(with_(PRESSURE)))
     first.close()
@@ -268,7 +268,7 @@ def test_the_next_console_reports_nothing_again_and_reports_the_end(tmp_path: Pa
     assert [line["event"] for line in lines(tmp_path)] == ["began", "ended"]
 
 
-def test_two_consoles_at_once_write_each_finding_once(tmp_path: Path) -> None:
+def test_two_consoles_write_each_finding_once(tmp_path: Path) -> None:
     written: list[bytes] = []
     wanted = Alerts(terminal=("bell",))
     consoles = [Notifier(tmp_path, wanted, environ={}, write=written.append) for _ in range(2)]
@@ -281,7 +281,7 @@ def test_two_consoles_at_once_write_each_finding_once(tmp_path: Path) -> None:
         console.close()
 
 
-def test_a_missing_secret_is_reported_and_not_sent_without(tmp_path: Path) -> None:
+def test_webhook_is_not_used_when_its_secret_is_missing(tmp_path: Path) -> None:
     wanted = Alerts(webhook="https://example.org/hook", webhook_header_env="NOT_THERE")
     notifier = Notifier(tmp_path, wanted, environ={})
     assert notifier.trouble == "alerts: NOT_THERE is not set, so the webhook is not used"

@@ -66,7 +66,7 @@ def values(*engines: EngineSample) -> dict[str, float | None]:
 STEADY = tuple(engine(tick) for tick in range(120))
 
 
-def test_steady_service_holds_every_objective() -> None:
+def test_steady_service_meets_every_objective() -> None:
     report = check_window(SERVER, entries_of(*STEADY), NOW, 300)
     assert report.ok
     assert report.problems == ()
@@ -80,7 +80,7 @@ def test_steady_service_holds_every_objective() -> None:
     assert document["objectives"][0]["limit"] == 0.85
 
 
-def test_latencies_are_exact_where_the_probe_has_recorded_every_request(tmp_path: Path) -> None:
+def test_latencies_are_exact_when_the_probe_recorded_all_requests(tmp_path: Path) -> None:
     now, begin = time.time(), time.monotonic() - 119
     entries = [
         entry._replace(at=now - 119 + tick, sample=replace(entry.sample, at=now - 119 + tick))
@@ -99,7 +99,7 @@ def test_latencies_are_exact_where_the_probe_has_recorded_every_request(tmp_path
     assert ttft["value_below"] == 0.5
 
 
-def test_each_broken_objective_is_one_sentence_with_figure_limit_and_source() -> None:
+def test_each_missed_objective_is_one_sentence_with_its_source() -> None:
     slow = Histogram((0.5, 2.0, INF), (0.0, 200.0, 200.0), 300.0)
     broken = engine(119, usage=0.95, preempted=20, histograms={"ttft": slow, "itl": STEADY[-1].histograms["itl"]})
     full = [replace(one, kv_cache_usage=0.95) for one in STEADY[:-1]]
@@ -113,7 +113,7 @@ def test_each_broken_objective_is_one_sentence_with_figure_limit_and_source() ->
     )
 
 
-def test_one_short_peak_of_usage_breaks_nothing_and_half_a_minute_does() -> None:
+def test_only_sustained_usage_misses_the_objective() -> None:
     def with_peak(length: int) -> float | None:
         engines = [engine(tick, usage=0.99 if 40 <= tick < 40 + length else 0.3) for tick in range(120)]
         return values(*engines)["kv_cache_usage"]
@@ -127,7 +127,7 @@ def by_the(step: int, peaks: Callable[[int], float], count: int) -> list[Sample]
     return [Sample(NOW + step * at, {"0": engine(step * at, usage=peaks(at))}) for at in range(count)]
 
 
-def test_peaks_of_rows_that_are_minutes_apart_are_not_sustained() -> None:
+def test_peaks_in_minute_rows_are_not_sustained() -> None:
     """Such a row holds the highest of its minute."""
     assert served_window(by_the(60, lambda at: 0.99, 30)).usage is None
     assert served_window(by_the(10, lambda at: 0.99 if at in (5, 6, 7) else 0.3, 30)).usage == 0.99
@@ -137,7 +137,7 @@ def test_peaks_of_rows_that_are_minutes_apart_are_not_sustained() -> None:
     assert (coarse.usage, coarse.usage_seconds) == (0.4, 900.0)
 
 
-def test_a_window_of_many_hours_is_judged_by_the_part_that_is_known_by_ten_seconds(tmp_path: Path) -> None:
+def test_long_window_is_judged_by_its_ten_second_rows(tmp_path: Path) -> None:
     """A peak every minute: the rows by the minute, which such a window is read by, hold nothing else."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for at in (-40_000, *range(-600, 1, 10)):
@@ -151,12 +151,12 @@ def test_a_window_of_many_hours_is_judged_by_the_part_that_is_known_by_ten_secon
     assert [one["window_seconds"] for one in report_document(report)["objectives"]] == [610.0, *[40_000.0] * 3]
 
 
-def test_the_fullest_engine_counts() -> None:
+def test_fullest_engine_counts() -> None:
     samples = [Sample(NOW + at, {"0": engine(at, usage=0.2), "1": engine(at, usage=0.9)}) for at in range(60)]
     assert served_window(samples).usage == 0.9
 
 
-def test_an_engine_that_began_again_within_the_window_loses_no_count() -> None:
+def test_engine_restart_in_the_window_loses_no_counts() -> None:
     before = [engine(100 + tick, preempted=5) for tick in range(20)]
     after = [engine(tick, preempted=3) for tick in range(200)]
     done = served_window([entry.sample for entry in entries_of(*before, *after)])
@@ -165,12 +165,12 @@ def test_an_engine_that_began_again_within_the_window_loses_no_count() -> None:
     assert done.counted.preemptions_total == 3
 
 
-def test_preemptions_count_whole_where_nothing_has_ended() -> None:
+def test_preemptions_count_in_full_when_no_request_has_ended() -> None:
     stuck = [engine(0, preempted=tick / 10) for tick in range(60)]
     assert values(*stuck)["preemption_rate"] == pytest.approx(5.9)
 
 
-def test_only_the_present_generation_counts() -> None:
+def test_only_the_current_generation_counts() -> None:
     bad = entries_of(*[engine(tick, usage=0.99) for tick in range(60)], generation=1)
     good = entries_of(*STEADY[:40])
     report = check_window(SERVER, [entry._replace(at=entry.at - 60) for entry in bad] + good, NOW, 300)
@@ -181,7 +181,7 @@ def test_only_the_present_generation_counts() -> None:
 IDLE = tuple(engine(50, running=0, usage=0.0) for _ in range(60))
 
 
-def test_an_idle_server_is_well_only_where_that_is_asked_for() -> None:
+def test_idle_server_is_ok_only_with_allow_idle() -> None:
     strict = check_window(SERVER, entries_of(*IDLE), NOW, 300)
     assert not strict.ok
     assert "served nothing in the last 59s" in strict.problems[0]
@@ -191,7 +191,7 @@ def test_an_idle_server_is_well_only_where_that_is_asked_for() -> None:
     assert [one.ok for one in kind.objectives] == [True, None, None, None]
 
 
-def test_idle_and_full_is_broken_all_the_same() -> None:
+def test_idle_but_full_server_fails_the_check() -> None:
     full = [replace(one, kv_cache_usage=0.99) for one in IDLE]
     report = check_window(SERVER, entries_of(*full), NOW, 300, allow_idle=True)
     assert not report.ok
@@ -207,7 +207,7 @@ def test_idle_and_full_is_broken_all_the_same() -> None:
         (State.UNRESPONSIVE, "is not serving: unresponsive"),
     ],
 )
-def test_a_server_that_does_not_serve_is_broken_even_where_idle_is_well(state: State, told: str) -> None:
+def test_server_that_does_not_serve_fails_even_with_allow_idle(state: State, told: str) -> None:
     server = replace(SERVER, state=state, reason="out of memory" if state is State.FAILED else "")
     report = check_window(server, entries_of(*STEADY), NOW, 300, allow_idle=True)
     assert not report.ok
@@ -216,21 +216,21 @@ def test_a_server_that_does_not_serve_is_broken_even_where_idle_is_well(state: S
 
 
 @pytest.mark.parametrize("code", ["engine_dead", "engine_hung"])
-def test_a_broken_engine_breaks_the_check_whatever_was_measured(code: str) -> None:
+def test_dead_or_hung_engine_fails_the_check(code: str) -> None:
     finding = Finding(code, Severity.CRITICAL, NOW - 60, "3 requests run, and no token has come.", "It hangs.")
     report = check_window(replace(SERVER, findings=(finding,)), entries_of(*STEADY), NOW, 300)
     assert report.problems == ("chat: 3 requests run, and no token has come. It hangs.",)
     assert report_document(report)["findings"][0]["code"] == code
 
 
-def test_other_findings_are_reported_and_break_nothing() -> None:
+def test_other_findings_do_not_fail_the_check() -> None:
     finding = Finding("context_unused", Severity.NOTE, NOW - 60, "Short.", "Long context.")
     report = check_window(replace(SERVER, findings=(finding,)), entries_of(*STEADY), NOW, 300)
     assert report.ok
     assert report.findings == (finding,)
 
 
-def test_requests_that_run_without_a_token_are_a_hang() -> None:
+def test_running_requests_without_tokens_are_a_hang() -> None:
     stuck = [engine(50, running=3, usage=0.5) for _ in range(90)]
     report = check_window(SERVER, entries_of(*stuck), NOW, 300, allow_idle=True)
     assert not report.ok
@@ -247,7 +247,7 @@ def test_requests_that_run_without_a_token_are_a_hang() -> None:
         (entries_of(*(EngineSample() for _ in range(30))), NOW, "", "--disable-log-stats"),
     ],
 )
-def test_without_data_it_is_broken_and_says_why(
+def test_check_without_data_fails_with_the_reason(
     entries: list[HistoryEntry], now: float, trouble: str, told: str
 ) -> None:
     report = check_window(SERVER, entries, now, 300, allow_idle=True, trouble=trouble)
@@ -255,13 +255,13 @@ def test_without_data_it_is_broken_and_says_why(
     assert told in report.problems[0]
 
 
-def test_a_server_without_a_preset_is_judged_by_our_defaults_and_reports_it() -> None:
+def test_default_objectives_are_used_without_a_preset() -> None:
     report = check_window(replace(SERVER, objectives=None, preset=""), entries_of(*STEADY), NOW, 300)
     assert report.ok
     assert {one.source for one in report.objectives} == {"default objectives, no preset"}
 
 
-def test_a_figure_just_above_its_limit_does_not_read_as_the_limit() -> None:
+def test_value_just_above_its_limit_is_not_rounded_to_the_limit() -> None:
     (judged,) = [one for one in judge_objectives(served_window([]), OBJECTIVES, "x") if one.name == "ttft_p99_seconds"]
     assert "1.004s, above its limit of 1.0s" in replace(judged, value=1.004, ok=False).sentence
 
@@ -278,7 +278,7 @@ def latency(limit: float, counts: tuple[float, ...], bounds: tuple[float, ...] =
     return report_document(report)["objectives"][2] | {"sentence": report.objectives[2].sentence}
 
 
-def test_an_objective_is_judged_by_a_bound_where_no_value_is_known() -> None:
+def test_objective_is_judged_by_a_bound_when_the_value_is_unknown() -> None:
     met = latency(0.5, (100.0, 100.0, 100.0))
     assert (met["value"], met["value_below"], met["ok"]) == (None, 0.3, True)
     assert "TTFT p99 is <300ms, within its limit of 500ms" in str(met["sentence"])
@@ -287,7 +287,7 @@ def test_an_objective_is_judged_by_a_bound_where_no_value_is_known() -> None:
     assert "TTFT p99 is >500ms, above its limit of 400ms" in str(missed["sentence"])
 
 
-def test_an_objective_within_the_first_bucket_is_neither_met_nor_broken() -> None:
+def test_objective_inside_the_first_bucket_is_not_judged() -> None:
     unknown = latency(0.1, (100.0, 100.0, 100.0))
     assert (unknown["value"], unknown["ok"]) == (None, None)
     assert "TTFT p99 is <300ms, so it can't be judged against its limit of 100ms" in str(unknown["sentence"])
@@ -295,7 +295,7 @@ def test_an_objective_within_the_first_bucket_is_neither_met_nor_broken() -> Non
     assert (beyond["value"], beyond["value_above"], beyond["ok"]) == (None, 0.5, None)
 
 
-def test_a_ttft_that_leaves_out_those_that_wait_reports_it() -> None:
+def test_ttft_without_waiting_requests_says_so() -> None:
     waiting = Window(NOW - 60, NOW, requests_running=4.0, requests_waiting=36.0, longest_wait=49.0)
     report = check_window(replace(SERVER, window=waiting), entries_of(*STEADY), NOW, 300)
     told = "; 36 waiting requests are not included yet, the longest has waited at least 49s"
@@ -307,7 +307,7 @@ def test_a_ttft_that_leaves_out_those_that_wait_reports_it() -> None:
     ("running", "finished", "expected"),
     [(8.0, 0.0, 5.0), (8.0, 1.0, 5.0), (8.0, 80.0, 0.5), (0.0, 0.0, None), (0.0, 4.0, 10.0)],
 )
-def test_preemptions_per_request_are_one_figure_everywhere(
+def test_preemptions_per_request_are_the_same_everywhere(
     running: float, finished: float, expected: float | None
 ) -> None:
     """`check_window`, the panes, a run's minutes and the finding: 40 preemptions in a minute."""

@@ -79,7 +79,7 @@ def hook(receiver: Receiver, **more: float) -> Webhook:
     return Webhook(f"{receiver.url}/private/path", {"Authorization": SECRET}, first_wait=0.01, **more)
 
 
-def test_documents_come_in_order_with_the_header(receiver: Receiver) -> None:
+def test_documents_arrive_in_order_with_the_header(receiver: Receiver) -> None:
     webhook = hook(receiver)
     for number in range(3):
         webhook.send({"number": number})
@@ -91,7 +91,7 @@ def test_documents_come_in_order_with_the_header(receiver: Receiver) -> None:
     assert webhook.trouble == ""
 
 
-def test_what_fails_is_sent_again(receiver: Receiver) -> None:
+def test_failed_delivery_is_retried(receiver: Receiver) -> None:
     receiver.answers = [500, 429, 200]
     webhook = hook(receiver)
     webhook.send({"number": 1})
@@ -100,7 +100,7 @@ def test_what_fails_is_sent_again(receiver: Receiver) -> None:
     assert webhook.trouble == ""
 
 
-def test_it_gives_up_in_the_end_and_goes_on_with_the_next(receiver: Receiver) -> None:
+def test_delivery_gives_up_and_continues_with_the_next(receiver: Receiver) -> None:
     receiver.answers = [500] * TRIES + [200]
     webhook = hook(receiver)
     webhook.send({"number": 1})
@@ -113,7 +113,7 @@ def test_it_gives_up_in_the_end_and_goes_on_with_the_next(receiver: Receiver) ->
 
 
 @pytest.mark.parametrize("status", [301, 307, 400, 404])
-def test_what_will_not_change_is_asked_once_and_nobody_else_gets_the_secret(receiver: Receiver, status: int) -> None:
+def test_permanent_errors_and_redirects_are_not_retried(receiver: Receiver, status: int) -> None:
     receiver.answers = [status]
     webhook = hook(receiver)
     webhook.send({"number": 1})
@@ -122,7 +122,7 @@ def test_what_will_not_change_is_asked_once_and_nobody_else_gets_the_secret(rece
     assert f"answered {status}" in webhook.trouble
 
 
-def test_one_that_hangs_is_left_at_the_deadline_and_holds_up_nobody(receiver: Receiver) -> None:
+def test_hanging_webhook_times_out_and_blocks_nothing(receiver: Receiver) -> None:
     receiver.open.clear()
     webhook = hook(receiver, deadline=0.1)
     webhook.send({"number": 1})
@@ -132,7 +132,7 @@ def test_one_that_hangs_is_left_at_the_deadline_and_holds_up_nobody(receiver: Re
     webhook.close(0.0)
 
 
-def test_one_that_is_not_there_is_reported_without_path_or_secret() -> None:
+def test_unreachable_webhook_is_reported_without_path_or_secret() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -145,7 +145,7 @@ def test_one_that_is_not_there_is_reported_without_path_or_secret() -> None:
     webhook.close()
 
 
-def test_its_queue_is_bounded_and_loses_the_oldest(receiver: Receiver) -> None:
+def test_queue_is_bounded_and_drops_the_oldest(receiver: Receiver) -> None:
     receiver.open.clear()
     webhook = hook(receiver)
     webhook.send({"number": 0})
@@ -158,16 +158,14 @@ def test_its_queue_is_bounded_and_loses_the_oldest(receiver: Receiver) -> None:
     assert [body["number"] for _, body in receiver.asked] == [0, *range(11, MOST_WAITING + 11)]
 
 
-def test_after_the_end_nothing_is_taken(receiver: Receiver) -> None:
+def test_nothing_is_accepted_after_close(receiver: Receiver) -> None:
     webhook = hook(receiver)
     webhook.close()
     webhook.send({"number": 1})
     assert receiver.asked == []
 
 
-def test_a_finding_reaches_it_with_a_text_for_chats_and_the_secret_is_in_no_log(
-    receiver: Receiver, tmp_path: Path
-) -> None:
+def test_webhook_gets_the_finding_and_logs_contain_no_secret(receiver: Receiver, tmp_path: Path) -> None:
     wanted = Alerts(webhook=receiver.url, webhook_header="X-Key", webhook_header_env="HOOK_KEY")
     notifier = Notifier(tmp_path, wanted, environ={"HOOK_KEY": SECRET})
     finding = Finding("preempting", Severity.CRITICAL, 1000.0, "18 preemptions/min.", "Full.")

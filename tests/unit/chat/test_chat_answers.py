@@ -39,7 +39,7 @@ def test_parts_keep_their_order_and_kind(said, end):
     assert (answer.text(), answer.finish_reason) == ("Yes.", "stop")
 
 
-def test_an_event_may_be_cut_anywhere(said, end):
+def test_events_may_be_split_anywhere(said, end):
     stream = said(content="grüße") + end
     for at in range(1, len(stream)):
         reader = read(stream[:at], stream[at:])
@@ -47,7 +47,7 @@ def test_an_event_may_be_cut_anywhere(said, end):
         assert reader.answer().text() == "grüße"
 
 
-def test_tokens_are_those_that_the_server_counts():
+def test_tokens_are_counted_by_the_server():
     """The first event has one token, the second three more."""
 
     def event(text: str, tokens: int) -> bytes:
@@ -59,7 +59,7 @@ def test_tokens_are_those_that_the_server_counts():
     assert figures_text(Answer(figures=figures)) == "TTFT 1.5s · ITL 167ms (longest 500ms) · 6.0 tok/s · 7 + 4 tokens"
 
 
-def test_tokens_that_come_at_once_have_no_interval(said):
+def test_tokens_that_arrive_at_once_have_no_interval(said):
     figures = read(said(content="a") + said(content="b"), step=0.0).answer().figures
     assert (figures.output_tokens, figures.itl_seconds, figures.tokens_per_second) == (2, None, None)
     assert figures.itl_longest_seconds is None
@@ -82,7 +82,7 @@ def test_without_counts_each_event_with_text_is_a_token(said):
         (b"", "ended before"),
     ],
 )
-def test_what_is_no_answer_reports_it_in_one_sentence(stream, why):
+def test_invalid_answer_is_reported_in_one_sentence(stream, why):
     with pytest.raises(AnswerError, match=why):
         read(stream).end()
 
@@ -93,7 +93,7 @@ def turn(prompt: str, text: str, **answer: object) -> Turn:
     )
 
 
-def test_a_request_has_the_turns_that_were_answered_and_no_reasoning():
+def test_request_holds_answered_turns_without_reasoning():
     turns = [turn("one", "1"), turn("lost", "", problem="it ended"), turn("two", "2", stopped=True)]
     options = ChatOptions("Be brief.", 0.0, 9, ("\n",), tools=({"type": "function"},))
     assert request_for("tiny", turns, "three", options, raw=False).body == {
@@ -108,7 +108,7 @@ def test_a_request_has_the_turns_that_were_answered_and_no_reasoning():
     }  # fmt: skip
 
 
-def test_raw_text_goes_on_and_leaves_room_for_the_answer():
+def test_raw_text_continues_and_limits_the_answer_to_the_context():
     found = request_for("tiny", [turn("Once", " upon")], " a", ChatOptions("x"), raw=True, context=512)
     assert found.path == "/v1/completions"
     assert found.body == {"model": "tiny", "prompt": "Once upon a", "max_tokens": 128}
@@ -117,7 +117,7 @@ def test_raw_text_goes_on_and_leaves_room_for_the_answer():
 HOSTILE = "'; $(touch x) `id` \\ \" \x1b]52;c;aGk=\x07 \u202eevil \u2028 [red]é😀 ${x}"
 
 
-def test_code_takes_the_key_from_the_environment_and_says_the_same(tmp_path):
+def test_generated_code_takes_the_key_from_the_environment(tmp_path):
     import subprocess
 
     request = request_for("m'x", [], HOSTILE, ChatOptions(temperature=0.5), raw=False)

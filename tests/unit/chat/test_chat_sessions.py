@@ -38,7 +38,7 @@ def until(true) -> None:
         time.sleep(0.005)
 
 
-def test_the_key_is_sent_and_the_answer_counts_its_tokens(script, said, end):
+def test_key_is_sent_and_answer_tokens_are_counted(script, said, end):
     script.pieces = [said(content="Hel"), said(content="lo"), end]
     answer = ask(ChatServer("chat", script.url, access=ApiAccess("sesame")))
     assert (answer.text(), answer.problem) == ("Hello", "")
@@ -48,7 +48,7 @@ def test_the_key_is_sent_and_the_answer_counts_its_tokens(script, said, end):
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
 
 
-def test_a_base_model_continues_the_text_and_reports_it(script):
+def test_base_model_continues_the_text_with_a_notice(script):
     script.refusals["/v1/chat/completions"] = (400, TEMPLATE)
     script.pieces = [b'data: {"choices": [{"text": " time", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n']
     client = ChatClient(ChatServer("base", script.url))
@@ -68,14 +68,14 @@ def test_a_base_model_continues_the_text_and_reports_it(script):
     [(400, "max_tokens is too large", "HTTP 400: max_tokens is too large"), (401, "no", "set VLLM_API_KEY"),
      (404, TEMPLATE[:10], "HTTP 404"), (500, TEMPLATE, "HTTP 500"), (400, HOSTILE, "[red]x[/] red end")],
 )  # fmt: skip
-def test_a_refusal_is_one_sentence(script, status, message, why):
+def test_refusal_is_one_sentence(script, status, message, why):
     script.refusals["/v1/chat/completions"] = (status, message)
     answer = ask(ChatServer("chat", script.url))
     assert why in answer.problem
     assert answer.problem.isprintable()
 
 
-def test_stopping_closes_the_stream_and_the_conversation_goes_on(script, said, end):
+def test_stopping_closes_the_stream_and_keeps_the_conversation(script, said, end):
     session = session_on(script)
     script.pieces = [said(content="a long"), None]
     assert session.send("one", ChatOptions())
@@ -93,7 +93,7 @@ def test_stopping_closes_the_stream_and_the_conversation_goes_on(script, said, e
     assert session.turns == ()
 
 
-def test_a_server_that_ends_in_the_middle_is_one_message_and_the_conversation_stays(script, said):
+def test_server_ending_mid_answer_is_one_message(script, said):
     session = session_on(script)
     script.pieces = [said(content="half")]
     session.send("one", ChatOptions())
@@ -108,7 +108,7 @@ def test_a_server_that_ends_in_the_middle_is_one_message_and_the_conversation_st
     assert len(session.turns) == 2
 
 
-def test_what_is_refused_before_it_is_sent_is_the_answers_problem():
+def test_refusal_before_sending_is_the_answers_problem():
     def find() -> ChatServer:
         raise FleetError("chat is stopped: it can be asked once it is ready")
 
@@ -129,7 +129,7 @@ def piped(monkeypatch, tmp_path):
     return run
 
 
-def test_a_pipe_gets_the_answer_alone_and_nothing_that_a_terminal_obeys(script, said, end, piped, capsys):
+def test_piped_output_holds_only_the_sanitized_answer(script, said, end, piped, capsys):
     call = {"index": 0, "function": {"name": "we\x1b[2Jather", "arguments": "{}"}}
     half = HOSTILE.index("52")
     script.pieces = [said(reasoning=HOSTILE), said(content=HOSTILE[:half]), said(content=HOSTILE[half:] + "\n\tb"),
@@ -141,7 +141,7 @@ def test_a_pipe_gets_the_answer_alone_and_nothing_that_a_terminal_obeys(script, 
     assert script.requests[0][1]["messages"] == [{"role": "user", "content": "hi"}]
 
 
-def test_json_has_the_answer_as_it_came(script, said, end, piped, capsys):
+def test_json_keeps_the_answer_unchanged(script, said, end, piped, capsys):
     script.pieces = [said(content=HOSTILE), end]
     assert piped(b"hi", script.url, "--json", "--also", script.url, "--temperature", "0") == 0
     found = json.loads(capsys.readouterr().out)
@@ -150,7 +150,7 @@ def test_json_has_the_answer_as_it_came(script, said, end, piped, capsys):
     assert script.requests[0][1]["temperature"] == 0
 
 
-def test_a_broken_answer_ends_with_code_1(script, said, piped, capsys):
+def test_broken_answer_exits_with_code_1(script, said, piped, capsys):
     script.pieces = [said(content="half")]
     assert piped(b"hi", script.url) == 1
     out, errors = capsys.readouterr()
@@ -159,23 +159,23 @@ def test_a_broken_answer_ends_with_code_1(script, said, piped, capsys):
 
 
 @pytest.mark.parametrize(("text", "words"), [(b"", []), (b" \n", []), (b"\xff", []), (b"hi", ["--tools", "none.json"])])
-def test_what_cannot_be_asked_is_wrong_usage(script, piped, text, words):
+def test_invalid_prompt_is_a_usage_error(script, piped, text, words):
     assert piped(text, script.url, *words) == 2
     assert script.requests == []
 
 
-def test_a_temperature_is_a_number(piped):
+def test_temperature_out_of_range_is_refused(piped):
     with pytest.raises(SystemExit) as ended:
         piped(b"hi", "chat", "--temperature", "3")
     assert ended.value.code == 2
 
 
-def test_no_such_server_and_read_only(piped, monkeypatch, tmp_path):
+def test_unknown_server_and_read_only_exit_codes(piped, monkeypatch, tmp_path):
     assert piped(b"hi", "nobody") == 3
     assert main(["--read-only", "chat", "nobody"]) == 4
 
 
-def test_code_is_printed_and_nothing_is_asked(script, piped, capsys):
+def test_code_is_printed_without_a_request(script, piped, capsys):
     assert piped(b"hi", script.url, "--code", "python") == 0
     assert "model='tiny'" in capsys.readouterr().out
     assert script.requests == []

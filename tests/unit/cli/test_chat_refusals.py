@@ -11,7 +11,7 @@ from vllm_console.cli.chat import _check
 from vllm_console.fleet.verbs import RefusedError
 
 
-def test_a_server_of_another_machine_is_not_called_another_users(fakes: ModuleType) -> None:
+def test_remote_server_is_not_called_another_users(fakes: ModuleType) -> None:
     fleet = fakes.FakeFleet(
         lambda at: replace(fakes.chat(at), name="box/chat", ours=False, remote="box", remote_ours=True)
     )

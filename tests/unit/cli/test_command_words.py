@@ -31,16 +31,16 @@ from vllm_console.history.time_view import moment_from
         ("", None),
     ],
 )
-def test_a_folder_may_be_called_like_a_command(words: str, command: str | None) -> None:
+def test_folder_may_be_named_like_a_command(words: str, command: str | None) -> None:
     assert parse(words.split()).command == command
 
 
-def test_an_unknown_word_is_no_command_whatever_follows() -> None:
+def test_unknown_word_is_not_a_command() -> None:
     with pytest.raises(SystemExit):
         parse(["lsit", "list"])
 
 
-def test_what_a_terminal_cannot_write_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unencodable_output_does_not_fail_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a POSIX locale without UTF-8 a dash must not be a fault of the program."""
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
@@ -62,7 +62,7 @@ def test_what_a_terminal_cannot_write_ends_no_command(monkeypatch: pytest.Monkey
         ("14:00", "2026-11-21 14:00:00"),
     ],
 )
-def test_an_earlier_moment(text, expected):
+def test_earlier_moment_is_parsed(text, expected):
     now = time.mktime((2026, 11, 22, 13, 40, 0, 0, 0, -1))
     assert time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment_from(text, now))) == expected
 
@@ -70,7 +70,7 @@ def test_an_earlier_moment(text, expected):
 @pytest.mark.parametrize(
     "text", ["", "yesterday", "2026-13-01 03:10", "2026-11-22 25:00", "2026-11-23 03:10", "0001-01-01 00:00"]
 )
-def test_no_earlier_moment(text):
+def test_later_or_invalid_moment_is_refused(text):
     with pytest.raises(ValueError, match="expected an earlier time"):
         moment_from(text, time.mktime((2026, 11, 22, 13, 40, 0, 0, 0, -1)))
 
@@ -94,7 +94,7 @@ def test_no_earlier_moment(text):
         ("topology --width=-1", "must be a whole number from 1"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused_with_the_limit(
+def test_out_of_range_numbers_are_refused_with_the_limit(
     words: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -113,19 +113,19 @@ DURATIONS = [
 
 @pytest.mark.parametrize("words", DURATIONS)
 @pytest.mark.parametrize(("text", "seconds"), [("25", 25), ("25s", 25), ("0.5m", 30), ("1m", 60), ("0m45s", 45)])
-def test_every_option_for_a_duration_takes_the_same_forms(words: str, text: str, seconds: float) -> None:
+def test_every_duration_option_accepts_the_same_forms(words: str, text: str, seconds: float) -> None:
     option = next(word for word in words.split() if word.startswith("--"))
     assert getattr(parse(words.replace("*", text).split()), option.removeprefix("--")) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "s", "1 h", "-1s", "25x", "1m1h", "1e3", "5.", "h1"])
-def test_what_is_no_duration_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_duration_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["load", "x", f"--duration={text}"])
     assert f"'{text}' must be a duration" in " ".join(capsys.readouterr().err.split())
 
 
-def test_no_option_takes_seconds_that_have_no_unit() -> None:
+def test_every_duration_option_has_units() -> None:
     """A new option for a duration is listed above, and takes these forms."""
     listed = {f"{word}" for words in DURATIONS for word in words.split() if word.startswith("--")}
     page = (Path(__file__).parents[3] / "docs" / "options.md").read_text()
@@ -134,7 +134,7 @@ def test_no_option_takes_seconds_that_have_no_unit() -> None:
 
 
 @pytest.mark.parametrize("option", [("--at", "03:10"), ("--picture", "x.svg"), ("--server", "chat"), ("--keys", "n")])
-def test_what_only_a_console_has_is_refused_before_other_commands(
+def test_console_options_are_refused_for_other_commands(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`list` showed the present, whatever moment was asked for, and no picture was saved."""
@@ -146,7 +146,7 @@ def test_what_only_a_console_has_is_refused_before_other_commands(
     assert parse(option).command is None
 
 
-def test_a_picture_is_refused_before_a_console_for_a_browser(capsys: pytest.CaptureFixture[str]) -> None:
+def test_picture_is_refused_for_the_web_console(capsys: pytest.CaptureFixture[str]) -> None:
     for option in (("--picture", "x.svg"), ("--server", "chat"), ("--keys", "n"), ("--size", "80x24")):
         with pytest.raises(SystemExit):
             parse([*option, "web"])
@@ -160,16 +160,14 @@ def test_a_picture_is_refused_before_a_console_for_a_browser(capsys: pytest.Capt
      ("plan", "chatbot", "--host", ""), ("plan", "chatbot", "--name", ""), ("presets", ""), ("plan", ""),
      ("--state", "", "list"), ("--config", "", "list"), ("--host", "", "plan", "chatbot")],
 )  # fmt: skip
-def test_an_empty_word_is_not_taken_for_one_that_was_left_out(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_empty_argument_is_not_treated_as_missing(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(words)
     assert ended.value.code == 2
     assert "must not be empty" in capsys.readouterr().err
 
 
-def test_variables_of_a_server_have_names_and_secrets_do_not_stand_on_command_lines(
+def test_server_variables_need_valid_names_and_hide_secrets(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for word in ("A B=1", "1A=1", "=1", "A"):
@@ -182,7 +180,7 @@ def test_variables_of_a_server_have_names_and_secrets_do_not_stand_on_command_li
     assert "NAME_1" not in told
 
 
-def test_a_reader_that_goes_away_ends_a_command_as_the_signal_would(tmp_path: Path) -> None:
+def test_closed_pipe_ends_a_command_like_sigpipe(tmp_path: Path) -> None:
     script = '"$@" | true; exit "${PIPESTATUS[0]}"'
     program = [sys.executable, "-m", "vllm_console", "presets", "chatbot"]
     done = subprocess.run(

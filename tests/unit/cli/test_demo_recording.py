@@ -45,14 +45,14 @@ def fleet(tmp_path: Path) -> Iterator[LocalFleet]:
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
-def test_the_recording_was_made_with_the_flags_that_the_demo_runs_with(fleet: LocalFleet, server) -> None:
+def test_recording_uses_the_flags_that_the_demo_runs_with(fleet: LocalFleet, server) -> None:
     """If not: python tests/tools/record_demo.py."""
     plans = [fleet.plan(request) for request in demo.runs_of(server, fleet.snapshot().host, server.place)]
     recorded = demo_recording.read()[server.name]
     assert [plan.flags for plan in plans] == [run.flags for run in recorded.runs]
 
 
-def test_it_is_entered_as_25_minutes_that_end_now(tmp_path: Path) -> None:
+def test_recording_covers_the_last_25_minutes(tmp_path: Path) -> None:
     server = demo_recording.read()["docs"]
     folder = tmp_path / "servers" / "docs"
     folder.mkdir(parents=True)
@@ -99,7 +99,7 @@ def test_it_is_entered_as_25_minutes_that_end_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["docs", "editor"])
-def test_steps_and_requests_are_entered_as_a_probe_would_have_written_them(tmp_path: Path, name: str) -> None:
+def test_steps_and_requests_match_the_probe_format(tmp_path: Path, name: str) -> None:
     """They are the whole traffic, up to the last moment without a request, and a prediction can be made from them."""
     demo_recording.enter_probes(demo_recording.read_probes()[name], tmp_path, NOW)
     reader = ProbeReader(tmp_path / "probe")
@@ -123,7 +123,7 @@ def test_steps_and_requests_are_entered_as_a_probe_would_have_written_them(tmp_p
     assert not shared
 
 
-def test_columns_become_the_records() -> None:
+def test_columns_are_transposed_back_to_records() -> None:
     assert demo_recording.untransposed(bytes([0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]), 4) == bytes(range(12))
 
 
@@ -148,7 +148,7 @@ def findings(plan: Plan, run: demo_recording.RecordedRun, number: int) -> tuple[
     return judge.findings(record, details, JudgeContext(may_ask=False), NOW + run.samples[-1].at)
 
 
-def test_what_was_changed_is_what_the_finding_offered_and_the_next_one_offers_less(fleet: LocalFleet) -> None:
+def test_recorded_change_is_the_fix_that_the_finding_offered(fleet: LocalFleet) -> None:
     docs, recorded = SERVERS[0], demo_recording.read()["docs"]
     plans = [fleet.plan(request) for request in demo.runs_of(docs, fleet.snapshot().host, docs.place)]
     before, now = (findings(*run, at) for at, run in enumerate(zip(plans, recorded.runs, strict=True), 1))
@@ -159,12 +159,12 @@ def test_what_was_changed_is_what_the_finding_offered_and_the_next_one_offers_le
     assert offered == 14, "a report grows to 1,200 tokens; the KV cache holds 19,760, and its objective is 90% of them"
 
 
-def test_the_readme_says_when_there_is_a_verdict() -> None:
+def test_readme_states_when_a_verdict_appears() -> None:
     after = duration((WARM_UP + FEWEST) * WINDOW_SECONDS)
     assert f"after {after} of traffic `c` compares" in (ROOT / "README.md").read_text()
 
 
-def test_the_live_traffic_goes_on_with_as_many_requests_as_were_in_flight() -> None:
+def test_live_traffic_continues_the_requests_in_flight() -> None:
     in_flight = demo_recording.read()["docs"].in_flight
     (first,), again = traffic_on(SERVERS[0], in_flight)
     assert first.rate * first.seconds == in_flight > 10
@@ -172,7 +172,7 @@ def test_the_live_traffic_goes_on_with_as_many_requests_as_were_in_flight() -> N
     assert traffic_on(SERVERS[0], 0)[0] == ()
 
 
-def test_the_gpus_worked_while_requests_ran(tmp_path: Path) -> None:
+def test_gpus_are_busy_while_requests_run(tmp_path: Path) -> None:
     views = [view_on(server) for server in SERVERS]
     demo_recording.enter_gpus(demo_recording.read(), views, demo.HOST, tmp_path, NOW)
     host = read_host(demo.HOST)

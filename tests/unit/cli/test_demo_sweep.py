@@ -26,7 +26,7 @@ def demo(root: Path, number: int, location: Location) -> Path:
     return state
 
 
-def test_a_demo_on_another_machine_is_left_alone(tmp_path: Path) -> None:
+def test_demo_on_another_machine_is_not_removed(tmp_path: Path) -> None:
     other = replace(here(), hostname="elsewhere", machine_id="another", boot_id="another")
     there, left = demo(tmp_path, NOBODY, other), tmp_path / str(NOBODY + 1)
     left.mkdir()

@@ -14,7 +14,7 @@ from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, 
 from vllm_launchers.vllm.engines import MARKER
 
 
-def test_removing_an_engine_names_the_servers_that_it_started(
+def test_removing_an_engine_names_the_servers_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path / "vllm-console/engines/0.32.0-cpu"

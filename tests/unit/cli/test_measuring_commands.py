@@ -24,12 +24,12 @@ from vllm_launchers.presets.model import Workload
 WORK = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)
 
 
-def test_commands_that_send_traffic_are_refused_in_read_only_mode():
+def test_traffic_commands_are_refused_in_read_only_mode():
     assert {"load", "ramp", "bench"} <= CHANGING
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("20m", 1200), ("1.5h", 5400)])
-def test_a_budget_in_units(text, seconds):
+def test_budget_units(text, seconds):
     assert parse(["ramp", "chat", "--budget", text]).budget == seconds
 
 
@@ -41,13 +41,13 @@ def test_a_budget_in_units(text, seconds):
         ["--rates", ",".join("1" * 101)],
     ],
 )  # fmt: skip
-def test_what_cannot_be_measured_is_a_wrong_argument(words):
+def test_unmeasurable_arguments_are_usage_errors(words):
     with pytest.raises(SystemExit) as ended:
         parse(["ramp", "chat", *words])
     assert ended.value.code == 2
 
 
-def test_a_benchmark_has_the_presets_mean_lengths_within_the_context():
+def test_benchmark_uses_the_presets_mean_lengths_within_the_context():
     asked = argparse.Namespace(input_tokens=None, output_tokens=None)
     prefix, prompt, output = lengths(asked, WORK, None)
     assert prefix == pytest.approx(prompt, abs=1)
@@ -61,7 +61,7 @@ def test_a_benchmark_has_the_presets_mean_lengths_within_the_context():
 
 
 @pytest.mark.parametrize("options", [[], ["--requests", "5", "--rate", "2"]])
-def test_words_after_two_dashes_are_for_the_tool(options):
+def test_arguments_after_two_dashes_go_to_the_tool(options):
     found = parse(["bench", "chat", *options, "--", "--burstiness", "0.5", "--"])
     assert (found.server, found.more) == ("chat", ["--burstiness", "0.5", "--"])
 
@@ -123,7 +123,7 @@ def closing_pidfd(pid):
         os.close(opened)
 
 
-def test_a_server_that_wants_an_api_key_is_not_sent_a_benchmark():
+def test_benchmark_is_refused_without_a_required_api_key():
     endpoint = FakeEndpoint()
     endpoint.answers["/v1/models"] = document({"error": "Unauthorized"}, 401)
     try:
@@ -133,7 +133,7 @@ def test_a_server_that_wants_an_api_key_is_not_sent_a_benchmark():
         endpoint.close()
 
 
-def test_why_the_tool_failed():
+def test_tool_failure_reason_is_extracted():
     said = [
         "W1125 Triton not available",
         "usage: vllm [-h] [-v]",
@@ -144,7 +144,7 @@ def test_why_the_tool_failed():
     assert reason(["one", "two"]) == "one / two"
 
 
-def test_a_ramp_has_lines_of_progress_where_stderr_is_no_terminal(capsys):
+def test_ramp_prints_progress_lines_when_stderr_is_not_a_terminal(capsys):
     line = ramp._Progress(600.0)
     for half in range(2 * 130):
         line.show(RampProgress(4.2, half < 20, half / 2 + 0.1, 12))
@@ -159,7 +159,7 @@ def test_a_ramp_has_lines_of_progress_where_stderr_is_no_terminal(capsys):
 
 
 @pytest.mark.parametrize("json", [False, True])
-def test_progress_of_a_tuning_has_lines_and_leaves_stdout_to_the_result(capsys, json):
+def test_tune_prints_progress_to_stderr_only(capsys, json):
     tuner = object.__new__(tune._Tuner)
     tuner._args = argparse.Namespace(json=json, budget=600.0)
     tuner._begin, tuner._pacing, tuner._trying = time.monotonic(), tune.Pacing(), ""

@@ -14,7 +14,7 @@ LONG = "some-organization/A-Very-Long-Model-Name-For-A-Narrow-Terminal-Instruct-
 
 @pytest.mark.parametrize("fits", [0, FITS])
 @pytest.mark.parametrize("model", ["org/tiny", LONG, "org/evil\x1b[2J"])
-def test_rows_fit_80_columns_and_names_are_whole(model, fits):
+def test_rows_fit_80_columns_with_whole_names(model, fits):
     taken = sum(width for _, width in COLUMNS) + fits
     width = _name_width([model, "org/other"], taken)
     assert width + taken <= 80
@@ -23,13 +23,13 @@ def test_rows_fit_80_columns_and_names_are_whole(model, fits):
     assert (rest or [first]) == [f"{first if not rest else '':<{width}}"]
 
 
-def test_a_sentence_is_wrapped_between_words_and_is_no_terminals_order():
+def test_text_is_wrapped_between_words_without_escape_codes():
     text = prose("  ! " + "word " * 40 + "--trust-remote-code\x1b[2J", "    ")
     assert all(len(line) <= 79 for line in text.splitlines())
     assert text.splitlines()[1].startswith("    word")
     assert "\x1b" not in text
 
 
-def test_where_models_fit_names_none_that_could_not_start():
+def test_placement_summary_omits_models_that_cannot_start():
     fits = {"org/eight": MemoryFit(True, "", 1000, (0,)), "org/old": MemoryFit(True, "a dropped format", 1000, (0,))}
     assert where_they_fit([*fits.items(), ("org/large", MemoryFit(False)), ("org/new", None)]) == "On GPU 0: eight."

@@ -31,7 +31,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("side", ["now", "predicted"])
-def test_each_dash_has_its_reason(case, side):
+def test_each_dash_has_a_reason(case, side):
     figures, reason = CASES[case]
     sides = {"now": _estimates(ALL, ()), "predicted": _estimates(ALL, ()), side: _estimates(figures, ())}
     found = PredictedChange((), Prediction(**sides), 600, 10.0, "recorded", TrackRecord(0, None, None))
@@ -41,12 +41,12 @@ def test_each_dash_has_its_reason(case, side):
     assert [line for line in lines if line.startswith("–")] == ([reason] if reason else [])
 
 
-def test_a_replay_that_serves_nothing_reports_it():
+def test_replay_that_serves_nothing_is_reported():
     found = PredictedChange((), Prediction(_estimates(ALL, ())), 600, 10.0, "recorded", TrackRecord(0, None, None))
     assert "no recorded request would be served" in list(_lines("chat", found))[-1]
 
 
-def test_a_figure_without_an_interval_is_shown_without_one_and_not_called_a_change():
+def test_value_without_an_interval_is_not_called_a_change():
     then = _estimates(ALL, ())
     then = replace(then, ttft_seconds=replace(then.ttft_seconds, p50=Estimate(0.3), p99=Estimate(0.9)))
     found = PredictedChange(
@@ -62,7 +62,7 @@ def test_a_figure_without_an_interval_is_shown_without_one_and_not_called_a_chan
 @pytest.mark.parametrize(
     ("number", "words"), [(1, "Of 1 earlier prediction here"), (12, "Of 12 earlier predictions here")]
 )
-def test_the_score_counts_earlier_predictions(number, words):
+def test_score_counts_earlier_predictions(number, words):
     same = _estimates(ALL, ())
     found = PredictedChange((), Prediction(same, same), 600, 10.0, "recorded", TrackRecord(number, 0.08, 0.9))
     assert f"{words} the median error was 8%, and 90% of what was measured lay in the interval." in list(

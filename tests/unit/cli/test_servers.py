@@ -16,7 +16,7 @@ THEIRS = ServerView("vllm@8001", State.READY, NOW - 90, ours=False, owner="anna"
 HIDDEN = ServerView("vllm@pid-123456", State.STARTING, NOW - 1655, ours=False, owner="anna", probed=False)
 
 
-def test_others_servers_take_one_line_with_their_owner_in_a_column_of_its_own() -> None:
+def test_servers_of_others_take_one_line_with_an_owner_column() -> None:
     heading, ours, theirs, hidden = servers_table((OURS, THEIRS, HIDDEN), NOW)
     assert heading.split()[:4] == ["NAME", "OWNER", "PRESET", "STATE"]
     assert ours.split()[:5] == ["chat", "you", "chatbot", "ready", "42s"]
@@ -25,7 +25,7 @@ def test_others_servers_take_one_line_with_their_owner_in_a_column_of_its_own() 
     assert [line.index("–") for line in (theirs, hidden)] == [heading.index("PRESET")] * 2, "columns stay aligned"
 
 
-def test_a_server_that_was_not_asked_is_running_and_not_starting() -> None:
+def test_server_not_probed_is_running_not_starting() -> None:
     row = servers_table((HIDDEN,), NOW)[1]
     assert "running (not probed)" in row
     assert "starting" not in row
@@ -33,7 +33,7 @@ def test_a_server_that_was_not_asked_is_running_and_not_starting() -> None:
     assert describe_server(THEIRS, NOW)[0] == "vllm@8001  ready for 1m30s"
 
 
-def test_that_a_server_of_others_is_open_to_everybody_is_still_reported() -> None:
+def test_exposed_server_of_others_is_reported() -> None:
     warning = "it listens on all addresses (0.0.0.0), no API key seen"
     opened = ServerView(
         "vllm@8001", State.READY, NOW, ours=False, owner="anna", exposed=warning, notice=f"{warning}; read-only"
@@ -41,7 +41,7 @@ def test_that_a_server_of_others_is_open_to_everybody_is_still_reported() -> Non
     assert servers_table((opened,), NOW)[2] == f"  {warning}"
 
 
-def test_metrics_of_a_server_that_no_longer_answers_are_not_those_of_now() -> None:
+def test_metrics_of_a_silent_server_show_their_age() -> None:
     window = Window(NOW - 100, NOW - 40, requests_running=75, requests_waiting=3, kv_cache_usage=0.19)
     sample = Sample(NOW - 40, {})
     hung = replace(OURS, state=State.UNRESPONSIVE, sample=sample, window=window)
@@ -56,14 +56,14 @@ def test_metrics_of_a_server_that_no_longer_answers_are_not_those_of_now() -> No
     assert len(servers_table((fresh,), NOW)) == 2
 
 
-def test_a_server_that_failed_has_its_fixes_below() -> None:
+def test_failed_server_lists_its_fixes() -> None:
     diagnosis = Diagnosis(Cause.ENGINE_DIED, 0.5, 7, "RuntimeError", "It died.", (Fix(Changes(), "Check 'dmesg'."),))
     failed = replace(OURS, state=State.FAILED, reason="It died.", diagnosis=diagnosis)
     assert describe_server(failed, NOW)[-2:] == ["  fixes       best first", "    Check 'dmesg'."]
     assert "fixes" not in "\n".join(describe_server(replace(failed, state=State.READY), NOW))
 
 
-def test_why_energy_and_cost_are_unknown() -> None:
+def test_unknown_energy_and_cost_have_a_reason() -> None:
     assert no_energy(OURS, Host("vm", problem=NO_DRIVER)).endswith("no NVIDIA driver was found on this machine")
     assert "not given GPUs of its own" in no_energy(OURS, Host("vm"))
     assert "must be alone" in no_energy(replace(OURS, gpus=(0,)), Host("vm"))

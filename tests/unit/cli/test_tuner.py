@@ -88,7 +88,7 @@ def tuned(monkeypatch, capsys):
     return run
 
 
-def test_what_is_better_stays(tuned):
+def test_better_candidate_is_kept(tuned):
     fleet = Fleet()
     code, out, _ = tuned(fleet, "--json")
     result = json.loads(out)
@@ -98,7 +98,7 @@ def test_what_is_better_stays(tuned):
 
 
 @pytest.mark.parametrize(("columns", "named"), [(55, "; with max-num"), (120, "left; with max-num-seqs 16")])
-def test_the_candidate_that_is_measured_is_named_as_far_as_a_line_holds_it(tuned, monkeypatch, columns, named):
+def test_measured_candidate_name_is_cut_to_the_line(tuned, monkeypatch, columns, named):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(tune, "waited_for", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -118,7 +118,7 @@ def test_the_candidate_that_is_measured_is_named_as_far_as_a_line_holds_it(tuned
         ("restarted", "chat does not have max-num-seqs 16 now: it was restarted meanwhile"),
     ],
 )
-def test_what_is_better_does_not_stay_if_the_restart_to_it_fails(tuned, failing, said):
+def test_better_candidate_is_not_kept_if_its_restart_fails(tuned, failing, said):
     """Both candidates are tried, so that the better one takes a third restart."""
     code, out, err = tuned(Fleet(failing, 3), "--json")
     result = json.loads(out)
@@ -131,7 +131,7 @@ def test_what_is_better_does_not_stay_if_the_restart_to_it_fails(tuned, failing,
     assert said in err
 
 
-def test_original_flags_that_could_not_be_restored_do_not_stay(tuned, monkeypatch):
+def test_failure_to_restore_original_flags_is_reported(tuned, monkeypatch):
     monkeypatch.setitem(TTFT, 16, 1.0)
     monkeypatch.setitem(TTFT, 64, 1.0)
     code, out, err = tuned(Fleet("refused", 3), "--json")
@@ -142,7 +142,7 @@ def test_original_flags_that_could_not_be_restored_do_not_stay(tuned, monkeypatc
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_figures_of_a_trial_that_was_given_up_are_said_to_be_of_it(tuned, capsys, stopped):
+def test_abandoned_trial_is_named_in_the_error(tuned, capsys, stopped):
     """Its server was killed, which puts the original flags back; or somebody has stopped it, who is not overruled."""
     fleet = Fleet()
     said = "the server stopped answering"
@@ -162,7 +162,7 @@ def test_figures_of_a_trial_that_was_given_up_are_said_to_be_of_it(tuned, capsys
     assert "somebody else" not in capsys.readouterr().err, "it is said once"
 
 
-def test_a_server_that_was_stopped_at_the_end_is_left_so(tuned, monkeypatch):
+def test_server_stopped_at_the_end_stays_stopped(tuned, monkeypatch):
     fleet = Fleet()
     end = tune._Tuner.end
 

@@ -11,7 +11,7 @@ from vllm_console.cli import attach, stop
 
 
 @pytest.mark.parametrize("command", ["removed", "detached"])
-def test_the_replay_of_what_is_kept_is_named(
+def test_replay_of_kept_history_is_named(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = SimpleNamespace(forget=lambda name, purge: True, detach=lambda name: True)

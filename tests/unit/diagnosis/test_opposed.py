@@ -33,7 +33,7 @@ def found(code: str, severity: Severity = Severity.WARNING, **fix: object) -> Fi
         (found("other", kv_cache_dtype="fp8"), {}, {"kv-cache-dtype": "auto"}, False),
     ],
 )  # fmt: skip
-def test_a_flag_is_held_where_its_change_makes_a_finding_worse(
+def test_flag_is_held_where_its_change_worsens_a_finding(
     finding: Finding, present: Flags, wanted: Flags, *, held: bool
 ) -> None:
     assert opposed((finding,), present, wanted) == (dict.fromkeys(wanted, finding) if held else {})

@@ -21,13 +21,13 @@ def test_too_many_blocks_are_refused_and_none_is_taken() -> None:
     assert pool.free == 4
 
 
-def test_a_chain_distinguishes_equal_blocks_behind_different_prefixes() -> None:
+def test_equal_blocks_with_different_prefixes_have_different_chains() -> None:
     first, other = extend_chain(0, [1, 2]), extend_chain(0, [3, 4])
     assert extend_chain(first, [5, 6]) != extend_chain(other, [5, 6])
     assert extend_chain(first, [5, 6]) == extend_chain(extend_chain(0, [1, 2]), [5, 6])
 
 
-def test_a_freed_block_is_found_until_it_is_needed_and_the_oldest_goes_first() -> None:
+def test_freed_block_is_found_until_reused_oldest_first() -> None:
     pool = BlockPool(4, caching=True)
     blocks = pool.allocate(3)
     pool.remember(blocks, (11, 22, 33))
@@ -38,7 +38,7 @@ def test_a_freed_block_is_found_until_it_is_needed_and_the_oldest_goes_first() -
     assert pool.match([11, 22, 33]) == blocks[:2]
 
 
-def test_a_shared_block_outlives_its_first_holder() -> None:
+def test_shared_block_outlives_its_first_holder() -> None:
     pool = BlockPool(4, caching=True)
     blocks = pool.allocate(1)
     pool.remember(blocks, [7])
@@ -48,7 +48,7 @@ def test_a_shared_block_outlives_its_first_holder() -> None:
     assert pool.used == 1
 
 
-def test_without_caching_nothing_is_found() -> None:
+def test_nothing_is_found_without_caching() -> None:
     pool = BlockPool(4, caching=False)
     blocks = pool.allocate(1)
     pool.remember(blocks, [7])
@@ -60,7 +60,7 @@ def test_without_caching_nothing_is_found() -> None:
     total=st.integers(2, 24),
     steps=st.lists(st.tuples(st.sampled_from(["take", "give", "share"]), st.integers(0, 6)), max_size=60),
 )
-def test_blocks_never_leak_and_are_never_handed_out_twice(total: int, steps: list[tuple[str, int]]) -> None:
+def test_blocks_never_leak_or_get_allocated_twice(total: int, steps: list[tuple[str, int]]) -> None:
     pool = BlockPool(total, caching=True)
     holders: list[list[int]] = []
     known: list[int] = []
@@ -90,7 +90,7 @@ def test_blocks_never_leak_and_are_never_handed_out_twice(total: int, steps: lis
     assert len(set(pool.allocate(pool.capacity))) == pool.capacity
 
 
-def test_blocks_that_cannot_be_found_again_are_reused_before_cached_ones() -> None:
+def test_uncached_blocks_are_reused_before_cached_ones() -> None:
     pool = BlockPool(4, caching=True)
     blocks = pool.allocate(3)
     pool.remember(blocks[:1], [11])

@@ -47,14 +47,14 @@ def test_one_stage_takes_as_long_as_the_whole_step() -> None:
 
 
 @pytest.mark.parametrize("stages", [2, 4, 8])
-def test_a_stage_takes_its_part_of_the_layers_and_the_latency_is_all_of_them(stages: int) -> None:
+def test_stage_takes_its_share_of_the_layers(stages: int) -> None:
     one, split = roofline(), roofline(pipeline_parallel=stages)
     part = split.interval(DECODE)
     assert one.latency(DECODE) / stages < part < 1.25 * one.latency(DECODE) / stages + 0.002
     assert one.latency(DECODE) < split.latency(DECODE) <= stages * part
 
 
-def test_the_slowest_stage_has_the_layers_that_do_not_divide() -> None:
+def test_slowest_stage_has_the_extra_layers() -> None:
     uneven, even = (
         Roofline(find_gpu("A100 80GB"), replace(LLAMA, layers=layers, kv_bytes_16=1e5), pipeline_parallel=3)
         for layers in (79, 78)
@@ -75,7 +75,7 @@ def test_all_reduces_stay_within_a_stage() -> None:
     assert replace(alone, tensor_link=slow).interval(DECODE) == alone.interval(DECODE)
 
 
-def test_heads_that_cannot_be_cut_are_read_whole_on_each_gpu() -> None:
+def test_indivisible_heads_are_read_whole_on_each_gpu() -> None:
     long = Work.decode(64, 30_000)
     few = replace(LLAMA, kv_heads=2)
     two, eight = (Roofline(find_gpu("H200"), few, tensor_parallel=n, tensor_link=over_nvlink(1e15)) for n in (2, 8))
@@ -84,14 +84,14 @@ def test_heads_that_cannot_be_cut_are_read_whole_on_each_gpu() -> None:
     assert two.latency(long) < 4 * eight.latency(long)
 
 
-def test_a_mixture_reads_the_experts_that_its_tokens_pick() -> None:
+def test_mixture_reads_the_experts_that_its_tokens_use() -> None:
     one = Roofline(find_gpu("H200"), MIXTRAL)
     # A token reads 2 of 8 experts, many tokens read all of them.
     alone, many = one.latency(Work.decode(1, 10)), one.latency(Work.decode(64, 10))
     assert 2 < many / alone < 4
 
 
-def test_whole_experts_lie_unevenly_and_cost_no_more_than_all_of_a_gpus() -> None:
+def test_whole_experts_are_uneven_but_cost_at_most_all_of_a_gpus() -> None:
     gpu = find_gpu("L40S")
     cut, whole = (
         Roofline(gpu, A3B, tensor_parallel=4, expert_parallel=expert, tensor_link=over_pcie(4)) for expert in (0, 1)
@@ -102,7 +102,7 @@ def test_whole_experts_lie_unevenly_and_cost_no_more_than_all_of_a_gpus() -> Non
     assert whole.latency(crowd) == pytest.approx(cut.latency(crowd))
 
 
-def test_ranks_that_share_experts_read_less_and_wait_for_each_other() -> None:
+def test_ranks_that_share_experts_read_less_and_wait() -> None:
     alone = Roofline(find_gpu("H200"), MIXTRAL)
     shared = replace(alone, data_parallel=4, expert_parallel=True)
     assert shared.latency(Work.decode(64, 10)) < alone.latency(Work.decode(64, 10))
@@ -122,12 +122,12 @@ def test_every_gpu_is_in_one_table() -> None:
 
 
 @pytest.mark.parametrize("name", ["GTX 970", "RTX PRO 4000 Blackwell"])
-def test_a_gpu_whose_speed_is_unknown_is_not_timed(name: str) -> None:
+def test_gpu_of_unknown_speed_has_no_step_times(name: str) -> None:
     with pytest.raises(UnknownGpuError):
         find_gpu(name)
 
 
-def test_what_joins_gpus_of_a_model_when_the_machine_is_unknown() -> None:
+def test_usual_interconnect_of_a_gpu_model() -> None:
     assert usual_for(find_gpu("A100 80GB")).bandwidth == 300e9
     four, three = usual_for(find_gpu("L40S")).bandwidth, usual_for(find_gpu("Tesla T4")).bandwidth
     assert four == pytest.approx(24e9, rel=0.01)

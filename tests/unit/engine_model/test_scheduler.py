@@ -30,7 +30,7 @@ def run_to_the_end(target: Scheduler, limit: int = 20_000) -> list[Request]:
     return done
 
 
-def test_a_prompt_longer_than_the_budget_is_computed_in_chunks() -> None:
+def test_prompt_longer_than_the_budget_is_chunked() -> None:
     target = scheduler(budget=10)
     target.add(request("a", 25, 1))
     counts = []
@@ -41,7 +41,7 @@ def test_a_prompt_longer_than_the_budget_is_computed_in_chunks() -> None:
     assert counts == [10, 10, 5]
 
 
-def test_without_chunks_a_prompt_waits_for_a_whole_budget() -> None:
+def test_without_chunking_a_prompt_waits_for_a_whole_budget() -> None:
     target = scheduler(budget=32, chunked=False)
     target.add(request("a", 20, 2))
     target.add(request("b", 20, 2, start=100))
@@ -52,7 +52,7 @@ def test_without_chunks_a_prompt_waits_for_a_whole_budget() -> None:
     assert [(share.request.id, share.count) for share in second.shares] == [("a", 1), ("b", 20)]
 
 
-def test_running_requests_come_before_waiting_ones_and_in_order() -> None:
+def test_running_requests_come_before_waiting_ones_in_order() -> None:
     target = scheduler(seqs=2)
     for name in "abc":
         target.add(request(name, 4, 3, start=ord(name) * 100))
@@ -61,7 +61,7 @@ def test_running_requests_come_before_waiting_ones_and_in_order() -> None:
     assert [item.id for item in target.waiting] == ["c"]
 
 
-def test_the_last_admitted_is_preempted_and_comes_first_again() -> None:
+def test_last_admitted_request_is_preempted_and_resumed_first() -> None:
     target = scheduler(blocks=9, caching=False)
     target.add(request("old", 15, 12))
     target.add(request("new", 15, 12, start=100))
@@ -80,7 +80,7 @@ def test_the_last_admitted_is_preempted_and_comes_first_again() -> None:
     assert {item.id: item.generated for item in done} == {"old": 12, "new": 12}
 
 
-def test_a_shared_prefix_is_not_computed_again() -> None:
+def test_shared_prefix_is_not_computed_again() -> None:
     target = scheduler()
     target.add(request("a", 20, 1))
     run_to_the_end(target)
@@ -92,7 +92,7 @@ def test_a_shared_prefix_is_not_computed_again() -> None:
     assert again.cached == 16
 
 
-def test_what_was_generated_is_cached_too() -> None:
+def test_generated_tokens_are_cached() -> None:
     target = scheduler()
     first = request("a", 10, 10)
     target.add(first)
@@ -101,7 +101,7 @@ def test_what_was_generated_is_cached_too() -> None:
     assert target.schedule(0.0).cache_hits == 16
 
 
-def test_an_aborted_request_frees_its_blocks_and_ends() -> None:
+def test_aborted_request_frees_its_blocks_and_ends() -> None:
     target = scheduler()
     running, waiting = request("a", 20, 50), request("b", 20, 50, start=100)
     target.limits = SchedulerLimits(1, 64, 256, 4)
@@ -116,7 +116,7 @@ def test_an_aborted_request_frees_its_blocks_and_ends() -> None:
     assert not target.busy
 
 
-def test_a_request_that_could_never_fit_is_refused() -> None:
+def test_request_that_could_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         scheduler(length=16).add(request("a", 10, 10))
     with pytest.raises(ValueError, match="whole KV cache"):
@@ -136,7 +136,7 @@ SHAPES = st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 3), st
     chunked=st.booleans(),
     aborts=st.sets(st.integers(0, 24), max_size=5),
 )
-def test_every_request_finishes_within_budget_and_no_block_leaks(
+def test_every_request_finishes_within_budget_without_block_leaks(
     shapes: list[tuple[int, int, int, int]],
     blocks: int,
     seqs: int,

@@ -81,7 +81,7 @@ NOISES = st.builds(StepNoise, POINTS, POINTS, st.sampled_from([0.0, 0.37, 2.9]),
     caching=st.booleans(), chunked=st.booleans(), cost=st.sampled_from(COSTS), noise=NOISES, since=st.floats(0, 1),
     length=st.one_of(st.just(math.inf), st.floats(0, 3)), ahead=st.booleans(),
 )  # fmt: skip
-def test_requests_counted_and_steps_taken_together_are_the_same_as_one_by_one(
+def test_batched_replay_equals_single_steps(
     drawn: list[tuple[float, int, int, int, int]], seqs: int, budget: int, blocks: int, caching: bool, chunked: bool,
     cost: StepCost, noise: StepNoise, since: float, length: float, ahead: bool,
 ) -> None:  # fmt: skip
@@ -108,7 +108,7 @@ def test_requests_counted_and_steps_taken_together_are_the_same_as_one_by_one(
 
 
 @pytest.mark.parametrize("since", [0.0, 0.2])
-def test_usage_grows_evenly_in_steps_taken_together(since: float) -> None:
+def test_usage_grows_evenly_in_batched_steps(since: float) -> None:
     arrivals = [Arrival(0.0, 1, 60), Arrival(0.0, 9, 50)]
     found = []
     for together in (True, False):
@@ -120,7 +120,7 @@ def test_usage_grows_evenly_in_steps_taken_together(since: float) -> None:
     assert found[0] == pytest.approx(found[1], rel=0.1)
 
 
-def test_a_request_alone_takes_its_prefill_and_one_step_per_token() -> None:
+def test_single_request_takes_its_prefill_and_one_step_per_token() -> None:
     found = replay_traffic([Arrival(5.0, 40, 11)], limits(), COST)
     (request,) = found.requests
     assert request is not None
@@ -132,7 +132,7 @@ def test_a_request_alone_takes_its_prefill_and_one_step_per_token() -> None:
     assert found.seconds == pytest.approx(request.e2e_seconds)
 
 
-def test_a_shared_prefix_is_computed_once_if_caching_is_on() -> None:
+def test_shared_prefix_is_computed_once_with_caching() -> None:
     prefix = tuple(range(8))
     arrivals = [Arrival(0.0, 40, 5, prefix), Arrival(1.0, 40, 5, prefix)]
     first, second = replay_traffic(arrivals, limits(caching=True), COST).requests
@@ -145,7 +145,7 @@ def test_a_shared_prefix_is_computed_once_if_caching_is_on() -> None:
     assert without.cached_tokens == 0
 
 
-def test_fewer_sequences_make_requests_wait_and_decode_faster() -> None:
+def test_fewer_sequences_wait_longer_and_decode_faster() -> None:
     arrivals = [Arrival(0.01 * number, 20, 40) for number in range(20)]
     many, few = (replay_traffic(arrivals, limits(seqs=seqs, blocks=500), COST) for seqs in (16, 2))
     assert few.waiting > many.waiting
@@ -154,7 +154,7 @@ def test_fewer_sequences_make_requests_wait_and_decode_faster() -> None:
     assert longest[1] < longest[0]
 
 
-def test_a_request_that_never_fits_is_refused_and_the_others_served() -> None:
+def test_request_that_never_fits_is_refused_and_others_served() -> None:
     found = replay_traffic([Arrival(0.0, 600, 10), Arrival(0.0, 10, 10)], limits(), COST)
     assert found.requests[0] is None
     assert found.requests[1] is not None
@@ -168,7 +168,7 @@ def test_a_request_that_never_fits_is_refused_and_the_others_served() -> None:
     [(0.5, 100, 2048, 10**5), (20.0, 100, 512, 10**5), (30.0, 8, 2048, 10**5), (3.0, 1, 2048, 10**5),
      (60.0, 100, 2048, 130)],
 )  # fmt: skip
-def test_each_request_gets_its_tokens_when_an_engine_of_its_own_gives_them(
+def test_request_latencies_match_a_separate_engine(
     ahead: bool, rate: float, seqs: int, budget: int, blocks: int
 ) -> None:
     """Another engine than the replay's, with and without asynchronous scheduling, also when its places or its blocks
@@ -188,7 +188,7 @@ def test_each_request_gets_its_tokens_when_an_engine_of_its_own_gives_them(
         assert (one.e2e_seconds or 0) - (one.decode_seconds or 0) == pytest.approx(found.ttft_seconds)
 
 
-def test_a_long_prompt_is_held_up_by_as_many_seconds_as_a_short_one_was_not_by_as_many_times() -> None:
+def test_prefill_noise_is_additive_not_proportional() -> None:
     cost = StepCost(0.001, per_token=0.001)
     held_up = StepNoise(prefill=((0.0, 30.0, 0.3),))
     for tokens, longest in ((8, 0.3), (400, 0.3 + 0.5 * 0.401)):
@@ -201,7 +201,7 @@ def test_a_long_prompt_is_held_up_by_as_many_seconds_as_a_short_one_was_not_by_a
         assert 0.2 < slow.ttft_seconds - plain.ttft_seconds <= longest + 1e-9
 
 
-def test_steps_without_a_cuda_graph_and_with_prompts_take_longer() -> None:
+def test_ungraphed_steps_and_prompts_take_longer() -> None:
     cost = StepCost(0.01, ungraphed=0.02, prompts=0.003)
     for graphs, ttft in ((512, 0.013), (48, 0.033)):
         found = replay_traffic([Arrival(0.0, 100, 3)], replace(limits(budget=512), graphs=graphs), cost).requests[0]

@@ -73,7 +73,7 @@ def test_each_change_gets_its_verdict(fleet, serve, change, flags, verdict, told
     assert fleet.last_change("chat") == found
 
 
-def test_going_back_is_worse_where_going_there_was_better(fleet, serve):
+def test_reverting_an_improvement_is_worse(fleet, serve):
     serve(1, FLAGS)
     serve(2, OTHERS, slower=0.6)
     serve(3, FLAGS)
@@ -86,7 +86,7 @@ def test_going_back_is_worse_where_going_there_was_better(fleet, serve):
         fleet.compare_again(99, found.after.run.id)
 
 
-def test_runs_too_short_to_compare_with_are_passed_over_and_named(fleet, serve):
+def test_runs_too_short_to_compare_are_skipped_and_named(fleet, serve):
     serve(1, FLAGS)
     serve(2, {"max-num-seqs": 128}, 1)
     serve(3, OTHERS, slower=0.6)
@@ -97,14 +97,14 @@ def test_runs_too_short_to_compare_with_are_passed_over_and_named(fleet, serve):
     assert (named.before.run.generation, named.verdict) == (2, ComparisonVerdict.TOO_LITTLE)
 
 
-def test_where_all_before_are_short_the_newest_is_taken(fleet, serve):
+def test_newest_run_is_taken_if_all_before_are_short(fleet, serve):
     serve(1, FLAGS, 1)
     serve(2, FLAGS, 1)
     serve(3, OTHERS)
     assert fleet.compare("chat").before.run.generation == 2
 
 
-def test_nothing_to_say_is_none(fleet, serve):
+def test_no_change_gives_none(fleet, serve):
     assert fleet.last_change("chat") is None
     serve(1, FLAGS)
     assert fleet.last_change("chat") is None
@@ -124,7 +124,7 @@ def record(state):
     return record
 
 
-def test_a_read_only_fleet_shows_what_the_records_know_and_enters_nothing(state, serve, record):
+def test_read_only_fleet_shows_recorded_runs_and_writes_nothing(state, serve, record):
     serve(1, FLAGS)
     serve(2, OTHERS, head=False, slower=0.6)
     fleet = LocalFleet(state, observe=False, gpus=False, read_only=True)
@@ -141,7 +141,7 @@ def test_a_read_only_fleet_shows_what_the_records_know_and_enters_nothing(state,
     assert all(run.judged_until is None for run in kept)
 
 
-def test_the_past_of_the_server_that_is_named_is_judged(state, serve, record):
+def test_past_of_the_named_server_is_judged(state, serve, record):
     serve(1, FLAGS)
     fleet = LocalFleet(state, observe=False, gpus=False)
     assert fleet.judge_past("nobody") == ""

@@ -54,7 +54,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def test_a_range_has_peaks_and_rates_however_coarse_it_is(charts: ChartHistory) -> None:
+def test_range_has_peaks_and_rates_at_any_resolution(charts: ChartHistory) -> None:
     for name in ("1h", "6h", "24h", "all"):
         series = charts.series(NAMED[name], START + 7200)
         values = series.values["generation_tokens_per_second"]
@@ -66,7 +66,7 @@ def test_a_range_has_peaks_and_rates_however_coarse_it_is(charts: ChartHistory) 
             assert max(value for value in series.values["kv_cache_usage"] if value is not None) == 0.95
 
 
-def test_an_hour_and_six_fill_as_many_points_as_are_recorded(charts: ChartHistory) -> None:
+def test_one_and_six_hours_have_as_many_points_as_recorded(charts: ChartHistory) -> None:
     hour = charts.series(NAMED["1h"], START + 7200).values["kv_cache_usage"]
     assert None not in hour[1:]
     six = charts.series(NAMED["6h"], START + 7200).values["kv_cache_usage"]
@@ -78,7 +78,7 @@ def test_coarse_ranges_are_read_from_coarse_tables(charts: ChartHistory, reads: 
     assert {TIERS[2].step} <= set(reads) <= {TIERS[0].step, TIERS[2].step}
 
 
-def test_only_what_came_since_is_read_and_seldom(charts: ChartHistory, path: Path, reads: list[float]) -> None:
+def test_only_new_rows_are_read_and_rarely(charts: ChartHistory, path: Path, reads: list[float]) -> None:
     charts.series(NAMED["6h"], START + 7200)
     reads.clear()
     for second in range(29):
@@ -93,7 +93,7 @@ def test_only_what_came_since_is_read_and_seldom(charts: ChartHistory, path: Pat
     assert 0 < len(reads) < 6
 
 
-def test_a_clock_that_was_set_back_does_not_stop_a_chart(charts: ChartHistory, path: Path) -> None:
+def test_clock_set_back_does_not_stop_a_chart(charts: ChartHistory, path: Path) -> None:
     charts.series(NAMED["6h"], START + 7200)
     assert charts.recorded_from(START + 7200) is not None
     writer = HistoryWriter(path)
@@ -105,7 +105,7 @@ def test_a_clock_that_was_set_back_does_not_stop_a_chart(charts: ChartHistory, p
     assert series.values["kv_cache_usage"][-2] == 0.7
 
 
-def test_a_range_that_ends_earlier_stays_as_it_is(charts: ChartHistory, reads: list[float]) -> None:
+def test_range_with_an_earlier_end_stays_unchanged(charts: ChartHistory, reads: list[float]) -> None:
     end = START + 3600
     series = charts.series(NAMED["15m"], START + 7200, end)
     assert end <= series.end <= end + 5
@@ -115,7 +115,7 @@ def test_a_range_that_ends_earlier_stays_as_it_is(charts: ChartHistory, reads: l
     assert reads == []
 
 
-def test_what_is_not_read_yet_is_loading(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_range_is_loading(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chart_history, "WAIT_SECONDS", 0.0)
     monkeypatch.setattr(chart_history, "REST_PER_WORK", 1e6)
     charts = ChartHistory(server_source(path))
@@ -123,7 +123,7 @@ def test_what_is_not_read_yet_is_loading(path: Path, monkeypatch: pytest.MonkeyP
     charts.close()
 
 
-def test_how_far_back_it_reaches(charts: ChartHistory, tmp_path: Path) -> None:
+def test_recorded_from_is_known(charts: ChartHistory, tmp_path: Path) -> None:
     assert charts.recorded_from(START + 7200) == pytest.approx(START, abs=60)
     nothing = ChartHistory(server_source(tmp_path / "none.sqlite"))
     assert nothing.recorded_from(START) is None
@@ -131,7 +131,7 @@ def test_how_far_back_it_reaches(charts: ChartHistory, tmp_path: Path) -> None:
     nothing.close()
 
 
-def test_what_was_not_recorded_is_a_gap_in_a_coarse_range_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrecorded_time_is_a_gap_in_coarse_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "history.sqlite"
     writer = HistoryWriter(path)
     for second in (*range(0, 7200, 20), *range(21_600, 28_800, 20)):

@@ -82,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_selected_server_is_judged_by_its_history_and_the_others_are_not(folder: Path) -> None:
+def test_selected_server_is_judged_by_its_history(folder: Path) -> None:
     watched = WatchedServer(folder, interactive=False)
     assert watched.view(record(), NOW, selected=False, load="", context=JudgeContext()).findings == ()
     (finding,) = watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings
@@ -92,7 +92,7 @@ def test_a_selected_server_is_judged_by_its_history_and_the_others_are_not(folde
     watched.close()
 
 
-def test_a_queue_that_came_long_before_the_first_sample_and_stays_is_named(tmp_path: Path) -> None:
+def test_queue_older_than_the_first_sample_is_found(tmp_path: Path) -> None:
     """Rows by ten seconds do not tell how short it was; those by the second reach back half an hour."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(0, 1200, 3):
@@ -107,7 +107,7 @@ def test_a_queue_that_came_long_before_the_first_sample_and_stays_is_named(tmp_p
     assert abs(found.since - (NOW - 900)) <= 10
 
 
-def test_a_console_judges_every_server(folder: Path) -> None:
+def test_console_judges_every_server(folder: Path) -> None:
     watched = WatchedServer(folder, interactive=True)
     view = watched.view(record(), NOW, selected=False, load="", context=JudgeContext())
     assert [finding.code for finding in view.findings] == ["kv_cache_pressure"]
@@ -117,12 +117,12 @@ def test_a_console_judges_every_server(folder: Path) -> None:
     watched.close()
 
 
-def test_nothing_is_reported_of_a_server_without_a_history(tmp_path: Path) -> None:
+def test_nothing_is_reported_without_a_history(tmp_path: Path) -> None:
     watched = WatchedServer(tmp_path, interactive=True)
     assert watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings == ()
 
 
-def test_a_full_disk_is_why_nothing_is_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_the_reason_for_missing_metrics(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = WatchedServer(folder, interactive=False)
     full = SimpleNamespace(f_bavail=1, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda path: full)
@@ -138,7 +138,7 @@ def test_a_full_disk_is_why_nothing_is_recorded(folder: Path, monkeypatch: pytes
     watched.close()
 
 
-def test_findings_show_the_latencies_of_the_last_minute_that_panes_show() -> None:
+def test_findings_and_panes_show_the_same_latencies() -> None:
     """A finding said ``ITL p99 is 974ms`` above a pane with 838ms: an estimate, and up to ten seconds old."""
     judge = Judge("chat")
     for second in range(300):
@@ -185,7 +185,7 @@ def judged(gpu: Gpu, around: JudgeContext, *, flags: Any = None) -> dict[str, An
 CARD = Gpu(index=0, name="NVIDIA L40S", memory_gib=45.0, free_gib=6.0, used_gib=39.0, used_by=(), utilization=90.0)
 
 
-def test_fixes_are_those_that_the_gpu_can_do_and_the_tenants_leave() -> None:
+def test_fixes_respect_the_gpu_and_its_other_tenants() -> None:
     def offered(around: JudgeContext, gpu: Gpu = CARD) -> list[dict[str, Any]]:
         found = judged(gpu, around, flags={"gpu-memory-utilization": 0.8})
         return [dict(fix.changes.set) for fix in found["kv_cache_pressure"].fixes]
@@ -197,7 +197,7 @@ def test_fixes_are_those_that_the_gpu_can_do_and_the_tenants_leave() -> None:
     assert {"kv-cache-dtype": "fp8"} not in offered(JudgeContext(), replace(CARD, name="Tesla T4"))
 
 
-def test_a_simulated_server_has_the_gpu_that_it_simulates() -> None:
+def test_simulated_server_has_the_gpu_that_it_simulates() -> None:
     def offered(**environment: str) -> list[dict[str, Any]]:
         judge = Judge("chat")
         for second in range(120):
@@ -214,7 +214,7 @@ def test_a_simulated_server_has_the_gpu_that_it_simulates() -> None:
     assert fp8_cache not in offered(SIMULATED_GPU="Tesla T4")
 
 
-def test_what_the_servers_vllm_would_refuse_is_not_offered() -> None:
+def test_fix_that_the_servers_vllm_refuses_is_not_offered() -> None:
     def offered(version: str, **flags: Any) -> list[dict[str, Any]]:
         judge = Judge("chat")
         for second in range(120):
@@ -244,9 +244,7 @@ def test_what_the_servers_vllm_would_refuse_is_not_offered() -> None:
         ("H100 80GB", {"max-num-batched-tokens": 512, "max-num-seqs": 256}, "0.33.0", (256, 512)),
     ],
 )
-def test_limits_that_are_not_set_are_those_that_the_plan_takes(
-    gpu: str, flags: Any, release: str, sizes: tuple[int, int]
-) -> None:
+def test_unset_limits_are_those_of_the_plan(gpu: str, flags: Any, release: str, sizes: tuple[int, int]) -> None:
     engine = Engine(EngineKind.VLLM, (), release, "cuda", "")
     details = Details(model="Qwen/Qwen3-8B", engine=engine, gpu_kind=gpu, flags=flags)
     assert _facts(details, None).batch_sizes == sizes
@@ -254,7 +252,7 @@ def test_limits_that_are_not_set_are_those_that_the_plan_takes(
 
 @pytest.mark.parametrize("flag", [{"num-gpu-blocks-override": 1000}, {"kv-cache-memory-bytes": 2**30}])
 @pytest.mark.parametrize("release", ["0.20.2", "0.33.0"])
-def test_a_cache_without_the_flag_that_fixes_it_would_have_the_size_of_the_plan(flag: Any, release: str) -> None:
+def test_cache_without_its_limit_has_the_planned_size(flag: Any, release: str) -> None:
     engine = Engine(EngineKind.VLLM, (), release, "cuda", "")
     others = {"max-num-seqs": 64, "max-model-len": 8192, "gpu-memory-utilization": 0.9}
     details = Details(model="Qwen/Qwen3-8B", engine=engine, gpu_kind="H100 80GB", flags={**others, **flag})
@@ -270,12 +268,12 @@ def test_a_cache_without_the_flag_that_fixes_it_would_have_the_size_of_the_plan(
     assert _facts(unlimited, None).cache_free_gib is None
 
 
-def test_the_reserve_comes_from_the_settings() -> None:
+def test_reserve_comes_from_the_settings() -> None:
     assert "gpu_memory_below_reserve" in judged(CARD, JudgeContext(reserves=(GpuShare(0, fraction=0.2),)))
     assert "gpu_memory_below_reserve" not in judged(CARD, JudgeContext(reserves=(GpuShare(0, fraction=0.1),)))
 
 
-def test_nothing_is_concluded_from_the_gpus_of_a_recorded_host() -> None:
+def test_gpus_of_a_recorded_host_are_not_judged() -> None:
     source = FleetGpus(Path("4xa6000"), Path())
     assert source.host() is not None
     assert JudgeContext(source).host is None
@@ -303,7 +301,7 @@ def served(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("interactive", [False, True], ids=["command", "console"])
-def test_what_recorders_saw_of_the_gpus_is_known_from_the_first_snapshot_on(served: Path, interactive: bool) -> None:
+def test_recorded_gpu_samples_count_from_the_first_snapshot(served: Path, interactive: bool) -> None:
     def found(*lines: str, gpus: FleetGpus | None = None, board: SharedBoard | None = None) -> dict[str, float]:
         (served.parents[1] / GPU_SAMPLES).write_text("\n".join(lines))
         watched = WatchedServer(served, interactive=interactive)
@@ -322,7 +320,7 @@ def test_what_recorders_saw_of_the_gpus_is_known_from_the_first_snapshot_on(serv
     assert abs(found(*hot_since(NOW), board=board)["gpu_claimed"] - (NOW - 200)) <= 10
 
 
-def test_a_finding_that_is_older_than_what_it_is_judged_by_began_when_it_began(tmp_path: Path) -> None:
+def test_finding_older_than_its_evidence_keeps_its_start(tmp_path: Path) -> None:
     """After half an hour its beginning moved on with the clock."""
     folder = tmp_path / "servers" / "chat"
     folder.mkdir(parents=True)
@@ -357,7 +355,7 @@ def test_a_finding_that_is_older_than_what_it_is_judged_by_began_when_it_began(t
     assert by_a_new_console() == begin - 600
 
 
-def test_gpus_as_they_were_before_the_driver_hung_say_nothing_of_now() -> None:
+def test_gpu_values_before_a_driver_hang_are_not_current() -> None:
     judge = Judge("chat")
     hot = replace(CARD, throttle=("too hot (hardware)",))
     for second in range(120):
@@ -367,7 +365,7 @@ def test_gpus_as_they_were_before_the_driver_hung_say_nothing_of_now() -> None:
     assert [one.code for one in found] == ["healthy"]
 
 
-def test_the_slowest_link_of_several_gpus() -> None:
+def test_slowest_link_of_several_gpus() -> None:
     links = (Link(0, 1, "NV4"), Link(0, 2, "SYS"), Link(1, 2, "PHB"))
     host = Host(gpus=tuple(Gpu(index=index) for index in range(4)), links=links)
     assert slowest_link(host, (0, 1)) == "NV4"
@@ -413,7 +411,7 @@ def answering() -> Iterator[Answering]:
 
 
 @pytest.mark.parametrize(("status", "silent"), [(200, 0.0), (401, None), (404, None), (500, None)])
-def test_an_answer_counts_only_when_it_comes_from_the_engine(answering: Answering, status: int, silent: Any) -> None:
+def test_answer_counts_only_if_it_comes_from_the_engine(answering: Answering, status: int, silent: Any) -> None:
     seen = answering(status)
     request = OneToken()
     assert request.silent_seconds is None
@@ -437,7 +435,7 @@ def test_one_token_is_requested_once_a_minute_with_the_key(answering: Answering,
     assert len(json.loads(body)["prompt"].split()) >= 32, "a short prompt must not be the first that a server sees"
 
 
-def test_a_request_without_an_answer_is_silence_that_grows(answering: Answering, monkeypatch: Any) -> None:
+def test_request_without_an_answer_is_growing_silence(answering: Answering, monkeypatch: Any) -> None:
     monkeypatch.setattr(judge, "DEADLINE_SECONDS", 0.2)
     seen = answering(0)
     request = OneToken()
@@ -450,7 +448,7 @@ def test_a_request_without_an_answer_is_silence_that_grows(answering: Answering,
     assert request.silent_seconds is None
 
 
-def test_nobody_is_asked_where_nothing_listens() -> None:
+def test_refused_connection_is_not_silence() -> None:
     request = OneToken()
     request.ask(ITSELF, 1, "m")
     request.wait(60)
@@ -458,7 +456,7 @@ def test_nobody_is_asked_where_nothing_listens() -> None:
     assert "refused" in request.refused
 
 
-def test_a_key_that_no_header_can_hold_is_reported(answering: Answering, monkeypatch: Any) -> None:
+def test_key_invalid_in_a_header_is_reported(answering: Answering, monkeypatch: Any) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sec\nret")
     request = OneToken()
     request.ask(ITSELF, answering(200).port, "m")
@@ -473,7 +471,7 @@ def silent(judge: Judge, seconds: int = 120) -> None:
         judge.append(sample(NOW - seconds + second, tokens=5000.0), 1)
 
 
-def test_a_hang_is_named_only_when_the_request_confirms_it(answering: Answering, monkeypatch: Any) -> None:
+def test_hang_is_reported_only_if_the_request_confirms_it(answering: Answering, monkeypatch: Any) -> None:
     monkeypatch.setattr("vllm_console.fleet.judge.HUNG_AFTER_SECONDS", 0.3)
     monkeypatch.setattr("vllm_console.diagnosis.live.engine.HUNG_AFTER_SECONDS", 0.3)
     hung, busy = answering(0), answering(200)
@@ -485,7 +483,7 @@ def test_a_hang_is_named_only_when_the_request_confirms_it(answering: Answering,
         assert len(seen.requests) == 1
 
 
-def test_one_engine_that_hangs_is_named_without_a_request_that_another_would_answer(answering: Answering) -> None:
+def test_hang_of_one_engine_is_reported_without_a_request(answering: Answering) -> None:
     def in_part(stands_still: float) -> Judge:
         """Engine 1 stops after so many seconds of three minutes; the others go on."""
         judge = Judge("chat")
@@ -504,7 +502,7 @@ def test_one_engine_that_hangs_is_named_without_a_request_that_another_would_ans
     assert [one.code for one in well] == ["healthy"], "half a minute may be one long step"
 
 
-def test_a_server_that_moves_and_a_read_only_console_ask_nothing(answering: Answering) -> None:
+def test_active_server_and_read_only_console_send_no_request(answering: Answering) -> None:
     seen = answering(200)
     judge = Judge("chat")
     silent(judge)
@@ -530,7 +528,7 @@ def test_reserves_in_the_config_file(tmp_path: Path) -> None:
             read_settings(path)
 
 
-def test_one_peak_is_neither_a_mark_nor_against_healthy(tmp_path: Path) -> None:
+def test_one_peak_is_not_marked_and_stays_healthy(tmp_path: Path) -> None:
     """Marks, findings and figures come from one judgement of the last minute."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(600):
@@ -547,7 +545,7 @@ def test_one_peak_is_neither_a_mark_nor_against_healthy(tmp_path: Path) -> None:
     assert (healthy.measures[0].value, healthy.measures[0].limit) == (usage.text, usage.limit_text)
 
 
-def test_what_is_missed_now_is_not_called_healthy(tmp_path: Path) -> None:
+def test_missed_objective_is_not_called_healthy(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(600):
         writer.append(sample(NOW - 600 + second, usage=0.91 if second >= 575 else 0.5))
@@ -559,7 +557,7 @@ def test_what_is_missed_now_is_not_called_healthy(tmp_path: Path) -> None:
     assert "healthy" not in [one.code for one in view.findings]
 
 
-def test_the_command_line_has_the_variables_that_it_needs_and_no_secret(tmp_path: Path) -> None:
+def test_command_line_has_required_variables_and_no_secret(tmp_path: Path) -> None:
     variables = {"CUDA_VISIBLE_DEVICES": "1", "NOTE": "a b", "SOME_API_KEY": "hf_abcdefghijklmnopqrstuv"}
     spec = LaunchSpec(("vllm", "serve", "m"), "127.0.0.1", 1, details=pack(Details(environment=variables)))
     launched = values.replace(record(), generations=(Generation(1, spec, NOW - 3600, ready_at=NOW - 3500),))
@@ -573,7 +571,7 @@ def test_the_command_line_has_the_variables_that_it_needs_and_no_secret(tmp_path
     assert any("CUDA_VISIBLE_DEVICES=1" in strip.text for strip in describe_lines(view, NOW, 80))
 
 
-def test_right_after_a_restart_nothing_is_missed_by_the_figures_of_the_run_before(folder: Path) -> None:
+def test_values_of_the_previous_run_are_not_judged_after_a_restart(folder: Path) -> None:
     before = record()
     again = Generation(2, before.current.spec, NOW - 5, ready_at=NOW - 1)
     watched = WatchedServer(folder, interactive=True)
@@ -584,7 +582,7 @@ def test_right_after_a_restart_nothing_is_missed_by_the_figures_of_the_run_befor
 
 
 @pytest.mark.parametrize("state", [State.STOPPED, State.READY])
-def test_a_server_that_reports_no_more_keeps_its_last_frame(folder: Path, state: State) -> None:
+def test_silent_server_keeps_its_last_frame(folder: Path, state: State) -> None:
     """Also one that runs and is not recorded any more, and in a console that was opened only now."""
     watched = WatchedServer(folder, interactive=True)
     later = NOW + 7200
@@ -598,7 +596,7 @@ def test_a_server_that_reports_no_more_keeps_its_last_frame(folder: Path, state:
     assert series.end == pytest.approx(NOW, abs=5)
 
 
-def test_charts_change_where_a_point_ends_and_not_before(tmp_path: Path) -> None:
+def test_charts_change_only_at_the_end_of_a_point(tmp_path: Path) -> None:
     """Figures are of this second; a chart of points of five seconds is the same until the next of them has ended."""
     writer = HistoryWriter(tmp_path / HISTORY)
     watched = WatchedServer(tmp_path, interactive=True)
@@ -620,7 +618,7 @@ def test_charts_change_where_a_point_ends_and_not_before(tmp_path: Path) -> None
     assert [series.values["kv_cache_usage"][-1] for second, series in drawn if second in (5, 6)] == [0.3, 0.9]
 
 
-def test_a_new_generation_has_no_metrics_until_it_answers(tmp_path: Path) -> None:
+def test_new_generation_has_no_metrics_until_it_answers(tmp_path: Path) -> None:
     """Those of the generation before were shown, and printed by ``status``."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(60):
@@ -644,7 +642,7 @@ def test_a_new_generation_has_no_metrics_until_it_answers(tmp_path: Path) -> Non
     watched.close()
 
 
-def test_an_automatic_restart_shows_nothing_of_the_process_before(tmp_path: Path) -> None:
+def test_automatic_restart_shows_no_values_of_the_old_process(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(60):
         writer.append(sample(NOW - 100 + second), 1)
@@ -656,7 +654,7 @@ def test_an_automatic_restart_shows_nothing_of_the_process_before(tmp_path: Path
     watched.close()
 
 
-def test_findings_end_with_the_traffic_and_not_in_a_pause_of_it(folder: Path) -> None:
+def test_findings_persist_through_a_pause_and_end_with_the_traffic(folder: Path) -> None:
     """Five minutes after the last request nothing is said of the cache or latencies any more."""
     watched = WatchedServer(folder, interactive=False)
     assert watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings

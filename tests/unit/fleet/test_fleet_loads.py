@@ -40,7 +40,7 @@ def ended(loads: Loads, name: str) -> str:
     return result
 
 
-def test_a_report_counts_although_some_requests_failed(pretend: Callable[[str], Path], tmp_path: Path) -> None:
+def test_report_counts_despite_some_failed_requests(pretend: Callable[[str], Path], tmp_path: Path) -> None:
     pretend(f"echo 'vllm-console: 1024 of 1035 requests failed: timeout' >&2; echo '{json.dumps(REPORT)}'; exit 0")
     loads = Loads()
     loads.start("chat", tmp_path, 5, 10)
@@ -48,7 +48,7 @@ def test_a_report_counts_although_some_requests_failed(pretend: Callable[[str], 
     loads.close()
 
 
-def test_a_quantile_that_is_only_a_bound_is_reported_as_one(pretend: Callable[[str], Path], tmp_path: Path) -> None:
+def test_quantile_known_only_as_a_bound_is_shown_as_one(pretend: Callable[[str], Path], tmp_path: Path) -> None:
     ttft = {"p99": None, "p99_above": 60.0}
     pretend(f"echo '{json.dumps(REPORT | {'ttft_seconds': ttft, 'itl_seconds': {'p99': None}})}'; exit 1")
     loads = Loads()
@@ -57,7 +57,7 @@ def test_a_quantile_that_is_only_a_bound_is_reported_as_one(pretend: Callable[[s
     loads.close()
 
 
-def test_the_result_is_reported_for_a_while_only(
+def test_result_is_shown_for_a_limited_time(
     pretend: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(f"echo '{json.dumps(REPORT)}'")
@@ -70,7 +70,7 @@ def test_the_result_is_reported_for_a_while_only(
     loads.close()
 
 
-def test_without_a_report_its_last_sentence_is_reported(pretend: Callable[[str], Path], tmp_path: Path) -> None:
+def test_without_a_report_its_last_line_is_shown(pretend: Callable[[str], Path], tmp_path: Path) -> None:
     pretend("echo 'vllm-console: chat is stopped, so it takes no requests; wait' >&2; exit 1")
     loads = Loads()
     loads.start("chat", tmp_path, 5, 10)
@@ -79,9 +79,7 @@ def test_without_a_report_its_last_sentence_is_reported(pretend: Callable[[str],
 
 
 @pytest.mark.parametrize(("printed", "figures"), [(json.dumps(REPORT), DONE.removeprefix("load done")), ("", "")])
-def test_the_end_of_its_server_ends_a_load(
-    pretend: Callable[[str], Path], tmp_path: Path, printed: str, figures: str
-) -> None:
+def test_load_ends_with_its_server(pretend: Callable[[str], Path], tmp_path: Path, printed: str, figures: str) -> None:
     begun, report = tmp_path / "begun", tmp_path / "report"
     report.write_text(printed)
     pretend(f"trap 'kill $!; cat {report}; exit' TERM; sleep 1000 & touch {begun}; wait")
@@ -97,7 +95,7 @@ def test_the_end_of_its_server_ends_a_load(
     loads.close()
 
 
-def test_the_requests_in_flight_are_bounded_when_asked(pretend: Callable[[str], Path], tmp_path: Path) -> None:
+def test_requests_in_flight_are_limited_on_request(pretend: Callable[[str], Path], tmp_path: Path) -> None:
     pretend("exec sleep 1000")
     loads = Loads()
     loads.start("chat", tmp_path, 5, 1000, 64)

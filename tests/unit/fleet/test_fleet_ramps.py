@@ -57,17 +57,17 @@ def test_events_become_steps_limits_and_a_result(ramps: Callable[[str], Ramps], 
     assert "--yes" not in (tmp_path / "words").read_text()
 
 
-def test_one_that_could_not_begin_says_why(ramps: Callable[[str], Ramps]) -> None:
+def test_ramp_that_could_not_start_says_why(ramps: Callable[[str], Ramps]) -> None:
     began = ramps("echo 'vllm-console: a measurement of chat is already running' >&2; exit 4")
     assert ended(began).problem == "a measurement of chat is already running"
 
 
-def test_that_a_server_serves_others_is_no_problem_but_a_question(ramps: Callable[[str], Ramps]) -> None:
+def test_server_with_other_requests_asks_for_confirmation(ramps: Callable[[str], Ramps]) -> None:
     view = ended(ramps(says({"others": "chat has 1 request in progress"}) + "echo 'vllm-console: refused' >&2; exit 4"))
     assert (view.others, view.problem) == ("chat has 1 request in progress", "")
 
 
-def test_a_canceled_one_reports_what_it_has_and_there_is_one_at_a_time(ramps: Callable[[str], Ramps]) -> None:
+def test_canceled_ramp_keeps_its_result_and_only_one_runs(ramps: Callable[[str], Ramps]) -> None:
     waits = 'while [ -z "$over" ]; do sleep 0.01; done\n'
     began = ramps("trap over=1 TERM\n" + says(BEGIN) + waits + says({"result": RESULT}))
     with pytest.raises(RefusedError, match="a ramp runs on chat already"):

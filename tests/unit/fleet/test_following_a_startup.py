@@ -68,7 +68,7 @@ def names(found):
     return [stage.name for stage in found[0]]
 
 
-def test_a_growing_cache_is_a_download_with_its_bytes_and_its_rate(tmp_path, log, blobs):
+def test_growing_cache_is_a_download_with_bytes_and_rate(tmp_path, log, blobs):
     of = cached(tmp_path)
     way = StartupProgress(log, record(of), of, {})
     assert "download" not in names(way.update(record(of), BEGUN + 5))
@@ -80,7 +80,7 @@ def test_a_growing_cache_is_a_download_with_its_bytes_and_its_rate(tmp_path, log
     assert stages[-1].detail == "24 MiB, 6 MiB/s"
 
 
-def test_a_download_is_set_against_the_weights_that_were_planned(tmp_path, log, blobs):
+def test_download_is_compared_with_the_planned_weights(tmp_path, log, blobs):
     of = cached(tmp_path, predicted={"weights_gib": 0.05}, flags={"tensor-parallel-size": 2})
     way = StartupProgress(log, record(of), of, {})
     way.update(record(of), BEGUN + 5)
@@ -90,13 +90,13 @@ def test_a_download_is_set_against_the_weights_that_were_planned(tmp_path, log, 
     assert stages[-1].detail.endswith(" 50%")
 
 
-def test_a_local_model_is_looked_for_in_no_cache(tmp_path, log):
+def test_local_model_is_not_sought_in_the_cache(tmp_path, log):
     of = replace(cached(tmp_path), model=str(tmp_path))
     way = StartupProgress(log, record(of), of, {})
     assert names(way.update(record(of), BEGUN + 5))[-1] == "weights"
 
 
-def test_silence_is_reported_once_it_is_longer_than_the_stage_is_used_to(log):
+def test_silence_longer_than_usual_for_the_stage_is_reported(log):
     of = details()
     way = StartupProgress(log, record(of), of, {})
     assert way.update(record(of), BEGUN + 100)[1].quiet_seconds is None
@@ -105,7 +105,7 @@ def test_silence_is_reported_once_it_is_longer_than_the_stage_is_used_to(log):
     assert way.update(record(of), BEGUN + 201)[1].quiet_seconds is None
 
 
-def test_a_growing_cache_is_a_sign_of_life(tmp_path, log, blobs):
+def test_growing_cache_counts_as_activity(tmp_path, log, blobs):
     of = cached(tmp_path)
     way = StartupProgress(log, record(of), of, {})
     way.update(record(of), BEGUN + 5)
@@ -114,7 +114,7 @@ def test_a_growing_cache_is_a_sign_of_life(tmp_path, log, blobs):
     assert way.update(record(of), BEGUN + 570)[1].quiet_seconds == 70
 
 
-def test_the_way_never_goes_back(log):
+def test_progress_never_decreases(log):
     of = details()
     way = StartupProgress(log, record(of), of, {"process": 5.0, "imports": 5.0, "config": 10.0, "weights": 80.0})
     first = way.update(record(of), BEGUN + 60)[1].progress
@@ -126,7 +126,7 @@ def test_the_way_never_goes_back(log):
     assert second.share >= first.share > 0.5
 
 
-def test_what_the_engine_says_of_its_memory_is_there_as_figures(log):
+def test_memory_reported_by_the_engine_is_parsed(log):
     of = details()
     way = StartupProgress(log, record(of), of, {})
     with log.open("a") as file:
@@ -135,7 +135,7 @@ def test_what_the_engine_says_of_its_memory_is_there_as_figures(log):
     assert (report.weights_gib, report.kv_tokens) == (14.989, 176_240)
 
 
-def test_a_start_is_measured_by_the_one_before(tmp_path, log):
+def test_startup_progress_uses_the_previous_start(tmp_path, log):
     of = details(flags={"max-num-seqs": 64})
     over = record(of, ready_at=BEGUN + 60)
     assert remember_times(times_store(tmp_path), tmp_path, over)
@@ -147,7 +147,7 @@ def test_a_start_is_measured_by_the_one_before(tmp_path, log):
     assert earlier_times(tmp_path, replace(of, engine=replace(ENGINE, version="0.8.0"))) == {}
 
 
-def test_a_prepared_start_counts_with_its_preparation(tmp_path, log):
+def test_prepared_start_includes_its_preparation(tmp_path, log):
     """The next one may have to import vLLM itself."""
     of = details()
     assert remember_times(times_store(tmp_path), tmp_path, record(of, ready_at=BEGUN + 60))
@@ -159,11 +159,11 @@ def test_a_prepared_start_counts_with_its_preparation(tmp_path, log):
     assert sum(kept.values()) == pytest.approx(68.5)
 
 
-def test_a_start_whose_log_is_gone_is_not_kept(tmp_path):
+def test_start_without_a_log_is_not_kept(tmp_path):
     assert not remember_times(times_store(tmp_path), tmp_path, record(details(), ready_at=BEGUN + 60))
 
 
-def test_nothing_is_read_any_more_once_it_is_ready(log):
+def test_nothing_is_read_once_ready(log):
     of = details()
     way = StartupProgress(log, record(of), of, {})
     done = way.update(record(of, ready_at=BEGUN + 50), BEGUN + 60)
@@ -172,7 +172,7 @@ def test_nothing_is_read_any_more_once_it_is_ready(log):
     assert done[1].progress is None
 
 
-def test_bytes_of_a_model_that_the_cache_has_nothing_of_are_not_known(tmp_path, blobs):
+def test_stored_bytes_of_an_uncached_model_are_unknown(tmp_path, blobs):
     assert stored_bytes("no/model", tmp_path / "hub") is None
     assert stored_bytes("meta/Llama", tmp_path / "hub") == 0
     grow(blobs, 1)
@@ -180,7 +180,7 @@ def test_bytes_of_a_model_that_the_cache_has_nothing_of_are_not_known(tmp_path, 
     assert stored_bytes("meta/Llama", tmp_path / "hub") == 2 << 20
 
 
-def test_the_memory_of_a_limited_cache_is_not_what_the_engine_could_have_had(log):
+def test_memory_of_a_limited_cache_is_not_the_available_memory(log):
     reported = "Available KV cache memory: 43.48 GiB\nGPU KV cache size: 1,280 tokens\n"
     log.write_text(LOG + reported)
     for flags, expected in (({}, 43.48), ({"num-gpu-blocks-override": 40}, None)):

@@ -50,7 +50,7 @@ def column(charts: GpuCharts, figure: str, view: TimeView, now: float = NOW) -> 
 
 
 @pytest.mark.parametrize("name", ["5m", "15m", "1h", "6h", "24h", "all"])
-def test_every_range_has_what_it_covers(charts: GpuCharts, name: str) -> None:
+def test_every_range_shows_what_it_covers(charts: GpuCharts, name: str) -> None:
     view = TimeView(NAMED[name])
     use = column(charts, "utilization", view)
     reach = min(NAMED[name].seconds, 7200.0)
@@ -62,7 +62,7 @@ def test_every_range_has_what_it_covers(charts: GpuCharts, name: str) -> None:
     assert not series.loading
 
 
-def test_an_earlier_end_shows_then_and_lets_go_of_the_file(charts: GpuCharts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_end_shows_that_time_and_closes_the_file(charts: GpuCharts, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[GpuHistoryReader] = []
     close = GpuHistoryReader.close
     monkeypatch.setattr(GpuHistoryReader, "close", lambda self: (closed.append(self), close(self)))
@@ -71,7 +71,7 @@ def test_an_earlier_end_shows_then_and_lets_go_of_the_file(charts: GpuCharts, mo
     assert len(closed) == 1, "what is read whole is not kept open"
 
 
-def test_what_comes_is_added_also_when_it_is_written_late(charts: GpuCharts, tmp_path: Path) -> None:
+def test_late_rows_are_added(charts: GpuCharts, tmp_path: Path) -> None:
     view = TimeView(NAMED["5m"])
     assert column(charts, "utilization", view)[-1] == 0.0
     charts.chart(GPU, NOW + 6, view)  # a row of five seconds ago is not written yet
@@ -82,7 +82,7 @@ def test_what_comes_is_added_also_when_it_is_written_late(charts: GpuCharts, tmp
     assert column(charts, "utilization", view, NOW + 9)[-2:] == [77.0, 77.0]
 
 
-def test_a_console_writes_where_no_recorder_does(tmp_path: Path) -> None:
+def test_console_records_only_without_a_recorder(tmp_path: Path) -> None:
     host, path = Host(gpus=(GPU,)), tmp_path / GPU_HISTORY
     read_only = GpuCharts(tmp_path, write=False)
     read_only.record(host, NOW)
@@ -103,7 +103,7 @@ def test_a_console_writes_where_no_recorder_does(tmp_path: Path) -> None:
     console.close()
 
 
-def test_a_recorded_host_has_a_history_of_its_own(tmp_path: Path) -> None:
+def test_recorded_host_has_its_own_history(tmp_path: Path) -> None:
     host = read_host(Path("4xa6000"))
     console = GpuCharts(tmp_path, host)
     console.record(host, NOW)
@@ -116,7 +116,7 @@ def test_a_recorded_host_has_a_history_of_its_own(tmp_path: Path) -> None:
     console.close()
 
 
-def test_nothing_recorded_is_no_problem_and_a_foreign_file_is(tmp_path: Path) -> None:
+def test_missing_history_is_ok_and_a_foreign_file_is_reported(tmp_path: Path) -> None:
     console = GpuCharts(tmp_path)
     assert console.chart(GPU, NOW, TimeView()).problem == ""
     (tmp_path / GPU_HISTORY).write_bytes(b"something else " * 100)
@@ -124,7 +124,7 @@ def test_nothing_recorded_is_no_problem_and_a_foreign_file_is(tmp_path: Path) ->
     console.close()
 
 
-def test_a_simulated_tensor_parallel_server_exchanges_over_the_links_of_its_gpus(fakes: Any) -> None:
+def test_simulated_tensor_parallelism_uses_the_links_of_its_gpus(fakes: Any) -> None:
     host = read_host(Path("4xa6000"))
     server = replace(
         fakes.coder(NOW), gpus=(2, 3), model="meta-llama/Llama-3.1-8B-Instruct", flags={"tensor-parallel-size": 2}

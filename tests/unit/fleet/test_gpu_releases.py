@@ -54,7 +54,7 @@ def machine() -> Machine:
     return Machine()
 
 
-def test_memory_that_comes_back_is_not_mentioned(machine: Machine) -> None:
+def test_released_memory_is_not_mentioned(machine: Machine) -> None:
     machine.stop()
     machine.host = on_gpu(47.5)
     machine.ended.set()
@@ -62,7 +62,7 @@ def test_memory_that_comes_back_is_not_mentioned(machine: Machine) -> None:
     assert machine.releases.notice("chat") == ""
 
 
-def test_memory_that_stays_names_who_holds_it_until_it_is_free(machine: Machine) -> None:
+def test_unreleased_memory_names_its_holder_until_it_is_free(machine: Machine) -> None:
     machine.stop()
     machine.host = on_gpu(7.5, replace(CHAT, server=None))
     machine.ended.set()
@@ -75,7 +75,7 @@ def test_memory_that_stays_names_who_holds_it_until_it_is_free(machine: Machine)
     assert machine.releases.notice("chat") == ""
 
 
-def test_nothing_is_reported_while_the_server_still_ends(machine: Machine) -> None:
+def test_nothing_is_reported_while_the_server_ends(machine: Machine) -> None:
     machine.stop()
     assert machine.threads() == 1
     assert machine.releases.notice("chat") == ""
@@ -83,7 +83,7 @@ def test_nothing_is_reported_while_the_server_still_ends(machine: Machine) -> No
     machine.until(lambda: not machine.threads())
 
 
-def test_memory_that_somebody_new_took_at_once_did_come_back(machine: Machine) -> None:
+def test_memory_taken_by_a_new_process_was_released(machine: Machine) -> None:
     machine.stop()
     machine.host = on_gpu(10.0, Holder(pid=99, user="anna", gib=37.5))
     machine.ended.set()
@@ -92,7 +92,7 @@ def test_memory_that_somebody_new_took_at_once_did_come_back(machine: Machine) -
 
 
 @pytest.mark.parametrize("server", [None, "coder"], ids=["a tenant's", "our own that loads"])
-def test_memory_that_a_process_known_before_grew_by_did_come_back(machine: Machine, server: str | None) -> None:
+def test_memory_taken_by_a_growing_process_was_released(machine: Machine, server: str | None) -> None:
     other = Holder(pid=20, user="anna", gib=1.0, server=server)
     machine.host = on_gpu(6.5, CHAT, other)
     machine.stop()
@@ -102,7 +102,7 @@ def test_memory_that_a_process_known_before_grew_by_did_come_back(machine: Machi
     assert machine.releases.notice("chat") == ""
 
 
-def test_memory_that_is_missing_beside_a_process_that_grew_is_not_laid_to_its_charge(machine: Machine) -> None:
+def test_growing_process_is_not_blamed_for_missing_memory(machine: Machine) -> None:
     other = Holder(pid=20, user="anna", gib=1.0)
     machine.host = on_gpu(6.5, CHAT, other)
     machine.stop()
@@ -116,7 +116,7 @@ def test_memory_that_is_missing_beside_a_process_that_grew_is_not_laid_to_its_ch
     machine.until(lambda: not machine.threads())
 
 
-def test_a_start_of_the_same_name_ends_the_matter(machine: Machine) -> None:
+def test_start_with_the_same_name_clears_the_notice(machine: Machine) -> None:
     machine.stop()
     machine.ended.set()
     machine.until(lambda: machine.releases.notice("chat"))
@@ -126,14 +126,14 @@ def test_a_start_of_the_same_name_ends_the_matter(machine: Machine) -> None:
     assert machine.releases.notice("chat") == ""
 
 
-def test_a_server_without_gpus_and_a_machine_without_them_start_no_thread(machine: Machine) -> None:
+def test_no_thread_starts_without_gpus(machine: Machine) -> None:
     machine.releases.watch("other", machine.ended.is_set)
     machine.host = None
     machine.stop()
     assert machine.threads() == 0
 
 
-def test_a_stop_that_was_refused_leaves_nothing_that_waits_for_the_end(
+def test_refused_stop_leaves_no_waiting_thread(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = Generation(1, LaunchSpec(("vllm",), "127.0.0.1", 1), 1_000.0)

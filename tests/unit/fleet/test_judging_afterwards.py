@@ -56,7 +56,7 @@ def night(tmp_path: Path) -> tuple[RunRecorder, ServerRecord]:
     return book, record
 
 
-def test_a_night_without_a_console_is_in_the_ledger_in_the_morning(night):
+def test_night_without_a_console_is_judged_later(night):
     book, record = night
     assert book.open().runs("chat")[0].findings == {}
     assert book.judge_past([record]) == ""
@@ -66,7 +66,7 @@ def test_a_night_without_a_console_is_in_the_ledger_in_the_morning(night):
     assert not {"engine_hung", "healthy"} & set(run.findings)
 
 
-def test_what_was_judged_is_not_counted_twice(night):
+def test_judged_time_is_not_counted_twice(night):
     book, record = night
     book.judge_past([record])
     first = book.open().runs("chat")[0].findings
@@ -85,7 +85,7 @@ def client_name(run):
     return RunName(run.key, run.server, run.generation)
 
 
-def test_a_damaged_history_is_reported_and_judged_when_it_can_be_read(night, tmp_path):
+def test_damaged_history_is_reported_and_judged_when_readable(night, tmp_path):
     book, record = night
     path = client.folder(tmp_path, "chat") / HISTORY
     whole = path.read_bytes()
@@ -97,7 +97,7 @@ def test_a_damaged_history_is_reported_and_judged_when_it_can_be_read(night, tmp
     assert "kv_cache_pressure" in book.open().runs("chat")[0].findings
 
 
-def test_a_read_only_console_enters_nothing(night, tmp_path):
+def test_read_only_console_records_nothing(night, tmp_path):
     _, record = night
     RunRecorder(tmp_path, 0.0, read_only=True).judge_past([record])
     assert RunRecorder(tmp_path, 0.0, read_only=True).open().runs("chat")[0].judged_until is None
@@ -125,13 +125,13 @@ def served(folder: Path, waiting: Callable[[int], float], *, step: int = 10, slo
     return set(judge_past(folder, record, 0, begun, begun + 2400))
 
 
-def test_bursts_that_are_worked_off_at_once_are_no_growing_queue_in_coarse_rows(tmp_path):
+def test_short_bursts_in_coarse_rows_are_not_a_growing_queue(tmp_path):
     """Each row holds the longest queue of its ten seconds: nothing waited for most of them."""
     sizes = random.Random(1)
     assert served(tmp_path, lambda _: sizes.randrange(5, 60)) == set()
 
 
-def test_a_queue_that_grows_is_found_in_the_last_half_hour_and_by_the_ttft_before(tmp_path):
+def test_growing_queue_is_found_now_and_by_ttft_before(tmp_path):
     """The last half hour is there by the second; of earlier ones the TTFT tells, where it misses its goal."""
     now, before = tmp_path / "now", tmp_path / "before"
     now.mkdir()
@@ -140,7 +140,7 @@ def test_a_queue_that_grows_is_found_in_the_last_half_hour_and_by_the_ttft_befor
     assert served(before, lambda second: second % 1200, slow=0.5) == {"slow_first_token"}
 
 
-def test_slow_traffic_that_misses_its_objective_is_one_stretch(tmp_path):
+def test_slow_sparse_traffic_is_one_finding(tmp_path):
     """Of a request every hundred seconds: there was a stretch for each."""
     begun = 1e9
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(objectives=OBJECTIVES)))
@@ -159,7 +159,7 @@ def test_slow_traffic_that_misses_its_objective_is_one_stretch(tmp_path):
     assert [at for _, at in found] == [begun + 60 * minute for minute in range(2, 20)]
 
 
-def test_a_list_of_runs_says_what_held_and_how_that_is_known(night):
+def test_run_list_shows_findings_and_their_coverage(night):
     book, record = night
     book.judge_past([record])
     text = "\n".join(run_lines(book.open().runs("chat"), time.time()))
@@ -181,7 +181,7 @@ class Looked:
         return self.trouble
 
 
-def test_a_check_judges_the_past_of_the_server_that_it_looks_at(fakes, monkeypatch, capsys, tmp_path):
+def test_check_judges_the_past_of_its_server(fakes, monkeypatch, capsys, tmp_path):
     view = replace(fakes.stopped(fakes.NOW), log_path=str(tmp_path / "server.log"))
     fleet = Looked(view, "runs.sqlite is full")
     monkeypatch.setattr(check, "open_fleet", lambda _args: fleet)
@@ -192,7 +192,7 @@ def test_a_check_judges_the_past_of_the_server_that_it_looks_at(fakes, monkeypat
     assert said.err == "vllm-console: runs.sqlite is full\n"
 
 
-def test_a_restart_with_several_changes_says_that_they_cannot_be_distinguished(capsys):
+def test_restart_with_several_changes_warns_about_attribution(capsys):
     flags = {"max-num-seqs": 64, "enable-prefix-caching": True, "kv-cache-dtype": "fp8"}
     restart.say_several(flags, Changes({"max-num-seqs": 32, "enable-prefix-caching": True}))
     assert capsys.readouterr().err == "", "one of the two stands already"

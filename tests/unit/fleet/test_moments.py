@@ -77,7 +77,7 @@ def history(folder: Path) -> Iterator[HistoryReader]:
     reader.close()
 
 
-def test_figures_and_findings_are_those_of_the_moment(history: HistoryReader) -> None:
+def test_values_and_findings_are_those_of_the_moment(history: HistoryReader) -> None:
     before = read_moment(history, SERVED, NOW - 3100, THEN)
     assert before.window is not None
     assert before.window.kv_cache_usage == 0.95
@@ -91,14 +91,14 @@ def test_figures_and_findings_are_those_of_the_moment(history: HistoryReader) ->
     assert "kv_cache_pressure" not in [one.code for one in after.findings]
 
 
-def test_where_nothing_was_recorded_nothing_is_shown(history: HistoryReader) -> None:
+def test_nothing_is_shown_for_unrecorded_time(history: HistoryReader) -> None:
     for at in (NOW - 7000, NOW + 3600):
         found = read_moment(history, SERVED, at, THEN)
         assert (found.window, found.findings, found.judged) == (None, (), ())
         assert found.no_findings == "nothing was recorded then"
 
 
-def test_a_moment_reports_why_its_findings_are_not_known(folder: Path, history: HistoryReader) -> None:
+def test_moment_says_why_its_findings_are_unknown(folder: Path, history: HistoryReader) -> None:
     assert read_moment(history, SERVED, NOW - 3100, THEN).no_findings == ""
     assert read_moment(history, SERVED, NOW - 100, THEN).no_findings == "", "nothing was wrong"
     assert read_moment(history, SERVED, NOW - 2995, THEN).no_findings == "it was not ready then"
@@ -107,7 +107,7 @@ def test_a_moment_reports_why_its_findings_are_not_known(folder: Path, history: 
     assert read_moment(history, SERVED, NOW - 3100, THEN).no_findings.startswith("only minutes are kept of it")
 
 
-def test_the_state_of_a_moment_is_that_of_the_generation_then() -> None:
+def test_state_of_a_moment_is_that_of_its_generation() -> None:
     assert state_at(SERVED, NOW - 100_000) == StateThen(before=True)
     assert state_at(SERVED, NOW - 85_000) == StateThen(), "the record has forgotten what ran"
     assert state_at(SERVED, NOW - 79_995) == StateThen(State.STARTING, NOW - 80_000, 1)
@@ -118,7 +118,7 @@ def test_the_state_of_a_moment_is_that_of_the_generation_then() -> None:
     assert state_at(crashed, NOW) == StateThen(State.FAILED, NOW - 600, 1)
 
 
-def test_a_view_of_the_past_has_its_figures_and_the_flags_of_now(folder: Path) -> None:
+def test_past_view_has_its_own_values_and_current_flags(folder: Path) -> None:
     watched = WatchedServer(folder, interactive=True)
     live = watched.view(SERVED, NOW, selected=True, load="", context=JudgeContext())
     charted = watched.in_time(live, SERVED, NOW, TimeView(CHART_RANGES[1], NOW - 2500, NOW - 3100))
@@ -137,7 +137,7 @@ def test_a_view_of_the_past_has_its_figures_and_the_flags_of_now(folder: Path) -
     watched.close()
 
 
-def test_a_view_of_the_past_has_the_preset_and_the_objectives_that_it_was_judged_by(folder: Path) -> None:
+def test_past_view_has_the_preset_and_objectives_of_that_time(folder: Path) -> None:
     wide = replace(OBJECTIVES, kv_cache_usage=0.98)
     first, second = SERVED.generations
     details = Details(preset="batch", model="m", objectives=wide)
@@ -151,7 +151,7 @@ def test_a_view_of_the_past_has_the_preset_and_the_objectives_that_it_was_judged
     assert (newest.preset, newest.objectives) == ("batch", wide)
 
 
-def test_a_server_that_failed_while_it_served_has_its_last_minute(folder: Path) -> None:
+def test_server_that_failed_while_serving_keeps_its_last_minute(folder: Path) -> None:
     """One whose start failed has none, though there is history of the generation, and of the one before."""
     served = record(*SERVED.generations, state=State.FAILED)
     again = record(SERVED.generations[0], values.replace(SERVED.current, ready_at=None), state=State.FAILED)
@@ -167,7 +167,7 @@ def test_a_server_that_failed_while_it_served_has_its_last_minute(folder: Path) 
             assert watched.view(other, NOW, selected=True, load="", context=JudgeContext()).last_window is None
 
 
-def test_charts_begin_with_what_is_recorded(folder: Path) -> None:
+def test_charts_begin_with_the_recorded_range(folder: Path) -> None:
     watched = WatchedServer(folder, interactive=True)
     live = watched.view(SERVED, NOW, selected=True, load="", context=JudgeContext())
     for chosen in CHART_RANGES:
@@ -178,7 +178,7 @@ def test_charts_begin_with_what_is_recorded(folder: Path) -> None:
     watched.close()
 
 
-def test_a_restart_is_marked_with_the_flags_that_it_changed() -> None:
+def test_restart_is_marked_with_its_changed_flags() -> None:
     found = record_markers(SERVED)
     assert [(one.label, one.text) for one in found] == [
         ("r1", "Started"),
@@ -186,7 +186,7 @@ def test_a_restart_is_marked_with_the_flags_that_it_changed() -> None:
     ]
 
 
-def test_crashes_and_stops_are_marked_and_the_stop_of_a_restart_is_not() -> None:
+def test_crashes_and_stops_are_marked_except_for_restarts() -> None:
     crash = Exit(NOW - 900, 1, None, False, "Exited with code 1: out of memory")
     found = record_markers(
         record(
@@ -208,7 +208,7 @@ def test_crashes_and_stops_are_marked_and_the_stop_of_a_restart_is_not() -> None
     assert "same flags" in found[2].text
 
 
-def test_findings_have_a_beginning_and_an_end_and_one_that_holds_is_marked_once() -> None:
+def test_finding_markers_have_a_beginning_and_an_end() -> None:
     runs = [
         PastRun(1, NOW - 5000, findings=(("preempting", NOW - 4000, NOW - 3800), ("preempting", NOW - 200, NOW - 50)))
     ]
@@ -222,7 +222,7 @@ def test_findings_have_a_beginning_and_an_end_and_one_that_holds_is_marked_once(
     assert finding_markers(runs, (), NOW - 3000)[0].at == NOW - 200, "an earlier server's are none of it"
 
 
-def test_loads_have_a_beginning_and_an_end() -> None:
+def test_load_markers_have_a_beginning_and_an_end() -> None:
     found = load_markers([LoadSpan(NOW - 60, NOW - 30, 4.0), LoadSpan(NOW - 10, None, 8.0)])
     assert [(one.at - NOW, one.text) for one in found] == [
         (-60, "Load began: 4.0 req/s"),
@@ -231,7 +231,7 @@ def test_loads_have_a_beginning_and_an_end() -> None:
     ]
 
 
-def test_the_run_database_remembers_starts_that_the_record_has_forgotten(tmp_path: Path) -> None:
+def test_run_database_keeps_starts_that_the_record_dropped(tmp_path: Path) -> None:
     store = RunStore(tmp_path / FILE_NAME)
     for number, flags in ((1, {"max-num-seqs": 256}), (2, {"max-num-seqs": 64})):
         store.enter([RunHead(f"k{number}", "chat", number, NOW - 90_000 + number * 1000, flags=flags)])
@@ -245,14 +245,14 @@ def test_the_run_database_remembers_starts_that_the_record_has_forgotten(tmp_pat
     assert found == tuple(sorted(found, key=lambda one: one.at))
 
 
-def test_markers_say_no_secret() -> None:
+def test_markers_contain_no_secret() -> None:
     details = Details(flags={"api-key": "sk-secret-1234567890"})
     other = values.replace(SERVED.current, spec=LaunchSpec(("vllm",), "h", 1, details=pack(details)))
     told = record_markers(record(SERVED.generations[0], other))[-1].text
     assert "sk-secret" not in told
 
 
-def test_a_finding_that_is_over_is_noted_at_once(tmp_path: Path) -> None:
+def test_ended_finding_is_recorded_at_once(tmp_path: Path) -> None:
     """Its end on the charts was that of the last minute in which it was noted."""
     began = time.time() - 30
     holding = (Finding("preempting", Severity.WARNING, began, "", ""),)
@@ -270,14 +270,14 @@ def test_a_finding_that_is_over_is_noted_at_once(tmp_path: Path) -> None:
     assert began + 30 <= until <= noted
 
 
-def test_a_console_asked_for_its_runs_at_once_knows_them(tmp_path: Path) -> None:
+def test_recorder_lists_runs_after_catching_up(tmp_path: Path) -> None:
     recorder = RunRecorder(tmp_path, 0.0, read_only=False)
     recorder.catch_up()
     assert recorder.update([SERVED], [ServerView("chat", State.READY, NOW)]) == []
     assert [run.generation for run in RunStore(tmp_path / FILE_NAME).runs("chat")] == [2, 1]
 
 
-def test_a_snapshot_of_an_earlier_moment_changes_nothing_of_now(folder: Path) -> None:
+def test_snapshot_of_an_earlier_moment_changes_nothing_current(folder: Path) -> None:
     """What is recorded and reported of a server goes by its view of now."""
     watched = WatchedServer(folder, interactive=True)
     live = watched.view(SERVED, NOW, selected=True, load="", context=JudgeContext())
@@ -287,7 +287,7 @@ def test_a_snapshot_of_an_earlier_moment_changes_nothing_of_now(folder: Path) ->
     watched.close()
 
 
-def test_markers_are_made_again_only_when_something_happened(folder: Path, tmp_path: Path) -> None:
+def test_markers_are_rebuilt_only_after_a_change(folder: Path, tmp_path: Path) -> None:
     book = ServerMarkers(folder, tmp_path / FILE_NAME)
     found = [Finding("preempting", Severity.WARNING, NOW - 30, "symptom", "cause")]
     first = book.markers(SERVED, found, (), NOW)
@@ -301,7 +301,7 @@ def test_markers_are_made_again_only_when_something_happened(folder: Path, tmp_p
     assert len(back) == len(over) + 2, "it is read again where the clock was set back"
 
 
-def test_loads_of_others_are_marked_and_those_of_this_console_once(tmp_path: Path) -> None:
+def test_loads_of_others_and_of_this_console_are_marked_once(tmp_path: Path) -> None:
     own = (LoadSpan(NOW - 60, NOW - 30, 4.0),)
     lines = [
         {"id": "a", "began_at": NOW - 59, "until": NOW, "rate": 4},
@@ -322,7 +322,7 @@ def test_loads_of_others_are_marked_and_those_of_this_console_once(tmp_path: Pat
     ]
 
 
-def test_a_load_that_was_killed_is_not_sent_any_more(tmp_path: Path) -> None:
+def test_killed_load_counts_as_ended(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, sys; from vllm_console.load.spans import noted\n"
         "with noted(pathlib.Path(sys.argv[1]), 4.0, 86400.0): os._exit(0)"
@@ -332,7 +332,7 @@ def test_a_load_that_was_killed_is_not_sent_any_more(tmp_path: Path) -> None:
     assert span.ended_at == span.began_at
 
 
-def test_a_load_notes_its_beginning_and_its_end(tmp_path: Path) -> None:
+def test_load_records_its_beginning_and_end(tmp_path: Path) -> None:
     with noted(tmp_path, 4.0, 60.0):
         (span,) = read_spans(tmp_path, time.time())
         assert (span.ended_at, span.rate) == (None, 4.0)

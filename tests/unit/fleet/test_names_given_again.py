@@ -35,7 +35,7 @@ def failed(state: Path, created_at: float, line: str) -> None:
     )
 
 
-def test_why_a_server_failed_is_not_why_the_one_before_did(tmp_path: Path) -> None:
+def test_failure_reason_is_not_that_of_an_earlier_server(tmp_path: Path) -> None:
     fleet = LocalFleet(tmp_path, interactive=True, observe=False, gpus=False)
     try:
         failed(tmp_path, 1_000.0, MEMORY)
@@ -56,7 +56,7 @@ def attached(state: Path, name: str) -> Path:
     return folder
 
 
-def test_a_launch_that_gets_a_number_does_not_hide_an_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbered_launch_name_does_not_hide_an_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attached(tmp_path, "chatbot-2")
     monkeypatch.setattr(LocalFleet, "launch_name", lambda *_: "chatbot-2")  # its own name is in use
     fleet = LocalFleet(tmp_path, observe=False, gpus=False)
@@ -74,7 +74,7 @@ def opened(name: str) -> list[str]:
     return [link for link in links if name in link]
 
 
-def test_the_history_of_an_endpoint_that_another_console_detached_is_closed(tmp_path: Path) -> None:
+def test_history_of_an_endpoint_detached_elsewhere_is_closed(tmp_path: Path) -> None:
     folder = attached(tmp_path, "far")
     writer = HistoryWriter(folder / HISTORY)
     writer.append(Sample(time.time(), {"0": EngineSample(generation_tokens_total=1.0)}))

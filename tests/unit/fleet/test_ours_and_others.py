@@ -34,7 +34,7 @@ def record(name: str, port: int, state: State) -> ServerRecord:
     return ServerRecord(name, state, 1.0, 1.0, (Generation(1, spec, 1.0),))
 
 
-def test_a_server_that_waits_to_start_again_keeps_its_name_and_its_port(tmp_path: Path) -> None:
+def test_server_waiting_to_restart_keeps_its_name_and_port(tmp_path: Path) -> None:
     ended = record("chat", 8055, State.FAILED)
     waits = values.replace(record("chat", 8055, State.FAILED), next_attempt_at=time.time() + 60)
     lives = record("batch", 8056, State.READY)
@@ -48,7 +48,7 @@ def test_a_server_that_waits_to_start_again_keeps_its_name_and_its_port(tmp_path
     assert ServerRecords(tmp_path).free_name("chat") == "chat"
 
 
-def test_a_folder_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+def test_unreadable_folder_is_reported_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "servers").write_text("no folder")
     fleet = LocalFleet(tmp_path, observe=False, gpus=False)
     with pytest.raises(FleetError, match="servers"):
@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["a b", "a:b", "[x", "\x1b[31m"])
-def test_a_strange_address_in_somebodys_command_line_is_reported_of_that_server_alone(host: str) -> None:
+def test_invalid_address_in_a_command_line_affects_only_that_server(host: str) -> None:
     """Any user of a machine can write such a command line."""
     watch = ObservedWatch(ObservedServer(1, 1, "anna", ("vllm", "serve", "m", "--host", host), 7999, host, "m"), 0.1)
     assert watch.sampled.wait(60)
@@ -68,7 +68,7 @@ def test_a_strange_address_in_somebodys_command_line_is_reported_of_that_server_
     watch.close()
 
 
-def test_a_server_of_others_is_as_old_as_its_process() -> None:
+def test_server_of_others_is_as_old_as_its_process() -> None:
     """Not as old as the console that looks at it."""
     own = psutil.Process()
     started = procfs.stat(own.pid)
@@ -78,9 +78,7 @@ def test_a_server_of_others_is_as_old_as_its_process() -> None:
     watch.close()
 
 
-def test_a_command_waits_for_a_slow_answer_before_it_says_how_a_server_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_waits_for_a_slow_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks once: what it has not heard by then it never hears. A console looks again."""
     page = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n"
     listener = socket.create_server(("127.0.0.1", 0))
@@ -108,7 +106,7 @@ def test_a_command_waits_for_a_slow_answer_before_it_says_how_a_server_is(
     listener.close()
 
 
-def test_a_server_that_is_slow_for_once_is_not_called_unresponsive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_slow_answer_is_not_unresponsive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one that leaves three samples in a row without an answer."""
     monkeypatch.setattr(other_servers, "ANSWER_SECONDS", 1.0)
     page = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n"
@@ -141,13 +139,13 @@ def test_a_server_that_is_slow_for_once_is_not_called_unresponsive(monkeypatch: 
     assert states == [Seen.READY, Seen.READY, Seen.READY, Seen.UNRESPONSIVE]
 
 
-def test_a_server_whose_port_is_not_known_was_not_probed() -> None:
+def test_server_with_an_unknown_port_was_not_probed() -> None:
     watch = ObservedWatch(ObservedServer(1, 1, "anna", ("VLLM::APIServer",), None, "0.0.0.0", None), 0.1)
     assert not watch.view(None, ()).probed
     watch.close()
 
 
-def test_a_server_in_a_container_is_not_asked_on_this_machines_port() -> None:
+def test_container_server_is_not_probed_on_this_machines_port() -> None:
     """Whoever answers there is another server: its figures must not be shown as the container's."""
     script = "print(flush=True); import sys; sys.stdin.read()"
     words = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", script]
@@ -172,7 +170,7 @@ def test_a_server_in_a_container_is_not_asked_on_this_machines_port() -> None:
         contained.communicate()
 
 
-def test_the_line_that_shows_a_failure_is_counted_from_the_beginning_of_the_log(tmp_path: Path) -> None:
+def test_failure_line_is_counted_from_the_beginning_of_the_log(tmp_path: Path) -> None:
     """The log holds earlier generations too, and progress bars that are drawn over."""
     before = "INFO all well\n" * 40 + "1 %\r50 %\r100 %\n"
     failed = values.replace(record("chat", 8055, State.FAILED), log_offset=len(before))
@@ -189,7 +187,7 @@ def test_the_line_that_shows_a_failure_is_counted_from_the_beginning_of_the_log(
         fleet.close()
 
 
-def test_a_fault_while_a_server_of_others_is_sampled_is_shown_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_error_of_a_foreign_server_is_shown_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when descriptors run out for a moment: figures from before it must not stay for ever."""
     fake, own = FakeEndpoint(), procfs.stat(os.getpid())
     assert own is not None

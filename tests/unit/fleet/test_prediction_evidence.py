@@ -23,7 +23,7 @@ from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 from vllm_launchers.vllm.release_defaults import NEWEST
 
 
-def test_where_every_step_had_a_preempted_request_it_is_reported_and_nothing_fails() -> None:
+def test_traffic_with_a_preempted_request_in_every_step_is_reported() -> None:
     found = record("--max-num-seqs 48 --max-model-len 4096", traffic(100, 2.6, seed=1, shared=0))
     whole, part = evidence_of(RunRecording(found.requests, found.steps), "chat", found.limits)
     assert whole.steps
@@ -33,7 +33,7 @@ def test_where_every_step_had_a_preempted_request_it_is_reported_and_nothing_fai
         evidence_of(RunRecording(preempted, found.steps), "chat", found.limits)
 
 
-def test_where_no_step_is_known_for_another_reason_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_reason_for_unknown_step_costs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = record("--max-num-seqs 48 --max-model-len 4096", traffic(100, 2.6, seed=1, shared=0))
     seen = RunRecording(found.requests, found.steps)
     whole, _ = evidence_of(seen, "chat", found.limits)
@@ -43,7 +43,7 @@ def test_where_no_step_is_known_for_another_reason_that_is_named(monkeypatch: py
         evidence_of(seen, "chat", found.limits)
 
 
-def test_a_warning_of_the_present_flags_hides_no_error_of_the_changed_ones() -> None:
+def test_warnings_of_current_flags_do_not_hide_new_errors() -> None:
     def plan(level: Level) -> Any:
         return SimpleNamespace(findings=(PlanFinding("flag_value", level, f"{level} of a value"),), flags={})
 
@@ -55,7 +55,7 @@ def test_a_warning_of_the_present_flags_hides_no_error_of_the_changed_ones() -> 
     assert "tensor-parallel-size" in str(runs), "it runs despite the same error"
 
 
-def test_an_error_of_the_present_flags_hides_no_other_one_of_the_same_kind() -> None:
+def test_error_of_current_flags_does_not_hide_another_of_its_kind() -> None:
     def plan(*messages: str) -> Any:
         return SimpleNamespace(
             findings=tuple(PlanFinding("flag_value", Level.ERROR, one) for one in messages), flags={}
@@ -89,12 +89,12 @@ def blocks_after(facts: ModelFacts, before: dict[str, Any], change: dict[str, An
     return (found if isinstance(found, str) else found.blocks), other / one
 
 
-def test_a_length_changes_no_block_of_the_cache() -> None:
+def test_length_changes_no_cache_blocks() -> None:
     for length in (8192, 100_000, 100_001):
         assert blocks_after(PLAIN, {}, {"max-model-len": length})[0] == 20_000
 
 
-def test_blocks_follow_the_bytes_of_the_cache() -> None:
+def test_cache_blocks_follow_the_cache_size() -> None:
     for facts in (PLAIN, WINDOWED, STATES):
         blocks, ratio = blocks_after(facts, {"max-num-batched-tokens": 2048}, {"max-num-batched-tokens": 65536})
         assert ratio < 0.95
@@ -109,7 +109,7 @@ def test_blocks_follow_the_bytes_of_the_cache() -> None:
 @pytest.mark.parametrize(
     "change", [{"max-model-len": 8192}, {"gpu-memory-utilization": 0.7}, {"num-gpu-blocks-override": 9000}]
 )
-def test_what_fits_beside_windows_and_states_is_not_modeled(facts: ModelFacts, change: dict[str, Any]) -> None:
+def test_effects_on_window_and_state_layers_are_not_modeled(facts: ModelFacts, change: dict[str, Any]) -> None:
     (flag,) = change
     said = blocks_after(facts, {}, change)[0]
     assert str(said).startswith(f"The effect of {flag} on models with layers that keep a window or a state")
@@ -127,19 +127,19 @@ def test_what_fits_beside_windows_and_states_is_not_modeled(facts: ModelFacts, c
         ({"pipeline-parallel-size": 1, "scheduling-policy": "fcfs"}, ""),
     ],
 )
-def test_what_schedules_in_another_way_is_not_modeled_however_it_is_written(flags: dict[str, Any], named: str) -> None:
+def test_unmodeled_schedulers_are_named_in_any_spelling(flags: dict[str, Any], named: str) -> None:
     found = blocks_after(PLAIN, flags, {"max-num-seqs": 100})[0]
     assert str(found).startswith(f"It runs with {named}," if named else "2"), found
 
 
 @pytest.mark.parametrize(("seqs", "step", "graphs"), [(24, 4096, 48), (256, 4096, 512), (256, 256, 256)])
-def test_cuda_graphs_reach_to_twice_as_many_tokens_as_sequences(seqs: int, step: int, graphs: int) -> None:
+def test_cuda_graphs_reach_twice_as_many_tokens_as_sequences(seqs: int, step: int, graphs: int) -> None:
     flags = {"max-num-seqs": seqs, "max-num-batched-tokens": step, "max-model-len": 4096}
     details: Any = SimpleNamespace(engine=None, gpu_name="NVIDIA L40S")
     assert limits_of(flags, details, None, CacheConfig(1000, 16, True)).graphs == graphs
 
 
-def test_a_run_without_that_flag_is_scored_with_the_tokens_per_step_that_vllm_takes(
+def test_run_without_the_flag_uses_vllms_default_tokens_per_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[int] = []

@@ -61,7 +61,7 @@ def window(now: float) -> Window:
     return Window(now - 60, now, latencies=dict.fromkeys(("ttft", "itl", "e2e", "queue"), rough))
 
 
-def test_the_last_minute_has_exact_latencies(folder: Path) -> None:
+def test_last_minute_has_exact_latencies(folder: Path) -> None:
     now = time.time()
     found = ServerProbe(folder, "chat").window(window(now), samples(now), now).latencies
     assert all(found[key].exact for key in ("ttft", "itl", "e2e", "queue"))
@@ -71,7 +71,7 @@ def test_the_last_minute_has_exact_latencies(folder: Path) -> None:
     assert past.latencies["e2e"].exact
 
 
-def test_without_records_of_all_requests_the_estimates_stay(folder: Path, tmp_path: Path) -> None:
+def test_estimates_stay_without_records_of_all_requests(folder: Path, tmp_path: Path) -> None:
     now = time.time()
     estimates = window(now)
     assert exact_window(tmp_path / "none", estimates, samples(now)) == estimates
@@ -91,7 +91,7 @@ def seen(folder: Path, time_view: TimeView, begin: float = 0.0) -> Any:
     return probe.in_time(series, RANGE, now, time_view, None)
 
 
-def test_charts_of_steps_and_exact_points(folder: Path) -> None:
+def test_charts_have_step_values_and_exact_points(folder: Path) -> None:
     series, view = seen(folder, LIVE)
     assert [value for value in view.steps.values["running"] if value is not None][-1] == 3.0
     assert 0.25 in series.values["ttft_p99"]
@@ -99,7 +99,7 @@ def test_charts_of_steps_and_exact_points(folder: Path) -> None:
     assert view.requests is None, "not asked for"
 
 
-def test_requests_that_cannot_be_read_are_a_problem_and_hide_nothing_else(folder: Path) -> None:
+def test_unreadable_requests_are_reported_and_hide_nothing_else(folder: Path) -> None:
     (path,) = folder.glob("requests-*")
     path.rename(folder / "kept")
     path.symlink_to("/dev/zero")
@@ -109,7 +109,7 @@ def test_requests_that_cannot_be_read_are_a_problem_and_hide_nothing_else(folder
     assert view.steps is not None
 
 
-def test_requests_of_the_range_of_a_moment_and_of_a_run(folder: Path) -> None:
+def test_requests_of_a_range_a_moment_and_a_run(folder: Path) -> None:
     view = seen(folder, TimeView(requests=True))[1].requests
     assert dict(zip(ORDERS, view.counts, strict=True)) == {
         "slowest": 240, "newest": 240, "preempted": 120, "aborted": 12,
@@ -125,7 +125,7 @@ def test_requests_of_the_range_of_a_moment_and_of_a_run(folder: Path) -> None:
     assert seen(folder, TimeView(requests=True), begin=time.time() - 10)[1].requests.count <= 22
 
 
-def test_requests_of_a_range_that_moves_on_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_a_moving_range_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[object] = []
 
     class Counted(ProbeReader):
@@ -157,7 +157,7 @@ def test_requests_of_a_range_that_moves_on_are_read_once(folder: Path, monkeypat
         (Details(no_probe="it was started by another program"), "by another program"),
     ],
 )
-def test_without_a_probe_it_says_why_and_what_adds_it(details: Details, ends: str, tmp_path: Path) -> None:
+def test_missing_probe_says_why_and_how_to_add_it(details: Details, ends: str, tmp_path: Path) -> None:
     message = no_probe_message("chat", details)
     assert message.startswith("chat has no probe, so its requests are not recorded: ")
     assert message.endswith(ends)

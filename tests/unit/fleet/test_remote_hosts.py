@@ -40,7 +40,7 @@ SSH = Path(__file__).parents[2] / "fakes"
         ("ssh://gpubox/opt/venv/bin/vllm-console", RemoteHost("gpubox", "gpubox", None, "/opt/venv/bin/vllm-console")),
     ],
 )
-def test_an_address(url: str, host: RemoteHost) -> None:
+def test_valid_address_is_parsed(url: str, host: RemoteHost) -> None:
     assert host_from(url, None) == host
     assert host_from(host.url, host.name) == host
 
@@ -58,13 +58,13 @@ def test_an_address(url: str, host: RemoteHost) -> None:
         "ssh://a b",
     ],
 )
-def test_what_could_be_an_option_or_a_command_is_no_address(url: str) -> None:
+def test_option_or_command_is_not_an_address(url: str) -> None:
     with pytest.raises(UsageError) as refused:
         host_from(url, None)
     assert "s3cret" not in str(refused.value)
 
 
-def test_words_reach_the_other_machine_as_they_are() -> None:
+def test_words_reach_the_other_machine_unchanged() -> None:
     argv = RemoteHost("box", "anna@box").argv(["stop", "a; rm -rf /", "$(x)"])
     before, said = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     assert "BatchMode=yes" in before
@@ -72,7 +72,7 @@ def test_words_reach_the_other_machine_as_they_are() -> None:
     assert shlex.split(said[1]) == ["vllm-console", "stop", "a; rm -rf /", "$(x)"]
 
 
-def test_a_file_that_somebody_wrote_into_starts_nothing_else(tmp_path: Path) -> None:
+def test_invalid_hosts_file_starts_nothing(tmp_path: Path) -> None:
     bad = '[{"name": "a", "destination": "-oProxyCommand=x"}, {"name": "b", "destination": "b", "command": "x;y"}]'
     (tmp_path / HOSTS).write_text(bad)
     assert read_hosts(tmp_path) == ()
@@ -81,13 +81,13 @@ def test_a_file_that_somebody_wrote_into_starts_nothing_else(tmp_path: Path) -> 
         read_hosts(tmp_path)
 
 
-def test_names() -> None:
+def test_host_is_split_from_the_server_name() -> None:
     assert split_host("box/chat") == ("box", "chat")
     assert [split_host(name) for name in ("chat", "http://h:1", "/x", "a/b/c", "box/")] == [None] * 5
 
 
 @pytest.mark.parametrize("make", [fakes.chat, fakes.docs, fakes.broken, fakes.stopped, fakes.observed, fakes.asleep])
-def test_a_server_is_the_same_on_the_other_side(make: object) -> None:
+def test_server_is_the_same_on_the_other_side(make: object) -> None:
     view: ServerView = make(fakes.NOW)  # type: ignore[operator]
     view = replace(view, reason="größer …")
     line = encode({"snapshot": snapshot_document(FleetSnapshot(fakes.NOW, "box", (view,), ("a notice",)))})
@@ -109,12 +109,12 @@ def test_a_server_is_the_same_on_the_other_side(make: object) -> None:
      {"servers": [{"name": "x", "state": "ready", "state_since": 1e300}]},
      {"servers": [{"name": "x", "state": "ready", "state_since": 1.0, "flags": {"a": [10**40]}}]}],
 )  # fmt: skip
-def test_an_answer_that_is_none_is_a_sentence(document: object) -> None:
+def test_invalid_answer_is_a_protocol_error(document: object) -> None:
     with pytest.raises(ProtocolError):
         views_of(document, "box")
 
 
-def test_an_answer_as_deep_as_can_be_is_a_sentence() -> None:
+def test_deeply_nested_answer_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
         views_of(decode(b'{"snapshot": ' + b"[" * 900 + b"]" * 900 + b"}")["snapshot"], "box")
 
@@ -130,9 +130,7 @@ def test_an_answer_as_deep_as_can_be_is_a_sentence() -> None:
         ('echo \'{"hello": {"protocol": 1}}\'; read l; echo \'{"id": 1, "snapshot": {}}\'; cat', "can't be read"),
     ],
 )
-def test_a_connection_that_is_not_as_it_should_be_is_one_row(
-    script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faulty_connection_is_one_row(script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "box").mkdir()
     monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))
@@ -148,7 +146,7 @@ def test_a_connection_that_is_not_as_it_should_be_is_one_row(
 
 
 @pytest.mark.parametrize("streams", ["", "2>&1", "1>&2"])
-def test_what_ssh_leaves_behind_does_not_delay_the_end(streams: str) -> None:
+def test_process_left_by_ssh_does_not_delay_the_end(streams: str) -> None:
     """A master of shared connections may hold ssh's standard error for hours."""
     script = f"""sleep 30 {streams} & echo '{{"hello": {{"protocol": 1}}, "pid": '$!'}}'; exec cat"""
     session = Session(["sh", "-c", script])
@@ -168,7 +166,7 @@ def machine(number: int) -> str:
     return f"echo '{{\"hello\": {{\"protocol\": 1}}}}'; read l; cat <<'E'\n{answer}\nE\ncat"
 
 
-def test_a_machine_without_servers_is_a_row_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_servers_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one").mkdir()
     monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))
@@ -187,9 +185,7 @@ def test_a_machine_without_servers_is_a_row_too(tmp_path: Path, monkeypatch: pyt
         connection.close()
 
 
-def test_a_name_that_leads_to_another_machine_now_is_connected_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_that_now_means_another_machine_is_reconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
@@ -208,9 +204,7 @@ def test_a_name_that_leads_to_another_machine_now_is_connected_again(
         hosts.close()
 
 
-def test_a_command_is_run_there_with_the_names_of_that_machine_and_no_more_rights_than_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_command_uses_remote_names_and_keeps_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one").mkdir()
     monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))

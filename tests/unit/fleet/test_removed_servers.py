@@ -57,7 +57,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o777])
-def test_the_history_and_the_times_of_loads_are_kept_and_nothing_else(servers, tmp_path, mask):
+def test_only_history_and_load_times_are_kept(servers, tmp_path, mask):
     folder = home(tmp_path)
     before = os.umask(mask)
     try:
@@ -75,7 +75,7 @@ def test_the_history_and_the_times_of_loads_are_kept_and_nothing_else(servers, t
     assert (folder / "record.json").exists(), "the rest is deleted by who called"
 
 
-def test_what_was_not_written_back_is_kept_too(servers, tmp_path):
+def test_unwritten_wal_is_kept(servers, tmp_path):
     """A recorder that was killed leaves a write-ahead log."""
     folder = home(tmp_path, closed=False)
     assert (folder / f"{HISTORY}-wal").stat().st_size
@@ -85,7 +85,7 @@ def test_what_was_not_written_back_is_kept_too(servers, tmp_path):
         assert len(reader.since(0.0)) == 5
 
 
-def test_a_history_that_a_console_reads_is_settled_later(servers, tmp_path):
+def test_history_open_in_a_console_is_finished_later(servers, tmp_path):
     folder = home(tmp_path)
     with closing(HistoryReader(folder / HISTORY)) as reader:
         reader.since(0.0)
@@ -98,7 +98,7 @@ def test_a_history_that_a_console_reads_is_settled_later(servers, tmp_path):
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
-def test_a_history_without_a_sample_is_not_kept_for_a_replay(servers, tmp_path):
+def test_history_without_a_sample_is_not_kept(servers, tmp_path):
     folder = home(tmp_path)
     (folder / HISTORY).unlink()
     HistoryWriter(folder / HISTORY).close()
@@ -106,7 +106,7 @@ def test_a_history_without_a_sample_is_not_kept_for_a_replay(servers, tmp_path):
     assert servers.all() == []
 
 
-def test_without_a_history_nothing_is_kept(servers, tmp_path):
+def test_nothing_is_kept_without_a_history(servers, tmp_path):
     folder = home(tmp_path)
     (folder / HISTORY).unlink()
     assert not servers.keep(folder, "chat", NOW)
@@ -115,7 +115,7 @@ def test_without_a_history_nothing_is_kept(servers, tmp_path):
     assert not (tmp_path / "removed").exists()
 
 
-def test_what_cannot_be_kept_leaves_the_server_whole(servers, tmp_path, monkeypatch):
+def test_failed_keeping_leaves_the_server_intact(servers, tmp_path, monkeypatch):
     folder = home(tmp_path)
     before = tree(folder)
     move = Path.rename
@@ -133,7 +133,7 @@ def test_what_cannot_be_kept_leaves_the_server_whole(servers, tmp_path, monkeypa
     assert servers.all() == []
 
 
-def test_a_recorder_that_still_writes_is_waited_for(servers, tmp_path, monkeypatch):
+def test_active_recorder_is_waited_for(servers, tmp_path, monkeypatch):
     folder = home(tmp_path)
     monkeypatch.setattr(removed, "LOCK_SECONDS", 0.0)
     descriptor = os.open(folder / f"{HISTORY}.lock", os.O_RDWR | os.O_CREAT)
@@ -144,7 +144,7 @@ def test_a_recorder_that_still_writes_is_waited_for(servers, tmp_path, monkeypat
     assert servers.keep(folder, "chat", NOW)
 
 
-def test_a_file_in_the_way_leaves_the_server_whole(servers, tmp_path):
+def test_file_in_the_way_leaves_the_server_intact(servers, tmp_path):
     folder = home(tmp_path)
     (tmp_path / "removed").write_text("in the way")
     with pytest.raises(KeeperError, match="was not removed"):
@@ -152,7 +152,7 @@ def test_a_file_in_the_way_leaves_the_server_whole(servers, tmp_path):
     assert (folder / HISTORY).exists()
 
 
-def test_it_is_found_by_the_time_when_the_server_had_its_name(servers, tmp_path, at):
+def test_removed_server_is_found_by_time(servers, tmp_path, at):
     servers.keep(home(tmp_path), "chat", NOW - 1000)
     at[0] = NOW + 500
     (tmp_path / "servers" / "chat").rename(tmp_path / "old")
@@ -166,7 +166,7 @@ def test_it_is_found_by_the_time_when_the_server_had_its_name(servers, tmp_path,
     assert servers.find("other", NOW) is None
 
 
-def test_the_oldest_go_after_thirty_days_or_where_there_are_too_many(servers, tmp_path, at, monkeypatch):
+def test_oldest_are_deleted_by_age_and_count(servers, tmp_path, at, monkeypatch):
     for number in range(4):
         at[0] = NOW + 86_400 * number
         servers.keep(home(tmp_path, f"s{number}"), f"s{number}", at[0] - 100)
@@ -180,7 +180,7 @@ def test_the_oldest_go_after_thirty_days_or_where_there_are_too_many(servers, tm
     assert [kept.name for kept in servers.all()] == ["s2", "s3"]
 
 
-def test_a_purge_takes_all_of_a_name_and_what_was_left_half_done_is_swept(servers, tmp_path):
+def test_purge_deletes_all_of_a_name_and_incomplete_folders(servers, tmp_path):
     servers.keep(home(tmp_path, "a"), "a", NOW - 10)
     servers.keep(home(tmp_path, "b"), "b", NOW - 10)
     half = tmp_path / "removed" / "c@1-2"
@@ -195,7 +195,7 @@ def test_a_purge_takes_all_of_a_name_and_what_was_left_half_done_is_swept(server
     assert [kept.name for kept in servers.all()] == ["b"]
 
 
-def test_which_runs_can_be_replayed(servers, tmp_path):
+def test_replayable_runs_are_marked(servers, tmp_path):
     servers.keep(home(tmp_path, "gone"), "gone", NOW - 900)
     present = ServerRecord("chat", State.READY, NOW - 50, NOW - 100, ())
     runs = [

@@ -95,7 +95,7 @@ def shown(fleet: LocalFleet, replay: Replay, **time: Any) -> Any:
     return found
 
 
-def test_a_run_of_a_removed_server_is_shown_with_all_that_is_known_of_it(fleet):
+def test_run_of_a_removed_server_is_shown_in_full(fleet):
     replay = fleet.replay("chat@1")
     assert (replay.name, replay.started_at, replay.ended_at, replay.removed) == ("chat@1", *FIRST, True)
     assert FIRST[1] - 60 <= replay.at <= FIRST[1], "its last figures"
@@ -117,7 +117,7 @@ def test_a_run_of_a_removed_server_is_shown_with_all_that_is_known_of_it(fleet):
     assert fleet.snapshot().servers == (), "it is none"
 
 
-def test_its_markers_are_those_of_the_run(fleet):
+def test_replay_markers_are_those_of_the_run(fleet):
     marks = [(mark.at, mark.kind, mark.label) for mark in shown(fleet, fleet.replay("chat@1")).markers]
     assert marks == [
         (FIRST[0], MarkerKind.START, "r1"), (NOW - 6000, MarkerKind.LOAD, "b"), (NOW - 5900, MarkerKind.LOAD, "b"),
@@ -129,7 +129,7 @@ def test_its_markers_are_those_of_the_run(fleet):
     assert ended.at == SECOND[1]
 
 
-def test_charts_hold_the_run_and_no_other(fleet):
+def test_replay_charts_hold_only_their_run(fleet):
     replay = fleet.replay("chat@2")
     whole = ChartRange("whole run", 3060.0, 20.0)
     series = shown(fleet, replay, range=whole).series
@@ -142,7 +142,7 @@ def test_charts_hold_the_run_and_no_other(fleet):
     assert (short.step, all(value == 0.3 for value in short.values["kv_cache_usage"][1:-1])) == (5.0, True)
 
 
-def test_it_is_another_moment_where_the_cursor_is(fleet):
+def test_replay_shows_the_moment_at_the_cursor(fleet):
     replay = fleet.replay("chat@1")
     early = shown(fleet, replay, at=FIRST[0] + 30)
     assert (early.window, early.then.state) == (None, State.STARTING)
@@ -159,7 +159,7 @@ def test_it_is_another_moment_where_the_cursor_is(fleet):
         ("chat@1", NOW - 5000, "chat@1"),
     ],
 )
-def test_a_run_is_named_as_for_compare_or_by_a_time(fleet, word, at, name):
+def test_replay_is_named_like_a_run_or_by_a_time(fleet, word, at, name):
     replay = fleet.replay(word, at)
     assert replay.name == name
     assert at is None or replay.at == at
@@ -176,12 +176,12 @@ def test_a_run_is_named_as_for_compare_or_by_a_time(fleet, word, at, name):
         ("other", None, FleetError, "other@1 has not ended"),
     ],
 )
-def test_what_cannot_be_replayed_says_why(fleet, word, at, error, why):
+def test_run_that_cannot_be_replayed_says_why(fleet, word, at, error, why):
     with pytest.raises(error, match=why):
         fleet.replay(word, at)
 
 
-def test_what_is_no_longer_there_says_why(fleet, state):
+def test_run_whose_history_is_gone_says_why(fleet, state):
     old = time.time() - KEPT_SECONDS - 90_000
     enter(state, head(3, (old, old + 3600)), head(1, (NOW - 900, NOW - 800), "brief"), head(9, FIRST, "purged"))
     (state / "removed" / f"brief@{NOW - 900:.0f}-{NOW - 700:.0f}").mkdir()
@@ -194,7 +194,7 @@ def test_what_is_no_longer_there_says_why(fleet, state):
         fleet.replay("brief")
 
 
-def test_what_was_read_is_kept_for_a_moment_and_then_closed(fleet, state, monkeypatch):
+def test_replay_history_is_cached_and_then_closed(fleet, state, monkeypatch):
     history = (next((state / "removed").iterdir()) / "history.sqlite").stat().st_ino
 
     def opened() -> bool:
@@ -211,7 +211,7 @@ def test_what_was_read_is_kept_for_a_moment_and_then_closed(fleet, state, monkey
     assert not opened()
 
 
-def test_a_history_that_goes_meanwhile_is_reported_and_no_other_server_is_lost(fleet, state):
+def test_history_removed_during_a_replay_is_reported(fleet, state):
     replay = fleet.replay("chat")
     assert shown(fleet, replay).notice == ""
     (place,) = (state / "removed").iterdir()
@@ -244,7 +244,7 @@ def present(state: Path) -> Path:
     return state
 
 
-def test_a_name_stands_for_the_server_that_has_it_now(fleet, present):
+def test_name_means_the_server_that_has_it_now(fleet, present):
     replay = fleet.replay("chat@1")
     assert (replay.removed, replay.started_at) == (False, NOW - 400)
     view = shown(fleet, replay)
@@ -255,7 +255,7 @@ def test_a_name_stands_for_the_server_that_has_it_now(fleet, present):
     assert fleet.replay("1").removed, "the number is the earlier server's"
 
 
-def test_a_removed_server_is_shown_by_its_name_at_a_time(fleet, present):
+def test_removed_server_is_found_by_its_name_at_a_time(fleet, present):
     then = fleet.removed_at("chat", NOW - 5000)
     assert then is not None
     assert (then.name, then.removed, then.at) == ("chat@1", True, NOW - 5000)
@@ -265,7 +265,7 @@ def test_a_removed_server_is_shown_by_its_name_at_a_time(fleet, present):
     assert fleet.removed_at("nobody", NOW) is None
 
 
-def test_a_server_whose_history_cannot_be_kept_is_not_removed(fleet, present):
+def test_server_whose_history_cannot_be_kept_is_not_removed(fleet, present):
     place = present / "servers" / "chat"
     before = {path.name for path in place.iterdir()}
     kept = present / "removed"
@@ -278,7 +278,7 @@ def test_a_server_whose_history_cannot_be_kept_is_not_removed(fleet, present):
     assert not place.exists()
 
 
-def test_what_is_removed_is_replayed_as_before(fleet, present):
+def test_removed_server_is_replayed_as_before(fleet, present):
     before = shown(fleet, fleet.replay("chat"))
     assert fleet.forget("chat")
     assert not (present / "servers" / "chat").exists()
@@ -292,7 +292,7 @@ def test_what_is_removed_is_replayed_as_before(fleet, present):
         fleet.forget("chat", purge=True)
 
 
-def test_what_is_too_old_goes_when_runs_are_listed(fleet, state):
+def test_expired_histories_are_deleted_when_runs_are_listed(fleet, state):
     old = state / "removed" / "old@1-2"
     old.mkdir()
     record(old)
@@ -304,7 +304,7 @@ def test_what_is_too_old_goes_when_runs_are_listed(fleet, state):
     assert not old.exists()
 
 
-def test_runs_say_what_can_be_replayed(fleet, present):
+def test_runs_show_whether_they_are_replayable(fleet, present):
     found = {(run.name, run.started_at): (run.removed, run.replayable) for run in fleet.runs()[0]}
     assert found[("chat@1", FIRST[0])] == (True, True)
     assert found[("chat@2", NOW - 300)] == (False, True)

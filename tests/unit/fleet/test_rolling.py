@@ -31,11 +31,11 @@ from vllm_launchers.keeper.server_client import Response
         ),
     ],
 )
-def test_a_difference_is_reported_with_what_may_explain_it(compared: AnswerComparison, said: str) -> None:
+def test_difference_is_reported_with_possible_reasons(compared: AnswerComparison, said: str) -> None:
     assert compared.sentence == said
 
 
-def test_a_server_without_warm_up_gets_a_longer_text_before_the_golden_prompts(
+def test_server_without_warm_up_gets_a_longer_first_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
@@ -59,7 +59,7 @@ def test_a_server_without_warm_up_gets_a_longer_text_before_the_golden_prompts(
     ("old", "said"),
     [(State.READY, "chat keeps serving"), (State.FAILED, "chat-2 is ready at http://127.0.0.1:8001")],
 )
-def test_the_last_sentence_names_who_serves(old: State, said: str) -> None:
+def test_final_message_names_the_serving_server(old: State, said: str) -> None:
     views = {name: ServerView(name, state, 0.0) for name, state in (("chat", old), ("chat-2", State.READY))}
     views["chat-2"] = replace(views["chat-2"], port=8001)
     fleet = cast("LocalFleet", SimpleNamespace(snapshot=lambda: SimpleNamespace(server=views.get)))

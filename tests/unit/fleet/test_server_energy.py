@@ -56,7 +56,7 @@ def measured(tmp_path: Path) -> Callable[..., Energy | None]:
     return measured
 
 
-def test_it_is_of_the_time_since_the_server_was_ready(measured: Callable[..., Energy | None]) -> None:
+def test_energy_covers_the_time_since_ready(measured: Callable[..., Energy | None]) -> None:
     found = measured(record())
     assert found is not None
     assert NOW - 300 <= found.since <= NOW - 290
@@ -70,7 +70,7 @@ def test_it_is_of_the_time_since_the_server_was_ready(measured: Callable[..., En
     assert not [line for line in describe_server(view, NOW) if "energy" in line]
 
 
-def test_it_is_not_shown_of_another_process_other_gpus_or_another_time(measured: Callable[..., Energy | None]) -> None:
+def test_energy_of_another_process_gpu_or_time_is_not_shown(measured: Callable[..., Energy | None]) -> None:
     assert measured(record(pid=4200)) is None, "an earlier process held the GPU"
     assert measured(record(state=State.STOPPED)) is None
     assert measured(record(), gpus=(0, 1)) is None

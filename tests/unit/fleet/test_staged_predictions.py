@@ -37,7 +37,7 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return put
 
 
-def test_it_runs_the_command_and_keeps_nothing(pretend: Callable[[str], Path], tmp_path: Path) -> None:
+def test_prediction_runs_the_command_and_keeps_nothing(pretend: Callable[[str], Path], tmp_path: Path) -> None:
     answer = tmp_path / "answer"
     answer.write_bytes(msgspec.json.encode(FOUND))
     words = pretend(f"cat {answer}; exit 1")
@@ -46,20 +46,20 @@ def test_it_runs_the_command_and_keeps_nothing(pretend: Callable[[str], Path], t
     assert words.read_text().endswith(f" -m vllm_console --state /s predict chat --draft {changes}\n")
 
 
-def test_its_error_is_the_commands(pretend: Callable[[str], Path]) -> None:
+def test_prediction_error_is_the_commands(pretend: Callable[[str], Path]) -> None:
     pretend("echo 'vllm-console: chat: a prediction needs more' >&2; exit 1")
     with pytest.raises(FleetError, match=r"^chat: a prediction needs more$"):
         StagedPredictions(Path("/s")).ask("chat", CHANGES)
 
 
-def test_it_is_given_up_after_its_deadline(pretend: Callable[[str], Path]) -> None:
+def test_prediction_times_out(pretend: Callable[[str], Path]) -> None:
     pretend("exec sleep 60")
     with pytest.raises(FleetError, match="no prediction within"):
         StagedPredictions(Path("/s"), deadline=0.2).ask("chat", CHANGES)
 
 
 @pytest.mark.parametrize("end", [StagedPredictions.cancel, StagedPredictions.close])
-def test_it_is_ended(pretend: Callable[[str], Path], end: Callable[[StagedPredictions], None]) -> None:
+def test_prediction_is_canceled(pretend: Callable[[str], Path], end: Callable[[StagedPredictions], None]) -> None:
     words, asked, answers = pretend("exec sleep 60"), StagedPredictions(Path("/s")), list[object]()
     thread = threading.Thread(target=lambda: answers.append(asked.ask("chat", CHANGES)))
     thread.start()

@@ -83,7 +83,7 @@ def sleeping(keepers: Keepers, facts: ModelFacts | None = None) -> Sleeping:
     return Sleeping(keepers.state, records, lambda _: facts, keepers.host, keepers.asked.append)
 
 
-def test_the_other_sleeps_its_memory_is_confirmed_then_this_one_wakes(keepers: Keepers) -> None:
+def test_switch_sleeps_one_checks_memory_and_wakes_the_other(keepers: Keepers) -> None:
     said: list[str] = []
     sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, said.append)
     assert keepers.asked == ["chat", "sleep chat 1 60", "wake coder"]
@@ -94,46 +94,46 @@ def test_the_other_sleeps_its_memory_is_confirmed_then_this_one_wakes(keepers: K
     ]
 
 
-def test_memory_that_is_not_free_leaves_it_asleep(keepers: Keepers) -> None:
+def test_memory_not_freed_leaves_the_server_asleep(keepers: Keepers) -> None:
     keepers.records["chat"] = record("chat", State.ASLEEP)
     with pytest.raises(FleetError, match=r"coder stays asleep, .* 39\.7 GiB did not come back"):
         sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
     assert keepers.asked == []
 
 
-def test_a_switch_that_fails_halfway_says_that_neither_serves(keepers: Keepers) -> None:
+def test_half_failed_switch_says_that_neither_serves(keepers: Keepers) -> None:
     keepers.gpu = changed(keepers.gpu, memory_gib=60.0)
     with pytest.raises(FleetError, match="coder and chat are both asleep, and neither serves"):
         sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
     assert keepers.asked == ["chat", "sleep chat 1 60"]
 
 
-def test_without_a_driver_it_says_that_nothing_is_confirmed(keepers: Keepers) -> None:
+def test_without_a_driver_free_memory_is_not_confirmed(keepers: Keepers) -> None:
     said: list[str] = []
     keepers.host = lambda: Host(problem="no driver")  # type: ignore[method-assign]
     sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, said.append)
     assert "coder: not confirmed that its GPUs have free memory: no driver" in said
 
 
-def test_a_server_that_does_not_fall_asleep_keeps_the_other_asleep(keepers: Keepers) -> None:
+def test_server_that_stays_awake_keeps_the_other_asleep(keepers: Keepers) -> None:
     keepers.asleep = Sleep(1, 0.0, SleepStep.CANCELED, message="3 requests left after 60 s")
     with pytest.raises(FleetError, match="chat did not go to sleep and is ready: 3 requests left"):
         sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
     assert keepers.asked == ["chat", "sleep chat 1 60"]
 
 
-def test_other_answers_are_an_error(keepers: Keepers) -> None:
+def test_different_answers_after_waking_are_an_error(keepers: Keepers) -> None:
     keepers.awake = Sleep(1, 0.0, SleepStep.MISMATCH, message="4 of 4 golden prompts answered differently")
     with pytest.raises(FleetError, match="coder was restarted, since 4 of 4 golden"):
         sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
 
 
-def test_only_a_sleeping_server_is_woken_up(keepers: Keepers) -> None:
+def test_only_a_sleeping_server_is_woken(keepers: Keepers) -> None:
     with pytest.raises(FleetError, match="chat is ready, not asleep"):
         sleeping(keepers).wake(keepers.records["chat"], 1, 60.0, lambda _: None)
 
 
-def test_two_switches_at_once_wake_only_one_of_a_pair(keepers: Keepers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_switches_wake_only_one_of_a_pair(keepers: Keepers, monkeypatch: pytest.MonkeyPatch) -> None:
     other: list[str] = []
 
     def meanwhile(_: Path, name: str, __: object, ___: float) -> ServerRecord:
@@ -147,20 +147,20 @@ def test_two_switches_at_once_wake_only_one_of_a_pair(keepers: Keepers, monkeypa
     assert other == []
 
 
-def test_a_level_that_would_give_wrong_answers_is_refused(keepers: Keepers) -> None:
+def test_sleep_level_that_gives_wrong_answers_is_refused(keepers: Keepers) -> None:
     gemma = ModelFacts("m", architecture="Gemma3ForCausalLM")
     with pytest.raises(RefusedError, match="Use --level 1"):
         sleeping(keepers, gemma).sleep(keepers.records["chat"], 2, 60.0, lambda _: None)
 
 
-def test_weights_that_the_host_cannot_hold_are_refused_at_level_1(keepers: Keepers) -> None:
+def test_weights_above_host_memory_are_refused_at_level_1(keepers: Keepers) -> None:
     big = record("chat", State.READY, predicted={"weights_gib": 1e6})
     with pytest.raises(RefusedError, match="Use --level 2"):
         sleeping(keepers).sleep(big, 1, 60.0, lambda _: None)
     assert keepers.asked == []
 
 
-def test_what_must_be_free_is_its_share_less_what_it_holds() -> None:
+def test_required_memory_is_the_share_minus_what_it_holds() -> None:
     gpu = Gpu(0, memory_gib=48.0, free_gib=1.0, used_by=(Holder(1, server="coder", gib=0.6),))
     details = Details(gpus=(0,), flags={"gpu-memory-utilization": 0.9})
     assert wanted_gib(Host(gpus=(gpu,)), "coder", details) == {0: pytest.approx(48 * 0.9 - 0.6 - 0.5)}
@@ -168,7 +168,7 @@ def test_what_must_be_free_is_its_share_less_what_it_holds() -> None:
     assert wanted_gib(Host(gpus=(gpu,)), "coder", fixed) == {}
 
 
-def test_host_memory_is_held_at_level_1_only() -> None:
+def test_host_memory_is_held_only_at_level_1() -> None:
     details = Details(flags={"tensor-parallel-size": 2}, predicted={"weights_gib": 7.5})
     first, second = (sleep_view(Sleep(level, 0.0, SleepStep.ASLEEP), details) for level in (1, 2))
     assert first is not None
@@ -178,14 +178,14 @@ def test_host_memory_is_held_at_level_1_only() -> None:
     assert second.sentence == "asleep, level 2, its weights are dropped"
 
 
-def test_both_of_a_pair_name_each_other() -> None:
+def test_pair_members_name_each_other() -> None:
     views = [ServerView(name, State.READY, 0.0) for name in ("chat", "coder", "alone")]
     views[1] = changed(views[1], partner="chat")
     assert [one.partner for one in paired(views, 0.0)] == ["coder", "chat", ""]
     assert [one.partner for one in paired(views[1:], 0.0)] == ["", ""]
 
 
-def test_that_neither_of_a_pair_serves_is_a_finding_of_both_unless_they_are_switched() -> None:
+def test_pair_with_neither_serving_is_a_finding_unless_switching() -> None:
     slept = SleepView(SleepStep.ASLEEP, 1, 100.0)
     views = [
         ServerView(name, State.ASLEEP, 100.0, partner=other, sleep=slept)
@@ -200,7 +200,7 @@ def test_that_neither_of_a_pair_serves_is_a_finding_of_both_unless_they_are_swit
     assert not any(one.findings for one in paired([changed(views[0], state=State.READY), views[1]], 140.0))
 
 
-def test_wrong_answers_are_a_critical_finding_for_a_while() -> None:
+def test_wrong_answers_are_a_temporary_critical_finding() -> None:
     sleep = Sleep(2, 0.0, SleepStep.MISMATCH, 100.0, checked=4, differing=("a", "b"))
     found = after_sleep(sleep, 200.0)
     assert found is not None

@@ -17,7 +17,7 @@ from vllm_launchers.units import GIB
     ("version", "build", "offered"),
     [("0.33.0", "cuda", True), ("0.10.2", "cuda", True), ("0.10.1", "cuda", False), ("0.33.0", "cpu", False)],
 )
-def test_a_cache_size_is_offered_only_where_vllm_has_the_flag(version: str, build: str, offered: bool) -> None:
+def test_cache_size_is_offered_only_where_vllm_has_the_flag(version: str, build: str, offered: bool) -> None:
     engine = Engine(EngineKind.VLLM, ("/no/such/vllm",), version, build, "/no/such/vllm")
     startup = Startup(report=EngineReport(kv_pin_bytes=13 * GIB), facts=StartupFacts(kv_measure_seconds=6.0))
     found = startup_finding(Details(model="m", engine=engine), [Stage("weights", 0.0, 60.0)], startup, 5.0)

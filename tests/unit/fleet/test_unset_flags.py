@@ -19,11 +19,11 @@ from vllm_launchers.plan.model import Engine, EngineKind
         ("cpu", "", {"tensor-parallel-size": 2}, 256),
     ],
 )
-def test_the_values_that_vllm_takes_itself(build: str, gpu: str, flags: dict[str, int], sequences: int | None) -> None:
+def test_unset_flags_have_vllms_defaults(build: str, gpu: str, flags: dict[str, int], sequences: int | None) -> None:
     engine = Engine(EngineKind.VLLM, (), "0.32.0", build, "")
     details = Details(model="Qwen/Qwen3-8B", engine=engine, gpu_kind=gpu, flags=flags)
     assert unset_flags(details) == UnsetFlags(sequences, 40_960)
 
 
-def test_of_an_unknown_model_no_context_is_known() -> None:
+def test_unknown_model_has_no_default_context() -> None:
     assert unset_flags(Details(model="org/nobody-knows")).max_model_len is None

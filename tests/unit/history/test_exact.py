@@ -42,7 +42,7 @@ def recorded(**more: Any) -> ProbeRecords:
 COUNTED = {"ttft": 60.0, "itl": 600.0, "e2e": 60.0, "queue": 60.0, "prefill": 60.0, "decode": 60.0}
 
 
-def test_quantiles_of_all_values_of_the_span() -> None:
+def test_quantiles_of_all_values_in_the_span() -> None:
     found = exact_latencies(recorded(), START, END, COUNTED)
     assert set(found) == set(COUNTED)
     assert all(one.exact for one in found.values())
@@ -68,9 +68,7 @@ def test_quantiles_of_all_values_of_the_span() -> None:
         ({}, {"e2e": 0.0}, {"ttft", "itl", "queue", "prefill", "decode"}),
     ],
 )
-def test_what_does_not_hold_all_that_was_counted_is_not_exact(
-    more: dict[str, Any], counted: dict[str, float], left: set[str]
-) -> None:
+def test_incomplete_records_are_not_exact(more: dict[str, Any], counted: dict[str, float], left: set[str]) -> None:
     assert set(exact_latencies(recorded(**more), START, END, {**COUNTED, **counted})) == left
 
 
@@ -84,14 +82,12 @@ def test_what_does_not_hold_all_that_was_counted_is_not_exact(
         ((), 0.0, False),
     ],
 )
-def test_lengths_are_known_where_each_request_that_was_counted_is_recorded(
-    requests: Any, counted: float, known: bool
-) -> None:
+def test_lengths_are_known_if_each_counted_request_is_recorded(requests: Any, counted: float, known: bool) -> None:
     found = recorded_lengths(requests, START, END, {"prompt_tokens": counted})
     assert found == ({"prompt_tokens": [100] * 60} if known else {})
 
 
-def test_requests_without_a_token_are_in_no_stage_they_did_not_reach() -> None:
+def test_requests_without_a_token_are_in_no_later_stage() -> None:
     never = request(START + 5, 2.0)._replace(prefill_seconds=None, decode_seconds=None)
     found = exact_latencies(ProbeRecords(requests=[never]), START, END, {"e2e": 1.0, "prefill": 1.0})
     assert set(found) == {"e2e"}

@@ -59,7 +59,7 @@ def known(entry: GpuEntry) -> dict[str, float]:
     return {name: value for name, value in zip(entry.card.keys, entry.values, strict=True) if value is not None}
 
 
-def test_what_was_seen_comes_back_and_what_was_not_reported_stays_unknown(path: Path) -> None:
+def test_values_are_restored_and_unreported_ones_stay_unknown(path: Path) -> None:
     writer = GpuHistoryWriter(path)
     writer.append(host(BUSY, OTHER), START)
     writer.close()
@@ -75,7 +75,7 @@ def test_what_was_seen_comes_back_and_what_was_not_reported_stays_unknown(path: 
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_minute_has_means_and_the_highest_of_what_has_a_limit(path: Path) -> None:
+def test_minute_rows_hold_means_and_peaks(path: Path) -> None:
     writer = GpuHistoryWriter(path)
     for number in range(13):
         peak = number == 5
@@ -90,7 +90,7 @@ def test_a_minute_has_means_and_the_highest_of_what_has_a_limit(path: Path) -> N
     assert minute.at == START + 55
 
 
-def test_another_writer_goes_on_where_the_last_one_ended(path: Path) -> None:
+def test_next_writer_continues_after_the_last(path: Path) -> None:
     first, second = GpuHistoryWriter(path), GpuHistoryWriter(path)
     for number in range(12):
         (first if number < 6 else second).append(host(BUSY), START + 5 * number)
@@ -103,7 +103,7 @@ def test_another_writer_goes_on_where_the_last_one_ended(path: Path) -> None:
     second.close()
 
 
-def test_a_clock_set_back_by_minutes_loses_nothing_and_replaces_what_comes_again(path: Path) -> None:
+def test_clock_set_back_loses_nothing_and_replaces_repeated_times(path: Path) -> None:
     writer = GpuHistoryWriter(path)
     for number in range(120):  # ten minutes
         writer.append(host(replace(BUSY, utilization=10.0)), START + 5 * number)
@@ -116,7 +116,7 @@ def test_a_clock_set_back_by_minutes_loses_nothing_and_replaces_what_comes_again
     assert minutes == [10.0] * 8 + [90.0]
 
 
-def test_a_writer_that_is_late_deletes_no_row_of_another(path: Path) -> None:
+def test_late_writer_deletes_no_rows_of_another(path: Path) -> None:
     early, late = GpuHistoryWriter(path), GpuHistoryWriter(path)
     for number in range(13):
         early.append(host(BUSY), START + 5 * number)
@@ -127,7 +127,7 @@ def test_a_writer_that_is_late_deletes_no_row_of_another(path: Path) -> None:
     assert len(rows(path, BUSY, MINUTES)) == 1
 
 
-def test_rows_of_a_clock_that_was_wrong_by_more_than_a_day_go(path: Path) -> None:
+def test_rows_from_a_clock_wrong_by_over_a_day_are_deleted(path: Path) -> None:
     writer = GpuHistoryWriter(path)
     for at in (START, START + 5, START + 7200, START + 90_000, START + 10):
         writer.append(host(BUSY), at)
@@ -137,7 +137,7 @@ def test_rows_of_a_clock_that_was_wrong_by_more_than_a_day_go(path: Path) -> Non
     assert max(entry.at for entry in rows(path, BUSY, MINUTES)) <= START + 7200
 
 
-def test_it_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_history_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_history, "TIERS", (FIVES._replace(rows=20), MINUTES._replace(rows=5)))
     monkeypatch.setattr(gpu_history, "_PRUNE_EVERY", 1)
     writer = GpuHistoryWriter(path)
@@ -151,7 +151,7 @@ def test_it_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connection.close()
 
 
-def test_a_gpu_is_known_by_its_uuid_wherever_it_stands(path: Path) -> None:
+def test_gpu_is_identified_by_its_uuid(path: Path) -> None:
     writer = GpuHistoryWriter(path)
     writer.append(host(BUSY, OTHER), START)
     writer.append(host(replace(OTHER, index=0), replace(BUSY, index=1)), START + 5)
@@ -162,7 +162,7 @@ def test_a_gpu_is_known_by_its_uuid_wherever_it_stands(path: Path) -> None:
     assert [card.uuid for card in last_cards(path)] == ["GPU-b"]
 
 
-def test_a_damaged_file_is_set_aside_and_a_foreign_one_is_not_read(path: Path) -> None:
+def test_damaged_file_is_moved_aside_and_a_newer_one_is_not_read(path: Path) -> None:
     path.write_bytes(b"no database at all, " * 400)
     writer = GpuHistoryWriter(path)
     writer.append(host(BUSY), START)
@@ -180,7 +180,7 @@ def test_a_damaged_file_is_set_aside_and_a_foreign_one_is_not_read(path: Path) -
         rows(path.with_name("none.sqlite"), BUSY)
 
 
-def test_a_damaged_row_hides_no_others(path: Path) -> None:
+def test_damaged_row_hides_no_others(path: Path) -> None:
     writer = GpuHistoryWriter(path)
     for number in range(4):
         writer.append(host(BUSY), START + 5 * number)
@@ -195,7 +195,7 @@ def test_a_damaged_row_hides_no_others(path: Path) -> None:
     writer.close()
 
 
-def test_a_disk_that_takes_nothing_is_reported_and_the_next_row_is_tried(tmp_path: Path) -> None:
+def test_write_failure_is_reported_and_the_next_row_retried(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     writer = GpuHistoryWriter(folder / GPU_HISTORY)
     writer.append(host(BUSY), START)
@@ -217,7 +217,7 @@ def entry() -> Callable[..., GpuEntry]:
     return entry
 
 
-def test_points_have_means_by_time_and_peaks(entry: Callable[..., GpuEntry]) -> None:
+def test_points_have_time_weighted_means_and_peaks(entry: Callable[..., GpuEntry]) -> None:
     timeline = GpuTimeline(120.0, 3)
     timeline.append(entry(60, 60.0, utilization=40.0, power_w=100.0))
     for number in range(13, 24):
@@ -228,7 +228,7 @@ def test_points_have_means_by_time_and_peaks(entry: Callable[..., GpuEntry]) -> 
     assert values["temperature_c"] == (None, None, None)
 
 
-def test_rows_that_drift_leave_no_holes_and_pauses_do(entry: Callable[..., GpuEntry]) -> None:
+def test_drifting_rows_leave_no_gaps_but_pauses_do(entry: Callable[..., GpuEntry]) -> None:
     timeline = GpuTimeline(5.0, 60)
     at = 0.0
     while at < 150:

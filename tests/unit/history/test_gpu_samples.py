@@ -71,7 +71,7 @@ def host(at: float, **facts: Any) -> Host:
     return Host(at=at, gpus=(Gpu(index=0, name="NVIDIA L40S", memory_gib=45.0, **facts),), links=(Link(0, 1, "SYS"),))
 
 
-def test_one_samples_for_all_and_another_takes_its_place(
+def test_one_process_samples_and_another_takes_over(
     make_stub: Callable[[Host], Any], recorded: Callable[[str], Host], tmp_path: Path
 ) -> None:
     seen = recorded("4xa6000")
@@ -89,9 +89,7 @@ def test_one_samples_for_all_and_another_takes_its_place(
     assert {card.temperature_slowdown_c for card in recorded_cards} == {95}
 
 
-def test_what_findings_are_judged_by_comes_back_and_secrets_do_not(
-    looks: Callable[..., GpuSampleStore], tmp_path: Path
-) -> None:
+def test_samples_are_restored_without_secrets(looks: Callable[..., GpuSampleStore], tmp_path: Path) -> None:
     holder = Holder(9, "anna", 1.5, command="train --hf-token hf_abcdefghijklmnopqrstuvwxyz0123456789", ancestors=(8,))
     seen = host(100.0, free_gib=4.0, throttle=("power limit",), pcie_width=4, pcie_width_max=16, used_by=(holder,))
     looks(seen).record()
@@ -104,7 +102,7 @@ def test_what_findings_are_judged_by_comes_back_and_secrets_do_not(
     assert "hf_abc" not in command
 
 
-def test_each_sample_is_written_once_and_none_of_a_driver_that_hangs(
+def test_each_sample_is_written_once_and_none_of_a_hung_driver(
     looks: Callable[..., GpuSampleStore], tmp_path: Path
 ) -> None:
     hung = replace(host(102.0), problem="driver not answering since 12:00:00")
@@ -115,9 +113,7 @@ def test_each_sample_is_written_once_and_none_of_a_driver_that_hangs(
     assert [one.at for one in read_gpu_samples(tmp_path / GPU_SAMPLES, 100.0)] == [105.0]
 
 
-def test_what_is_old_goes_and_what_is_damaged_is_passed_over(
-    looks: Callable[..., GpuSampleStore], tmp_path: Path
-) -> None:
+def test_old_and_damaged_samples_are_removed(looks: Callable[..., GpuSampleStore], tmp_path: Path) -> None:
     path = tmp_path / GPU_SAMPLES
     path.write_bytes(b'{"at":1.0,"gpus":[]}\n{"at":9990.0,"gpus":[{"ind\n\xff\xfe\n')
     looks(host(10_000.0)).record()
@@ -125,9 +121,7 @@ def test_what_is_old_goes_and_what_is_damaged_is_passed_over(
     assert b'"at":1.0,' not in path.read_bytes()
 
 
-def test_a_folder_that_takes_nothing_is_reported_and_tried_again(
-    looks: Callable[..., GpuSampleStore], tmp_path: Path
-) -> None:
+def test_unwritable_folder_is_reported_and_retried(looks: Callable[..., GpuSampleStore], tmp_path: Path) -> None:
     path = tmp_path / GPU_SAMPLES
     path.mkdir()
     writer = looks(host(100.0), host(105.0))
@@ -139,7 +133,7 @@ def test_a_folder_that_takes_nothing_is_reported_and_tried_again(
     assert [one.at for one in read_gpu_samples(path, 0.0)] == [105.0]
 
 
-def test_without_a_driver_nothing_is_kept(tmp_path: Path, monkeypatch: Any) -> None:
+def test_nothing_is_kept_without_a_driver(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(gpu_samples, "DRIVER_LIBRARY", "libthere-is-none.so.1")
     writer = GpuSampleStore(tmp_path / GPU_SAMPLES)
     for _ in range(3):

@@ -16,7 +16,7 @@ def poll(at: float, tokens: float, usage: float = 0.5, waiting: float = 0.0, ttf
     return Sample(at, {"0": one}, kv_cache_tokens=1000)
 
 
-def test_a_frame_counts_what_grew_and_keeps_the_highest_gauges() -> None:
+def test_frame_sums_counters_and_keeps_gauge_peaks() -> None:
     frames = Frames()
     for second in range(21):
         frames.append(poll(100.0 + second, second * 10.0, 0.9 if second == 4 else 0.5, float(second == 7), second))
@@ -31,7 +31,7 @@ def test_a_frame_counts_what_grew_and_keeps_the_highest_gauges() -> None:
     assert first.grown.prompt_tokens_total is None
 
 
-def test_a_gap_or_another_generation_counts_nowhere() -> None:
+def test_gaps_and_other_generations_do_not_count() -> None:
     frames = Frames()
     for at, tokens, generation in [(0, 0, 1), (10, 50, 1), (60, 900, 1), (70, 950, 1), (75, 0, 2), (85, 30, 2)]:
         frames.append(poll(float(at), float(tokens)), generation)
@@ -44,7 +44,7 @@ def test_a_gap_or_another_generation_counts_nowhere() -> None:
     assert [one.start for one in frames.since(50.0)] == [60.0, 75.0]
 
 
-def test_an_earlier_sample_is_left_out() -> None:
+def test_earlier_sample_is_ignored() -> None:
     frames = Frames()
     for at in (0.0, 5.0, 4.0, 10.0):
         frames.append(poll(at, at))
@@ -59,7 +59,7 @@ def test_only_the_last_frames_are_kept() -> None:
     assert [one.start for one in frames.since(0)] == [6.0, 7.0, 8.0]
 
 
-def test_the_lowest_of_a_gauge_is_known_only_where_there_were_several_samples() -> None:
+def test_gauge_minimum_needs_several_samples() -> None:
     """A coarse row of history is one look, with the highest gauges of its step."""
     coarse, fine = Frames(), Frames()
     for second in range(0, 61, 10):
@@ -70,7 +70,7 @@ def test_the_lowest_of_a_gauge_is_known_only_where_there_were_several_samples() 
     assert {(one.waiting_max, one.waiting_min) for one in fine.since(0)} == {(1.0, 0.0)}
 
 
-def test_an_engine_stands_still_when_it_runs_requests_and_neither_tokens_nor_cache_move() -> None:
+def test_engine_with_requests_but_no_progress_is_stalled() -> None:
     def still(*polls: EngineSample) -> tuple[str, ...]:
         frames = Frames()
         for at, one in enumerate(polls):
@@ -91,7 +91,7 @@ def test_an_engine_stands_still_when_it_runs_requests_and_neither_tokens_nor_cac
     assert still(unknown, unknown, unknown) == ()
 
 
-def test_between_two_frames_the_same_question_has_the_same_answer() -> None:
+def test_frames_are_computed_once() -> None:
     """A console asks every second: what is computed of half an hour of frames is computed once per frame."""
     frames = Frames()
     for at in range(11):

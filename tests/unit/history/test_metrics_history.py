@@ -57,7 +57,7 @@ def filled(path, engine, sample):
     return fill
 
 
-def test_rows_with_the_same_numbers_differ_in_their_time(path, engine, sample):
+def test_rows_with_equal_values_differ_in_time(path, engine, sample):
     """As of an idle server: such rows are not decoded again, and a row that differs is."""
     writer, reader = HistoryWriter(path), HistoryReader(path)
     busy = engine(usage=0.5, generation=10.0)
@@ -71,7 +71,7 @@ def test_rows_with_the_same_numbers_differ_in_their_time(path, engine, sample):
     reader.close()
 
 
-def test_what_is_written_is_read_back(path, body):
+def test_written_rows_are_read_back(path, body):
     written = [
         parse_metrics(
             body(engines=[{"running": n, "usage": n / 8, "ttft": [0.01, 0.3] * n}, {"itl": [0.5] * n}]), START + n
@@ -96,7 +96,7 @@ def test_what_is_written_is_read_back(path, body):
     assert [entry.at for entry in reader.after(reader.since(0)[2].sequence)] == [START + 4, START + 5]
 
 
-def test_not_reported_stays_not_reported(path, engine, sample):
+def test_unreported_stays_unreported(path, engine, sample):
     writer = HistoryWriter(path)
     writer.append(sample(START, engine(running=None, usage=None), tokens=None))
     writer.append(Sample(START + 1, {}))
@@ -115,12 +115,12 @@ def test_coarser_rows_keep_peaks_and_last_totals(filled):
     assert all(entry.sample.engines["0"].kv_cache_usage == 0.95 for entry in rows if 60 <= entry.at - START < 3540)
 
 
-def test_a_short_range_is_by_the_second(filled):
+def test_short_range_has_one_second_rows(filled):
     rows = HistoryReader(filled(600)).range(START + 300, START + 359, 100)
     assert [entry.at - START for entry in rows] == list(range(300, 360))
 
 
-def test_a_range_is_never_longer_than_asked(filled):
+def test_range_is_never_longer_than_requested(filled):
     reader = HistoryReader(filled(1000))
     for count in (1, 2, 7, 90):
         rows = reader.range(START, START + 1000, count)
@@ -129,7 +129,7 @@ def test_a_range_is_never_longer_than_asked(filled):
         assert [entry.at for entry in rows] == sorted(entry.at for entry in rows)
 
 
-def test_a_restart_is_a_boundary(filled):
+def test_restart_is_a_boundary(filled):
     filled(100, generation=1)
     rows = HistoryReader(filled(100, generation=2, start=START + 130)).range(START, START + 400, 50)
     assert [entry.generation for entry in rows] == sorted(entry.generation for entry in rows)
@@ -160,7 +160,7 @@ def test_tables_keep_a_fixed_number_of_rows(path, engine, sample, monkeypatch):
     assert HistoryReader(path).latest().at == START + 1199
 
 
-def test_many_engines_keep_fewer_rows_and_the_bytes_stay_bounded(path, engine, sample, monkeypatch):
+def test_many_engines_keep_fewer_rows_within_the_byte_limit(path, engine, sample, monkeypatch):
     from vllm_console.history import store
     from vllm_console.history.store import Tier
 
@@ -177,7 +177,7 @@ def test_many_engines_keep_fewer_rows_and_the_bytes_stay_bounded(path, engine, s
     assert size < 30_000
 
 
-def test_a_sample_too_large_is_stored_as_one_engine(path, engine, sample):
+def test_oversized_sample_is_stored_as_one_engine(path, engine, sample):
     writer = HistoryWriter(path)
     writer.append(sample(START, *(engine(running=1.0, generation=2.0, ttft=(1, 2, 3, 4)) for _ in range(800))))
     found = HistoryReader(path).latest().sample
@@ -186,7 +186,7 @@ def test_a_sample_too_large_is_stored_as_one_engine(path, engine, sample):
     assert found.engines["all"].histograms["ttft"].count == 3200.0
 
 
-def test_a_folder_that_is_not_there_is_trouble_and_no_crash(tmp_path, engine, sample):
+def test_missing_folder_is_reported_without_a_crash(tmp_path, engine, sample):
     folder = tmp_path / "later"
     writer = HistoryWriter(folder / "history.sqlite")
     writer.append(sample(START, engine()))
@@ -196,7 +196,7 @@ def test_a_folder_that_is_not_there_is_trouble_and_no_crash(tmp_path, engine, sa
     assert [entry.at - START for entry in HistoryReader(folder / "history.sqlite").since(0)] == [0, 10]
 
 
-def test_a_clock_set_back_loses_nothing_and_the_newest_is_newest(path, engine, sample):
+def test_clock_set_back_loses_nothing(path, engine, sample):
     writer, reader = HistoryWriter(path), HistoryReader(path)
     for second in range(30):
         writer.append(sample(START + second, engine(running=1.0)))
@@ -215,7 +215,7 @@ def test_only_the_owner_may_read(path, engine, sample):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_readers_report_what_is_wrong(path):
+def test_readers_report_errors(path):
     with pytest.raises(HistoryMissingError):
         HistoryReader(path).latest()
     path.write_bytes(b"")
@@ -233,7 +233,7 @@ def test_readers_report_what_is_wrong(path):
         HistoryReader(path).range(0, 1)
 
 
-def test_a_newer_version_is_reported_and_kept_aside(path, engine, sample):
+def test_newer_version_is_reported_and_moved_aside(path, engine, sample):
     HistoryWriter(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
@@ -248,7 +248,7 @@ def test_a_newer_version_is_reported_and_kept_aside(path, engine, sample):
 
 
 @pytest.mark.parametrize("damage", ["garbage", "middle"])
-def test_a_damaged_file_is_moved_aside_and_begun_again(filled, engine, sample, damage):
+def test_damaged_file_is_moved_aside_and_recreated(filled, engine, sample, damage):
     path = filled(200)
     data = bytearray(path.read_bytes())
     data[0 if damage == "garbage" else 4096 :] = random.Random(1).randbytes(len(data))
@@ -264,7 +264,7 @@ def test_a_damaged_file_is_moved_aside_and_begun_again(filled, engine, sample, d
     assert reader.latest().at == START + 1069
 
 
-def test_a_locked_file_is_reported_and_waited_for(filled, engine, sample):
+def test_locked_file_is_reported_and_retried(filled, engine, sample):
     path = filled(5)
     writer = HistoryWriter(path)
     writer._connection.execute("PRAGMA busy_timeout = 1")
@@ -281,7 +281,7 @@ def test_a_locked_file_is_reported_and_waited_for(filled, engine, sample):
     assert [entry.at - START for entry in HistoryReader(path).since(START + 50)] == [100, 101, 106]
 
 
-def test_an_exclusive_lock_is_no_sqlite_error_for_a_reader(filled):
+def test_exclusive_lock_is_not_an_error_for_a_reader(filled):
     path = filled(5)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -295,7 +295,7 @@ def test_an_exclusive_lock_is_no_sqlite_error_for_a_reader(filled):
     assert reader.latest().at == START + 4
 
 
-def test_a_full_disk_is_waited_out_in_memory(path, body):
+def test_samples_are_buffered_while_the_disk_is_full(path, body):
     writer = HistoryWriter(path)
     text = body()
     writer.append(parse_metrics(text, START))
@@ -317,7 +317,7 @@ def test_a_full_disk_is_waited_out_in_memory(path, body):
     assert [entry.at - START for entry in HistoryReader(path).since(START)] == [*range(1, second + 1), second + 10]
 
 
-def test_a_file_that_is_removed_is_made_again(path, engine, sample):
+def test_removed_file_is_recreated(path, engine, sample):
     writer, reader = HistoryWriter(path), HistoryReader(path)
     writer.append(sample(START, engine()))
     assert reader.latest().at == START
@@ -329,7 +329,7 @@ def test_a_file_that_is_removed_is_made_again(path, engine, sample):
     assert [entry.at for entry in reader.since(0)] == [START + 1]
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_file(path, engine, sample):
+def test_kill_at_any_moment_leaves_a_valid_file(path, engine, sample):
     context = multiprocessing.get_context("spawn")
     started = context.Event()
     process = context.Process(target=write_for_ever, args=(path, START, started), daemon=True)
@@ -347,7 +347,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(path, engine, sample):
     assert reader.latest().sequence > rows[-1].sequence
 
 
-def test_coarser_steps_go_on_after_a_kill(path, engine, sample):
+def test_coarser_steps_continue_after_a_kill(path, engine, sample):
     first = HistoryWriter(path)
     for second in range(35):
         first.append(sample(START + second, engine(usage=0.9 if second == 32 else 0.1, generation=float(second))))
@@ -362,7 +362,7 @@ def test_coarser_steps_go_on_after_a_kill(path, engine, sample):
     assert times[:4] == [9, 19, 29, 39]
 
 
-def test_a_reader_keeps_nothing_of_runs_that_are_long_over(path, body):
+def test_reader_keeps_nothing_of_old_runs(path, body):
     """Every restart begins a base of its own, of some 8 KiB: 120 of them are read, and memory stays as it was."""
     sampled = parse_metrics(body(engines=[{"running": 1, "ttft": [0.01, 0.3], "itl": [0.5]}]), START)
     writer, reader = HistoryWriter(path), HistoryReader(path)
@@ -387,7 +387,7 @@ def test_a_reader_keeps_nothing_of_runs_that_are_long_over(path, body):
     writer.close()
 
 
-def test_a_span_is_read_from_the_coarsest_table_that_suits_and_where_it_begins_late_from_a_coarser_one(filled):
+def test_span_is_read_from_the_coarsest_suitable_tables(filled):
     path = filled(4000)
     reader = HistoryReader(path)
     end = START + 4000
@@ -401,14 +401,14 @@ def test_a_span_is_read_from_the_coarsest_table_that_suits_and_where_it_begins_l
 
 
 @pytest.mark.parametrize("start", [-50.0, 0.0, 7.5, 1234.0, 1498.5, 5000.0])
-def test_a_stretch_begins_right_after_its_start(filled, start):
+def test_stretch_begins_right_after_its_start(filled, start):
     reader = HistoryReader(filled(1500))
     entries = reader.read(Stretch(TIERS[0], START + start, START + 2000), 3)
     assert [entry.at - START for entry in entries] == [second for second in range(1500) if second > start][:3]
     reader.close()
 
 
-def test_rows_that_come_as_one_keep_totals_peaks_and_restarts(path, engine, sample):
+def test_joined_rows_keep_totals_peaks_and_restarts(path, engine, sample):
     writer = HistoryWriter(path)
     for second in range(600):
         tokens = 10.0 * (second if second < 307 else second - 307)  # the process began anew, the generation did not
@@ -431,7 +431,7 @@ def test_rows_that_come_as_one_keep_totals_peaks_and_restarts(path, engine, samp
     reader.close()
 
 
-def test_whether_prefixes_are_cached_is_kept_and_unknown_in_rows_of_before(path, engine, sample):
+def test_prefix_caching_is_stored_and_unknown_in_older_rows(path, engine, sample):
     known = replace(sample(START, engine()), prefix_caching=False, prefix_step=1152)
     writer = HistoryWriter(path)
     writer.append(known, 1)
@@ -442,7 +442,7 @@ def test_whether_prefixes_are_cached_is_kept_and_unknown_in_rows_of_before(path,
     assert msgspec.msgpack.decode(earlier, type=Shape) == Shape((), 1000, "m", None, None)
 
 
-def test_answered_requests_are_kept_and_unknown_in_rows_of_before(path, engine, sample):
+def test_responses_are_stored_and_unknown_in_older_rows(path, engine, sample):
     answered = Responses(10.0, 3.0, 1.0, unauthorized=7.0)
     known = replace(sample(START, engine()), responses=answered)
     without_log = replace(known, at=START + 1, responses=Responses(11.0, 3.0, 1.0))

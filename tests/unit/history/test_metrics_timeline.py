@@ -34,14 +34,14 @@ def test_points_hold_peaks_counts_and_rates(engine, sample):
     assert found.values["itl_p99"] == (None, None, None)
 
 
-def test_a_half_filled_step_shows_the_rate_so_far(engine, sample):
+def test_incomplete_step_shows_the_rate_so_far(engine, sample):
     line = Timeline(step=10.0, points=2)
     for second in range(4):
         line.append(sample(1000.5 + second, engine(generation=50.0 * second)))
     assert line.series().values["generation_tokens_per_second"] == (None, 50.0)
 
 
-def test_pauses_are_empty_and_not_zero(engine, sample):
+def test_pauses_are_empty_not_zero(engine, sample):
     line = Timeline(step=5.0, points=12)
     for at in (1001.0, 1002.0, 1042.0, 1043.0):
         line.append(sample(at, engine(generation=at, preemptions=at)))
@@ -50,7 +50,7 @@ def test_pauses_are_empty_and_not_zero(engine, sample):
     assert values["preemptions"][-9:] == (1.0, *[None] * 7, 1.0)
 
 
-def test_the_end_may_be_later_than_the_newest_sample(engine, sample):
+def test_end_may_be_later_than_the_newest_sample(engine, sample):
     line = Timeline(step=5.0, points=4)
     line.append(sample(1001.0, engine()))
     found = line.series(end=1011.0)
@@ -68,14 +68,14 @@ def test_sparse_samples_fill_the_steps_between(engine, sample):
     assert values["requests_running"][-2:] == (7.0, 7.0)
 
 
-def test_a_restart_is_no_negative_rate(engine, sample):
+def test_restart_gives_no_negative_rate(engine, sample):
     line = Timeline(step=1.0, points=3)
     for at, tokens in ((1001.0, 5000.0), (1002.0, 6000.0), (1003.0, 40.0)):
         line.append(sample(at, engine(generation=tokens)))
     assert line.series().values["generation_tokens_per_second"] == (None, 1000.0, 40.0)
 
 
-def test_the_window_reaches_back_a_minute(engine, sample):
+def test_window_covers_a_minute(engine, sample):
     line = Timeline(step=5.0, points=10)
     assert line.window() is None
     for second in range(200):
@@ -86,7 +86,7 @@ def test_the_window_reaches_back_a_minute(engine, sample):
     assert line.window(10).start == 1189.0
 
 
-def test_a_new_generation_begins_a_new_window(engine, sample):
+def test_new_generation_begins_a_new_window(engine, sample):
     line = Timeline(step=5.0, points=10)
     line.append(sample(1000.0, engine(generation=0.0)), generation=1)
     line.append(sample(1010.0, engine(generation=500.0)), generation=1)
@@ -96,7 +96,7 @@ def test_a_new_generation_begins_a_new_window(engine, sample):
     assert (line.window().start, line.window().generation_tokens_per_second) == (1020.0, 10.0)
 
 
-def test_old_samples_are_ignored_and_a_clock_set_back_begins_again(engine, sample):
+def test_old_samples_are_ignored_and_a_clock_set_back_restarts(engine, sample):
     line = Timeline(step=5.0, points=4)
     line.append(sample(1000.0, engine(running=1.0)))
     line.append(sample(999.0, engine(running=9.0)))
@@ -106,7 +106,7 @@ def test_old_samples_are_ignored_and_a_clock_set_back_begins_again(engine, sampl
     assert line.series().values["requests_running"] == (None, None, None, 5.0)
 
 
-def test_one_by_one_or_all_at_once_is_the_same(engine, sample):
+def test_incremental_and_final_series_are_equal(engine, sample):
     """Asked for its points after each look, or once at the end."""
     samples = [sample(1000.0 + 0.7 * n, engine(running=float(n % 7), generation=n * 3.0)) for n in range(300)]
     asked, silent = Timeline(step=2.0, points=20), Timeline(step=2.0, points=20)
@@ -117,11 +117,11 @@ def test_one_by_one_or_all_at_once_is_the_same(engine, sample):
     assert asked.series() == silent.series()
 
 
-def test_nothing_yet():
+def test_empty_timeline():
     assert Timeline(5.0, 2).series(100.0).values["preemptions"] == (None, None)
 
 
-def test_what_a_new_run_counted_before_its_first_sample_is_on_no_chart(engine, sample):
+def test_counts_before_a_runs_first_sample_are_not_charted(engine, sample):
     """Its warm-up request, which waited for compilation."""
     line = Timeline(step=5.0, points=4)
     line.append(sample(1001.0, engine(generation=10.0, ttft=(1, 1, 1, 1))), generation=1)
@@ -148,7 +148,7 @@ def test_rates_end_with_the_traffic(engine, sample):
     assert found.preemption_share is None, "no share of requests stands over a rate of nothing"
 
 
-def test_a_server_that_only_refuses_requests_still_counts_them(engine, sample):
+def test_server_that_only_refuses_requests_counts_them(engine, sample):
     line = Timeline(step=1.0, points=10)
     for second in range(30):
         line.append(replace(sample(1000.0 + second, engine(generation=5.0)), responses=Responses(1.0, float(second))))
@@ -157,7 +157,7 @@ def test_a_server_that_only_refuses_requests_still_counts_them(engine, sample):
     assert found.responses == Responses(0.0, 29.0)
 
 
-def test_a_chart_draws_a_bound_and_reports_it(engine, sample):
+def test_chart_draws_and_reports_a_bound(engine, sample):
     timeline = Timeline(5.0, 4)
     timeline.append(sample(0.0, engine(ttft=(0, 0, 0, 0))))
     timeline.append(sample(1.0, engine(ttft=(8, 8, 8, 8))))

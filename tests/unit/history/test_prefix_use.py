@@ -10,7 +10,7 @@ def request(prompt: int | None, cached: int | None, output: int | None = 8) -> F
     return FinishedRequest("r", 0.0, 1.0, 0, prompt, output, cached, 0.1, 0.1, 0.7, 1.0, 0, "stop", 0)
 
 
-def test_hits_are_counted_by_the_length_of_prompts() -> None:
+def test_hits_are_counted_by_prompt_length() -> None:
     found = prefix_use([request(100, 0), request(127, 64), request(128, 96), request(1024, 0), request(2047, 1024)])
     assert [(one.least, one.most, one.requests, one.hits) for one in found.classes] == [
         (1, 127, 2, 1),
@@ -23,12 +23,12 @@ def test_hits_are_counted_by_the_length_of_prompts() -> None:
     assert found.hit_rate == 1184 / 3426
 
 
-def test_what_is_not_known_is_in_no_class() -> None:
+def test_unknown_values_are_in_no_class() -> None:
     found = prefix_use([request(100, None), request(None, 5), request(300, 0, output=0)])
     assert (found.requests, found.unknown, found.hit_rate) == (0, 3, None)
     assert found.resumed is None
 
 
-def test_resumed_requests_are_added_up() -> None:
+def test_resumed_requests_are_summed() -> None:
     found = prefix_use((), [Resumed(1.0, 0, 2, 300, 64, 0), Resumed(2.0, 1, 1, 100, 0, 0)])
     assert found.resumed == StillCached(3, 400, 64)

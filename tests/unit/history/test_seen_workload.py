@@ -79,7 +79,7 @@ def test_lengths_reuse_and_concurrency() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, FEWEST - 1])
-def test_too_few_requests_say_how_many(count: int) -> None:
+def test_too_few_requests_are_counted_in_the_message(count: int) -> None:
     found = seen(poll(0, engine()), poll(600, engine([50] * count, [50] * count)))
     assert found.workload is None
     assert found.requests == count
@@ -88,14 +88,14 @@ def test_too_few_requests_say_how_many(count: int) -> None:
     assert str(FEWEST) in found.sentence
 
 
-def test_just_enough_is_rough() -> None:
+def test_barely_enough_requests_are_rough() -> None:
     found = seen(poll(0, engine()), poll(60, engine([50] * FEWEST, [50] * FEWEST, running=1)))
     assert found.workload is not None
     assert "rough" in found.sentence
     assert "1m00s" in found.sentence
 
 
-def test_nothing_was_recorded_or_reported() -> None:
+def test_nothing_recorded_or_reported() -> None:
     assert seen().workload is None
     assert "Nothing was recorded" in seen().sentence
     silent = seen(poll(0, EngineSample(requests_running=1)), poll(60, EngineSample(requests_running=1)))
@@ -103,7 +103,7 @@ def test_nothing_was_recorded_or_reported() -> None:
     assert "does not report" in silent.sentence
 
 
-def test_the_last_bucket_is_open() -> None:
+def test_last_bucket_is_open() -> None:
     polls = poll(0, engine()), poll(60, engine([3000] * 600, [50] * 600, running=1))
     open_ended = seen(*polls)
     assert open_ended.workload is not None
@@ -118,7 +118,7 @@ def test_the_last_bucket_is_open() -> None:
     assert "2,000 to 4,000" in closed.sentence
 
 
-def test_prompt_and_answer_together_are_no_longer_than_the_longest_request() -> None:
+def test_prompt_and_answer_together_do_not_exceed_the_longest_request() -> None:
     polls = poll(0, engine()), poll(60, engine([3000] * 600, [900] * 600, running=1))
     found = seen(*polls, longest=4000).workload
     assert found is not None
@@ -126,7 +126,7 @@ def test_prompt_and_answer_together_are_no_longer_than_the_longest_request() -> 
     assert found.input_tokens_p95 + found.output_tokens_p95 == 4000
 
 
-def test_what_is_not_measured_stays() -> None:
+def test_unmeasured_values_stay() -> None:
     none = engine([50] * 600, [50] * 600, cached=None, running=None, waiting=None)
     found = seen(poll(0, engine(cached=None, running=None, waiting=None)), poll(60, none))
     assert found.workload is not None
@@ -145,7 +145,7 @@ def test_idle_time_does_not_count_as_concurrency() -> None:
     assert found.concurrency == 8
 
 
-def test_restarts_and_several_engines_are_added() -> None:
+def test_restarts_and_several_engines_are_summed() -> None:
     found = seen(
         poll(0, engine([50] * 10, [50] * 10), engine()),
         poll(10, engine([50] * 110, [50] * 110, running=2), engine([50] * 100, [50] * 100, running=3)),
@@ -172,7 +172,7 @@ def finished(at: float, prompt: int, answer: int) -> FinishedRequest:
     return FinishedRequest("r", at, at, 0, prompt, answer, 0, 0.1, 0.2, 0.3, 0.6, 0, "stop", 0)
 
 
-def test_lengths_are_exact_where_a_probe_has_recorded_all_requests() -> None:
+def test_lengths_are_exact_if_a_probe_recorded_all_requests() -> None:
     """A bucket's 195 was said of 150: what is between two buckets is not known from them."""
     polls = poll(0, engine()), poll(3600, engine([150] * 1000, [50] * 1000, running=3))
     records = [finished(1.0 + at, 150, 50) for at in range(1000)]
@@ -183,7 +183,7 @@ def test_lengths_are_exact_where_a_probe_has_recorded_all_requests() -> None:
     assert seen_workload(polls, BEFORE, recorded=records[1:]) == seen(*polls), "one is missing: estimates"
 
 
-def test_lengths_of_a_server_with_a_probe_are_exact(tmp_path: Path) -> None:
+def test_lengths_of_a_probed_server_are_exact(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in (0, 100):
         writer.append(Sample(1e9 + second, {"0": engine([150] * second, [50] * second, running=4)}), 1)
@@ -197,7 +197,7 @@ def test_lengths_of_a_server_with_a_probe_are_exact(tmp_path: Path) -> None:
     assert (found.workload.input_tokens_p95, found.workload.output_tokens_p95) == (150, 50)
 
 
-def test_from_the_history_on_disk(tmp_path: Path) -> None:
+def test_workload_from_the_history_on_disk(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path / "history.sqlite")
     for second in range(0, 3000, 5):
         count = second // 5
@@ -212,7 +212,7 @@ def test_from_the_history_on_disk(tmp_path: Path) -> None:
     assert found.workload.prefix_reuse == 0.0
 
 
-def test_the_present_run_alone_counts_once_it_has_enough_traffic(tmp_path: Path) -> None:
+def test_current_run_alone_counts_once_it_has_enough_traffic(tmp_path: Path) -> None:
     """257 in flight was said of a run with 95: an earlier one had been overloaded."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(0, 1000, 5):
@@ -238,7 +238,7 @@ def test_the_present_run_alone_counts_once_it_has_enough_traffic(tmp_path: Path)
     assert "ended in the last hour" in said
 
 
-def test_a_server_without_a_history_is_reported_in_words_and_not_by_a_path(tmp_path: Path) -> None:
+def test_server_without_a_history_is_reported_in_a_sentence(tmp_path: Path) -> None:
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(workload=BEFORE)))
     record = ServerRecord("chat", State.READY, 1e9, 1e9, (Generation(1, spec, 1e9),))
     none = seen_traffic(tmp_path, record, 1e9)
@@ -261,7 +261,7 @@ def hour(*, crowd: int, usage: float, preempted: float = 0.0) -> list[Sampled]:
     return found
 
 
-def test_what_ran_without_a_preemption_is_the_least_that_may_run() -> None:
+def test_count_without_preemptions_is_the_lower_limit() -> None:
     """``96 → 13`` was staged by requests of p95 length while 49 had run at 76 % of the KV cache, none preempted."""
     room = seen_workload(hour(crowd=49, usage=0.76), BEFORE, objective=0.85).room
     assert room is not None
@@ -270,7 +270,7 @@ def test_what_ran_without_a_preemption_is_the_least_that_may_run() -> None:
     assert room.reason.startswith("49 fit in 85% of the KV cache")
 
 
-def test_a_count_that_was_preempted_did_not_run_well() -> None:
+def test_count_with_preemptions_did_not_run_well() -> None:
     room = seen_workload(hour(crowd=60, usage=0.84, preempted=1.0), BEFORE, objective=0.85).room
     assert room is not None
     assert room.ran == 0
@@ -280,7 +280,7 @@ def test_a_count_that_was_preempted_did_not_run_well() -> None:
     assert "held 660 of the KV cache's 40,000 tokens (p95)" in full.reason
 
 
-def test_without_a_objective_or_figures_no_room_is_reported() -> None:
+def test_without_an_objective_or_values_no_capacity_is_reported() -> None:
     assert seen_workload(hour(crowd=49, usage=0.76), BEFORE).room is None
     unknown = [one._replace(sample=replace(one.sample, engines={"0": engine()})) for one in hour(crowd=4, usage=0.5)]
     assert seen_room(tuple(frames_of(unknown)), 0.85) is None
@@ -293,7 +293,7 @@ def frames_of(polls: Sequence[Sampled]) -> tuple[Frame, ...]:
     return frames.since(0.0)
 
 
-def test_traffic_and_the_fix_of_a_finding_use_one_estimate() -> None:
+def test_workload_and_finding_fix_use_one_estimate() -> None:
     polls = hour(crowd=60, usage=0.95, preempted=2.0)
     room = seen_workload(polls, BEFORE, objective=0.85).room
     frames = frames_of(polls)
@@ -305,7 +305,7 @@ def test_traffic_and_the_fix_of_a_finding_use_one_estimate() -> None:
     assert room.reason in fix.why
 
 
-def test_no_step_is_offered_that_changes_next_to_nothing() -> None:
+def test_negligible_changes_are_not_offered() -> None:
     """``--max-num-seqs 256 → 255`` and ``40 → 41`` were offered: a restart for nothing."""
     ran_well = hour(crowd=255, usage=0.84)
     full = hour(crowd=256, usage=0.86)
@@ -319,7 +319,7 @@ def test_no_step_is_offered_that_changes_next_to_nothing() -> None:
         assert fix is None or int(str(fix.changes.set["max-num-seqs"])) >= 1.1 * 41, percent
 
 
-def test_more_sequences_are_not_more_than_those_that_fewer_would_be_reduced_to() -> None:
+def test_more_sequences_do_not_exceed_the_reduced_number() -> None:
     """A calm minute after a full hour: 48 fit by what requests held, whatever the last minute polls like."""
     polls = [*hour(crowd=60, usage=0.95, preempted=2.0)]
     frames = frames_of(polls)

@@ -49,14 +49,14 @@ def minutes(count: int, accepted: float) -> Iterator[Sample]:
         yield scraped(at, 10.0 * at, 10.0 * at * accepted, 0.0, 0.0)
 
 
-def test_drafts_by_how_many_tokens_were_accepted() -> None:
+def test_drafts_are_counted_by_accepted_tokens() -> None:
     accepted = scraped(0, 231, 54, 23, 22).engines["0"].histograms[ACCEPTED]
     assert accepted.counts == (177.0, 208.0, 209.0, 231.0)
     assert accepted.bounds[:3] == (0.0, 1.0, 2.0)
     assert accepted.sum == 99.0
 
 
-def test_figures_of_a_window_are_those_of_vllms_log() -> None:
+def test_window_values_match_vllms_log() -> None:
     found = window(scraped(0, 100, 50, 20, 10), scraped(10, 200, 130, 60, 20)).speculation
     assert found is not None
     assert found.drafts_per_second == 10.0
@@ -66,7 +66,7 @@ def test_figures_of_a_window_are_those_of_vllms_log() -> None:
     assert document["speculation"]["by_position"] == pytest.approx((0.8, 0.4, 0.1))
 
 
-def test_no_draft_is_no_figure() -> None:
+def test_no_drafts_give_no_values() -> None:
     for after in (scraped(10, 100, 50, 20, 10), scraped(0, 200, 50, 20, 10)):
         assert window(scraped(0, 100, 50, 20, 10), after).speculation is None
     without = parse_metrics(BODY.partition("vllm:spec_")[0].format(running=1, tokens=5), START)
@@ -75,14 +75,14 @@ def test_no_draft_is_no_figure() -> None:
 
 
 @pytest.mark.parametrize("missing", ["vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_per"])
-def test_half_of_it_is_none(missing: str) -> None:
+def test_partial_metrics_give_no_values(missing: str) -> None:
     whole = BODY.format(running=1, tokens=5, drafts=9, accepted=6, first=3, second=2, third=1)
     half = "".join(line for line in whole.splitlines(keepends=True) if not line.startswith(missing))
     found = window(parse_metrics(half, START), parse_metrics(half, START + 1))
     assert found.speculation is None
 
 
-def test_it_is_kept_and_charted(tmp_path) -> None:
+def test_speculation_is_stored_and_charted(tmp_path) -> None:
     writer = HistoryWriter(tmp_path / "history.sqlite")
     charted = Timeline(10.0, 12)
     for sample in minutes(1, 0.5):
@@ -100,7 +100,7 @@ def test_it_is_kept_and_charted(tmp_path) -> None:
 
 @pytest.mark.parametrize(("accepted", "named"), [(0.04, True), (0.15, False), (0.6, False)])
 @pytest.mark.parametrize("flags", [{"speculative-config": '{"method": "ngram"}'}, {}])
-def test_drafts_that_are_hardly_ever_accepted(accepted: float, named: bool, flags: dict[str, str]) -> None:
+def test_rarely_accepted_drafts_are_a_finding(accepted: float, named: bool, flags: dict[str, str]) -> None:
     frames = Frames()
     for sample in minutes(6, accepted):
         frames.append(sample)
@@ -114,7 +114,7 @@ def test_drafts_that_are_hardly_ever_accepted(accepted: float, named: bool, flag
         assert [fix.changes.unset for fix in finding.fixes] == [("speculative-config",)] * len(flags)
 
 
-def test_rejected_drafts_stay_through_a_pause_until_none_is_left_to_judge_by() -> None:
+def test_rejected_drafts_persist_through_a_pause() -> None:
     frames = Frames()
     drafted = [*minutes(6, 0.04)][:361]
     for sample in drafted:

@@ -22,7 +22,7 @@ def timeline(*rows: EngineStep | FirstToken) -> StepTimeline:
     return found
 
 
-def test_points_are_means_and_quantiles_over_their_steps() -> None:
+def test_points_are_means_and_quantiles_of_their_steps() -> None:
     series = timeline(
         step(101.0), step(106.0, 0.02), step(107.0, 0.04, prompts=120), FirstToken(107.0, 0, 0.7, 0), step(113.0)
     ).series(115.0)  # fmt: skip
@@ -36,7 +36,7 @@ def test_points_are_means_and_quantiles_over_their_steps() -> None:
     assert series.values["itl_p99"][2:] == (0.04, 0.02)
 
 
-def test_computed_prompt_tokens_are_those_of_the_details_where_vllm_logs_them() -> None:
+def test_computed_prompt_tokens_come_from_logged_details() -> None:
     assert timeline(step(101.0), step(106.0, prompts=900, context=256)).series(110.0).values["prompt_tokens"][-1] == 256
     cached = timeline(step(101.0), step(106.0)._replace(cache_hits=400), step(107.0, prompts=900)).series(110.0)
     assert cached.values["prompt_tokens"] == (None, None, 0.0, 250.0), "what the prefix cache has is not computed"
@@ -59,11 +59,11 @@ def test_exact_points_replace_estimates_and_are_marked() -> None:
     assert "itl_exact" not in found
 
 
-def test_a_chart_of_which_nothing_is_exact_stays_as_it_is() -> None:
+def test_chart_without_exact_points_is_unchanged() -> None:
     series = Series(115.0, 5.0, {"ttft_p50": (0.5,), "ttft_p99": (0.9,)})
     assert with_exact_points(series, StepTimeline(5.0, 1).series(115.0)) == series
 
 
 @pytest.mark.parametrize("end", [115.0, 118.0])
-def test_a_timeline_without_records_is_blank(end: float) -> None:
+def test_timeline_without_records_is_empty(end: float) -> None:
     assert set(StepTimeline(5.0, 2).series(end).values["running"]) == {None}

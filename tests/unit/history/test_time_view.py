@@ -20,17 +20,17 @@ NAMED = {one.name: one for one in CHART_RANGES}
         ("5m", -1.0, "5m"),
     ],
 )
-def test_steps_suit_what_there_is(wanted, recorded, expected):
+def test_range_suits_the_recorded_time(wanted, recorded, expected):
     assert range_for(NAMED[wanted], recorded) is NAMED[expected]
 
 
-def test_a_server_that_is_a_minute_old_fills_the_chart():
+def test_minute_old_server_fills_the_chart():
     assert points_shown(NAMED["15m"], 60.0, 5.0) == 12
     assert points_shown(NAMED["15m"], 3.0, 5.0) == FEWEST_POINTS
     assert points_shown(NAMED["15m"], 3600.0, 5.0) == 180
 
 
-def test_a_growing_chart_is_not_drawn_again_with_each_point():
+def test_growing_chart_is_not_redrawn_with_each_point():
     counts = {points_shown(NAMED["15m"], float(age), 5.0) for age in range(450, 900)}
     assert len(counts) < 30
     for age in range(60, 900):

@@ -32,7 +32,7 @@ def longest(*engines: tuple[float, EngineSample]) -> float | None:
     return found.longest_wait
 
 
-def test_a_queue_that_nobody_leaves_gets_older() -> None:
+def test_static_queue_gets_older() -> None:
     assert longest(*((float(at), engine(1, 3)) for at in range(90))) == 89.0
 
 
@@ -41,19 +41,19 @@ def test_without_a_queue_there_is_no_wait() -> None:
     assert longest((0.0, engine(1, 4)), (1.0, engine(5, 0, first=4))) is None
 
 
-def test_a_queue_as_long_as_before_may_hold_other_requests() -> None:
+def test_queue_of_equal_length_may_hold_other_requests() -> None:
     """Three wait, three are let in, three come: nobody is known to have waited since."""
     assert longest((0.0, engine(1, 3)), (2.0, engine(4, 3, first=3))) == 0.0
     assert longest((0.0, engine(1, 3)), (2.0, engine(3, 3, first=2))) == 2.0, "one of the first three is left"
 
 
-def test_those_that_end_or_are_preempted_made_room_too() -> None:
+def test_ended_or_preempted_requests_made_room() -> None:
     assert longest((0.0, engine(4, 3)), (2.0, engine(4, 3, finished=3))) == 0.0
     assert longest((0.0, engine(4, 3)), (2.0, engine(4, 3, preempted=3))) == 0.0
     assert longest((0.0, engine(4, 3)), (2.0, engine(4, 3, first=3))) == 0.0, "vLLM counts no aborted requests"
 
 
-def test_a_gap_and_another_generation_begin_again() -> None:
+def test_gap_or_new_generation_restarts_the_wait() -> None:
     assert longest((0.0, engine(1, 3)), (1.0, engine(1, 3)), (21.0, engine(1, 3)), (22.0, engine(1, 3))) == 1.0
     timeline = Timeline(5.0, 10)
     timeline.append(Sample(0.0, {"0": engine(1, 3)}), 1)
@@ -63,18 +63,18 @@ def test_a_gap_and_another_generation_begin_again() -> None:
     assert found.longest_wait == 0.0
 
 
-def test_what_is_not_reported_is_not_known() -> None:
+def test_unreported_counters_give_no_wait() -> None:
     silent = EngineSample(requests_waiting=3.0, requests_running=1.0)
     assert longest((0.0, silent), (1.0, silent), (2.0, silent)) in (None, 0.0)
 
 
 @pytest.mark.parametrize("queries", [None, 0.0])
-def test_without_prefix_caching_nothing_is_known(queries: float | None) -> None:
+def test_without_prefix_caching_the_wait_is_unknown(queries: float | None) -> None:
     """Others may run now than did before, and nothing would tell."""
     assert longest(*((float(at), engine(1, 3, queries=queries)) for at in range(30))) is None
 
 
-def test_clients_that_leave_before_the_first_token_make_room() -> None:
+def test_clients_leaving_before_the_first_token_make_room() -> None:
     """Each second all five that run are given up, the five that waited run, and five more come."""
     found = longest(*((float(at), engine(5, 5, queries=500.0 + 500.0 * at)) for at in range(30)))
     assert found is not None
@@ -83,7 +83,7 @@ def test_clients_that_leave_before_the_first_token_make_room() -> None:
 
 @pytest.mark.parametrize("patience", [1.0, 0.6, 0.2])
 @pytest.mark.parametrize("seed", range(10))
-def test_it_never_says_more_than_is_true(seed: int, patience: float) -> None:
+def test_wait_is_never_overstated(seed: int, patience: float) -> None:
     """A queue with requests that come and end, a limit of those that run, preemptions, and clients that give up.
 
     ``patience`` is how many of the clients wait for the first token once their request runs.

@@ -66,7 +66,7 @@ def test_thousands_of_other_files_hide_no_claim(board: Path) -> None:
 
 
 @as_root
-def test_thousands_of_pages_in_other_names_hide_no_claim(board: Path) -> None:
+def test_thousands_of_pages_of_other_owners_hide_no_claim(board: Path) -> None:
     now = time.time()
     page = dump(BoardPage((claim(now),)))
     for uid in range(71_000, 73_000):
@@ -82,7 +82,7 @@ def test_thousands_of_pages_in_other_names_hide_no_claim(board: Path) -> None:
 
 
 @as_root
-def test_what_is_wrong_with_a_page_is_reported_before_what_is_no_page(board: Path) -> None:
+def test_page_errors_are_reported_before_other_files(board: Path) -> None:
     for number in range(500):
         (board / f"+{number}").touch()
     (board / "0.json").write_text("no page")
@@ -91,7 +91,7 @@ def test_what_is_wrong_with_a_page_is_reported_before_what_is_no_page(board: Pat
 
 
 @as_root
-def test_a_lock_file_of_another_user_stops_no_claim(board: Path) -> None:
+def test_lock_file_of_another_user_blocks_no_claim(board: Path) -> None:
     now = time.time()
     other = hold(board / ".0.lock")
     try:
@@ -105,9 +105,7 @@ def test_a_lock_file_of_another_user_stops_no_claim(board: Path) -> None:
 
 
 @as_root
-def test_two_commands_beside_a_lock_file_of_another_user_keep_each_other_out(
-    board: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_exclude_each_other_despite_a_foreign_lock_file(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm_launchers.host import board as board_module
 
     now = time.time()
@@ -125,7 +123,7 @@ def test_two_commands_beside_a_lock_file_of_another_user_keep_each_other_out(
 
 
 @as_root
-def test_files_in_the_way_of_a_new_page_stop_no_claim(board: Path) -> None:
+def test_files_in_the_way_of_a_new_page_block_no_claim(board: Path) -> None:
     """Names that a page has while it is written: other users could take those that can be foretold."""
     now = time.time()
     taken = board / f".0.json.{os.getpid()}"
@@ -140,7 +138,7 @@ def test_files_in_the_way_of_a_new_page_stop_no_claim(board: Path) -> None:
 
 
 @as_root
-def test_another_persons_file_in_place_of_ones_page_is_reported_as_theirs(board: Path) -> None:
+def test_foreign_file_in_place_of_the_own_page_is_reported(board: Path) -> None:
     page = board / "0.json"
     page.touch()
     os.chown(page, NOBODY, -1)
@@ -149,7 +147,7 @@ def test_another_persons_file_in_place_of_ones_page_is_reported_as_theirs(board:
 
 
 @as_root
-def test_a_launch_lock_of_another_user_is_reported_as_theirs(board: Path) -> None:
+def test_foreign_launch_lock_is_reported(board: Path) -> None:
     state = board / "state"
     state.mkdir()
     state.chmod(0o777)

@@ -39,24 +39,24 @@ NOON = 1_767_268_800.0
         ("900s", 0.25),
     ],
 )
-def test_when_a_claim_ends(text: str, until: float) -> None:
+def test_claim_end_is_parsed(text: str, until: float) -> None:
     assert until_from(text, NOON) == NOON + until * 3600
 
 
 @pytest.mark.parametrize("text", ["", "soon", "25:00", "2", "h", "-2h", "18.00"])
-def test_what_is_no_time_is_refused_with_what_is(text: str) -> None:
+def test_invalid_time_is_refused_with_examples(text: str) -> None:
     with pytest.raises(UsageError, match="such as 18:00"):
         until_from(text, NOON)
 
 
-def test_gpus_in_words() -> None:
+def test_gpu_indices_are_parsed() -> None:
     assert parse_gpu_indices(["2", "0,1"]) == (0, 1, 2)
     for words in (["x"], [""], ["1,"], ["-1"], ["99999"], ["²"]):
         with pytest.raises(UsageError, match="indices of GPUs"):
             parse_gpu_indices(words)
 
 
-def test_a_claim_in_words_is_on_the_clock_of_who_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_is_formatted_in_the_readers_time(monkeypatch: pytest.MonkeyPatch) -> None:
     claim = Claim((2,), NOON, NOON + 6 * 3600, "training", 1001, "anna")
     assert format_claim(claim, NOON) == "taken till 18:00 by anna: training"
     assert (
@@ -67,7 +67,7 @@ def test_a_claim_in_words_is_on_the_clock_of_who_reads_it(monkeypatch: pytest.Mo
     assert format_claim(claim, NOON).startswith("taken till 19:00")
 
 
-def test_a_page_has_one_name_only(tmp_path: Path) -> None:
+def test_page_has_only_one_valid_name(tmp_path: Path) -> None:
     """Beside it lie other ways to write its owner's number: each would be read as that page once more."""
     uid, now = os.getuid(), time.time()
     page = dump(BoardPage((Claim((2,), now, now + 60, "training"),)))
@@ -80,7 +80,7 @@ def test_a_page_has_one_name_only(tmp_path: Path) -> None:
     assert all("is not a valid board page" in told for told in found.notices)
 
 
-def test_what_another_claims_is_not_chosen_and_what_is_mine_is(tmp_path: Path) -> None:
+def test_gpus_claimed_by_others_are_not_chosen(tmp_path: Path) -> None:
     host, now = read_host(Path("4xa6000")), time.time()
     best = rank_placements(host, 1).best
     assert best is not None
@@ -108,7 +108,7 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     return admin, own
 
 
-def test_a_person_adds_to_what_an_administrator_sets_and_loosens_nothing(both: tuple[Path, Path]) -> None:
+def test_user_settings_extend_but_never_loosen_the_administrators(both: tuple[Path, Path]) -> None:
     admin, own = both
     admin.write_text(
         'read_only = true\nboard = "/var/board"\nrefresh_seconds = 2\nvllm = ["/opt/a"]\n'
@@ -129,7 +129,7 @@ def test_a_person_adds_to_what_an_administrator_sets_and_loosens_nothing(both: t
     assert "its board is ignored" in found.notices[0]
 
 
-def test_a_person_may_be_stricter(both: tuple[Path, Path]) -> None:
+def test_user_settings_may_be_stricter(both: tuple[Path, Path]) -> None:
     both[1].write_text("read_only = true\n")
     assert read_settings(both[1]).read_only_by == f"read_only = true in {both[1]}"
     both[1].write_text('board = "board"\n')
@@ -137,7 +137,7 @@ def test_a_person_may_be_stricter(both: tuple[Path, Path]) -> None:
         read_settings(both[1])
 
 
-async def test_claims_stand_at_their_gpu_and_can_be_made_and_taken_back(fakes: ModuleType) -> None:
+async def test_claims_are_shown_made_and_released(fakes: ModuleType) -> None:
     now = fakes.NOW
     theirs = Claim((2,), now, time.time() + 7200, "training", os.getuid() + 1, "anna")
     fleet = fakes.FakeFleet(fakes.chat)

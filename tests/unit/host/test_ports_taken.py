@@ -21,7 +21,7 @@ def bound() -> Iterator[socket.socket]:
         yield server
 
 
-def test_a_listener_is_named(bound: socket.socket) -> None:
+def test_listener_is_named(bound: socket.socket) -> None:
     bound.listen()
     port = bound.getsockname()[1]
     for host in ("127.0.0.1", "0.0.0.0", "localhost"):
@@ -33,13 +33,13 @@ def test_a_listener_is_named(bound: socket.socket) -> None:
     assert port in listening_ports(os.getpid())
 
 
-def test_a_server_that_is_still_loading_holds_its_port(bound: socket.socket) -> None:
+def test_loading_server_holds_its_port(bound: socket.socket) -> None:
     use = check_port("127.0.0.1", bound.getsockname()[1])
     assert use is not None
     assert "does not listen yet" in str(use)
 
 
-def test_connections_of_a_server_that_has_gone_are_no_hindrance() -> None:
+def test_leftover_connections_do_not_occupy_a_port() -> None:
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", 0))
@@ -52,7 +52,7 @@ def test_connections_of_a_server_that_has_gone_are_no_hindrance() -> None:
     assert check_port("127.0.0.1", port) is None
 
 
-def test_free_port_passes_over_what_is_taken(bound: socket.socket) -> None:
+def test_free_port_skips_occupied_ports(bound: socket.socket) -> None:
     port = bound.getsockname()[1]
     found = free_port("127.0.0.1", port, taken={port + 1})
     assert found > port + 1
@@ -61,7 +61,7 @@ def test_free_port_passes_over_what_is_taken(bound: socket.socket) -> None:
         free_port("127.0.0.1", 65536)
 
 
-def test_hosts() -> None:
+def test_hosts_are_checked() -> None:
     assert host_problem("127.0.0.1") is None
     assert host_problem("localhost") is None
     assert "not an address of this machine" in str(host_problem("192.0.2.1"))
@@ -76,5 +76,5 @@ def test_hosts() -> None:
         (PortUse(), "by another process"),
     ],
 )
-def test_in_words(use: PortUse, text: str) -> None:
+def test_port_use_is_formatted(use: PortUse, text: str) -> None:
     assert str(use) == text

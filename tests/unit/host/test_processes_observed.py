@@ -30,11 +30,11 @@ Process = Callable[..., None]
         ("vllm serve m --port 99999999", ("m", "0.0.0.0", None)),
     ],
 )
-def test_servers(line: str, command: tuple[str | None, str, int | None]) -> None:
+def test_server_commands_are_recognized(line: str, command: tuple[str | None, str, int | None]) -> None:
     assert server_command(line.split()) == ServerCommand(*command, simulated=False)
 
 
-def test_the_simulated_engine_is_known() -> None:
+def test_simulated_engine_is_recognized() -> None:
     found = server_command(["python", "-m", "vllm_launchers.simulated", "serve", "m", "--port", "8002"])
     assert found == ServerCommand("m", "0.0.0.0", 8002, simulated=True)
 
@@ -56,7 +56,7 @@ def test_the_simulated_engine_is_known() -> None:
         [],
     ],
 )
-def test_others(argv: list[str]) -> None:
+def test_other_commands_are_not_servers(argv: list[str]) -> None:
     assert server_command(argv) is None
 
 
@@ -79,7 +79,7 @@ def process(proc: Path) -> Process:
     return process
 
 
-def test_a_scan(proc: Path, process: Process) -> None:
+def test_scan_finds_servers(proc: Path, process: Process) -> None:
     process(10, "python /v/bin/vllm serve m --port 8001 --api-key hunter2")
     process(11, "VLLM::EngineCore", parent=10)
     process(12, "bash")
@@ -90,7 +90,7 @@ def test_a_scan(proc: Path, process: Process) -> None:
     assert "hunter2" not in server.argv
 
 
-def test_ours_and_what_descends_from_them_is_left_out(proc: Path, process: Process) -> None:
+def test_own_servers_and_their_descendants_are_excluded(proc: Path, process: Process) -> None:
     process(10, "vllm serve ours --port 1")
     process(11, "bash", parent=10)
     process(12, "vllm serve below --port 2", parent=11)
@@ -99,7 +99,7 @@ def test_ours_and_what_descends_from_them_is_left_out(proc: Path, process: Proce
     assert [server.pid for server in ProcessScanner(proc).scan([10])] == [20]
 
 
-def test_what_comes_goes_and_changes(proc: Path, process: Process) -> None:
+def test_new_ended_and_changed_processes_are_noticed(proc: Path, process: Process) -> None:
     scanner = ProcessScanner(proc)
     process(10, "bash")
     assert scanner.scan() == []
@@ -115,7 +115,7 @@ def test_what_comes_goes_and_changes(proc: Path, process: Process) -> None:
     assert scanner.scan() == []
 
 
-def test_a_real_process(tmp_path: Path) -> None:
+def test_port_of_a_real_process_is_found(tmp_path: Path) -> None:
     """A stand-in for vLLM that listens on a port which its command line does not name."""
     script = tmp_path / "vllm"
     script.write_text(

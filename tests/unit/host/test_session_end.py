@@ -28,11 +28,11 @@ MAIN = "/etc/systemd/logind.conf"
         ("", [("/d/10.conf", "#KillUserProcesses=yes")], False),
     ],
 )
-def test_what_the_files_come_to(main, more, kills):
+def test_logind_settings_are_merged(main, more, kills):
     assert logind_settings((MAIN, main), more).kills is kills
 
 
-def test_whose_processes_end():
+def test_users_whose_processes_are_killed():
     text = "KillUserProcesses=yes\nKillOnlyUsers=anna bert\nKillExcludeUsers=bert\n"
     found = logind_settings((MAIN, text), [])
     assert [found.kills_those_of(user) for user in ("anna", "bert", "carl", "root")] == [True, False, False, False]
@@ -40,7 +40,7 @@ def test_whose_processes_end():
 
 
 @pytest.mark.parametrize("lingers", [False, True])
-def test_a_session_whose_processes_are_killed_lingering_or_not(lingers):
+def test_session_that_kills_its_processes_is_reported(lingers):
     found = ending(IN_A_SESSION, "anna", Logind(kills=True, file=MAIN), lingers=lingers)
     assert f"KillUserProcesses=yes in {MAIN}" in found.sentence
     assert "systemd-run --user --scope vllm-console" in found.sentence
@@ -48,18 +48,18 @@ def test_a_session_whose_processes_are_killed_lingering_or_not(lingers):
     assert "\n" not in found.sentence
 
 
-def test_below_the_own_manager_only_lingering_counts():
+def test_under_the_user_manager_only_lingering_matters():
     assert "enable-linger" in ending(BELOW_A_MANAGER, "anna", Logind(), lingers=False).sentence
     assert ending(BELOW_A_MANAGER, "anna", Logind(kills=True), lingers=True) is None
 
 
 @pytest.mark.parametrize("cgroup", [SYSTEM, "", "0::/\n", "0::/kubepods/pod1/x\n"])
-def test_elsewhere_nothing_ends(cgroup):
+def test_elsewhere_processes_are_not_killed(cgroup):
     assert ending(cgroup, "anna", Logind(kills=True, file=MAIN), lingers=False) is None
     assert ending(IN_A_SESSION, "anna", Logind(kills=False), lingers=False) is None
 
 
-def test_read_from_a_machine_s_folders(tmp_path):
+def test_session_end_is_read_from_the_machines_files(tmp_path):
     def put(path: str, text: str = "") -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)

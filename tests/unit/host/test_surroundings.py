@@ -12,7 +12,7 @@ from vllm_launchers.host import environment
 from vllm_launchers.host.environment import has_hub_token, memory_available_gib, open_files_limit, read_environment
 
 
-def test_what_is_here(tmp_path: Path) -> None:
+def test_environment_is_read(tmp_path: Path) -> None:
     seen = read_environment(
         environment={"HF_HOME": str(tmp_path / "not" / "yet"), "HF_TOKEN": "hf_x", "VLLM_USE_V1": "1"}
     )
@@ -25,11 +25,11 @@ def test_what_is_here(tmp_path: Path) -> None:
     assert seen.variables == {"HF_HOME": str(tmp_path / "not" / "yet"), "VLLM_USE_V1": "1"}
 
 
-def test_a_folder_of_its_own_for_downloads(tmp_path: Path) -> None:
+def test_download_folder_decides_the_disk(tmp_path: Path) -> None:
     assert read_environment(environment={"HOME": "/h"}, download_dir=str(tmp_path)).model_disk == str(tmp_path)
 
 
-def test_who_has_the_port() -> None:
+def test_port_holder_is_named() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -39,12 +39,12 @@ def test_who_has_the_port() -> None:
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
-def test_a_token_in_the_environment(name: str) -> None:
+def test_hub_token_in_the_environment(name: str) -> None:
     assert has_hub_token({name: "hf_x", "HOME": "/nowhere"})
     assert not has_hub_token({name: "", "HOME": "/nowhere"})
 
 
-def test_a_token_that_was_left_by_a_login(tmp_path: Path) -> None:
+def test_hub_token_stored_by_a_login(tmp_path: Path) -> None:
     home = {"HF_HOME": str(tmp_path)}
     assert not has_hub_token(home)
     (tmp_path / "token").write_text("hf_x")
@@ -64,12 +64,12 @@ def test_a_token_that_was_left_by_a_login(tmp_path: Path) -> None:
         (1024, resource.RLIM_INFINITY, None),
     ],
 )
-def test_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, limit: int | None) -> None:
+def test_open_files_limit(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, limit: int | None) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     assert open_files_limit() == limit
 
 
-def test_what_is_not_reported_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unreported_memory_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(environment, "MEMINFO", tmp_path / "none")
     assert memory_available_gib() is None
     (tmp_path / "meminfo").write_text("MemTotal: 5 kB\nMemAvailable:    2097152 kB\n")

@@ -42,20 +42,20 @@ def test_answers_are_kept_with_their_tokens() -> None:
     assert found == (GoldenAnswer("a", "a!", (1, 2)), GoldenAnswer("b", "b!", (1, 2)))
 
 
-def test_an_answer_that_is_not_reproducible_is_left_out() -> None:
+def test_irreproducible_answer_is_left_out() -> None:
     found = recorded(lambda prompt, count: completion("x", [count if prompt == "a" else 7]))
     assert [one.prompt for one in found] == ["b"]
 
 
-def test_a_server_without_completions_has_none() -> None:
+def test_server_without_completions_has_no_golden_prompts() -> None:
     assert recorded(lambda *_: Response(404, b"{}")) == ()
 
 
-def test_an_aborted_answer_is_none() -> None:
+def test_aborted_answer_is_discarded() -> None:
     assert recorded(lambda *_: completion("", [], "abort")) == ()
 
 
-def test_an_engine_that_fails_is_an_error() -> None:
+def test_failing_engine_is_an_error() -> None:
     with pytest.raises(OSError, match="500"):
         recorded(lambda *_: Response(500, b"{}"))
 
@@ -70,9 +70,9 @@ def test_an_engine_that_fails_is_an_error() -> None:
     ],
     ids=["same tokens", "other tokens", "same text without tokens", "other text without tokens"],
 )
-def test_tokens_decide_where_both_have_them(after: GoldenAnswer, *, differs: bool) -> None:
+def test_tokens_decide_if_both_answers_have_them(after: GoldenAnswer, *, differs: bool) -> None:
     assert golden.differing([GoldenAnswer("a", "x", (1, 2))], [after]) == (("a",) if differs else ())
 
 
-def test_a_prompt_that_was_not_answered_again_differs() -> None:
+def test_unanswered_prompt_counts_as_different() -> None:
     assert golden.differing([GoldenAnswer("a", "x")], []) == ("a",)

@@ -31,13 +31,13 @@ RECORD = ServerRecord("one", State.STARTING, 1.0, 1.0, (Generation(2, SPEC, 1.0)
         ("PATH", "/opt/\udcff", False),
     ],
 )
-def test_a_value_is_written_down_only_where_it_matters_and_is_no_secret(name, value, written):
+def test_only_relevant_non_secret_values_are_recorded(name, value, written):
     kept = inherited_from({name: value}, 0o022)
     assert dict(kept.values) == ({name: value} if written else {})
     assert kept.others == (() if written else (name,))
 
 
-def test_another_shell_brings_only_what_the_launch_had_too():
+def test_restored_environment_is_limited_to_the_launch():
     kept = inherited_from({"CUDA_VISIBLE_DEVICES": "0", "PLUGIN": "a", "GONE": "a"}, 0o027)
     now = {"CUDA_VISIBLE_DEVICES": "7", "NCCL_DEBUG": "INFO", "PLUGIN": "b", "HF_TOKEN": "t", "OTHER_TOKEN": "u"}
     assert restored_environment(kept, ["HF_TOKEN"], now) == {
@@ -47,7 +47,7 @@ def test_another_shell_brings_only_what_the_launch_had_too():
     }
 
 
-def test_a_name_that_is_no_text_is_left_out():
+def test_non_text_name_is_left_out():
     assert inherited_from({"X\udcff": "1"}, 0).others == ()
 
 
@@ -74,7 +74,7 @@ def test_a_name_that_is_no_text_is_left_out():
         ),
     ],
 )
-def test_what_follows_from_a_server_that_does_not_run(change, start_pending, next_spec, retry, reason):
+def test_missed_exit_follows_the_record(change, start_pending, next_spec, retry, reason):
     found = missed_exit(replace(RECORD, **change), location.ended_with(replace(RECORD, **change)), 9.0)
     assert (found.start_pending, found.next_spec, found.retry) == (start_pending, next_spec, retry)
     assert reason in found.exit.reason

@@ -46,7 +46,7 @@ class Disk:
         return written
 
 
-def test_the_oldest_file_goes_when_there_are_too_many(tmp_path):
+def test_oldest_file_is_deleted_above_the_limit(tmp_path):
     log = RotatingLog(tmp_path / "server.log", 4096, 3)
     for number in range(5000):
         log.append(b"%06d\n" % number)
@@ -62,7 +62,7 @@ def test_the_oldest_file_goes_when_there_are_too_many(tmp_path):
     lines=st.lists(st.integers(0, 1200), max_size=60),
     cuts=st.lists(st.integers(1, 9000), min_size=1, max_size=20),
 )
-def test_no_byte_is_lost_and_lines_stay_whole_however_they_come(tmp_path_factory, lines, cuts):
+def test_no_byte_is_lost_and_lines_stay_whole(tmp_path_factory, lines, cuts):
     path = tmp_path_factory.mktemp("log") / "server.log"
     data = b"".join(b"x" * length + b"\n" for length in lines)
     log, at = RotatingLog(path, 5000, 1000), 0
@@ -77,7 +77,7 @@ def test_no_byte_is_lost_and_lines_stay_whole_however_they_come(tmp_path_factory
     assert all(file.endswith(b"\n") and len(file) <= 5000 for file in files if file)
 
 
-def test_a_line_without_end_is_cut(tmp_path):
+def test_endless_line_is_cut(tmp_path):
     path = tmp_path / "server.log"
     log = RotatingLog(path, 4096, 200)
     for _ in range(40):
@@ -88,7 +88,7 @@ def test_a_line_without_end_is_cut(tmp_path):
     assert max(map(len, files)) <= 4096
 
 
-def test_a_file_that_cannot_make_way_grows_and_nothing_is_lost(tmp_path):
+def test_file_that_cannot_be_rotated_grows_and_loses_nothing(tmp_path):
     path = tmp_path / "server.log"
     (tmp_path / "server.log.1").mkdir()
     log = RotatingLog(path, 4096, 2)
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_make_way_grows_and_nothing_is_lost(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["open", "rename"])
-def test_a_rotation_that_fails_again_and_again_costs_no_older_file(tmp_path, monkeypatch, step):
+def test_repeatedly_failing_rotation_deletes_no_older_file(tmp_path, monkeypatch, step):
     """No descriptor for the new file, or the last rename refused: tried at every write, for as long as that lasts."""
     path, failed = tmp_path / "server.log", []
     log = RotatingLog(path, 4096, 4)
@@ -144,7 +144,7 @@ def test_a_rotation_that_fails_again_and_again_costs_no_older_file(tmp_path, mon
     assert everything(path)[-2] == kept[-1], "as soon as it can, it does"
 
 
-def test_what_was_lost_is_confessed_where_no_new_file_can_be_made(tmp_path, monkeypatch):
+def test_lost_bytes_are_reported_even_without_a_new_file(tmp_path, monkeypatch):
     disk, path = Disk(), tmp_path / "server.log"
     log = RotatingLog(path, 4096, 3, write=disk.write)
     begun = b"x" * 4050
@@ -166,7 +166,7 @@ def test_what_was_lost_is_confessed_where_no_new_file_can_be_made(tmp_path, monk
     assert log.lost == 0
 
 
-def test_an_existing_log_is_continued(tmp_path):
+def test_existing_log_is_continued(tmp_path):
     path = tmp_path / "server.log"
     path.write_bytes(b"before\n")
     log = RotatingLog(path, 4096, 2)
@@ -175,7 +175,7 @@ def test_an_existing_log_is_continued(tmp_path):
     assert path.read_bytes() == b"before\nafter\n"
 
 
-def test_a_full_disk_is_counted_and_confessed(tmp_path):
+def test_bytes_lost_on_a_full_disk_are_counted_and_reported(tmp_path):
     disk, path = Disk(), tmp_path / "server.log"
     log = RotatingLog(path, 1 << 20, 2, write=disk.write)
     disk.room = 5
@@ -190,7 +190,7 @@ def test_a_full_disk_is_counted_and_confessed(tmp_path):
     assert path.read_bytes() == expected
 
 
-def test_the_pump_goes_on_draining_while_the_disk_is_full(tmp_path):
+def test_forwarder_keeps_draining_while_the_disk_is_full(tmp_path):
     disk, events, mended = Disk(), [], threading.Event()
 
     def post(event):
@@ -217,7 +217,7 @@ def test_the_pump_goes_on_draining_while_the_disk_is_full(tmp_path):
     assert (tmp_path / "server.log").read_bytes().endswith(b"on device\nagain\n")
 
 
-def test_what_a_server_says_twice_is_written_twice_over_a_change_of_keepers(tmp_path):
+def test_repeated_lines_survive_a_change_of_keepers(tmp_path):
     server, path = open_for_server(tmp_path), tmp_path / "server.log"
     for times in range(1, 4):
         os.write(server, b"tick\n")
@@ -225,7 +225,7 @@ def test_what_a_server_says_twice_is_written_twice_over_a_change_of_keepers(tmp_
         assert path.read_bytes() == b"tick\n" * times
 
 
-def test_a_line_that_may_hold_a_secret_waits_for_its_end_where_nothing_of_it_is_lost(tmp_path):
+def test_line_with_a_possible_secret_waits_for_its_end(tmp_path):
     """In the pipe: a keeper that is killed meanwhile has not taken it out."""
     server, path = open_for_server(tmp_path), tmp_path / "server.log"
 
@@ -249,7 +249,7 @@ def old_pipe(tmp_path):
     os.close(fd)
 
 
-def test_a_line_that_may_hold_a_secret_does_not_stop_a_server_whose_pipe_is_full(tmp_path, old_pipe):
+def test_possible_secret_does_not_block_a_full_pipe(tmp_path, old_pipe):
     path = tmp_path / "server.log"
     assert fcntl.fcntl(old_pipe, fcntl.F_SETPIPE_SZ, 4096) == 4096
     forwarder = LogForwarder(tmp_path, RotatingLog(path, 1 << 20, 2), print)
@@ -258,7 +258,7 @@ def test_a_line_that_may_hold_a_secret_does_not_stop_a_server_whose_pipe_is_full
     assert path.read_text().rstrip() == "api_key=•••"
 
 
-def test_a_pipe_of_an_earlier_version_is_read_and_its_successor_is_a_file(tmp_path, old_pipe):
+def test_pipe_of_an_earlier_version_is_read_and_replaced_by_a_file(tmp_path, old_pipe):
     path = tmp_path / "server.log"
     os.write(old_pipe, b"from the pipe\n")
     assert isinstance(open_output(tmp_path, None), OldPipe)
@@ -272,7 +272,7 @@ def test_a_pipe_of_an_earlier_version_is_read_and_its_successor_is_a_file(tmp_pa
     assert path.read_text() == "from the pipe\nfrom the file\n"
 
 
-def test_a_server_never_waits_for_a_reader_and_nothing_of_it_is_lost(tmp_path):
+def test_server_never_waits_for_a_reader_and_loses_nothing(tmp_path):
     """Forty times what a pipe can hold, with nobody there."""
     server, path = open_for_server(tmp_path), tmp_path / "server.log"
     line = b"z" * 1023 + b"\n"
@@ -282,7 +282,7 @@ def test_a_server_never_waits_for_a_reader_and_nothing_of_it_is_lost(tmp_path):
     assert path.read_bytes() == line * 40_000
 
 
-def test_what_was_read_takes_up_no_room(tmp_path):
+def test_read_output_uses_no_disk_space(tmp_path):
     server = open_for_server(tmp_path)
     forwarder = LogForwarder(tmp_path, RotatingLog(tmp_path / "server.log", 1 << 20, 2), print)
     for _ in range(40):
@@ -292,7 +292,7 @@ def test_what_was_read_takes_up_no_room(tmp_path):
     assert (tmp_path / "server.output").stat().st_size == 40 << 20
 
 
-def test_a_secret_is_gone_from_the_output_as_soon_as_it_was_hidden(tmp_path):
+def test_secret_is_erased_from_the_output_once_redacted(tmp_path):
     server, output = open_for_server(tmp_path), tmp_path / "server.output"
     forwarder = LogForwarder(tmp_path, RotatingLog(tmp_path / "server.log", 1 << 20, 2), print)
     os.write(server, b"with api_key=very-secret-indeed\n")
@@ -301,7 +301,7 @@ def test_a_secret_is_gone_from_the_output_as_soon_as_it_was_hidden(tmp_path):
     assert b"very-secret" not in output.read_bytes()
 
 
-def test_where_a_file_can_have_no_holes_it_is_emptied_once_all_was_read(tmp_path, monkeypatch):
+def test_file_without_hole_support_is_truncated_after_reading(tmp_path, monkeypatch):
     monkeypatch.setattr("vllm_launchers.keeper.output._punch", lambda *_: False)
     server, path = open_for_server(tmp_path), tmp_path / "server.log"
     forwarder, line = LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print), b"z" * 1023 + b"\n"
@@ -313,7 +313,7 @@ def test_where_a_file_can_have_no_holes_it_is_emptied_once_all_was_read(tmp_path
     assert path.read_bytes() == line * 4096
 
 
-def test_what_waits_for_a_keeper_in_vain_is_bounded_and_the_next_one_says_what_is_missing(tmp_path):
+def test_backlog_is_bounded_and_missing_bytes_are_reported(tmp_path):
     server, path, lines = open_for_server(tmp_path), tmp_path / "server.log", 12_000
     LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print)._forward()
     os.write(server, b"".join(b"line %08d %s\n" % (number, b"z" * 1000) for number in range(lines)))
@@ -332,7 +332,7 @@ LINES = [b"line %08d %s\n" % (number, b"z" * 85) for number in range(30_000)]
 
 
 @pytest.mark.parametrize("unread", [0, 1000])
-def test_where_it_is_unknown_how_far_keepers_came_no_loss_is_claimed(tmp_path, unread):
+def test_unknown_read_position_claims_no_loss(tmp_path, unread):
     """Of 3,000,000 bytes some were read and given back; what is there since comes out, with nothing before it."""
     server, whole = open_for_server(tmp_path), b"".join(LINES)
     os.write(server, whole)
@@ -349,7 +349,7 @@ def test_where_it_is_unknown_how_far_keepers_came_no_loss_is_claimed(tmp_path, u
     after.close()
 
 
-def test_a_log_whose_position_is_lost_says_nothing_of_a_loss(tmp_path):
+def test_log_with_a_lost_position_reports_no_loss(tmp_path):
     server, path = open_for_server(tmp_path), tmp_path / "server.log"
     os.write(server, b"".join(LINES))
     forwarder = LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print)
@@ -363,7 +363,7 @@ def test_a_log_whose_position_is_lost_says_nothing_of_a_loss(tmp_path):
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_a_position_that_was_deleted_is_written_again(tmp_path, replaced):
+def test_deleted_position_is_restored(tmp_path, replaced):
     file, there = tmp_path / "log.position", OutputPosition(1, 2, 3, 4)
     position = Position(tmp_path)
     position.write(there)
@@ -377,7 +377,7 @@ def test_a_position_that_was_deleted_is_written_again(tmp_path, replaced):
     assert Position(tmp_path).read() == OutputPosition(1, 2, 3, 5)
 
 
-def test_what_is_no_file_in_the_place_of_a_position_is_left_alone(tmp_path):
+def test_non_file_in_place_of_the_position_is_left_alone(tmp_path):
     position, precious = Position(tmp_path), tmp_path / "precious"
     position.write(OutputPosition(1, 2, 3, 4))
     precious.write_bytes(b"mine")
@@ -387,7 +387,7 @@ def test_what_is_no_file_in_the_place_of_a_position_is_left_alone(tmp_path):
     assert precious.read_bytes() == b"mine"
 
 
-def test_a_chunk_that_ends_within_a_line_is_cut_where_the_line_begins(tmp_path):
+def test_chunk_is_cut_at_the_beginning_of_a_line(tmp_path):
     """So no secret is missed because a look at a full pipe ended in the middle of its name."""
     server, path = open_for_server(tmp_path), tmp_path / "server.log"
     line = b"x" * 90 + b" api_key=very-secret\n"

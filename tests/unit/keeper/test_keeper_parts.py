@@ -44,7 +44,7 @@ def climb(sequence, times):
     return [(sequence.current(now).number.name, sequence.current(now).whole_group) for now in times]
 
 
-def test_a_starting_server_is_interrupted_twice_then_all_terminated_then_killed():
+def test_starting_server_gets_two_sigints_then_sigterm_then_sigkill():
     sequence = StopSequence.starting(100.0, TIMEOUTS)
     steps = []
     for now in (100, 109.9, 110, 119.9):
@@ -62,12 +62,12 @@ def test_a_starting_server_is_interrupted_twice_then_all_terminated_then_killed(
     assert sequence.stuck(500)
 
 
-def test_a_serving_server_has_its_drain_time_on_top():
+def test_serving_server_gets_its_drain_time():
     sequence = StopSequence.serving(0.0, TIMEOUTS, drain_seconds=60)
     assert climb(sequence, [0, 67.9, 68]) == [("SIGTERM", False), ("SIGTERM", False), ("SIGTERM", True)]
 
 
-def test_when_the_server_has_ended_the_rest_is_asked_at_once():
+def test_remaining_processes_are_signaled_when_the_server_ends():
     sequence = StopSequence.serving(0.0, TIMEOUTS, drain_seconds=60)
     sequence.server_ended(2.0)
     assert climb(sequence, [2, 6.9, 7]) == [("SIGTERM", True), ("SIGTERM", True), ("SIGKILL", True)]
@@ -76,7 +76,7 @@ def test_when_the_server_has_ended_the_rest_is_asked_at_once():
 
 
 @given(st.lists(st.floats(0, 5), min_size=1, max_size=50), st.booleans())
-def test_a_stop_sequence_never_goes_back_and_ends_in_sigkill(steps, serving):
+def test_stop_sequence_never_goes_back_and_ends_in_sigkill(steps, serving):
     sequence = StopSequence.serving(0.0, TIMEOUTS, 0.0) if serving else StopSequence.starting(0.0, TIMEOUTS)
     order, now, before = ["SIGINT", "SIGTERM", "SIGKILL"], 0.0, -1
     for step in steps:
@@ -108,12 +108,12 @@ def test_every_state_can_be_left_and_reached():
         (9, True, True, None, "SIGKILL", "stopped as requested, SIGKILL (9); it had to be killed"),
     ],
 )
-def test_how_it_ended_in_words(status, requested, killed, code, name, reason):
+def test_exit_reason_is_formatted(status, requested, killed, code, name, reason):
     ended = exit_of(status, requested, killed, at=5.0)
     assert (ended.code, ended.signal, ended.requested, ended.reason) == (code, name, requested, reason)
 
 
-def test_back_off_doubles_up_to_its_cap_and_ends():
+def test_backoff_doubles_up_to_its_cap_and_ends():
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=6, backoff_seconds=2, backoff_cap_seconds=20)
     assert [retry_delay(policy, attempt) for attempt in range(7)] == [2, 4, 8, 16, 20, 20, None]
     assert retry_delay(replace(policy, mode=RestartMode.NEVER), 0) is None
@@ -153,16 +153,16 @@ def serve_once(answer, delay=0.0):
         ([b"H"] * 100, 0.05, "no response within 0.3s"),
     ],
 )
-def test_a_probe_says_what_went_wrong(answer, delay, expected):
+def test_probe_reports_what_went_wrong(answer, delay, expected):
     port = serve_once(answer, delay)
     assert health.probe(itself(), "0.0.0.0", port, deadline_seconds=0.3 if len(answer) > 2 else 5.0) == expected
 
 
-def test_a_probe_of_a_closed_port(port):
+def test_probe_of_a_closed_port(port):
     assert health.probe(itself(), "127.0.0.1", port) == "connection refused"
 
 
-def test_a_foreign_process_on_the_port_is_sent_nothing(wait_until):
+def test_foreign_process_on_the_port_is_sent_nothing(wait_until):
     server = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     try:
         with socket.create_server(("127.0.0.1", 0)) as foreign, pytest.raises(WrongProcessError):
@@ -172,7 +172,7 @@ def test_a_foreign_process_on_the_port_is_sent_nothing(wait_until):
         server.wait()
 
 
-def test_a_process_is_known_beyond_its_pid(wait_until):
+def test_process_identity_is_more_than_its_pid(wait_until):
     child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     try:
         there = processes.identity(child.pid)
@@ -194,7 +194,7 @@ def test_a_process_is_known_beyond_its_pid(wait_until):
     assert not processes.send(there, signal.SIGKILL)
 
 
-def test_a_process_that_cannot_be_checked_leaves_no_descriptor_behind(monkeypatch):
+def test_unverifiable_process_leaks_no_descriptor(monkeypatch):
     def no_descriptors(_):
         raise OSError(errno.EMFILE, "no descriptors left")
 
@@ -209,7 +209,7 @@ def test_a_process_that_cannot_be_checked_leaves_no_descriptor_behind(monkeypatc
     assert set(opened) <= set(closed)
 
 
-def test_a_name_full_of_parentheses_is_read_right(tmp_path, wait_until):
+def test_process_name_with_parentheses_is_parsed(tmp_path, wait_until):
     odd = tmp_path / "a) R (1 2"
     odd.symlink_to("/bin/sleep")
     child = subprocess.Popen([str(odd), "600"])
@@ -222,7 +222,7 @@ def test_a_name_full_of_parentheses_is_read_right(tmp_path, wait_until):
 
 
 @pytest.mark.parametrize("call", ["fork", "pipe"])
-def test_a_process_that_cannot_be_forked_leaves_no_descriptor_behind(call):
+def test_failed_fork_leaks_no_descriptor(call):
     """It is tried again and again: each failure would take four descriptors with it.
 
     It runs in a process of its own, since other threads of this one open and close descriptors too.
@@ -269,7 +269,7 @@ class NoDescriptors:
         return getattr(self.real, name)
 
 
-def test_a_listener_that_cannot_take_a_connection_reports_it_once_and_goes_on(tmp_path, monkeypatch):
+def test_failing_accept_is_reported_once_and_retried(tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "REST_SECONDS", 0.01)
     posted = []
 
@@ -293,7 +293,7 @@ def test_a_listener_that_cannot_take_a_connection_reports_it_once_and_goes_on(tm
     assert len(posted) == 2, "its end is no fault"
 
 
-def test_what_nobody_waits_for_any_more_is_not_executed_by_a_keeper_that_was_busy(tmp_path):
+def test_abandoned_request_is_not_executed(tmp_path):
     posted, stopped = queue.SimpleQueue(), []
     listener = wire.RequestListener(tmp_path, posted.put)
     listener.start()
@@ -310,7 +310,7 @@ def test_what_nobody_waits_for_any_more_is_not_executed_by_a_keeper_that_was_bus
     assert stopped == []
 
 
-def test_the_wire_works_below_a_path_longer_than_a_socket_name(tmp_path):
+def test_wire_works_with_a_path_longer_than_a_socket_name(tmp_path):
     folder = tmp_path / ("long" * 30) / ("longer" * 20)
     folder.mkdir(parents=True)
     with pytest.raises(wire.UnreachableError):
@@ -336,7 +336,7 @@ def test_the_wire_works_below_a_path_longer_than_a_socket_name(tmp_path):
         wire.ask(folder, {"do": "stop"})
 
 
-def test_the_warning_of_another_process_on_the_port_goes_when_the_server_answers_again():
+def test_foreign_process_warning_ends_when_the_server_answers():
     reasons, record = [], SimpleNamespace(state=State.READY, adopted=False, reason="")
     record.current = SimpleNamespace(spec=SimpleNamespace(port=8000))
 
@@ -358,7 +358,7 @@ def test_the_warning_of_another_process_on_the_port_goes_when_the_server_answers
     assert reasons == ["pid 7 answers at port 8000", ""]
 
 
-def test_probes_that_failed_while_it_slept_do_not_count_once_it_is_awake():
+def test_failed_probes_while_asleep_do_not_count_after_waking():
     silent, judged = Probed(1, healthy=False, detail="no answer"), health.Health(Tuning(failed_probes=3))
     found = [judged.transition(silent, state, 8000) for state in [*[State.ASLEEP] * 5, *[State.READY] * 3]]
     assert found == [None] * 7 + [Transition.UNANSWERED]

@@ -45,20 +45,20 @@ def server(bench, tmp_path):
             os.waitpid(process.pid, 0)
 
 
-def test_an_answer_to_an_earlier_process_counts_for_nothing(server):
+def test_answer_for_an_earlier_process_is_ignored(server):
     server.probed(Probed(epoch=0, healthy=True))
     assert server.record.state is State.STARTING
     server.probed(Probed(epoch=1, healthy=True))
     assert server.record.state is State.READY
 
 
-def test_silence_before_the_first_answer_is_no_failure(server):
+def test_silence_before_the_first_answer_is_not_a_failure(server):
     for _ in range(10):
         server.probed(Probed(epoch=1, healthy=False, detail="connection refused"))
     assert server.record.state is State.STARTING
 
 
-def test_only_silence_without_a_break_counts(server):
+def test_only_consecutive_silence_counts(server):
     healthy, silent = Probed(epoch=1, healthy=True), Probed(epoch=1, healthy=False, detail="no answer")
     for event in (healthy, silent, silent, healthy, silent, silent):
         server.probed(event)
@@ -68,7 +68,7 @@ def test_only_silence_without_a_break_counts(server):
     assert "no answer (3 times in a row)" in server.record.reason
 
 
-def test_an_answer_during_a_stop_changes_nothing(server):
+def test_answer_during_a_stop_changes_nothing(server):
     server.probed(Probed(epoch=1, healthy=True))
     server.stop()
     server.probed(Probed(epoch=1, healthy=True))
@@ -77,7 +77,7 @@ def test_an_answer_during_a_stop_changes_nothing(server):
     assert server.record.reason == "stopping as requested"
 
 
-def test_a_restart_that_cannot_be_written_down_leaves_a_server_that_can_be_stopped(server):
+def test_server_is_stoppable_after_a_restart_that_could_not_be_recorded(server):
     """With a fault in the keeper's own code: it was never in a stop, so nothing would ever have ended that."""
     server.probed(Probed(epoch=1, healthy=True))
     before = server.record
@@ -105,7 +105,7 @@ class Unkillable:
         return list(self.left)
 
 
-def test_what_does_not_end_by_sigkill_is_looked_at_less_often(server):
+def test_process_that_survives_sigkill_is_polled_less_often(server):
     """It may stay for days, and each look reads all of /proc."""
     server._group = held = Unkillable()
     server.stop()
@@ -122,7 +122,7 @@ def test_what_does_not_end_by_sigkill_is_looked_at_less_often(server):
     assert server.due() == 0.1, "at once again as soon as it moves"
 
 
-def test_a_death_that_is_reported_twice_counts_once(server):
+def test_death_reported_twice_counts_once(server):
     child = os.pidfd_open(server.record.server.pid)
     os.kill(server.record.server.pid, signal.SIGKILL)
     assert select.select([child], [], [], 60)[0]

@@ -42,12 +42,14 @@ BELOW = {**TREE, KEEPER: JOB, RAYLET: INIT}
 
 
 @pytest.mark.parametrize("tree", [BESIDE, BELOW], ids=["beside the raylet", "started by a job of Ray"])
-def test_a_worker_with_a_queue_of_the_server_is_its(monkeypatch: pytest.MonkeyPatch, tree: Mapping[int, int]) -> None:
+def test_worker_with_a_queue_of_the_server_belongs_to_it(
+    monkeypatch: pytest.MonkeyPatch, tree: Mapping[int, int]
+) -> None:
     assert group(monkeypatch, tree, QUEUES) == {SERVER, ENGINE, WORKER}
 
 
 @pytest.mark.parametrize("tree", [BESIDE, BELOW], ids=["beside the raylet", "started by a job of Ray"])
-def test_the_queue_of_what_a_known_worker_started_makes_no_other_worker_the_servers(
+def test_queue_of_a_workers_child_adds_no_other_worker(
     monkeypatch: pytest.MonkeyPatch, tree: Mapping[int, int]
 ) -> None:
     found = group(monkeypatch, {**tree, CHILD: WORKER}, {**QUEUES, CHILD: 200}, SERVER, ENGINE, WORKER)
@@ -75,7 +77,7 @@ def test_only_files_of_this_shared_memory_count(monkeypatch: pytest.MonkeyPatch,
         assert process_group.shared_memory(os.getpid()) == {}
 
 
-def test_a_mapped_file_that_is_no_queue_is_none(monkeypatch: pytest.MonkeyPatch, queue: Path) -> None:
+def test_mapped_file_that_is_not_a_queue_is_ignored(monkeypatch: pytest.MonkeyPatch, queue: Path) -> None:
     status = queue.stat()
     other = MappedFile(status.st_dev, status.st_ino, f"{SHARED_MEMORY}/sem.mp-abcdefgh")
     monkeypatch.setattr(process_group, "mapped_files", lambda pid: {other})

@@ -106,24 +106,24 @@ def put(root, name, data):
 
 @settings(max_examples=80, deadline=None)
 @given(record=records)
-def test_a_record_comes_back_as_it_was_written(record):
+def test_record_round_trips(record):
     assert wire.loads(wire.dumps(record)) == record
 
 
-def test_a_record_is_ascii_for_whoever_else_reads_it():
+def test_record_is_ascii():
     record = replace(a_record(), reason=os.fsdecode("schöner Pfad ".encode() + b"\xff"))
     assert wire.dumps(record).isascii()
     assert wire.loads(wire.dumps(record)) == record
 
 
-def test_what_a_later_minor_version_adds_is_passed_over():
+def test_fields_of_a_later_minor_version_are_ignored():
     raw = json.loads(wire.dumps(a_record()))
     raw["mood"] = "good"
     raw["generations"][0]["spec"]["nice"] = 5
     assert wire.loads(json.dumps(raw).encode()) == a_record()
 
 
-def test_a_record_from_before_these_fields_is_read():
+def test_record_without_newer_fields_is_read():
     raw = json.loads(wire.dumps(a_record()))
     del raw["next_spec"], raw["unwritten"], raw["generations"][0]["spec"]["tls"]
     del raw["generations"][0]["spec"]["restart"]["not_retryable"]
@@ -138,7 +138,7 @@ def renamed(raw, names):
 
 @settings(max_examples=40, deadline=None)
 @given(record=records)
-def test_a_record_of_the_first_version_is_read(record):
+def test_record_of_the_first_version_is_read(record):
     record = replace(
         record,
         generations=tuple(
@@ -153,7 +153,7 @@ def test_a_record_of_the_first_version_is_read(record):
     assert json.loads(wire.dumps(wire.loads(json.dumps(raw).encode())))["version"] == RECORD_VERSION
 
 
-def test_a_keeper_of_the_first_version_is_sent_the_names_that_it_knows():
+def test_keeper_of_the_first_version_gets_its_own_field_names():
     policy = RestartPolicy(not_retryable=(NotRetryable("a", "b"),))
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, sidecar=("beside",), restart=policy)
     sent = wire.spec_for_keeper(spec)
@@ -177,13 +177,13 @@ def test_a_keeper_of_the_first_version_is_sent_the_names_that_it_knows():
         ({"version": RECORD_VERSION + 1}, "newer vllm-console .* update vllm-console"),
     ],
 )
-def test_a_wrong_record_names_the_place(change, expected):
+def test_invalid_record_names_the_place(change, expected):
     raw = json.loads(wire.dumps(a_record())) | change
     with pytest.raises(errors.RecordError, match=expected):
         wire.loads(json.dumps(raw).encode())
 
 
-def test_a_broken_record_is_a_problem_of_its_own_only(tmp_path):
+def test_damaged_record_affects_only_itself(tmp_path):
     put(tmp_path, "good", wire.dumps(a_record("good")))
     put(tmp_path, "cut", wire.dumps(a_record("cut"))[:50])
     put(tmp_path, "newer", json.dumps({"version": 99}).encode())
@@ -200,7 +200,7 @@ def test_a_broken_record_is_a_problem_of_its_own_only(tmp_path):
     assert client.adopt_orphans(tmp_path) == []
 
 
-def test_readers_meet_whole_records_only(tmp_path):
+def test_readers_see_only_complete_records(tmp_path):
     folder = folders.prepare(tmp_path, "one")
     small, large = a_record(), replace(a_record(), reason="x" * 50_000)
     folders.write_record(folder, small)
@@ -219,7 +219,7 @@ def test_readers_meet_whole_records_only(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["record.json"]
 
 
-def test_a_write_that_fails_leaves_the_old_record(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_record(tmp_path, monkeypatch):
     folder = folders.prepare(tmp_path, "one")
     folders.write_record(folder, a_record())
 
@@ -233,7 +233,7 @@ def test_a_write_that_fails_leaves_the_old_record(tmp_path, monkeypatch):
     assert [path.name for path in folder.iterdir()] == ["record.json"]
 
 
-def test_a_record_that_cannot_be_made_into_json_changes_nothing(tmp_path):
+def test_unserializable_record_changes_nothing(tmp_path):
     folder = folders.prepare(tmp_path, "one")
     record_writer = RecordWriter(folder, a_record(), Notes(folder))
     unheard_of = replace(a_record().current.spec, details={"x": object()})
@@ -245,12 +245,12 @@ def test_a_record_that_cannot_be_made_into_json_changes_nothing(tmp_path):
     assert client.read(tmp_path, "one") == record_writer.record == replace(a_record(), reason="newer")
 
 
-def test_a_note_of_a_path_that_is_not_utf8_is_written(tmp_path):
+def test_note_with_a_non_utf8_path_is_written(tmp_path):
     Notes(tmp_path)("/opt/ä/caf\udce9 cannot be run")
     assert "/opt/ä/caf\\udce9 cannot be run\n" in (tmp_path / "keeper.log").read_text()
 
 
-def test_notes_are_bounded_with_what_python_itself_writes_there(tmp_path):
+def test_notes_are_bounded_including_pythons_own_output(tmp_path):
     """As in a keeper: standard error is the file of the notes."""
     program = """
 import os, sys
@@ -272,7 +272,7 @@ os.write(2, b"the end\\n")
     assert "the end" in (tmp_path / "keeper.log").read_text(), "standard error goes where the notes go"
 
 
-def test_the_stamp_changes_with_the_record(tmp_path):
+def test_stamp_changes_with_the_record(tmp_path):
     folder = folders.prepare(tmp_path, "one")
     assert client.stamp(tmp_path, "one") is None
     seen = set()
@@ -282,7 +282,7 @@ def test_the_stamp_changes_with_the_record(tmp_path):
     assert len(seen) == 3
 
 
-def test_everything_is_its_users_alone(tmp_path):
+def test_files_are_private_to_the_user(tmp_path):
     folder = folders.prepare(tmp_path / "state", "one")
     folders.write_record(folder, a_record())
     for path in (tmp_path / "state", tmp_path / "state" / "servers", folder):
@@ -291,13 +291,13 @@ def test_everything_is_its_users_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "-x", ".x", "x" * 64, "a b", "a\n", "ä"])
-def test_names_that_could_lead_elsewhere_are_refused(tmp_path, name):
+def test_names_that_escape_the_folder_are_refused(tmp_path, name):
     with pytest.raises(errors.BadNameError, match="invalid server name"):
         client.folder(tmp_path, name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder that is somebody else's")
-def test_a_folder_of_somebody_else_is_refused(tmp_path):
+def test_folder_of_another_user_is_refused(tmp_path):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     os.chown(theirs, 12345, 12345)
@@ -309,7 +309,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path):
     assert list(theirs.iterdir()) == []
 
 
-def test_a_broken_record_can_be_removed_and_a_newer_one_is_left_alone(tmp_path):
+def test_damaged_record_is_removable_and_a_newer_one_is_kept(tmp_path):
     put(tmp_path, "cut", b"{")
     put(tmp_path, "newer", json.dumps({"version": 99}).encode())
     client.remove(tmp_path, "cut")
@@ -319,13 +319,13 @@ def test_a_broken_record_can_be_removed_and_a_newer_one_is_left_alone(tmp_path):
     assert client.names(tmp_path) == ["newer"]
 
 
-def test_what_the_file_system_refuses_is_a_sentence(tmp_path):
+def test_file_system_errors_are_one_sentence(tmp_path):
     (tmp_path / "state").write_text("a file where a folder should be")
     with pytest.raises(errors.KeeperError, match="state is not a folder; move it away"):
         client.launch(tmp_path / "state", "one", a_record().current.spec)
 
 
-def test_one_lock_for_one_folder_even_when_it_was_replaced(tmp_path):
+def test_one_lock_per_folder_even_if_replaced(tmp_path):
     folder = folders.prepare(tmp_path, "one")
     first = folders.take_lock(folder)
     assert folders.take_lock(folder, timeout=0.0) is None
@@ -339,7 +339,7 @@ def test_one_lock_for_one_folder_even_when_it_was_replaced(tmp_path):
     assert not folders.lock_is_held(folder)
 
 
-def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
+def test_lock_on_a_removed_file_does_not_count(tmp_path, monkeypatch):
     folder = folders.prepare(tmp_path, "one")
     lock, real, calls = folder / "keeper.lock", fcntl.flock, []
 
@@ -355,7 +355,7 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeypat
     os.close(fd)
 
 
-def test_where_records_live():
+def test_state_folder_location():
     assert str(folders.default_root({"VLLMCONSOLE_STATE": "/x", "XDG_STATE_HOME": "/y"})) == "/x"
     assert str(folders.default_root({"XDG_STATE_HOME": "/y"})) == "/y/vllm-console"
     assert folders.default_root({"XDG_STATE_HOME": "relative"}).parts[-3:] == (".local", "state", "vllm-console")

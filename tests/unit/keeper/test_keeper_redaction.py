@@ -26,7 +26,7 @@ def blanked(parts: list[bytes]) -> bytes:
 
 @given(st.lists(st.integers(0, len(TEXT)), max_size=12).map(sorted))
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_a_known_secret_is_found_wherever_reads_cut_it(cuts: list[int]) -> None:
+def test_known_secret_is_found_across_reads(cuts: list[int]) -> None:
     parts = [TEXT[a:b] for a, b in zip([0, *cuts], [*cuts, len(TEXT)], strict=True)]
     found = blanked(parts)
     assert KEY.encode() not in found
@@ -36,14 +36,14 @@ def test_a_known_secret_is_found_wherever_reads_cut_it(cuts: list[int]) -> None:
 
 @given(st.lists(st.binary(max_size=40), max_size=8))
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_what_holds_no_secret_is_left_to_the_byte(parts: list[bytes]) -> None:
+def test_text_without_a_secret_is_unchanged(parts: list[bytes]) -> None:
     assert blanked(parts) == b"".join(parts)
 
 
-def test_what_looks_like_a_key_is_hidden_by_line() -> None:
+def test_possible_key_is_redacted_by_line() -> None:
     assert blanked([TEXT]).decode().splitlines()[4] == "{'api_key': ['•••']}"
 
 
-def test_which_values_are_hidden() -> None:
+def test_redacted_values() -> None:
     around = {"MY_TOKEN": "long-enough", "A_KEY": "on", "PATH": "/usr/bin:/bin"}
     assert values_of({"VLLM_API_KEY": "abcd", "HF_TOKEN": "1"}, around) == {"abcd", "long-enough"}

@@ -28,7 +28,7 @@ def port() -> int:
     return free_port()
 
 
-def test_nobody_gets_a_port_that_is_kept(reservation: Reservation, port: int) -> None:
+def test_reserved_port_is_given_to_nobody(reservation: Reservation, port: int) -> None:
     reservation.hold(HOST, port)
     assert reservation.held
     assert not binds(port)
@@ -38,7 +38,7 @@ def test_nobody_gets_a_port_that_is_kept(reservation: Reservation, port: int) ->
     assert binds(port)
 
 
-def test_a_port_is_kept_over_connections_that_linger(reservation: Reservation) -> None:
+def test_port_is_reserved_despite_lingering_connections(reservation: Reservation) -> None:
     """A server that closes its connections leaves them in TIME_WAIT; they keep a plain bind out for a minute."""
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,7 +53,7 @@ def test_a_port_is_kept_over_connections_that_linger(reservation: Reservation) -
     assert reservation.held
 
 
-def test_a_port_in_use_is_kept_as_soon_as_it_is_let_go(reservation: Reservation, port: int) -> None:
+def test_port_in_use_is_reserved_once_released(reservation: Reservation, port: int) -> None:
     with socket.socket() as server:
         server.bind((HOST, port))
         server.listen()
@@ -63,7 +63,7 @@ def test_a_port_in_use_is_kept_as_soon_as_it_is_let_go(reservation: Reservation,
     assert reservation.held
 
 
-def test_the_server_that_is_admitted_binds_and_listens(reservation: Reservation, port: int) -> None:
+def test_admitted_server_binds_and_listens(reservation: Reservation, port: int) -> None:
     reservation.hold(HOST, port)
     reservation.admit(HOST, port, shared=False)
     assert binds(port, socket.SO_REUSEADDR), "as vLLM since 0.25 binds"
@@ -72,7 +72,7 @@ def test_the_server_that_is_admitted_binds_and_listens(reservation: Reservation,
     assert not binds(port, socket.SO_REUSEADDR), "kept again, for the next attempt"
 
 
-def test_a_server_that_shares_its_port_is_admitted_and_nobody_else(reservation: Reservation, port: int) -> None:
+def test_only_the_admitted_server_shares_the_port(reservation: Reservation, port: int) -> None:
     reservation.hold(HOST, port)
     reservation.admit(HOST, port, shared=True)
     assert binds(port, socket.SO_REUSEADDR, socket.SO_REUSEPORT), "as vLLM up to 0.24 binds"
@@ -92,7 +92,7 @@ def test_another_user_cannot_share_the_port(reservation: Reservation, port: int)
     assert "Address already in use" in done.stderr
 
 
-def test_an_address_that_is_none_is_not_kept(reservation: Reservation) -> None:
+def test_invalid_address_is_not_reserved(reservation: Reservation) -> None:
     for host, number in (("203.0.113.7", 8000), ("no such name", 8000), (HOST, 70_000), ("\x00", 1)):
         reservation.hold(host, number)
         assert not reservation.held
@@ -100,7 +100,7 @@ def test_an_address_that_is_none_is_not_kept(reservation: Reservation) -> None:
     reservation.release()
 
 
-def test_a_server_that_moves_lets_its_old_port_go(reservation: Reservation, port: int) -> None:
+def test_changing_the_port_releases_the_old_one(reservation: Reservation, port: int) -> None:
     reservation.hold(HOST, port)
     reservation.admit(HOST, port + 1, shared=False)
     assert binds(port)

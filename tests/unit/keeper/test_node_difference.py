@@ -16,7 +16,7 @@ from vllm_launchers.keeper.records import NodeSpec
 OURS = {"vLLM": "0.32.0", "model configuration": "sha256:aa", "--max-num-seqs": "4", "--enforce-eager": "true"}
 
 
-def test_equal_ones_do_not_differ() -> None:
+def test_equal_fingerprints_do_not_differ() -> None:
     assert fingerprint_difference(OURS, dict(reversed(OURS.items())), 0, 1) == ""
 
 
@@ -29,18 +29,18 @@ def test_versions_hashes_and_flags_are_named() -> None:
     assert fingerprint_difference(OURS, fewer, 0, 3) == "node 3 has no --max-num-seqs, node 0 has --max-num-seqs 4"
 
 
-def test_what_is_unknown_on_a_side_is_not_compared() -> None:
+def test_unknown_values_are_not_compared() -> None:
     assert fingerprint_difference(OURS, {**OURS, "model configuration": ""}, 0, 1) == ""
 
 
-def test_what_another_machine_says_is_short_and_has_no_control_characters() -> None:
+def test_text_from_another_machine_is_short_and_printable() -> None:
     many = {f"--flag-{number}\x1b[2J": "x" * 100 for number in range(50)}
     text = fingerprint_difference(OURS, {**OURS, **many}, 0, 1)
     assert text.isprintable()
     assert len(text) <= 300
 
 
-def test_a_node_that_node_0_has_let_in_says_that_the_others_did_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admitted_node_reports_that_the_others_did_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
     now, news = [0.0], list[NodeNews]()
 
     def post(event: object) -> None:

@@ -17,7 +17,7 @@ from vllm_launchers.keeper.prepared_launch import FirstStart, PreparedLaunch
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity
 
 
-def test_without_a_thread_for_its_messages_it_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_is_killed_if_its_message_thread_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -30,9 +30,7 @@ def test_without_a_thread_for_its_messages_it_is_ended(monkeypatch: pytest.Monke
     assert os.WTERMSIG(status) == 9
 
 
-def test_a_keeper_that_is_killed_while_it_writes_a_line_has_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_killed_keeper_with_a_partial_line_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Killed:
         """What it wrote until then."""
 

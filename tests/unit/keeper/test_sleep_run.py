@@ -76,11 +76,11 @@ def gone(server: Server) -> Response:
     ],
     ids=["sleeps", "refuses", "answers late", "is gone", "busy", "sleeps already, and requests wait"],
 )
-def test_it_serves_on_only_where_that_is_certain(server: Server, expected: list[SleepStep]) -> None:
+def test_server_keeps_serving_only_if_that_is_certain(server: Server, expected: list[SleepStep]) -> None:
     assert steps(server) == expected
 
 
-def test_it_is_canceled_before_sleep_is_sent_or_not_at_all() -> None:
+def test_sleep_is_canceled_only_before_it_is_sent() -> None:
     asked: list[bool] = []
 
     def sleeps(server: Server) -> Response:

@@ -87,7 +87,7 @@ def in_thread(call: Callable[[], object]) -> Callable[[], object]:
     return result
 
 
-def test_the_engine_itself_accepts_and_refuses(plan: Plan, folder: Path) -> None:
+def test_engine_accepts_and_refuses(plan: Plan, folder: Path) -> None:
     verdicts = EngineVerdicts()
     assert verdicts.ask(plan(), folder) == EngineVerdict(EngineAnswer.ACCEPTED)
     assert verdicts.memory_mib, "it waits to be launched"
@@ -98,7 +98,7 @@ def test_the_engine_itself_accepts_and_refuses(plan: Plan, folder: Path) -> None
     assert verdicts.memory_mib is None
 
 
-def test_it_is_launched_only_if_nothing_has_changed(plan: Plan, folder: Path) -> None:
+def test_prepared_engine_is_launched_only_if_nothing_changed(plan: Plan, folder: Path) -> None:
     verdicts, launch = EngineVerdicts(), plan()
     assert verdicts.take(launch, folder) is None
     assert not verdicts.unused
@@ -123,16 +123,14 @@ def test_it_is_launched_only_if_nothing_has_changed(plan: Plan, folder: Path) ->
     prepared.end()
 
 
-def test_a_process_that_dies_says_nothing_about_flags(
-    plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crashed_process_gives_no_verdict(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_verdict, "prepared_command", lambda *_: (sys.executable, "-c", "raise SystemExit(9)"))
     assert EngineVerdicts().ask(plan(), folder) == EngineVerdict(
         EngineAnswer.UNKNOWN, "its process ended before it answered"
     )
 
 
-def test_ending_it_ends_everything_it_started(plan: Plan, folder: Path, hang: Callable[[], list[int]]) -> None:
+def test_canceling_ends_all_started_processes(plan: Plan, folder: Path, hang: Callable[[], list[int]]) -> None:
     verdicts = EngineVerdicts()
     launch = plan()
     result = in_thread(lambda: verdicts.ask(launch, folder))
@@ -146,7 +144,7 @@ def test_ending_it_ends_everything_it_started(plan: Plan, folder: Path, hang: Ca
     assert gone(pids)
 
 
-def test_a_new_question_ends_the_one_before(
+def test_new_request_ends_the_previous_one(
     plan: Plan, folder: Path, hang: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts, launch = EngineVerdicts(), plan()
@@ -158,7 +156,7 @@ def test_a_new_question_ends_the_one_before(
     assert gone(pids)
 
 
-def test_an_engine_that_cannot_be_asked_is_not_started(plan: Plan, tmp_path: Path) -> None:
+def test_engine_that_cannot_be_asked_is_not_started(plan: Plan, tmp_path: Path) -> None:
     script = tmp_path / "vllm"
     script.write_text("#!/bin/sh\nexec docker run vllm\n")
     script.chmod(0o755)

@@ -28,7 +28,7 @@ SIMULATED = Engine(EngineKind.SIMULATED, (), "0.33.0", "simulated", "")
         (Engine(EngineKind.VLLM, ("/opt/vllm",), "0.33.0", "cpu", "/opt/vllm"), "NVIDIA RTX A6000", {}, {}, False),
     ],
 )
-def test_it_is_refused_below_8_9_unless_the_backend_can(
+def test_fp8_cache_is_refused_below_8_9_unless_the_backend_supports_it(
     engine: Engine, kind: str, environment: dict[str, str], flags: Flags, refused: bool
 ) -> None:
     details = Details(engine=engine, gpu_kind=kind, environment=environment, flags=flags)
@@ -44,7 +44,7 @@ def test_it_is_refused_below_8_9_unless_the_backend_can(
         ("NVIDIA RTX A6000", "0.15.1", False, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, True),  # no longer read
     ],
 )
-def test_its_record_keeps_what_the_verdict_follows_from(
+def test_record_keeps_the_inputs_of_the_fp8_verdict(
     kind: str, release: str, mla: bool, inherited: dict[str, str], refused: bool
 ) -> None:
     engine = Engine(EngineKind.VLLM, ("/opt/vllm",), release, "cuda", "/opt/vllm")
@@ -56,7 +56,7 @@ def test_its_record_keeps_what_the_verdict_follows_from(
     assert any("kv-cache-dtype" in one.changes.set for one in failed.fixes) != refused
 
 
-def test_a_record_of_an_earlier_console_says_nothing_of_latent_attention() -> None:
+def test_older_record_does_not_state_latent_attention() -> None:
     packed = pack(Details(engine=REAL, gpu_kind="NVIDIA L40S"))
     del packed["mla"], packed["inherited"]
     assert unpack(packed) == Details(engine=REAL, gpu_kind="NVIDIA L40S")
@@ -71,7 +71,7 @@ def test_a_record_of_an_earlier_console_says_nothing_of_latent_attention() -> No
         ("FlashMLA is not supported on this GPU.", True),
     ],
 )
-def test_a_log_reports_of_latent_attention(said: str, offered: bool) -> None:
+def test_log_shows_latent_attention(said: str, offered: bool) -> None:
     info = "INFO 11-20 10:00:00 [api_server.py:1] "
     lines = [f"{info}vLLM API server version 0.17.1", f"{info}{said}", "Traceback (most recent call last):", SHORT]
     failed = diagnose(lines, 1, {}, "NVIDIA L40S")

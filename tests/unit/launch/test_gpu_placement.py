@@ -53,25 +53,25 @@ def test_auto_takes_the_best_set_for_the_tensor_parallel_size(host: str, size: i
     assert found.environment == {}
 
 
-def test_a_size_that_is_text_is_the_number_that_vllm_reads() -> None:
+def test_text_size_is_parsed_like_vllm() -> None:
     assert place("8xh100", tensor_parallel_size="04") == place("8xh100", tensor_parallel_size=4)
 
 
-def test_when_nothing_fits_it_is_refused_with_who_holds_it_and_the_sets_stay_to_be_chosen() -> None:
+def test_placement_that_does_not_fit_names_holders_and_sets() -> None:
     with pytest.raises(NoPlaceError, match=r"43\.2 GiB free.*anna holds 20\.5 GiB.*utilization 0\.56") as told:
         place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.9)
     assert told.value.sets[0].gpus == (0, 1, 2, 3)
     assert place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.5).gpus == (0, 1, 2, 3)
 
 
-def test_a_share_that_is_offered_is_one_that_the_plan_does_not_warn_of() -> None:
+def test_offered_share_causes_no_plan_warning() -> None:
     with pytest.raises(NoPlaceError, match=r"utilization 0\.95"):
         place("4xa6000", gpu_memory_utilization=1)
     assert place("4xa6000", gpu_memory_utilization=1.5).gpus == place("4xa6000").gpus, "vLLM refuses that anyway"
 
 
 @pytest.mark.parametrize(("more", "fits"), [(0.0, True), (0.04, True), (0.06, False)])
-def test_what_is_needed_is_not_rounded_over_what_is_free(more: float, fits: bool) -> None:
+def test_required_memory_is_not_rounded_above_free_memory(more: float, fits: bool) -> None:
     """23.38 GiB are free on each; a cache of a given size takes what is there."""
     host = read_host(Path("2xrtx3090"))
     host = replace(host, gpus=tuple(replace(gpu, free_gib=23.38) for gpu in host.gpus))
@@ -87,7 +87,7 @@ def test_what_is_needed_is_not_rounded_over_what_is_free(more: float, fits: bool
             find_place(wanted, host, "auto", ())
 
 
-def test_tensor_parallelism_across_the_cpu_interconnect_is_warned_of_and_a_pipeline_over_it_is_not() -> None:
+def test_tensor_parallelism_across_the_interconnect_is_warned_about() -> None:
     across = place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.5)
     assert any("crosses the CPU interconnect" in text for text in across.warnings)
     piped = place("4xa6000", tensor_parallel_size=2, pipeline_parallel_size=2, gpu_memory_utilization=0.5)
@@ -96,7 +96,7 @@ def test_tensor_parallelism_across_the_cpu_interconnect_is_warned_of_and_a_pipel
     assert any("anna" in text for text in piped.warnings)
 
 
-def test_without_gpus_auto_is_refused_and_an_offer_is_not() -> None:
+def test_without_gpus_auto_is_refused_but_offered_is_not() -> None:
     for host in (None, Host(problem="no NVIDIA driver was found")):
         with pytest.raises(NoPlaceError, match="no GPUs can be chosen"):
             place(host)
@@ -104,7 +104,7 @@ def test_without_gpus_auto_is_refused_and_an_offer_is_not() -> None:
         assert place(host, "", 0, 1).gpus == (0, 1)
 
 
-def test_gpus_that_are_named_are_taken_with_all_there_is_to_say_of_them() -> None:
+def test_named_gpus_are_taken_with_all_warnings() -> None:
     found = place("4xa6000", "", 0, gpu_memory_utilization=0.9)
     assert found.gpus == (0,)
     assert found.warnings[0] == (
@@ -117,7 +117,7 @@ def test_gpus_that_are_named_are_taken_with_all_there_is_to_say_of_them() -> Non
     assert place("4xa6000", "").gpus == ()
 
 
-def test_a_share_holds_for_gpus_that_are_named_and_for_those_that_are_found() -> None:
+def test_share_applies_to_named_and_chosen_gpus() -> None:
     shares = tuple(GpuShare(index, gib=24.0) for index in range(4))
     with pytest.raises(NoPlaceError, match=r"your share is 24\.0 GiB.*utilization 0\.5"):
         place("4xa6000", "", 1, shares=shares, gpu_memory_utilization=0.9)
@@ -128,7 +128,7 @@ def test_a_share_holds_for_gpus_that_are_named_and_for_those_that_are_found() ->
     assert one.gpus == (2,)
 
 
-def test_a_mig_slice_is_given_by_its_uuid_and_kept_over_restarts() -> None:
+def test_mig_slice_is_set_by_uuid_and_kept_over_restarts() -> None:
     found = place("1xa100-mig")
     assert found.gpus == (0,)
     assert found.environment["CUDA_VISIBLE_DEVICES"].startswith("MIG-")
@@ -142,7 +142,7 @@ def test_a_mig_slice_is_given_by_its_uuid_and_kept_over_restarts() -> None:
     assert kept_slice({"CUDA_VISIBLE_DEVICES": "0,1"}) == {}
 
 
-def test_on_unlike_gpus_each_is_asked_for_its_own_part() -> None:
+def test_each_of_unequal_gpus_needs_its_own_share() -> None:
     host = read_host(Path("4xa6000"))
     small = [replace(gpu, name="NVIDIA L4", memory_gib=22.5, free_gib=22.1, used_gib=0.4) for gpu in host.gpus[2:]]
     mixed = replace(host, gpus=(*host.gpus[:2], *small))
@@ -154,7 +154,7 @@ def test_on_unlike_gpus_each_is_asked_for_its_own_part() -> None:
         place(mixed, tensor_parallel_size=4, gpu_memory_utilization=0.85)
 
 
-def test_a_kv_cache_in_bytes_asks_for_no_less_than_the_utilization_and_for_no_less_than_itself() -> None:
+def test_kv_cache_in_bytes_needs_at_least_the_utilization() -> None:
     cache = {"kv_cache_memory_bytes": 30 * 1024**3}
     assert "27.1 GiB available" in place("4xa6000", "", 0, gpu_memory_utilization=0.9, **cache).warnings[0]
     assert (
@@ -163,7 +163,7 @@ def test_a_kv_cache_in_bytes_asks_for_no_less_than_the_utilization_and_for_no_le
     assert place("4xa6000", "", 1, gpu_memory_utilization=0.3, **cache).warnings == ()
 
 
-def test_a_slice_has_what_its_own_size_asks_for_or_is_refused_with_the_way_out() -> None:
+def test_slice_needs_its_own_share_or_is_refused_with_a_fix() -> None:
     host = read_host(Path("1xa100-mig"))
     gpu = host.gpus[0]
     fuller = tuple(replace(part, free_gib=(part.free_gib or 0.0) * 0.7) for part in gpu.mig)
@@ -176,13 +176,13 @@ def again(gpus: tuple[int, ...], size: int, host: Host | None = None, *, chosen:
     return find_place_again(wanted, host or read_host(Path("4xa6000")), gpus, chosen=chosen, **more)
 
 
-def test_a_restart_on_as_many_gpus_keeps_them_whatever_stands_on_them() -> None:
+def test_restart_with_as_many_gpus_keeps_them() -> None:
     assert again((0,), 1) == Place((0,), chosen=True)
     assert again((0, 1), 2, chosen=False) == Place((0, 1))
     assert again((), 2) == Place((), chosen=True)
 
 
-def test_a_restart_on_another_number_of_gpus_is_placed_again_where_its_gpus_were_found_for_it() -> None:
+def test_restart_with_another_number_of_chosen_gpus_is_placed_again() -> None:
     more = again((1,), 2)
     assert more.gpus == (2, 3)
     assert more.reason == "2,3: NVLink ×4, 112 GB/s, both idle"
@@ -197,7 +197,7 @@ def test_a_restart_on_another_number_of_gpus_is_placed_again_where_its_gpus_were
         again((1,), 3, shares=shares)
 
 
-def test_a_restart_on_more_gpus_than_a_person_named_is_refused_with_the_way_out() -> None:
+def test_restart_with_more_gpus_than_named_is_refused_with_a_fix() -> None:
     with pytest.raises(NoPlaceError, match=r"needs 2 GPUs but has GPU 0: stop it .* --gpus auto"):
         again((0,), 2, chosen=False)
     with pytest.raises(NoPlaceError, match="--gpus auto"):
@@ -206,17 +206,17 @@ def test_a_restart_on_more_gpus_than_a_person_named_is_refused_with_the_way_out(
     assert again((0,), 2, engine=CPU) == Place((0,), chosen=True)
 
 
-def test_what_was_found_is_distinguished_from_what_was_named() -> None:
+def test_chosen_gpus_are_distinguished_from_named_ones() -> None:
     assert place("4xa6000").chosen
     assert place("4xa6000", "offered").chosen
     assert not place("4xa6000", "", 1).chosen
 
 
-def test_a_cpu_build_is_given_none() -> None:
+def test_cpu_build_gets_no_gpus() -> None:
     assert place("4xa6000", engine=CPU) == Place()
 
 
-def test_simulated_servers_hold_their_part_of_a_recorded_host(fakes: Any) -> None:
+def test_simulated_servers_hold_memory_on_a_recorded_host(fakes: Any) -> None:
     host = occupied(read_host(Path("4xa6000")), [fakes.coder(0.0)])
     gpu = host.gpus[1]
     assert [(holder.server, holder.gib) for holder in gpu.holders] == [("coder", 42.229)]
@@ -224,7 +224,7 @@ def test_simulated_servers_hold_their_part_of_a_recorded_host(fakes: Any) -> Non
     assert host.gpus[0] == read_host(Path("4xa6000")).gpus[0]
 
 
-def test_a_simulated_server_under_load_makes_its_gpu_work_and_no_other(fakes: Any) -> None:
+def test_simulated_load_uses_only_its_own_gpu(fakes: Any) -> None:
     recorded = read_host(Path("4xa6000"))
     server = fakes.coder(0.0)
     assert server.window is not None
@@ -248,7 +248,7 @@ def test_a_simulated_server_under_load_makes_its_gpu_work_and_no_other(fakes: An
     assert (one.temperature_c or 0) < (many.temperature_c or 0)
 
 
-def test_a_simulated_server_takes_a_gpu_of_a_recorded_host_and_is_timed_as_that(tmp_path: Path) -> None:
+def test_simulated_server_is_timed_as_its_recorded_gpu(tmp_path: Path) -> None:
     for name, timed in (("4xa6000", "NVIDIA RTX A6000"), ("8xl40s", "NVIDIA L40S")):
         fleet = LocalFleet(tmp_path, observe=False, host_file=Path(name), interactive=True)
         plan = fleet.plan(LaunchRequest("chatbot", engine="simulated"))
@@ -258,7 +258,7 @@ def test_a_simulated_server_takes_a_gpu_of_a_recorded_host_and_is_timed_as_that(
         fleet.close()
 
 
-def test_the_gpu_that_is_simulated_where_there_is_none_is_named_as_assumed(tmp_path: Path) -> None:
+def test_simulated_gpu_on_a_machine_without_gpus_is_an_assumption(tmp_path: Path) -> None:
     fleet = LocalFleet(tmp_path, observe=False, gpus=False, interactive=True)
     for environment, name in (({}, "NVIDIA RTX A6000"), ({"SIMULATED_GPU": "L40S"}, "NVIDIA L40S")):
         plan = fleet.plan(LaunchRequest("chatbot", engine="simulated", environment=environment))
@@ -272,7 +272,7 @@ def test_the_gpu_that_is_simulated_where_there_is_none_is_named_as_assumed(tmp_p
     recorded.close()
 
 
-def test_another_gpu_than_the_recorded_hosts_is_refused(tmp_path: Path) -> None:
+def test_gpu_other_than_the_recorded_hosts_is_refused(tmp_path: Path) -> None:
     fleet = LocalFleet(tmp_path, observe=False, host_file=Path("4xa6000"), interactive=True)
     same = LaunchRequest("chatbot", engine="simulated", environment={"SIMULATED_GPU": "RTX A6000"})
     assert fleet.plan(same).environment["SIMULATED_GPU"] == "NVIDIA RTX A6000"
@@ -281,7 +281,7 @@ def test_another_gpu_than_the_recorded_hosts_is_refused(tmp_path: Path) -> None:
     fleet.close()
 
 
-def test_a_fleet_on_a_recorded_host_plans_with_it_and_starts_no_real_server_there(tmp_path: Path) -> None:
+def test_recorded_host_is_planned_with_but_starts_no_real_server(tmp_path: Path) -> None:
     fleet = LocalFleet(tmp_path, observe=False, host_file=Path("4xa6000"), interactive=True)
     snapshot = fleet.snapshot()
     assert snapshot.host is not None
@@ -300,7 +300,7 @@ def test_a_fleet_on_a_recorded_host_plans_with_it_and_starts_no_real_server_ther
     fleet.close()
 
 
-def test_a_cpu_build_here_does_not_decide_a_plan_for_recorded_gpus(
+def test_local_cpu_build_does_not_affect_a_plan_for_recorded_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = Engine(EngineKind.VLLM, ("/v/bin/vllm",), "0.32.0+cpu", "cpu", "/v/bin/vllm")
@@ -315,7 +315,7 @@ def test_a_cpu_build_here_does_not_decide_a_plan_for_recorded_gpus(
     fleet.close()
 
 
-def test_a_fleet_without_gpus_shows_none_and_plans_as_ever(tmp_path: Path) -> None:
+def test_fleet_without_gpus_shows_none_and_still_plans(tmp_path: Path) -> None:
     fleet = LocalFleet(tmp_path, observe=False, gpus=False, interactive=True)
     snapshot = fleet.snapshot()
     assert (snapshot.host, snapshot.host_problem, snapshot.host_recorded) == (None, "", False)
@@ -324,7 +324,7 @@ def test_a_fleet_without_gpus_shows_none_and_plans_as_ever(tmp_path: Path) -> No
     fleet.close()
 
 
-def test_a_host_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_missing_host_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no such file"):
         LocalFleet(tmp_path, host_file=tmp_path / "missing.json")
 
@@ -350,7 +350,7 @@ def test_shares_in_the_config_file(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_what_the_model_takes_besides_a_fixed_cache_is_asked_for_too() -> None:
+def test_memory_beyond_a_fixed_cache_is_required_too() -> None:
     memory = MemoryBudget(6.0, 1.0, 0.5, 30.0, None, None, None, None, fixed=True)
     wanted = GpuRequest({"kv-cache-memory-bytes": "30G"}, VLLM, memory)
     gpu = Gpu(0, memory_gib=48.0)
@@ -359,7 +359,7 @@ def test_what_the_model_takes_besides_a_fixed_cache_is_asked_for_too() -> None:
 
 
 @pytest.mark.parametrize(("weights", "named"), [(5.7, False), (0.2, True)])
-def test_a_share_that_the_weights_exceed_is_no_way_out(weights: float, named: bool) -> None:
+def test_share_below_the_weights_is_not_offered(weights: float, named: bool) -> None:
     memory = MemoryBudget(weights, 1.0, 0.5, 14.0, None, None, None, None)
     full = Host(gpus=(Gpu(0, name="NVIDIA GeForce RTX 4090", memory_gib=24.0, free_gib=1.5),))
     with pytest.raises(NoPlaceError) as refused:
@@ -368,7 +368,7 @@ def test_a_share_that_the_weights_exceed_is_no_way_out(weights: float, named: bo
 
 
 @pytest.mark.parametrize(("cache", "named"), [(12.0, False), (2.0, True)])
-def test_a_share_that_holds_all_of_a_server_with_a_fixed_cache_is_a_way_out(cache: float, named: bool) -> None:
+def test_share_that_holds_a_fixed_cache_is_offered(cache: float, named: bool) -> None:
     memory = MemoryBudget(5.7, 1.0, 0.5, cache, None, None, None, None, fixed=True)
     part = Host(gpus=(Gpu(0, name="NVIDIA GeForce RTX 4090", memory_gib=24.0, free_gib=12.0),))
     with pytest.raises(NoPlaceError) as refused:

@@ -136,7 +136,7 @@ def _rows(made: Plan) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_plans_on_recorded_hosts_contradict_nothing(name: str) -> None:
+def test_plans_on_recorded_hosts_have_no_contradictions(name: str) -> None:
     host, found = HOSTS[name], []
     for preset in PRESETS:
         for model in MODELS:
@@ -153,7 +153,7 @@ def test_plans_on_recorded_hosts_contradict_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["4xl40s-switch", "8xh200", "2xa6000-apart", "2xrtx3090-pcie", "4xa6000"])
 @pytest.mark.parametrize("model", [MODELS[0], MODELS[4], MODELS[5], MODELS[6], MODELS[7]])
-def test_a_row_that_is_applied_becomes_the_plan_as_shown(name: str, model: str) -> None:
+def test_applied_alternative_becomes_the_shown_plan(name: str, model: str) -> None:
     host = HOSTS[name]
     made = plan("chatbot", model, host)
     for row in made.alternatives:
@@ -168,13 +168,13 @@ def test_a_row_that_is_applied_becomes_the_plan_as_shown(name: str, model: str) 
 
 @pytest.mark.parametrize("host", ["2xrtx3090", "2xrtx3090-pcie", "4xa6000", "2xa6000-apart", "1xa100-mig"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_no_preset_has_an_fp8_cache_where_vllm_refuses_it(preset: str, host: str) -> None:
+def test_no_preset_uses_an_fp8_cache_where_vllm_refuses_it(preset: str, host: str) -> None:
     made = plan(preset, PRESETS[preset].model, HOSTS[host])
     assert "kv-cache-dtype" not in made.flags
     assert "fp8_kv_slow" not in [finding.code for finding in made.findings]
 
 
-def test_other_ways_have_no_fp8_cache_where_vllm_refuses_it() -> None:
+def test_alternatives_use_no_fp8_cache_where_vllm_refuses_it() -> None:
     made = plan("chatbot", MODELS[0], HOSTS["4xa6000"], Changes(set={"kv-cache-dtype": "fp8"}))
     assert [one.kv_cache_dtype for one in made.alternatives if not one.chosen] == ["auto"] * (
         len(made.alternatives) - 1
@@ -192,7 +192,7 @@ def test_other_ways_have_no_fp8_cache_where_vllm_refuses_it() -> None:
         {"data-parallel-size": 2, "data-parallel-size-local": 2},
     ],
 )
-def test_neither_the_layout_nor_another_one_contradicts_a_flag_that_is_set(flags: Flags) -> None:
+def test_layouts_do_not_contradict_set_flags(flags: Flags) -> None:
     made = plan("chatbot", "Qwen/Qwen2.5-7B-Instruct", HOSTS["4xl40s-switch"], Changes(set=flags))
     table = release_table("0.33.0")
     assert refused_together(table, made.flags) == []
@@ -200,14 +200,14 @@ def test_neither_the_layout_nor_another_one_contradicts_a_flag_that_is_set(flags
     assert all(not newly_refused(Target(table, model), made.flags, one.changes) for one in made.alternatives)
 
 
-def test_a_cache_that_is_split_takes_as_many_gpus_even_over_slow_links() -> None:
+def test_split_cache_takes_as_many_gpus_even_over_slow_links() -> None:
     split = Changes(set={"decode-context-parallel-size": 4})
     cut = plan("chatbot", "Qwen/Qwen2.5-7B-Instruct", made(4, "SYS", "RTX A6000"), split)
     assert laid(cut) == (4, 1, 1)
     assert refused_together(release_table("0.33.0"), cut.flags) == []
 
 
-def test_slow_links_are_named_where_they_would_be_faster_all_the_same() -> None:
+def test_slow_links_are_named_even_where_they_are_faster() -> None:
     host, model = made(4, "SYS", "RTX 6000 Ada"), "meta-llama/Llama-3.3-70B-Instruct"
     staged = plan("chatbot", model, host)
     assert laid(staged) == (1, 4, 1)
@@ -223,7 +223,7 @@ def test_slow_links_are_named_where_they_would_be_faster_all_the_same() -> None:
     assert slow.level is Level.WARNING
 
 
-def test_a_little_less_room_is_given_for_much_more_speed() -> None:
+def test_slightly_less_capacity_is_traded_for_much_more_speed() -> None:
     few = plan("chatbot", "Qwen/Qwen2.5-32B-Instruct", made(4, "NV2", "V100-SXM2-32GB"))
     assert laid(few) == (4, 1, 1)
     held = {one.label: one.concurrent_requests or 0.0 for one in few.alternatives}
@@ -243,7 +243,7 @@ def errors_of(made: Plan) -> Counter[str]:
 
 
 @pytest.mark.parametrize(("name", "seed"), [("4xa6000", 2), ("4xa6000", 6), ("2xrtx3090-pcie", 1)])
-def test_a_fix_that_is_applied_holds_and_leads_to_no_new_error(name: str, seed: int) -> None:
+def test_applied_fix_lasts_and_causes_no_new_error(name: str, seed: int) -> None:
     """With fewer and more GPUs named than needed, and with none; on the first host others hold memory."""
     host, some, wrong = HOSTS[name], Random(seed), []
     every = tuple(gpu.index for gpu in host.gpus)
@@ -265,7 +265,7 @@ def test_a_fix_that_is_applied_holds_and_leads_to_no_new_error(name: str, seed: 
     assert not wrong
 
 
-def test_a_smaller_cache_is_offered_with_the_layout_in_which_it_fits() -> None:
+def test_smaller_cache_is_offered_with_a_fitting_layout() -> None:
     """By itself it would need fewer GPUs, one of which has less room beside a larger part of the weights."""
     host, model = HOSTS["4xa6000"], "Qwen/Qwen3-4B-Instruct-2507-FP8"
     asked = Changes(set={"num-gpu-blocks-override": 200_000})
@@ -278,7 +278,7 @@ def test_a_smaller_cache_is_offered_with_the_layout_in_which_it_fits() -> None:
     assert all(gpu.free_gib >= 0 for gpu in again.memory.per_gpu)
 
 
-def test_a_fix_with_which_no_plan_can_be_made_is_not_offered() -> None:
+def test_fix_without_a_possible_plan_is_not_offered() -> None:
     fix = Changes(set={"tensor-parallel-size": 2})
     found = PlanFinding("weights_do_not_fit", Level.ERROR, "", fix)
     made = replace(plan("chatbot", MODELS[0], HOSTS["2xh100"]), findings=(found,))
@@ -291,14 +291,14 @@ def test_a_fix_with_which_no_plan_can_be_made_is_not_offered() -> None:
     assert [one.fix for one in with_lasting_fixes(made, lambda _: held).findings] == [fix]
 
 
-def test_a_slice_of_a_gpu_is_not_timed_as_the_whole() -> None:
+def test_gpu_slice_is_not_timed_as_the_whole() -> None:
     made = plan("chatbot", MODELS[1], HOSTS["1xa100-mig"])
     assert made.memory is not None
     assert made.paces is None
     assert all(one.paces is None for one in made.alternatives)
 
 
-def test_the_default_preset_starts_on_a_single_3090_and_a6000() -> None:
+def test_default_preset_starts_on_a_single_3090_and_a6000() -> None:
     for host in ("2xrtx3090", "4xa6000"):
         made = plan("chatbot", PRESETS["chatbot"].model, HOSTS[host])
         assert made.memory is not None
@@ -306,7 +306,7 @@ def test_the_default_preset_starts_on_a_single_3090_and_a6000() -> None:
         assert not [finding for finding in made.findings if finding.level is Level.ERROR]
 
 
-def test_a_plan_that_holds_a_part_names_what_would_hold_more() -> None:
+def test_plan_below_its_workload_names_what_would_hold_more() -> None:
     short = Changes(set={"max-model-len": 4096, "tensor-parallel-size": 2})
     made = plan("chatbot", "Qwen/Qwen2.5-72B-Instruct", HOSTS["2xh100"], short)
     (found,) = [one for one in made.findings if one.code == "workload_not_held"]
@@ -316,14 +316,14 @@ def test_a_plan_that_holds_a_part_names_what_would_hold_more() -> None:
     assert "Qwen/Qwen2.5-72B-Instruct-" in found.message
 
 
-def test_few_gpus_taken_on_purpose_are_named() -> None:
+def test_deliberate_use_of_few_gpus_is_reported() -> None:
     made = plan("batch", "Qwen/Qwen3-8B-AWQ", HOSTS["4xl40s-switch"])
     assert laid(made) == (1, 1, 1)
     (found,) = [one for one in made.findings if one.code == "workload_not_held"]
     assert "Few GPUs are used, leaving the rest to others: 4 GPUs" in found.message
 
 
-def test_json_has_a_pace_and_a_row_per_way() -> None:
+def test_json_has_a_pace_and_a_row_per_alternative() -> None:
     document = plan_document(plan("chatbot", MODELS[5], HOSTS["2xa6000-apart"]))
     pace = document["pace"]
     assert set(pace) == {"1", "8", "full"}
@@ -348,7 +348,7 @@ def test_json_has_a_pace_and_a_row_per_way() -> None:
     assert copies["pace"]["full"]["concurrency"] < 15
 
 
-def test_what_is_not_known_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     host = made(2, "PIX", "RTX PRO 4000 Blackwell")
     document = plan_document(plan("chatbot", MODELS[0], host))
     assert document["pace"] is None

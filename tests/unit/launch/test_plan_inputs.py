@@ -44,14 +44,14 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
     return cache
 
 
-def test_a_command_learns_at_once_and_only_once(cache: Cache) -> None:
+def test_command_learns_flags_immediately_and_once(cache: Cache) -> None:
     known = PlanInputsReader()
     assert known.flags(VLLM) is LEARNED
     assert known.flags(VLLM) is LEARNED
     assert cache.learned == 1
 
 
-def test_what_cannot_be_learned_is_taken_from_its_release(cache: Cache) -> None:
+def test_unlearnable_flags_come_from_the_release(cache: Cache) -> None:
     cache.learnable = False
     table = PlanInputsReader().flags(VLLM)
     assert table is not None
@@ -60,7 +60,7 @@ def test_what_cannot_be_learned_is_taken_from_its_release(cache: Cache) -> None:
     assert PlanInputsReader().flags(nameless) is None
 
 
-def test_a_console_goes_on_while_flags_are_learned(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_continues_while_flags_are_learned(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go, done = threading.Event(), threading.Event(), threading.Event()
     runs: list[Any] = []
 
@@ -87,14 +87,14 @@ def test_a_console_goes_on_while_flags_are_learned(cache: Cache, monkeypatch: py
 
 
 @pytest.mark.parametrize("engine", [SIMULATED, Engine(EngineKind.VLLM, ("vllm",), "0.30.0", "cuda", "")])
-def test_an_engine_without_files_has_its_releases_flags(cache: Cache, engine: Engine) -> None:
+def test_engine_without_files_has_its_releases_flags(cache: Cache, engine: Engine) -> None:
     table = PlanInputsReader().flags(engine)
     assert table is not None
     assert table.version == engine.version
     assert cache.learned == 0
 
 
-def test_a_models_facts_are_read_again_when_its_files_change(cache: Cache, tmp_path: Path) -> None:
+def test_model_facts_are_reread_when_files_change(cache: Cache, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 4096}
@@ -115,13 +115,13 @@ def test_a_models_facts_are_read_again_when_its_files_change(cache: Cache, tmp_p
     assert length() == 8192
 
 
-def test_a_folder_that_is_no_model_says_why(cache: Cache, tmp_path: Path) -> None:
+def test_folder_without_a_model_says_why(cache: Cache, tmp_path: Path) -> None:
     found = PlanInputsReader().model(str(tmp_path), {}, {}, token=None)
     assert found.facts is None
     assert "config.json" in found.problem
 
 
-def test_the_hub_is_queried_only_on_request_and_only_for_what_is_not_here(
+def test_hub_is_queried_only_on_request_for_missing_models(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from vllm_launchers.vllm.modelfacts import hub

@@ -69,7 +69,7 @@ def host(name: str) -> Host:
     return read_host(Path(name))
 
 
-def test_a_cpu_build_has_neither_gpus_nor_their_speed(ask: Callable[..., ResolvedRequest]) -> None:
+def test_cpu_build_has_neither_gpus_nor_their_speed(ask: Callable[..., ResolvedRequest]) -> None:
     inputs = PlanInputs(EIGHT, host=host("4xa6000"))
     assert resolve_launch(ask(), inputs).plan.paces is not None
     on_cpu = replace(VLLM, build="cpu")
@@ -80,7 +80,7 @@ def test_a_cpu_build_has_neither_gpus_nor_their_speed(ask: Callable[..., Resolve
     assert "cpu_no_gpu" in [finding.code for finding in launch.plan.findings]
 
 
-def test_as_many_gpus_as_the_model_needs_and_no_more(ask: Callable[..., ResolvedRequest]) -> None:
+def test_no_more_gpus_than_the_model_needs(ask: Callable[..., ResolvedRequest]) -> None:
     one = resolve_launch(ask(), PlanInputs(EIGHT, host=host("8xh100"))).plan
     assert len(one.gpus) == 1
     more = resolve_launch(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100"))).plan
@@ -92,7 +92,7 @@ def test_as_many_gpus_as_the_model_needs_and_no_more(ask: Callable[..., Resolved
     assert not [found for found in more.findings if found.level is Level.ERROR]
 
 
-def test_measured_traffic_takes_the_place_of_the_presets(ask: Callable[..., ResolvedRequest]) -> None:
+def test_measured_traffic_replaces_the_presets(ask: Callable[..., ResolvedRequest]) -> None:
     seen = Workload(12_000, 2_000, 0.0, 8)
     plan = resolve_launch(ask(workload=seen), PlanInputs(EIGHT, host=host("8xh100"))).plan
     length = plan.flags["max-model-len"]
@@ -101,7 +101,7 @@ def test_measured_traffic_takes_the_place_of_the_presets(ask: Callable[..., Reso
     assert {c.flag: c.source for c in plan.choices}["max-model-len"] == "workload"
 
 
-def test_a_restart_chooses_nothing_again(ask: Callable[..., ResolvedRequest]) -> None:
+def test_restart_keeps_earlier_choices(ask: Callable[..., ResolvedRequest]) -> None:
     """What was chosen at the start stays, with its source; only what a person changes differs."""
     first = resolve_launch(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100")))
     details = unpack(pack(Details.of(first.plan, read_presets(None)[0]["chatbot"])))
@@ -120,7 +120,7 @@ def test_a_restart_chooses_nothing_again(ask: Callable[..., ResolvedRequest]) ->
     assert sources["max-model-len"] == "preset"
 
 
-def test_a_restart_on_more_gpus_moves_and_reports_it(ask: Callable[..., ResolvedRequest]) -> None:
+def test_restart_with_more_gpus_moves_and_reports_it(ask: Callable[..., ResolvedRequest]) -> None:
     preset = Details.of(resolve_launch(ask(), PlanInputs(EIGHT)).plan, read_presets(None)[0]["chatbot"]).as_preset()
     find = partial(_again, gpus=(1,))
     again = ResolvedRequest(preset, VLLM, Changes({"tensor-parallel-size": 2}), "/models/eight", "127.0.0.1", 8000, {},
@@ -135,7 +135,7 @@ def _again(plan: Plan, seen: Host | None, gpus: tuple[int, ...]) -> Any:
     return find_place_again(GpuRequest(plan.flags, plan.engine), seen, gpus, chosen=True)
 
 
-def test_where_the_first_gpus_are_too_small_others_are_taken(ask: Callable[..., ResolvedRequest]) -> None:
+def test_larger_gpus_are_taken_if_the_first_are_too_small(ask: Callable[..., ResolvedRequest]) -> None:
     small = Gpu(0, "GPU-0", "NVIDIA L4", 22.5, 22.4, used_gib=0.1, compute_capability="8.9")
     large = Gpu(1, "GPU-1", "NVIDIA L40S", 45.0, 44.0, used_gib=1.0, compute_capability="8.9")
     busy = replace(large, used_by=(Holder(7, "anna", 0.9, command="python"),))
@@ -145,7 +145,7 @@ def test_where_the_first_gpus_are_too_small_others_are_taken(ask: Callable[..., 
     assert plan.memory.fits
 
 
-def test_what_a_server_holds_is_free_for_its_own_restart() -> None:
+def test_servers_own_memory_is_free_for_its_restart() -> None:
     held = Gpu(0, memory_gib=48.0, free_gib=4.0, used_gib=44.0,
                used_by=(Holder(1, "me", 40.0, server="chat"), Holder(2, "anna", 3.0)))  # fmt: skip
     seen = without_server(Host(gpus=(held,)), "chat")
@@ -167,7 +167,7 @@ def ready(resolved: LaunchPlan, folder: Path) -> ServerRecord:
     return ServerRecord("chat", State.READY, 2.0, 1.0, (Generation(1, spec, 1.0, 2.0),), log_offset=offset)
 
 
-def test_what_the_engine_reported_replaces_the_estimate_and_betters_the_next(
+def test_reported_memory_replaces_and_corrects_the_estimate(
     ask: Callable[..., ResolvedRequest], tmp_path: Path
 ) -> None:
     known = PlanInputs(EIGHT, host=host("4xa6000"))
@@ -195,9 +195,7 @@ def test_what_the_engine_reported_replaces_the_estimate_and_betters_the_next(
     assert elsewhere.plan.memory.source == "estimate"
 
 
-def test_a_simulated_start_teaches_simulated_ones_and_no_other(
-    ask: Callable[..., ResolvedRequest], tmp_path: Path
-) -> None:
+def test_simulated_start_corrects_only_simulated_ones(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     simulated = Engine(EngineKind.SIMULATED, ("python",), "0.33.0", "simulated", "")
     book, known = report_store(tmp_path), PlanInputs(EIGHT, host=host("4xa6000"))
     first = resolve_launch(ask(engine=simulated), known, book)
@@ -209,9 +207,7 @@ def test_a_simulated_start_teaches_simulated_ones_and_no_other(
     assert real.plan.memory.source == "estimate"
 
 
-def test_a_start_during_which_a_neighbor_took_memory_teaches_nothing(
-    ask: Callable[..., ResolvedRequest], tmp_path: Path
-) -> None:
+def test_start_disturbed_by_a_neighbor_corrects_nothing(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     known = PlanInputs(EIGHT, host=host("4xa6000"))
     book, first = report_store(tmp_path), resolve_launch(ask(), known)
     record = ready(first, tmp_path)
@@ -224,7 +220,7 @@ def test_a_start_during_which_a_neighbor_took_memory_teaches_nothing(
     assert again.plan.memory.source == "estimate"
 
 
-def test_a_restart_goes_by_the_servers_own_log(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
+def test_restart_uses_the_servers_own_log(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     """Also where nothing was kept: a read-only console keeps none."""
     known = PlanInputs(EIGHT, host=host("4xa6000"))
     first = resolve_launch(ask(), known)
@@ -234,7 +230,7 @@ def test_a_restart_goes_by_the_servers_own_log(ask: Callable[..., ResolvedReques
     assert staged.plan.memory.source == "estimate, corrected"
 
 
-def test_blocks_that_were_given_say_nothing_of_memory(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
+def test_block_override_says_nothing_about_memory(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     """vLLM logs the memory that it could have had, and the tokens of the blocks that it was told to take."""
     known = PlanInputs(EIGHT, host=host("4xa6000"))
     own = own_start(tmp_path, ready(resolve_launch(ask(set={"num-gpu-blocks-override": 40}), known), tmp_path))
@@ -242,9 +238,7 @@ def test_blocks_that_were_given_say_nothing_of_memory(ask: Callable[..., Resolve
     assert "kv_gib" not in own.predicted
 
 
-def test_a_limited_cache_is_planned_with_the_memory_that_its_blocks_take(
-    ask: Callable[..., ResolvedRequest], tmp_path: Path
-) -> None:
+def test_limited_cache_is_planned_with_its_blocks(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     """Also once a start has reported the memory that it could have had."""
     known, book = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
     limit = {"num-gpu-blocks-override": 40}
@@ -279,7 +273,9 @@ HURTS = PlanFinding("utilization_high", Level.WARNING, "much")
         ((PASSING, HURTS), True, ()),
     ],
 )
-def test_what_stops_a_start(found: tuple[PlanFinding, ...], force: bool, standing: tuple[PlanFinding, ...]) -> None:
+def test_findings_that_block_a_start(
+    found: tuple[PlanFinding, ...], force: bool, standing: tuple[PlanFinding, ...]
+) -> None:
     if not standing:
         refuse_unfit(plan_with(*found), force=force)
         return
@@ -293,14 +289,14 @@ def test_what_stops_a_start(found: tuple[PlanFinding, ...], force: bool, standin
     assert ("--force" in str(told.value)) is (SURE not in found)
 
 
-def test_a_way_out_is_reported_in_the_commands_own_words() -> None:
+def test_fix_is_shown_as_command_options() -> None:
     assert fix_options(Changes({"max-model-len": 8192, "x": True}, ("y",))) == (
         "--set max-model-len=8192 --set x=true --unset y"
     )
     assert fix_options(Changes({"speculative-config": '{"a": 1}'})) == """--set 'speculative-config={"a": 1}'"""
 
 
-def test_why_what_is_there_cannot_be_launched_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_that_cannot_be_launched_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
@@ -318,7 +314,7 @@ def test_why_what_is_there_cannot_be_launched_is_reported(tmp_path: Path, monkey
         Planner(tmp_path, nothing, nothing, (gone,)).engine("auto", None)
 
 
-def test_a_fixed_cache_size_is_judged_by_the_start_that_suggested_it(
+def test_fixed_cache_size_is_judged_by_the_start_that_suggested_it(
     ask: Callable[..., ResolvedRequest], tmp_path: Path
 ) -> None:
     known, book = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)

@@ -86,31 +86,31 @@ def finding(found: LaunchPlan) -> PlanFinding:
     ],
     ids=lambda value: value if isinstance(value, str) and value.startswith("ray_") else "",
 )  # fmt: skip
-def test_a_sentence_says_what_the_cluster_is_or_lacks(cluster: RayCluster, code: str, level: Level, words: str) -> None:
+def test_cluster_finding_names_what_it_has_or_lacks(cluster: RayCluster, code: str, level: Level, words: str) -> None:
     found = [one for one in launch(cluster).plan.findings if one.code == code]
     assert [one.level for one in found] == [level]
     assert words in found[0].message
 
 
-def test_too_few_gpus_are_refused_with_a_size_that_fits() -> None:
+def test_too_few_gpus_are_refused_with_a_fitting_size() -> None:
     found = finding(launch(flags={"tensor-parallel-size": 8}))
     assert (found.code, found.level, found.surely) == ("ray_gpus_too_few", Level.ERROR, False)
     assert "it needs 8 GPUs" in found.message
     assert found.fix == Changes({"tensor-parallel-size": 4})
 
 
-def test_tensor_parallelism_over_nodes_has_stages_as_its_fix() -> None:
+def test_tensor_parallelism_over_nodes_is_fixed_by_pipeline_stages() -> None:
     plan = launch(replace(CLUSTER, nodes=(HERE, THERE)), {"tensor-parallel-size": 8}).plan
     (found,) = [one for one in plan.findings if one.code == "ray_tp_over_nodes"]
     assert found.fix == Changes({"tensor-parallel-size": 4, "pipeline-parallel-size": 2})
 
 
-def test_the_cpu_build_is_refused_unless_forced() -> None:
+def test_cpu_build_is_refused_unless_forced() -> None:
     found = [one for one in launch(build="cpu").plan.findings if one.code == "ray_on_cpu"]
     assert [(one.level, one.surely) for one in found] == [(Level.ERROR, False)]
 
 
-def test_the_server_gets_the_address_that_was_checked_and_no_gpus() -> None:
+def test_server_gets_the_checked_address_and_no_gpus() -> None:
     found = launch()
     assert found.plan.environment["RAY_ADDRESS"] == "10.0.0.1:6379"
     assert VISIBLE not in found.plan.environment
@@ -119,7 +119,7 @@ def test_the_server_gets_the_address_that_was_checked_and_no_gpus() -> None:
     assert RAY.items() <= found.plan.flags.items()
 
 
-def test_its_keeper_knows_and_it_is_ready_only_after_a_request() -> None:
+def test_ray_server_is_ready_only_after_a_request() -> None:
     on_ray, alone = launch().spec(), launch(None, {"distributed-executor-backend": "mp"}).spec()
     assert isinstance(on_ray, LaunchSpec)
     assert (on_ray.ray, alone.ray) == (True, False)
@@ -127,13 +127,13 @@ def test_its_keeper_knows_and_it_is_ready_only_after_a_request() -> None:
     assert replace(unwarmed, details=replace(unwarmed.details, warm_up=False)).spec().warm_up is not None
 
 
-def test_gpus_of_this_machine_decide_nothing_where_ray_has_several_nodes() -> None:
+def test_local_gpus_are_not_judged_with_several_ray_nodes() -> None:
     codes = {one.code for one in launch(replace(CLUSTER, nodes=(HERE, THERE))).plan.findings}
     assert not codes & {"memory_held", "gpus_too_few", "tp_over_pcie"}
 
 
 @pytest.mark.parametrize(("place", "gpus"), [("", (0,)), ("MIG-1", ()), ("", (0, 1))])
-def test_named_gpus_are_refused_since_ray_chooses(place: str, gpus: tuple[int, ...]) -> None:
+def test_named_gpus_are_refused_because_ray_chooses(place: str, gpus: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="Ray chooses the GPUs"):
         place_on_ray(place, gpus)
     assert place_on_ray(AUTO, ()) == Place()
@@ -155,7 +155,7 @@ def fake_python(folder: Path, answer: Mapping[str, Any]) -> str:
     return str(path)
 
 
-def test_the_cluster_is_asked_once_for_a_while(tmp_path: Path) -> None:
+def test_cluster_is_queried_once_within_the_cache_time(tmp_path: Path) -> None:
     answer = {
         "ray": "2.60.0", "python": "3.11.7", "address": "10.0.0.1:6379", "versions": SAME,
         "nodes": [{"address": "10.0.0.1", "gpus": 4.0, "free": 2.0, "kinds": ["H100"], "here": True}],
@@ -169,9 +169,7 @@ def test_the_cluster_is_asked_once_for_a_while(tmp_path: Path) -> None:
     assert (tmp_path / "asked").read_text() == "asked\nasked\n"
 
 
-def test_threads_that_ask_at_once_get_one_answer_which_is_kept_from_its_arrival(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_reads_share_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, asked, both = [0.0], list[str](), threading.Barrier(2, timeout=60)
 
     def slow(python: str, environ: Mapping[str, str]) -> RayCluster:
@@ -226,7 +224,7 @@ def fake_ray(tmp_path: Path) -> Callable[[str], RayCluster]:
     return lambda address: RayClusters().read(sys.executable, {"PYTHONPATH": str(tmp_path), "RAY_ADDRESS": address})
 
 
-def test_free_gpus_that_ray_does_not_report_are_unknown(fake_ray: Callable[[str], RayCluster]) -> None:
+def test_free_gpus_not_reported_by_ray_are_unknown(fake_ray: Callable[[str], RayCluster]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as control_store:
         found = fake_ray(f"127.0.0.1:{control_store.getsockname()[1]}")
     assert found.problem == ""
@@ -234,7 +232,7 @@ def test_free_gpus_that_ray_does_not_report_are_unknown(fake_ray: Callable[[str]
     assert found.free is None
 
 
-def test_an_address_without_a_port_is_a_sentence_and_local_is_no_address(
+def test_address_needs_a_port_and_local_is_no_address(
     fake_ray: Callable[[str], RayCluster],
 ) -> None:
     assert fake_ray("head-node").problem == "'head-node' is not an address of the form HOST:PORT"
@@ -242,7 +240,7 @@ def test_an_address_without_a_port_is_a_sentence_and_local_is_no_address(
     assert (found.local, found.address, found.problem) == (True, "", "")
 
 
-def test_a_python_without_ray_or_without_an_answer_is_reported_as_so(tmp_path: Path) -> None:
+def test_python_without_ray_or_an_answer_is_reported(tmp_path: Path) -> None:
     found = RayClusters().read(sys.executable, {"PATH": "/usr/bin:/bin"})
     assert "No module named 'ray'" in found.missing
     assert "No such file" in RayClusters().read(str(tmp_path / "nothing"), {}).problem
@@ -250,7 +248,7 @@ def test_a_python_without_ray_or_without_an_answer_is_reported_as_so(tmp_path: P
     assert "can't be read" in RayClusters().read("/bin/true", {}).problem
 
 
-def test_only_a_launch_on_ray_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_ray_launch_queries_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def read(_: RayClusters, python: str, environ: Mapping[str, str]) -> RayCluster:

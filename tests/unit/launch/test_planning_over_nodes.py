@@ -59,7 +59,7 @@ def codes(plan: Plan) -> set[str]:
     return {finding.code for finding in plan.findings}
 
 
-def test_a_model_larger_than_the_machine_is_split_within_nodes_and_staged_across_them() -> None:
+def test_model_larger_than_a_machine_uses_stages_across_nodes() -> None:
     assert "weights_do_not_fit" in codes(planned(None))
     plan = planned()
     nodes, flags = nodes_of(plan), plan.flags
@@ -89,19 +89,19 @@ def test_each_node_has_its_rank_and_only_the_first_serves() -> None:
 
 
 @pytest.mark.parametrize("version", NEW)
-def test_a_release_accepts_every_flag_of_every_node(version: str) -> None:
+def test_release_accepts_every_flag_of_every_node(version: str) -> None:
     table = release_table(version)
     for node in nodes_of(planned(version=version)).nodes:
         assert not {name: value for name, value in node.flags.items() if problem(table, name, value)}
 
 
-def test_one_machine_is_planned_as_ever() -> None:
+def test_single_machine_plan_is_unchanged() -> None:
     plan = planned(None, facts=EIGHT)
     assert plan.nodes is None
     assert not [word for word in plan.argv if word.startswith(("--nnodes", "--master", "--node"))]
 
 
-def test_what_the_network_must_carry_follows_from_the_pace() -> None:
+def test_required_network_bandwidth_follows_from_the_pace() -> None:
     plan = planned()
     network, workload = nodes_of(plan).network, read_presets(None)[0]["chatbot"].workload
     assert network is not None
@@ -119,11 +119,11 @@ def test_what_the_network_must_carry_follows_from_the_pace() -> None:
     assert slow.paces.full.tokens_per_second < plan.paces.full.tokens_per_second
 
 
-def test_a_model_that_one_machine_holds_needs_no_second_one() -> None:
+def test_model_that_fits_one_machine_needs_no_second() -> None:
     assert "nodes_not_needed" in codes(planned(facts=EIGHT))
 
 
-def test_tensor_parallelism_over_the_network_is_a_warning_without_a_pace() -> None:
+def test_tensor_parallelism_over_the_network_is_a_warning() -> None:
     plan = planned(changes={"tensor-parallel-size": 4})
     found = next(one for one in plan.findings if one.code == "tp_over_nodes")
     assert found.fix == Changes(set={"tensor-parallel-size": 2, "pipeline-parallel-size": 2})
@@ -132,13 +132,13 @@ def test_tensor_parallelism_over_the_network_is_a_warning_without_a_pace() -> No
     assert inside.flags["pipeline-parallel-size"] == 2  # a size that fits a node is that of each
 
 
-def test_experts_over_all_gpus_are_advice_where_they_hold_more() -> None:
+def test_experts_over_all_gpus_are_advised_if_they_hold_more() -> None:
     found = planned(host="8xh100", facts=known_facts("deepseek-ai/DeepSeek-V3"), gpus=tuple(range(8)))
     assert "experts_over_nodes" in codes(found)
     assert "experts_over_nodes" not in codes(planned())
 
 
-def test_on_the_cpu_build_nodes_share_each_layer() -> None:
+def test_cpu_build_nodes_share_each_layer() -> None:
     plan = planned(host="", build="cpu", version="0.32.0")
     assert (plan.flags["tensor-parallel-size"], "pipeline-parallel-size" in plan.flags) == (2, False)
     staged = planned(None, host="", build="cpu", changes={"pipeline-parallel-size": 2})
@@ -161,6 +161,6 @@ def test_on_the_cpu_build_nodes_share_each_layer() -> None:
         ({"nodes": NodesRequest(61)}, "has 60 layers, fewer than nodes"),
     ],
 )
-def test_what_nodes_cannot_do_is_refused_in_one_sentence(words: dict[str, Any], message: str) -> None:
+def test_unsupported_node_requests_are_refused_in_one_sentence(words: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         planned(**words)

@@ -45,7 +45,7 @@ def test_each_of_a_pair_knows_the_other() -> None:
     assert partner_of([chat, record("coder", State.STOPPED, standby_of="chat")], "chat") is None
 
 
-def test_a_standby_takes_the_gpus_and_sleeps() -> None:
+def test_standby_takes_the_gpus_with_sleep_mode() -> None:
     request = standby_request(LaunchRequest("batch", standby_of="chat"), record("chat"))
     assert request.gpus == (2,)
     assert request.changes.set == {SLEEP_MODE: True}
@@ -53,7 +53,7 @@ def test_a_standby_takes_the_gpus_and_sleeps() -> None:
         standby_request(LaunchRequest("batch", standby_of="chat", gpus=(0,)), record("chat"))
 
 
-def test_what_no_standby_can_be_of() -> None:
+def test_invalid_standby_targets_are_refused() -> None:
     with pytest.raises(NotFoundError):
         find_other([], "chat")
     with pytest.raises(FleetError, match="stopped"):
@@ -65,14 +65,14 @@ def test_what_no_standby_can_be_of() -> None:
     assert find_other([record("chat"), record("old", State.STOPPED, standby_of="chat")], "chat").name == "chat"
 
 
-def test_the_other_one_has_to_sleep_first() -> None:
+def test_other_server_must_sleep_first() -> None:
     refuse_awake(record("chat", State.ASLEEP))
     with pytest.raises(FleetError, match="vllm-console sleep chat"):
         refuse_awake(record("chat"))
 
 
 @pytest.mark.parametrize("state", [State.ASLEEP, State.STOPPED, State.FAILED])
-def test_a_server_is_not_started_beside_its_awake_partner(state: State) -> None:
+def test_server_is_not_started_next_to_its_awake_partner(state: State) -> None:
     coder = record("coder", state, standby_of="chat")
     with pytest.raises(FleetError, match="put chat to sleep first"):
         refuse_beside_partner([record("chat"), coder], coder)
@@ -104,6 +104,6 @@ def test_all_servers_on_the_same_gpus_share_one_lock(tmp_path: Path) -> None:
         pass
 
 
-def test_a_server_that_serves_may_be_restarted() -> None:
+def test_serving_server_may_be_restarted() -> None:
     chat = record("chat")
     refuse_beside_partner([chat, record("coder", State.ASLEEP, standby_of="chat")], chat)

@@ -49,7 +49,7 @@ def test_only_node_0_keeps_its_port() -> None:
         (NODES, replace(REQUEST, warm_up=False), "--no-warm-up"),
     ],
 )
-def test_what_a_node_cannot_do_is_a_usage_error(nodes: NodesRequest, request_: LaunchRequest, said: str) -> None:
+def test_unsupported_node_options_are_usage_errors(nodes: NodesRequest, request_: LaunchRequest, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         startable(request_, nodes)
 
@@ -61,7 +61,7 @@ def test_nodes_are_not_joined_over_a_public_address() -> None:
         startable(REQUEST, replace(NODES, master_addr=address))
 
 
-def test_one_node_is_not_restarted_alone() -> None:
+def test_single_node_is_not_restarted_alone() -> None:
     spec = LaunchSpec(("vllm",), "127.0.0.1", 0)
     refuse_node(ServerRecord("chat", State.READY, 0.0, 0.0, (Generation(1, spec, 0.0),)))
     spec = LaunchSpec(("vllm",), "127.0.0.1", 0, node=NodeSpec(1, 2, "10.0.0.1", 29502))
@@ -69,13 +69,13 @@ def test_one_node_is_not_restarted_alone() -> None:
         refuse_node(ServerRecord("chat", State.READY, 0.0, 0.0, (Generation(1, spec, 0.0),)))
 
 
-def test_the_same_model_elsewhere_is_the_same(tmp_path: Path) -> None:
+def test_same_model_in_another_folder_is_equal(tmp_path: Path) -> None:
     one, other = model(tmp_path / "a"), model(tmp_path / "other", _name_or_path="there")
     ours, theirs = fingerprint(plan(one), one), fingerprint(plan(other, **{"node-rank": 1}), other)
     assert fingerprint_difference(ours, theirs, 0, 1) == ""
 
 
-def test_another_configuration_other_weights_and_other_flags_differ(tmp_path: Path) -> None:
+def test_different_configuration_weights_or_flags_differ(tmp_path: Path) -> None:
     one, config = model(tmp_path / "a"), model(tmp_path / "b", hidden_size=128)
     weights = model(tmp_path / "c", weights=b"WEIGHTS")
     ours = fingerprint(plan(one), one)
@@ -93,11 +93,11 @@ def test_another_configuration_other_weights_and_other_flags_differ(tmp_path: Pa
     )
 
 
-def test_a_model_that_is_nowhere_yet_is_compared_by_its_name(tmp_path: Path) -> None:
+def test_missing_model_is_compared_by_its_name(tmp_path: Path) -> None:
     ours, theirs = (fingerprint(plan(tmp_path / name), None) for name in ("a", "b"))
     assert "model" in fingerprint_difference(ours, theirs, 0, 1)
 
 
-def test_no_secret_is_part_of_it(tmp_path: Path) -> None:
+def test_fingerprint_contains_no_secret(tmp_path: Path) -> None:
     found = fingerprint(plan(tmp_path, **{"api-key": "sk-1234567890", "hf-token": "hf_abcdefghijklmnop"}), None)
     assert not any("sk-1234" in value or "hf_abc" in value for value in found.values())

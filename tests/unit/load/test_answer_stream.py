@@ -53,7 +53,7 @@ def test_cuts_between_bytes_do_not_matter(cuts: list[int]) -> None:
     assert (tally.ttft.count, tally.itl.count, tally.output_tokens) == (1, 2, 3)
 
 
-def test_carriage_returns_and_comments_are_understood() -> None:
+def test_carriage_returns_and_comments_are_parsed() -> None:
     tally = Tally()
     answer = StreamedAnswer(tally)
     answer.feed(b": ping\r\n\r\n" + WHOLE.replace(b"\n", b"\r\n"), 1.0)
@@ -61,7 +61,7 @@ def test_carriage_returns_and_comments_are_understood() -> None:
     assert tally.output_tokens == 3
 
 
-def test_an_event_that_brings_several_tokens_counts_by_usage() -> None:
+def test_event_with_several_tokens_counts_by_usage() -> None:
     tally = Tally()
     answer = StreamedAnswer(tally)
     answer.feed(token() + token("length") + usage(8) + DONE, 1.0)
@@ -85,7 +85,7 @@ def test_without_usage_every_event_counts_as_a_token() -> None:
         (token() + token("abort") + DONE, "aborted"),
     ],
 )
-def test_an_answer_that_ends_too_soon_is_a_failure(data: bytes, reason: str) -> None:
+def test_truncated_answer_is_a_failure(data: bytes, reason: str) -> None:
     answer = StreamedAnswer(Tally())
     answer.feed(data, 1.0)
     with pytest.raises(RequestFailedError, match=reason):
@@ -100,7 +100,7 @@ def test_an_answer_that_ends_too_soon_is_a_failure(data: bytes, reason: str) -> 
         (b"x" * 2_000_000, "1 MiB"),
     ],
 )
-def test_what_is_no_answer_is_refused(data: bytes, reason: str) -> None:
+def test_invalid_answer_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(RequestFailedError, match=reason):
         StreamedAnswer(Tally()).feed(data, 1.0)
 

@@ -26,7 +26,7 @@ def load(folder: Path, url: str, *words: str) -> int:
     ("words", "code"),
     [((), 1), (("--max-failed", "10%"), 1), (("--max-failed", "20%"), 0), (("--max-failed", "0.2"), 0)],
 )
-def test_the_exit_code_says_whether_more_failed_than_may(
+def test_exit_code_depends_on_the_allowed_failures(
     tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int
 ) -> None:
     stub.refuse_every = 5
@@ -34,12 +34,12 @@ def test_the_exit_code_says_whether_more_failed_than_may(
     assert "4 of 20 requests failed: HTTP 500: refused (4 times)" in capsys.readouterr().err
 
 
-def test_nothing_answered_is_a_failure_whatever_may_fail(tmp_path: Path, stub: Stub) -> None:
+def test_no_answers_are_always_a_failure(tmp_path: Path, stub: Stub) -> None:
     stub.refuse_every = 1
     assert load(tmp_path, stub.url, "--requests", "2", "--rate", "50", "--max-failed", "100%") == 1
 
 
-def test_lengths_are_exact_unless_a_distribution_is_asked_for(
+def test_lengths_are_exact_unless_a_distribution_is_requested(
     tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert load(tmp_path, stub.url, *FEW, "--input-tokens", "30", "--output-p95", "9", "--json") == 0
@@ -62,7 +62,7 @@ def test_lengths_are_exact_unless_a_distribution_is_asked_for(
         (("--duration", "0.2", "--concurrency", "2"), "closed loop, 2 in flight · "),
     ],
 )
-def test_which_loop_it_was_is_reported(
+def test_loop_type_is_reported(
     tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], loop: str
 ) -> None:
     assert load(tmp_path, stub.url, *words, "--output-tokens", "2") == 0
@@ -86,7 +86,7 @@ def test_which_loop_it_was_is_reported(
         ("--rate", "nan"),
     ],
 )
-def test_words_that_make_no_sense_are_wrong_usage(tmp_path: Path, stub: Stub, words: tuple[str, ...]) -> None:
+def test_invalid_options_are_usage_errors(tmp_path: Path, stub: Stub, words: tuple[str, ...]) -> None:
     try:
         code: object = load(tmp_path, stub.url, *words)
     except SystemExit as ended:
@@ -95,7 +95,7 @@ def test_words_that_make_no_sense_are_wrong_usage(tmp_path: Path, stub: Stub, wo
     assert stub.bodies == []
 
 
-def test_a_load_in_the_background_leaves_the_terminal_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_load_does_not_write_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its line would go over the screen of the program in the foreground."""
     import vllm_console.cli.load as command
 
@@ -105,7 +105,7 @@ def test_a_load_in_the_background_leaves_the_terminal_to_others(monkeypatch: pyt
     assert command.waited_for() is hasattr(command.sys.stderr, "fileno")
 
 
-def test_where_stderr_is_no_terminal_it_has_lines_of_progress(
+def test_progress_lines_are_printed_if_stderr_is_not_a_terminal(
     tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import vllm_console.cli.load as command
@@ -119,7 +119,7 @@ def test_where_stderr_is_no_terminal_it_has_lines_of_progress(
     assert capsys.readouterr().err == ""
 
 
-def test_requests_that_the_limit_holds_back_are_told_while_it_sends() -> None:
+def test_requests_held_back_by_the_limit_are_in_the_progress() -> None:
     from vllm_console.cli.load import _progress_text
     from vllm_console.load.run import LoadProgress
 
@@ -127,7 +127,7 @@ def test_requests_that_the_limit_holds_back_are_told_while_it_sends() -> None:
     assert told == "1m00s: 400 sent, 256 under way, 144 answered, 40 sent late: at most 256 in flight"
 
 
-def test_an_open_loop_says_its_limit_and_what_it_held_back(
+def test_open_loop_reports_its_limit_and_late_requests(
     tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import vllm_console.cli.load as command
@@ -139,7 +139,7 @@ def test_an_open_loop_says_its_limit_and_what_it_held_back(
     assert "sent late: at most 1 in flight" in lines[-1]
 
 
-def test_lines_of_progress_come_often_at_first_and_then_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines_are_frequent_at_first_then_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
     from vllm_console.cli.load import _ProgressLines
     from vllm_console.load.run import LoadProgress
 

@@ -16,7 +16,7 @@ NOTHING = {"count": 0, "sum": 0.0, "mean": None, "unfinished": 0, "p50": None, "
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.floats(0, 1))
 @settings(deadline=None)
-def test_a_quantile_lies_between_its_neighbours(values: list[float], share: float) -> None:
+def test_quantile_lies_between_its_neighbors(values: list[float], share: float) -> None:
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low, high = ordered[int(place)], ordered[min(int(place) + 1, len(ordered) - 1)]
@@ -30,7 +30,7 @@ def test_known_quantiles() -> None:
     assert samples.latency() == Latency(101, 5050.0, 50.0, 90.0, 99.0)
 
 
-def test_more_samples_than_are_kept_leave_count_and_sum_exact() -> None:
+def test_dropped_samples_keep_count_and_sum_exact() -> None:
     samples = Samples(limit=500, seed=1)
     for value in range(10_000):
         samples.add(float(value))
@@ -41,7 +41,7 @@ def test_more_samples_than_are_kept_leave_count_and_sum_exact() -> None:
     assert latency.p99 == pytest.approx(9900, rel=0.02)
 
 
-def test_all_are_counted_within_a_bound_or_beyond_it_not_only_those_kept() -> None:
+def test_all_samples_are_counted_within_or_beyond_the_bound() -> None:
     samples = Samples(limit=10, bound=0.5)
     for value in range(1_000):
         samples.add(value / 1_000)
@@ -79,7 +79,7 @@ def test_all_are_counted_within_a_bound_or_beyond_it_not_only_those_kept() -> No
         ),
     ],
 )
-def test_remarks_are_in_words_for_one_and_for_many(number: int, words: tuple[str, ...]) -> None:
+def test_remarks_are_singular_or_plural(number: int, words: tuple[str, ...]) -> None:
     tally = Tally()
     tally.sent = tally.cut_off = tally.held_back = tally.other_prompt = tally.other_output = number
     tally.never_sent([1.0] * number)
@@ -88,12 +88,12 @@ def test_remarks_are_in_words_for_one_and_for_many(number: int, words: tuple[str
         assert part in summary
 
 
-def test_nothing_seen_is_null_not_zero() -> None:
+def test_missing_values_are_null_not_zero() -> None:
     document = Tally().report(1.0, 0).document()
     assert document["ttft_seconds"] == NOTHING
 
 
-def test_the_document_is_the_contract() -> None:
+def test_report_document_keys() -> None:
     tally = Tally()
     tally.sent = 3
     tally.completed = 2
@@ -114,7 +114,7 @@ def test_the_document_is_the_contract() -> None:
     }  # fmt: skip
 
 
-def test_what_is_unfinished_counts_as_longer_than_it_lasted() -> None:
+def test_unfinished_requests_count_as_longer_than_they_lasted() -> None:
     samples = Samples()
     for value in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7):
         samples.add(value)
@@ -129,7 +129,7 @@ def test_what_is_unfinished_counts_as_longer_than_it_lasted() -> None:
     assert (found.cell("p50"), found.cell("p99")) == ("600ms", ">60s")
 
 
-def test_what_is_unfinished_since_a_moment_leaves_every_quantile_unknown() -> None:
+def test_early_unfinished_requests_make_quantiles_unknown() -> None:
     samples = Samples()
     for value in (1.0, 2.0, 3.0):
         samples.add(value)
@@ -140,7 +140,7 @@ def test_what_is_unfinished_since_a_moment_leaves_every_quantile_unknown() -> No
     assert found.above["p50"] == pytest.approx(0.505)
 
 
-def test_unfinished_samples_are_bounded_too() -> None:
+def test_unfinished_samples_are_bounded() -> None:
     samples = Samples(limit=400, seed=2)
     for value in range(5_000):
         samples.add(value / 5_000)
@@ -153,7 +153,7 @@ def test_unfinished_samples_are_bounded_too() -> None:
 @pytest.mark.parametrize(
     ("stopped", "share"), [(False, 6 / 12), (True, 1 / 7)], ids=["out of time", "stopped by a person"]
 )
-def test_the_share_that_failed(stopped: bool, share: float) -> None:
+def test_failed_share(stopped: bool, share: float) -> None:
     tally = Tally()
     tally.sent, tally.completed = 10, 6
     for kind in ("refused", "unfinished", "unfinished", "unfinished"):
@@ -166,7 +166,7 @@ def test_the_share_that_failed(stopped: bool, share: float) -> None:
     assert report.ttft.unfinished == 2
 
 
-def test_failures_are_reported_most_frequent_first() -> None:
+def test_failures_are_listed_most_frequent_first() -> None:
     tally = Tally()
     for kind in ("once", "thrice", "thrice", "thrice"):
         tally.fail(kind)
@@ -176,7 +176,7 @@ def test_failures_are_reported_most_frequent_first() -> None:
     assert "failed: thrice (3 times); once" in report.summary()
 
 
-def test_kinds_of_failures_are_bounded_and_none_is_lost() -> None:
+def test_failure_kinds_are_bounded_and_none_is_lost() -> None:
     tally = Tally()
     for number in range(100):
         tally.fail(f"prompt of {number} tokens is too long")
@@ -184,11 +184,11 @@ def test_kinds_of_failures_are_bounded_and_none_is_lost() -> None:
     assert tally.failed == 100
 
 
-def test_the_summary_shows_unknown_as_a_dash() -> None:
+def test_summary_shows_unknown_as_a_dash() -> None:
     assert "–" in Tally().report(0.0, 0).summary()
 
 
-def test_a_p99_by_rank_agrees_with_the_share_within_a_limit():
+def test_ranked_p99_agrees_with_the_share_within_a_limit():
     samples = Samples(bound=1.0)
     for value in [0.5] * 73 + [1.5]:
         samples.add(value)

@@ -34,7 +34,7 @@ def run(url, workload, rates=(30.0, 60.0), budget=120.0, **more):
     return asyncio.run(run_ramp(url, workload, GOALS, RampOptions(rates, budget_seconds=budget), **more))
 
 
-def test_fixed_rates_that_all_hold(stub, workload):
+def test_fixed_rates_that_are_all_sustained(stub, workload):
     seen = []
     found = run(stub.url, workload, on_step=seen.append)
     assert [step.rate for step in found.steps] == [30.0, 60.0]
@@ -53,7 +53,7 @@ def test_fixed_rates_that_all_hold(stub, workload):
     assert found.steps[0].kv_cache_usage is None, "the server reports no metrics"
 
 
-def test_a_server_that_begins_to_fail_limits_the_rate(stub, workload):
+def test_server_that_begins_to_fail_limits_the_rate(stub, workload):
     def later(step: RampStep) -> None:
         stub.status = 500
 
@@ -66,7 +66,7 @@ def test_a_server_that_begins_to_fail_limits_the_rate(stub, workload):
     assert "between 30 req/s and 60 req/s" in found.sentence
 
 
-def test_a_stop_keeps_the_steps_that_are_done(stub, workload):
+def test_stopped_ramp_keeps_completed_steps(stub, workload):
     stop = asyncio.Event()
     found = run(stub.url, workload, stop=stop, on_step=lambda _: stop.set())
     assert len(found.steps) == 1
@@ -75,13 +75,13 @@ def test_a_stop_keeps_the_steps_that_are_done(stub, workload):
     assert stub.in_flight == 0, "nothing is left on the server"
 
 
-def test_the_time_is_bounded(stub, workload):
+def test_ramp_time_is_limited(stub, workload):
     found = run(stub.url, workload, rates=(30.0,) * 50, budget=2.5)
     assert len(found.steps) < 50
     assert found.sentence.startswith("Out of time.")
 
 
-def test_a_server_that_answers_nothing(stub, workload, free_port):
+def test_server_that_answers_nothing(stub, workload, free_port):
     stub.status = 503
     with pytest.raises(LoadError, match="answers no request"):
         run(stub.url, workload)
@@ -130,7 +130,7 @@ def step(rate, reason="", goodput=None):
         ),
     ],
 )
-def test_what_it_says(steps, more, ceiling, words):
+def test_ramp_conclusion(steps, more, ceiling, words):
     found = conclude(steps, GOALS, **more)
     assert found.ceiling == ceiling
     assert (found.interval is None) == (ceiling is None)

@@ -25,7 +25,7 @@ def samples(seconds: int) -> list[Sample]:
     return [Sample(100.0 + s, {"0": EngineSample(generation_tokens_total=50.0 * s)}) for s in range(seconds + 1)]
 
 
-def test_a_step_has_the_energy_of_its_measured_part_and_only_that() -> None:
+def test_step_energy_covers_only_its_measured_part() -> None:
     seen = [host(at / 10) for at in range(950, 1400, 5)]
     meter = EnergyMeter(PID, (0,), lambda: seen.pop(0), Tariff(0.36, "EUR"))
     for _ in range(60):
@@ -39,7 +39,7 @@ def test_a_step_has_the_energy_of_its_measured_part_and_only_that() -> None:
 
 
 @pytest.mark.parametrize("gpus", [(0, 1), (1,)])
-def test_no_figure_where_the_server_was_given_other_gpus(gpus: tuple[int, ...]) -> None:
+def test_no_energy_if_the_server_uses_other_gpus(gpus: tuple[int, ...]) -> None:
     seen = [host(99.0 + step) for step in range(25)]
     meter = EnergyMeter(PID, gpus, lambda: seen.pop(0))
     for _ in range(24):
@@ -47,7 +47,7 @@ def test_no_figure_where_the_server_was_given_other_gpus(gpus: tuple[int, ...]) 
     assert meter.energy(samples(20)) is None
 
 
-def test_nothing_is_reported_where_nothing_is_read() -> None:
+def test_no_energy_without_readings() -> None:
     assert EnergyMeter(PID, (0,), lambda: None).energy(samples(20)) is None
     late = [host(99.0 + step) for step in range(6, 25)]
     meter = EnergyMeter(PID, (0,), lambda: late.pop(0))
@@ -56,7 +56,7 @@ def test_nothing_is_reported_where_nothing_is_read() -> None:
     assert meter.energy(samples(20)) is None, "its beginning is missing"
 
 
-def test_the_result_has_that_of_the_step_near_the_ceiling() -> None:
+def test_result_has_the_energy_of_the_step_near_the_ceiling() -> None:
     seen = [host(99.0 + step) for step in range(25)]
     meter = EnergyMeter(PID, (0,), lambda: seen.pop(0))
     for _ in range(24):

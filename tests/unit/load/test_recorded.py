@@ -20,7 +20,7 @@ def test_arrivals_and_lengths_are_those_recorded():
     assert "2 times as fast" in traffic.words()
 
 
-def test_a_prompt_begins_with_as_much_of_an_earlier_one_as_was_cached():
+def test_prompt_shares_its_cached_prefix_with_an_earlier_one():
     lengths = [(200, 0), (100, 96), (500, 0), (400, 320), (50, None)]
     traffic = RecordedTraffic([RecordedRequest(float(at), *one[:1], 5, one[1]) for at, one in enumerate(lengths)])
     prompts = [one.prompt for one in traffic.stream(range(200, 2000))]
@@ -31,7 +31,7 @@ def test_a_prompt_begins_with_as_much_of_an_earlier_one_as_was_cached():
     assert prompts == [one.prompt for one in traffic.stream(range(200, 2000))]
 
 
-def test_a_prefix_that_was_cached_before_the_record_is_unknown_and_lengths_are_cut_to_the_context():
+def test_unknown_prefix_is_new_and_lengths_fit_the_context():
     traffic = RecordedTraffic([RecordedRequest(1.0, 900, 500, 640)])
     (sent,) = traffic.stream((), 512)
     assert (len(sent.prompt), sent.output_tokens) == (256, 256)

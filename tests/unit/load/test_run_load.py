@@ -35,7 +35,7 @@ async def test_every_request_is_sent_and_measured(stub: Stub, workload: Workload
     assert report.e2e.sum >= report.ttft.sum + report.itl.sum - 1e-6
 
 
-async def test_requests_have_the_shape_that_vllm_wants(stub: Stub, workload: Workload) -> None:
+async def test_requests_have_the_format_that_vllm_expects(stub: Stub, workload: Workload) -> None:
     await run_load(stub.url, None, workload, 10, 0.5)
     body = stub.bodies[0]
     assert body["model"] == "tiny"
@@ -46,7 +46,7 @@ async def test_requests_have_the_shape_that_vllm_wants(stub: Stub, workload: Wor
     assert all(len(body["prompt"]) + body["max_tokens"] <= 512 for body in stub.bodies)
 
 
-async def test_exact_lengths_are_what_the_server_counts(stub: Stub, workload: Workload) -> None:
+async def test_exact_lengths_match_the_servers_counts(stub: Stub, workload: Workload) -> None:
     report = await run_load(stub.url, None, workload, 40, 0.5, exact=Exact(120, 7))
     assert {(len(body["prompt"]), body["max_tokens"]) for body in stub.bodies} == {(120, 7)}
     assert (report.prompt_tokens, report.output_tokens) == (20 * 120, 20 * 7)
@@ -61,9 +61,7 @@ async def test_answers_of_another_length_are_counted_and_reported(stub: Stub, wo
     assert "20 answers of another length than asked" in report.summary()
 
 
-async def test_exact_lengths_that_do_not_fit_are_refused_before_anything_is_sent(
-    stub: Stub, workload: Workload
-) -> None:
+async def test_exact_lengths_that_do_not_fit_are_refused_before_sending(stub: Stub, workload: Workload) -> None:
     with pytest.raises(LoadError, match="context of 512"):
         await run_load(stub.url, None, workload, 40, 0.5, exact=Exact(500, 13))
     assert stub.bodies == []

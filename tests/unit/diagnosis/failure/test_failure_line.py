@@ -94,7 +94,7 @@ def found(lines: Sequence[str], exit_code: int | None = 1) -> FailureLine:
         ("KeyboardInterrupt", Cause.INTERRUPTED),
     ],
 )
-def test_the_engines_own_exception_is_found_above_its_echoes(end: str, cause: Cause, form: Form) -> None:
+def test_engine_exception_is_found_above_its_echoes(end: str, cause: Cause, form: Form) -> None:
     lines = engine_failure(end, form)
     line = found(lines)
     assert line.text == end
@@ -110,7 +110,7 @@ def test_the_engines_own_exception_is_found_above_its_echoes(end: str, cause: Ca
         ("execute_model", Cause.OOM_RUNTIME),
     ],
 )
-def test_running_out_of_memory_is_named_by_where_it_happened(function: str, cause: Cause) -> None:
+def test_out_of_memory_is_classified_by_its_location(function: str, cause: Cause) -> None:
     lines = engine_failure("torch.OutOfMemoryError: CUDA out of memory.", from_031, functions=["go", function, "empty"])
     assert found(lines).cause is cause
 
@@ -155,7 +155,7 @@ def test_known_causes_are_named_and_explained(end: str, cause: Cause) -> None:
         ("RuntimeError: The node 'lm_head' of the graph died during fusion", False),
     ],
 )
-def test_only_rays_own_messages_are_about_the_end_of_a_raylet(end: str, raylet: bool) -> None:
+def test_only_rays_own_messages_report_a_lost_raylet(end: str, raylet: bool) -> None:
     assert (found(traceback(end)).topic is Topic.RAYLET_GONE) == raylet
 
 
@@ -167,12 +167,12 @@ def test_only_rays_own_messages_are_about_the_end_of_a_raylet(end: str, raylet: 
         ("vllm serve: error: argument --port: invalid int value: 'abc'", Cause.INVALID_FLAG_VALUE),
     ],
 )
-def test_what_the_flag_parser_refuses(line: str, cause: Cause) -> None:
+def test_flag_parser_errors(line: str, cause: Cause) -> None:
     usage = ["usage: vllm serve [model_tag] [options]", "            [--dtype {auto,half}] [--port PORT]"]
     assert found([*usage, line, ""], 2) == FailureLine(3, line, cause, found([line]).explanation, confidence=0.95)
 
 
-def test_pydantics_message_is_shown_and_not_its_headline() -> None:
+def test_pydantic_message_is_shown_not_its_headline() -> None:
     lines = [
         *traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig"),
         "gpu_memory_utilization",
@@ -184,7 +184,7 @@ def test_pydantics_message_is_shown_and_not_its_headline() -> None:
     assert line.cause is Cause.INVALID_FLAG_VALUE
 
 
-def test_a_cause_inside_pydantics_message_is_named() -> None:
+def test_cause_inside_a_pydantic_message_is_named() -> None:
     lines = [
         *traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"),
         "  Value error, Invalid repository ID or local directory specified: 'nope'.",
@@ -193,7 +193,7 @@ def test_a_cause_inside_pydantics_message_is_named() -> None:
     assert found(lines).cause is Cause.MODEL_NOT_FOUND
 
 
-def test_the_http_port_is_distinguished_from_addresses_inside() -> None:
+def test_http_port_is_distinguished_from_internal_addresses() -> None:
     assert found(traceback("OSError: [Errno 98] Address already in use")).cause is Cause.PORT_IN_USE
     inside = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address."
     assert found(traceback(inside)).cause is Cause.OTHER
@@ -214,13 +214,13 @@ def test_the_http_port_is_distinguished_from_addresses_inside() -> None:
          "each node reaches the first one (fd00::1, port 29501)"),
     ],
 )  # fmt: skip
-def test_for_nodes_that_do_not_find_each_other_the_correction_is_named(message: str, said: str) -> None:
+def test_nodes_that_cannot_connect_get_a_matching_fix(message: str, said: str) -> None:
     fixes = diagnose(traceback(message)).fixes
     assert said in " ".join(fix.why for fix in fixes)
     assert ("getent" in " ".join(fix.why for fix in fixes)) == ("node-0" in message)
 
 
-def test_the_exception_that_wraps_another_says_more_unless_the_inner_one_names_the_cause() -> None:
+def test_outer_exception_is_shown_unless_the_inner_names_the_cause() -> None:
     chain = ["", "During handling of the above exception, another exception occurred:", ""]
     outer = traceback("ValueError: Unknown layer kind 'foo'")
     assert found([*traceback("KeyError: 'foo'"), *chain, *outer]).text == "ValueError: Unknown layer kind 'foo'"
@@ -232,7 +232,7 @@ def test_the_exception_that_wraps_another_says_more_unless_the_inner_one_names_t
     assert found(disk).cause is Cause.DISK_FULL
 
 
-def test_a_message_that_begins_below_its_exception_is_shown() -> None:
+def test_message_below_its_exception_line_is_shown() -> None:
     lines = [
         "(APIServer pid=7) Traceback (most recent call last):",
         '(APIServer pid=7)   File "multiprocessing/spawn.py", line 164, in _check_not_importing_main',
@@ -249,7 +249,7 @@ def test_a_message_that_begins_below_its_exception_is_shown() -> None:
     assert cut.text == "RuntimeError:", "nothing follows"
 
 
-def test_exceptions_that_python_ignores_do_not_count() -> None:
+def test_exceptions_ignored_by_python_do_not_count() -> None:
     ignored = [
         "Exception ignored in: <function Executor.__del__ at 0x7f>",
         *traceback("AttributeError: no shutdown hook"),
@@ -258,14 +258,14 @@ def test_exceptions_that_python_ignores_do_not_count() -> None:
     assert found([*ignored, *traceback("ValueError: this one")]).text == "ValueError: this one"
 
 
-def test_a_dead_engine_is_the_answer_only_where_nothing_better_is() -> None:
+def test_dead_engine_is_only_a_fallback_cause() -> None:
     dead = traceback("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
     assert found(dead, 0).cause is Cause.ENGINE_DIED
     line = found([*traceback("TimeoutError: RPC call to execute_model timed out."), *dead], 0)
     assert line.text.startswith("TimeoutError")
 
 
-def test_a_killed_engine_is_recognized_by_the_list_of_failed_processes() -> None:
+def test_killed_engine_is_recognized_by_failed_process_list() -> None:
     end = "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_0': -9}"
     line = found(traceback(end))
     assert line.cause is Cause.ENGINE_DIED
@@ -281,7 +281,7 @@ def served(errors: Sequence[str]) -> list[str]:
     ]
 
 
-def test_errors_of_single_requests_hours_ago_did_not_kill_it() -> None:
+def test_earlier_request_errors_are_not_the_cause() -> None:
     request = [record("APIServer", line) for line in traceback("ValueError: The prompt is longer than the context.")]
     death = [record("EngineCore", "EngineCore encountered a fatal error.")]
     death += [record("EngineCore", line) for line in traceback("RuntimeError: the sampler broke")]
@@ -293,12 +293,12 @@ REQUEST = [record("APIServer", line) for line in traceback("ValueError: the chat
 ACCESS = 'INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK'
 
 
-def test_requests_that_failed_are_no_failure_of_the_server() -> None:
+def test_failed_requests_are_not_a_server_failure() -> None:
     assert failure_line(served([*REQUEST, ACCESS]), None) is None
     assert failure_line([ACCESS, *REQUEST, ACCESS], None) is None  # the head of the log is missing
 
 
-def test_requests_that_failed_do_not_name_the_cause_of_a_death_without_words() -> None:
+def test_failed_requests_do_not_explain_a_silent_death() -> None:
     death = record("APIServer", "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.")
     line = found(served([*REQUEST, ACCESS, death, *traceback("EngineDeadError: see above"), *REQUEST]), 0)
     assert line.text.startswith("Engine core proc")
@@ -306,13 +306,13 @@ def test_requests_that_failed_do_not_name_the_cause_of_a_death_without_words() -
     assert line.confidence < 0.8
 
 
-def test_what_the_engine_reported_right_before_its_death_is_found() -> None:
+def test_engine_error_right_before_its_death_is_found() -> None:
     crash = [record("EngineCore", line) for line in traceback("torch.OutOfMemoryError: CUDA out of memory.")]
     death = record("APIServer", "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.")
     assert found(served([*REQUEST, *crash, death]), 0).cause is Cause.OOM_RUNTIME
 
 
-def test_an_engine_whose_log_just_ends_during_its_start_died_without_a_message() -> None:
+def test_log_that_stops_during_startup_is_a_silent_death() -> None:
     end = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
     begun = record("EngineCore", "CPU KV cache size: 4,194,304 tokens", "INFO")
     line = found([begun, *traceback(end)])
@@ -324,7 +324,7 @@ def test_an_engine_whose_log_just_ends_during_its_start_died_without_a_message()
         assert other is None or other.cause is Cause.OTHER
 
 
-def test_an_interruption_is_the_cause_unless_something_failed_before_it() -> None:
+def test_interruption_is_the_cause_unless_something_failed_first() -> None:
     after = traceback("OSError: [Errno 28] No space left on device")
     assert found([*traceback("KeyboardInterrupt"), *after]).cause is Cause.INTERRUPTED
     assert found([*traceback("TypeError: odd"), *traceback("KeyboardInterrupt")]).text == "TypeError: odd"
@@ -338,28 +338,28 @@ def test_an_interruption_is_the_cause_unless_something_failed_before_it() -> Non
         ("Capturing CUDA graphs (decode, FULL):   9%|9   | 3/35", Cause.OOM_GRAPH_CAPTURE),
     ],
 )
-def test_without_a_traceback_the_last_step_reports_where_memory_ran_out(before: str, cause: Cause) -> None:
+def test_without_a_traceback_the_last_step_locates_out_of_memory(before: str, cause: Cause) -> None:
     assert found([before, "torch.OutOfMemoryError: CUDA out of memory."]).cause is cause
 
 
-def test_a_frame_in_a_file_of_that_name_is_no_graph_capture() -> None:
+def test_similar_file_name_is_not_a_graph_capture() -> None:
     lines = traceback("torch.OutOfMemoryError: CUDA out of memory.", functions=["profile_run", "__call__"])
     assert found([line.replace("core.py", "cuda_graph.py") for line in lines]).cause is Cause.OOM_RUNTIME
 
 
-def test_a_traceback_that_lost_its_indentation_is_read() -> None:
+def test_traceback_without_indentation_is_read() -> None:
     lines = traceback("torch.OutOfMemoryError: CUDA out of memory.", functions=["load_model", "__init__"])
     assert found([record("EngineCore", line.strip()) for line in lines]).cause is Cause.WEIGHTS_DO_NOT_FIT
 
 
-def test_an_error_record_counts_less_than_the_exception_that_follows() -> None:
+def test_error_record_counts_less_than_a_following_exception() -> None:
     complaint = "Cannot use this: it is only supported on GPUs with compute capability of at least 9.0"
     lines = [record("EngineCore", complaint), *traceback("OSError: [Errno 28] No space left on device")]
     assert found(lines).cause is Cause.DISK_FULL
     assert found(lines[:1]).confidence < 0.8
 
 
-def test_an_address_among_the_processes_is_not_the_servers_port() -> None:
+def test_internal_address_is_not_the_servers_port() -> None:
     lines = [record("EngineCore", line) for line in traceback("OSError: [Errno 98] Address already in use")]
     assert found(lines).cause is Cause.OTHER
 
@@ -374,7 +374,7 @@ def test_an_address_among_the_processes_is_not_the_servers_port() -> None:
         ("forward", "ValueError: max_num_seqs must not be odd", Cause.OTHER),
     ],
 )
-def test_an_exception_without_a_name_is_known_by_its_place(function: str, end: str, cause: Cause) -> None:
+def test_exception_without_a_known_name_is_classified_by_location(function: str, end: str, cause: Cause) -> None:
     line = found(traceback(end, functions=["run_server", function, "inner"]))
     assert line.cause is cause
     assert line.confidence <= 0.75
@@ -387,7 +387,7 @@ def test_an_exception_without_a_name_is_known_by_its_place(function: str, end: s
         ("  Value error, this model cannot be inspected [type=value_error, input_value=3]", Cause.OTHER),
     ],
 )
-def test_what_vllm_checks_itself_in_pydantic_is_a_flags_fault_only_if_it_names_one(text: str, cause: Cause) -> None:
+def test_pydantic_check_blames_a_flag_only_if_it_names_one(text: str, cause: Cause) -> None:
     lines = [*traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"), text]
     assert found(lines).cause is cause
 
@@ -402,7 +402,7 @@ def test_what_vllm_checks_itself_in_pydantic_is_a_flags_fault_only_if_it_names_o
         "/env/torch/cuda/__init__.py:61: UserWarning: The NVIDIA driver on your system is too old",
     ],
 )
-def test_what_only_sounds_like_a_cause_is_not_named(end: str) -> None:
+def test_similar_wording_is_not_a_cause(end: str) -> None:
     line = failure_line(traceback(end), 1)
     assert line is None or (line.cause is Cause.OTHER and line.confidence <= 0.3)
 
@@ -426,14 +426,14 @@ def test_after_a_kill_only_a_named_cause_counts() -> None:
     )
 
 
-def test_a_kill_is_certain_and_its_own_cause_with_what_to_look_at() -> None:
+def test_kill_is_certain_and_has_a_hint() -> None:
     for code in (-9, 137):
         killed = diagnose(["(APIServer pid=70) INFO:     Application startup complete."], code)
         assert (killed.cause, killed.confidence) == (Cause.KILLED, 1.0)
         assert "dmesg" in killed.fixes[0].why
 
 
-def test_a_log_without_failure_has_no_such_line() -> None:
+def test_healthy_log_has_no_failure_line() -> None:
     healthy = [
         *served([]),
         record("EngineCore", "No available memory for the cache blocks", "WARNING"),
@@ -443,7 +443,7 @@ def test_a_log_without_failure_has_no_such_line() -> None:
     assert failure_line([], None) is None
 
 
-def test_records_in_json_are_read() -> None:
+def test_json_records_are_read() -> None:
     message = {
         "levelname": "ERROR",
         "processName": "EngineCore",
@@ -453,12 +453,12 @@ def test_records_in_json_are_read() -> None:
     assert line == FailureLine(2, "ValueError: bad shape", Cause.OTHER, None, confidence=0.3)
 
 
-def test_logs_of_containers_are_read() -> None:
+def test_container_logs_are_read() -> None:
     lines = [f"vllm-1  | {line}" for line in engine_failure("OSError: [Errno 28] No space left on device", before_031)]
     assert found(lines).text == "OSError: [Errno 28] No space left on device"
 
 
-def test_text_comes_without_escape_codes() -> None:
+def test_text_has_no_escape_codes() -> None:
     line = failure_line(["\x1b[31mValueError: \x1b]0;title\x07evil\x1b[0m\x07"], 1)
     assert line is not None
     assert line.text == "ValueError: evil"
@@ -466,12 +466,12 @@ def test_text_comes_without_escape_codes() -> None:
 
 @given(st.lists(st.text(max_size=60), max_size=30), st.one_of(st.none(), st.integers(-64, 255)))
 @settings(max_examples=200, deadline=None)
-def test_any_text_is_survived(lines: list[str], exit_code: int | None) -> None:
+def test_any_text_is_handled(lines: list[str], exit_code: int | None) -> None:
     line = failure_line(lines, exit_code)
     assert line is None or 1 <= line.number <= len(lines)
 
 
-def test_a_killed_worker_is_named_and_not_the_executor_that_then_failed() -> None:
+def test_killed_worker_is_named_before_the_failed_executor() -> None:
     found = failure_line(
         [
             "INFO:     Application startup complete.",
@@ -498,7 +498,7 @@ def test_a_killed_worker_is_named_and_not_the_executor_that_then_failed() -> Non
         ("Bootstrap : no socket interface found", Cause.NCCL),
     ],
 )  # fmt: skip
-def test_what_nccl_stumbled_over_stands_under_its_message(under: str, cause: Cause) -> None:
+def test_nccl_error_detail_below_the_message_is_shown(under: str, cause: Cause) -> None:
     lines = [
         *traceback("torch.distributed.DistBackendError: NCCL error in: a/NCCLUtils.cpp:94, unhandled cuda error"),
         "ncclUnhandledCudaError: Call to CUDA function failed.",
@@ -510,12 +510,12 @@ def test_what_nccl_stumbled_over_stands_under_its_message(under: str, cause: Cau
     assert (line.text == under) is (cause is not Cause.NCCL)
 
 
-def test_what_nccl_reported_is_not_explained_by_the_next_exception() -> None:
+def test_nccl_error_is_not_explained_by_the_next_exception() -> None:
     lines = [*traceback("RuntimeError: NCCL error: unhandled system error"), *traceback("OSError: [Errno 28] No space")]
     assert found(lines).cause is Cause.NCCL
 
 
-def test_who_waited_repeats_what_the_other_reported() -> None:
+def test_waiting_process_repeats_the_workers_error() -> None:
     told = "RuntimeError: Worker failed with error 'a shape is odd', please check the stack trace above"
     died = "Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
     line = found([*traceback(told), record("EngineCore", died)])
@@ -524,13 +524,13 @@ def test_who_waited_repeats_what_the_other_reported() -> None:
     assert found([*traceback(silent), record("EngineCore", died)]).cause is Cause.ENGINE_DIED
 
 
-def test_a_value_that_is_none_of_those_that_there_are() -> None:
+def test_value_outside_the_valid_options_is_an_invalid_flag_value() -> None:
     line = found(traceback("ValueError: Unknown state backend: 'X'. Valid options are: A, B"))
     assert line.cause is Cause.INVALID_FLAG_VALUE
 
 
 @pytest.mark.parametrize("carry", ["vllm-1  | ", "2026-11-20T10:00:00.1Z ", "Aug 17 18:42:18 box vllm[80]: ", "    "])
-def test_a_carried_log_is_diagnosed_as_the_log_itself(carry: str) -> None:
+def test_forwarded_log_is_diagnosed_like_the_original(carry: str) -> None:
     lines = engine_failure("torch.OutOfMemoryError: CUDA out of memory.", before_031, functions=["load_model"])
     line = failure_line([carry + text for text in lines], 1)
     own = failure_line(lines, 1)
@@ -547,14 +547,14 @@ def test_a_carried_log_is_diagnosed_as_the_log_itself(carry: str) -> None:
         "RuntimeError: Process ApiServer_1 (PID: 9028) died with exit code 1",
     ],
 )
-def test_a_data_parallel_engine_that_died_is_named(end: str) -> None:
+def test_dead_data_parallel_engine_is_named(end: str) -> None:
     lines = ["INFO:     Application startup complete.", *traceback(end, functions=("run_multi_api_server",))]
     found = failure_line(lines)
     assert found is not None
     assert (found.cause, found.text) == (Cause.ENGINE_DIED, end)
 
 
-def test_a_sigterm_that_rays_handler_reports_does_not_explain_a_sigkill() -> None:
+def test_sigterm_in_the_ray_handler_does_not_explain_a_sigkill() -> None:
     lines = [
         "(APIServer pid=70) INFO:     Application startup complete.",
         "*** SIGTERM received at time=1795320211 on cpu 0 ***",

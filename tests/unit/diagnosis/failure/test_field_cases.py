@@ -49,7 +49,7 @@ EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @EVERY
-def test_the_cause_and_the_first_line_that_shows_it(case: FieldCase) -> None:
+def test_cause_and_its_first_line_are_found(case: FieldCase) -> None:
     found = diagnose(case.lines)
     assert found.cause in case.causes
     assert found.line == case.line
@@ -93,7 +93,7 @@ COLLECTORS: dict[str, Carry] = {
 
 
 @pytest.mark.parametrize("carry", COLLECTORS.values(), ids=COLLECTORS)
-def test_a_collectors_prefix_changes_nothing(carry: Carry) -> None:
+def test_log_collector_prefix_changes_nothing(carry: Carry) -> None:
     changed = []
     for case in CASES:
         if any(words in case.name for words in ("quoted with", "with bars", "table of times")):
@@ -123,7 +123,7 @@ LEARNED: dict[str, Carry] = {
 
 
 @pytest.mark.parametrize("carry", LEARNED.values(), ids=LEARNED)
-def test_an_unknown_prefix_is_learned_from_the_log(carry: Carry) -> None:
+def test_unknown_prefix_is_learned_from_the_log(carry: Carry) -> None:
     traceback = [
         "INFO 11-03 08:05:00 [api_server.py:1] vLLM API server version 0.32.0",
         "(EngineCore pid=7) INFO 11-03 08:05:01 [core.py:1] Starting to load model m",
@@ -144,7 +144,7 @@ SURE = 0.75
 
 
 @EVERY
-def test_a_cut_log_never_gets_a_confident_wrong_answer(case: FieldCase) -> None:
+def test_truncated_log_never_gets_a_confident_wrong_answer(case: FieldCase) -> None:
     if case.line is None:
         return
     for head in range(case.line):
@@ -153,7 +153,7 @@ def test_a_cut_log_never_gets_a_confident_wrong_answer(case: FieldCase) -> None:
             assert found.cause in case.causes or found.confidence <= SURE, (head, tail, found)
 
 
-def test_the_cases_are_as_many_as_they_should_be() -> None:
+def test_cases_are_complete_and_unique() -> None:
     assert len(CASES) >= 60
     assert len({case.name for case in CASES}) == len(CASES)
 
@@ -166,7 +166,7 @@ def named(name: str) -> Diagnosis:
     return diagnose(next(case.lines for case in CASES if case.name == name))
 
 
-def test_a_missing_symbol_gets_no_advice_about_the_driver() -> None:
+def test_missing_symbol_gets_no_driver_advice() -> None:
     found = named("vLLM's module of another torch")
     assert found.explanation.endswith("The GPU driver is not the cause.")
     assert "pip install vllm" in fixes(found)
@@ -174,7 +174,7 @@ def test_a_missing_symbol_gets_no_advice_about_the_driver() -> None:
     assert fixes(named("flash-attention of another torch")).startswith("flash_attn_2_cuda is not part of vLLM")
 
 
-def test_weights_that_do_not_fit_are_not_reported_to_have_failed_while_serving() -> None:
+def test_weights_that_do_not_fit_are_not_a_serving_failure() -> None:
     for name in ("weights, only the innermost frames", "weights of 16 GB do not fit, worker of two GPUs"):
         found = named(name)
         assert "weights" in found.explanation
@@ -189,13 +189,13 @@ def test_timeouts_name_their_variables() -> None:
     assert "GLOO_SOCKET_IFNAME" in reached
 
 
-def test_a_refused_chat_names_the_template() -> None:
+def test_refused_chat_names_the_template() -> None:
     found = named("chat requests to a base model")
     assert "--chat-template" in fixes(found)
     assert "--chat-template" not in fixes(named("a request that is too long kills nothing"))
 
 
-def test_a_lost_network_is_not_looked_for_in_the_other_nodes_log() -> None:
+def test_lost_network_is_not_sought_in_the_other_nodes_log() -> None:
     lost = diagnose(["vllm-console: node 1 is gone: the connection to its keeper ended (connection timed out)"])
     ended = diagnose(["vllm-console: node 1 is gone: the connection to its keeper ended (closed)"])
     assert "the network between the two" in lost.fixes[0].why

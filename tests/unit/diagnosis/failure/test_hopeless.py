@@ -30,7 +30,7 @@ def found(log: str) -> NotRetryable | None:
         ("AssertionError: 28 is not divisible by 3", "can't be split"),
     ],
 )  # fmt: skip
-def test_what_another_start_cannot_fix(line, reason):
+def test_failures_that_a_retry_cannot_fix(line, reason):
     one = found(f"INFO 11-21 10:00:00 [utils.py:1] starting\n{line}\nmore\n")
     assert one is not None
     assert reason in one.reason
@@ -49,11 +49,11 @@ def test_what_another_start_cannot_fix(line, reason):
         "(APIServer pid=5) WARNING 11-21 10:00:00 [config.py:1] Unknown quantization method: odd",
     ],
 )
-def test_what_may_pass_is_tried_again(line):
+def test_transient_failures_are_retried(line):
     assert found(f"{line}\nended\n") is None
 
 
-def test_a_model_that_is_not_found_while_the_network_is_down_may_be_there_next_time():
+def test_model_not_found_without_network_is_retried():
     missing = "OSError: Can't load the configuration of 'a/b'.\n"
     assert found(missing) is not None
     assert found("requests.exceptions.ConnectionError: Max retries exceeded with url\n" + missing) is None

@@ -29,7 +29,7 @@ ASCII = st.characters(max_codepoint=126, min_codepoint=32)
         (r"\d+(?:abc|def)", None),
     ],
 )
-def test_stretches(pattern: str, words: tuple[str, ...] | None) -> None:
+def test_literals_are_extracted_from_patterns(pattern: str, words: tuple[str, ...] | None) -> None:
     found = stretches(pattern)
     assert (found is None) == (words is None)
     for alternative, word in zip(found or (), words or (), strict=False):
@@ -37,7 +37,7 @@ def test_stretches(pattern: str, words: tuple[str, ...] | None) -> None:
 
 
 @pytest.mark.parametrize("pattern", ALL, ids=lambda pattern: pattern.pattern[:40])
-def test_every_text_that_a_rule_matches_is_found(pattern: re.Pattern[str]) -> None:
+def test_every_text_that_a_pattern_matches_is_found(pattern: re.Pattern[str]) -> None:
     first = FirstMatches([pattern])
 
     @settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -48,7 +48,7 @@ def test_every_text_that_a_rule_matches_is_found(pattern: re.Pattern[str]) -> No
     check()
 
 
-def test_the_first_of_several_counts_and_case_does_not() -> None:
+def test_first_matching_pattern_counts_ignoring_case() -> None:
     first = FirstMatches([re.compile(word, re.IGNORECASE) for word in ("no space left", "space", r"\d\d")])
     assert [first.of(text)[0] for text in ("NO SPACE left 12", "some Space", "12", "none")] == [0, 1, 2, None]
 
@@ -60,7 +60,7 @@ def test_groups_are_distinguished() -> None:
     assert not FirstMatches([], []).any_in("abc")
 
 
-def test_every_rule_is_looked_for_by_its_words() -> None:
+def test_every_rule_has_literals() -> None:
     def slow(rules: tuple[FailureRule, ...]) -> list[str]:
         return [rule.pattern.pattern for rule in rules if stretches(rule.pattern.pattern) is None]
 
@@ -68,7 +68,7 @@ def test_every_rule_is_looked_for_by_its_words() -> None:
 
 
 @pytest.mark.parametrize("letter", [*"xX1_. -[({~", "a.", "A.B", "a b "])
-def test_time_grows_with_the_number_of_long_lines_only(letter: str) -> None:
+def test_time_is_linear_in_the_log_length(letter: str) -> None:
     def seconds(length: int) -> float:
         lines = [letter * (length // len(letter))] * (160_000 // length)  # as many characters in all
         times = []

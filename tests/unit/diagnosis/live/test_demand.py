@@ -61,7 +61,7 @@ SPIKES = {0.03: 2000.0, 0.4: 60.0}
 """Most gaps are short, and the p99 is far above its objective: single steps are slow."""
 
 
-def test_where_steps_are_slow_already_neither_more_nor_fewer_sequences_are_offered() -> None:
+def test_slow_steps_offer_neither_more_nor_fewer_sequences() -> None:
     seen = found(SLOW)
     finding = seen["oversubscribed_sequences"]
     assert finding.cause.startswith(
@@ -73,26 +73,26 @@ def test_where_steps_are_slow_already_neither_more_nor_fewer_sequences_are_offer
     assert "slow_tokens" not in seen, "one finding tells the story"
 
 
-def test_what_makes_steps_faster_is_offered_first() -> None:
+def test_faster_steps_are_offered_first() -> None:
     finding = found(SLOW, quantized=False, compute_capability=(9, 0))["oversubscribed_sequences"]
     assert finding.fixes[0].changes.set == {"quantization": "fp8"}
     assert "smaller or quantized model" in finding.fixes[-1].why
 
 
 @pytest.mark.parametrize("itl", [FAST, SPIKES], ids=["fast", "spikes"])
-def test_where_steps_are_fast_more_sequences_are_offered(itl: dict[float, float]) -> None:
+def test_fast_steps_offer_more_sequences(itl: dict[float, float]) -> None:
     finding = found(itl)["oversubscribed_sequences"]
     assert finding.cause == "At most 64 sequences run at once (max-num-seqs)."
     assert "max-num-seqs" in finding.fixes[0].changes.set
 
 
-def test_a_full_cache_is_another_story() -> None:
+def test_full_cache_is_a_memory_finding() -> None:
     seen = found(SLOW, usage=0.95)
     assert "oversubscribed_sequences" not in seen
     assert "Demand exceeds the KV cache" in seen["oversubscribed_memory"].cause
 
 
-def test_where_the_limit_is_reached_and_the_cache_is_within_its_objective_the_limit_is_named() -> None:
+def test_sequence_limit_is_the_cause_when_the_cache_has_room() -> None:
     seen = found(FAST, usage=0.8)
     assert "oversubscribed_memory" not in seen
     finding = seen["oversubscribed_sequences"]
@@ -101,14 +101,14 @@ def test_where_the_limit_is_reached_and_the_cache_is_within_its_objective_the_li
     assert all(fix.changes.empty for fix in finding.fixes), "68 instead of 64 would change next to nothing"
 
 
-def test_a_finding_about_a_full_cache_is_reported_by_the_figures_that_show_it() -> None:
+def test_full_cache_finding_shows_the_values_that_raised_it() -> None:
     """Not by the newest ones, while it is kept for half a minute more."""
     finding = found(FAST, usage=0.95, at_last=0.75)["oversubscribed_memory"]
     assert "the KV cache is 95% full" in finding.symptom
     assert [one.value for one in finding.measures if one.name == "KV cache usage"] == ["95%"]
 
 
-def test_prompts_that_come_too_fast_where_no_flag_helps() -> None:
+def test_prompt_rate_above_capacity_has_no_flag_fix() -> None:
     finding = found(FAST, running=20)["oversubscribed_compute"]
     assert finding.cause.startswith("Demand exceeds what this GPU can serve: prompts arrive faster")
     assert [fix.changes.empty for fix in finding.fixes] == [True]
@@ -117,13 +117,13 @@ def test_prompts_that_come_too_fast_where_no_flag_helps() -> None:
     assert helped["oversubscribed_compute"].fixes[0].changes.set == {"enable-chunked-prefill": True}
 
 
-def test_a_cpu_build_has_no_gpu_to_add() -> None:
+def test_cpu_build_is_not_advised_to_add_a_gpu() -> None:
     finding = found(SLOW, build="cpu")["oversubscribed_sequences"]
     assert "this machine can serve" in finding.cause
     assert "GPU" not in finding.fixes[-1].why
 
 
-def test_of_two_missed_latencies_none_is_fixed_at_the_others_cost() -> None:
+def test_neither_missed_latency_is_fixed_at_the_others_cost() -> None:
     seen = found(SLOW, steady=True)
     assert {"slow_tokens", "slow_first_token"} <= seen.keys()
     for code in ("slow_tokens", "slow_first_token"):
@@ -133,7 +133,7 @@ def test_of_two_missed_latencies_none_is_fixed_at_the_others_cost() -> None:
     assert "More would slow every stream: ITL is 150ms on average" in seen["slow_first_token"].cause
 
 
-def test_where_single_steps_are_slow_more_sequences_are_offered() -> None:
+def test_slow_single_steps_offer_more_sequences() -> None:
     seen = found(SPIKES, steady=True)
     changes = [
         fix.changes.set for finding in seen.values() for fix in finding.fixes if "max-num-seqs" in fix.changes.set

@@ -58,7 +58,7 @@ COUNTED = (
 )  # fmt: skip
 
 
-def test_the_cache_of_each_engine_is_known_from_what_a_server_reports() -> None:
+def test_cache_per_engine_is_read_from_server_settings() -> None:
     args = parse_flags(["serve", "Qwen/Qwen3-8B-AWQ", "--data-parallel-size", "4"])
     settings = resolve_settings(args, Simulated.from_environment({"SIMULATED_GPU": "RTX A6000"}))
     plan = plan_memory(settings)
@@ -69,7 +69,7 @@ def test_the_cache_of_each_engine_is_known_from_what_a_server_reports() -> None:
     assert (evidence.engines, evidence.cache_tokens) == (4, plan.tokens)
 
 
-def test_the_limit_of_sequences_is_reached_when_each_engine_reaches_it() -> None:
+def test_sequence_limit_is_reached_when_each_engine_reaches_it() -> None:
     flags = {"max-num-seqs": 256, "max-model-len": 4096}
     half = found(replace(BUSY, requests_running=62), growth=1, flags=flags)
     assert "oversubscribed_compute" in half
@@ -80,7 +80,7 @@ def test_the_limit_of_sequences_is_reached_when_each_engine_reaches_it() -> None
     assert (running.value, running.limit, running.source) == ("1000", "1024", "max-num-seqs of 4 engines")
 
 
-def test_fewer_sequences_are_as_many_as_fit_into_the_cache_of_each_engine() -> None:
+def test_fewer_sequences_fit_the_cache_of_each_engine() -> None:
     pressed = replace(BUSY, requests_running=100, kv_cache_usage=0.99, preemptions_total=1)
     finding = found(pressed, prompt=300, answer=400, flags={"max-num-seqs": 128})["preempting"]
     (fix,) = [one for one in finding.fixes if "max-num-seqs" in one.changes.set]
@@ -91,13 +91,13 @@ def test_fewer_sequences_are_as_many_as_fit_into_the_cache_of_each_engine() -> N
     assert [one.changes for one in alone.fixes] == [one.changes for one in finding.fixes]
 
 
-def test_before_lengths_are_known_fewer_sequences_go_by_those_that_run_in_each_engine() -> None:
+def test_without_lengths_fewer_sequences_follow_those_running_per_engine() -> None:
     pressed = replace(BUSY, requests_running=50, kv_cache_usage=0.99, preemptions_total=1)
     (fix,) = found(pressed, answer=0, flags={"max-num-seqs": 128})["preempting"].fixes
     assert fix.changes.set == {"max-num-seqs": 24}, "six tenths of 50, in steps of eight"
 
 
-def test_a_prompt_finds_room_in_one_engine_or_none() -> None:
+def test_prompt_must_fit_into_one_engine() -> None:
     def held(cache: int) -> set[str]:
         seen = found(replace(BUSY, kv_cache_usage=0.6), growth=1, prompt=4500, cache=cache)
         for code, finding in seen.items():
@@ -111,7 +111,7 @@ def test_a_prompt_finds_room_in_one_engine_or_none() -> None:
     assert held(50_000) == {"oversubscribed_compute"}
 
 
-def test_a_context_that_no_engine_can_hold() -> None:
+def test_context_that_no_engine_can_hold() -> None:
     stuck = replace(
         BUSY, requests_running=0, kv_cache_usage=0, prompt_tokens_total=0, generation_tokens_total=0,
         requests_finished_total=0,
@@ -121,7 +121,7 @@ def test_a_context_that_no_engine_can_hold() -> None:
     assert finding.fixes[-1].changes.set == {"max-model-len": 50_000}
 
 
-def test_a_context_is_not_called_unused_where_none_that_is_shorter_could_be_offered() -> None:
+def test_context_is_not_unused_when_no_shorter_one_can_be_offered() -> None:
     short = {"prompt": 50.0, "answer": 50.0, "cache": 4000}  # 200 tokens at most, as far as their buckets say
     assert found(BUSY, max_model_len=2048, **short)["context_unused"].fixes[0].changes.set == {"max-model-len": 1024}
     assert "context_unused" not in found(BUSY, max_model_len=1024, **short)
@@ -129,7 +129,7 @@ def test_a_context_is_not_called_unused_where_none_that_is_shorter_could_be_offe
     assert "context_unused" not in found(BUSY, max_model_len=65_536, **above)
 
 
-def test_one_full_context_takes_its_share_of_one_engine() -> None:
+def test_one_full_context_is_a_share_of_one_engine() -> None:
     (measure,) = found(BUSY, max_model_len=25_000)["context_unused"].measures[1:]
     assert measure.value == "50% of the KV cache in each engine"
 
@@ -139,7 +139,7 @@ def test_one_full_context_takes_its_share_of_one_engine() -> None:
     [({}, 1), ({"data-parallel-size": 32}, 32), ({"data-parallel-size": 8, "data-parallel-external-lb": True}, 1)],
     ids=["one", "too many for history, which keeps them as one", "one of eight behind another's load balancer"],
 )
-def test_engines_that_are_not_seen_one_by_one_are_known_by_the_flags(flags: dict[str, Any], engines: int) -> None:
+def test_unseen_engines_are_counted_from_the_flags(flags: dict[str, Any], engines: int) -> None:
     evidence = Evidence(now=START, ready_at=START, frames=(), flags=flags)
     assert evidence.engines == engines
     assert evidence.most_running == engines * evidence.max_num_seqs
@@ -159,7 +159,7 @@ def hung(*still: int, silent: float | None = None, unasked: str = "") -> dict[st
     return {finding.code: finding for finding in findings(evidence)}
 
 
-def test_a_hang_of_one_engine_is_seen_while_the_others_go_on() -> None:
+def test_hang_of_one_engine_is_seen_while_others_run() -> None:
     assert "engine_hung" not in hung()
     (finding,) = hung(1, unasked="another would answer").values()
     assert (finding.code, finding.severity) == ("engine_hung", Severity.WARNING)
@@ -169,7 +169,7 @@ def test_a_hang_of_one_engine_is_seen_while_the_others_go_on() -> None:
     assert "requests run on engines 0, 2" in finding.symptom
 
 
-def test_a_hang_of_all_engines_is_confirmed_by_a_request_though_their_caches_are_not_alike() -> None:
+def test_hang_of_all_engines_is_confirmed_by_a_request() -> None:
     frames = Frames()
     for at in range(49):
         engines = {str(n): replace(BUSY, kv_cache_usage=0.1 * n) for n in range(4)}
@@ -202,7 +202,7 @@ def uneven(ranks: dict[str, tuple[float, float, float]], *, lockstep: bool = Fal
     return next((one for one in findings(evidence) if one.code == "uneven_ranks"), None)
 
 
-def test_requests_that_wait_on_one_rank_while_another_has_room() -> None:
+def test_requests_waiting_on_one_rank_while_another_has_room() -> None:
     pinned = uneven({"0": (8, 5, 0.4), "1": (2, 0, 0.1)})
     assert pinned is not None
     assert "5 requests wait on data-parallel rank 0 while none waits on rank 1" in pinned.symptom
@@ -225,18 +225,18 @@ def test_requests_that_wait_on_one_rank_while_another_has_room() -> None:
         {"0": (8, 0, 0.9), "1": (1, 0, 0.1)},
     ],
 )
-def test_one_rank_or_ranks_alike_are_not_uneven(ranks: dict[str, tuple[float, float, float]]) -> None:
+def test_single_or_equal_ranks_are_not_uneven(ranks: dict[str, tuple[float, float, float]]) -> None:
     assert uneven(ranks) is None
 
 
-def test_a_queue_that_is_empty_at_times_is_uneven_beside_a_rank_that_runs_nothing() -> None:
+def test_intermittent_queue_next_to_an_idle_rank_is_uneven() -> None:
     pinned = uneven({"0": (4, 4, 0.4), "1": (0, 0, 0.0)}, lockstep=True)
     assert pinned is not None
     assert "Requests wait on data-parallel rank 0 while rank 1 runs none" in pinned.symptom
     assert uneven({"0": (4, 4, 0.4), "1": (1, 0, 0.0)}, lockstep=True) is None
 
 
-def test_a_rank_that_has_served_nothing_yet_reports_no_gauges_and_has_room() -> None:
+def test_rank_without_gauges_has_room() -> None:
     frames = Frames()
     for at in range(121):
         busy = replace(BUSY, requests_running=128, requests_waiting=50, generation_tokens_total=100.0 * at)

@@ -106,7 +106,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_named_with_a_figure_and_something_to_do(case: str) -> None:
+def test_finding_has_a_measure_and_a_fix(case: str) -> None:
     code, gpu, known, severity = CASES[case]
     finding = find(evidence(lambda _: gpu, **known), code)
     assert finding.severity is severity
@@ -116,7 +116,7 @@ def test_it_is_named_with_a_figure_and_something_to_do(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_gone_when_the_cause_is(case: str) -> None:
+def test_finding_ends_with_its_cause(case: str) -> None:
     code, gpu, known, _ = CASES[case]
     if case == "reserve":
         well = replace(gpu, free_gib=6.0)
@@ -129,7 +129,7 @@ def test_it_is_gone_when_the_cause_is(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_single_sample_or_none_at_all_gives_no_finding(case: str) -> None:
+def test_one_sample_or_none_gives_no_finding(case: str) -> None:
     code, gpu, known, _ = CASES[case]
     good = replace(GOOD, free_gib=6.0)
     assert code not in codes(evidence(lambda at: gpu if at in (8, 9) else good, **known))
@@ -149,11 +149,11 @@ def test_a_single_sample_or_none_at_all_gives_no_finding(case: str) -> None:
         replace(GOOD, claims=(replace(CLAIM, mine=True),)),
     ],
 )
-def test_what_is_normal_or_not_reported_raises_nothing(gpu: Gpu) -> None:
+def test_normal_or_unreported_values_raise_nothing(gpu: Gpu) -> None:
     assert codes(evidence(lambda _: gpu, **RESERVE if gpu.free_gib is None else {})) <= {"healthy"}
 
 
-def test_another_process_that_grows_is_named_with_its_owner() -> None:
+def test_growing_foreign_process_is_named_with_its_owner() -> None:
     finding = find(evidence(growing), "gpu_memory_contended")
     assert "anna" in finding.symptom
     assert "python train.py" in finding.symptom
@@ -163,7 +163,7 @@ def test_another_process_that_grows_is_named_with_its_owner() -> None:
     assert finding.severity is Severity.WARNING  # less than a GiB is left
 
 
-def test_ones_own_other_server_that_grows_is_ones_own_to_stop() -> None:
+def test_own_growing_server_can_be_stopped() -> None:
     def growing_of_ours(at: int) -> Gpu:
         return replace(growing(at), used_by=(OURS, replace(growing(at).holders[1], server="docs")))
 
@@ -172,7 +172,7 @@ def test_ones_own_other_server_that_grows_is_ones_own_to_stop() -> None:
     assert "stop server docs" in finding.fixes[0].why
 
 
-def test_what_is_ending_is_reported_as_it_was_seen_last() -> None:
+def test_ending_finding_keeps_its_last_values() -> None:
     """Until three frames in a row are good it holds on; the newest look says nothing of it any more."""
     hot = replace(GOOD, throttle=("too hot (hardware)",), temperature_c=96.0)
     ending = find(evidence(lambda at: hot if at < 2 * COUNT - 2 else GOOD), "gpu_throttled")
@@ -191,11 +191,11 @@ def test_what_is_ending_is_reported_as_it_was_seen_last() -> None:
 @pytest.mark.parametrize(
     "gpu", [steady, lambda _: GOOD, lambda at: replace(GOOD, used_by=(replace(OURS, gib=30.0 + at),))]
 )
-def test_a_process_that_stays_and_our_own_growth_are_no_contention(gpu: Callable[[int], Gpu]) -> None:
+def test_constant_processes_and_own_growth_are_not_contention(gpu: Callable[[int], Gpu]) -> None:
     assert "gpu_memory_contended" not in codes(evidence(gpu))
 
 
-def test_memory_below_the_reserve_offers_what_this_server_can_give_back() -> None:
+def test_memory_below_the_reserve_offers_what_the_server_can_free() -> None:
     short = evidence(flags={"gpu-memory-utilization": 0.9}, **RESERVE)
     finding = find(short, "gpu_memory_below_reserve")
     # 5 GiB and a margin of 0.25 wanted, 4 free: 1.25 of 45 GiB are 3 %.
@@ -209,11 +209,11 @@ def test_memory_below_the_reserve_offers_what_this_server_can_give_back() -> Non
     "known",
     [{}, {"flags": {"tensor-parallel-size": 2}}, SPLIT | {"link": "NV4"}, {"flags": {}, "link": "SYS"}],
 )
-def test_stalls_are_of_tensor_parallelism_over_a_slow_link_only(known: dict[str, Any]) -> None:
+def test_stalls_need_tensor_parallelism_over_a_slow_link(known: dict[str, Any]) -> None:
     assert "tensor_parallel_stalls" not in codes(evidence(lambda _: STALLED, **known))
 
 
-def test_fewer_gpus_are_offered_only_where_the_weights_fit_on_them() -> None:
+def test_fewer_gpus_are_offered_only_if_the_weights_fit() -> None:
     def offered(weights: float | None) -> list[dict[str, Any]]:
         found = find(evidence(lambda _: STALLED, weights_gib=weights, **SPLIT), "tensor_parallel_stalls")
         return [dict(fix.changes.set) for fix in found.fixes]
@@ -224,7 +224,7 @@ def test_fewer_gpus_are_offered_only_where_the_weights_fit_on_them() -> None:
     assert offered(None) == [stages]
 
 
-def test_a_dead_engine_is_reported_at_once_and_alone() -> None:
+def test_dead_engine_is_reported_at_once_and_alone() -> None:
     dead = evidence(health_problem="/health on port 8503: HTTP 503 (3 times in a row)", health_since=START + 100)
     assert codes(dead) == {"engine_dead"}
     assert codes(replace(dead, frames=())) == {"engine_dead"}
@@ -232,7 +232,7 @@ def test_a_dead_engine_is_reported_at_once_and_alone() -> None:
     assert "engine_dead" not in codes(replace(dead, health_problem="/health on port 8503: no response within 2 s"))
 
 
-def test_a_hang_is_suspected_by_frames_and_reported_when_a_request_confirms_it() -> None:
+def test_suspected_hang_is_reported_after_a_request_confirms_it() -> None:
     silent = evidence(grown=SILENT)
     assert suspected_hang(silent.frames) == START + 10  # in the first frame the cache's usage may still have grown
     assert "engine_hung" not in codes(silent)
@@ -256,11 +256,11 @@ def test_a_hang_is_suspected_by_frames_and_reported_when_a_request_confirms_it()
         [],
     ],
 )
-def test_what_is_no_hang_is_not_suspected(grown: list[EngineSample]) -> None:
+def test_no_hang_is_suspected(grown: list[EngineSample]) -> None:
     assert suspected_hang(frames_of(*grown)) is None
 
 
-def test_requests_that_wait_while_none_runs() -> None:
+def test_waiting_requests_while_none_runs() -> None:
     stuck = replace(SILENT, requests_running=0, requests_waiting=2, kv_cache_usage=0.0)
     finding = find(evidence(grown=stuck), "not_admitted")
     assert finding.severity is Severity.CRITICAL
@@ -273,7 +273,7 @@ def test_requests_that_wait_while_none_runs() -> None:
     assert "not_admitted" not in codes(evidence(grown=replace(stuck, requests_waiting=None)))
 
 
-def test_all_is_quiet_just_after_a_restart_and_when_data_is_old() -> None:
+def test_nothing_is_reported_after_a_restart_or_with_old_data() -> None:
     bad = evidence(lambda _: replace(GOOD, throttle=("too hot (hardware)",)), **RESERVE)
     assert codes(bad) >= {"gpu_throttled", "gpu_memory_below_reserve"}
     assert codes(replace(bad, ready_at=bad.now - 40)) == set()
@@ -281,7 +281,7 @@ def test_all_is_quiet_just_after_a_restart_and_when_data_is_old() -> None:
 
 
 @pytest.mark.parametrize("free", [3.0, None])
-def test_memory_that_others_hold_or_are_promised_is_never_offered(free: float | None) -> None:
+def test_memory_held_or_reserved_by_others_is_never_offered(free: float | None) -> None:
     """Pressure on a GPU of which nothing can be spared."""
     full = replace(SERVING, kv_cache_usage=0.95)
     flags = {"gpu-memory-utilization": 0.8, "max-num-seqs": 64}
@@ -294,7 +294,7 @@ def test_memory_that_others_hold_or_are_promised_is_never_offered(free: float | 
     assert offered[:2] == [{"kv-cache-dtype": "fp8"}, {"gpu-memory-utilization": 0.83}]
 
 
-def test_a_hang_that_no_request_may_confirm_is_reported_as_one_that_seems_so() -> None:
+def test_unconfirmable_hang_is_reported_as_apparent() -> None:
     known = {"unasked": "read-only sends none"}
     hung = evidence(grown=SILENT, **known)
     (found,) = findings(hung)
@@ -306,7 +306,7 @@ def test_a_hang_that_no_request_may_confirm_is_reported_as_one_that_seems_so() -
     assert "engine_hung" not in codes(evidence(**known, frames=short, now=short[-1].end))
 
 
-def test_without_the_flag_that_makes_it_small_the_cache_takes_what_memory_has() -> None:
+def test_removing_the_cache_limit_is_offered_only_if_memory_allows() -> None:
     pressed = replace(SERVING, kv_cache_usage=0.95)
     known: dict[str, Any] = {
         "flags": {"num-gpu-blocks-override": 100, "gpu-memory-utilization": 0.9, "max-num-seqs": 64},
@@ -326,7 +326,7 @@ def test_without_the_flag_that_makes_it_small_the_cache_takes_what_memory_has() 
     assert offered(cache_free_gib=None, spare_gib={0: 4.0}) == [fewer]
 
 
-def test_a_fix_stays_as_it_was_shown_until_the_finding_ends() -> None:
+def test_fix_stays_unchanged_until_the_finding_ends() -> None:
     """What it is worked out from drifts on: fewer requests run each minute."""
     drifting = [replace(SERVING, kv_cache_usage=0.95, requests_running=64 - 2 * at) for at in range(25)]
     frames = frames_of(*drifting)
@@ -358,7 +358,7 @@ FULL = replace(
         ),
     ],
 )
-def test_preemptions_are_reported_so_that_a_share_is_never_above_one(grown: EngineSample, told: str) -> None:
+def test_preemption_share_never_exceeds_one(grown: EngineSample, told: str) -> None:
     known = evidence(grown=grown)
     assert find(known, "preempting").symptom == told.format("preemptions in the last minute")
     later = replace(known, now=known.frames[-1].end + 25)
@@ -366,7 +366,7 @@ def test_preemptions_are_reported_so_that_a_share_is_never_above_one(grown: Engi
     assert find(later, "preempting").symptom == told.format(f"preemptions/min {minute}")
 
 
-def test_preempting_ends_with_the_first_minute_without_a_preemption() -> None:
+def test_preempting_ends_after_a_minute_without_preemptions() -> None:
     """It stood there as critical for another half minute, over 0 a minute."""
     calm = replace(FULL, preemptions_total=0, requests_finished_total=1)
     for frames, holds in ((5, True), (6, False)):
@@ -376,12 +376,12 @@ def test_preempting_ends_with_the_first_minute_without_a_preemption() -> None:
 
 
 @pytest.mark.parametrize(("idle", "holds"), [(20.0, True), (30.0, False)])
-def test_what_is_reported_of_traffic_ends_with_the_traffic(idle: float, holds: bool) -> None:
+def test_traffic_findings_end_with_the_traffic(idle: float, holds: bool) -> None:
     found = findings(evidence(grown=FULL, idle_seconds=idle))
     assert ("preempting" in [one.code for one in found]) is holds
 
 
-def test_before_lengths_are_known_fewer_sequences_go_by_the_fewest_that_run() -> None:
+def test_without_lengths_fewer_sequences_follow_the_fewest_running() -> None:
     """Twelve were let in while they were short; five are what fits."""
     frames = frames_of(*[FULL] * COUNT)
     crowded = (*frames[:-3], replace(frames[-3], running_max=12), *frames[-2:])
@@ -390,7 +390,7 @@ def test_before_lengths_are_known_fewer_sequences_go_by_the_fewest_that_run() ->
     assert fix.changes.set == {"max-num-seqs": 3}
 
 
-def test_a_server_without_a_gpu_is_not_sent_to_another_one() -> None:
+def test_server_without_a_gpu_is_advised_another_machine() -> None:
     frames = tuple(
         replace(frame, waiting_min=10.0 * at, waiting_max=10.0 * at + 3)
         for at, frame in enumerate(frames_of(*[FULL] * COUNT))
@@ -400,7 +400,7 @@ def test_a_server_without_a_gpu_is_not_sent_to_another_one() -> None:
         assert found.fixes[-1].why == f"Start a second server on another {where}, or send fewer concurrent requests."
 
 
-def test_clients_that_give_up_do_not_hide_a_hang() -> None:
+def test_canceling_clients_do_not_hide_a_hang() -> None:
     """Their requests are counted as ended: so is the one for one token, of every console that looks."""
     gives_up = replace(SILENT, requests_finished_total=1)
     assert suspected_hang(frames_of(SERVING, *[gives_up] * 6)) is not None
@@ -408,7 +408,7 @@ def test_clients_that_give_up_do_not_hide_a_hang() -> None:
     assert codes(hung) == {"engine_hung"}
 
 
-def test_a_queue_before_an_engine_that_computes_nothing_is_not_reported_to_want_more_computing_power() -> None:
+def test_queue_before_a_stuck_engine_is_not_a_compute_shortage() -> None:
     stuck = tuple(
         replace(frame, waiting_min=10.0 * at, waiting_max=10.0 * at + 3)
         for at, frame in enumerate(frames_of(*[SILENT] * COUNT))
@@ -429,7 +429,7 @@ def fix(found: Evidence, code: str) -> Any:
     return next(one for one in find(found, code).fixes if "max-num-seqs" in one.changes.set)
 
 
-def test_the_reason_of_fewer_sequences_is_what_their_number_comes_from() -> None:
+def test_reason_for_fewer_sequences_matches_their_number() -> None:
     """``--max-num-seqs 1: 1 sequences fit into the KV cache`` was said while 12 ran, for a frame in which one did."""
     frames = frames_of(*[TIGHT] * COUNT)
     alone = replace(frames[-2], usage_max=0.05, grown=replace(frames[-2].grown, requests_running=1))
@@ -440,14 +440,14 @@ def test_the_reason_of_fewer_sequences_is_what_their_number_comes_from() -> None
     assert "fit into" not in offered.why
 
 
-def test_one_sequence_is_reported_as_one() -> None:
+def test_one_sequence_is_singular() -> None:
     few = replace(TIGHT, requests_running=2, preemptions_total=2)
     offered = fix(evidence(grown=few, flags={"max-num-seqs": 16}, build="cpu"), "preempting")
     assert offered.changes.set == {"max-num-seqs": 1}
     assert offered.why.startswith("Run at most 1 sequence: ")
 
 
-def test_fewer_sequences_for_the_sake_of_speed_do_not_mention_the_kv_cache() -> None:
+def test_fewer_sequences_for_speed_do_not_mention_the_kv_cache() -> None:
     slow = Histogram((0.1, 1.0, float("inf")), (0.0, 5000.0, 5000.0), 2500.0)
     served = replace(SERVING, requests_running=32, histograms={"itl": slow})
     finding = find(evidence(frames=slow_frames(served), flags={"max-num-seqs": 64}, build="cpu"), "slow_tokens")
@@ -464,7 +464,7 @@ def slow_frames(served: EngineSample) -> tuple[Frame, ...]:
     )
 
 
-def test_pressure_stays_through_a_pause_with_the_usage_of_its_last_minute_with_requests() -> None:
+def test_pressure_persists_through_a_pause_with_its_last_values() -> None:
     paused = replace(SILENT, requests_running=0, kv_cache_usage=0.0)
     frames = frames_of(*[TIGHT] * COUNT, *[paused] * 30)
     held = [
@@ -483,7 +483,7 @@ def test_pressure_stays_through_a_pause_with_the_usage_of_its_last_minute_with_r
     assert "kv_cache_pressure" not in codes(evidence(frames=again, now=again[-1].end)), "good frames end it as ever"
 
 
-def test_what_was_explained_by_another_finding_does_not_come_up_in_or_after_a_pause() -> None:
+def test_explained_finding_does_not_appear_in_or_after_a_pause() -> None:
     bounds = (0.1, 1.0, float("inf"))
     full = replace(FULL, histograms={"itl": Histogram(bounds, (0.0, 500.0, 500.0), 250.0)})
     none = {"itl": Histogram(bounds, (0.0, 0.0, 0.0), 0.0)}
@@ -509,7 +509,7 @@ def first_tokens(*counts: tuple[float, ...]) -> tuple[Frame, ...]:
     )
 
 
-def test_a_latency_that_is_within_its_objective_again_recovers_and_is_offered_no_fix() -> None:
+def test_latency_within_its_objective_again_is_recovering_without_fixes() -> None:
     """``TTFT p99 is 938ms again; the objective is 1.0s`` was a warning with fixes: it was not below four fifths yet."""
     slow, near = (0.0, 0.0, 0.0, 100.0, 100.0), (0.0, 100.0, 100.0, 100.0, 100.0)
     objectives = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
@@ -539,7 +539,7 @@ def busy_api_server(waiting: float) -> tuple[Frame, ...]:
     return slow_frames(replace(SERVING, requests_waiting=waiting, histograms=histograms))
 
 
-def test_time_to_the_first_token_outside_the_engine_is_the_api_servers() -> None:
+def test_ttft_outside_the_engine_is_due_to_the_api_server() -> None:
     finding = find(evidence(frames=busy_api_server(0)), "slow_first_token")
     assert finding.cause.startswith("Most of it passes in the API server")
     assert ("outside the engine", "1.8s") in [(one.name, one.value) for one in finding.measures]
@@ -548,13 +548,13 @@ def test_time_to_the_first_token_outside_the_engine_is_the_api_servers() -> None
     assert all(not fix.changes.set for fix in two.fixes)
 
 
-def test_while_requests_wait_in_the_engine_the_api_server_is_not_blamed() -> None:
+def test_api_server_is_not_blamed_while_requests_wait_in_the_engine() -> None:
     """vLLM counts the time in the queue when a request ends: those that wait now are not among them yet."""
     finding = find(evidence(frames=busy_api_server(12)), "slow_first_token")
     assert "API server" not in finding.cause
 
 
-def test_requests_that_waited_in_the_engine_before_they_were_counted_are_not_the_api_servers() -> None:
+def test_earlier_engine_queue_is_not_blamed_on_the_api_server() -> None:
     """The end of a burst with long outputs: nothing waits any more, and those that have ended had hardly waited."""
     frames = busy_api_server(0)
     earlier = [replace(one, waiting_max=40.0) for one in frames[:-6]]
@@ -576,13 +576,13 @@ def test_requests_that_waited_in_the_engine_before_they_were_counted_are_not_the
     ],
     ids=str,
 )
-def test_a_second_api_server_is_offered_only_where_vllm_starts_it_and_it_helps(known: dict[str, Any]) -> None:
+def test_second_api_server_is_offered_only_where_supported_and_useful(known: dict[str, Any]) -> None:
     found = find(evidence(frames=busy_api_server(0), **known), "slow_first_token")
     assert "API server" in found.cause
     assert all(not fix.changes.set for fix in found.fixes)
 
 
-def test_pressure_that_fell_below_its_objective_recovers() -> None:
+def test_pressure_below_its_objective_is_recovering() -> None:
     full, near = (replace(SERVING, kv_cache_usage=usage) for usage in (0.95, 0.83))
     frames = frames_of(*[full] * COUNT, *[near] * 7)
     found = find(evidence(frames=frames, now=frames[-1].end), "kv_cache_pressure")
@@ -593,7 +593,7 @@ def test_pressure_that_fell_below_its_objective_recovers() -> None:
 @pytest.mark.parametrize(("ok", "recovering", "expected"), [
     (True, False, False), (False, True, True), (None, False, True), (None, True, False),
 ])  # fmt: skip
-def test_a_figure_within_its_objective_is_not_marked(ok: bool | None, recovering: bool, expected: bool) -> None:
+def test_value_within_its_objective_is_not_marked(ok: bool | None, recovering: bool, expected: bool) -> None:
     judged = Judged("ttft_p99_seconds", 0.88, 1.0, ok, "preset")
     lasting = Finding("slow_first_token", Severity.WARNING, START, "", "", recovering=recovering)
     assert missed("ttft_p99_seconds", (judged,), (lasting,)) is expected

@@ -81,33 +81,33 @@ def found(
     return {finding.code: finding for finding in findings(evidence)}
 
 
-def test_long_prompts_hold_up_the_streams_and_a_smaller_step_is_the_fix() -> None:
+def test_long_prompts_that_delay_streams_get_smaller_steps() -> None:
     finding = found(4000)["prefill_contention"]
     changes = [dict(fix.changes.set) for fix in finding.fixes if not fix.changes.empty]
     assert changes == [{"max-num-batched-tokens": 768}]
 
 
-def test_how_far_the_streams_are_held_up_is_an_estimate_over_a_named_time() -> None:
+def test_prefill_delay_is_an_estimate_over_a_named_time() -> None:
     finding = found(4000)["prefill_contention"]
     assert re.fullmatch(r"In the last \S+, ITL jumped from \S+ to ~\S+ during prefill\.", finding.symptom), (
         finding.symptom
     )
 
 
-def test_the_limit_of_a_p99_stands_beside_a_p99_and_no_maximum_has_one() -> None:
+def test_only_the_p99_measure_has_a_limit() -> None:
     measures = {one.name.partition(" in ")[0]: one for one in found(4000)["prefill_contention"].measures}
     assert measures["ITL p99"].limit == "100ms"
     assert measures["ITL max"].limit == ""
     assert max(len(one.value) for one in measures.values()) <= 12, "a table of them fits into 80 columns"
 
 
-def test_a_step_of_a_model_with_linear_layers_still_holds_a_block() -> None:
+def test_linear_layer_models_keep_steps_of_at_least_a_block() -> None:
     changes = [dict(fix.changes.set) for fix in found(4000, block=1056)["prefill_contention"].fixes]
     assert {"max-num-batched-tokens": 1280} in changes
     assert all(fix.changes.empty for fix in found(4000, block=4096)["prefill_contention"].fixes)
 
 
-def test_a_step_still_holds_a_whole_video_of_a_model_that_needs_it() -> None:
+def test_steps_keep_room_for_a_whole_video() -> None:
     changes = [dict(fix.changes.set) for fix in found(4000, mm_item=2496)["prefill_contention"].fixes]
     assert [one for one in changes if one] == [{"max-num-batched-tokens": 2560}]
 
@@ -123,7 +123,7 @@ def test_a_step_still_holds_a_whole_video_of_a_model_that_needs_it() -> None:
         (4096, 512, "slow_tokens", False),
     ],
 )
-def test_steps_that_answered_contention_are_known(before: int | None, now: int | None, code: str, kept: bool) -> None:
+def test_earlier_step_reductions_are_recognized(before: int | None, now: int | None, code: str, kept: bool) -> None:
     """The traffic proposed 2048 tokens right after this finding's fix had made 512 of 4096."""
 
     def flags(tokens: int | None) -> dict[str, int]:
@@ -137,14 +137,14 @@ def test_steps_that_answered_contention_are_known(before: int | None, now: int |
 
 
 @pytest.mark.parametrize("limit", [2048, 4096])
-def test_prompts_shorter_than_a_short_step_hold_up_nobody(limit: int) -> None:
+def test_prompts_shorter_than_a_step_delay_nobody(limit: int) -> None:
     """A host that is too busy makes spikes too; a smaller limit, which no step comes near, would change nothing."""
     codes = set(found(120, limit))
     assert "prefill_contention" not in codes
     assert "slow_tokens" in codes
 
 
-def test_rare_slow_steps_are_not_blamed_on_the_number_of_sequences() -> None:
+def test_rare_slow_steps_are_not_blamed_on_sequences() -> None:
     """On a busy machine, ``--max-num-seqs 16 -> 4`` was offered while the median gap was a third of the objective."""
     finding = found(120, running=16)["slow_tokens"]
     assert finding.fixes == ()
@@ -154,19 +154,19 @@ def test_rare_slow_steps_are_not_blamed_on_the_number_of_sequences() -> None:
     )
 
 
-def test_no_cause_of_rare_slow_steps_is_named_where_step_times_are_simulated() -> None:
+def test_simulated_steps_name_no_cause_of_rare_slow_steps() -> None:
     cause = found(120, running=16, simulated=True)["slow_tokens"].cause
     assert cause.startswith("4.8% of 630 gaps between tokens took longer than 100ms")
     assert "ossible" not in cause
 
 
-def test_slow_steps_of_busier_spans_are_blamed_on_the_number_of_sequences() -> None:
+def test_slow_steps_in_busy_spans_are_blamed_on_sequences() -> None:
     calm = Histogram(BOUNDS, (100.0, 105.0, 105.0, 105.0, 105.0, 105.0), 2.0)
     finding = found(120, running=16, calm=calm)["slow_tokens"]
     assert [fix.changes.set for fix in finding.fixes if not fix.changes.empty] == [{"max-num-seqs": 8}]
 
 
-def test_a_limit_that_no_step_comes_near_is_no_fix() -> None:
+def test_limit_above_every_step_is_not_a_fix() -> None:
     finding = found(700, 8192)["prefill_contention"]
     for fix in finding.fixes:
         assert int(fix.changes.set.get("max-num-batched-tokens", 0)) < 700
@@ -180,7 +180,7 @@ def at(seconds: float) -> str:
     return clock(seconds, seconds, seconds=True)
 
 
-def test_a_missed_objective_stays_through_a_pause_with_the_figures_of_its_last_minute_with_requests() -> None:
+def test_missed_objective_persists_through_a_pause_with_its_values() -> None:
     told = [finding for idle in range(PAUSE) if (finding := found(120, idle=idle).get("slow_tokens"))]
     assert len(told) == PAUSE, "all along"
     assert {one.since for one in told} == {START}
@@ -196,18 +196,18 @@ def test_a_missed_objective_stays_through_a_pause_with_the_figures_of_its_last_m
         )
 
 
-def test_prefill_contention_stays_through_a_pause_with_the_figures_of_its_last_minutes_with_requests() -> None:
+def test_prefill_contention_persists_through_a_pause_with_its_values() -> None:
     before, after = found(4000)["prefill_contention"], found(4000, idle=PAUSE - 1)["prefill_contention"]
     assert (after.since, after.measures, after.fixes) == (before.since, before.measures, before.fixes)
     assert after.symptom == before.symptom.replace("the last 2m", f"the 2m to {at(START + 10 * COUNT)}")
 
 
 @pytest.mark.parametrize("prompt_tokens", [120, 4000])
-def test_after_five_minutes_without_requests_nothing_is_reported_of_them(prompt_tokens: int) -> None:
+def test_nothing_is_reported_after_five_minutes_without_requests(prompt_tokens: int) -> None:
     assert found(prompt_tokens, idle=PAUSE) == {}
 
 
-def test_slow_traffic_is_one_finding_that_ends_with_good_requests() -> None:
+def test_slow_sparse_traffic_is_one_finding_until_it_improves() -> None:
     """A request every hundred seconds: it came and went with each, in every console."""
     slow = EngineSample(generation_tokens_total=105, requests_running=1, histograms={"itl": SPIKES})
     well = replace(SPIKES, counts=(105.0,) * len(BOUNDS), sum=2.0)
@@ -228,13 +228,13 @@ def test_slow_traffic_is_one_finding_that_ends_with_good_requests() -> None:
     assert open_at == list(range(3, 43))
 
 
-def test_a_missed_objective_does_not_end_while_requests_run_and_no_token_comes() -> None:
+def test_missed_objective_persists_while_running_requests_get_no_token() -> None:
     """Nobody's gap is counted until its token is there."""
     told = found(120, idle=9, running_idle=3)["slow_tokens"].symptom
     assert "nothing was measured since" in told
 
 
-def test_a_stall_in_half_of_an_engine_s_streams_is_felt_though_other_engines_go_on() -> None:
+def test_stall_in_one_engine_is_found_while_others_run() -> None:
     seldom = Histogram(BOUNDS, (1000.0, 1000.0, 1000.0, 1000.0, 1006.0, 1006.0), 25.0)
     assert "prefill_contention" not in found(4000, itl=seldom, running=40)
     assert "prefill_contention" in found(4000, itl=seldom, running=40, engines=4)

@@ -24,12 +24,12 @@ def frames(*usages: float | None) -> list[Frame]:
     [((), None), ((None, None), None), ((0.9,), 0.9), ((0.2, 0.99, 0.3), 0.2), ((0.5, 0.9, 0.95, 0.92), 0.9),
      ((0.9, None, 0.9, 0.9), 0.9), ((0.99, 0.99, 0.99, *[0.1] * 6), 0.1)],
 )  # fmt: skip
-def test_a_peak_is_no_state(usages: tuple[float | None, ...], share: float | None) -> None:
+def test_short_peak_is_not_sustained(usages: tuple[float | None, ...], share: float | None) -> None:
     assert sustained_usage(frames(*usages), len(usages) - 1) == share
 
 
 @pytest.mark.parametrize(("usages", "healthy"), [([0.4, 0.99, 0.4, 0.4] * 4, True), ([0.97] * 16, False)])
-def test_what_says_healthy_breaks_no_objective_of_its_own(usages: list[float], healthy: bool) -> None:
+def test_healthy_contradicts_no_objective(usages: list[float], healthy: bool) -> None:
     found = findings(Evidence(now=160.0, ready_at=0.0, frames=frames(*usages)))
     good = [one for one in found if one.code == "healthy"]
     assert bool(good) is healthy

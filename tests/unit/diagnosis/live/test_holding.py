@@ -43,22 +43,22 @@ def since(verdicts: str) -> float | None:
         (f"bb{PAUSE}b", None),  # and it begins no earlier for a pause
     ],
 )
-def test_beginning_and_end(verdicts: str, begun: float | None) -> None:
+def test_finding_begins_and_ends(verdicts: str, begun: float | None) -> None:
     assert since(verdicts) == begun
 
 
 @given(st.text("g-?s", max_size=40))
-def test_without_bad_frames_there_is_no_finding(verdicts: str) -> None:
+def test_no_finding_without_bad_frames(verdicts: str) -> None:
     assert since(verdicts) is None
 
 
 @given(st.text("bg-?s", max_size=40))
-def test_it_never_begins_in_a_frame_that_was_not_bad(verdicts: str) -> None:
+def test_finding_begins_only_in_a_bad_frame(verdicts: str) -> None:
     begun = since(verdicts)
     assert begun is None or verdicts[int(begun // 10)] == "b"
 
 
-def test_a_figure_against_two_thresholds() -> None:
+def test_value_against_two_thresholds() -> None:
     assert [above(value, 0.85, 0.8) for value in (0.9, 0.83, 0.8, None)] == [
         Judgement.BAD,
         Judgement.BETWEEN,

@@ -36,28 +36,28 @@ def first(end: str, flags: Flags | None = None, *before: str) -> Changes:
     return of(end, flags, *before).fixes[0].changes
 
 
-def test_the_context_that_fits_is_vllms_own_estimate() -> None:
+def test_fitting_context_is_vllms_own_estimate() -> None:
     told = f"{SHORT} Based on the available memory, the estimated maximum model length is 16410. Try …"
     assert first(told) == Changes({"max-model-len": 16400})
 
 
-def test_without_an_estimate_the_context_is_in_proportion_to_the_memory() -> None:
+def test_without_an_estimate_the_context_scales_with_memory() -> None:
     assert first(SHORT) == Changes({"max-model-len": 16384})
 
 
-def test_the_older_message_gives_the_tokens_that_the_cache_holds() -> None:
+def test_older_message_states_the_cache_tokens() -> None:
     text = "ValueError: The model's max seq len (40960) is larger than the maximum number of tokens that can be stored in KV cache (35008). Try"  # noqa: E501
     found = of(text)
     assert found.cause is Cause.KV_CACHE_TOO_SMALL
     assert found.fixes[0].changes == Changes({"max-model-len": 35008})
 
 
-def test_a_block_override_is_what_gives_way() -> None:
+def test_block_override_is_removed() -> None:
     changes = [fix.changes for fix in of(SHORT, {"num-gpu-blocks-override": 40}).fixes]
     assert changes == [Changes({"max-model-len": 16384}), Changes(unset=("num-gpu-blocks-override",))]
 
 
-def test_what_is_on_already_is_not_offered_again() -> None:
+def test_active_settings_are_not_offered_again() -> None:
     flags: Flags = {"kv-cache-dtype": "fp8", "gpu-memory-utilization": 0.95}
     names = {name for fix in of(SHORT, flags).fixes for name in fix.changes.set}
     assert names == {"max-model-len"}
@@ -67,7 +67,7 @@ def test_what_is_on_already_is_not_offered_again() -> None:
     ("free", "total", "fitting"),
     [(13.58, 15.99, 0.84), (31.44, 47.38, 0.65), (79.0, 79.2, 0.99), (0.68, 31.35, None), (7.0, 24.0, None)],
 )
-def test_utilization_comes_down_to_what_is_free(free: float, total: float, fitting: float | None) -> None:
+def test_utilization_is_lowered_to_free_memory(free: float, total: float, fitting: float | None) -> None:
     text = (
         f"ValueError: Free memory on device cuda:0 ({free}/{total} GiB) on startup is less than desired GPU memory "
         "utilization (0.92, 22 GiB). Decrease it."
@@ -82,7 +82,7 @@ def test_utilization_comes_down_to_what_is_free(free: float, total: float, fitti
 
 
 @given(st.floats(0.1, 200), st.floats(1, 200))
-def test_an_offered_utilization_always_fits(free: float, total: float) -> None:
+def test_offered_utilization_always_fits(free: float, total: float) -> None:
     text = f"ValueError: Free memory on device ({free:.2f}/{total:.2f} GiB) on startup is less than desired GPU memory utilization (0.9, 1 GiB)"  # noqa: E501
     for fix in of(text).fixes:
         value = fix.changes.set.get("gpu-memory-utilization")
@@ -90,7 +90,7 @@ def test_an_offered_utilization_always_fits(free: float, total: float) -> None:
             assert float(value) * float(f"{total:.2f}") < float(f"{free:.2f}")
 
 
-def test_flags_are_read_from_the_log_where_nobody_gives_them() -> None:
+def test_flags_are_read_from_the_log_if_not_given() -> None:
     args = "(APIServer pid=3) INFO 11-20 10:00:00 [u.py:1] non-default args: {'model': 'm', 'gpu_memory_utilization': 0.8, 'served_model_name': ['a'], 'x': <obj>}"  # noqa: E501
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     args += "\nINFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens"
@@ -98,7 +98,7 @@ def test_flags_are_read_from_the_log_where_nobody_gives_them() -> None:
     assert first(text, {"gpu-memory-utilization": 0.5}, *args.split("\n")) == Changes({"gpu-memory-utilization": 0.45})
 
 
-def test_the_default_utilization_is_that_of_the_release() -> None:
+def test_default_utilization_is_that_of_the_release() -> None:
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     old = "INFO 11-20 10:00:00 [api_server.py:1] vLLM API server version 0.11.2"
     taken = "INFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens"
@@ -106,7 +106,7 @@ def test_the_default_utilization_is_that_of_the_release() -> None:
     assert first(text, None, taken) == Changes({"gpu-memory-utilization": 0.87})
 
 
-def test_what_was_asked_for_and_not_free_is_what_the_utilization_comes_down_by() -> None:
+def test_utilization_is_lowered_by_the_missing_memory() -> None:
     text = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of "
         "24.00 GiB of which 512.00 MiB is free. Process 1 has 23 GiB memory in use."
@@ -115,7 +115,7 @@ def test_what_was_asked_for_and_not_free_is_what_the_utilization_comes_down_by()
     assert first(text, {"gpu-memory-utilization": 0.9}, taken) == Changes({"gpu-memory-utilization": 0.78})
 
 
-def test_before_the_kv_cache_is_there_smaller_steps_help_and_a_lower_utilization_does_not() -> None:
+def test_before_kv_cache_allocation_smaller_steps_help() -> None:
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     tokens = "INFO 11-20 10:00:00 [s.py:1] Chunked prefill is enabled with max_num_batched_tokens=8192."
     found = of(text, {"max-num-seqs": 64}, tokens)
@@ -124,7 +124,7 @@ def test_before_the_kv_cache_is_there_smaller_steps_help_and_a_lower_utilization
     assert all("gpu-memory-utilization" not in fix.changes.set for fix in found.fixes)
 
 
-def test_unknown_flags_get_their_right_names_or_are_left_out() -> None:
+def test_unknown_flags_are_renamed_or_removed() -> None:
     found = diagnose(["vllm: error: unrecognized arguments: --swap-space 4 --no-such-flag --max-num-seq=16"], 2)
     gone = ("swap-space", "no-such-flag", "max-num-seq")
     changes = [fix.changes for fix in found.fixes]
@@ -133,12 +133,12 @@ def test_unknown_flags_get_their_right_names_or_are_left_out() -> None:
     assert "--swap-space, --no-such-flag, --max-num-seq" in found.fixes[1].why
 
 
-def test_unknown_flags_without_a_likely_meaning_are_left_out() -> None:
+def test_unknown_flags_without_a_similar_name_are_removed() -> None:
     found = diagnose(["vllm: error: unrecognized arguments: --no-such-flag --x=1"], 2)
     assert [fix.changes for fix in found.fixes] == [Changes(unset=("no-such-flag", "x"))]
 
 
-def test_a_new_name_is_offered_only_to_a_release_that_knows_it() -> None:
+def test_new_name_is_offered_only_to_releases_that_know_it() -> None:
     lines = ["INFO 11-20 10:00:00 [a.py:1] vLLM API server version 0.9.2"]
     found = diagnose([*lines, "vllm: error: unrecognized arguments: --kv-offloading-sizes 4"], 2)
     assert found.fixes[0].changes == Changes(unset=("kv-offloading-sizes",))
@@ -223,26 +223,26 @@ def test_a_new_name_is_offered_only_to_a_release_that_knows_it() -> None:
         ),
     ],
 )
-def test_a_refused_value_becomes_one_that_is_taken(text: str, changes: Changes) -> None:
+def test_refused_value_becomes_an_accepted_one(text: str, changes: Changes) -> None:
     found = of(text)
     assert found.cause is Cause.INVALID_FLAG_VALUE
     assert found.fixes[0].changes == changes
 
 
-def test_the_number_format_that_vllm_names_is_offered() -> None:
+def test_dtype_named_by_vllm_is_offered() -> None:
     text = "ValueError: torch.bfloat16 is not supported for quantization method awq. Supported dtypes: [torch.float16]"
     assert first(text) == Changes({"dtype": "float16"})
     text = "ValueError: FP8 KV cache is not supported by the Triton attention backend on X (compute capability 8.6); native FP8 (fp8e4nv) requires SM89+. Re-run with --kv-cache-dtype bfloat16."  # noqa: E501
     assert first(text) == Changes({"kv-cache-dtype": "bfloat16"})
 
 
-def test_the_nearest_choice_is_offered_before_leaving_the_flag_out() -> None:
+def test_nearest_choice_is_offered_before_removing_the_flag() -> None:
     text = "vllm serve: error: argument --dtype/-d: invalid choice: 'bfloat' (choose from 'auto', 'bfloat16', 'half')"
     changes = [fix.changes for fix in diagnose([text], 2).fixes]
     assert changes == [Changes({"dtype": "bfloat16"}), Changes(unset=("dtype",))]
 
 
-def test_a_context_over_the_models_comes_down_to_it() -> None:
+def test_context_above_the_models_is_lowered_to_it() -> None:
     text = (
         "  Value error, User-specified max_model_len (99999) is greater than the derived max_model_len "
         "(max_position_embeddings=4096 or model_max_length=None in model's config.json). [type=value_error]"
@@ -251,7 +251,7 @@ def test_a_context_over_the_models_comes_down_to_it() -> None:
     assert diagnose(log, 1).fixes[0].changes == Changes({"max-model-len": 4096})
 
 
-def test_tensor_parallelism_comes_down_to_a_divisor_of_the_heads() -> None:
+def test_tensor_parallel_size_is_lowered_to_a_divisor_of_the_heads() -> None:
     text = "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8)."
     changes = [fix.changes for fix in of(text).fixes]
     assert changes == [
@@ -273,7 +273,7 @@ def test_tensor_parallelism_comes_down_to_a_divisor_of_the_heads() -> None:
         ("gptq_marlin", "org/m-GPTQ", 70, True),
     ],
 )
-def test_a_quantization_is_left_out_only_where_the_files_do_not_bring_it_back(
+def test_quantization_is_removed_only_if_files_do_not_require_it(
     method: str, model: str, able: int, left_out: bool
 ) -> None:
     text = (
@@ -285,7 +285,7 @@ def test_a_quantization_is_left_out_only_where_the_files_do_not_bring_it_back(
     assert left_out or fix.why.startswith("Take a GPTQ checkpoint")
 
 
-def test_files_that_the_log_says_are_quantized_stay_so_without_the_flag() -> None:
+def test_quantized_files_keep_their_quantization() -> None:
     text = "ValueError: The quantization method fp8 is not supported for the current GPU."
     (fix,) = of(text, {"quantization": "fp8"}, begun("fp8")).fixes
     assert fix.changes == Changes()
@@ -299,7 +299,7 @@ def test_files_that_the_log_says_are_quantized_stay_so_without_the_flag() -> Non
         "(8.1/14.37 GiB). Reduce CPU memory used by other processes.",
     ],
 )
-def test_a_cache_that_does_not_fit_into_main_memory_gets_another_size(asked: str) -> None:
+def test_cache_that_exceeds_main_memory_gets_another_size(asked: str) -> None:
     text = (
         "ValueError: Available memory on node 0 (9.7/15.61 GiB) on kv cache allocation is less than requested memory "
         f"for kv {asked}"
@@ -312,7 +312,7 @@ def test_a_cache_that_does_not_fit_into_main_memory_gets_another_size(asked: str
 
 
 @pytest.mark.parametrize("free", ["4.1", "9.7"])
-def test_a_cpu_build_without_free_memory_gets_a_size_for_its_cache(free: str) -> None:
+def test_cpu_build_without_free_memory_gets_a_cache_size(free: str) -> None:
     text = (
         f"ValueError: Available memory on node 0 ({free}/15.61 GiB) on startup is less than desired CPU memory "
         "utilization (0.92, 14.37 GiB)."
@@ -343,7 +343,7 @@ def model_of(name: str) -> str:
         ("Qwen/Qwen3-30B-A3B-AWQ", True), ("acme/Own-40B-A4.5B-GPTQ", True), ("acme/Phi-MoE-AWQ", True),
     ],
 )  # fmt: skip
-def test_experts_are_distributed_only_where_there_are_any(model: str, experts: bool) -> None:
+def test_expert_parallelism_is_offered_only_with_experts(model: str, experts: bool) -> None:
     text = (
         "ValueError: Weight output_size_per_partition = 37 is not divisible by  min_thread_n = 64. Consider reducing "
         "tensor_parallel_size or running with --quantization gptq."
@@ -352,7 +352,7 @@ def test_experts_are_distributed_only_where_there_are_any(model: str, experts: b
     assert changes == [Changes(), *[Changes({"enable-expert-parallel": True})] * experts]
 
 
-def test_blocks_that_no_number_of_gpus_keeps_whole_take_another_checkpoint() -> None:
+def test_indivisible_blocks_need_another_checkpoint() -> None:
     text = "ValueError: Weight output_size_per_partition = 48 is not divisible by  min_thread_n = 64."
     (unknown,) = of(text).fixes
     assert unknown.why.endswith("divide --tensor-parallel-size by 4.")
@@ -372,21 +372,21 @@ CAPTURING = '  File "vllm/worker/gpu_model_runner.py", line 1, in capture_model'
 
 
 @pytest.mark.parametrize("place", ["", LOADING, CAPTURING])
-def test_memory_that_another_process_holds_is_reported_first(place: str) -> None:
+def test_memory_held_by_another_process_is_reported_first(place: str) -> None:
     found = diagnose(["Traceback (most recent call last):", *filter(None, [place]), OUT + OTHER + OWN], 1)
     assert found.fixes[0].changes == Changes()
     assert found.fixes[0].why.startswith("Another process (4711) holds 18.0 of the GPU's 23.6 GiB: choose a GPU")
     assert len(found.fixes) > 1
 
 
-def test_a_process_that_may_be_the_servers_own_is_not_called_another() -> None:
+def test_process_that_may_be_the_servers_own_is_not_called_another() -> None:
     """In a container it does not know its own number, and lists itself like the others."""
     assert of(OUT + OTHER).fixes[0].why.startswith("Process 4711 holds 18.0 of the GPU's 23.6 GiB: unless it is this")
     for alone in ("Process 1 has 22.10 GiB memory in use. ", "Process 7 has 300.00 MiB memory in use. " + OWN, OWN, ""):
         assert not any("rocess" in fix.why for fix in of(OUT + alone).fixes), alone
 
 
-def test_what_does_not_give_the_context_that_was_asked_for_reports_it() -> None:
+def test_insufficient_fixes_say_they_are_not_enough_alone() -> None:
     text = SHORT.replace("4.50 GiB", "16.00 GiB").replace("2.25", "5.61")
     whys = {name: fix.why for fix in of(text).fixes for name in fix.changes.set}
     assert whys["kv-cache-dtype"].endswith(": not enough alone for 32,768.")
@@ -407,37 +407,37 @@ def test_what_does_not_give_the_context_that_was_asked_for_reports_it() -> None:
         assert whys["kv-cache-dtype"].endswith("16-bit one." if enough else f": not enough alone for {length:,}.")
 
 
-def test_a_killed_process_is_reported_as_killed() -> None:
+def test_killed_process_is_reported_as_killed() -> None:
     found = diagnose(["INFO all is well"], -9)
     assert found.cause is Cause.KILLED
     assert found.line is None
 
 
-def test_a_log_without_a_failure_is_no_failure() -> None:
+def test_log_without_a_failure_has_no_diagnosis() -> None:
     found = diagnose(["INFO 11-20 10:00:00 [x.py:1] Application startup complete."], None)
     assert (found.cause, found.confidence, found.explanation) == (Cause.OTHER, 0.0, NOTHING_SEEN)
     assert diagnosis_lines(found) == ["No failure found in this log."]
 
 
-def test_what_ran_out_of_memory_at_its_start_may_be_too_large_a_model() -> None:
+def test_startup_out_of_memory_may_be_a_model_that_is_too_large() -> None:
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     assert Cause.WEIGHTS_DO_NOT_FIT in of(text).also
     assert Cause.WEIGHTS_DO_NOT_FIT not in of(text, None, "INFO:     Application startup complete.").also
 
 
 @given(st.lists(st.text(), max_size=30), st.sampled_from([None, 0, 1, 2, -9, -15]))
-def test_any_text_gets_an_answer_that_is_json(lines: list[str], code: int | None) -> None:
+def test_any_text_gets_a_json_answer(lines: list[str], code: int | None) -> None:
     found = diagnose(lines, code)
     json.dumps(diagnosis_document(found))
     assert diagnosis_lines(found)
 
 
-def test_changes_read_as_a_person_would_type_them() -> None:
+def test_changes_read_as_typed_flags() -> None:
     changes = Changes({"max-num-seqs": 128, "enable-prefix-caching": False}, ("swap-space",))
     assert change_text(changes) == "--max-num-seqs 128 --no-enable-prefix-caching, without --swap-space"
 
 
-def test_what_the_release_of_the_log_does_not_know_is_not_offered() -> None:
+def test_fixes_use_only_flags_of_the_logs_release() -> None:
     oom = [
         "Traceback (most recent call last):",
         '  File "/v/gpu_worker.py", line 1, in load_model',
@@ -495,9 +495,7 @@ def begun(method: str, model: str = "org/m") -> str:
         ([begun("None")], {"quantization": "bitsandbytes"}, False),
     ],
 )
-def test_weights_that_are_quantized_already_are_not_quantized_once_more(
-    start: list[str], flags: Flags | None, offered: bool
-) -> None:
+def test_quantized_weights_are_not_quantized_again(start: list[str], flags: Flags | None, offered: bool) -> None:
     found = diagnose([*start, *TOO_LARGE], 1, flags)
     assert found.cause is Cause.WEIGHTS_DO_NOT_FIT
     assert (Changes({"quantization": "fp8"}) in [fix.changes for fix in found.fixes]) == offered
@@ -518,7 +516,7 @@ def test_weights_that_are_quantized_already_are_not_quantized_once_more(
         ((12, 0), "NVIDIA GeForce RTX 5090", {}, True),
     ],
 )
-def test_an_fp8_cache_is_offered_alike_after_a_failure_and_while_it_serves(
+def test_fp8_cache_is_offered_alike_after_failure_and_while_serving(
     capability: tuple[int, int], gpu: str, flags: Flags, offered: bool
 ) -> None:
     failed = diagnose(["Traceback (most recent call last):", '  File "a.py", line 1, in f', SHORT], 1, flags, gpu)
@@ -528,13 +526,13 @@ def test_an_fp8_cache_is_offered_alike_after_a_failure_and_while_it_serves(
     assert serving is None or "differ" in serving.tradeoff
 
 
-def test_an_fp8_cache_is_not_offered_to_a_checkpoint_that_brings_its_own() -> None:
+def test_fp8_cache_is_not_offered_to_checkpoints_with_their_own() -> None:
     known = Evidence(0.0, 0.0, (), compute_capability=(9, 0), own_fp8_cache=True)
     assert fp8_cache_fix(known) is None
     assert fp8_cache_fix(replace(known, flags={"kv-cache-dtype": "bfloat16"})) is not None
 
 
-def test_prefix_caching_is_not_offered_to_linear_layers_without_chunked_prefill() -> None:
+def test_prefix_caching_needs_chunked_prefill_with_linear_layers() -> None:
     flags: Flags = {"enable-prefix-caching": False}
     known = Evidence(0.0, 0.0, (), flags=flags, release=(0, 32, 0), linear_layers=True, earlier_reuse=0.5)
     assert share_prefixes(known) is not None
@@ -551,7 +549,7 @@ def test_prefix_caching_is_not_offered_to_linear_layers_without_chunked_prefill(
         ({"spec-method": "ngram", "spec-tokens": 4}, Changes(unset=("spec-method",))),
     ],
 )
-def test_a_fix_after_which_vllm_would_not_start_is_dropped(flags: Flags, changes: Changes) -> None:
+def test_fix_that_vllm_would_refuse_is_dropped(flags: Flags, changes: Changes) -> None:
     fix, advice = Fix(changes, "why"), Fix(Changes(), "ask someone")
     assert accepted((fix, advice), flags, "0.25.1") == (advice,)
     assert accepted((fix, advice), flags, None) == (fix, advice)
@@ -565,19 +563,19 @@ def test_a_fix_after_which_vllm_would_not_start_is_dropped(flags: Flags, changes
         ("AssertionError: Chunked prefill is required for mamba cache mode 'align'.", "enable-chunked-prefill", False),
     ],
 )  # fmt: skip
-def test_a_flag_that_contradicts_others_is_left_to_vllm(text: str, name: str, value: bool) -> None:
+def test_flag_that_contradicts_others_is_left_to_vllm(text: str, name: str, value: bool) -> None:
     assert [fix.changes for fix in of(text, {name: value}).fixes] == [Changes(unset=(name,))]
     assert of(text).fixes == ()
 
 
-def test_a_fix_may_leave_what_is_refused_already() -> None:
+def test_fix_may_keep_flags_that_are_already_refused() -> None:
     fix = Fix(Changes({"max-num-seqs": 64}), "why")
     assert accepted((fix,), {"max-num-seqs": 4096, "max-num-batched-tokens": 2048, "no-such-flag": 1}, "0.33.0") == (
         fix,
     )
 
 
-def test_what_the_model_does_not_allow_is_not_offered() -> None:
+def test_fix_that_the_model_does_not_allow_is_dropped() -> None:
     blocks = Quantization("fp8", 8, block=(128, 128))
     facts = ModelFacts("made/moe", heads=32, kv_heads=4, experts=128, expert_intermediate_size=768, quantization=blocks)
     two, four = (Fix(Changes({"tensor-parallel-size": size}), "why") for size in (2, 4))
@@ -594,7 +592,7 @@ def test_smaller_steps_still_hold_all_sequences() -> None:
     ]
 
 
-def test_smaller_steps_still_hold_a_whole_video_of_a_model_that_needs_it() -> None:
+def test_smaller_steps_still_hold_a_whole_video() -> None:
     forced = "WARNING 11-20 10:00:00 [cuda.py:230] Forcing --disable_chunked_mm_input for models with multimodal-"
     frame = '  File "vllm/v1/worker/gpu_model_runner.py", line 1, in profile_run'
     flags: Flags = {"max-num-batched-tokens": 4096}
@@ -604,19 +602,19 @@ def test_smaller_steps_still_hold_a_whole_video_of_a_model_that_needs_it() -> No
         ]
 
 
-def test_stages_that_are_set_are_kept_when_layers_are_split_less() -> None:
+def test_pipeline_stages_are_kept_with_less_tensor_parallelism() -> None:
     text = "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8)."
     changes = [fix.changes for fix in of(text, {"tensor-parallel-size": 8, "pipeline-parallel-size": 2}).fixes]
     assert changes[1] == Changes({"tensor-parallel-size": 4, "pipeline-parallel-size": 4})
 
 
-def test_an_fp8_cache_after_a_failure_on_an_unknown_gpu_names_what_it_needs() -> None:
+def test_fp8_cache_on_an_unknown_gpu_names_its_requirement() -> None:
     failed = next(one for one in of(SHORT).fixes if "kv-cache-dtype" in one.changes.set)
     assert "compute capability 8.9" in failed.tradeoff
 
 
 @pytest.mark.parametrize("odd", ["007", "'\\x'", "'\\N{no}'"])
-def test_arguments_that_are_no_python_are_left_out(odd: str) -> None:
+def test_non_python_arguments_are_skipped(odd: str) -> None:
     args = (
         f"INFO 11-20 10:00:00 [u.py:1] non-default args: {{'seed': {odd}, 'gpu_memory_utilization': 0.8, 'x': <obj>}}"
     )
@@ -647,7 +645,7 @@ LONG = "9" * 400
     ],
     ids=lambda end: end[:60],
 )
-def test_figures_that_cannot_be_do_no_harm(end: str) -> None:
+def test_impossible_numbers_do_no_harm(end: str) -> None:
     for number in (LONG, "0.8"):
         args = f"INFO 11-20 10:00:00 [u.py:1] non-default args: {{'gpu_memory_utilization': {number}, 'x': <obj>}}"
         found = of(end, None, args, "INFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens")
@@ -655,7 +653,7 @@ def test_figures_that_cannot_be_do_no_harm(end: str) -> None:
         assert all(LONG[:20] not in change_text(fix.changes) for fix in found.fixes)
 
 
-def test_no_figure_is_made_up_for_what_the_log_does_not_say() -> None:
+def test_no_value_is_invented_that_the_log_does_not_state() -> None:
     found = diagnose(
         [
             "Traceback (most recent call last):",
@@ -680,19 +678,19 @@ def test_no_figure_is_made_up_for_what_the_log_does_not_say() -> None:
         ("Using default MoE config, E=8,N=3584,device_name=NVIDIA_H200.json", True),
     ],
 )
-def test_the_log_reports_whether_the_gpu_takes_an_fp8_cache(told: str, offered: bool) -> None:
+def test_log_tells_whether_the_gpu_supports_an_fp8_cache(told: str, offered: bool) -> None:
     found = of(SHORT, None, f"WARNING 11-20 10:00:00 [a.py:1] {told}")
     assert any("kv-cache-dtype" in one.changes.set for one in found.fixes) == offered
 
 
 @pytest.mark.parametrize(("version", "method"), [("0.9.2", "fp8"), ("0.30.0", "fp8"), ("0.31.0", "fp8_per_tensor")])
-def test_weights_are_converted_to_fp8_by_the_name_that_the_release_has(version: str, method: str) -> None:
+def test_fp8_weights_use_the_releases_method_name(version: str, method: str) -> None:
     start = f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}"
     found = diagnose([start, begun("None"), *TOO_LARGE], 1)
     assert Changes({"quantization": method}) in [fix.changes for fix in found.fixes]
 
 
-def test_a_variable_is_named_only_to_a_release_that_reads_it() -> None:
+def test_variable_is_named_only_to_a_release_that_reads_it() -> None:
     late = "TimeoutError: Timed out waiting for engines to sendinitial message on input socket."
     for version, named in (("0.10.2", False), ("0.14.1", True), ("0.33.0", True)):
         start = f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}"
@@ -701,7 +699,7 @@ def test_a_variable_is_named_only_to_a_release_that_reads_it() -> None:
     assert "vLLM 0.14.1 and later" in " ".join(fix.why for fix in of(late).fixes)
 
 
-def test_ranks_may_wait_longer_for_each_other_where_the_release_has_the_flag() -> None:
+def test_longer_rank_timeout_is_offered_where_the_flag_exists() -> None:
     missing = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined."
     wait = Changes({"distributed-timeout-seconds": 1800})
     for version, known in (("0.13.0", False), ("0.33.0", True)):
@@ -710,19 +708,19 @@ def test_ranks_may_wait_longer_for_each_other_where_the_release_has_the_flag() -
     assert wait not in [fix.changes for fix in of(missing).fixes]
 
 
-def test_a_backend_that_refuses_is_left_to_vllm() -> None:
+def test_refused_backend_is_left_to_vllm() -> None:
     text = "ValueError: Selected backend AttentionBackendEnum.FLASH_ATTN is not valid for this configuration. Reason: ['compute capability not supported']"  # noqa: E501
     found = of(text, {"attention-backend": "FLASH_ATTN"})
     assert found.cause is Cause.UNSUPPORTED_BY_GPU
     assert found.fixes[0].changes == Changes(unset=("attention-backend",))
 
 
-def test_a_quantization_that_the_files_do_not_have_is_left_out() -> None:
+def test_quantization_missing_from_the_files_is_removed() -> None:
     found = of("ValueError: Cannot find the config file for awq", {"quantization": "awq"})
     assert found.fixes[0].changes == Changes(unset=("quantization",))
 
 
-def test_as_many_gpus_are_offered_as_hold_the_checkpoint() -> None:
+def test_enough_gpus_for_the_checkpoint_are_offered() -> None:
     size = "(EngineCore pid=7) INFO 11-20 10:00:02 [w.py:1] Filesystem type for checkpoints: EXT4. Checkpoint size: 131.42 GiB. Available RAM: 200.0 GiB."  # noqa: E501
     full = TOO_LARGE[-1] + " GPU 0 has a total capacity of 23.58 GiB of which 352.00 MiB is free."
     found = diagnose([begun("None"), size, *TOO_LARGE[:-1], full], 1)
@@ -745,7 +743,7 @@ def _case(version: str | None, text: str = "") -> Case:
         ("0.6.0", []),
     ],
 )
-def test_only_flags_that_the_release_takes_are_named(version: str | None, named: list[str]) -> None:
+def test_only_flags_of_the_release_are_named(version: str | None, named: list[str]) -> None:
     said = " ".join(one.why for one in environment.main_memory(_case(version)))
     names = ("--swap-space", "--cpu-offload-gb", "--kv-offloading-size")
     assert [name for name in names if name in said] == named
@@ -755,12 +753,12 @@ def test_only_flags_that_the_release_takes_are_named(version: str | None, named:
     ("version", "flag", "variable"),
     [("0.11.0", False, True), ("0.13.0", True, True), ("0.32.0", True, False), (None, True, True)],
 )
-def test_a_backend_is_left_out_where_the_release_takes_it(version: str | None, flag: bool, variable: bool) -> None:
+def test_backend_is_removed_in_the_releases_form(version: str | None, flag: bool, variable: bool) -> None:
     (said,) = (one.why for one in settings.backend_fixes(_case(version, "Selected backend X is not valid")))
     assert ("--attention-backend" in said, "VLLM_ATTENTION_BACKEND" in said) == (flag, variable)
 
 
-def test_a_remapped_row_is_no_fault_of_the_gpu() -> None:
+def test_remapped_row_is_not_a_gpu_fault() -> None:
     said = environment.kernel_crash(_case(None))[0].why
     assert "64" in said
     assert "63" not in said
@@ -791,7 +789,7 @@ STEPS = "ValueError: num_speculative_tokens:5 must be divisible by n_predict=2"
         ),
     ],
 )
-def test_speculative_decoding_gets_a_number_of_tokens_that_vllm_takes(
+def test_speculative_decoding_gets_an_accepted_token_count(
     text: str, flags: dict[str, FlagValue], changes: dict[str, FlagValue]
 ) -> None:
     found = diagnose([text], 1, flags=flags)
@@ -800,7 +798,7 @@ def test_speculative_decoding_gets_a_number_of_tokens_that_vllm_takes(
     assert [one.changes.unset for one in rest] == ([tuple(flags)] if flags else [])
 
 
-def test_a_key_of_the_speculative_settings_is_not_taken_for_a_flag() -> None:
+def test_key_of_speculative_config_is_not_treated_as_a_flag() -> None:
     lines = [
         "non-default args: {'seed': 1, 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 0}}",
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig",
@@ -814,7 +812,7 @@ def test_a_key_of_the_speculative_settings_is_not_taken_for_a_flag() -> None:
     assert found.fixes[1].changes == Changes(unset=("speculative-config",))
 
 
-def test_a_setting_that_pydantic_only_lists_is_not_blamed() -> None:
+def test_setting_only_listed_by_pydantic_is_not_blamed() -> None:
     lines = [
         "non-default args: {'model': 'm', 'enable_eplb': True}",
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig",
@@ -824,7 +822,7 @@ def test_a_setting_that_pydantic_only_lists_is_not_blamed() -> None:
     assert [one.changes for one in diagnose(lines, 1).fixes] == [Changes(unset=("enable-eplb",))]
 
 
-def test_a_format_of_the_models_files_is_no_flag_to_leave_out() -> None:
+def test_checkpoint_format_is_not_a_flag_to_remove() -> None:
     lines = [
         "non-default args: {'model': 'org/nf4'}",
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",

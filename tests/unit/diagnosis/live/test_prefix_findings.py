@@ -55,7 +55,7 @@ def find(found: Evidence, code: str) -> Finding | None:
 HYBRID = {"linear_layers": True}
 
 
-def test_prompts_that_are_shorter_than_a_block_of_a_hybrid_are_named_as_the_cause() -> None:
+def test_prompts_shorter_than_a_hybrid_block_are_the_cause() -> None:
     """As seen with vLLM 0.32.0 and a model with linear attention: blocks of 1,152 tokens, prompts of 600."""
     found = find(evidence(HYBRID, step=1152), "prefix_cache_idle")
     assert found is not None
@@ -86,13 +86,13 @@ def test_longer_prompts_may_share_less_than_a_block() -> None:
         {**HYBRID, "flags": {"prefix-match-unit": 128}},
     ],
 )
-def test_a_unit_is_offered_only_where_it_was_seen_to_help(known: Mapping[str, Any]) -> None:
+def test_prefix_match_unit_is_offered_only_where_it_helps(known: Mapping[str, Any]) -> None:
     found = find(replace(evidence(step=1152), **known), "prefix_cache_idle")
     assert found is not None
     assert not found.fixes
 
 
-def test_with_a_unit_it_is_not_reported_that_prompts_share_nothing() -> None:
+def test_with_a_match_unit_prompts_may_still_share_prefixes() -> None:
     """A hybrid keeps the state at the end of a prompt, and of shared beginnings whole blocks only."""
     found = find(evidence({**HYBRID, "flags": {"prefix-match-unit": 64}}, step=64), "prefix_cache_idle")
     assert found is not None
@@ -100,21 +100,21 @@ def test_with_a_unit_it_is_not_reported_that_prompts_share_nothing() -> None:
     assert not found.fixes
 
 
-def test_a_cache_that_is_filled_again_within_minutes_may_have_lost_what_comes_again() -> None:
+def test_quickly_recycled_cache_may_have_evicted_prefixes() -> None:
     found = find(evidence(cache_tokens=50_000), "prefix_cache_idle")
     assert found is not None
     assert "comes again later than about 36s: evicted by then" in found.cause
     assert ("evicted when unused for", "about 36s") in [(one.name, one.value) for one in found.measures]
 
 
-def test_a_cache_that_holds_all_of_it_has_prompts_that_share_nothing() -> None:
+def test_cache_that_holds_everything_means_unshared_prompts() -> None:
     found = find(evidence(), "prefix_cache_idle")
     assert found is not None
     assert found.cause.startswith("Prompts share hardly any prefix.")
     assert kept_seconds(evidence(HYBRID), 30) is None, "blocks are not all alike"
 
 
-def test_at_most_counts_what_is_surely_below() -> None:
+def test_at_most_counts_only_full_buckets() -> None:
     assert at_most(Histogram((100.0, 1000.0, float("inf")), (2.0, 8.0, 10.0), 0.0), 1152) == 0.8
     assert at_most(Histogram((100.0, 1000.0, float("inf")), (2.0, 8.0, 10.0), 0.0), 50) == 0.0
     assert at_most(Histogram((100.0,), (0.0,), 0.0), 50) is None
@@ -141,7 +141,7 @@ OFF = {"caching": False, "looked_up": 0.0}
         ({}, "its log may say why", None),
     ],
 )
-def test_what_vllm_turned_off_is_named_with_its_reason(
+def test_reason_why_vllm_disabled_caching_is_named(
     known: Mapping[str, Any], words: str, changes: Changes | None
 ) -> None:
     found = find(replace(evidence(**OFF), **known), "prefix_cache_off")
@@ -151,7 +151,7 @@ def test_what_vllm_turned_off_is_named_with_its_reason(
     assert [one.changes for one in found.fixes] == ([changes] if changes is not None else [])
 
 
-def test_prefix_caching_of_linear_layers_comes_with_steps_that_hold_a_block() -> None:
+def test_linear_layer_caching_needs_steps_of_a_block() -> None:
     """vLLM 0.25.1: 'In Mamba cache align mode, block_size (2096) must be <= max_num_batched_tokens (2048)'."""
     known = {**HYBRID, "release": (0, 25, 1)}
     found = find(replace(evidence(**OFF, step=2096), **known), "prefix_cache_off")
@@ -163,7 +163,7 @@ def test_prefix_caching_of_linear_layers_comes_with_steps_that_hold_a_block() ->
     assert found.fixes[0].changes == Changes({"enable-prefix-caching": True})
 
 
-def test_a_fix_for_prompts_that_are_known_to_repeat_is_a_warning() -> None:
+def test_fix_for_known_repeated_prompts_is_a_warning() -> None:
     known = {**HYBRID, "release": (0, 25, 1), "earlier_reuse": 0.5}
     found = find(replace(evidence(**OFF), **known), "prefix_cache_off")
     assert found is not None
@@ -171,7 +171,7 @@ def test_a_fix_for_prompts_that_are_known_to_repeat_is_a_warning() -> None:
     assert found.measures[0].value == "50%"
 
 
-def test_lookups_that_are_never_made_are_reported() -> None:
+def test_missing_cache_lookups_are_reported() -> None:
     found = find(evidence(looked_up=0.0), "prefix_cache_off")
     assert found is not None
     assert found.symptom.startswith("No prompt is looked up")
@@ -189,11 +189,11 @@ def test_lookups_that_are_never_made_are_reported() -> None:
     ],
     ids=["by a flag", "unique prompts", "not reported", "no counter", "with hits"],
 )
-def test_nothing_is_reported_where_nobody_is_surprised(known: Mapping[str, Any], frames: Mapping[str, Any]) -> None:
+def test_expected_cache_off_is_not_reported(known: Mapping[str, Any], frames: Mapping[str, Any]) -> None:
     assert find(evidence(known, **frames), "prefix_cache_off") is None
 
 
-def test_nothing_is_reported_of_a_server_whose_flags_are_not_known() -> None:
+def test_caching_off_is_not_reported_with_unknown_flags() -> None:
     assert not [one for one in without_flags(findings(evidence(**OFF))) if one.code == "prefix_cache_off"]
 
 
@@ -201,7 +201,7 @@ def test_nothing_is_reported_of_a_server_whose_flags_are_not_known() -> None:
     "known",
     [{"mla": True, "build": "cpu"}, {"attention_free": True, **HYBRID}, {**HYBRID, "release": (0, 14, 1)}],
 )
-def test_caching_is_not_offered_to_a_model_for_which_vllm_turns_it_off_again(known: Mapping[str, Any]) -> None:
+def test_caching_is_not_offered_where_vllm_disables_it_again(known: Mapping[str, Any]) -> None:
     off = {"flags": {"enable-prefix-caching": False}, "earlier_reuse": 0.5}
     offered = find(evidence(off, **OFF), "prefix_cache_missed")
     assert offered is not None
@@ -211,7 +211,7 @@ def test_caching_is_not_offered_to_a_model_for_which_vllm_turns_it_off_again(kno
     assert not found.fixes
 
 
-def test_preemptions_show_what_resumed_requests_still_found() -> None:
+def test_preemptions_show_tokens_still_cached_on_resume() -> None:
     found = find(evidence({"resumed": StillCached(4, 400, 100)}, hits=400.0, preempted=1.0), "preempting")
     assert found is not None
     assert ("still cached when resumed", "25% of 400 tokens") in [(one.name, one.value) for one in found.measures]

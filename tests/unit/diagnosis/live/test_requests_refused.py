@@ -51,13 +51,13 @@ def refused(refusals: Refusals, **more: object) -> Finding:
         ([*[Responses(10.0, 10.0)] * 6, *[Responses(10.0)] * 6], False),  # none within the last minute
     ],
 )
-def test_a_share_of_the_requests_of_a_minute(answers: list[Responses | None], found: bool) -> None:
+def test_refused_share_of_the_requests_in_a_minute(answers: list[Responses | None], found: bool) -> None:
     codes = named(answers)
     assert ("requests_refused" in codes) == found
     assert ("healthy" in codes) == (not found)
 
 
-def test_how_many_of_how_many() -> None:
+def test_refused_requests_are_counted() -> None:
     finding = refused(UNKNOWN)
     assert finding.symptom == "60 of 120 requests in the last minute were refused (4xx)."
     assert (finding.measures[0].value, finding.measures[0].limit) == ("50% (60 of 120)", "5%")
@@ -66,7 +66,7 @@ def test_how_many_of_how_many() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-4", "my model", "--trust-remote-code"])
-def test_a_model_that_is_not_served_is_named_and_becomes_no_name_of_the_server(name: str) -> None:
+def test_unserved_model_name_is_reported_but_not_added_to_the_server(name: str) -> None:
     finding = refused(Refusals(NOT_FOUND, ((name, 40),)), model_name="org/model")
     assert name in finding.cause
     assert "org/model" in finding.cause
@@ -75,7 +75,7 @@ def test_a_model_that_is_not_served_is_named_and_becomes_no_name_of_the_server(n
     assert finding.fixes[0].changes.empty
 
 
-def test_a_name_that_the_log_does_not_have_is_most_likely_a_models() -> None:
+def test_unlogged_name_is_most_likely_a_model() -> None:
     finding = refused(Refusals(NOT_FOUND), model_name="org/model")
     assert finding.cause.startswith("Most likely")
     assert [fix.changes.empty for fix in finding.fixes] == [True, True]
@@ -83,7 +83,7 @@ def test_a_name_that_the_log_does_not_have_is_most_likely_a_models() -> None:
     assert "does not log why" in refused(Refusals(NOT_FOUND)).cause, "nothing is known of its name"
 
 
-def test_a_missing_key_is_no_matter_of_flags() -> None:
+def test_missing_key_is_not_a_flag_problem() -> None:
     finding = refused(Refusals((("401 Unauthorized", 40),)))
     assert "API key" in finding.cause
     assert [fix.changes.empty for fix in finding.fixes] == [True]
@@ -100,14 +100,14 @@ def test_a_missing_key_is_no_matter_of_flags() -> None:
         (5000, None, None),  # nothing is known of the model
     ],
 )
-def test_a_longer_context_is_offered_where_it_fits(longest: int | None, most: int | None, length: int | None) -> None:
+def test_longer_context_is_offered_where_it_fits(longest: int | None, most: int | None, length: int | None) -> None:
     finding = refused(Refusals(BAD, (), True, longest), max_model_len=4096, max_context=most)
     assert "max-model-len" in finding.cause
     offered = [fix.changes.set["max-model-len"] for fix in finding.fixes if fix.changes.set]
     assert offered == ([length] if length is not None else [])
 
 
-def test_a_context_that_the_kv_cache_cannot_hold_is_not_offered() -> None:
+def test_context_above_the_kv_cache_is_not_offered() -> None:
     evidence = Evidence(NOW, NOW - 3600, frames([Responses(10.0, 10.0)] * 12, 4100), max_model_len=4096,
                         max_context=32_768, refusals=Refusals(BAD, (), True, 5000))  # fmt: skip
     (finding,) = [one for one in findings(evidence) if one.code == "requests_refused"]
@@ -115,7 +115,7 @@ def test_a_context_that_the_kv_cache_cannot_hold_is_not_offered() -> None:
     assert "4,100" in finding.fixes[0].why
 
 
-def test_without_a_logged_reason_no_flag_is_offered() -> None:
+def test_no_flag_is_offered_without_a_logged_reason() -> None:
     finding = refused(Refusals(BAD), max_model_len=4096, max_context=32_768)
     assert finding.cause == "vLLM answers 400 Bad Request and does not log why."
     assert all(fix.changes.empty for fix in finding.fixes)

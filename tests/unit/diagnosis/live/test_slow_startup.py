@@ -24,12 +24,12 @@ def changes(one: LastStart) -> list[dict[str, Any]]:
     return [dict(fix.changes.set) for fix in found.fixes] if found is not None else []
 
 
-def test_without_anything_to_gain_there_is_no_finding() -> None:
+def test_no_finding_without_a_saving() -> None:
     assert slow_startup(start()) is None
     assert slow_startup(start({"imports": 8.0}, pin_bytes=GIB)) is None, "too short to matter"
 
 
-def test_the_suggested_cache_size_skips_measuring_memory() -> None:
+def test_suggested_cache_size_skips_memory_profiling() -> None:
     found = slow_startup(start(pin_bytes=13 * GIB, facts={"kv_measure_seconds": 9.0}))
     assert found is not None
     assert (found.severity, found.since) == (Severity.NOTE, 5.0)
@@ -40,7 +40,7 @@ def test_the_suggested_cache_size_skips_measuring_memory() -> None:
     assert "gpu-memory-utilization" in fix.tradeoff
 
 
-def test_the_cache_size_is_not_offered_where_it_is_fixed_or_saves_nothing() -> None:
+def test_cache_size_is_not_offered_if_fixed_or_without_saving() -> None:
     assert changes(start(pin_bytes=GIB, facts={"kv_measure_seconds": 0.0})) == []
     assert changes(start(pin_bytes=GIB, facts={"kv_measure_seconds": 4.0})) == [], "4 of 63 s are not worth the risk"
     assert changes(start(pin_bytes=GIB, facts={"kv_pinned": "plan"})) == []
@@ -48,7 +48,7 @@ def test_the_cache_size_is_not_offered_where_it_is_fixed_or_saves_nothing() -> N
     assert changes(start(flags={"num-gpu-blocks-override": 7}, pin_bytes=GIB)) == []
 
 
-def test_the_start_up_plan_is_named_where_vllm_has_it() -> None:
+def test_startup_plan_is_named_where_vllm_has_it() -> None:
     old, new = (slow_startup(start(pin_bytes=GIB, release=release)) for release in ((0, 25, 1), (0, 26, 0)))
     assert old is not None
     assert new is not None
@@ -56,7 +56,7 @@ def test_the_start_up_plan_is_named_where_vllm_has_it() -> None:
     assert "VLLM_ENABLE_STARTUP_PLAN=1" in new.fixes[1].why
 
 
-def test_a_disabled_compile_cache_is_named_by_the_log_or_by_the_environment() -> None:
+def test_disabled_compile_cache_is_named_from_log_or_environment() -> None:
     for one in (start(facts={"compile_cache": "disabled"}), start(cache_off=True)):
         found = slow_startup(one)
         assert found is not None
@@ -66,7 +66,7 @@ def test_a_disabled_compile_cache_is_named_by_the_log_or_by_the_environment() ->
     assert slow_startup(start(cache_off=True, facts={"compile_cache": "hit"})) is None
 
 
-def test_a_fast_loader_is_offered_where_weights_take_a_notable_share() -> None:
+def test_fast_loader_is_offered_when_weights_take_long() -> None:
     loaders = (FastLoader("runai_streamer", "It costs."), FastLoader("fastsafetensors", "More."))
     assert changes(start(loaders=loaders)) == [{"load-format": "runai_streamer"}]
     assert changes(start({"imports": 60.0, "weights": 11.0}, loaders=loaders)) == []
@@ -86,7 +86,7 @@ DISTURBED = (
 )
 
 
-def test_memory_that_a_neighbor_took_meanwhile_is_told_beside_the_plan() -> None:
+def test_memory_taken_by_a_neighbor_during_startup_is_reported() -> None:
     report = read_report(DISTURBED)
     assert report.disturbed(H100, {}, {})
     found = disturbed_start(report, 204_352.0, 5.0)
@@ -98,7 +98,7 @@ def test_memory_that_a_neighbor_took_meanwhile_is_told_beside_the_plan() -> None
     assert len(disturbed_start(report, None, 5.0).measures) == 2, "without a plan its own figure is told"
 
 
-def test_what_vllm_and_nccl_hold_themselves_is_no_disturbance() -> None:
+def test_memory_of_vllm_and_nccl_is_not_a_disturbance() -> None:
     assert not read_report([line.replace("7.98", "0.22") for line in DISTURBED]).disturbed(H100, {}, {})
     assert not read_report(DISTURBED[:2]).disturbed(H100, {}, {})
     later = [line.replace("for weight,", "for consumed memory (weights + non-torch),") for line in DISTURBED]
@@ -106,7 +106,7 @@ def test_what_vllm_and_nccl_hold_themselves_is_no_disturbance() -> None:
     assert not read_report(later).disturbed(H100, {}, {}), "0.32: one figure with the weights tells nothing"
 
 
-def test_memory_that_vllm_itself_may_hold_beside_pytorch_is_no_disturbance() -> None:
+def test_vllm_memory_outside_pytorch_is_not_a_disturbance() -> None:
     report = read_report(DISTURBED)
     assert not report.disturbed("NVIDIA GB10", {}, {}), "what vLLM's own processes take counts there"
     assert not report.disturbed(H100, {"all2all-backend": "deepep_low_latency"}, {})

@@ -22,19 +22,19 @@ def run(number: int, *findings: tuple[str, float, float], **flags: int) -> PastR
     return PastRun(number, 0.0, findings=findings, flags={**FLAGS, "max-num-seqs": 4, **flags})
 
 
-def test_what_an_earlier_run_with_these_flags_had_is_in_the_tradeoff_and_the_fix_comes_last() -> None:
+def test_earlier_run_with_these_flags_is_a_tradeoff_and_ranks_last() -> None:
     first, last = fixes(run(1, ("slow_first_token", 0.0, 400.0), ("slow_first_token", 500.0, 820.0)))
     assert first == SHORTER
     assert last.changes == FEWER.changes
     assert last.tradeoff == "TTFT can rise. Run 1 used these flags and had: TTFT above objective for 12m."
 
 
-def test_the_newest_of_such_runs_counts() -> None:
+def test_newest_matching_run_counts() -> None:
     older, newer = run(1, ("slow_first_token", 0.0, 720.0)), run(2)
     assert fixes(newer, older) == (FEWER, SHORTER)
 
 
-def test_runs_with_other_flags_and_short_or_unrelated_findings_say_nothing() -> None:
+def test_other_flags_and_short_or_unrelated_findings_are_ignored() -> None:
     bad = ("slow_first_token", 0.0, 720.0)
     assert fixes(run(1, bad, **{"max-model-len": 1024})) == FINDING.fixes
     assert fixes(run(1, bad, **{"max-num-batched-tokens": 512})) == FINDING.fixes

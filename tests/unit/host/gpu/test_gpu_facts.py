@@ -30,14 +30,14 @@ from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, link_level, n
         ("NVIDIA GeForce RTX 4090", "NV4", None),
     ],
 )
-def test_nvlink_bandwidth_is_that_of_the_data_sheet(name: str, kind: str, gbs: float | None) -> None:
+def test_nvlink_bandwidth_matches_the_data_sheet(name: str, kind: str, gbs: float | None) -> None:
     assert bandwidth(kind, Gpu(0, name=name), Gpu(1, name=name)) == gbs
 
 
 @pytest.mark.parametrize(
     ("stated", "gbs"), [(14062, 112.5), (25781, 200.0), (26562, 200.0), (53125, 400.0), (9000, 72.0)]
 )
-def test_the_rate_that_the_driver_states_is_taken_without_its_overhead(stated: float, gbs: float) -> None:
+def test_rate_reported_by_the_driver_excludes_overhead(stated: float, gbs: float) -> None:
     gpu = Gpu(0, nvlink_speed_mbs=stated)
     assert bandwidth("NV4", gpu, gpu) == gbs
 
@@ -56,11 +56,11 @@ def test_pcie_bandwidth_is_that_of_the_narrower_slot() -> None:
      ("NV0", LinkLevel.UNKNOWN, 0), ("", LinkLevel.UNKNOWN, 0), ("NV", LinkLevel.UNKNOWN, 0),
      ("XGMI", LinkLevel.UNKNOWN, 0)],
 )  # fmt: skip
-def test_kinds_are_read_as_nvidia_smi_writes_them(kind: str, level: LinkLevel, count: int) -> None:
+def test_kinds_are_parsed_like_nvidia_smi(kind: str, level: LinkLevel, count: int) -> None:
     assert (link_level(kind), nvlinks_in(kind)) == (level, count)
 
 
-def test_memory_is_reported_by_server_by_user_and_by_nobody_seen() -> None:
+def test_memory_is_reported_by_server_user_and_unseen() -> None:
     anna = (Holder(2, user="anna", gib=5.0), Holder(3, user="anna", gib=1.0))
     holders = (Holder(1, user="me", gib=10.0, server="chat"), *anna, Holder(4, gib=2.0))
     found = holdings(Gpu(0, memory_gib=48.0, free_gib=20.0, used_gib=28.0, used_by=holders))
@@ -70,13 +70,13 @@ def test_memory_is_reported_by_server_by_user_and_by_nobody_seen() -> None:
     assert found.others_gib == 18.0
 
 
-def test_what_no_process_accounts_for_belongs_to_the_one_whose_part_is_not_reported() -> None:
+def test_unaccounted_memory_belongs_to_the_unreported_process() -> None:
     gpu = Gpu(0, memory_gib=24.0, free_gib=4.0, used_gib=20.0, used_by=(Holder(7, user="wsl"),))
     assert holdings(gpu).others == {"wsl": 20.0}
     assert holdings(gpu).unseen == 0.0
 
 
-def test_a_desktop_leaves_a_gpu_free_and_a_game_does_not() -> None:
+def test_desktop_leaves_a_gpu_free_and_a_game_does_not() -> None:
     gpu = Gpu(
         0, memory_gib=24.0, free_gib=23.0, used_gib=1.0, used_by=(Holder(1, user="me", gib=0.6, kind="graphics"),)
     )
@@ -98,7 +98,7 @@ def test_a_desktop_leaves_a_gpu_free_and_a_game_does_not() -> None:
         ("12.5g", GpuShare(0, gib=12.5)),
     ],
 )
-def test_shares_are_read_as_people_write_them(value: str | float, share: GpuShare) -> None:
+def test_share_formats_are_parsed(value: str | float, share: GpuShare) -> None:
     assert parse_share(0, value) == share
 
 
@@ -119,13 +119,13 @@ def test_shares_are_read_as_people_write_them(value: str | float, share: GpuShar
         pytest.param(-(16**5000), id="long"),
     ],
 )
-def test_what_is_no_share_is_reported(value: object) -> None:
+def test_invalid_share_is_reported(value: object) -> None:
     with pytest.raises(HostError, match=r"GPU 0: .* is not a part of its memory") as caught:
         parse_share(0, value)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
-def test_a_share_counts_what_our_servers_hold_and_never_exceeds_what_is_free() -> None:
+def test_share_includes_own_servers_and_is_limited_to_free_memory() -> None:
     gpu = Gpu(0, memory_gib=48.0, free_gib=20.0, used_gib=28.0, used_by=(Holder(1, gib=8.0, server="chat"),))
     assert available_gib(gpu, [GpuShare(0, gib=24.0)]) == 16.0
     assert available_gib(gpu, [GpuShare(0, gib=40.0)]) == 20.0
@@ -150,12 +150,12 @@ PORT = NvLink(0, active=True, version="3.1", remote=1, errors={"replay": 0, "crc
         (Gpu(0, pcie_replays=5000), "5000 PCIe replays"),
     ],
 )
-def test_what_is_wrong_with_a_gpu_is_reported(gpu: Gpu, says: str) -> None:
+def test_gpu_problems_are_reported(gpu: Gpu, says: str) -> None:
     (text,) = hardware_warnings(Host(gpus=(gpu,)))
     assert says in text
 
 
-def test_what_is_as_it_should_be_is_not_reported(recorded: Callable[[str], Host]) -> None:
+def test_normal_gpus_are_not_reported(recorded: Callable[[str], Host]) -> None:
     for name in ("8xh100", "4xa6000", "8xl40s", "1xrtx4090", "1xa100-mig"):
         assert hardware_warnings(recorded(name)) == []
     # An idle GPU's PCIe falls back to generation 1, and no bridge at all is no broken one.
@@ -166,7 +166,7 @@ def test_what_is_as_it_should_be_is_not_reported(recorded: Callable[[str], Host]
     )
 
 
-def test_peers_that_cannot_reach_each_other_are_reported() -> None:
+def test_unreachable_peers_are_reported() -> None:
     gpus = (Gpu(0), Gpu(1))
     over_nvlink = Host(gpus=gpus, links=(Link(0, 1, "NV4", p2p="not supported"),), islands=((0, 1),))
     assert "have NVLink" in hardware_warnings(over_nvlink)[0]

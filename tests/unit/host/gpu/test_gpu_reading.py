@@ -121,7 +121,7 @@ def differing(one: Any, other: Any, key: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize("name", recorded_hosts())
-def test_a_recorded_host_is_read_as_it_was_recorded(
+def test_recorded_host_is_read_as_recorded(
     name: str, recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     host = recorded(name)
@@ -144,7 +144,7 @@ def bare(holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, UNKNOWN])
 @pytest.mark.parametrize("name", ["4xa6000", "8xh100", "1xa100-mig"])
-def test_a_function_that_fails_loses_its_own_values_only(
+def test_failing_function_loses_only_its_own_values(
     name: str, code: int, recorded: Callable[[str], Host], make_stub: Callable[[Host], Any], stub_functions: list[str]
 ) -> None:
     functions = [function for function in stub_functions if function not in ESSENTIAL and function != "nvmlErrorString"]
@@ -160,7 +160,7 @@ def test_a_function_that_fails_loses_its_own_values_only(
         assert len(answers[function]["gpus"]) == len(whole["gpus"])
 
 
-def test_a_host_whose_values_are_all_missing_keeps_its_gpus(
+def test_host_without_any_values_keeps_its_gpus(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any], stub_functions: list[str]
 ) -> None:
     functions = [function for function in stub_functions if function not in ESSENTIAL | {"nvmlErrorString"}]
@@ -170,7 +170,7 @@ def test_a_host_whose_values_are_all_missing_keeps_its_gpus(
     assert {gpu.used_by for gpu in host.gpus} == {None}
 
 
-def test_processes_are_named_and_a_pid_of_another_container_stays_a_pid(
+def test_processes_are_named_and_foreign_container_pids_stay_pids(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     host = recorded("1xrtx4090")
@@ -189,7 +189,7 @@ def test_processes_are_named_and_a_pid_of_another_container_stays_a_pid(
     assert by_pid[1].gib is None
 
 
-def test_processes_below_a_server_are_named_as_its_own(
+def test_child_processes_of_a_server_are_named_as_its_own(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     host = recorded("1xrtx4090")
@@ -206,7 +206,7 @@ print(json.dumps(reader.sample(1.0).gpus[0].used_by[0].server))
     assert stub.run(code, "4190001") is None
 
 
-def test_processes_are_looked_up_only_when_the_pids_change(
+def test_processes_are_looked_up_only_when_pids_change(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     code = """
@@ -250,7 +250,7 @@ print(json.dumps([rates, ports]))
     assert second == [[pytest.approx(4 * 1_000_000 * 1024 / 1e9 / 2, rel=2e-3)] * 2] * 2
 
 
-def test_a_counter_that_fell_is_no_rate_and_the_other_links_still_are() -> None:
+def test_decreased_counter_gives_no_rate_for_its_link_only() -> None:
     ask: list[list[int | float | None]] = [[100.0, 100.0, 500.0, 500.0], [90.0, 100.0, 1_000_000.0, 500.0]]
     links = LinkReader(Nvml())
     links._links, links._wanted = (NvLink(0, True), NvLink(1, True)), [(1, 0), (2, 0), (1, 1), (2, 1)]
@@ -271,7 +271,7 @@ def test_a_counter_that_fell_is_no_rate_and_the_other_links_still_are() -> None:
         (17, "blocked"),
     ],
 )
-def test_a_driver_that_cannot_be_opened_is_one_sentence(
+def test_driver_that_cannot_be_opened_is_one_sentence(
     code: int, says: str, recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     stub = make_stub(recorded("4xa6000"))
@@ -297,7 +297,7 @@ def test_without_a_driver_the_rest_of_the_machine_is_known() -> None:
     assert bool(host.gpus) != bool(host.problem)
 
 
-def test_a_gpu_that_is_lost_at_the_start_does_not_hide_the_others(
+def test_gpu_lost_at_startup_does_not_hide_the_others(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     host = make_stub(recorded("4xa6000")).sample("* 2 15 0")
@@ -306,7 +306,7 @@ def test_a_gpu_that_is_lost_at_the_start_does_not_hide_the_others(
     assert host.islands == ((0, 1), (2,), (3,))
 
 
-def test_commands_read_this_machine_by_its_driver(
+def test_commands_read_this_machine_through_its_driver(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     stub = make_stub(recorded("4xa6000"))
@@ -320,7 +320,7 @@ def test_commands_read_this_machine_by_its_driver(
     assert "fell off the bus" in stub.command("host").stdout
 
 
-def test_documents_survive_being_written_and_read(recorded: Callable[[str], Host]) -> None:
+def test_host_documents_round_trip(recorded: Callable[[str], Host]) -> None:
     for name in recorded_hosts():
         host = recorded(name)
         assert decode_host(json.dumps(encode_host(host)).encode()) == host
@@ -342,7 +342,7 @@ print(json.dumps(seen))
 """
 
 
-def test_pcie_traffic_is_measured_every_five_seconds_only(
+def test_pcie_traffic_is_measured_every_five_seconds(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     """A driver takes 40 ms for both directions of a GPU."""

@@ -66,7 +66,7 @@ def watch(reader: FakeReader) -> Any:
     watch.close()
 
 
-def test_a_driver_that_hangs_is_reported_and_comes_back_by_itself(watch: GpuMonitor, reader: FakeReader) -> None:
+def test_hung_driver_is_reported_and_recovers(watch: GpuMonitor, reader: FakeReader) -> None:
     until(lambda: watch.latest().host.gpus)
     reader.hold.clear()
     until(lambda: watch.latest().problem)
@@ -81,7 +81,7 @@ def test_a_driver_that_hangs_is_reported_and_comes_back_by_itself(watch: GpuMoni
     assert reader.most_inside == 1
 
 
-def test_while_it_hangs_nobody_waits_and_no_second_call_goes_out(watch: GpuMonitor, reader: FakeReader) -> None:
+def test_hung_driver_blocks_nobody_and_gets_no_second_call(watch: GpuMonitor, reader: FakeReader) -> None:
     until(lambda: watch.latest().host.gpus)
     reader.hold.clear()
     until(lambda: watch.latest().problem)
@@ -92,7 +92,7 @@ def test_while_it_hangs_nobody_waits_and_no_second_call_goes_out(watch: GpuMonit
     assert reader.inside == 1
 
 
-def test_a_driver_that_fails_is_opened_again_until_it_works(watch: GpuMonitor, reader: FakeReader) -> None:
+def test_failing_driver_is_reopened_until_it_works(watch: GpuMonitor, reader: FakeReader) -> None:
     until(lambda: watch.latest().host.gpus)
     reader.problem = "the driver is gone"
     until(lambda: watch.latest().problem == "the driver is gone")
@@ -105,7 +105,7 @@ def test_a_driver_that_fails_is_opened_again_until_it_works(watch: GpuMonitor, r
     until(lambda: watch.latest().host.gpus and not watch.latest().problem)
 
 
-def test_a_bug_in_reading_is_reported_and_does_not_end_the_watch(watch: GpuMonitor, reader: FakeReader) -> None:
+def test_reader_exception_is_reported_and_does_not_end_the_monitor(watch: GpuMonitor, reader: FakeReader) -> None:
     until(lambda: watch.latest().host.gpus)
     sample, reader.sample = reader.sample, lambda at: {}["x"]  # type: ignore[method-assign, assignment, index]
     until(lambda: "KeyError" in watch.latest().problem)
@@ -133,7 +133,7 @@ def until(condition):
 """
 
 
-def test_a_gpu_that_falls_off_the_bus_while_watching_is_marked_and_the_others_go_on(
+def test_gpu_that_falls_off_the_bus_is_marked_and_others_continue(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     source = (
@@ -162,9 +162,7 @@ print(json.dumps([before, lost, back]))
     assert back["gpus"][1]["free_gib"] == before["gpus"][1]["free_gib"]
 
 
-def test_a_gpu_that_was_reset_is_seen_again_by_its_new_handle(
-    recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
-) -> None:
+def test_reset_gpu_is_seen_by_its_new_handle(recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]) -> None:
     source = (
         WATCHED
         + """
@@ -185,7 +183,7 @@ print(json.dumps([before, back, heard]))
     assert back["links"] == before["links"]
 
 
-def test_for_a_gpu_that_stays_lost_the_driver_is_opened_more_and_more_seldom(
+def test_driver_is_reopened_less_often_for_a_lost_gpu(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     code = """
@@ -212,7 +210,7 @@ print(json.dumps([opened, [bool(gpu.lost) for gpu in host.gpus]]))
     assert lost == [False, False, True, False]
 
 
-def test_a_reset_that_only_a_fresh_driver_sees_is_seen_too(
+def test_reset_visible_only_to_a_new_driver_is_seen(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     code = """
@@ -238,7 +236,7 @@ print(json.dumps([[[gpu.index, gpu.name, gpu.free_gib, bool(gpu.lost)] for gpu i
 @pytest.mark.parametrize(
     "function", ["nvmlInitWithFlags", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetHandleByIndex_v2"]
 )
-def test_a_call_that_hangs_in_the_driver_stalls_nobody(
+def test_hung_driver_call_does_not_block_the_snapshot(
     function: str, recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     source = (
@@ -258,7 +256,7 @@ print(json.dumps([hung, back]))
     assert len(back["gpus"]) == 2
 
 
-def test_one_sample_of_a_driver_that_hangs_ends_with_a_sentence(
+def test_single_sample_of_a_hung_driver_ends_with_a_message(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     stub = make_stub(recorded("2xrtx3090"))
@@ -272,12 +270,12 @@ def holding(free: float, *holders: Holder) -> Host:
     return Host(gpus=(Gpu(0, memory_gib=48.0, free_gib=free, used_by=holders),))
 
 
-def test_memory_that_comes_back_is_waited_for() -> None:
+def test_memory_being_freed_is_waited_for() -> None:
     looks = iter([holding(10.0), holding(30.0), holding(47.0)])
     assert wait_until_freed(lambda: next(looks), {0: 45.0}, poll=0.001).freed
 
 
-def test_memory_that_does_not_come_back_names_who_holds_it() -> None:
+def test_unreleased_memory_names_its_holder() -> None:
     host = holding(10.0, Holder(7, user="bob", gib=2.0), Holder(42, user="anna", gib=35.5))
     found = wait_until_freed(lambda: host, {0: 45.0}, ours={7}, timeout=0.01, poll=0.001)
     assert not found.freed
@@ -286,14 +284,14 @@ def test_memory_that_does_not_come_back_names_who_holds_it() -> None:
     assert "35.0 GiB did not come back; pid 42 of anna still holds 35.5 GiB" in found.reason
 
 
-def test_a_recorded_host_names_the_servers_that_hold_its_gpus(recorded: Callable[[str], Host]) -> None:
+def test_recorded_host_names_the_servers_on_its_gpus(recorded: Callable[[str], Host]) -> None:
     host = recorded("8xl40s")
     found = with_servers(host, {90133: "chat"})
     assert found.gpus[2].holders[0].server == "chat"
     assert found.gpus[0] == host.gpus[0]
 
 
-def test_the_last_picture_is_json(watch: GpuMonitor) -> None:
+def test_last_snapshot_is_json(watch: GpuMonitor) -> None:
     from vllm_launchers.host.gpu.document import encode_host
 
     until(lambda: watch.latest().host.gpus)

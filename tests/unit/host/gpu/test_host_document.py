@@ -51,14 +51,14 @@ def changed(**changes: Any) -> bytes:
     return json.dumps(FOREIGN | changes).encode()
 
 
-def test_a_document_in_the_shape_that_is_written_down_is_read() -> None:
+def test_documented_format_is_read() -> None:
     host = decode_host(changed(islands=[[0, 1]]))
     assert host.gpus[0].holders == (Holder(5, user="anna", gib=7.5),)
     assert host.gpus[0].used_gib == 7.5
     assert host.links[0].bandwidth_gbs == 112.5
 
 
-def test_what_follows_from_the_rest_may_be_left_out() -> None:
+def test_derivable_values_may_be_omitted() -> None:
     assert decode_host(changed()).islands == ((0, 1),)
     assert decode_host(b'{"gpus": [{"index": 0}]}').gpus[0].free_gib is None
     assert decode_host(b"{}").gpus == ()
@@ -91,7 +91,7 @@ def test_what_follows_from_the_rest_may_be_left_out() -> None:
         pytest.param(b'{"hostname": "' + b"x" * 9_000_000 + b'"}', "larger than", id="huge"),
     ],
 )
-def test_what_is_wrong_is_reported_in_one_sentence(data: bytes, says: str) -> None:
+def test_errors_are_reported_in_one_sentence(data: bytes, says: str) -> None:
     with pytest.raises(HostError, match=says) as caught:
         decode_host(data)
     assert "\n" not in str(caught.value)
@@ -104,7 +104,7 @@ def test_what_is_wrong_is_reported_in_one_sentence(data: bytes, says: str) -> No
         max_leaves=30,
     )
 )
-def test_no_json_ends_in_anything_but_a_host_or_a_sentence(document: object) -> None:
+def test_any_json_gives_a_host_or_a_message(document: object) -> None:
     told = ""
     try:
         decode_host(json.dumps(document).encode())
@@ -113,7 +113,7 @@ def test_no_json_ends_in_anything_but_a_host_or_a_sentence(document: object) -> 
     assert "\n" not in told
 
 
-def test_files_are_named_in_what_is_reported(tmp_path: Path) -> None:
+def test_error_messages_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"no such file; recorded hosts: .*8xh100"):
         read_host(tmp_path / "missing.json")
     with pytest.raises(HostError, match="is no file"):
@@ -123,13 +123,13 @@ def test_files_are_named_in_what_is_reported(tmp_path: Path) -> None:
         read_host(tmp_path / "host.json")
 
 
-def test_recorded_hosts_are_had_by_name() -> None:
+def test_recorded_hosts_are_found_by_name() -> None:
     shipped = "8xh100 1xh100 1xh200 4xa6000 2xrtx3090 8xl40s 1xrtx4090 1xa100-mig"
     assert set(recorded_hosts()) == set(shipped.split())
     assert read_host(Path("8xh100")).hostname == "h100-box"
 
 
-def test_processes_are_servers_of_ours_by_their_ancestors() -> None:
+def test_servers_are_matched_to_processes_by_ancestors() -> None:
     host = decode_host(changed(gpus=[{"index": 0, "used_by": [{"pid": 5, "ancestors": [4, 3]}, {"pid": 9}]}], links=[]))
     assert [h.server for h in with_servers(host, {3: "chat"}).gpus[0].holders] == ["chat", None]
     assert [h.server for h in with_servers(host, {9: "coder"}).gpus[0].holders] == [None, "coder"]
@@ -150,6 +150,6 @@ def test_processes_are_servers_of_ours_by_their_ancestors() -> None:
         ("", None),
     ],
 )
-def test_models_are_found_as_people_name_them(said: str, meant: str | None) -> None:
+def test_gpu_models_are_found_by_common_names(said: str, meant: str | None) -> None:
     found = find_model(said)
     assert (found.name if found else None) == meant

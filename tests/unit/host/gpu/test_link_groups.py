@@ -37,12 +37,12 @@ def test_regular_hosts_need_no_matrix(name: str, said: str) -> None:
     assert links_summary(read_host(Path(name))) == said
 
 
-def test_a_mesh_in_which_only_some_pairs_are_linked_needs_one() -> None:
+def test_partially_linked_mesh_needs_a_matrix() -> None:
     ring = {(0, 1): "NV2", (1, 2): "NV2", (2, 3): "NV2", (0, 3): "NV2", (0, 2): "SYS", (1, 3): "SYS"}
     assert links_summary(host_of(ring, 4)) is None
 
 
-def test_an_unknown_link_is_not_guessed() -> None:
+def test_unknown_link_is_not_guessed() -> None:
     assert links_summary(host_of({(0, 1): "NV4", (1, 2): "NV4"}, 3)) is None
 
 

@@ -25,7 +25,7 @@ def host() -> Host:
     return Host(gpus=(GPU,), islands=((0,),))
 
 
-def test_the_slice_counted_is_the_slice_placed_on(host):
+def test_counted_slice_is_the_slice_placed_on(host):
     best = rank_placements(host, 1, need_gib=lambda gpu: 0.9 * (gpu.memory_gib or 0.0)).placements[0]
     pool, seen = pool_of(host), on_slice(host, None)
     assert best.mig == MIDDLE
@@ -34,7 +34,7 @@ def test_the_slice_counted_is_the_slice_placed_on(host):
     assert pool.memory_gib == seen.gpus[0].memory_gib == 9.8
 
 
-def test_the_recorded_host_agrees_too():
+def test_recorded_host_agrees_on_the_slice():
     host = read_host(Path("1xa100-mig"))
     best = rank_placements(host, 1, need_gib=lambda gpu: 0.9 * (gpu.memory_gib or 0.0)).placements[0]
     seen, pool = on_slice(host, None), pool_of(host)
@@ -45,7 +45,7 @@ def test_the_recorded_host_agrees_too():
     assert pool.memory_gib == best.mig.memory_gib
 
 
-def test_a_named_slice_is_the_only_gpu_of_its_server(host):
+def test_named_slice_is_its_servers_only_gpu(host):
     seen = on_slice(host, "MIG-held")
     assert seen is not None
     (gpu,) = seen.gpus
@@ -54,18 +54,18 @@ def test_a_named_slice_is_the_only_gpu_of_its_server(host):
 
 
 @pytest.mark.parametrize("devices", ["MIG-nobody", "0", "MIG-"])
-def test_other_devices_leave_the_host_as_it_is(host, devices):
+def test_other_devices_leave_the_host_unchanged(host, devices):
     assert on_slice(host, devices) is host
 
 
-def test_beside_whole_gpus_no_slice_is_taken_for_all(host):
+def test_mixed_hosts_are_not_reduced_to_a_slice(host):
     whole = replace(GPU, index=1, mig_mode=False, mig=())
     both = Host(gpus=(GPU, whole))
     assert on_slice(both, None) is both
     assert on_slice(None, "MIG-held") is None
 
 
-def test_where_none_is_free_the_one_with_most_room_counts():
+def test_fullest_free_slice_counts_when_none_is_idle():
     full = [replace(part, free_gib=free) for part, free in ((HELD, 6.1), (MIDDLE, 1.0), (SMALL, 0.5))]
     best = best_slice([replace(GPU, mig=tuple(full))])
     assert best is not None
@@ -73,12 +73,12 @@ def test_where_none_is_free_the_one_with_most_room_counts():
     assert best_slice([replace(GPU, mig=())]) is None
 
 
-def test_a_share_holds_for_all_slices_together():
+def test_share_applies_to_all_slices_together():
     best = best_slice([GPU], [GpuShare(0, gib=5.0)])
     assert best is not None
     assert best.mig[0].uuid == "MIG-small"
 
 
-def test_memory_of_unknown_size_is_not_used_up():
+def test_unknown_free_memory_gives_no_used_memory():
     unknown = replace(MIDDLE, free_gib=None)
     assert slice_gpu(GPU, unknown).used_gib is None

@@ -37,7 +37,7 @@ TOPO = "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n"
         ("Google Trillium", "tpu"),
     ],
 )
-def test_names_of_others(name: str, build: str):
+def test_names_of_other_vendors(name: str, build: str):
     vendor = vendor_of(name)
     assert vendor is not None
     assert vendor.build == build
@@ -49,7 +49,7 @@ def test_names_of_others(name: str, build: str):
     [None, "", "H100", "NVIDIA RTX A6000", "RTX A4000", "NVIDIA A10", "L40S", "Quadro RTX 8000", "Tesla V100-SXM2-16GB",
      "NVIDIA GeForce RTX 4090", "B200", "GB200", "A100-SXM4-80GB", "my card", "RTX 5090", "NVIDIA GB10", "A30", "T4"],
 )  # fmt: skip
-def test_names_of_nvidia_and_unknown_ones(name: str | None):
+def test_nvidia_and_unknown_names_have_no_vendor(name: str | None):
     assert vendor_of(name) is None
 
 
@@ -58,7 +58,7 @@ def test_builds_without_other_devices():
 
 
 @pytest.mark.parametrize("name", ["AMD Instinct MI300X", "Intel Gaudi 3", "Arc B580", "TPU v5e"])
-def test_a_saved_matrix_with_such_gpus(name: str):
+def test_saved_matrix_with_other_vendors_gpus_is_refused(name: str):
     with pytest.raises(HostError) as caught:
         host_from_topo(TOPO, name)
     assert "not supported" in str(caught.value)
@@ -82,7 +82,7 @@ def found(root: Path, dev: Path) -> list[str]:
     return [vendor.build for vendor in vendors_here(root, dev)]
 
 
-def test_an_amd_gpu_counts_with_its_compute_device(tmp_path: Path, dev: Path):
+def test_amd_gpu_counts_with_its_compute_device(tmp_path: Path, dev: Path):
     root = tmp_path / "pci"
     device(root, "0000:c1:00.0", "0x1002", "0x038000")
     assert found(root, dev) == []
@@ -102,13 +102,15 @@ def test_an_amd_gpu_counts_with_its_compute_device(tmp_path: Path, dev: Path):
         ("0000:01:00.0", "0x1002", "0x040300", "0xab38", []),
     ],
 )
-def test_devices_of_others(tmp_path: Path, dev: Path, bus: str, vendor: str, kind: str, number: str, builds: list[str]):
+def test_devices_of_other_vendors(
+    tmp_path: Path, dev: Path, bus: str, vendor: str, kind: str, number: str, builds: list[str]
+):
     device(tmp_path / "pci", bus, vendor, kind, number)
     (dev / "kfd").touch()
     assert found(tmp_path / "pci", dev) == builds
 
 
-def test_beside_an_nvidia_gpu_nothing_is_reported(tmp_path: Path, dev: Path):
+def test_other_devices_are_not_reported_with_an_nvidia_gpu(tmp_path: Path, dev: Path):
     (dev / "kfd").touch()
     device(tmp_path / "pci", "0000:c1:00.0", "0x1002", "0x030000")
     device(tmp_path / "pci", "0000:c2:00.0", "0x10de", "0x030200")
@@ -128,7 +130,7 @@ def said(build: str | None, inputs: PlanInputs, kind: EngineKind = EngineKind.VL
     return [one.message for one in hardware_findings(plan, inputs) if one.code == "hardware_unsupported"]
 
 
-def test_a_plan_says_it_once():
+def test_plan_mentions_another_vendor_once():
     host = Host(gpus=tuple(Gpu(index, name="AMD Instinct MI300X", memory_gib=191.5) for index in range(2)))
     amd = vendor_of_build("rocm")
     assert amd is not None

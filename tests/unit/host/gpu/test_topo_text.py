@@ -72,11 +72,11 @@ def test_links_affinity_and_islands_are_read() -> None:
         lambda text: "GPU0 GPU1 are busy\n" + text,
     ],
 )
-def test_a_matrix_is_read_however_it_was_saved(spoil: object) -> None:
+def test_matrix_is_read_in_every_saved_form(spoil: object) -> None:
     assert kinds(host_from_topo(spoil(BRIDGED))) == EXPECTED  # type: ignore[operator]
 
 
-def test_one_gpu_among_network_cards_is_a_host_without_links() -> None:
+def test_one_gpu_among_network_cards_has_no_links() -> None:
     text = (
         "\tGPU0\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
         "GPU0\t X \tNODE\t3,67\t0\t\tN/A\n"
@@ -88,7 +88,7 @@ def test_one_gpu_among_network_cards_is_a_host_without_links() -> None:
     assert host.gpus[0].cpu_affinity == "3,67"
 
 
-def test_a_model_gives_memory_and_bandwidth() -> None:
+def test_model_name_gives_memory_and_bandwidth() -> None:
     host = host_from_topo(BRIDGED, "a6000", hostname="saved")
     assert {gpu.name for gpu in host.gpus} == {"NVIDIA RTX A6000"}
     assert {gpu.free_gib for gpu in host.gpus} == {48.0}
@@ -96,7 +96,7 @@ def test_a_model_gives_memory_and_bandwidth() -> None:
     assert {link.bandwidth_gbs for link in host.links if link.kind == "SYS"} == {63.0}
 
 
-def test_many_gpus_with_one_number_of_links_are_on_a_switch() -> None:
+def test_many_gpus_with_equal_links_are_on_a_switch() -> None:
     names = [f"GPU{i}" for i in range(8)]
     rows = [f"{a}\t" + "\t".join(" X " if a == b else "NV18" for b in names) + "\t0-3\t0" for a in names]
     text = "\t" + "\t".join(names) + "\tCPU Affinity\tNUMA Affinity\n" + "\n".join(rows)
@@ -104,7 +104,7 @@ def test_many_gpus_with_one_number_of_links_are_on_a_switch() -> None:
     assert {(link.kind, link.switch, link.bandwidth_gbs) for link in host.links} == {("NV18", True, 900.0)}
 
 
-def test_of_two_halves_that_differ_the_farther_kind_is_believed() -> None:
+def test_asymmetric_links_use_the_farther_kind() -> None:
     assert kinds(host_from_topo(BRIDGED.replace("GPU1\tNV4", "GPU1\tPHB")))[0, 1] == "PHB"
 
 
@@ -122,19 +122,19 @@ def test_of_two_halves_that_differ_the_farther_kind_is_believed() -> None:
         pytest.param("\t" + "\t".join(f"GPU{i}" for i in range(200)) + "\tCPU Affinity\n", "200 GPUs", id="many"),
     ],
 )
-def test_what_is_no_matrix_is_reported_in_one_sentence(text: str, says: str) -> None:
+def test_invalid_matrix_is_reported_in_one_sentence(text: str, says: str) -> None:
     with pytest.raises(HostError, match=says) as caught:
         host_from_topo(text)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_model_is_reported_with_one_that_is_near() -> None:
+def test_unknown_model_is_reported_with_a_similar_one() -> None:
     with pytest.raises(HostError, match="did you mean 'NVIDIA"):
         host_from_topo(BRIDGED, "RTX 4091 4090")
 
 
 @given(st.text(alphabet="GPU01NIC\tX VS4YHB-,\n\x1b[m", max_size=300))
-def test_no_text_ends_in_anything_but_a_host_or_a_sentence(text: str) -> None:
+def test_any_text_gives_a_host_or_a_message(text: str) -> None:
     told, host = "", Host(gpus=(Gpu(0),))
     try:
         host = host_from_topo(text)

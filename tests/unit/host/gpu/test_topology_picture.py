@@ -33,7 +33,7 @@ def switched(count: int, kind: str = "NV18") -> Host:
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("name", recorded_hosts())
-def test_a_recorded_host_is_drawn_as_before(
+def test_recorded_host_drawing_is_unchanged(
     name: str, width: int, height: int, recorded: Callable[[str], Host]
 ) -> None:
     host = recorded(name)
@@ -47,13 +47,13 @@ def test_a_recorded_host_is_drawn_as_before(
     assert drawn == path.read_text()
 
 
-def test_eight_gpus_fit_eighty_columns_with_their_facts() -> None:
+def test_eight_gpus_fit_eighty_columns() -> None:
     rows = topology_rows(switched(8), 80)
     assert len(rows) == 9
     assert "79.0 GiB" in row_text(rows[1])
 
 
-def test_where_the_matrix_does_not_fit_it_is_a_list() -> None:
+def test_matrix_that_does_not_fit_becomes_a_list() -> None:
     rows = [row_text(row) for row in topology_rows(switched(16), 60)]
     assert rows == ["GPU 0-15  NV18"]
     pairs = dict.fromkeys(((0, 3), (1, 2)), "NV4")
@@ -62,7 +62,7 @@ def test_where_the_matrix_does_not_fit_it_is_a_list() -> None:
     assert [row_text(row) for row in topology_rows(host, 20)] == ["GPU 0,3  NV4", "GPU 1,2  NV4", "0,3 – 1,2  SYS"]
 
 
-def test_islands_stand_together_and_apart_from_others() -> None:
+def test_islands_are_grouped() -> None:
     links = (Link(0, 3, "NV4"), Link(1, 2, "NV4"), Link(0, 1, "SYS"))
     host = Host(gpus=tuple(map(Gpu, range(4))), links=links, islands=islands_of(range(4), links))
     assert [index for index, _ in island_order(host)] == [0, 3, 1, 2]
@@ -71,7 +71,7 @@ def test_islands_stand_together_and_apart_from_others() -> None:
     assert rows[1].split()[:5] == ["0", "·", "NV4", "SYS", "–"]
 
 
-def test_cells_say_what_they_are_about() -> None:
+def test_cells_identify_their_gpus() -> None:
     host = switched(2, "NV4")
     assert (pair_cell(host, 0, 1).role, pair_cell(host, 0, 1).gpu, pair_cell(host, 0, 1).other) == ("nvlink", 0, 1)
     assert pair_cell(host, 1, 1).role == "self"
@@ -82,6 +82,6 @@ def test_cells_say_what_they_are_about() -> None:
     assert roles == {"PIX": "switch", "PXB": "switch", "PHB": "bridge", "NODE": "node", "SYS": "sys"}
 
 
-def test_a_machine_without_gpus_has_no_picture() -> None:
+def test_machine_without_gpus_has_no_picture() -> None:
     assert topology_rows(Host(), 80) == []
     assert legend(Host()) == []
