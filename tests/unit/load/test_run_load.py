@@ -67,7 +67,7 @@ async def test_exact_lengths_that_do_not_fit_are_refused_before_sending(stub: St
     assert stub.bodies == []
 
 
-async def test_prompts_use_tokens_that_the_servers_tokenizer_makes_of_text(stub: Stub, workload: Workload) -> None:
+async def test_prompts_use_text_tokens_of_the_servers_tokenizer(stub: Stub, workload: Workload) -> None:
     stub.vocabulary = list(range(5000, 5100))
     await run_load(stub.url, None, workload, 40, 0.5)
     assert {token for body in stub.bodies for token in body["prompt"]} <= set(stub.vocabulary)
@@ -75,7 +75,7 @@ async def test_prompts_use_tokens_that_the_servers_tokenizer_makes_of_text(stub:
 
 
 @pytest.mark.parametrize("vocabulary", [None, [1, 2, 3], "no list", [-4] * 99])
-async def test_without_a_useful_tokenizer_ordinary_ids_are_sent(
+async def test_ordinary_ids_are_sent_without_a_useful_tokenizer(
     stub: Stub, workload: Workload, vocabulary: Any
 ) -> None:
     stub.vocabulary = vocabulary
@@ -84,7 +84,7 @@ async def test_without_a_useful_tokenizer_ordinary_ids_are_sent(
     assert {token for body in stub.bodies for token in body["prompt"]} <= set(ANY_VOCABULARY)
 
 
-async def test_a_closed_loop_keeps_as_many_in_flight_as_asked(stub: Stub, workload: Workload) -> None:
+async def test_closed_loop_keeps_the_requested_number_in_flight(stub: Stub, workload: Workload) -> None:
     stub.token_seconds = 0.005
     report = await run_load(stub.url, None, workload, None, 60, requests=30, max_in_flight=3, exact=Exact(20, 4))
     assert (report.sent, report.completed, report.not_sent, report.held_back) == (30, 30, 0, 0)
@@ -92,22 +92,20 @@ async def test_a_closed_loop_keeps_as_many_in_flight_as_asked(stub: Stub, worklo
     assert report.duration_s < 60
 
 
-async def test_a_closed_loop_ends_with_its_time(stub: Stub, workload: Workload) -> None:
+async def test_closed_loop_ends_with_its_time(stub: Stub, workload: Workload) -> None:
     stub.token_seconds = 0.005
     report = await run_load(stub.url, None, workload, None, 0.4, max_in_flight=2, exact=Exact(20, 4))
     assert report.completed == report.sent > 2
     assert report.not_sent == 0
 
 
-async def test_a_closed_loop_does_not_flood_a_server_that_refuses_all(stub: Stub, workload: Workload) -> None:
+async def test_closed_loop_does_not_flood_a_server_that_refuses_all(stub: Stub, workload: Workload) -> None:
     stub.status, stub.error = 500, "no"
     report = await run_load(stub.url, None, workload, None, 0.5, max_in_flight=2)
     assert 0 < report.failed <= 2 * 6
 
 
-async def test_a_closed_loop_of_so_many_requests_ends_when_nothing_comes_any_more(
-    stub: Stub, workload: Workload
-) -> None:
+async def test_closed_loop_ends_when_no_more_answers_arrive(stub: Stub, workload: Workload) -> None:
     stub.hang_after = 2
     report = await run_load(
         stub.url, None, workload, None, 1, requests=9, max_in_flight=2, exact=Exact(20, 5), grace_seconds=0.3
@@ -137,7 +135,7 @@ async def test_latency_counts_from_the_scheduled_arrival(stub: Stub, workload: W
     assert report.e2e.sum >= report.ttft.sum
 
 
-async def test_what_never_got_its_turn_counts_as_late_too(stub: Stub, workload: Workload) -> None:
+async def test_requests_never_sent_count_as_late(stub: Stub, workload: Workload) -> None:
     stub.hang = True
     report = await run_load(stub.url, None, workload, 20, 0.5, max_in_flight=4, grace_seconds=0.3)
     assert (report.sent, report.failed, report.unfinished, report.not_sent) == (4, 4, 10, 6)
@@ -146,7 +144,7 @@ async def test_what_never_got_its_turn_counts_as_late_too(stub: Stub, workload: 
     assert report.failed_share == 1.0
 
 
-async def test_an_answer_that_stops_midway_counts_in_e2e_and_itl(stub: Stub, workload: Workload) -> None:
+async def test_interrupted_answer_counts_in_e2e_and_itl(stub: Stub, workload: Workload) -> None:
     stub.hang_after = 2
     report = await run_load(stub.url, None, workload, 20, 0.2, grace_seconds=2.0, exact=Exact(20, 5))
     assert (report.completed, report.failed, report.unfinished) == (0, 4, 4)
@@ -162,7 +160,7 @@ async def test_never_more_in_flight_than_allowed(stub: Stub, workload: Workload)
     assert report.held_back > 0
 
 
-async def test_what_hangs_is_given_up_after_the_grace(stub: Stub, workload: Workload) -> None:
+async def test_hanging_requests_are_abandoned_after_the_grace_period(stub: Stub, workload: Workload) -> None:
     stub.hang = True
     report = await run_load(stub.url, None, workload, 10, 0.3, grace_seconds=0.2)
     assert (report.sent, report.completed, report.failed) == (3, 0, 3)
@@ -170,7 +168,7 @@ async def test_what_hangs_is_given_up_after_the_grace(stub: Stub, workload: Work
     assert report.ttft.count == 0
 
 
-async def test_a_stop_ends_it_early_with_a_report(stub: Stub, workload: Workload) -> None:
+async def test_stop_ends_the_load_early_with_a_report(stub: Stub, workload: Workload) -> None:
     stub.hang = True
     stop = asyncio.Event()
     load = asyncio.create_task(run_load(stub.url, None, workload, 100, 600, stop=stop, max_in_flight=2))
@@ -191,7 +189,7 @@ async def test_a_stop_ends_it_early_with_a_report(stub: Stub, workload: Workload
         ({"abort": True}, "aborted"),
     ],
 )
-async def test_failures_say_what_happened(stub: Stub, workload: Workload, knobs: dict[str, Any], reason: str) -> None:
+async def test_failures_state_their_reason(stub: Stub, workload: Workload, knobs: dict[str, Any], reason: str) -> None:
     for knob, value in knobs.items():
         setattr(stub, knob, value)
     report = await run_load(stub.url, None, workload, 25, 0.2)
@@ -199,7 +197,7 @@ async def test_failures_say_what_happened(stub: Stub, workload: Workload, knobs:
     assert reason in report.failure
 
 
-async def test_a_server_that_goes_away_counts_as_refused(
+async def test_server_that_goes_away_counts_as_refused(
     new_stub: Callable[[], Stub], workload: Workload, free_port: int
 ) -> None:
     server = new_stub()
@@ -219,7 +217,7 @@ async def test_a_server_that_goes_away_counts_as_refused(
     assert "connection refused" in report.failure
 
 
-async def test_progress_is_reported_and_ends_with_the_whole(stub: Stub, workload: Workload) -> None:
+async def test_progress_is_reported_and_ends_with_the_total(stub: Stub, workload: Workload) -> None:
     told: list[LoadProgress] = []
     report = await run_load(stub.url, None, workload, 10, 0.3, on_progress=told.append)
     assert told[0].sent == 0
@@ -227,7 +225,7 @@ async def test_progress_is_reported_and_ends_with_the_whole(stub: Stub, workload
     assert told[-1].in_flight == 0
 
 
-async def test_the_api_key_is_taken_from_the_environment(
+async def test_api_key_comes_from_the_environment(
     stub: Stub, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.needs_key = "secret"
@@ -239,9 +237,7 @@ async def test_the_api_key_is_taken_from_the_environment(
     assert report.completed == 5
 
 
-async def test_proxies_of_the_environment_are_not_used(
-    stub: Stub, workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_proxy_variables_are_not_used(stub: Stub, workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     assert (await run_load(stub.url, None, workload, 25, 0.2)).completed == 5
@@ -254,36 +250,36 @@ async def test_another_machine_is_refused(host: str, workload: Workload) -> None
 
 
 @pytest.mark.parametrize("url", ["", "chat", "ftp://127.0.0.1", "http://", "http://127.0.0.1:notaport"])
-async def test_what_is_no_url_is_refused(url: str, workload: Workload) -> None:
+async def test_invalid_url_is_refused(url: str, workload: Workload) -> None:
     with pytest.raises(LoadError, match="is not a server URL"):
         await run_load(url, None, workload, 25, 0.2)
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(0, 1), (-1, 1), (1, 0), (float("nan"), 1), (1e6, 1e6)])
-async def test_senseless_figures_are_refused(stub: Stub, workload: Workload, rate: float, seconds: float) -> None:
+async def test_invalid_numbers_are_refused(stub: Stub, workload: Workload, rate: float, seconds: float) -> None:
     with pytest.raises(LoadError):
         await run_load(stub.url, None, workload, rate, seconds)
     assert stub.bodies == []
 
 
 @pytest.mark.parametrize("models", ["<html>hello</html>", "", '{"data": 5}', "[]"])
-async def test_a_server_that_is_no_vllm_is_refused(stub: Stub, workload: Workload, models: str) -> None:
+async def test_server_other_than_vllm_is_refused(stub: Stub, workload: Workload, models: str) -> None:
     stub.models = models
     with pytest.raises(LoadError, match="/v1/models"):
         await run_load(stub.url, None, workload, 25, 0.2)
 
 
-async def test_a_model_that_is_not_served_is_refused(stub: Stub, workload: Workload) -> None:
+async def test_unserved_model_is_refused(stub: Stub, workload: Workload) -> None:
     with pytest.raises(LoadError, match="serves tiny, not llama"):
         await run_load(stub.url, "llama", workload, 25, 0.2)
 
 
-async def test_nothing_listening_is_one_clear_sentence(free_port: int, workload: Workload) -> None:
+async def test_closed_port_is_one_clear_sentence(free_port: int, workload: Workload) -> None:
     with pytest.raises(LoadError, match="nothing answers"):
         await run_load(f"http://127.0.0.1:{free_port}", None, workload, 25, 0.2)
 
 
-async def test_a_server_that_hangs_is_distinguished_from_one_that_is_not_there(
+async def test_hanging_server_is_distinguished_from_a_closed_port(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "CONNECT_SECONDS", 0.2)
@@ -292,11 +288,11 @@ async def test_a_server_that_hangs_is_distinguished_from_one_that_is_not_there(
             await run_load(f"http://127.0.0.1:{silent.getsockname()[1]}", None, workload, 25, 0.2)
 
 
-def test_without_an_event_loop(stub: Stub, workload: Workload) -> None:
+def test_load_runs_without_an_event_loop(stub: Stub, workload: Workload) -> None:
     assert run_load_sync(f"{stub.url}/v1/", None, workload, 25, 0.2).completed == 5
 
 
-async def test_a_stop_at_the_moment_at_which_a_place_becomes_free_keeps_none() -> None:
+async def test_stop_while_a_slot_is_freed_leaks_no_slot() -> None:
     """A ramp's next step sends with the same places."""
     stop = asyncio.Event()
     async with httpx.AsyncClient() as unused:

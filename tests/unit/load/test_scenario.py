@@ -25,7 +25,7 @@ def phases(workload: Workload) -> tuple[Phase, ...]:
     return Phase("calm", 0.2, 10, workload), Phase("rush", 0.2, 50, long)
 
 
-async def test_it_goes_round_until_it_is_stopped(stub: Stub, workload: Workload) -> None:
+async def test_scenario_repeats_until_it_is_stopped(stub: Stub, workload: Workload) -> None:
     """Each phase has a length of its own, by which its requests are known."""
     begin, calm, rush = (Phase("", 0.2, 20, workload, Exact(tokens, 4)) for tokens in (100, 200, 300))
     stop = asyncio.Event()
@@ -43,9 +43,7 @@ async def test_it_goes_round_until_it_is_stopped(stub: Stub, workload: Workload)
     assert report.sent == report.completed + report.failed
 
 
-async def test_a_server_that_is_not_up_yet_is_waited_for(
-    new_stub: Callable[[], Stub], workload: Workload, free_port: int
-) -> None:
+async def test_scenario_waits_for_the_server(new_stub: Callable[[], Stub], workload: Workload, free_port: int) -> None:
     stop = asyncio.Event()
     story = asyncio.create_task(run_scenario(f"http://127.0.0.1:{free_port}", phases(workload), stop=stop))
     await asyncio.sleep(0)
@@ -59,7 +57,7 @@ async def test_a_server_that_is_not_up_yet_is_waited_for(
     assert report.completed >= 1
 
 
-async def test_a_stop_while_it_waits_for_the_server_ends_it(workload: Workload, free_port: int) -> None:
+async def test_stop_while_waiting_for_the_server_ends_the_scenario(workload: Workload, free_port: int) -> None:
     stop = asyncio.Event()
     story = asyncio.create_task(run_scenario(f"http://127.0.0.1:{free_port}", phases(workload), stop=stop))
     await asyncio.sleep(0)
@@ -68,7 +66,7 @@ async def test_a_stop_while_it_waits_for_the_server_ends_it(workload: Workload, 
     assert report.sent == 0
 
 
-async def test_no_phases_and_other_machines_are_refused(workload: Workload) -> None:
+async def test_empty_scenario_and_other_machines_are_refused(workload: Workload) -> None:
     with pytest.raises(LoadError, match="at least one phase"):
         await run_scenario("http://127.0.0.1:1", ())
     with pytest.raises(LoadError, match="not this machine"):

@@ -20,7 +20,7 @@ def fill(folder: Path) -> None:
             pass
 
 
-def test_a_running_load_stays_when_the_file_has_become_too_large(tmp_path: Path) -> None:
+def test_running_load_is_kept_when_the_file_grows_too_large(tmp_path: Path) -> None:
     with noted(tmp_path, 8.0, 600.0):
         fill(tmp_path)
         with noted(tmp_path, 4.0, 600.0):
@@ -47,7 +47,7 @@ with noted(folder, float(sys.argv[2]), 600.0):
 """
 
 
-def test_loads_that_run_at_once_lose_none_of_each_other(tmp_path: Path) -> None:
+def test_concurrent_loads_do_not_lose_each_others_entries(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"\n" * MOST_BYTES)
     writers = [
         subprocess.Popen(

@@ -44,7 +44,7 @@ async def read(parts: Sequence[bytes], *, end: bool = False) -> tuple[int, bytes
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.lists(st.integers(1, 30), min_size=1, max_size=8))
 @settings(deadline=None, max_examples=150)
-def test_chunks_are_the_same_however_they_are_cut(pieces: list[bytes], cuts: list[int]) -> None:
+def test_chunks_do_not_depend_on_the_reads(pieces: list[bytes], cuts: list[int]) -> None:
     data, parts = HEAD + chunked(pieces), []
     while data:
         cut = cuts[len(parts) % len(cuts)]
@@ -64,7 +64,7 @@ def test_chunks_are_the_same_however_they_are_cut(pieces: list[bytes], cuts: lis
         (HEAD + b"2;name=value\r\nok\r\n0\r\n\r\n", (200, b"ok", True)),
     ],
 )
-async def test_answers_of_each_form(answer: bytes, found: tuple[int, bytes, bool]) -> None:
+async def test_all_response_formats_are_read(answer: bytes, found: tuple[int, bytes, bool]) -> None:
     assert await read([answer], end=not found[2]) == found
 
 
@@ -84,13 +84,13 @@ async def test_answers_of_each_form(answer: bytes, found: tuple[int, bytes, bool
         b"",
     ],
 )
-async def test_what_is_no_whole_answer_is_refused(answer: bytes) -> None:
+async def test_incomplete_response_is_refused(answer: bytes) -> None:
     async with asyncio.timeout(10):
         with pytest.raises(httpx.RemoteProtocolError):
             await read([answer], end=True)
 
 
-async def test_a_header_that_would_end_its_line_is_not_sent(free_port: int) -> None:
+async def test_header_with_a_line_break_is_not_sent(free_port: int) -> None:
     async def never(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
@@ -100,7 +100,7 @@ async def test_a_header_that_would_end_its_line_is_not_sent(free_port: int) -> N
             await LeanTransport(5, tls_to_own()).handle_async_request(request)
 
 
-async def test_a_connection_is_used_again_and_one_that_the_server_closed_is_not(free_port: int) -> None:
+async def test_connection_is_reused_unless_the_server_closed_it(free_port: int) -> None:
     connections = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -40,7 +40,7 @@ ALIKE = [1.0] * 9
 """Predictions that say nothing."""
 
 
-def test_combinations_reach_around_the_present_values_and_never_have_fewer_tokens_than_sequences():
+def test_combinations_cover_current_values_with_tokens_for_all_sequences():
     found = combinations(64, 2048, 0.9)
     assert {} not in found
     assert {"max-num-seqs": 8} in found
@@ -53,7 +53,7 @@ def test_combinations_reach_around_the_present_values_and_never_have_fewer_token
     assert min(int(one.get("max-num-batched-tokens", 2048)) for one in combinations(64, 2048, 0.9, 1056)) == 2048
 
 
-def test_only_what_is_predicted_to_be_better_is_tried_and_of_those_alike_the_smallest_change():
+def test_only_predicted_improvements_are_tried_smallest_change_first():
     known, guess = {"max-num-seqs": 128}, {"max-num-seqs": 32}
     found = ranked(
         [
@@ -72,13 +72,13 @@ def test_only_what_is_predicted_to_be_better_is_tried_and_of_those_alike_the_sma
     assert ranked([slower, faster], 0.4, TTFT) == [faster], "less is better"
 
 
-def test_of_those_alike_one_that_would_be_full_comes_last():
+def test_full_cache_candidate_ranks_last_among_equals():
     filled, roomy = Candidate({"max-num-seqs": 64}, 3.0, full=True), Candidate({"max-num-seqs": 128}, 3.001)
     assert ranked([filled, roomy], 2.0, GOODPUT) == [roomy]
 
 
 @pytest.mark.parametrize("trials", range(1, 30))
-def test_rounds_use_all_trials_and_become_smaller(trials):
+def test_rounds_use_all_trials_and_shrink(trials):
     sizes = rounds(trials)
     assert sum(sizes) == trials
     assert sizes == sorted(sizes, reverse=True)
@@ -105,21 +105,21 @@ def play(values, *, trials=4, seconds=1000.0, restart=20.0, objective=GOODPUT, c
         done.append(Trial(step.place, None if value is None else Measured(value, 0.01)))
 
 
-def test_the_best_few_are_measured_then_the_best_of_them_again_for_longer():
+def test_best_few_are_measured_and_the_best_again_for_longer():
     steps, _, left = play([2.4, 3.0, 2.6, 9.0])
     assert [one.place for one in steps] == [0, 1, 2, 1]
     assert steps[-1].seconds > 2 * steps[0].seconds
     assert left >= 20.0, "the restart that ends on the chosen flags fits"
 
 
-def test_what_runs_already_is_measured_again_without_a_restart():
+def test_running_candidate_is_measured_again_without_a_restart():
     steps, _, _ = play([2.4, 2.6, 3.0])
     assert (steps[-1].place, steps[-1].restart) == (2, False)
     alone, _, _ = play([2.4])
     assert alone == [NextTrial(0, pytest.approx(960.0), restart=True)]
 
 
-def test_no_second_round_where_nothing_was_better_and_failures_count():
+def test_no_second_round_without_an_improvement_and_failures_count():
     assert len(play([1.9, 1.5, 1.2])[0]) == 3
     steps, done, _ = play([None, 3.0, None])
     assert [one.place for one in steps] == [0, 1, 2, 1]
@@ -127,7 +127,7 @@ def test_no_second_round_where_nothing_was_better_and_failures_count():
     assert decide(ORIGINAL, done, GOODPUT, ALIKE).place == 1
 
 
-def test_no_trial_begins_that_cannot_end_with_the_restart_after_it():
+def test_every_trial_leaves_time_for_its_restart():
     dice = random.Random(1)
     for _ in range(300):
         seconds, restart = dice.uniform(0, 600), dice.uniform(1, 120)
@@ -138,7 +138,7 @@ def test_no_trial_begins_that_cannot_end_with_the_restart_after_it():
         assert all(one.seconds >= SHORTEST_SECONDS[GOODPUT] for one in steps)
 
 
-def test_where_not_all_trials_fit_those_that_do_share_the_time():
+def test_trials_that_fit_share_the_time():
     steps, _, left = play([3.0, 2.5], trials=2, seconds=317.0, restart=94.0)
     assert len(steps) == 1, "a second one would end after 317 s, without the restart after it"
     assert steps[0].seconds == pytest.approx((317 - 2 * 94) / OVERRUN)
@@ -146,7 +146,7 @@ def test_where_not_all_trials_fit_those_that_do_share_the_time():
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_budget_that_is_long_enough_has_time_for_a_trial_whatever_the_original_flags_take(objective):
+def test_sufficient_budget_always_has_time_for_a_trial(objective):
     dice = random.Random(3)
     for _ in range(300):
         restart, trials = dice.uniform(1, 300), dice.randint(1, 50)
@@ -157,11 +157,11 @@ def test_a_budget_that_is_long_enough_has_time_for_a_trial_whatever_the_original
         assert next_trial(ALIKE, [], ORIGINAL, objective, trials=trials, seconds_left=left, restart_seconds=restart)
 
 
-def test_the_original_flags_are_measured_for_half_as_long_again_as_a_candidate():
+def test_original_flags_are_measured_half_as_long_again():
     assert baseline_seconds(GOODPUT, 2400.0, 4, 60.0) == pytest.approx(1.5 * (2400 - 5 * 60 - RANK_SECONDS) / 6)
 
 
-def test_better_by_more_than_measurements_scatter_is_significant_and_less_is_not():
+def test_improvement_above_the_noise_is_significant():
     def decision(value, error=0.04, trials=1):
         others = [Trial(place, Measured(1.0, error)) for place in range(1, trials)]
         return decide(Measured(2.0, error), [Trial(0, Measured(value, error)), *others], GOODPUT, ALIKE)
@@ -176,7 +176,7 @@ def test_better_by_more_than_measurements_scatter_is_significant_and_less_is_not
     assert decision(3.0, trials=5).improvement.low < clear.improvement.low, "the best of several is also the luckiest"
 
 
-def test_the_same_flags_are_rarely_called_better():
+def test_same_flags_are_rarely_called_better():
     dice, wrong = random.Random(2), 0
     for _ in range(1000):
         original = Measured(2.0 * math.exp(dice.gauss(0, 0.04)), 0.04)
@@ -185,7 +185,7 @@ def test_the_same_flags_are_rarely_called_better():
     assert wrong <= 50
 
 
-def test_of_those_measured_to_be_nearly_as_good_the_prediction_chooses():
+def test_prediction_decides_between_nearly_equal_measurements():
     done = [Trial(0, Measured(3.0, 0.1)), Trial(1, Measured(3.1, 0.1)), Trial(2, Measured(9.0, 0.1))]
     assert decide(ORIGINAL, done[:2], GOODPUT, [1.6, 1.2]).place == 0
     assert decide(ORIGINAL, done[:2], GOODPUT, [1.5, 1.5]).place == 1
@@ -193,20 +193,20 @@ def test_of_those_measured_to_be_nearly_as_good_the_prediction_chooses():
     assert decide(ORIGINAL, [Trial(0, Measured(1.9, 0.1))], GOODPUT, [2.0]).place is None
 
 
-def test_less_time_to_the_first_token_is_better_and_its_improvement_is_a_share_of_it():
+def test_shorter_ttft_is_better_by_its_share():
     found = decide(Measured(0.4, 0.01), [Trial(0, Measured(0.1, 0.01)), Trial(1, Measured(0.9, 0.01))], TTFT, ALIKE)
     assert (found.place, found.significant) == (0, True)
     assert found.improvement.value == pytest.approx(0.75)
 
 
-def test_bounds_are_not_taken_for_values():
+def test_bounds_are_not_treated_as_values():
     no_rate_held, all_held = Measured(3.0, 0.1, "most"), Measured(2.0, 0.1, "least")
     assert decide(ORIGINAL, [Trial(0, no_rate_held)], GOODPUT, ALIKE).place is None
     assert not decide(all_held, [Trial(0, Measured(9.0, 0.01))], GOODPUT, ALIKE).significant
     assert decide(no_rate_held, [Trial(0, Measured(9.0, 0.01))], GOODPUT, ALIKE).significant
 
 
-def test_a_ramp_that_began_too_high_is_tried_again_from_below():
+def test_ramp_that_started_too_high_is_retried_lower():
     """Its prediction counts, up to the lowest rate that did not hold."""
     too_high, held = Measured(3.0, 0.1, "most"), Measured(2.5, 0.1)
     done = [Trial(0, too_high), Trial(1, held), Trial(2, Measured(1.5, 0.1))]
@@ -220,12 +220,12 @@ def test_a_ramp_that_began_too_high_is_tried_again_from_below():
     assert decide(ORIGINAL, done, GOODPUT, [4.0, 2.0, 1.5]).place == 1, "what never held is not kept"
 
 
-def test_a_trial_begins_below_what_is_expected_and_further_below_a_guess():
+def test_trial_starts_below_the_expected_rate_and_lower_for_a_guess():
     assert trial_start(4.0, None, guess=True) < trial_start(4.0, None) < 4.0
     assert trial_start(4.0, Measured(2.0, 0.1), guess=True) == trial_start(2.0, None), "what was measured counts"
 
 
-def test_measurements():
+def test_measured_ceiling_of_tried_rates():
     assert measured_ceiling([], 900.0) is None
     assert measured_ceiling([TriedRate(2.0, False, "queue"), TriedRate(1.0, False, "queue")], 900.0) == Measured(
         1.0, 0.05, "most"

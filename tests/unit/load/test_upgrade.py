@@ -23,7 +23,7 @@ def rounds(
     ]
 
 
-def test_five_percent_are_found_with_their_size() -> None:
+def test_five_percent_difference_is_found_with_its_size() -> None:
     found = compare_engines(rounds(1.05))
     assert found.verdict is UpgradeVerdict.SLOWER
     assert (found.rounds, found.requests) == (8, 40)
@@ -32,7 +32,7 @@ def test_five_percent_are_found_with_their_size() -> None:
     assert compare_engines(rounds(0.95)).verdict is UpgradeVerdict.FASTER
 
 
-def test_one_machine_drifting_is_no_difference() -> None:
+def test_machine_drift_is_not_a_difference() -> None:
     alarms = sum(
         compare_engines(rounds(1.0, spread=0.05, seed=seed)).verdict is not UpgradeVerdict.NO_DIFFERENCE
         for seed in range(200)
@@ -40,17 +40,17 @@ def test_one_machine_drifting_is_no_difference() -> None:
     assert alarms <= 20
 
 
-def test_figures_that_disagree_are_mixed() -> None:
+def test_contradicting_measurements_are_mixed() -> None:
     assert compare_engines(rounds(1.1, ttft=0.5)).verdict is UpgradeVerdict.MIXED
 
 
-def test_answers_that_failed_are_not_compared() -> None:
+def test_failed_answers_are_not_compared() -> None:
     pairs = [(turn(1.0), turn(0.5, missing=2)) for _ in range(8)]
     found = compare_engines(pairs)
     assert (found.verdict, found.failed, found.figures) == (UpgradeVerdict.FAILED, (0, 16), ())
 
 
-def test_few_rounds_or_requests_say_nothing() -> None:
+def test_too_few_rounds_or_requests_give_no_verdict() -> None:
     assert compare_engines(rounds(2.0)[: FEWEST_ROUNDS - 1]).verdict is UpgradeVerdict.TOO_LITTLE
     short = EngineTurn(5, {at: Times(0.1, 0.01, 1.0) for at in range(5)})
     assert compare_engines([(short, short)] * 8).verdict is UpgradeVerdict.TOO_LITTLE

@@ -24,14 +24,14 @@ def folded(texts: Sequence[str], *, whole: bool = True) -> list[str]:
     return [line.text for line in fold(lines(*texts), whole=whole)]
 
 
-def test_an_access_line_says_its_status_and_request() -> None:
+def test_access_line_has_a_status_and_a_request() -> None:
     found = parse_access_line(METRICS)
     assert found is not None
     assert (found.status, found.request) == ("200 OK", "GET /metrics")
     assert parse_access_line(stats("10:00:00")) is None
 
 
-def test_a_run_between_two_times_has_a_rate_with_its_window() -> None:
+def test_run_between_two_times_has_a_rate_and_its_window() -> None:
     texts = [stats("10:00:00"), *[OK] * 120, *[METRICS] * 20, stats("10:00:10")]
     assert folded(texts) == [
         texts[0],
@@ -40,43 +40,43 @@ def test_a_run_between_two_times_has_a_rate_with_its_window() -> None:
     ]
 
 
-def test_a_run_that_goes_on_has_a_count_and_when_it_began_but_no_rate() -> None:
+def test_ongoing_run_has_a_count_and_a_start_but_no_rate() -> None:
     assert folded([stats("10:00:00"), OK, OK])[1:] == ["200 OK ×2 since 10:00:00  POST /v1/completions"]
     assert folded([OK, OK]) == ["200 OK ×2  POST /v1/completions"], "without times nothing is guessed"
 
 
-def test_the_time_may_stand_some_lines_above_or_below() -> None:
+def test_time_may_be_some_lines_above_or_below() -> None:
     texts = [stats("10:00:00"), "INFO:     Application startup complete.", *[OK] * 30, "a line", stats("10:00:10")]
     assert folded(texts)[2] == "200 OK ×3/s (30 in 10s)  POST /v1/completions"
     assert folded(texts[:5])[2] == "200 OK ×3 since 10:00:00  POST /v1/completions"
 
 
-def test_fewer_than_one_a_second_are_counted() -> None:
+def test_less_than_one_a_second_is_a_count() -> None:
     assert "×3 in 10s  " in folded([stats("10:00:00"), *[OK] * 3, stats("10:00:10")])[1]
 
 
-def test_each_status_has_its_row_with_its_level_and_a_single_line_stands_as_it_is() -> None:
+def test_each_status_has_a_row_and_single_lines_stay() -> None:
     shown = fold(lines(OK, BAD, OK, BAD, METRICS), whole=True)
     assert [line.text.split("  ")[0] for line in shown] == ["400 Bad Request ×2", "200 OK ×3"]
     assert [line.level for line in shown] == [LogLevel.WARNING, LogLevel.INFO]
     assert folded([OK, BAD]) == [OK, BAD]
 
 
-def test_a_run_whose_beginning_is_not_read_counts_as_or_more() -> None:
+def test_run_with_an_unread_beginning_is_at_least_its_count() -> None:
     assert folded([OK] * 1200, whole=False) == ["200 OK ×1,200+  POST /v1/completions"]
 
 
-def test_lines_between_separate_runs() -> None:
+def test_other_lines_separate_runs() -> None:
     texts = [OK, OK, "hello", OK, OK, OK]
     assert folded(texts) == ["200 OK ×2  POST /v1/completions", "hello", "200 OK ×3  POST /v1/completions"]
 
 
-def test_many_kinds_of_requests_are_named_up_to_a_few() -> None:
+def test_only_a_few_request_kinds_are_named() -> None:
     texts = [OK.replace("completions", f"thing{n}") for n in range(6)]
     assert folded(texts)[0].endswith(", 3 more")
 
 
-def test_lines_folded_again_as_more_come_are_as_if_they_were_folded_at_once() -> None:
+def test_incremental_folding_equals_folding_at_once() -> None:
     texts = [
         *[OK] * 3, stats("10:00:00"), OK, "without a time", *[METRICS] * 2, BAD, stats("10:00:10"), "no time", OK, OK,
         stats("10:00:20"), stats("10:00:30"), OK, "hello", BAD, OK, stats("10:00:40"),
@@ -90,7 +90,7 @@ def test_lines_folded_again_as_more_come_are_as_if_they_were_folded_at_once() ->
                 assert folding.fold(window, 0, whole=whole) == fold(window, whole=whole)
 
 
-def test_a_window_that_moves_down_is_folded_as_if_at_once() -> None:
+def test_folding_a_moving_window_equals_folding_at_once() -> None:
     found = lines(*[
         [OK, BAD, METRICS, "no time", stats(f"10:00:{number % 60:02}")][number * number % 5] for number in range(120)
     ])  # fmt: skip
@@ -102,7 +102,7 @@ def test_a_window_that_moves_down_is_folded_as_if_at_once() -> None:
     assert folding.fold(up, 0, whole=True) == fold(up, whole=True)
 
 
-def test_another_content_of_the_file_is_folded_anew() -> None:
+def test_changed_file_is_folded_again() -> None:
     folding = Folding()
     one, other = [OK, OK, stats("10:00:00")], [BAD, BAD, stats("10:00:00")]
     assert folding.fold(lines(*one), 0, whole=True)[0].text.startswith("200 OK ×2")

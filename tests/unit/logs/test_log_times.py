@@ -27,16 +27,16 @@ def moment(text: str) -> str:
         "W1120 10:03:57.123456 12 a.cpp:1] x",
     ],
 )
-def test_times_are_read_as_vllm_and_its_libraries_write_them(text: str) -> None:
+def test_times_of_vllm_and_its_libraries_are_parsed(text: str) -> None:
     assert stamp_of(text) == datetime(2000, 11, 20, 10, 3, 57)
 
 
 @pytest.mark.parametrize("text", ["x", "INFO:     127.0.0.1 - x", "INFO 13-45 10:03:57 x", "INFO 11-20 99:03:57 x"])
-def test_a_line_without_a_time_has_none(text: str) -> None:
+def test_line_without_a_time_has_none(text: str) -> None:
     assert stamp_of(text) is None
 
 
-def test_what_a_person_types() -> None:
+def test_typed_moments_are_parsed() -> None:
     assert moment("10:03") == "11-20 10:03:00"
     assert moment("11:00") == "11-19 11:00:00", "not after the end: the day before"
     assert moment(" 11-18  9:05:07 ") == "11-18 09:05:07"
@@ -48,7 +48,7 @@ def test_what_a_person_types() -> None:
             parse_moment(wrong, NEWEST)
 
 
-def test_the_first_line_at_a_time_is_found_in_a_long_log(tmp_path: Path) -> None:
+def test_first_line_at_a_time_is_found_in_a_long_log(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     rows = []
     for second in range(20_000):
@@ -66,7 +66,7 @@ def test_the_first_line_at_a_time_is_found_in_a_long_log(tmp_path: Path) -> None
     assert find_time(log, parse_moment("11-20 12:00", newest), newest) is None
 
 
-def test_a_log_over_new_year_is_in_order(tmp_path: Path) -> None:
+def test_log_across_new_year_is_in_order(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     stamps = [f"12-31 23:{minute:02d}:00" for minute in range(60)] + [
         f"01-01 00:{minute:02d}:00" for minute in range(60)
@@ -82,7 +82,7 @@ def test_a_log_over_new_year_is_in_order(tmp_path: Path) -> None:
         assert stamp in log.after(offset, 1)[0].text
 
 
-def test_a_log_without_times_has_no_newest(tmp_path: Path) -> None:
+def test_log_without_times_has_no_newest(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text("no times here\n" * 50)
     log = LogFile(path)
@@ -90,7 +90,7 @@ def test_a_log_without_times_has_no_newest(tmp_path: Path) -> None:
     assert newest_stamp(log) is None
 
 
-def test_a_moment_after_the_last_line_is_the_end_and_no_year_ago() -> None:
+def test_moment_after_the_last_line_is_the_end_not_a_year_ago() -> None:
     newest = datetime(2000, 11, 19, 10, 0)
     for text in ("11-19 12:00", "11-22 03:10:00"):
         assert not_after(parse_moment(text, newest), newest) == newest

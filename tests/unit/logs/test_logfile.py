@@ -51,7 +51,7 @@ def test_whole_log_backwards_is_whole_log_forwards(writer):
     assert not forwards[-1].complete
 
 
-def test_unfinished_line_is_in_tail_and_polled_once_when_finished(writer):
+def test_unfinished_line_is_in_the_tail_and_polled_once_finished(writer):
     writer.write(b"done\nhalf")
     log = LogFile(writer.path)
     assert texts(log.tail(5)) == ["done", "half"]
@@ -62,7 +62,7 @@ def test_unfinished_line_is_in_tail_and_polled_once_when_finished(writer):
     assert texts(log.poll()) == ["next"]
 
 
-def test_huge_sparse_file_opens_and_answers_in_little_memory(writer):
+def test_huge_sparse_file_is_read_with_little_memory(writer):
     with writer.path.open("wb") as file:
         file.write(b"begin\n")
         file.seek(64 * 1024**3)
@@ -76,7 +76,7 @@ def test_huge_sparse_file_opens_and_answers_in_little_memory(writer):
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 200 * 1024
 
 
-def test_bytes_without_newlines_break_at_the_same_places_in_both_directions(writer, monkeypatch):
+def test_bytes_without_newlines_break_alike_in_both_directions(writer, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 1024)
     monkeypatch.setattr(module, "WINDOW", 4096)
     writer.write(b"first\n" + b"a" * 21_000 + b"\n" + b"b" * 4090 + b"\n" + b"c" * 9000)
@@ -97,7 +97,7 @@ def test_ten_megabyte_line_is_cut_with_a_mark(writer):
     assert len(lines[1].text) < 2100
 
 
-def test_line_a_little_too_long_is_cut_with_a_mark_and_one_that_fits_is_not(writer):
+def test_only_a_line_above_the_limit_is_cut_with_a_mark(writer):
     writer.write(b"y" * 2001 + b"\n" + b"y" * 2000 + b"\n")
     long, fits = LogFile(writer.path).tail(2)
     assert "cut: a line of" in long.text
@@ -119,12 +119,12 @@ def test_line_a_little_too_long_is_cut_with_a_mark_and_one_that_fits_is_not(writ
         (b"tab\there", "tab    here"),
     ],
 )
-def test_what_a_terminal_could_take_amiss_is_made_plain(writer, raw, shown):
+def test_control_characters_are_sanitized(writer, raw, shown):
     writer.write(raw + b"\n")
     assert texts(LogFile(writer.path).tail(1)) == [shown]
 
 
-def test_secrets_are_taken_out_wherever_a_line_comes_from(writer):
+def test_secrets_are_redacted_in_every_read(writer):
     writer.write(b"token hf_abcdef\n" * 3)
 
     def clean(text: str) -> str:
@@ -167,7 +167,7 @@ def test_search_is_bounded_per_call(writer):
     assert step.next_offset < 100_000
 
 
-def test_search_text_is_literal_with_smart_case_and_patterns_are_patterns(writer):
+def test_search_text_is_literal_with_smart_case_or_a_pattern(writer):
     writer.write(b"Error (a+b)\nerror\nERROR [x]\n")
     log = LogFile(writer.path)
     assert walk(log, "error", log.start, False) == ["Error (a+b)", "error", "ERROR [x]"]
@@ -176,7 +176,7 @@ def test_search_text_is_literal_with_smart_case_and_patterns_are_patterns(writer
     assert walk(log, re.compile(r"\[x\]$"), log.start, False) == ["ERROR [x]"]
 
 
-def test_search_sees_the_text_as_shown(writer):
+def test_search_uses_the_displayed_text(writer):
     writer.write(b"\x1b[31mfailed\x1b[0m to start\nbar 10%\rbar 20%\n")
     log = LogFile(writer.path)
     assert walk(log, "failed to start", log.start, False) == ["failed to start"]
@@ -191,7 +191,7 @@ def test_count_of_lines_between_offsets(writer):
     assert log.count(low, log.refresh()) == (2, log.end)
 
 
-def test_a_folder_or_an_unreadable_place_is_a_sentence_not_an_exception(tmp_path):
+def test_unreadable_path_is_a_message_not_an_exception(tmp_path):
     folder = LogFile(tmp_path)
     assert folder.tail(3) == []
     assert "not a regular file" in folder.problem

@@ -12,7 +12,7 @@ def texts(lines):
     return [line.text for line in lines]
 
 
-def test_rotation_loses_and_doubles_nothing_and_scrolling_back_goes_on_into_rotated_files(writer):
+def test_rotation_loses_and_repeats_nothing(writer):
     writer.write(b"1\n2\n")
     log = LogFile(writer.path)
     assert texts(log.tail(1)) == ["2"]
@@ -23,7 +23,7 @@ def test_rotation_loses_and_doubles_nothing_and_scrolling_back_goes_on_into_rota
     assert texts(log.before(log.end, 10)) == ["1", "2", "3", "4"]
 
 
-def test_files_rotated_before_opening_are_read_back_into(writer):
+def test_files_rotated_before_opening_are_read(writer):
     for number in range(3):
         writer.write(b"%d\n" % number)
         writer.rotate()
@@ -41,7 +41,7 @@ def test_several_rotations_between_two_samples(writer):
     assert texts(log.poll()) == [str(number) for number in range(12)]
 
 
-def test_a_file_rotated_out_and_deleted_unread_is_still_read(make_writer):
+def test_unread_file_is_read_after_rotation_and_deletion(make_writer):
     writer = make_writer(1)
     writer.write(b"1\n")
     log = LogFile(writer.path)
@@ -53,7 +53,7 @@ def test_a_file_rotated_out_and_deleted_unread_is_still_read(make_writer):
     assert texts(log.poll()) == ["2", "3", "4"]
 
 
-def test_a_line_written_across_a_rotation_stays_one_line(writer):
+def test_line_written_across_a_rotation_stays_one_line(writer):
     writer.write(b"whole\nfirst half ")
     log = LogFile(writer.path)
     assert log.poll() == []
@@ -62,7 +62,7 @@ def test_a_line_written_across_a_rotation_stays_one_line(writer):
     assert texts(log.poll()) == ["first half second half"]
 
 
-def test_offsets_stay_valid_over_rotation(writer):
+def test_offsets_stay_valid_after_rotation(writer):
     writer.write(b"1\n2\n3\n")
     log = LogFile(writer.path)
     second = log.tail(2)[0]
@@ -72,7 +72,7 @@ def test_offsets_stay_valid_over_rotation(writer):
     assert texts(log.after(second.offset, 10)) == ["2", "3", "4"]
 
 
-def test_truncation_starts_over_and_reports_it(writer):
+def test_truncation_starts_over_with_a_new_epoch(writer):
     writer.write(b"old line\n" * 3)
     log = LogFile(writer.path)
     log.tail(3)
@@ -83,7 +83,7 @@ def test_truncation_starts_over_and_reports_it(writer):
     assert texts(log.before(log.end, 10)) == ["new"]
 
 
-def test_truncation_seen_by_another_call_is_not_missed_by_poll(writer):
+def test_poll_notices_a_truncation_seen_by_another_call(writer):
     writer.write(b"old line\n" * 3)
     log = LogFile(writer.path)
     writer.path.write_bytes(b"new\n")
@@ -91,7 +91,7 @@ def test_truncation_seen_by_another_call_is_not_missed_by_poll(writer):
     assert texts(log.poll()) == ["new"]
 
 
-def test_deletion_keeps_what_was_open_and_goes_on_with_the_file_created_again(writer):
+def test_deleted_file_is_read_to_its_end_and_the_new_one_followed(writer):
     writer.write(b"1\n")
     log = LogFile(writer.path)
     writer.write(b"2\n")

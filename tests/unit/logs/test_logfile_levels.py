@@ -33,7 +33,7 @@ from vllm_console.logs.file import LogFile, LogLevel, log_level_of
         ("", None),
     ],
 )
-def test_level(text, level):
+def test_level_of_a_line(text, level):
     assert log_level_of(text) is level
 
 
@@ -49,13 +49,13 @@ INFO 11-20 10:00:01 [a.py:1] fine again
 """
 
 
-def test_lines_inside_a_traceback_have_its_level(writer):
+def test_lines_in_a_traceback_have_its_level(writer):
     writer.write(TRACEBACK)
     levels = [line.level for line in LogFile(writer.path).tail(20)]
     assert levels == [LogLevel.INFO, None, *[LogLevel.ERROR] * 6, LogLevel.INFO]
 
 
-def test_a_page_that_begins_inside_a_traceback_knows_it(writer):
+def test_page_that_begins_in_a_traceback_has_its_level(writer):
     writer.write(TRACEBACK)
     levels = [line.level for line in LogFile(writer.path).tail(5)]
     assert levels == [*[LogLevel.ERROR] * 4, LogLevel.INFO]

@@ -48,12 +48,12 @@ from vllm_console.logs.vllm_lines import parse_lines
         ("", "", "", ""),
     ],
 )
-def test_forms(text: str, process: str, level: str, message: str) -> None:
+def test_line_formats(text: str, process: str, level: str, message: str) -> None:
     [line] = parse_lines([text])
     assert (line.number, line.process, line.level, line.message) == (1, process, level, message)
 
 
-def test_a_json_record_of_several_lines_keeps_its_number() -> None:
+def test_multi_line_json_record_keeps_its_number() -> None:
     parsed = list(parse_lines(["x", '{"levelname": "ERROR", "processName": "P", "message": "a\\nb"}', "{no json"]))
     assert [(line.number, line.message) for line in parsed] == [(1, "x"), (2, "a"), (2, "b"), (3, "{no json")]
     assert parsed[1].process == "P"
@@ -72,5 +72,5 @@ def test_a_json_record_of_several_lines_keeps_its_number() -> None:
         ("x", ""),
     ],
 )
-def test_the_time_is_vllms_own_before_that_of_whoever_carried_the_line(text: str, clock: str) -> None:
+def test_vllms_own_time_precedes_that_of_the_log_collector(text: str, clock: str) -> None:
     assert [line.clock for line in parse_lines([text])] == [clock]

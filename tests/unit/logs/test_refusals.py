@@ -35,10 +35,10 @@ def test_statuses_and_reasons_of_the_newest_requests() -> None:
     assert (found.share("404"), found.share("401")) == (0.75, 0.0)
 
 
-def test_a_message_after_the_last_request_belongs_to_none() -> None:
+def test_message_after_the_last_request_is_ignored() -> None:
     assert refusals_in([access("400 Bad Request"), WRONG_MODEL], 5) == Refusals((("400 Bad Request", 1),))
     assert refusals_in([WRONG_MODEL], 5) == Refusals()
 
 
-def test_a_log_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+def test_missing_log_has_no_refusals(tmp_path: Path) -> None:
     assert read_refusals(tmp_path / "server.log", 5) == Refusals()

@@ -13,14 +13,14 @@ STATISTICS = (
 
 
 @pytest.mark.parametrize("prefix", ["(APIServer pid=11331) ", ""])
-def test_the_periodic_line_is_its_figures(prefix):
+def test_periodic_line_is_shortened_to_its_values(prefix):
     line = f"{prefix}INFO 11-22 18:01:43 [loggers.py:259] {STATISTICS}"
     figures = "prompt 1758 tok/s · gen 1100 tok/s · run 40 · wait 13 · KV 62%"
     assert short_line(line.format(rank="000")) == f"18:01:43 {figures}"
     assert short_line(line.format(rank="003")) == f"18:01:43 engine 3 · {figures}"
 
 
-def test_the_statistics_of_vllm_0_8_are_understood():
+def test_statistics_of_vllm_0_8_are_parsed():
     line = (
         "INFO 04-02 10:00:01 [metrics.py:481] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 8.1 "
         "tokens/s, Running: 1 reqs, Swapped: 0 reqs, Pending: 2 reqs, GPU KV cache usage: 0.1%, CPU KV cache usage: 0%."
@@ -40,5 +40,5 @@ def test_the_statistics_of_vllm_0_8_are_understood():
         ("", ""),
     ],
 )
-def test_what_stands_in_front_of_a_message_is_left_out(line, short):
+def test_prefix_of_a_message_is_removed(line, short):
     assert short_line(line) == short

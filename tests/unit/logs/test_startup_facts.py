@@ -41,11 +41,11 @@ AOT = "[backbone] Directly load AOT compilation from path /x/model"
         (("Loading weights took 1.00 seconds",), ""),
     ],
 )
-def test_whether_the_compile_cache_was_hit(lines: tuple[str, ...], expected: str) -> None:
+def test_compile_cache_hit_is_detected(lines: tuple[str, ...], expected: str) -> None:
     assert facts(*lines).compile_cache == expected
 
 
-def test_parts_of_a_model_add_up_and_the_slowest_worker_counts() -> None:
+def test_times_of_model_parts_add_up_and_the_slowest_worker_counts() -> None:
     own = facts(
         "[backbone] torch.compile took 3.00 s in total",
         "[eagle_head] torch.compile took 1.50 s in total",
@@ -56,13 +56,13 @@ def test_parts_of_a_model_add_up_and_the_slowest_worker_counts() -> None:
     assert watched(lines, 0.0).facts.facts.compile_seconds == 3.0
 
 
-def test_what_measuring_memory_took_after_the_profiling_run() -> None:
+def test_memory_profiling_time_after_the_warm_up_run() -> None:
     measured = facts("Initial profiling/warmup run took 1.20 s", "x", "x", "Available KV cache memory: 18.83 GiB")
     assert (measured.kv_measure_seconds, measured.kv_pinned) == (3.0, "")
     assert facts("Available KV cache memory: 18.83 GiB").kv_measure_seconds is None
 
 
-def test_a_fixed_size_is_noticed_and_who_fixed_it() -> None:
+def test_fixed_cache_size_and_its_source_are_detected() -> None:
     skipped = (
         "Initial free memory 78.66 GiB, reserved 54.33 GiB memory for KV Cache as specified by kv_cache_memory_bytes "
         "config and skipped memory profiling. This does not respect the gpu_memory_utilization config."
@@ -73,7 +73,7 @@ def test_a_fixed_size_is_noticed_and_who_fixed_it() -> None:
     assert facts(plan, skipped).kv_pinned == "plan"
 
 
-def test_what_was_done_before_the_server_took_over() -> None:
+def test_preparation_before_the_server_is_counted() -> None:
     lines = ["weights read ahead: 3.20 of 15.00 GiB, 11.80 GiB were cached", "prepared in 8.4 s"]
     found = watched(lines, 0.0).facts.facts
     assert (found.prepared_seconds, found.read_ahead_gib, found.weights_gib) == (8.4, 3.2, 15.0)

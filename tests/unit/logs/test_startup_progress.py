@@ -27,7 +27,7 @@ def way(*stages, now, earlier=EARLIER):
     return startup_progress(made, earlier, now)
 
 
-def test_half_of_the_way_after_half_of_the_usual_time():
+def test_half_the_usual_time_is_half_the_progress():
     found = way(("process", 0.0), ("config", 1.0), ("weights", 10.0), now=50.0)
     assert found is not None
     assert found.share == pytest.approx(0.5)
@@ -35,39 +35,39 @@ def test_half_of_the_way_after_half_of_the_usual_time():
     assert found.usual == 100
 
 
-def test_without_an_earlier_start_nothing_is_claimed():
+def test_no_progress_without_an_earlier_start():
     assert way(("process", 0.0), now=5.0, earlier={}) is None
     assert way(now=5.0) is None
 
 
-def test_a_stages_own_figure_counts_more_than_the_clock():
+def test_stages_own_percentage_overrides_the_clock():
     found = way(("process", 0.0), ("config", 1.0), ("weights", 10.0, "10 %"), now=50.0)
     assert found is not None
     assert found.share == pytest.approx(0.15)
 
 
-def test_a_stage_that_takes_longer_than_it_did_makes_no_promise_and_never_ends_by_itself():
+def test_stage_longer_than_before_has_no_remaining_time():
     late = way(("process", 0.0), ("config", 1.0), ("weights", 10.0), now=500.0)
     assert late is not None
     assert late.seconds_left is None
     assert late.share < 0.6
 
 
-def test_a_stage_that_did_not_come_this_time_counts_as_done_once_a_later_one_has():
+def test_skipped_stage_counts_as_done_once_a_later_one_began():
     found = way(("process", 0.0), ("weights", 1.0), ("graphs", 40.0), now=40.0)
     assert found is not None
     assert found.share == pytest.approx(0.9)
     assert found.seconds_left == pytest.approx(10)
 
 
-def test_a_stage_never_seen_before_keeps_the_share_and_makes_no_promise():
+def test_new_stage_keeps_the_share_without_remaining_time():
     found = way(("process", 0.0), ("config", 1.0), ("download", 10.0), now=99.0)
     assert found is not None
     assert found.share == pytest.approx(0.1)
     assert found.seconds_left is None
 
 
-def test_silence_before_the_first_line_of_log_is_measured_by_the_imports_too():
+def test_imports_count_before_the_first_log_line():
     """While nothing is said the process seems to take the time that imports turn out to have taken."""
     earlier = {"process": 0.0, "imports": 20.0, "config": 20.0}
     found = way(("process", 0.0), now=10.0, earlier=earlier)
@@ -78,7 +78,7 @@ def test_silence_before_the_first_line_of_log_is_measured_by_the_imports_too():
     assert (later.share, later.seconds_left) == (pytest.approx(0.25), pytest.approx(30))
 
 
-def test_a_download_is_not_kept_and_measures_no_way():
+def test_download_is_not_stored_or_counted():
     stages = [Stage("process", 0.0, 1.0), Stage("download", 1.0, 600.0), Stage("weights", 601.0, 9.0)]
     assert durations(stages, None) == {"process": 1.0, "weights": 9.0}
     found = way(("process", 0.0), now=0.5, earlier={"process": 1.0, "download": 600.0, "weights": 9.0})
@@ -91,7 +91,7 @@ def test_a_download_is_not_kept_and_measures_no_way():
     taken=st.lists(st.floats(0, 600), min_size=len(STAGES), max_size=len(STAGES)),
     present=st.sets(st.sampled_from(STAGES), min_size=1),
 )
-def test_the_share_never_goes_back_and_stays_a_share(usual, taken, present):
+def test_share_never_decreases_and_stays_within_0_and_1(usual, taken, present):
     earlier = dict(zip(STAGES, usual, strict=True))
     begun: list[Stage] = []
     at, last = 0.0, 0.0
@@ -109,7 +109,7 @@ def test_the_share_never_goes_back_and_stays_a_share(usual, taken, present):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_may_be_silent_for_a_while_and_not_for_ever(stage):
+def test_every_stage_may_be_silent_for_a_limited_time(stage):
     limit = QUIET_SECONDS[stage]
     stages = [Stage(stage, 0.0, None)]
     assert too_quiet(stages, {}, limit - 1) is None
@@ -123,5 +123,5 @@ def test_every_stage_may_be_silent_for_a_while_and_not_for_ever(stage):
     [("61 %", 0.61), ("4.2 of about 15.0 GiB, 85 MiB/s, 28 %", 0.28), ("15.0 GiB", None), ("a %", None), ("%", None),
      ("900 %", None), ("", None)],
 )  # fmt: skip
-def test_the_share_in_a_figure(detail, share):
+def test_percentage_is_parsed_from_the_detail(detail, share):
     assert Stage("weights", 0.0, detail=detail).share == share

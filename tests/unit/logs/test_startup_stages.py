@@ -75,7 +75,7 @@ def rounded(found):
 
 
 @pytest.mark.parametrize("prefix", ["", "(EngineCore pid=7) ", "\x1b[0;36m(APIServer pid=9)\x1b[0;0m "])
-def test_a_whole_start_on_a_gpu(prefix):
+def test_complete_start_on_a_gpu(prefix):
     found = rounded(seen(log(*GPU, prefix=prefix), ready_at=BEGUN.timestamp() + 78.5))
     assert found == WHOLE
 
@@ -100,23 +100,23 @@ H200 = (
 """vLLM 0.26.0 on an H200, as it wrote it, without its other lines."""
 
 
-def test_compiling_begins_with_the_tracing_that_is_reported_afterwards():
+def test_compile_stage_includes_its_tracing():
     took = {name: seconds for name, seconds, _ in rounded(seen(log(*H200)))}
     assert took["compile"] == pytest.approx(17.1, abs=0.2)
 
 
-def test_the_last_stage_runs_until_the_end_is_known():
+def test_last_stage_runs_until_the_end_is_known():
     lines = log(*GPU[:8])
     assert seen(lines)[-1] == ("weights", None, "100%")
     assert seen(log(*GPU[:9]), ended=True)[-1] == ("weights", 12.0, "100%")
 
 
-def test_progress_is_shown_while_it_goes():
+def test_progress_is_shown_during_a_stage():
     assert seen(log(*GPU[:7]))[-1] == ("weights", None, "25%")
     assert seen(log(*GPU[:17]))[-1] == ("graphs", None, "46%")
 
 
-def test_the_wording_of_the_cpu_build():
+def test_messages_of_the_cpu_build():
     lines = log(
         (6, "Using max model len 2048"),
         (12, "Starting to load model tiny..."),
@@ -134,7 +134,7 @@ def test_the_wording_of_the_cpu_build():
     ]
 
 
-def test_the_wording_of_old_versions():
+def test_messages_of_old_versions():
     lines = [
         "INFO 05-04 12:00:00 [__init__.py:239] Automatically detected platform cuda.",
         "INFO 05-04 12:00:05 [api_server.py:1043] vLLM API server version 0.8.5",
@@ -155,7 +155,7 @@ def test_the_wording_of_old_versions():
     ]
 
 
-def test_talk_of_a_stage_is_not_the_stage():
+def test_mention_of_a_stage_is_not_the_stage():
     lines = log(
         (8, "Resolved architecture: LlamaForCausalLM"),
         (9, "Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup."),
@@ -164,7 +164,7 @@ def test_talk_of_a_stage_is_not_the_stage():
     assert [name for name, _, _ in seen(lines)] == ["process", "config", "weights"]
 
 
-def test_workers_that_repeat_each_other_do_not_go_back():
+def test_repeated_worker_messages_do_not_go_back():
     lines = log(
         (8, "Resolved architecture: LlamaForCausalLM"),
         (15, "Starting to load model m..."),
@@ -181,7 +181,7 @@ def test_workers_that_repeat_each_other_do_not_go_back():
     ]
 
 
-def test_over_new_year():
+def test_start_across_new_year():
     begun = datetime(2026, 12, 31, 23, 59, 50)
     lines = log((5, "Using max model len 5"), (20, "Starting to load model m..."), begun=begun)
     found = stages(lines, begun.timestamp(), begun.timestamp() + 60, None, False)
@@ -193,13 +193,13 @@ def test_over_new_year():
 
 
 @pytest.mark.parametrize("hours", [-9, -1, 2, 5.75])
-def test_a_log_in_another_time_zone(hours):
+def test_log_in_another_time_zone(hours):
     shifted = BEGUN + timedelta(hours=hours)
     lines = log((5, "Using max model len 5"), (20, "Starting to load model m..."), begun=shifted)
     assert seen(lines) == [("process", 5.0, ""), ("config", 15.0, ""), ("weights", None, "")]
 
 
-def test_impossible_dates_and_clocks_that_run_ahead_are_borne():
+def test_impossible_dates_and_clocks_ahead_are_handled():
     lines = [
         "INFO 02-30 12:00:00 [x.py:1] Using max model len 5",
         "INFO 99-99 99:99:99 [x.py:1] Starting to load model m...",
@@ -211,7 +211,7 @@ def test_impossible_dates_and_clocks_that_run_ahead_are_borne():
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 100_000])
-def test_feeding_pieces_is_the_same_as_lines(size):
+def test_feeding_pieces_equals_feeding_lines(size):
     data = "\n".join(log(*GPU)).replace("Loading safe", "\rLoading safe").encode() + b"\n"
     watch = StartupWatch(BEGUN.timestamp())
     for start in range(0, len(data), size):
@@ -221,7 +221,7 @@ def test_feeding_pieces_is_the_same_as_lines(size):
     assert watch.complete
 
 
-def test_a_progress_bar_without_an_end_of_line_counts():
+def test_progress_bar_without_a_newline_counts():
     watch = StartupWatch(BEGUN.timestamp())
     watch.feed("\n".join(log(*GPU[:6])).encode() + b"\n")
     for percent in (10, 20, 30):
@@ -229,7 +229,7 @@ def test_a_progress_bar_without_an_end_of_line_counts():
         assert watch.stages(BEGUN.timestamp() + 99)[-1].detail == f"{percent}%"
 
 
-def test_after_the_start_nothing_is_read():
+def test_nothing_is_read_after_the_start():
     watch = StartupWatch(BEGUN.timestamp())
     watch.feed("\n".join(log(*GPU)).encode() + b"\n")
     before = watch.stages(BEGUN.timestamp() + 1000)
@@ -237,20 +237,20 @@ def test_after_the_start_nothing_is_read():
     assert watch.stages(BEGUN.timestamp() + 1000) == before
 
 
-def test_an_empty_log_is_a_process():
+def test_empty_log_is_the_process_stage():
     assert stages([], 10.0, 12.0, None, False) == (Stage("process", 10.0),)
     assert stages([], 10.0, 12.0, None, True) == (Stage("process", 10.0, 0.0),)
 
 
 @given(st.lists(st.binary(max_size=200), max_size=20))
-def test_no_bytes_break_it(pieces):
+def test_any_bytes_are_handled(pieces):
     watch = StartupWatch(1000.0)
     for piece in pieces:
         watch.feed(piece)
     assert watch.stages(2000.0)[0].name == "process"
 
 
-def test_a_line_without_end_takes_no_memory():
+def test_endless_line_uses_bounded_memory():
     watch = StartupWatch(1000.0)
     for _ in range(100):
         watch.feed(b"x" * 50_000)
@@ -268,19 +268,19 @@ def told(watch, seconds):
     return [(s.name, s.seconds, s.detail) for s in watch.stages(BEGUN.timestamp() + seconds)]
 
 
-def test_a_download_that_the_log_reports_of_afterwards_is_a_stage_of_its_own():
+def test_download_reported_afterwards_is_a_stage():
     lines = (*GPU[1:6], (140, "Time spent downloading weights for m: 119.500000 seconds"), *GPU[6:])
     found = rounded(seen(log(*lines), ready_at=BEGUN.timestamp() + 178.5))
     assert [name for name, *_ in found[2:5]] == ["config", "download", "weights"]
     assert found[3] == ("download", 120.0, "")
 
 
-def test_weights_that_were_on_the_disk_are_no_download():
+def test_cached_weights_are_not_a_download():
     lines = (*GPU[1:6], (20, "Time spent downloading weights for m: 0.120000 seconds"), *GPU[6:])
     assert "download" not in [name for name, *_ in seen(log(*lines))]
 
 
-def test_a_cache_that_grows_is_a_download_while_the_log_is_silent():
+def test_growing_cache_is_a_download_while_the_log_is_silent():
     watch = watch_until(*GPU[1:6])
     watch.downloaded(BEGUN.timestamp() + 25, "1.2 GiB")
     assert told(watch, 26)[-1] == ("download", None, "1.2 GiB")
@@ -291,7 +291,7 @@ def test_a_cache_that_grows_is_a_download_while_the_log_is_silent():
     assert [name for name, *_ in told(watch, 90)][-2:] == ["download", "weights"]
 
 
-def test_a_cache_that_grows_for_somebody_else_is_no_download():
+def test_cache_growing_for_another_process_is_not_a_download():
     watch = watch_until(*GPU[1:8])
     watch.downloaded(BEGUN.timestamp() + 40, "9.9 GiB")
     assert "download" not in [name for name, *_ in told(watch, 41)]
@@ -319,7 +319,7 @@ def carried(prefix="", json_records=False):
     "prefix",
     ["", "vllm-1  | ", "%Y-%m-%dT%H:%M:%S.123456789Z ", "[pod/vllm-0/server] ", "%b %d %H:%M:%S box vllm[80]: "],
 )
-def test_a_start_reads_alike_whoever_carried_its_lines(prefix, json_records):
+def test_log_collector_prefix_does_not_change_the_stages(prefix, json_records):
     names = [(name, detail) for name, _, detail in seen(log(*GPU))]
     found = seen(carried(prefix, json_records))
     assert [(name, detail) for name, _, detail in found] == names
@@ -327,7 +327,7 @@ def test_a_start_reads_alike_whoever_carried_its_lines(prefix, json_records):
         assert found == seen(log(*GPU))
 
 
-def test_the_first_request_is_the_last_stage():
+def test_first_request_is_the_last_stage():
     """The log says that the server is up; its keeper waits for a completion."""
     watch = StartupWatch(BEGUN.timestamp())
     for line in log((5, "Automatically detected platform cuda."), (60, "Application startup complete.")):

@@ -41,26 +41,26 @@ def compiling(waits: int = 40, after: int = 80) -> list[Sample]:
     ]
 
 
-def test_what_is_compared_begins_once_they_have_ended() -> None:
+def test_comparison_begins_after_the_first_requests() -> None:
     windows = Windows()
     found = [window for sample in compiling() if (window := windows.append(sample)) is not None]
     assert [window.at for window in found] == [50.0]
     assert found[0].figures["ttft_mean"] == pytest.approx(0.5), "the two that waited 40 s are not in it"
 
 
-def test_a_first_token_that_comes_soon_is_like_any_other() -> None:
+def test_fast_first_token_is_treated_as_usual() -> None:
     polls = [poll(float(at), ended=float(at), tokens=float(at), running=1.0) for at in range(62)]
     assert traffic(polls) == polls
     first = FirstRequests()
     assert [first.add(sample) for sample in polls[:2]] == [False, True]
 
 
-def test_a_run_that_was_warmed_up_has_them_behind_it() -> None:
+def test_warmed_up_run_has_no_first_requests_left() -> None:
     assert FirstRequests().add(poll(1.0, ended=1.0, tokens=2.0))
     assert FirstRequests().add(poll(1.0, ended=None)), "what is not reported cannot be waited for"
 
 
-def test_it_does_not_take_forever() -> None:
+def test_first_requests_end_after_a_limit() -> None:
     """A request that hangs is no compilation."""
     first = FirstRequests()
     assert not first.add(poll(0.0, running=1.0))
@@ -81,7 +81,7 @@ def judged(polls: Sequence[Sample]) -> list[str]:
     return [finding.code for finding in found]
 
 
-def test_it_is_reported_while_it_lasts_and_no_fix_is_offered_for_it() -> None:
+def test_first_requests_are_reported_without_a_fix() -> None:
     polls = compiling()
     assert judged(polls[:36]) == ["first_request"]
     after = [code for end in range(60, len(polls), 5) for code in judged(polls[:end])]

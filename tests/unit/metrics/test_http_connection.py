@@ -44,7 +44,7 @@ def talk():
         end.close()
 
 
-def test_the_request(talk):
+def test_request_bytes(talk):
     connection, far = talk(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
     connection.get("/metrics", {"Accept": "text/plain"})
     assert far.recv(1000) == (
@@ -53,7 +53,7 @@ def test_the_request(talk):
 
 
 @pytest.mark.parametrize("host", ["::1", "münchen.example"])
-def test_the_name_of_the_host(talk, host):
+def test_host_header(talk, host):
     connection, far = talk(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
     near, connection = connection.sock, HttpConnection(host, 80, None, None)
     connection.sock, connection.deadline = near, time.monotonic() + 10
@@ -61,7 +61,7 @@ def test_the_name_of_the_host(talk, host):
     assert {"::1": b"Host: [::1]\r\n"}.get(host, b"Host: xn--mnchen-3ya.example\r\n") in far.recv(1000)
 
 
-def test_no_header_gets_in_with_a_value(talk):
+def test_header_injection_is_refused(talk):
     connection, _ = talk(b"")
     with pytest.raises(ValueError, match="line ends"):
         connection.get("/metrics", {"Authorization": "Bearer a\r\nX-Other: b"})
@@ -79,13 +79,13 @@ def test_no_header_gets_in_with_a_value(talk):
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n2\r\nhe\r\n003;a=b\r\nllo\r\n0\r\nX-Trailer: 1\r\n\r\n",
     ],
 )
-def test_bodies(talk, answer):
+def test_response_bodies(talk, answer):
     connection, _ = talk(answer)
     response = connection.get("/", {})
     assert (response.status, response.read(LIMIT)) == (200, b"hello")
 
 
-def test_a_response_without_a_body(talk):
+def test_response_without_a_body(talk):
     connection, _ = talk(b"HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
     assert connection.get("/", {}).read(LIMIT) == b""
 
@@ -99,7 +99,7 @@ def test_a_response_without_a_body(talk):
         (b"Content-Length: 2\r\n\r\nok and more", False),  # of which nobody knows what it answers
     ],
 )
-def test_whether_the_connection_stays_open(talk, end, open_):
+def test_connection_stays_open_as_announced(talk, end, open_):
     connection, _ = talk(b"HTTP/1.1 200 OK\r\n" + end)
     assert connection.get("/", {}).read(LIMIT) == b"ok"
     assert (connection.sock is not None) == open_
@@ -125,7 +125,7 @@ def test_whether_the_connection_stays_open(talk, end, open_):
     ],
     ids=range(14),
 )
-def test_what_is_no_usable_response(talk, answer, error):
+def test_unusable_response_is_an_error(talk, answer, error):
     connection, _ = talk(answer)
     with pytest.raises(error):
         connection.get("/", {}).read(LIMIT)

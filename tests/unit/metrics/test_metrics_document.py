@@ -31,7 +31,7 @@ LATENCY_KEYS = {"count", "sum", "mean", *(f"{part}{end}" for part in ("p50", "p9
                                           ("", "_below", "_above"))}  # fmt: skip
 
 
-def test_two_engines(body):
+def test_document_of_two_engines(body):
     text = body(
         engines=[{"running": 1.0, "usage": 0.2, "ttft": [0.05]}, {"running": 2.0, "usage": 0.6, "ttft": [0.05, 20.0]}]
     )
@@ -55,18 +55,18 @@ def test_two_engines(body):
     assert document["engines"]["1"]["ttft_seconds"]["count"] == 2
 
 
-def test_not_reported_is_null():
+def test_unreported_is_null():
     document = metrics_document(parse_metrics('vllm:num_requests_running{engine="0"} 0\n', 1.0))
     assert document["requests_running"] == 0
     assert [key for key in KEYS if document[key] is None] == [key for key in KEYS if key != "requests_running"]
 
 
-def test_no_requests_yet_have_no_quantiles(body):
+def test_no_requests_have_no_quantiles(body):
     document = metrics_document(parse_metrics(body(engines=[{"ttft": []}]), 1.0))
     assert document["ttft_seconds"] == dict.fromkeys(LATENCY_KEYS) | {"count": 0, "sum": 0.0}
 
 
-def test_a_quantile_in_the_first_bucket_is_null_beside_its_bound(body):
+def test_quantile_in_the_first_bucket_is_null_with_a_bound(body):
     """vLLM's first bucket of queue times ends at 0.3 s: 50 µs were shown as 150, 270 and 297 ms."""
     text = body(engines=[{"ttft": [0.036] * 20, "request_queue_time": [0.00005] * 20}])
     document = metrics_document(parse_metrics(text, 1.0))
@@ -77,7 +77,7 @@ def test_a_quantile_in_the_first_bucket_is_null_beside_its_bound(body):
         assert 0.02 < ttft[part] <= 0.04
 
 
-def test_no_engine_at_all():
+def test_document_without_engines():
     document = metrics_document(parse_metrics("process_open_fds 4\n", 1.0))
     assert document["engines"] == {}
     assert document["kv_cache_usage"] is None

@@ -57,7 +57,7 @@ def as_read(sample: Sample) -> dict[str, dict[str, object]]:
 
 @pytest.mark.parametrize("version", ["0.8.5", "0.10.2", "0.33.0"])
 @pytest.mark.parametrize("count", [1, 2, 12])
-def test_same_answers_as_prometheus_client(body, version, count):
+def test_same_values_as_prometheus_client(body, version, count):
     engines = [
         {"running": float(n), "usage": n / 16, "preemptions": 10.0 * n, "ttft": [0.01] * n} for n in range(count)
     ]
@@ -80,7 +80,7 @@ def test_unchanged_histograms_are_shared_between_samples(body):
     assert first.engines["0"].histograms["ttft"] is second.engines["0"].histograms["ttft"]
 
 
-def test_old_names_stand_in_and_new_ones_win(body):
+def test_old_names_are_fallbacks_for_new_ones(body):
     old = parse_metrics(body("0.8.5", [{"usage": 0.25, "itl": [0.03]}]), 1.0).engines["0"]
     assert (old.kv_cache_usage, old.prefix_cache_queries_total, old.histograms["itl"].count) == (0.25, 1000.0, 1.0)
     both = body("0.10.2", [{"usage": 0.25}]).replace(
@@ -103,14 +103,14 @@ def test_v0_names_without_engine_label():
     assert engine.histograms["queue"].counts == (1.0, 2.0)
 
 
-def test_request_success_is_added_over_reasons_and_the_histogram_trap_is_none(body):
+def test_request_success_is_summed_over_reasons(body):
     engine = parse_metrics(body(engines=[{"finished": 12.0}]), 1.0).engines["0"]
     assert engine.requests_finished_total == 12.0
     assert engine.generation_tokens_total == 3400.0
     assert "iteration_tokens_total" not in engine.histograms
 
 
-def test_not_reported_is_none_and_not_zero():
+def test_unreported_is_none_not_zero():
     engine = parse_metrics('vllm:num_requests_running{engine="0",model_name="m"} 0.0\n', 1.0).engines["0"]
     assert engine.requests_running == 0.0
     assert engine.kv_cache_usage is None
@@ -118,7 +118,7 @@ def test_not_reported_is_none_and_not_zero():
     assert engine.histograms == {}
 
 
-def test_a_server_without_vllm_families_has_no_engines():
+def test_server_without_vllm_families_has_no_engines():
     sample = parse_metrics("process_open_fds 41.0\n", 1.0)
     assert (dict(sample.engines), sample.kv_cache_tokens, sample.model_name) == ({}, None, None)
 
@@ -139,7 +139,7 @@ def test_kv_cache_tokens(body, config, engines, tokens):
     assert parse_metrics(body(engines=[{}] * engines, config=config), 1.0).kv_cache_tokens == tokens
 
 
-def test_labels_may_hold_anything(body):
+def test_labels_may_contain_anything(body):
     model = 'we"ird\\{mo,del} # 1 2\nname'
     text = body(model=model)
     parser = Parser()
@@ -149,7 +149,7 @@ def test_labels_may_hold_anything(body):
     assert as_read(sample) == by_prometheus(text)
 
 
-def test_several_served_names_do_not_double(body):
+def test_several_served_names_are_not_counted_twice(body):
     first, second = body(model="a", engines=[{"running": 3.0}]), body(model="b", engines=[{"running": 3.0}])
     sample = parse_metrics(first + second, 1.0)
     assert sample.model_name == "a"
@@ -175,14 +175,14 @@ def test_timestamps_exemplars_crlf_and_odd_spaces():
             assert engine.prompt_tokens_total is None
 
 
-def test_an_engine_that_goes_away_is_gone(body):
+def test_removed_engine_disappears(body):
     parser = Parser()
     assert set(parser.parse(body(engines=[{}, {}]), 1.0).engines) == {"0", "1"}
     assert set(parser.parse(body(engines=[{}]), 2.0).engines) == {"0"}
     assert set(parser.parse(body(engines=[{}], model="other"), 3.0).engines) == {"0"}
 
 
-def test_changed_bounds_are_taken_over(body):
+def test_changed_bounds_are_adopted(body):
     parser = Parser()
     parser.parse(body(), 1.0)
     text = "".join(line + "\n" for line in body().splitlines() if 'le="0.25"' not in line)
@@ -190,7 +190,7 @@ def test_changed_bounds_are_taken_over(body):
     assert as_read(parser.parse(text, 2.0)) == by_prometheus(text)
 
 
-def test_missing_infinite_bucket_is_made_up_from_the_count():
+def test_missing_infinite_bucket_is_derived_from_the_count():
     text = 'vllm:e2e_request_latency_seconds_bucket{le="1.0"} 2\nvllm:e2e_request_latency_seconds_count 5\n'
     histogram = parse_metrics(text, 1.0).engines["0"].histograms["e2e"]
     assert (histogram.bounds, histogram.counts) == ((1.0, INF), (2.0, 5.0))
@@ -209,14 +209,14 @@ def test_missing_infinite_bucket_is_made_up_from_the_count():
         ('{"detail": "Not Found"}\n', "garbage"),
     ],
 )
-def test_what_is_no_metrics_is_refused_in_one_sentence(text, kind):
+def test_non_metrics_are_refused_in_one_sentence(text, kind):
     with pytest.raises(NotMetricsError) as caught:
         parse_metrics(text, 1.0)
     assert caught.value.kind == kind
     assert "\n" not in str(caught.value)
 
 
-def test_ever_changing_series_do_not_fill_the_memory(body):
+def test_ever_changing_series_use_bounded_memory(body):
     parser = Parser(max_series=2000)
     for turn in range(30):
         hostile = "".join(
@@ -232,7 +232,7 @@ def test_ever_changing_series_do_not_fill_the_memory(body):
     assert as_read(sample) == by_prometheus(text)
 
 
-def test_engines_beyond_a_number_that_no_server_has_are_left_out(body):
+def test_implausibly_many_engines_are_dropped(body):
     parser = Parser()
     crowd = "".join(f'vllm:num_requests_running{{engine="{n}",model_name="tiny"}} 1.0\n' for n in range(5000))
     assert len(parser.parse(crowd, 1.0).engines) == 1024
@@ -240,7 +240,7 @@ def test_engines_beyond_a_number_that_no_server_has_are_left_out(body):
     assert as_read(parser.parse(text, 2.0)) == by_prometheus(text)
 
 
-def test_a_long_body_with_much_of_others_is_read_to_its_end(body):
+def test_long_body_with_foreign_families_is_read_completely(body):
     """It is cut up in pieces, and what no family of vLLM's is in is passed over."""
     others = "".join(f'node_cpu_seconds_total{{cpu="{n}",mode="idle"}} {n}.5\n' for n in range(5000))
     text = body(engines=[{"running": 6.0}])
@@ -257,7 +257,7 @@ _value = st.floats(min_value=0, max_value=1e12, allow_nan=False).map(lambda valu
     rows=st.lists(st.tuples(_value, _value, _value), min_size=1, max_size=4),
     version=st.sampled_from(["0.8.5", "0.10.2", "0.33.0"]),
 )
-def test_any_body_is_read_as_prometheus_client_reads_it(model, rows, version):
+def test_any_body_is_read_like_prometheus_client(model, rows, version):
     def escaped(text: str) -> str:
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
@@ -279,7 +279,7 @@ def test_any_body_is_read_as_prometheus_client_reads_it(model, rows, version):
 
 
 @given(st.text(max_size=300))
-def test_no_text_breaks_the_parser(text):
+def test_any_text_is_parsed_without_a_crash(text):
     with contextlib.suppress(NotMetricsError):
         assert parse_metrics(text + "\n", 1.0).at == 1.0
 
@@ -298,7 +298,7 @@ def test_no_text_breaks_the_parser(text):
         ([], (None, None)),
     ],
 )
-def test_whether_prefixes_are_cached_and_in_which_steps(labels, found):
+def test_prefix_caching_and_its_step_are_read(labels, found):
     """As vLLM 0.32.0 reports it, with and without a unit; two engines that differ tell nothing."""
     lines = [f'vllm:cache_config_info{{engine="{at}",{one}}} 1.0' for at, one in enumerate(labels)]
     text = "\n".join([*lines, 'vllm:num_requests_running{engine="0",model_name="m"} 1.0', ""])

@@ -37,7 +37,7 @@ def failure():
     return ask
 
 
-def test_samples_over_one_kept_connection(server, body):
+def test_samples_use_one_kept_connection(server, body):
     scraper = Scraper(server.url)
     for number in range(5):
         server.serve_text(body(engines=[{"running": float(number)}]))
@@ -46,7 +46,7 @@ def test_samples_over_one_kept_connection(server, body):
     scraper.close()
 
 
-def test_a_connection_that_the_server_let_go_is_opened_again(server, body):
+def test_closed_connection_is_reopened(server, body):
     text = body().encode()
     server.answer = lambda path: b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text) + text + b""
     scraper = Scraper(server.url)
@@ -57,7 +57,7 @@ def test_a_connection_that_the_server_let_go_is_opened_again(server, body):
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/metrics", "/metrics/"])
-def test_base_url_or_that_of_its_metrics(server, body, suffix):
+def test_base_url_or_metrics_url(server, body, suffix):
     asked = []
     text = body().encode()
 
@@ -70,28 +70,28 @@ def test_base_url_or_that_of_its_metrics(server, body, suffix):
     assert asked == ["/metrics"]
 
 
-def test_refused(failure):
+def test_closed_port_is_refused(failure):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert failure(f"http://127.0.0.1:{port}") == "refused"
 
 
-def test_a_server_that_says_nothing(server, failure):
+def test_silent_server_times_out(server, failure):
     server.answer = lambda path: drip([b""] * 1000, server)
     assert failure(server.url, timeout=0.2) == "timeout"
 
 
-def test_a_head_that_drips_in_byte_by_byte(server, failure):
+def test_slowly_sent_header_times_out(server, failure):
     server.answer = lambda path: drip([b"H", b"T", b"T", b"P", b"/"] * 200, server)
     assert failure(server.url, timeout=0.3) == "timeout"
 
 
-def test_a_body_that_drips_in_byte_by_byte(server, failure):
+def test_slowly_sent_body_times_out(server, failure):
     server.answer = lambda path: drip([b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n", *[b"x"] * 5000], server)
     assert failure(server.url, timeout=0.3) == "timeout"
 
 
-def test_a_connection_that_is_never_taken_up(failure):
+def test_connection_never_accepted_times_out(failure):
     with socket.create_server(("127.0.0.1", 0), backlog=1) as deaf:
         assert failure(f"http://127.0.0.1:{deaf.getsockname()[1]}", timeout=0.2) == "timeout"
 
@@ -108,33 +108,33 @@ def test_a_connection_that_is_never_taken_up(failure):
         ("no metrics at all\n", "text/plain", "garbage"),
     ],
 )
-def test_answers_that_are_no_metrics(server, failure, text, content_type, kind):
+def test_non_metrics_responses(server, failure, text, content_type, kind):
     server.serve_text(text, content_type)
     assert failure(server.url) == kind
 
 
-def test_a_body_that_ends_early(server, failure, body):
+def test_truncated_body(server, failure, body):
     server.answer = lambda path: iter([b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", body().encode()[:700]])
     assert failure(server.url) == "cut off"
 
 
-def test_a_server_that_closes_without_an_answer_may_speak_tls(server):
+def test_closed_connection_suggests_tls(server):
     server.answer = lambda path: iter([])
     with pytest.raises(ScrapeError, match=r"if it speaks TLS, its address is https://127\.0\.0\.1:\d+\.$"):
         scrape_once(server.url, 0.0)
 
 
-def test_a_chunked_body_that_ends_early(server, failure):
+def test_truncated_chunked_body(server, failure):
     server.answer = lambda path: iter([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\nvllm:x 1\n"])
     assert failure(server.url) == "cut off"
 
 
-def test_fifty_megabytes_are_refused_before_they_are_read(server, failure):
+def test_fifty_megabytes_are_refused_before_reading(server, failure):
     server.answer = lambda path: endless(server, b"HTTP/1.1 200 OK\r\nContent-Length: 52428800\r\n\r\n")
     assert failure(server.url) == "too large"
 
 
-def test_a_body_without_end_is_refused_at_the_limit(server, failure):
+def test_endless_body_is_refused_at_the_limit(server, failure):
     server.answer = lambda path: endless(server, b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
     assert failure(server.url, timeout=20.0) == "too large"
 
@@ -153,12 +153,12 @@ def test_redirects_are_not_followed(server, failure):
     assert server.requests == 1
 
 
-def test_something_that_does_not_speak_http(server, failure):
+def test_non_http_server(server, failure):
     server.answer = lambda path: iter([b"SSH-2.0-OpenSSH_9.6\r\n\r\n"])
     assert failure(server.url) == "garbage"
 
 
-def test_it_works_again_afterwards(server, failure, body):
+def test_scraper_recovers_after_an_error(server, failure, body):
     scraper = Scraper(server.url)
     server.serve_text("<html>", "text/html")
     with pytest.raises(ScrapeError):
@@ -171,13 +171,13 @@ def test_it_works_again_afterwards(server, failure, body):
     "url",
     ["ssh://127.0.0.1:1", "ftp://x", "http://", "http://h:99999", "http://h:port", "http://a b:1", "http://[a:b]:1"],
 )
-def test_addresses_that_are_none(url):
+def test_invalid_addresses(url):
     with pytest.raises(ScrapeError) as caught:
         Scraper(url)
     assert caught.value.kind == "url"
 
 
-def test_escape_codes_in_a_status_do_not_get_through(server):
+def test_escape_codes_in_a_status_are_removed(server):
     server.answer = lambda path: b"HTTP/1.1 500 \x1b[31mred\r\nContent-Length: 0\r\n\r\n"
     with pytest.raises(ScrapeError) as caught:
         scrape_once(server.url, 1.0)

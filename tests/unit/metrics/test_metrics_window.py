@@ -24,7 +24,7 @@ INF = math.inf
         (0.5, (0, 0, 0, 0), None),
     ],
 )
-def test_interpolation_is_that_of_histogram_quantile(q, counts, expected):
+def test_interpolation_matches_histogram_quantile(q, counts, expected):
     found = interpolated(q, (0.1, 0.5, 1.0, INF), tuple(map(float, counts)), 1000.0)
     assert found.guess == pytest.approx(expected) if expected is not None else found is None
     assert found is None or (found.high is None) == (expected == 1.0)
@@ -39,7 +39,7 @@ def test_interpolation_is_that_of_histogram_quantile(q, counts, expected):
         ([5, 5, 5, 5, 5, 5, 5, 5, 5, 1200], 1245 - 9 * 2),
     ],
 )
-def test_a_quantile_of_lengths_is_no_longer_than_their_sum_allows(lengths, most):
+def test_length_quantile_respects_the_upper_limit_of_the_sum(lengths, most):
     bounds = (1.0, 2.0, 5.0, 10.0, 1000.0, 2000.0, INF)
     counts = tuple(float(sum(length <= bound for length in lengths)) for bound in bounds)
     found = interpolated(0.95, bounds, counts, float(sum(lengths)))
@@ -56,7 +56,7 @@ def test_a_quantile_of_lengths_is_no_longer_than_their_sum_allows(lengths, most)
         ([1000] * 50 + [5000], 500),  # one beyond the last bound may be of any length
     ],
 )
-def test_a_quantile_of_lengths_is_no_shorter_than_their_sum_demands(lengths, least):
+def test_length_quantile_respects_the_lower_limit_of_the_sum(lengths, least):
     bounds = (500.0, 1000.0, 2000.0, INF)
     counts = tuple(float(sum(length <= bound for length in lengths)) for bound in bounds)
     found = interpolated(0.95, bounds, counts, float(sum(lengths)))
@@ -85,7 +85,7 @@ def test_rates_between_two_samples(engine, sample):
     assert "itl" not in found.latencies
 
 
-def test_a_restart_counts_from_zero(engine, sample):
+def test_restart_counts_from_zero(engine, sample):
     before = sample(0.0, engine(generation=9000.0, preemptions=50.0, finished=500.0, ttft=(90, 95, 99, 100)))
     # More preemptions than before, yet the engine is new: its tokens say so.
     after = sample(10.0, engine(generation=300.0, preemptions=60.0, finished=20.0, ttft=(0, 4, 4, 4), ttft_sum=1.0))
@@ -95,13 +95,13 @@ def test_a_restart_counts_from_zero(engine, sample):
     assert found.latencies["ttft"].count == 4.0
 
 
-def test_only_the_engine_that_restarted_counts_from_zero(engine, sample):
+def test_only_the_restarted_engine_counts_from_zero(engine, sample):
     before = sample(0.0, engine(generation=1000.0), engine(generation=5000.0))
     after = sample(10.0, engine(generation=1100.0), engine(generation=200.0))
     assert window(before, after).generation_tokens_per_second == pytest.approx((100 + 200) / 10)
 
 
-def test_engines_come_and_go(engine, sample):
+def test_engines_appear_and_disappear(engine, sample):
     one, two = engine(generation=1000.0), engine(generation=50.0)
     assert window(sample(0.0, one), sample(10.0, one, two)).generation_tokens_per_second == 5.0
     assert window(sample(0.0, two, one), sample(10.0, engine(generation=70.0))).generation_tokens_per_second == 2.0
@@ -116,7 +116,7 @@ def test_gauges_over_engines(engine, sample):
     assert found.kv_cache_usage_max == 0.9
 
 
-def test_without_time_there_are_no_rates_but_gauges(engine, sample):
+def test_without_elapsed_time_there_are_gauges_but_no_rates(engine, sample):
     now = sample(1.0, engine(running=3.0, generation=50.0))
     found = window(now, now)
     assert found.requests_running == 3.0
@@ -125,12 +125,12 @@ def test_without_time_there_are_no_rates_but_gauges(engine, sample):
     assert found.preemption_share is None
 
 
-def test_where_nothing_finished_preemptions_are_per_running_request(engine, sample):
+def test_without_finished_requests_preemptions_are_per_running_request(engine, sample):
     found = window(sample(0.0, engine(preemptions=1.0)), sample(9.0, engine(preemptions=4.0, running=6.0)))
     assert found.preemption_share == 0.5
 
 
-def test_without_a_request_served_there_is_no_share(engine, sample):
+def test_without_served_requests_there_is_no_share(engine, sample):
     found = window(sample(0.0, engine(preemptions=1.0)), sample(9.0, engine(preemptions=4.0, running=0.0)))
     assert found.preemption_share is None
     assert found.prefix_hit_rate is None
@@ -143,20 +143,20 @@ def test_no_engines_at_all():
     assert found.latencies == {}
 
 
-def test_different_bounds_are_added_where_they_agree():
+def test_histograms_with_different_bounds_are_merged_at_common_ones():
     one = Histogram((0.1, 0.5, 1.0, INF), (1.0, 2.0, 3.0, 4.0), 2.0)
     other = Histogram((0.5, 0.7, 1.0, INF), (10.0, 20.0, 30.0, 40.0), 20.0)
     assert merge_histograms([one, other]) == Histogram((0.5, 1.0, INF), (12.0, 33.0, 44.0), 22.0)
     assert merge_histograms([]) is None
 
 
-def test_changed_bounds_mean_a_new_histogram(engine, sample):
+def test_changed_bounds_start_a_new_histogram(engine, sample):
     before = sample(0.0, engine(ttft=(1, 1, 1, 1)))
     after = sample(1.0, engine(ttft=(2, 3), bounds=(2.0, INF)))
     assert window(before, after).latencies["ttft"].count == 3.0
 
 
-def test_engines_as_one(engine):
+def test_engines_are_combined(engine):
     total = combine([engine(generation=10.0, ttft=(0, 4, 4, 4)), engine(generation=5.0, ttft=(0, 4, 4, 4))])
     assert total.generation_tokens_total == 15.0
     assert total.histograms["ttft"].count == 8.0

@@ -28,7 +28,7 @@ def of(*counts: float, q: float = 0.5, bounds: tuple[float, ...] = BOUNDS) -> Qu
     return quantile(q, bounds, tuple(itertools.accumulate(counts)))
 
 
-def test_in_the_first_bucket_only_an_upper_bound_is_known() -> None:
+def test_first_bucket_gives_only_an_upper_bound() -> None:
     for q in (0.5, 0.9, 0.99):
         found = of(10, 0, 0, 0, 0, q=q)
         assert found is not None
@@ -37,14 +37,14 @@ def test_in_the_first_bucket_only_an_upper_bound_is_known() -> None:
         assert found.nearest == 0.3
 
 
-def test_in_the_open_bucket_only_a_lower_bound_is_known() -> None:
+def test_open_bucket_gives_only_a_lower_bound() -> None:
     found = of(0, 0, 0, 0, 10)
     assert found is not None
     assert (found.value, found.below, found.above) == (None, None, 2.0)
     assert (found.text, found.nearest) == (">2.0s", 2.0)
 
 
-def test_between_them_it_is_interpolated_and_marked_where_the_bucket_is_wide() -> None:
+def test_quantile_is_interpolated_and_wide_buckets_are_marked() -> None:
     narrow, wide = of(0, 0, 10, 0, 0), of(0, 0, 0, 10, 0)
     assert narrow is not None
     assert wide is not None
@@ -54,7 +54,7 @@ def test_between_them_it_is_interpolated_and_marked_where_the_bucket_is_wide() -
     assert Quantile(0.09, 0.08, 0.1).text == "90ms"
 
 
-def test_without_observations_or_finite_bounds_there_is_none() -> None:
+def test_no_quantile_without_observations_or_finite_bounds() -> None:
     assert of(0, 0, 0, 0, 0) is None
     assert quantile(0.5, (INF,), (4.0,)) is None
     assert quantile(0.5, (), ()) is None
@@ -74,11 +74,11 @@ def test_without_observations_or_finite_bounds_there_is_none() -> None:
         (Quantile(0.22, 0.1, 0.25), 0.2, False),
     ],
 )
-def test_a_limit_is_judged_by_the_bucket_or_not_at_all(found: Quantile, limit: float, within: bool | None) -> None:
+def test_limit_is_judged_by_the_bucket_or_not_at_all(found: Quantile, limit: float, within: bool | None) -> None:
     assert found.within(limit) is within
 
 
-def test_the_true_quantile_is_never_outside_of_what_is_reported() -> None:
+def test_true_quantile_is_within_the_reported_range() -> None:
     chance = random.Random(7)
     for _ in range(300):
         values = sorted(chance.lognormvariate(-1.0, 1.5) for _ in range(chance.randint(1, 80)))
@@ -91,7 +91,7 @@ def test_the_true_quantile_is_never_outside_of_what_is_reported() -> None:
             assert found.value is None or found.low <= found.value <= (found.high or INF)
 
 
-def test_a_part_is_not_shown_to_take_longer_than_the_whole_where_the_buckets_allow_it() -> None:
+def test_part_is_not_longer_than_the_whole_if_buckets_allow() -> None:
     queue, ttft, e2e = (Quantile(0.49, 0.3, 0.5), Quantile(0.26, 0.25, 0.5), Quantile(0.31, 0.3, 0.5))
     found = agreeing({"queue": Quantiles(9, 0.4, p50=queue), "ttft": Quantiles(9, 0.4, p50=ttft),
                       "e2e": Quantiles(9, 0.45, p50=e2e)})  # fmt: skip
@@ -101,7 +101,7 @@ def test_a_part_is_not_shown_to_take_longer_than_the_whole_where_the_buckets_all
     assert not contradicting(found)
 
 
-def test_figures_of_different_requests_are_left_alone_and_reported_as_that() -> None:
+def test_values_of_different_requests_are_kept_and_reported() -> None:
     """A queue that was worked off: those that ended had waited long, those that begin now do not."""
     given = {
         "queue": Quantiles(9, 4.0, p50=Quantile(4.0, 2.5, 5.0)),
@@ -113,7 +113,7 @@ def test_figures_of_different_requests_are_left_alone_and_reported_as_that() -> 
                               "ttft": Quantiles(9, 0.036, p50=Quantile(0.03, 0.02, 0.04))})  # fmt: skip
 
 
-def test_quantiles_stay_in_order_where_only_one_of_them_can_agree() -> None:
+def test_adjusted_quantiles_stay_in_order() -> None:
     """The p99 can be moved to the whole's, the p90 can't: it must not end up above the p99."""
     queue = Quantiles(9, 34.0, None, Quantile(92.0, 80.0, 160.0), Quantile(150.0, 80.0, 160.0))
     ttft = Quantiles(9, 50.0, None, Quantile(55.0, 40.0, 60.0), Quantile(70.0, 60.0, 80.0))
@@ -123,7 +123,7 @@ def test_quantiles_stay_in_order_where_only_one_of_them_can_agree() -> None:
         assert latency.p90.guess <= latency.p99.guess
 
 
-def test_the_median_of_windows_is_a_bound_where_most_of_them_are() -> None:
+def test_median_of_windows_is_a_bound_if_most_of_them_are() -> None:
     low, high = Quantile(0.15, 0.0, 0.3), Quantile(0.4, 0.3, 0.5)
     assert middle([low, low, high]) is low
     assert middle([low, high, high]) is high
@@ -134,7 +134,7 @@ def test_the_median_of_windows_is_a_bound_where_most_of_them_are() -> None:
     assert middle([]) is None
 
 
-def test_an_exact_quantile_is_one_of_the_values() -> None:
+def test_exact_quantile_is_one_of_the_values() -> None:
     values = [float(value) for value in range(100, 0, -1)]
     assert [exact_quantile(values, q) for q in (0.0, 0.5, 0.9, 0.99, 1.0)] == [1.0, 50.0, 90.0, 99.0, 100.0]
     assert exact_quantile([0.25], 0.99) == 0.25

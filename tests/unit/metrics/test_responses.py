@@ -34,11 +34,11 @@ def access(status: str, route: str = "/v1/completions", method: str = "POST", po
     return f'INFO:     127.0.0.1:{port} - "{method} {route} HTTP/1.1" {status}\n'
 
 
-def test_requests_that_make_the_model_compute_count() -> None:
+def test_inference_requests_are_counted() -> None:
     assert parse_metrics(BODY, 1.0).responses == Responses(20.0, 7.0, 1.0)
 
 
-def test_a_series_that_appears_later_counts() -> None:
+def test_series_that_appears_later_counts() -> None:
     parser = Parser()
     before = parser.parse(BODY.replace('"5xx"', '"3xx"'), 1.0)
     assert before.responses == Responses(20.0, 7.0, 0.0)
@@ -46,7 +46,7 @@ def test_a_series_that_appears_later_counts() -> None:
 
 
 @pytest.mark.parametrize("body", [BODY.partition("\n")[0] + "\n", BODY.partition("\n")[2]])
-def test_without_such_a_request_or_without_an_engine_nothing_is_known(body: str) -> None:
+def test_responses_are_unknown_without_requests_or_engines(body: str) -> None:
     assert parse_metrics(body, 1.0).responses is None
 
 
@@ -66,13 +66,13 @@ def answered(responses: Responses | None, at: float = 0.0) -> Sample:
         (Responses(5.0, 1.0, 0.0), Responses(6.0, 1.0, 0.0, 9.0), Responses(1.0, 0.0, 0.0)),
     ],
 )
-def test_what_was_answered_between_two_samples(
+def test_responses_between_two_samples(
     before: Responses | None, after: Responses | None, between: Responses | None
 ) -> None:
     assert responses_between(answered(before), answered(after)) == between
 
 
-def test_a_window_says_what_was_not_served() -> None:
+def test_window_reports_unserved_requests() -> None:
     found = window_of(answered(Responses()), answered(Responses(120.0, 100.0, 2.0, None), 10.0))
     assert format_unserved(found.responses) == "100 of 222 requests refused (4xx), 2 failed (5xx)"
     assert window_document(found)["responses"] == {"ok": 120, "refused": 100, "failed": 2, "unauthorized": None}
@@ -80,7 +80,7 @@ def test_a_window_says_what_was_not_served() -> None:
     assert format_unserved(Responses(9.0, unauthorized=1.0)) == "1 of 10 requests refused (4xx)"
 
 
-def test_requests_without_a_valid_key_are_counted_over_rotations(tmp_path: Path) -> None:
+def test_unauthorized_requests_are_counted_over_rotations(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(access("401 Unauthorized"))  # of the run before
     counter = UnauthorizedCounter(log)
@@ -107,7 +107,7 @@ def test_requests_without_a_valid_key_are_counted_over_rotations(tmp_path: Path)
     counter.close()
 
 
-def test_a_log_that_comes_later_or_cannot_be_read_is_no_error(tmp_path: Path) -> None:
+def test_missing_or_unreadable_log_is_not_an_error(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     counter = UnauthorizedCounter(log)
     assert counter.count() == 0

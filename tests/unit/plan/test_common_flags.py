@@ -16,7 +16,7 @@ from vllm_launchers.plan.common_flags import (
 from vllm_launchers.plan.findings import FlagError
 
 
-def test_table_is_sound():
+def test_flag_table_is_consistent():
     names = [flag.name for flag in COMMON_FLAGS]
     assert len(names) == len(set(names))
     assert len(names) >= 60
@@ -80,20 +80,20 @@ def test_typed_values(name, text, value):
         ("hf-overrides", "{"),
     ],
 )
-def test_wrong_values_are_refused_in_one_sentence(name, text):
+def test_invalid_values_are_refused_in_one_sentence(name, text):
     with pytest.raises(FlagError) as refused:
         parse_flag_value(name, text)
     assert name in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_near_choice_is_offered():
+def test_similar_choice_is_offered():
     with pytest.raises(FlagError, match="did you mean 'bfloat16'"):
         parse_flag_value("dtype", "bfloat-16")
 
 
 @pytest.mark.parametrize("name", ["--Max_Num_Seqs", "max-num-seqs", " max_num_seqs "])
-def test_names_are_normalised(name):
+def test_names_are_normalized(name):
     assert flag_name(name) == "max-num-seqs"
 
 
@@ -103,7 +103,7 @@ def test_names_that_cannot_be_set_here(name):
         flag_name(name)
 
 
-def test_unknown_names_are_warned_of_with_the_nearest():
+def test_unknown_names_are_warned_about_with_the_nearest():
     assert "did you mean max-num-seqs?" in name_warning("max-num-seq")
     assert name_warning("max-num-seqs") == ""
     assert name_warning("compilation-config.mode") == ""
@@ -111,6 +111,6 @@ def test_unknown_names_are_warned_of_with_the_nearest():
     assert name_warning("zzz", ["zzz"]) == ""
 
 
-def test_values_are_written_as_they_are_typed():
+def test_values_are_formatted_as_typed():
     assert [flag_text(value) for value in (True, False, None, 0.9, "8K")] == ["on", "off", "–", "0.9", "8K"]
     assert common_flag("nope") is None

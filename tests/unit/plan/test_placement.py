@@ -47,7 +47,7 @@ CHAT = Holder(12, user="me", gib=40.0, server="chat")
         ("1xa100-mig", 1, "0: MIG slice 2g.10gb, 9.7 GiB free"),
     ],
 )
-def test_the_best_set_of_a_recorded_host_is_what_an_expert_takes(
+def test_best_set_of_a_recorded_host_matches_an_experts(
     name: str, size: int, reason: str, recorded: Callable[[str], Host]
 ) -> None:
     best = rank_placements(recorded(name), size).best
@@ -62,13 +62,13 @@ def test_too_few_gpus_are_reported(name: str, size: int, recorded: Callable[[str
     assert str(size) in ranking.problem
 
 
-def test_nearer_sets_come_first() -> None:
+def test_closer_sets_come_first() -> None:
     kinds = {(0, 1): "NODE", (2, 3): "PIX", (4, 5): "NV4", (6, 7): "PHB"}
     order = [found.gpus for found in rank_placements(box(kinds, 8), 2).placements[:4]]
     assert order == [(4, 5), (2, 3), (6, 7), (0, 1)]
 
 
-def test_free_memory_comes_before_nearness() -> None:
+def test_free_memory_precedes_closeness() -> None:
     host = box({(0, 1): "NV4"}, 4, {0: (ANNA,)})
     ranking = rank_placements(host, 2)
     assert ranking.best is not None
@@ -78,7 +78,7 @@ def test_free_memory_comes_before_nearness() -> None:
     )
 
 
-def test_a_gpu_that_somebody_fills_is_never_taken_in_silence() -> None:
+def test_occupied_gpu_is_never_chosen_silently() -> None:
     ranking = rank_placements(box({(0, 1): "NV4"}, 2, {0: (ANNA,)}), 2)
     assert ranking.best is None
     assert (
@@ -91,7 +91,7 @@ def test_a_gpu_that_somebody_fills_is_never_taken_in_silence() -> None:
     assert "idle" not in with_room.best.reason
 
 
-def test_what_is_needed_decides_what_fits() -> None:
+def test_required_memory_decides_what_fits() -> None:
     host = box({}, 2, {0: (CHAT,)})
     assert rank_placements(host, 1, need_gib=7.0).best is not None
     found = rank_placements(host, 2, need_gib=20.0)
@@ -100,21 +100,21 @@ def test_what_is_needed_decides_what_fits() -> None:
     assert "chat (yours) holds 40.0 GiB" in found.problem
 
 
-def test_memory_that_nobody_is_seen_to_hold_counts_as_held() -> None:
+def test_memory_of_hidden_processes_counts_as_held() -> None:
     gpu = Gpu(0, memory_gib=24.0, free_gib=4.0, used_gib=20.0, used_by=())
     found = rank_placements(Host(gpus=(gpu,)), 1).placements[0]
     assert found.tier == 1
     assert found.warnings == ("GPU 0: hidden processes hold 20.0 GiB",)
 
 
-def test_a_free_island_is_left_whole_for_the_next_server() -> None:
+def test_free_island_is_kept_whole_for_the_next_server() -> None:
     host = box({(0, 1): "NV4", (2, 3): "NV4"}, 4, {2: (ANNA,)})
     best = rank_placements(host, 1).best
     assert best is not None
     assert best.gpus == (3,)
 
 
-def test_across_the_cpu_interconnect_the_way_out_is_reported() -> None:
+def test_set_across_the_cpu_interconnect_names_alternatives() -> None:
     best = rank_placements(box({(0, 3): "NV4", (1, 2): "NV4"}, 4), 4).best
     assert best is not None
     assert best.gpus == (0, 3, 1, 2)
@@ -124,7 +124,7 @@ def test_across_the_cpu_interconnect_the_way_out_is_reported() -> None:
     assert "2 servers on 0,3 and 1,2" in warning
 
 
-def test_a_mesh_of_nvlinks_stays_on_nvlink() -> None:
+def test_partial_nvlink_mesh_stays_on_nvlink() -> None:
     kinds = {(0, 1): "NV2", (1, 2): "NV1", (2, 3): "NV2", (0, 3): "NV1"}
     best = rank_placements(box(kinds, 4), 4).best
     assert best is not None
@@ -132,21 +132,21 @@ def test_a_mesh_of_nvlinks_stays_on_nvlink() -> None:
     assert best.warnings == ()
 
 
-def test_links_that_are_not_known_are_reported() -> None:
+def test_unknown_links_are_reported() -> None:
     best = rank_placements(Host(gpus=(Gpu(0), Gpu(1))), 2).best
     assert best is not None
     assert best.level is LinkLevel.UNKNOWN
     assert "unknown" in best.warnings[0]
 
 
-def test_lost_gpus_are_left_out() -> None:
+def test_lost_gpus_are_excluded() -> None:
     host = box({(0, 1): "NV4"}, 3)
     host = replace(host, gpus=(replace(host.gpus[0], lost="fell off the bus"), *host.gpus[1:]))
     assert [found.gpus for found in rank_placements(host, 2).placements] == [(1, 2)]
     assert "GPU 0 lost" in rank_placements(host, 3).problem
 
 
-def test_unlike_gpus_are_taken_last_and_reported() -> None:
+def test_mixed_gpus_come_last_and_are_reported() -> None:
     host = box({(0, 1): "PIX"}, 3)
     host = replace(host, gpus=(replace(host.gpus[0], name="Y"), *host.gpus[1:]))
     ranked = rank_placements(host, 2).placements
@@ -154,7 +154,7 @@ def test_unlike_gpus_are_taken_last_and_reported() -> None:
     assert any("mixed GPUs" in text for text in ranked[1].warnings)
 
 
-def test_a_share_limits_what_may_be_taken() -> None:
+def test_share_limits_available_memory() -> None:
     host = box({(0, 1): "NV4"}, 2, {0: (replace(CHAT, gib=10.0),)})
     shares = (GpuShare(0, gib=24.0), GpuShare(1, fraction=0.5))
     best = rank_placements(host, 1, need_gib=20.0, shares=shares).best
@@ -168,13 +168,13 @@ def test_a_share_limits_what_may_be_taken() -> None:
     assert rank_placements(host, 2, need_gib=14.1, shares=shares).best is None
 
 
-def test_within_a_share_an_idle_gpu_is_idle() -> None:
+def test_gpu_is_idle_within_a_share() -> None:
     best = rank_placements(box({}, 1), 1, shares=(GpuShare(0, gib=24.0),)).best
     assert best is not None
     assert best.free_gib == 24.0
 
 
-def test_a_slice_that_processes_unseen_hold_is_not_free(recorded: Callable[[str], Host]) -> None:
+def test_slice_held_by_hidden_processes_is_not_free(recorded: Callable[[str], Host]) -> None:
     host = recorded("1xa100-mig")
     # The driver names no process to people without rights; 13.5 of the largest slice's 19.6 GiB are held all the same.
     unseen = replace(host, gpus=(replace(host.gpus[0], used_by=None),))
@@ -185,7 +185,7 @@ def test_a_slice_that_processes_unseen_hold_is_not_free(recorded: Callable[[str]
     assert held.warnings == ("GPU 0: hidden processes hold 13.5 GiB",)
 
 
-def test_a_share_of_a_gpu_holds_for_its_slices_together(recorded: Callable[[str], Host]) -> None:
+def test_share_of_a_gpu_applies_to_its_slices_together(recorded: Callable[[str], Host]) -> None:
     host, share = recorded("1xa100-mig"), (GpuShare(0, gib=5.0),)
     assert rank_placements(host, 1, need_gib=4.5, shares=share).best is not None
     ours = Holder(1, gib=1.0, server="chat", instance=2)
@@ -197,7 +197,7 @@ def test_a_share_of_a_gpu_holds_for_its_slices_together(recorded: Callable[[str]
     assert "your share is 5.0 GiB, 1.0 of them taken" in ranking.problem
 
 
-def test_a_slice_with_more_free_memory_than_a_whole_gpu_is_first(recorded: Callable[[str], Host]) -> None:
+def test_slice_with_more_free_memory_than_a_gpu_is_first(recorded: Callable[[str], Host]) -> None:
     host = recorded("1xa100-mig")
     small = Gpu(1, "GPU-1", "X", 8.0, 7.9, (), utilization=0, used_gib=0.1)
     best = rank_placements(replace(host, gpus=(*host.gpus, small)), 1, need_gib=5.0).best
@@ -206,7 +206,7 @@ def test_a_slice_with_more_free_memory_than_a_whole_gpu_is_first(recorded: Calla
     assert best.mig.profile == "2g.10gb"
 
 
-def test_devices_are_given_by_index_and_by_uuid(recorded: Callable[[str], Host]) -> None:
+def test_devices_are_given_by_index_or_uuid(recorded: Callable[[str], Host]) -> None:
     best = rank_placements(recorded("4xa6000"), 2).best
     assert best is not None
     assert best.environment() == {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -217,11 +217,11 @@ def test_devices_are_given_by_index_and_by_uuid(recorded: Callable[[str], Host])
     assert part.visible_devices().startswith("MIG-")
 
 
-def test_old_releases_of_vllm_are_given_no_uuids() -> None:
+def test_old_vllm_releases_get_no_uuids() -> None:
     assert [takes_uuids(release) for release in (None, (0, 20, 1), (0, 32, 0), (1, 0, 0))] == [False, False, True, True]
 
 
-def test_twenty_four_gpus_are_ranked_without_looking_at_every_set() -> None:
+def test_twenty_four_gpus_are_ranked_without_trying_every_set() -> None:
     kinds = {(a, b): "NV6" for a, b in combinations(range(24), 2) if a // 8 == b // 8}
     best = rank_placements(box(kinds, 24, dict.fromkeys(range(8), (ANNA,))), 8).best
     assert best is not None
@@ -242,7 +242,7 @@ def hosts(draw: st.DrawFn) -> Host:
 
 
 @given(hosts(), st.integers(1, 4), st.one_of(st.none(), st.floats(0.0, 48.0)))
-def test_rankings_keep_their_promises(host: Host, size: int, need: float | None) -> None:
+def test_ranking_invariants(host: Host, size: int, need: float | None) -> None:
     ranking = rank_placements(host, size, need_gib=need, most=1000)
     assert bool(ranking.problem) == (ranking.best is None)
     by_index = {gpu.index: gpu for gpu in host.gpus}
@@ -265,7 +265,7 @@ def test_rankings_keep_their_promises(host: Host, size: int, need: float | None)
 
 
 @given(hosts(), st.integers(2, 4))
-def test_of_sets_that_nobody_holds_none_is_nearer_than_the_best(host: Host, size: int) -> None:
+def test_no_free_set_is_closer_than_the_best(host: Host, size: int) -> None:
     free = replace(host, gpus=tuple(replace(g, used_by=(), used_gib=0.4, free_gib=GIB - 0.4) for g in host.gpus))
     best = rank_placements(free, size).best
     if best is None:

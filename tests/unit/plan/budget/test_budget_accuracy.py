@@ -34,7 +34,7 @@ START = {
 }
 
 
-def test_it_prints_the_four_figures(tmp_path: Path) -> None:
+def test_benchmark_prints_its_four_values(tmp_path: Path) -> None:
     (tmp_path / "model_configs").mkdir()
     (tmp_path / "model_configs" / "one.json").write_text(json.dumps(CONFIG))
     unsaid = {**START, "vllm_version": None, "gpu": None, "available_kv_gib": None, "max_concurrency": None}

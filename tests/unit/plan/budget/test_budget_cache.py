@@ -110,7 +110,7 @@ def test_sliding_layers_hold_their_window_and_a_step() -> None:
     assert tokens == blocks // 4 * 16
 
 
-def test_a_window_longer_than_the_context_bounds_nothing() -> None:
+def test_window_longer_than_the_context_limits_nothing() -> None:
     _, concurrency = given_cache(WINDOWED, 28.02, (0, 11, 2), max_model_len=1024, max_num_batched_tokens=8192)
     blocks = int(28.02 * GIB) // (8 * 16 * 16384)
     assert concurrency == pytest.approx(blocks / (64 + 3 * 65))
@@ -123,9 +123,7 @@ def test_a_window_longer_than_the_context_bounds_nothing() -> None:
         ((0, 8, 5), {}),
     ],
 )
-def test_windows_do_not_count_where_vllm_keeps_one_kind(
-    release: tuple[int, int, int], flags: dict[str, FlagValue]
-) -> None:
+def test_windows_do_not_count_with_a_unified_cache(release: tuple[int, int, int], flags: dict[str, FlagValue]) -> None:
     _, concurrency = given_cache(WINDOWED, 28.02, release, max_model_len=32768, max_num_batched_tokens=8192, **flags)
     assert concurrency == pytest.approx(int(28.02 * GIB) // (32 * 16 * 16384) / 2048)
 
@@ -139,7 +137,7 @@ def test_newer_releases_keep_blocks_for_two_steps_in_flight() -> None:
     assert synchronous == one
 
 
-def test_disable_sliding_window_cuts_the_context_to_the_window() -> None:
+def test_disable_sliding_window_limits_the_context_to_the_window() -> None:
     budget = estimate(WINDOWED, {"disable-sliding-window": True}, [GPU])
     assert budget is not None
     assert budget.max_model_len == 4096
@@ -169,7 +167,7 @@ def test_full_layers_with_their_own_heads_get_longer_blocks() -> None:
     assert concurrency == pytest.approx(blocks / (8192 + 5 * (-(-(1023 + 2496) // 16) + 1)))
 
 
-def test_layers_of_two_sizes_under_one_table_take_what_each_takes() -> None:
+def test_layers_of_two_sizes_in_one_table_take_their_own_size() -> None:
     # Sliding layers of 8 × 256 and full ones of 2 × 512, all for every token.
     other = dense(layers=((SLIDING,) * 5 + (FULL,)) * 5, window=1024, head_dim=256, full_kv_heads=2, full_head_dim=512)
     facts = replace(other, weight_bytes=10**9)
@@ -179,7 +177,7 @@ def test_layers_of_two_sizes_under_one_table_take_what_each_takes() -> None:
     assert concurrency == pytest.approx(int(10 * GIB) // (16 * (25 * 8192 + 5 * 4096)) / 1024)
 
 
-def test_a_model_of_windows_alone_is_one_group() -> None:
+def test_model_with_only_windows_is_one_group() -> None:
     short = dense(layers=(SLIDING,) * 32, window=4096)
     _, concurrency = given_cache(short, 10.0, max_model_len=32768, max_num_batched_tokens=2048)
     assert concurrency == pytest.approx(int(10 * GIB) // (32 * 16 * 4096) / (-(-(4095 + 2048) // 16) + 1))
@@ -215,7 +213,7 @@ def test_states_are_split_by_tensor_parallelism() -> None:
     assert concurrency == pytest.approx(blocks / (63 + 3))
 
 
-def test_the_prefix_cache_keeps_a_second_state() -> None:
+def test_prefix_cache_keeps_a_second_state() -> None:
     blocks = int(10 * GIB) // (8 * 528 * 4096)
     _, without = given_cache(STATES, 10.0, (0, 18, 0), max_model_len=8192)
     _, asked = given_cache(STATES, 10.0, (0, 18, 0), max_model_len=8192, enable_prefix_caching=True)
@@ -224,7 +222,7 @@ def test_the_prefix_cache_keeps_a_second_state() -> None:
     assert asked == by_default == pytest.approx(blocks / (16 + 6))
 
 
-def test_guessed_tokens_take_states_too() -> None:
+def test_speculative_tokens_take_states_too() -> None:
     config = '{"method": "mtp", "num_speculative_tokens": 3}'
     state = 32 * 128 * 128 * 4 + 8192 * 3 * 2 + 3 * 8192 * 2
     block = -(-state // (16 * 4096)) * 16
@@ -239,7 +237,7 @@ def test_decode_context_parallelism_splits_the_tokens() -> None:
     assert two == pytest.approx(2 * one)
 
 
-def test_unknown_layers_are_named_and_nothing_is_invented() -> None:
+def test_unknown_layers_are_named_without_invented_values() -> None:
     budget = estimate(dense(layers=()), {}, [GPU])
     assert budget is not None
     assert (budget.kv_tokens, budget.max_concurrency, budget.kv_bytes_per_token) == (None, None, None)
@@ -254,7 +252,7 @@ def test_unknown_heads_are_named() -> None:
     assert any("KV heads" in sentence for sentence in budget.assumed)
 
 
-def test_an_unknown_state_is_assumed_and_reported() -> None:
+def test_unknown_state_is_assumed_and_reported() -> None:
     budget = estimate(replace(STATES, state_bytes=None), {}, [GPU])
     assert budget is not None
     assert budget.kv_tokens

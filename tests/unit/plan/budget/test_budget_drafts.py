@@ -43,7 +43,7 @@ def test_weights_of_a_known_draft_model_are_counted() -> None:
     assert not any("not counted" in text for text in draft.assumed)
 
 
-def test_its_kv_cache_is_counted_in_layers_of_the_model() -> None:
+def test_draft_kv_cache_is_counted_in_layers_of_the_model() -> None:
     """Both have 8 KV heads of 128, so the draft's 28 layers stand beside the model's 36."""
     flags = speculative(model=DRAFT)
     plain = budget({"max-model-len": 8192}, None)
@@ -52,7 +52,7 @@ def test_its_kv_cache_is_counted_in_layers_of_the_model() -> None:
     assert draft.kv_bytes_per_token == plain.kv_bytes_per_token * (36 + 28) / 36
 
 
-def test_it_is_cut_like_the_model_unless_set_otherwise() -> None:
+def test_draft_is_split_like_the_model_unless_set() -> None:
     flags = {**speculative(model=DRAFT), "tensor-parallel-size": 2}
     whole = {**speculative(model=DRAFT, draft_tensor_parallel_size=1), "tensor-parallel-size": 2}
     assert draft_tensor(flags, 2) == 2
@@ -63,7 +63,7 @@ def test_it_is_cut_like_the_model_unless_set_otherwise() -> None:
 
 
 @pytest.mark.parametrize("config", [{"model": DRAFT}, {"method": "mtp"}])
-def test_a_draft_leaves_the_models_own_weights_as_they_are_on_each_stage(config: dict[str, object]) -> None:
+def test_draft_weights_are_on_the_last_stage_only(config: dict[str, object]) -> None:
     stages: Flags = {"pipeline-parallel-size": 2}
     draft = known(DRAFT) if "model" in config else None
     plain, with_draft = budget(stages, None, 2), budget({**speculative(**config), **stages}, draft, 2)
@@ -72,7 +72,7 @@ def test_a_draft_leaves_the_models_own_weights_as_they_are_on_each_stage(config:
     assert more == pytest.approx([0.0, own])
 
 
-def test_weights_of_a_model_whose_layers_are_unknown_are_spread_over_the_stages() -> None:
+def test_weights_with_unknown_layers_are_spread_over_the_stages() -> None:
     unknown = replace(known("Qwen/Qwen3-8B"), layers=())
     found = estimate(unknown, {"pipeline-parallel-size": 2}, [GPU] * 2, release=(0, 33, 0))
     whole = estimate(unknown, {}, [GPU], release=(0, 33, 0))
@@ -81,13 +81,13 @@ def test_weights_of_a_model_whose_layers_are_unknown_are_spread_over_the_stages(
     assert sum(gpu.weights_gib for gpu in found.per_gpu) == pytest.approx(whole.weights_gib)
 
 
-def test_a_head_with_files_takes_what_they_take() -> None:
+def test_head_with_files_takes_their_size() -> None:
     head = replace(known(DRAFT), weight_bytes=850 * 2**20, layers=known(DRAFT).layers[:1])
     flags = speculative(model="org/eagle3-head", method="eagle3")
     assert budget(flags, head).weights_gib - budget(flags, None).weights_gib == pytest.approx(850 / 1024)
 
 
-def test_what_stands_in_for_its_size_is_reported() -> None:
+def test_assumed_draft_size_is_reported() -> None:
     bare = ModelFacts("org/draft-1B", source="table", parameters=10**9)
     assert budget(speculative(model="org/draft-1B"), bare).weights_gib > 16
     unknown = ModelFacts("org/draft", source="table")
@@ -110,11 +110,11 @@ def test_what_stands_in_for_its_size_is_reported() -> None:
         ({"speculative-config": "{broken"}, ""),
     ],
 )
-def test_which_flags_name_a_draft_model(flags: Flags, expected: str) -> None:
+def test_flags_that_name_a_draft_model(flags: Flags, expected: str) -> None:
     assert draft_model(flags) == expected
 
 
-def test_a_draft_model_in_an_object_that_vllm_drops_is_not_counted() -> None:
+def test_draft_model_in_an_ignored_object_is_not_counted() -> None:
     flags = {**speculative(model=DRAFT), "speculative-config.num_speculative_tokens": 2}
     assert draft_model(flags) == ""
     assert draft_model({**flags, "speculative-config.model": "own"}) == "own"

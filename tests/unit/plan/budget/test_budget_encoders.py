@@ -34,7 +34,7 @@ def measured(facts: ModelFacts, flags: Flags) -> tuple[float, float]:
     return encoder_bytes(facts, settings_of(facts, flags), facts.hidden_size or 0)
 
 
-def test_one_item_larger_than_a_step_is_run_whole() -> None:
+def test_item_larger_than_a_step_is_run_whole() -> None:
     """The budget is the largest item's tokens where a step has fewer (``compute_mm_encoder_budget``)."""
     facts = seeing()
     assert measured(facts, {"max-num-batched-tokens": 2048}) == measured(facts, {"max-num-batched-tokens": 16384})
@@ -61,9 +61,7 @@ def test_small_items_fill_a_step() -> None:
         (1_000_000, (0, 10, 2), 8),
     ],
 )
-def test_a_film_as_long_as_the_context_is_the_largest_item(
-    length: int, release: tuple[int, int, int], pictures: int
-) -> None:
+def test_longest_video_is_the_largest_item(length: int, release: tuple[int, int, int], pictures: int) -> None:
     facts = seeing("qwen2_vl")
     one = encoder_bytes(facts, settings_of(facts, {}), 3584)
     settings = settings_of(facts, {"max-model-len": length}, release)
@@ -71,14 +69,14 @@ def test_a_film_as_long_as_the_context_is_the_largest_item(
 
 
 @pytest.mark.parametrize("limit", ['{"video": 0}', '{"image": 2, "video": {"count": 0}}'])
-def test_without_videos_one_picture_is_the_largest_item(limit: str) -> None:
+def test_without_videos_one_image_is_the_largest_item(limit: str) -> None:
     facts = seeing("qwen2_vl")
     one = measured(facts, {})
     assert measured(facts, {"max-model-len": 128_000, "limit-mm-per-prompt": limit}) == one
     assert measured(facts, {"max-model-len": 128_000, "limit-mm-per-prompt": '{"video": 1}'})[0] == 7 * one[0]
 
 
-def test_there_are_no_more_items_than_requests_could_bring() -> None:
+def test_items_are_limited_by_the_requests() -> None:
     facts = seeing("gemma3")
     alone = measured(facts, {"max-num-batched-tokens": 8192, "max-num-seqs": 1, "max-model-len": 600})
     assert alone[1] == 2 * 256 * 3584 * 2
@@ -101,23 +99,23 @@ def test_fewer_pixels_take_less() -> None:
     "flags",
     [{"skip-mm-profiling": True}, {"language-model-only": True}, {"limit-mm-per-prompt": '{"image": 0, "video": 0}'}],
 )
-def test_where_it_is_not_run_it_takes_nothing(flags: Flags) -> None:
+def test_disabled_encoder_takes_nothing(flags: Flags) -> None:
     assert measured(seeing(), flags) == (0.0, 0.0)
 
 
-def test_one_kind_that_is_left_allowed_is_tried() -> None:
+def test_one_remaining_modality_is_profiled() -> None:
     assert measured(seeing(), {"limit-mm-per-prompt": '{"image": 0}'})[0] > 0
     assert measured(seeing("gemma3"), {"limit-mm-per-prompt": '{"image": 0}'})[0] == 0
 
 
-def test_a_model_of_text_alone_has_none() -> None:
+def test_text_model_has_no_encoder() -> None:
     assert measured(replace(seeing(), multimodal=False, encoder=None), {}) == (0.0, 0.0)
     peak, kept = measured(replace(seeing(), encoder=None), {})
     assert 0 < peak < GIB
     assert kept == 0
 
 
-def test_tensor_parallel_cuts_heads_and_network_but_not_the_residual() -> None:
+def test_tensor_parallelism_splits_the_encoder_except_its_residual() -> None:
     facts = seeing()
     whole, half = measured(facts, {})[0], measured(facts, {"tensor-parallel-size": 2})[0]
     assert whole / 2 < half < whole
@@ -144,7 +142,7 @@ def test_embeddings_are_kept_while_the_language_model_runs() -> None:
     assert kept > 0
 
 
-def test_the_widest_moment_of_a_layer() -> None:
+def test_peak_memory_of_an_encoder_layer() -> None:
     narrow = Encoder(1024, 4096, False, False, 588, 1.0, 576)
     assert patch_bytes(narrow, 1) == 2 * 588 + 4 * 1024 + 4 * 4096  # the network
     assert patch_bytes(replace(narrow, rotary=True), 1) == 2 * 588 + 26 * 1024  # attention
@@ -163,7 +161,7 @@ def test_the_widest_moment_of_a_layer() -> None:
         ({"language-model-only": True}, 0),
     ],
 )
-def test_a_step_holds_the_largest_item_that_may_come_and_is_not_chunked(flags: Flags, tokens: int) -> None:
+def test_step_holds_the_largest_unchunked_item(flags: Flags, tokens: int) -> None:
     assert max_tokens_per_mm_item(seeing("gemma4"), flags) == tokens
     assert max_tokens_per_mm_item(seeing(), flags) == 0
     assert max_tokens_per_mm_item(replace(seeing("gemma4"), multimodal=False), flags) == 0
@@ -179,7 +177,7 @@ def test_a_step_holds_the_largest_item_that_may_come_and_is_not_chunked(flags: F
         ({"enable-chunked-prefill": False, "runner": "pooling"}, (0, 11, 0), 4096),
     ],
 )
-def test_the_smallest_step_holds_sequences_items_blocks_and_whole_prompts(
+def test_smallest_step_holds_sequences_items_blocks_and_whole_prompts(
     flags: Flags, release: tuple[int, int, int], tokens: int
 ) -> None:
     assert least_step(flags, release, sequences=300, context=4096, mm_item=280, state_block=64) == tokens

@@ -54,7 +54,7 @@ def test_weights_are_the_files_bytes() -> None:
     assert plan().weights_gib == pytest.approx(16_060_522_496 / GIB)
 
 
-def test_the_sum_is_vllms() -> None:
+def test_sum_matches_vllm() -> None:
     budget = plan(max_num_seqs=64)
     inside = budget.overhead_gib - 0.45  # the context is there before vLLM counts
     assert budget.kv_gib == pytest.approx(23.6 * 0.92 - budget.weights_gib - inside - budget.graphs_gib)
@@ -72,7 +72,7 @@ def test_default_share(release: tuple[int, int, int], share: float) -> None:
     assert plan(release=release).kv_gib == plan(release=release, gpu_memory_utilization=share).kv_gib
 
 
-def test_an_unknown_release_is_the_newest_and_reported() -> None:
+def test_unknown_release_is_treated_as_the_newest_and_reported() -> None:
     budget = plan(release=None)
     assert budget.kv_gib == plan(release=(0, 33, 0)).kv_gib
     assert any("version is unknown" in sentence for sentence in budget.assumed)
@@ -88,12 +88,12 @@ def test_an_unknown_release_is_the_newest_and_reported() -> None:
         (GpuShape("NVIDIA B200", usable_gib=178.0), 1024, 16384),
     ],
 )
-def test_batches_by_the_size_of_the_gpu(gpu: GpuShape, seqs: int, batched: int) -> None:
+def test_default_batches_depend_on_the_gpu_size(gpu: GpuShape, seqs: int, batched: int) -> None:
     same = plan(gpu=gpu, max_num_seqs=seqs, max_num_batched_tokens=batched)
     assert plan(gpu=gpu).overhead_gib == same.overhead_gib
 
 
-def test_the_sampler_takes_memory_per_sequence_and_word() -> None:
+def test_sampler_takes_memory_per_sequence_and_vocabulary() -> None:
     few, many = plan(max_num_seqs=512, release=(0, 15, 0)), plan(max_num_seqs=1024, release=(0, 15, 0))
     assert many.overhead_gib - few.overhead_gib == pytest.approx(512 * 128256 * 40 / GIB)
 
@@ -118,12 +118,12 @@ def test_embedding_models_do_not_sample() -> None:
         {"max_cudagraph_capture_size": 0},
     ],
 )
-def test_no_graphs_where_none_are_captured(flags: dict[str, FlagValue]) -> None:
+def test_no_graph_memory_without_captures(flags: dict[str, FlagValue]) -> None:
     assert plan(**flags).graphs_gib == 0
     assert plan(**flags).kv_gib > plan().kv_gib
 
 
-def test_fewer_batch_sizes_fewer_graphs() -> None:
+def test_fewer_batch_sizes_need_fewer_graphs() -> None:
     assert 0 < plan(max_num_seqs=2).graphs_gib < plan(max_num_seqs=32).graphs_gib < plan().graphs_gib
     sizes = '{"cudagraph_capture_sizes": [1, 2, 4]}'
     assert plan(compilation_config=sizes).graphs_gib == plan(max_num_seqs=2).graphs_gib
@@ -140,7 +140,7 @@ def test_fewer_batch_sizes_fewer_graphs() -> None:
         ({"enforce-eager": True}, 0),
     ],
 )
-def test_the_largest_batch_with_a_graph(flags: dict[str, FlagValue], largest: int) -> None:
+def test_largest_captured_batch(flags: dict[str, FlagValue], largest: int) -> None:
     assert max(captured_batches(flags, 256), default=0) == largest
     assert max(captured_batches({}, 8)) == 16, "twice as many tokens as sequences"
 
@@ -152,7 +152,7 @@ def test_tensor_parallelism_splits_weights() -> None:
     assert {gpu.index for gpu in budget.per_gpu} == {None}
 
 
-def test_pipeline_stages_split_layers_as_vllm_does() -> None:
+def test_pipeline_stages_split_layers_like_vllm() -> None:
     # 32 layers over 3 stages: 10, 11 and… vLLM gives the rest to the stages before the last.
     uneven = plan(pipeline_parallel_size=3)
     first, second, last = (gpu.weights_gib for gpu in uneven.per_gpu)
@@ -168,7 +168,7 @@ def test_pipeline_stages_split_layers_as_vllm_does() -> None:
     assert sum(gpu.weights_gib for gpu in uneven.per_gpu) == pytest.approx(LLAMA.weight_bytes / GIB)  # type: ignore[operator]
 
 
-def test_the_fullest_stage_decides() -> None:
+def test_fullest_stage_decides() -> None:
     budget = plan(pipeline_parallel_size=3)
     assert budget.kv_bytes_per_token in (11 * 4096, 10 * 4096)
     tokens = [gpu.kv_gib * GIB for gpu in budget.per_gpu]
@@ -199,20 +199,20 @@ def test_cpu_offload_frees_the_gpu() -> None:
     assert plan(cpu_offload_gb=400).weights_gib == 0
 
 
-def test_a_fixed_cache_is_taken_as_it_is() -> None:
+def test_fixed_cache_size_is_used_unchanged() -> None:
     assert plan(kv_cache_memory_bytes=2 * GIB).kv_gib == 2
     assert plan(kv_cache_memory_bytes="2G").kv_gib == 2
     assert plan(kv_cache_memory_bytes=2 * GIB, gpu_memory_utilization=0.5).kv_gib == 2
 
 
-def test_blocks_can_be_set() -> None:
+def test_block_override_sets_the_cache() -> None:
     budget = plan(num_gpu_blocks_override=100)
     assert budget.kv_tokens == 1600
     assert budget.kv_gib == pytest.approx(100 * 16 * 131072 / GIB)
 
 
 @pytest.mark.parametrize(("blocks", "fits"), [(1000, True), (10**6, False)])
-def test_blocks_that_are_set_must_fit_the_gpu(blocks: int, fits: bool) -> None:
+def test_block_override_must_fit_the_gpu(blocks: int, fits: bool) -> None:
     assert plan(num_gpu_blocks_override=blocks).fits is fits
 
 
@@ -226,7 +226,7 @@ def test_auto_takes_the_longest_context_that_fits() -> None:
     assert plan(max_model_len="auto").max_model_len == 8192
 
 
-def test_lengths_may_be_written_with_units() -> None:
+def test_lengths_may_have_units() -> None:
     assert plan(max_model_len="4K").max_model_len == 4096
     assert plan(max_model_len="4k").max_model_len == 4000
 
@@ -238,7 +238,7 @@ def test_workloads_are_counted_at_their_own_length() -> None:
     assert budget.concurrency_p95 == pytest.approx(budget.max_concurrency * 4)
 
 
-def test_what_does_not_fit_says_how_much_is_missing() -> None:
+def test_missing_memory_is_reported() -> None:
     budget = plan(replace(LLAMA, weight_bytes=30 * 10**9))
     assert not budget.fits
     assert budget.kv_gib < -5
@@ -259,12 +259,12 @@ def test_weights_quantized_while_loading(flags: dict[str, FlagValue], factor: fl
     assert plan(**flags).weights_gib == pytest.approx((body * factor + embeddings * grown) / GIB)
 
 
-def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
+def test_quantized_checkpoint_is_not_quantized_again() -> None:
     facts = replace(LLAMA, weight_bytes=9 * 10**9, quantization=Quantization("fp8", 8))
     assert plan(facts, quantization="fp8").weights_gib == pytest.approx(9 * 10**9 / GIB)
 
 
-def test_float32_checkpoints_are_loaded_in_half() -> None:
+def test_float32_checkpoints_are_loaded_in_half_precision() -> None:
     facts = replace(LLAMA, weight_bytes=32 * 10**9, dtype="float32")
     assert plan(facts).weights_gib == pytest.approx(16 * 10**9 / GIB)
 
@@ -287,23 +287,23 @@ def test_parameters_from_the_name(model: str, quantization: Quantization | None,
     assert any("model's name" in sentence for sentence in budget.assumed)
 
 
-def test_stated_parameters_go_before_the_name() -> None:
+def test_stated_parameters_precede_the_name() -> None:
     budget = plan(replace(LLAMA, weight_bytes=None, parameters=3 * 10**9))
     assert budget.weights_gib == pytest.approx(6 * 10**9 / GIB)
     assert not budget.assumed
 
 
-def test_nothing_is_reported_where_neither_weights_nor_gpu_are_known() -> None:
+def test_no_estimate_without_known_weights_or_gpu() -> None:
     assert estimate(replace(LLAMA, model="org/mystery", weight_bytes=None), {}, [SMALL]) is None
     assert estimate(LLAMA, {}, []) is None
     assert estimate(LLAMA, {}, [GpuShape("some new card")]) is None
 
 
-def test_a_card_known_by_name_needs_no_size() -> None:
+def test_gpu_known_by_name_needs_no_size() -> None:
     assert plan(gpu=GpuShape("NVIDIA GeForce RTX 3090")).per_gpu[0].total_gib == pytest.approx(23.6, abs=0.1)
 
 
-def test_gpus_of_a_machine_with_others_on_them() -> None:
+def test_memory_of_others_on_the_gpus_is_counted() -> None:
     gpus = [
         Gpu(index=2, name="NVIDIA GeForce RTX 3090", memory_gib=24.0, free_gib=23.3),
         Gpu(index=5, name="NVIDIA GeForce RTX 3090", memory_gib=24.0, free_gib=13.0),
@@ -315,13 +315,13 @@ def test_gpus_of_a_machine_with_others_on_them() -> None:
     assert two.free_gib < one.free_gib
 
 
-def test_the_smaller_gpu_decides() -> None:
+def test_smaller_gpu_decides() -> None:
     both = plan(gpu=[LARGE, SMALL], tensor_parallel_size=2)
     assert both.kv_gib < plan(gpu=[LARGE, LARGE], tensor_parallel_size=2).kv_gib
     assert both.per_gpu[0].kv_gib == pytest.approx(both.per_gpu[1].kv_gib, abs=0.01)
 
 
-def test_vision_models_try_their_encoder() -> None:
+def test_vision_models_include_their_encoder() -> None:
     pictures = replace(
         LLAMA, model_type="qwen2_5_vl", multimodal=True, encoder=Encoder(1280, 3420, True, True, 1176, 4.0, 16384)
     )
@@ -331,7 +331,7 @@ def test_vision_models_try_their_encoder() -> None:
         assert plan(pictures, max_num_seqs=16, **flags).overhead_gib == text_only.overhead_gib
 
 
-def test_the_cpu_build_takes_the_value_it_is_given() -> None:
+def test_cpu_build_uses_its_given_cache_size() -> None:
     budget = estimate(LLAMA, {}, [], build="cpu", environment={"VLLM_CPU_KVCACHE_SPACE": "8"})
     assert budget is not None
     assert budget.kv_gib == 8
@@ -360,11 +360,11 @@ def test_the_cpu_build_takes_the_value_it_is_given() -> None:
         {"block_size": "16.5"},
     ],
 )
-def test_wrong_values_count_as_not_set(flags: dict[str, FlagValue]) -> None:
+def test_invalid_values_count_as_unset(flags: dict[str, FlagValue]) -> None:
     assert plan(**flags).kv_gib == pytest.approx(plan().kv_gib)
 
 
-def test_what_a_start_reported_corrects_the_next_estimate() -> None:
+def test_reported_start_corrects_the_next_estimate() -> None:
     before = plan(max_num_seqs=64)
     report = EngineReport(weights_gib=15.4, kv_gib=before.kv_gib - 1.5)
     learned = EarlierReport(report, before.weights_gib, before.kv_gib)
@@ -376,13 +376,13 @@ def test_what_a_start_reported_corrects_the_next_estimate() -> None:
     assert smaller.kv_gib == pytest.approx(before.kv_gib - 1.5 - 0.12 * 23.6)
 
 
-def test_a_report_without_figures_corrects_nothing() -> None:
+def test_report_without_values_corrects_nothing() -> None:
     before = plan()
     after = plan(learned=EarlierReport(EngineReport(), before.weights_gib, before.kv_gib))
     assert after.kv_gib == before.kv_gib
 
 
-def test_it_is_quick_enough_for_every_keystroke() -> None:
+def test_estimate_is_fast_enough_for_every_keystroke() -> None:
     facts = replace(LLAMA, layers=(LayerKind.SLIDING,) * 80 + (LayerKind.FULL,) * 16, window=1024)
     begun = time.process_time()
     for _ in range(20):
@@ -390,7 +390,7 @@ def test_it_is_quick_enough_for_every_keystroke() -> None:
     assert (time.process_time() - begun) / 20 < 0.05  # measured: about a fiftieth of it
 
 
-def test_adapters_are_set_aside_in_full() -> None:
+def test_adapters_are_reserved_in_full() -> None:
     few, many = plan(enable_lora=True), plan(enable_lora=True, max_loras=8, max_lora_rank=64)
     # Of rank 16: 32 layers, 16 bits, widths of the inputs and outputs of seven matrices.
     widths = (5 * 4096 + 4096 + 14336) + (4096 + 2 * 1024 + 2 * 4096 + 2 * 14336)
@@ -405,7 +405,7 @@ def test_latent_attention_unpacks_long_contexts() -> None:
     assert long.overhead_gib - short.overhead_gib == pytest.approx((65536 - 8192) * 128 * 256 * 2 / GIB)
 
 
-def test_what_the_facts_do_not_report_of_the_cache_is_reported() -> None:
+def test_unknown_cache_facts_are_reported() -> None:
     budget = plan(replace(LLAMA, missing=("longest context", "how its compressed attention keeps the KV cache")))
     assert budget.assumed == ("not known and not counted: how its compressed attention keeps the KV cache",)
 
@@ -419,13 +419,13 @@ def test_what_the_facts_do_not_report_of_the_cache_is_reported() -> None:
         ("ngram", ""),
     ],
 )
-def test_what_is_not_known_of_a_draft_is_reported(method: str, said: str) -> None:
+def test_unknown_draft_facts_are_reported(method: str, said: str) -> None:
     told = plan(speculative_config=f'{{"method": "{method}", "num_speculative_tokens": 2}}').assumed
     assert bool(told) == bool(said)
     assert all(said in sentence for sentence in told)
 
 
-def test_tokens_follow_the_engine_where_it_fits_fewer_into_a_gib() -> None:
+def test_tokens_per_gib_follow_the_engines_report() -> None:
     """62,700 tokens were shown for a staged change beside a measured 54,500."""
     before = plan(max_num_seqs=64)
     assert before.kv_tokens is not None

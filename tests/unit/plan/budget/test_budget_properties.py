@@ -95,7 +95,7 @@ def budget_of(facts: ModelFacts, flags: dict[str, Any], gpu: GpuShape, release: 
 
 @quick
 @given(models(), flag_sets, gpus, releases, st.integers(1, 200_000), st.integers(0, 200_000))
-def test_more_context_is_never_more_concurrency(
+def test_longer_context_never_raises_concurrency(
     facts: ModelFacts, flags: dict[str, Any], gpu: GpuShape, release: tuple[int, int, int], length: int, more: int
 ) -> None:
     short = budget_of(facts, {**flags, "max-model-len": length}, gpu, release)
@@ -107,7 +107,7 @@ def test_more_context_is_never_more_concurrency(
 
 @quick
 @given(models(), flag_sets, gpus, releases, st.floats(0.01, 1), st.floats(0.01, 1))
-def test_more_utilization_is_never_less_cache(
+def test_more_utilization_never_shrinks_the_cache(
     facts: ModelFacts, flags: dict[str, Any], gpu: GpuShape, release: tuple[int, int, int], one: float, other: float
 ) -> None:
     little, much = (
@@ -133,7 +133,7 @@ def test_more_tensor_parallelism_never_takes_more_of_a_gpu(
 
 @quick
 @given(models(), flag_sets, gpus, releases)
-def test_the_parts_of_each_gpu_add_up(
+def test_parts_of_each_gpu_add_up(
     facts: ModelFacts, flags: dict[str, Any], gpu: GpuShape, release: tuple[int, int, int]
 ) -> None:
     budget = budget_of(facts, flags, gpu, release)
@@ -148,7 +148,7 @@ def test_the_parts_of_each_gpu_add_up(
 
 @quick
 @given(models(), gpus, releases, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3]))
-def test_weights_of_all_gpus_are_the_models(
+def test_weights_of_all_gpus_sum_to_the_models(
     facts: ModelFacts, gpu: GpuShape, release: tuple[int, int, int], tensor: int, pipeline: int
 ) -> None:
     flags = {"tensor-parallel-size": tensor, "pipeline-parallel-size": pipeline}
@@ -160,7 +160,7 @@ def test_weights_of_all_gpus_are_the_models(
 
 @quick
 @given(models(), flag_sets, gpus, releases, st.sets(st.sampled_from(ModelFacts.__struct_fields__)))
-def test_no_missing_fact_is_fatal_and_each_is_named(
+def test_missing_facts_are_named_and_not_fatal(
     facts: ModelFacts, flags: dict[str, Any], gpu: GpuShape, release: tuple[int, int, int], gone: set[str]
 ) -> None:
     empty = ModelFacts(model="made/up-7B")
@@ -193,7 +193,7 @@ values = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() 
     ),
     st.builds(Quantization, st.sampled_from(["awq", "fp8", "odd"]), st.none() | st.integers(1, 16)),
 )
-def test_no_value_of_a_flag_is_fatal(facts: ModelFacts, flags: dict[str, Any], stored: Quantization) -> None:
+def test_any_flag_value_is_handled(facts: ModelFacts, flags: dict[str, Any], stored: Quantization) -> None:
     for known in (facts, replace(facts, quantization=stored, weight_bytes=None)):
         estimate(known, flags, [GpuShape("NVIDIA L40S")])
         estimate(known, flags, [], build="cpu", environment={"VLLM_CPU_KVCACHE_SPACE": "much"})

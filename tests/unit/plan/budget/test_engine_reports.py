@@ -75,13 +75,13 @@ def test_single_lines(line: str, figure: str, value: float) -> None:
     assert getattr(read_report([PREFIX + line]), figure) == value
 
 
-def test_the_watch_over_a_start_reads_it_too() -> None:
+def test_startup_watch_reads_the_report() -> None:
     watch = StartupWatch(started_at=1_700_000_000.0)
     watch.feed(MERGED_LINE.encode())
     assert watch.memory.report == read_report(MERGED_LINE.splitlines())
 
 
-def test_the_gpu_with_the_least_room_counts() -> None:
+def test_gpu_with_the_least_memory_counts() -> None:
     reader = ReportReader()
     assert reader.report == EngineReport()
     for rank, (weights, room) in enumerate(((3.74, 62.5), (3.80, 62.1), (3.70, 62.9))):
@@ -90,13 +90,13 @@ def test_the_gpu_with_the_least_room_counts() -> None:
     assert (reader.report.weights_gib, reader.report.kv_gib) == (3.8, 62.1)
 
 
-def test_a_second_start_in_the_same_log_begins_again() -> None:
+def test_second_start_in_a_log_resets_the_report() -> None:
     second = ["INFO vLLM API server version 0.33.0", f"{PREFIX}Available KV cache memory: 2.0 GiB"]
     assert read_report([*MERGED_LINE.splitlines(), *second]) == EngineReport(kv_gib=2.0)
 
 
 @given(st.text())
-def test_no_line_is_fatal(text: str) -> None:
+def test_any_line_is_handled(text: str) -> None:
     read_report([text, f"Available KV cache memory: {text} GiB", f"Model loading took 1.2.3{text} GiB"])
 
 
@@ -113,7 +113,7 @@ BUDGET = MemoryBudget(
 )
 
 
-def test_the_engines_figures_take_the_place_of_the_estimate() -> None:
+def test_reported_values_replace_the_estimate() -> None:
     told = as_reported(BUDGET, EngineReport(15.5, 18.0, 147456, 18.0, 0.7, 8192))
     assert told.source == "engine"
     assert (told.weights_gib, told.kv_gib, told.kv_tokens, told.max_concurrency) == (15.5, 18.0, 147456, 18.0)
@@ -124,18 +124,18 @@ def test_the_engines_figures_take_the_place_of_the_estimate() -> None:
     assert after.overhead_gib == pytest.approx(1.5 + 2.0 - 0.5 - 0.2)
 
 
-def test_a_cache_of_a_given_number_of_blocks_fits_once_it_has_started() -> None:
+def test_block_override_that_started_fits() -> None:
     tight = replace(BUDGET.per_gpu[0], kv_gib=BUDGET.per_gpu[0].kv_gib + 200)
     budget = replace(BUDGET, fixed=True, per_gpu=(tight,))
     assert not budget.fits
     assert as_reported(budget, EngineReport(15.5, 18.0), limited=True).fits
 
 
-def test_an_empty_report_leaves_the_estimate() -> None:
+def test_empty_report_keeps_the_estimate() -> None:
     assert as_reported(BUDGET, EngineReport()) == BUDGET
 
 
-def test_figures_to_keep_come_back_as_they_were() -> None:
+def test_stored_values_round_trip() -> None:
     report = EngineReport(15.5, 18.0, 147456, 18.0, None, 8192)
     learned = learned_from(report_figures(report), budget_figures(BUDGET))
     assert learned.report == report
@@ -147,7 +147,7 @@ SUGGESTED = "Actual usage is 1 GiB. Replace gpu_memory_utilization config with `
 SUGGESTED += "requested memory, or `--kv-cache-memory=99999999999`{} to fully utilize gpu memory."
 
 
-def test_the_suggested_size_of_the_kv_cache_is_the_smallest_of_all_workers() -> None:
+def test_suggested_kv_cache_size_is_the_smallest_of_all_workers() -> None:
     old = SUGGESTED.format(58333988249, "", "")
     assert read_report([old]).kv_pin_bytes == 58333988249
     new = [SUGGESTED.format(size, " (13.52 GiB)", " (93.13 GiB)") for size in (14514713805, 14514713804)]

@@ -31,7 +31,7 @@ ON = {RUNTIME_LORA: "True"}
         (ON, "0.0.0.0", False, False, [Level.ERROR]),
     ],
 )
-def test_who_can_load_adapters(
+def test_clients_that_can_load_adapters_are_reported(
     plan: Callable[..., Plan],
     environment: dict[str, str],
     host: str,
@@ -44,7 +44,7 @@ def test_who_can_load_adapters(
     assert [one.level for one in adapter_findings(made, inputs)] == expected
 
 
-def test_the_variable_alone_is_of_no_use(plan: Callable[..., Plan]) -> None:
+def test_variable_without_the_flag_has_no_effect(plan: Callable[..., Plan]) -> None:
     assert [one.code for one in adapter_findings(plan(environment=ON), PlanInputs())] == ["adapters_off"]
 
 

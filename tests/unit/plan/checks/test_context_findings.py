@@ -26,7 +26,7 @@ def over(find: Find, flags: dict[str, Any], **case: Any) -> PlanFinding | None:
 
 
 @pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
-def test_yarn_alone_does_not_lengthen_the_context(find: Find, name: str) -> None:
+def test_yarn_alone_does_not_extend_the_context(find: Find, name: str) -> None:
     finding = over(find, {"hf-overrides": json.dumps({name: YARN})})
     assert finding is not None
     assert "set max_position_embeddings in --hf-overrides as well" in finding.message
@@ -36,30 +36,30 @@ def test_yarn_alone_does_not_lengthen_the_context(find: Find, name: str) -> None
     assert over(find, {"hf-overrides": json.dumps(fixed)}) is None
 
 
-def test_yarn_by_single_keys(find: Find) -> None:
+def test_yarn_set_by_single_keys(find: Find) -> None:
     flags = {"hf-overrides.rope_parameters.rope_type": "yarn", "hf-overrides.rope_parameters.factor": 4}
     finding = over(find, flags)
     assert finding is not None
     assert finding.fix == Changes(set={"hf-overrides.max_position_embeddings": 16_384})
 
 
-def test_an_earlier_release_may_apply_the_factor(find: Find) -> None:
+def test_earlier_release_may_apply_the_factor(find: Find) -> None:
     assert over(find, {"hf-overrides": json.dumps({"rope_scaling": YARN})}, version="0.31.0") is None
 
 
-def test_a_model_with_a_config_for_text_has_no_such_fix(find: Find) -> None:
+def test_model_with_a_text_config_has_no_such_fix(find: Find) -> None:
     finding = over(find, {"hf-overrides": json.dumps({"rope_scaling": YARN})}, facts=replace(MODEL, multimodal=True))
     assert finding is not None
     assert finding.fix == Changes(set={"max-model-len": 4096})
 
 
-def test_a_change_that_has_nothing_to_do_with_the_context(find: Find) -> None:
+def test_override_unrelated_to_the_context(find: Find) -> None:
     finding = over(find, {"hf-overrides.hidden_act": "silu"})
     assert finding is not None
     assert finding.fix == Changes(set={"max-model-len": 4096})
 
 
-def test_the_fix_beside_keys_that_are_set_by_themselves_is_such_a_key(find: Find) -> None:
+def test_fix_next_to_single_keys_is_a_single_key(find: Find) -> None:
     """vLLM drops a whole object then."""
     keys = {"hf-overrides.rope_parameters.rope_type": "yarn", "hf-overrides.rope_parameters.factor": 4}
     finding = over(find, {"hf-overrides": '{"hidden_act": "silu"}', **keys})
@@ -77,6 +77,6 @@ def test_the_fix_beside_keys_that_are_set_by_themselves_is_such_a_key(find: Find
         {"model_type": "other"},
     ],
 )
-def test_nothing_is_said_of_changes_that_may_lengthen_it(find: Find, changed: dict[str, Any]) -> None:
+def test_override_that_may_extend_the_context_is_accepted(find: Find, changed: dict[str, Any]) -> None:
     assert over(find, {"hf-overrides": json.dumps(changed)}) is None
     assert over(find, {"hf-overrides": "{"}) is None

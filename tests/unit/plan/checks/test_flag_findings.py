@@ -29,7 +29,7 @@ def only(flags: Any = None, environment: Any = None, version: str = "0.33.0") ->
 
 @pytest.mark.parametrize("version", RELEASES[2:])
 @pytest.mark.parametrize("name", ["chatbot", "code-generation", "long-document", "batch"])
-def test_shipped_presets_are_well_in_every_release(name: str, version: str) -> None:
+def test_shipped_presets_are_valid_in_every_release(name: str, version: str) -> None:
     preset = read_presets(None)[0][name]
     flags = {flag: setting.value for flag, setting in preset.flags.items()}
     assert findings(flags, {"HF_HOME": "/models", "VLLM_LOGGING_LEVEL": "DEBUG"}, version) == []
@@ -50,7 +50,7 @@ GOOD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("flags", GOOD)
-def test_nothing_is_reported_of_good_flags(flags: dict[str, Any]) -> None:
+def test_nothing_is_reported_for_valid_flags(flags: dict[str, Any]) -> None:
     assert findings(flags) == []
 
 
@@ -63,7 +63,7 @@ def test_nothing_is_reported_of_good_flags(flags: dict[str, Any]) -> None:
         ({"dpa": "10.0.0.1"}, Changes({"data-parallel-address": "10.0.0.1"}, ("dpa",))),
     ],
 )
-def test_a_typo_is_named_and_corrected(flags: dict[str, Any], fix: Changes) -> None:
+def test_typo_is_named_and_corrected(flags: dict[str, Any], fix: Changes) -> None:
     finding = only(flags)
     (name,) = fix.set
     if finding.level is WARNING:
@@ -81,7 +81,7 @@ def test_a_typo_is_named_and_corrected(flags: dict[str, Any], fix: Changes) -> N
         ({"compilation-config": '{"mode": 3'}, '{"mode": 3}'),
     ],
 )
-def test_json_without_its_end_is_completed(flags: dict[str, Any], whole: str | None) -> None:
+def test_incomplete_json_is_completed(flags: dict[str, Any], whole: str | None) -> None:
     """The keys of a release that is not installed are not known; vLLM takes the value of one as text then."""
     finding = only(flags)
     (name,) = flags
@@ -89,32 +89,32 @@ def test_json_without_its_end_is_completed(flags: dict[str, Any], whole: str | N
     assert finding.fix == (Changes(set={name: whole}) if whole else None)
 
 
-def test_a_name_like_no_other_is_only_refused() -> None:
+def test_dissimilar_name_is_refused_without_a_fix() -> None:
     finding = only({"no-such-thing-at-all": 1})
     assert (finding.code, finding.level, finding.fix) == ("flag_unknown", ERROR, None)
     assert finding.message == "vLLM 0.33.0 has no --no-such-thing-at-all"
 
 
-def test_a_name_between_two_is_not_corrected() -> None:
+def test_name_between_two_similar_ones_is_not_corrected() -> None:
     """``max-loras`` and ``max-cpu-loras`` are equally near."""
     finding = only({"max-xpu-lora": 1})
     assert finding.code == "flag_unknown"
     assert "did you mean --max-cpu-loras?" in finding.message
 
 
-def test_what_the_meant_flag_is_set_to_gives_way() -> None:
+def test_value_of_the_misspelled_flag_wins() -> None:
     """The preset sets it, and the person meant to change it."""
     fix = only({"max-num-seqs": 256, "max-num-sequences": 32}).fix
     assert fix == Changes({"max-num-seqs": 32}, ("max-num-sequences",))
 
 
-def test_the_beginning_of_one_name_is_taken_by_vllm_and_written_out_here() -> None:
+def test_unique_prefix_is_written_out() -> None:
     finding = only({"gpu-mem": 0.9})
     assert (finding.code, finding.level) == ("flag_unknown", WARNING)
     assert finding.fix == Changes({"gpu-memory-utilization": 0.9}, ("gpu-mem",))
 
 
-def test_the_beginning_of_several_names_is_refused() -> None:
+def test_ambiguous_prefix_is_refused() -> None:
     finding = only({"max-num": 5})
     assert (finding.code, finding.level, finding.fix) == ("flag_unknown", ERROR, None)
     assert "it could be --max-num-active-seqs or --max-num-batched-tokens or" in finding.message
@@ -155,30 +155,30 @@ def test_disable_for_enable() -> None:
         ({"rope-scaling": "{}"}, "0.33.0", "removed in 0.11.1"),
     ],
 )
-def test_dead_flags(flags: dict[str, Any], version: str, since: str) -> None:
+def test_removed_flags(flags: dict[str, Any], version: str, since: str) -> None:
     finding = only(flags, version=version)
     assert (finding.code, finding.level, finding.surely) == ("flag_dead", ERROR, True)
     assert f"vLLM {version} refuses --{next(iter(flags))} ({since})" in finding.message
 
 
 @pytest.mark.parametrize("name", REMOVED_FLAGS)
-def test_a_key_of_a_removed_flag_is_reported_without_a_change(name: str) -> None:
+def test_key_of_a_removed_flag_has_no_fix(name: str) -> None:
     assert ("flag_dead", None) in [(one.code, one.fix) for one in findings({f"{name}.x": 1})]
 
 
-def test_a_flag_that_is_taken_and_does_nothing_is_a_warning() -> None:
+def test_accepted_flag_without_effect_is_a_warning() -> None:
     finding = only({"swap-space": 4}, version="0.17.1")
     assert (finding.code, finding.level) == ("flag_dead", WARNING)
     assert findings({"swap-space": 4}, version="0.10.2") == []
 
 
-def test_a_new_spelling_that_this_release_lacks_is_not_offered() -> None:
+def test_replacement_missing_in_this_release_is_not_offered() -> None:
     """``kv-offloading-size`` came with 0.11.2."""
     assert only({"swap-space": 4}, version="0.11.0").fix == Changes(unset=("swap-space",))
     assert only({"swap-space": 4}, version="0.18.1").fix == Changes({"kv-offloading-size": 4}, ("swap-space",))
 
 
-def test_both_flags_of_an_old_pair_offer_the_same_way_out() -> None:
+def test_both_flags_of_an_old_pair_offer_the_same_fix() -> None:
     found = findings({"speculative-model": "m", "num-speculative-tokens": 3})
     assert [finding.code for finding in found] == ["flag_dead", "flag_dead"]
     assert found[0].fix == found[1].fix
@@ -211,14 +211,14 @@ def test_flags_that_a_release_does_not_have_yet(flag: str, value: Any, version: 
         ("awqq", "0.33.0", Changes({"quantization": "awq"})),
     ],
 )
-def test_quantizations_that_are_not_known(value: str, version: str, fix: Changes | None) -> None:
+def test_unknown_quantizations(value: str, version: str, fix: Changes | None) -> None:
     finding = only({"quantization": value}, version=version)
     assert (finding.code, finding.level, finding.fix) == ("flag_value", ERROR, fix)
     assert f"--quantization {value}" in finding.message
 
 
 @pytest.mark.parametrize(("value", "version"), [("gguf", "0.23.0"), ("bitsandbytes", "0.27.1")])
-def test_quantizations_before_they_went(value: str, version: str) -> None:
+def test_quantizations_before_their_removal(value: str, version: str) -> None:
     assert findings({"quantization": value}, version=version) == []
 
 
@@ -230,7 +230,7 @@ def test_quantizations_before_they_went(value: str, version: str) -> None:
         ({"config-format": "mistrl"}, "mistral"),
     ],
 )
-def test_words_that_plugins_may_add_to(flags: dict[str, Any], meant: str) -> None:
+def test_choices_that_plugins_may_extend(flags: dict[str, Any], meant: str) -> None:
     finding = only(flags)
     assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, False)
     assert finding.fix == Changes(dict.fromkeys(flags, meant))
@@ -242,7 +242,7 @@ def with_keys(name: str, *parts: FlagSpec) -> FlagTable:
     return replace(table, flags={**table.flags, name: replace(table.flags[name], parts=parts)})
 
 
-def test_a_value_of_a_key_comes_with_the_nearest_one() -> None:
+def test_key_value_gets_the_nearest_choice() -> None:
     table = with_keys(
         "structured-outputs-config", FlagSpec("backend", ValueKind.TEXT, choices=("xgrammar", "guidance"))
     )
@@ -253,7 +253,7 @@ def test_a_value_of_a_key_comes_with_the_nearest_one() -> None:
     assert flag_findings({"structured-outputs-config.backend": "guidance"}, {}, table, None) == []
 
 
-def test_an_object_that_vllm_drops_is_named() -> None:
+def test_object_that_vllm_drops_is_named() -> None:
     whole = {"compilation-config": '{"mode": 0}', "structured-outputs-config": "{}"}
     (finding,) = findings({**whole, "compilation-config.backend": "eager"})
     assert (finding.code, finding.level, finding.fix) == ("flag_value", WARNING, None)
@@ -263,7 +263,7 @@ def test_an_object_that_vllm_drops_is_named() -> None:
     assert findings(whole) == []
 
 
-def test_a_connector_that_is_not_known() -> None:
+def test_unknown_connector() -> None:
     words = ("NixlConnector", "ExampleConnector")
     name, role = "kv-transfer-config", FlagSpec("kv_role", ValueKind.TEXT)
     table = with_keys(name, FlagSpec("kv_connector", ValueKind.TEXT, words=words), role,
@@ -280,7 +280,7 @@ def test_a_connector_that_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("flags", [{"mm-processor-cache-gb": -1}, {"mm-encoder-attn-backend": "nonsense"}])
-def test_values_for_images_are_refused_only_of_a_model_that_takes_them(flags: dict[str, Any]) -> None:
+def test_image_values_are_refused_only_for_multimodal_models(flags: dict[str, Any]) -> None:
     table = with_keys("structured-outputs-config")
     known = FlagSpec("mm-encoder-attn-backend", ValueKind.TEXT, words=("FLASH_ATTN",), closed=True,
                      group="MultiModalConfig")  # fmt: skip
@@ -290,13 +290,13 @@ def test_values_for_images_are_refused_only_of_a_model_that_takes_them(flags: di
     assert (finding.code, finding.level) == ("flag_value", ERROR)
 
 
-def test_a_kernel_that_is_not_known() -> None:
+def test_unknown_attention_backend() -> None:
     finding = only({"attention-backend": "FLASHINFR"})
     assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, True)
     assert finding.fix == Changes({"attention-backend": "FLASHINFER"})
 
 
-def test_a_switch_that_cannot_be_switched_off() -> None:
+def test_switch_that_cannot_be_turned_off() -> None:
     finding = only({"disable-uvicorn-access-log": False, "disable-log-stats": False}, version="0.8.5")
     assert (finding.code, finding.level) == ("flag_value", ERROR)
     assert finding.fix == Changes(unset=("disable-uvicorn-access-log",))
@@ -308,18 +308,18 @@ def test_values_that_the_parser_refuses() -> None:
         assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, True)
 
 
-def test_a_near_choice_is_offered() -> None:
+def test_similar_choice_is_offered() -> None:
     assert only({"dtype": "bfloat1"}).fix == Changes({"dtype": "bfloat16"})
 
 
-def test_what_is_on_its_way_out() -> None:
+def test_deprecated_flag() -> None:
     finding = only({"log-config-file": "/l.json"})
     assert (finding.code, finding.level) == ("flag_deprecated", ADVICE)
     assert "logging-config.pylogging_config_file" in finding.message
 
 
 @pytest.mark.parametrize(("version", "said"), [("0.27.1", True), ("0.32.0", True), ("0.33.0", False)])
-def test_a_config_file_that_says_false(version: str, said: bool) -> None:
+def test_config_file_drops_false(version: str, said: bool) -> None:
     found = findings({"config": "/c.yaml"}, version=version)
     assert [finding.code for finding in found] == (["config_drops_false"] if said else [])
 
@@ -338,46 +338,46 @@ def test_a_config_file_that_says_false(version: str, said: bool) -> None:
         ({"VLLM_TEST_FORCE_FP8_MARLIN": "1"}, "0.33.0", "0.28.0 was the last"),
     ],
 )
-def test_dead_variables(environment: dict[str, str], version: str, part: str) -> None:
+def test_variables_without_effect(environment: dict[str, str], version: str, part: str) -> None:
     finding = only(environment=environment, version=version)
     assert (finding.code, finding.level) == ("variable_dead", WARNING)
     assert part in finding.message
 
 
-def test_a_variable_becomes_a_flag() -> None:
+def test_variable_becomes_a_flag() -> None:
     finding = only(environment={"VLLM_ATTENTION_BACKEND": "FLASHINFER"})
     assert finding.fix == Changes({"attention-backend": "FLASHINFER"})
 
 
-def test_variables_that_are_read_are_not_spoken_of() -> None:
+def test_variables_that_are_read_are_not_reported() -> None:
     good = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_CPU_KVCACHE_SPACE": "2", "OTHER": "1", "VLLMCONSOLE_STATE": "/s"}
     assert findings(environment=good) == []
     assert findings(environment={"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, version="0.14.1") == []
 
 
-def test_variables_nobody_reads() -> None:
+def test_unknown_variables() -> None:
     finding = only(environment={"VLLM_LOGING_LEVEL": "DEBUG"})
     assert (finding.code, finding.level) == ("variable_unknown", WARNING)
     assert "did you mean VLLM_LOGGING_LEVEL?" in finding.message
 
 
-def test_variables_that_come_later() -> None:
+def test_variables_of_later_releases() -> None:
     finding = only(environment={"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1"}, version="0.18.1")
     assert finding.code == "variable_unknown"
     assert "releases from 0.20.0 on do" in finding.message
 
 
-def test_where_vllm_itself_is_strict_an_unread_variable_is_an_error() -> None:
+def test_unread_variable_is_an_error_in_strict_mode() -> None:
     finding = only({"fail-on-environ-validation": True}, {"VLLM_FOO_BAR": "1"})
     assert (finding.code, finding.level) == ("variable_unknown", ERROR)
 
 
-def test_the_port_that_is_none() -> None:
+def test_vllm_port_is_not_the_http_port() -> None:
     finding = only(environment={"VLLM_PORT": "8001"})
     assert (finding.code, finding.level) == ("variable_misread", ADVICE)
 
 
-def test_without_a_table_only_what_is_surely_dead_is_found() -> None:
+def test_without_a_table_only_certain_findings_are_reported() -> None:
     flags, environment = {"swap-space": 4, "no-such-flag": 1}, {"VLLM_USE_V1": "1", "VLLM_FOO": "1"}
     found = flag_findings(flags, environment, None, (0, 33, 0))
     assert [finding.code for finding in found] == ["flag_dead", "variable_dead"]
@@ -389,19 +389,19 @@ def test_without_a_table_only_what_is_surely_dead_is_found() -> None:
     assert one.message == "vLLM 0.33.0 has no --max-num-sequences; did you mean --max-num-seqs?"
 
 
-def test_flags_that_contradict_each_other() -> None:
+def test_contradicting_flags() -> None:
     finding = only({"enable-per-request-metrics": True, "disable-log-stats": True})
     assert (finding.code, finding.level) == ("flag_value", ERROR)
 
 
-def test_a_batch_that_is_too_small_is_reported_elsewhere_with_a_way_out() -> None:
+def test_too_small_batch_is_reported_elsewhere_with_a_fix() -> None:
     assert findings({"max-num-batched-tokens": 64, "max-num-seqs": 128}) == []
     assert only({"max-num-batched-tokens": 0, "max-num-seqs": 128}).code == "flag_value"
 
 
-def test_a_flag_that_is_unknown_is_not_judged_too() -> None:
+def test_unknown_flag_is_reported_once() -> None:
     assert [finding.code for finding in findings({"max-nom-seqs": "many"})] == ["flag_unknown"]
 
 
-def test_a_message_holds_only_the_beginning_of_a_long_value() -> None:
+def test_long_value_is_cut_in_the_message() -> None:
     assert len(only({"quantization": "x" * 5000}).message) < 200

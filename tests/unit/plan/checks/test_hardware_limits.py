@@ -36,7 +36,7 @@ CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
         (("nonsense",), (8, 0), False),
     ],
 )
-def test_code_for_one_architecture_runs_on_later_ones_of_its_generation(built, number, runs):
+def test_architectures_run_on_later_gpus_of_their_generation(built, number, runs):
     assert runs_on(built, number) is runs
 
 
@@ -51,7 +51,7 @@ def findings(
     return list(hardware_findings(plan, PlanInputs(facts, table, host)))
 
 
-def test_the_installed_pytorch_decides_over_the_release():
+def test_installed_pytorch_overrides_the_release():
     """A build of one's own for an old GPU is believed, and a published one without code for it is not started."""
     own = FlagTable("0.33.0", "installation", {}, limits=Limits(architectures=("sm_70", "sm_75")))
     assert findings("7.0", own) == []
@@ -61,20 +61,20 @@ def test_the_installed_pytorch_decides_over_the_release():
     assert "0.19.1" in found.message
 
 
-def test_a_release_that_is_not_here_may_be_built_otherwise():
+def test_release_not_installed_may_be_built_differently():
     (found,) = findings("7.0", release_table("0.33.0"))
     assert (found.level, found.surely) == (Level.ERROR, False)
     assert "published" in found.message
 
 
-def test_below_vllms_own_least_no_pytorch_helps():
+def test_below_vllms_minimum_no_pytorch_helps():
     own = FlagTable("0.10.0", "installation", {}, limits=Limits(architectures=("sm_50", "sm_60", "sm_70")))
     (found,) = findings("6.0", own)
     assert found.surely
     assert "7.0 or later" in found.message
 
 
-def test_a_gpu_newer_than_the_release_is_named_with_the_first_that_runs_on_it():
+def test_gpu_newer_than_the_release_names_the_first_supported():
     (found,) = findings("12.0", release_table("0.10.0"))
     assert "0.10.2" in found.message
     assert findings("12.0", release_table("0.10.2")) == []
@@ -108,17 +108,17 @@ def test_formats_by_release_and_gpu(version, quantization, able, level):
     assert [one.level for one in found] == ([] if level is None else [level])
 
 
-def test_fp8_on_turing_says_what_it_is_good_for():
+def test_fp8_on_turing_names_its_benefit():
     (found,) = findings("7.5", release_table("0.33.0"), FP8)
     assert "16 bits" in found.message
     assert "refuse" not in found.message
 
 
-def test_without_a_table_nothing_is_claimed_of_the_pytorch():
+def test_without_a_table_pytorch_support_is_unknown():
     assert findings("7.0", None) == []
     assert [one.level for one in findings("7.0", None, Quantization("awq", 4))] == [Level.ERROR]
 
 
-def test_no_release_at_all():
+def test_no_matching_release():
     assert releases_for(lambda limits: False) is None
     assert releases_for(lambda limits: True) == ("0.8.5", None)

@@ -195,12 +195,12 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("case", GOOD)
-def test_a_good_launch_is_left_alone(find: Find, case: dict[str, Any]) -> None:
+def test_valid_launch_has_no_findings(find: Find, case: dict[str, Any]) -> None:
     assert find(**case) == []
 
 
 @pytest.mark.parametrize(("code", "level", "case"), MADE)
-def test_a_made_case_is_named(find: Find, code: str, level: Level, case: dict[str, Any]) -> None:
+def test_constructed_case_is_found(find: Find, code: str, level: Level, case: dict[str, Any]) -> None:
     found = [one for one in find(**case) if one.code == code]
     assert [one.level for one in found] == [level], [one.message for one in find(**case)]
     assert found[0].message.strip()
@@ -209,20 +209,20 @@ def test_a_made_case_is_named(find: Find, code: str, level: Level, case: dict[st
 
 
 @pytest.mark.parametrize("preset", ["chatbot", "code-generation", "long-document", "batch"])
-def test_shipped_presets_are_left_alone_where_their_model_fits(find: Find, preset: str) -> None:
+def test_shipped_presets_have_no_findings_where_their_model_fits(find: Find, preset: str) -> None:
     assert find(preset, host=H100) == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"])
-def test_a_loopback_address_needs_no_key(find: Find, host: str) -> None:
+def test_loopback_address_needs_no_key(find: Find, host: str) -> None:
     assert find(host_address=host) == []
 
 
-def test_a_key_lets_it_listen_to_all(find: Find) -> None:
+def test_key_allows_listening_on_all_addresses(find: Find) -> None:
     assert find(host_address="0.0.0.0", secrets=("VLLM_API_KEY",)) == []
 
 
-def test_a_slice_needs_a_recent_vllm_also_where_the_version_is_not_known(find: Find) -> None:
+def test_mig_slice_needs_a_recent_vllm_even_if_the_version_is_unknown(find: Find) -> None:
     case: dict[str, Any] = {"host": SLICED, "environment": {"CUDA_VISIBLE_DEVICES": "MIG-a"}, "version": None}
     (found,) = [one for one in find(**case) if one.code == "mig_unsupported"]
     assert found.message == "needs vLLM 0.32 or later on a MIG slice; your version is unknown"
@@ -267,7 +267,7 @@ def test_a_slice_needs_a_recent_vllm_also_where_the_version_is_not_known(find: F
          {"host": machine(*map(gpu, range(4))), "gpus": (0, 1, 2, 3), "set": {"pipeline-parallel-size": 2}}),
     ],
 )  # fmt: skip
-def test_the_way_out(find: Find, code: str, fix: Changes | None, case: dict[str, Any]) -> None:
+def test_finding_has_its_fix(find: Find, code: str, fix: Changes | None, case: dict[str, Any]) -> None:
     (found,) = [one for one in find(**case) if one.code == code]
     assert found.fix == fix
 
@@ -285,15 +285,13 @@ def test_the_way_out(find: Find, code: str, fix: Changes | None, case: dict[str,
         ("kv_cache_too_large", None, {"gpus": (0,), "set": {"kv-cache-memory-bytes": "1G"}}),
     ],
 )  # fmt: skip
-def test_no_more_gpus_are_offered_than_were_named(
-    find: Find, code: str, fix: Changes | None, case: dict[str, Any]
-) -> None:
+def test_no_more_gpus_are_offered_than_named(find: Find, code: str, fix: Changes | None, case: dict[str, Any]) -> None:
     (found,) = [one for one in find(facts=SEVENTY, host=machine(*map(gpu, range(8))), **case) if one.code == code]
     assert found.fix == fix
     assert ("name more GPUs, or take a quantized or smaller model" in found.message) is (fix is None)
 
 
-def test_blocks_are_offered_that_fit_on_every_stage(find: Find) -> None:
+def test_offered_blocks_fit_on_every_stage(find: Find) -> None:
     """The first stage lacks more memory, the second one has to give up a larger part of its cache."""
     case: dict[str, Any] = {
         "facts": BF16, "host": machine(gpu(0), gpu(1, free_gib=12.0, used_gib=36.0)), "gpus": (0, 1),
@@ -306,12 +304,12 @@ def test_blocks_are_offered_that_fit_on_every_stage(find: Find) -> None:
     assert "kv_cache_too_large" not in [one.code for one in again]
 
 
-def test_a_share_that_vllm_refuses_is_the_only_thing_wrong_with_it(find: Find) -> None:
+def test_refused_utilization_is_the_only_error(find: Find) -> None:
     errors = [one.code for one in find(set={"gpu-memory-utilization": 1.5}) if one.level is Level.ERROR]
     assert errors == ["flag_value"]
 
 
-def test_the_way_out_of_a_small_cache_fits(find: Find) -> None:
+def test_fix_for_a_small_cache_is_the_longest_context(find: Find) -> None:
     """The longest context that still fits, and no longer one."""
     case: dict[str, Any] = {"facts": BF16, "host": SMALL}
     (found,) = [one for one in find(set={"max-model-len": 131_072}, **case) if one.code == "kv_too_small"]
@@ -324,7 +322,7 @@ def test_the_way_out_of_a_small_cache_fits(find: Find) -> None:
     assert "kv_too_small" in [one.code for one in find(set={"max-model-len": longest + 512}, **case)]
 
 
-def test_no_way_out_leads_to_a_context_that_the_model_does_not_support(find: Find) -> None:
+def test_fix_never_exceeds_the_models_context(find: Find) -> None:
     asked = {"max-model-len": 9_999_999}
     found = {one.code: one for one in find(facts=replace(BF16, max_context=4000), set=asked)}
     assert found["context_over_model"].fix == found["kv_too_small"].fix == Changes(set={"max-model-len": 4000})
@@ -337,7 +335,7 @@ def test_no_way_out_leads_to_a_context_that_the_model_does_not_support(find: Fin
     assert fitting <= held
 
 
-def test_a_step_that_holds_no_whole_video_of_a_model_that_needs_it_is_reported(find: Find) -> None:
+def test_step_too_small_for_a_whole_video_is_reported(find: Find) -> None:
     seeing = replace(AWQ, model_type="gemma4", multimodal=True)
     small: dict[str, Any] = {"max-num-batched-tokens": 2048}
     (found,) = [one for one in find(facts=seeing, set=small) if one.code == "batch_too_small"]
@@ -346,7 +344,7 @@ def test_a_step_that_holds_no_whole_video_of_a_model_that_needs_it_is_reported(f
         assert "batch_too_small" not in [one.code for one in find(facts=seeing, set=enough)]
 
 
-def test_a_step_that_is_too_small_in_two_ways_is_enlarged_once(find: Find) -> None:
+def test_step_too_small_in_two_ways_is_enlarged_once(find: Find) -> None:
     small = {"max-num-batched-tokens": 128, "enable-chunked-prefill": False}
     first, second = [one for one in find(set=small) if one.code == "batch_too_small"]
     assert first.fix == Changes(set={"enable-chunked-prefill": True, "max-num-batched-tokens": 2048})
@@ -354,12 +352,12 @@ def test_a_step_that_is_too_small_in_two_ways_is_enlarged_once(find: Find) -> No
     assert "batch_too_small" not in [one.code for one in find(set=first.fix.set)]
 
 
-def test_a_release_that_chunks_prompts_anyway_takes_a_small_step(find: Find) -> None:
+def test_release_that_always_chunks_accepts_a_small_step(find: Find) -> None:
     small = {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}
     assert [one.code for one in find(set=small, version="0.10.2") if "chunk" in one.message] == ["chunked_prefill_off"]
 
 
-def test_a_small_cache_takes_fp8_where_the_traffic_needs_the_length(find: Find) -> None:
+def test_small_cache_takes_fp8_if_the_traffic_needs_the_length(find: Find) -> None:
     case: dict[str, Any] = {"preset": "long-document", "facts": BF16, "unset": ("kv-cache-dtype",)}
     host = machine(gpu(name="NVIDIA H100 PCIe", gib=30.0, able="9.0"))
     (found,) = [one for one in find(host=host, **case) if one.code == "kv_too_small"]
@@ -367,7 +365,7 @@ def test_a_small_cache_takes_fp8_where_the_traffic_needs_the_length(find: Find) 
 
 
 @pytest.mark.parametrize("source", list(Source))
-def test_an_fp8_cache_is_judged_alike_whoever_set_it(find: Find, source: Source) -> None:
+def test_fp8_cache_is_judged_alike_whoever_set_it(find: Find, source: Source) -> None:
     choices = (Choice("kv-cache-dtype", "fp8", "it is small", source), Choice("max-model-len", 4096, "", Source.PRESET))
     (found,) = find(choices=choices)
     assert (found.code, found.level) == ("fp8_unsupported", Level.WARNING)
@@ -380,7 +378,7 @@ def test_an_fp8_cache_is_judged_alike_whoever_set_it(find: Find, source: Source)
     assert "nvcc" in by_name[0].message
 
 
-def test_a_small_cache_takes_fp8_only_where_vllm_keeps_one(find: Find) -> None:
+def test_small_cache_takes_fp8_only_where_supported(find: Find) -> None:
     case: dict[str, Any] = {"preset": "long-document", "facts": BF16, "unset": ("kv-cache-dtype",)}
     for name, able, offered in (("NVIDIA RTX A6000", "8.6", False), ("NVIDIA L40S", "8.9", True)):
         found = find(host=machine(gpu(name=name, gib=30.0, able=able)), **case)
@@ -388,7 +386,7 @@ def test_a_small_cache_takes_fp8_only_where_vllm_keeps_one(find: Find) -> None:
         assert (small.fix == Changes(set={"kv-cache-dtype": "fp8"})) == offered
 
 
-def test_less_of_a_held_gpu_is_offered_only_where_the_model_fits_into_it(find: Find) -> None:
+def test_lower_utilization_is_offered_only_if_the_model_fits(find: Find) -> None:
     host = machine(gpu(free_gib=20.0, used_gib=28.0, used_by=(Holder(1, "anna", 27.0, command="x"),)))
     (small,) = [one for one in find(host=host) if one.code == "memory_held"]
     assert small.fix == Changes(set={"gpu-memory-utilization": 0.41})
@@ -398,14 +396,14 @@ def test_less_of_a_held_gpu_is_offered_only_where_the_model_fits_into_it(find: F
     assert large.fix is None
 
 
-def test_who_holds_the_memory_is_named(find: Find) -> None:
+def test_holder_of_the_memory_is_named(find: Find) -> None:
     (found,) = find(host=HELD)
     assert "anna holds 38.2 GiB" in found.message
     assert "9.4 GiB available" in found.message
     assert not found.surely
 
 
-def test_force_may_pass_over_what_may_pass_and_nothing_else(find: Find) -> None:
+def test_force_overrides_only_uncertain_findings(find: Find) -> None:
     passing = {"memory_held", "gpu_lost", "gpu_in_mig_mode", "weights_do_not_fit", "kv_too_small", "disk_for_download"}
     for code, level, case in MADE:
         if level is Level.ERROR and code not in ("fp8_unsupported", "gpu_unsupported"):
@@ -422,7 +420,7 @@ def test_force_may_pass_over_what_may_pass_and_nothing_else(find: Find) -> None:
         ("something new", "NODE", "63 GB/s; use no more"),
     ],
 )
-def test_links_are_compared_by_their_own_figures(find: Find, name: str, kind: str, said: str) -> None:
+def test_links_are_compared_by_their_bandwidth(find: Find, name: str, kind: str, said: str) -> None:
     def advice(width: int) -> str:
         model = find_model(name)
         fast = model.pcie_generation if model is not None else 4
@@ -444,7 +442,7 @@ def test_links_are_compared_by_their_own_figures(find: Find, name: str, kind: st
 CROWD: dict[str, Any] = {"facts": BF16, "host": machine(gpu(gib=24.0))}
 
 
-def test_a_launch_that_does_not_hold_its_traffic_reports_it(find: Find) -> None:
+def test_launch_below_its_workload_is_reported(find: Find) -> None:
     (found,) = [one for one in find(**CROWD) if one.code == "workload_not_held"]
     assert found.level is Level.WARNING
     assert found.fix is not None
@@ -461,7 +459,7 @@ def test_a_launch_that_does_not_hold_its_traffic_reports_it(find: Find) -> None:
     assert "the rest queue" in few.message
 
 
-def test_a_context_is_held_against_the_traffic(find: Find) -> None:
+def test_context_is_compared_with_the_traffic(find: Find) -> None:
     (short,) = [one for one in find(set={"max-model-len": 2048}) if one.code == "context_below_traffic"]
     assert (short.level, short.fix) == (Level.WARNING, Changes(set={"max-model-len": 4096}))
     few = replace(AWQ, max_context=2048)
@@ -475,24 +473,24 @@ def test_a_context_is_held_against_the_traffic(find: Find) -> None:
     assert "context_not_limited" not in [one.code for one in find(facts=near, unset=("max-model-len",))]
 
 
-def test_a_quantization_may_be_in_capitals(find: Find) -> None:
+def test_quantization_may_be_in_capitals(find: Find) -> None:
     assert "quantization_without_checkpoint" not in [one.code for one in find(facts=BF16, set={"quantization": "FP8"})]
     assert "quantization_mismatch" not in [one.code for one in find(facts=AWQ, set={"quantization": "AWQ"})]
 
 
-def test_what_rests_on_a_table_is_not_sure(find: Find) -> None:
+def test_finding_from_a_table_is_not_certain(find: Find) -> None:
     (found,) = find(facts=replace(BF16, source="table"), set={"quantization": "awq"}, host=H100)
     assert found.code == "quantization_without_checkpoint"
     assert not found.surely
 
 
-def test_the_worst_comes_first(find: Find) -> None:
+def test_worst_finding_comes_first(find: Find) -> None:
     levels = [one.level for one in find(host=HELD, set={"dtype": "float7", "kv-cache-dtype": "fp8"}, note="a note")]
     assert levels == sorted(levels, key=list(Level).index)
     assert len(set(levels)) == 3
 
 
-def test_a_simulated_start_ends_on_what_the_engine_computes_itself(find: Find) -> None:
+def test_simulated_start_fails_on_what_the_engine_computes(find: Find) -> None:
     """It touches no GPU and fetches nothing, but it refuses flags, lengths, layouts and memory as vLLM does."""
 
     def errors(**more: Any) -> set[str]:
@@ -505,19 +503,19 @@ def test_a_simulated_start_ends_on_what_the_engine_computes_itself(find: Find) -
     assert Level.ERROR in {one.level for one in find(build="simulated", set={"no-such-flag": 1})}
 
 
-def test_a_vector_cache_is_not_dealt_out(find: Find) -> None:
+def test_mla_cache_does_not_limit_tensor_parallelism(find: Find) -> None:
     """Multi-head latent attention has one vector per token: its KV heads do not limit tensor parallelism."""
     latent = replace(BF16, heads=128, kv_heads=128, kv_lora_rank=512, qk_rope_head_dim=64)
     host = machine(*(gpu(i, "NVIDIA H100 80GB HBM3", 79.6, "9.0") for i in range(8)))
     assert find(facts=latent, host=host, set={"tensor-parallel-size": 8}) == []
 
 
-def test_more_kv_copies_than_heads_is_fine(find: Find) -> None:
+def test_more_kv_copies_than_heads_are_allowed(find: Find) -> None:
     host = machine(*(gpu(i, "NVIDIA H100 80GB HBM3", 79.6, "9.0") for i in range(16)))
     assert find(facts=BF16, host=host, set={"tensor-parallel-size": 16}) == []
 
 
-def test_every_rank_group_is_judged_by_itself(find: Find) -> None:
+def test_every_rank_group_is_judged_separately(find: Find) -> None:
     """Pipeline stages exchange little: two pairs that NVLink joins may be far apart."""
     links = (Link(0, 1, "NV4"), Link(2, 3, "NV4"), *(Link(a, b, "SYS") for a in (0, 1) for b in (2, 3)))
     host = Host(gpus=tuple(map(gpu, range(4))), links=links, islands=((0, 1), (2, 3)))
@@ -553,9 +551,7 @@ BOTH_HELD = Host(gpus=(ANNAS, BERTS, gpu(2, mig_mode=True, mig=SLICES)))
         pytest.param("9" * 5000, [], id="long"),
     ],
 )
-def test_the_gpus_that_the_environment_names_are_judged_and_no_others(
-    find: Find, devices: str | None, judged: list[str]
-) -> None:
+def test_only_gpus_named_by_the_environment_are_judged(find: Find, devices: str | None, judged: list[str]) -> None:
     variables = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     own = find(host=BOTH_HELD, environment=variables)
     inherited = find(host=BOTH_HELD, around={"variables": variables})
@@ -587,14 +583,14 @@ def test_gpus_that_the_environment_hides_are_not_there(
         assert all(message.endswith(ending or "") for message in found)
 
 
-def test_devices_that_a_launch_hides_are_not_those_of_its_surroundings(find: Find) -> None:
+def test_devices_hidden_by_a_launch_are_not_judged(find: Find) -> None:
     around = {"variables": {"CUDA_VISIBLE_DEVICES": "0"}}
     assert "memory_held" in [one.code for one in find(host=BOTH_HELD, around=around)]
     hidden = find(host=BOTH_HELD, around=around, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert "memory_held" not in [one.code for one in hidden]
 
 
-def test_a_number_of_blocks_that_limits_the_cache_is_what_has_to_go(find: Find) -> None:
+def test_block_override_that_limits_the_cache_is_removed(find: Find) -> None:
     few = {"max-model-len": 512, "num-gpu-blocks-override": 4, "block-size": 32}
     found = {one.code: one for one in find(set=few)}
     small, short = found["kv_too_small"], found["context_below_traffic"]
@@ -618,9 +614,7 @@ def test_a_number_of_blocks_that_limits_the_cache_is_what_has_to_go(find: Find) 
         ("num-gpu-blocks-override", 4000, []),
     ],
 )
-def test_a_cache_of_a_given_size_must_fit_beside_the_weights(
-    find: Find, name: str, size: int | str, codes: list[str]
-) -> None:
+def test_fixed_cache_must_fit_next_to_the_weights(find: Find, name: str, size: int | str, codes: list[str]) -> None:
     found = [one for one in find(set={name: size}) if one.level is Level.ERROR]
     assert [one.code for one in found] == codes
     for one in found:
@@ -638,7 +632,7 @@ def test_a_cache_of_a_given_size_must_fit_beside_the_weights(
         (0, "cpu", Level.ERROR),
     ],
 )
-def test_a_cache_without_bytes_is_refused_or_not_set_as_in_vllm(
+def test_empty_cache_size_is_refused_or_ignored_like_vllm(
     find: Find, size: int | str, build: str, level: Level
 ) -> None:
     environment = {"VLLM_CPU_KVCACHE_SPACE": "4"} if build == "cpu" else {}
@@ -663,7 +657,7 @@ def test_a_cache_without_bytes_is_refused_or_not_set_as_in_vllm(
         (Workload(1000, 500, 0.1, 8), 0.1, {"structured-outputs-config": "{}"}, 1, "SGLang"),
     ],
 )
-def test_a_workload_that_fits_another_tool_names_it_with_the_reason(
+def test_workload_that_suits_another_tool_names_it_with_the_reason(
     workload: Workload, itl: float, flags: dict[str, Any], gpus: int, says: str
 ) -> None:
     """Of a launch in which a token takes 20 ms with one request and 60 ms with all, 38 of them without prompts."""
@@ -687,7 +681,7 @@ def test_a_workload_that_fits_another_tool_names_it_with_the_reason(
     ],
     ids=["taken", "smaller", "no TensorRT-LLM", "no SGLang"],
 )
-def test_a_tool_that_these_gpus_can_not_run_is_not_named(workload: Workload, itl: float, hosts: Host) -> None:
+def test_tool_that_these_gpus_cannot_run_is_not_named(workload: Workload, itl: float, hosts: Host) -> None:
     engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "")
     full = workload.concurrency
     paces = Paces(Pace(1, 0.02, 50.0), None, Pace(full, 0.06, full / 0.06), Pace(full, 0.03, full / 0.03))
@@ -696,7 +690,7 @@ def test_a_tool_that_these_gpus_can_not_run_is_not_named(workload: Workload, itl
 
 
 @pytest.mark.parametrize(("method", "plugin"), [("gguf", "vllm-gguf-plugin"), ("bitsandbytes", "vllm-bnb-plugin")])
-def test_a_format_that_a_plugin_reads_is_refused_without_it_alone(find: Find, method: str, plugin: str) -> None:
+def test_plugin_format_is_refused_without_its_plugin(find: Find, method: str, plugin: str) -> None:
     case = {"facts": replace(BF16, quantization=Quantization(method)), "set": {"quantization": method}}
     dropped = [one for one in find(**case) if one.level is Level.ERROR]
     assert {one.code for one in dropped} == {"quantization_dropped", "flag_value"}
@@ -704,7 +698,7 @@ def test_a_format_that_a_plugin_reads_is_refused_without_it_alone(find: Find, me
     assert [one for one in find(**case, plugins=(plugin,)) if one.level is Level.ERROR] == []
 
 
-def test_another_tool_is_named_once_and_only_where_it_is_true(find: Find) -> None:
+def test_other_tool_is_named_once_and_only_where_applicable(find: Find) -> None:
     small = machine(gpu(name="NVIDIA GeForce RTX 3060", gib=12.0, able="8.6"))
     one = PlanInputs(AWQ, host=small)
     alone, many = (Workload(500, 100, 0.0, concurrency) for concurrency in (1, 8))
@@ -814,14 +808,14 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     host=st.sampled_from([A_GPU, SMALL, PAIR, APART, FOUR, SMALL_FOUR, HELD]),
 )
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_is_set_no_fix_leads_to_flags_that_vllm_refuses(
+def test_no_fix_is_refused_for_any_set_flags(
     find: Find, flags: dict[str, Any], unset: tuple[str, ...], facts: ModelFacts | None, host: Host
 ) -> None:
     unset = tuple(name for name in unset if name not in flags)
     assert newly_refused(find, {"set": flags, "unset": unset, "facts": facts, "host": host}) == []
 
 
-def test_the_share_that_is_offered_is_free_on_every_gpu(find: Find) -> None:
+def test_offered_utilization_is_free_on_every_gpu(find: Find) -> None:
     held = machine(gpu(0, free_gib=30.0, used_gib=18.0), gpu(1, free_gib=20.0, used_gib=28.0))
     found = [one for one in find(host=held, set={"tensor-parallel-size": 2}) if one.code == "memory_held"]
     assert [one.fix for one in found] == [Changes(set={"gpu-memory-utilization": 0.41})] * 2

@@ -32,12 +32,12 @@ def found(plan: Callable[..., Plan]) -> Callable[..., list[tuple[str, Level]]]:
     return found
 
 
-def test_the_flag_brings_its_routes(plan: Callable[..., Plan]) -> None:
+def test_sleep_flag_enables_its_routes(plan: Callable[..., Plan]) -> None:
     assert plan(set={SLEEP_MODE: True}).environment[DEVELOPERS] == "1"
     assert DEVELOPERS not in plan().environment
 
 
-def test_nothing_is_reported_of_it_on_loopback(found: Callable[..., object]) -> None:
+def test_loopback_server_has_no_sleep_findings(found: Callable[..., object]) -> None:
     assert found() == []
     assert found(host="::1") == []
     assert found(build="simulated") == []
@@ -60,7 +60,7 @@ def test_nothing_is_reported_of_it_on_loopback(found: Callable[..., object]) -> 
     ],
     ids=str,
 )
-def test_what_is_refused_or_warned_about(
+def test_sleep_settings_are_refused_or_warned_about(
     found: Callable[..., object], given: dict[str, Any], code: str, level: Level
 ) -> None:
     assert found(**given) == [(code, level)]
@@ -69,7 +69,7 @@ def test_what_is_refused_or_warned_about(
 @pytest.mark.parametrize(
     "given", [{"version": "0.13.0"}, {"version": "0.16.0"}, {"set": {"enable-lora": True}}], ids=str
 )
-def test_what_is_none_of_the_bugs(found: Callable[..., object], given: dict[str, Any]) -> None:
+def test_unrelated_settings_have_no_sleep_findings(found: Callable[..., object], given: dict[str, Any]) -> None:
     assert found(**given) == []
 
 
@@ -86,7 +86,7 @@ def test_level_2_is_refused(flags: Any, release: Any, facts: ModelFacts, word: s
     assert word in level_2_problem(flags, release, facts)
 
 
-def test_level_2_is_fine_or_doubtful_elsewhere() -> None:
+def test_level_2_is_accepted_or_doubtful_elsewhere() -> None:
     assert level_2_problem({}, (0, 33, 0), LLAMA) == level_2_problem({}, None, None) == ""
     assert level_2_doubt({}, LLAMA) == level_2_doubt({}, None) == ""
     assert "#28606" in level_2_doubt({}, NVFP4)

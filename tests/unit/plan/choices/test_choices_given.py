@@ -20,7 +20,7 @@ Chosen = Callable[..., dict[str, Choice]]
 CHAT = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)
 
 
-def test_you_before_preset_before_traffic(chosen: Chosen) -> None:
+def test_user_precedes_preset_and_traffic(chosen: Chosen) -> None:
     preset = {"max-model-len": FlagSetting(value=8192, why="as tried"), "max-num-seqs": FlagSetting(value=7, why="few")}
     found = chosen("8b", "h100", preset=preset, set={"--max_num_seqs": 9, "enforce-eager": True})
     assert found["max-model-len"] == Choice("max-model-len", 8192, "as tried", Source.PRESET)
@@ -29,12 +29,12 @@ def test_you_before_preset_before_traffic(chosen: Chosen) -> None:
     assert found["max-num-batched-tokens"].source is Source.WORKLOAD
 
 
-def test_the_presets_own_value_stays_the_presets(chosen: Chosen) -> None:
+def test_presets_own_value_stays_the_presets(chosen: Chosen) -> None:
     preset = {"max-num-seqs": FlagSetting(value=7, why="few")}
     assert chosen("8b", "h100", preset=preset, set={"max-num-seqs": 7})["max-num-seqs"].reason == "few"
 
 
-def test_what_is_left_out_is_left_to_vllm(chosen: Chosen) -> None:
+def test_unset_flag_is_left_to_vllm(chosen: Chosen) -> None:
     preset = {"max-num-seqs": FlagSetting(value=7, why="few")}
     found = chosen("8b", "h100", preset=preset, unset=("max_num_seqs", "max-model-len", "never-set"))
     assert (found["max-num-seqs"].value, found["max-num-seqs"].source) == (None, Source.YOU)
@@ -42,7 +42,7 @@ def test_what_is_left_out_is_left_to_vllm(chosen: Chosen) -> None:
     assert "never-set" not in found
 
 
-def test_order_is_the_presets_and_what_is_left_to_vllm_comes_last(models: dict[str, ModelFacts]) -> None:
+def test_preset_order_is_kept_and_unset_flags_are_last(models: dict[str, ModelFacts]) -> None:
     preset = read_presets()[0]["chatbot"]
     choices = choose(preset.flags, Changes({"seed": 1}), ChoiceInputs(CHAT, models["8b"], None, (0, 33, 0), "cuda"))
     names = [choice.flag for choice in choices]
@@ -53,7 +53,7 @@ def test_order_is_the_presets_and_what_is_left_to_vllm_comes_last(models: dict[s
 
 
 @pytest.mark.parametrize("name", ["chatbot", "code-generation", "long-document", "batch"])
-def test_shipped_presets_stay_as_they_are(name: str, models: dict[str, ModelFacts]) -> None:
+def test_shipped_presets_are_unchanged(name: str, models: dict[str, ModelFacts]) -> None:
     preset = read_presets()[0][name]
     choices = choose(preset.flags, Changes(), ChoiceInputs(preset.workload, models["8b"], None, (0, 33, 0), "cuda"))
     set_flags = {choice.flag: choice.value for choice in choices if choice.value is not None}
@@ -61,7 +61,7 @@ def test_shipped_presets_stay_as_they_are(name: str, models: dict[str, ModelFact
     assert all(choice.reason for choice in choices)
 
 
-def test_a_wrong_name_is_refused(chosen: Chosen) -> None:
+def test_invalid_name_is_refused(chosen: Chosen) -> None:
     with pytest.raises(FlagError):
         chosen("8b", "h100", set={"port": 1})
 
@@ -76,7 +76,9 @@ def seen(models: dict[str, ModelFacts], host: Host | None, runs: Mapping[str, Fl
     return {c.flag: c for c in suggest(runs, ChoiceInputs(CHAT, models["8b"], host, (0, 33, 0), "cuda"))}
 
 
-def test_a_suggestion_is_only_what_differs(models: dict[str, ModelFacts], hosts: dict[str, Callable[[], Host]]) -> None:
+def test_suggestion_contains_only_differences(
+    models: dict[str, ModelFacts], hosts: dict[str, Callable[[], Host]]
+) -> None:
     found = seen(models, hosts["h100"](), RUNS)
     assert {name: choice.value for name, choice in found.items()} == {
         "max-model-len": 4096,
@@ -86,13 +88,13 @@ def test_a_suggestion_is_only_what_differs(models: dict[str, ModelFacts], hosts:
     assert seen(models, hosts["h100"](), {**RUNS, "max-model-len": "4K", "enable-prefix-caching": True}) == {}
 
 
-def test_a_suggestion_does_not_chase_noise(models: dict[str, ModelFacts]) -> None:
+def test_suggestion_ignores_noise(models: dict[str, ModelFacts]) -> None:
     runs = {**RUNS, "enable-prefix-caching": True, "max-num-batched-tokens": 2048}
     assert seen(models, None, {**runs, "max-model-len": 4400, "max-num-seqs": 120}) == {}
     assert set(seen(models, None, {**runs, "max-model-len": 5000, "max-num-seqs": 120})) == {"max-model-len"}
 
 
-def test_a_step_that_does_for_the_traffic_stays(models: dict[str, ModelFacts]) -> None:
+def test_sufficient_step_is_kept(models: dict[str, ModelFacts]) -> None:
     runs = {**RUNS, "enable-prefix-caching": True, "max-model-len": 4096, "max-num-batched-tokens": 1024}
     assert seen(models, None, runs) == {}  # 64 streams and their prompts take 192 tokens a step
     assert set(seen(models, None, {**runs, "max-num-batched-tokens": 256})) == {"max-num-batched-tokens"}
@@ -104,7 +106,7 @@ def test_a_step_that_does_for_the_traffic_stays(models: dict[str, ModelFacts]) -
     assert {choice.flag: choice.value for choice in found}["max-num-batched-tokens"] == 8192
 
 
-def test_a_suggestion_leaves_the_gpus_alone(
+def test_suggestion_does_not_change_the_gpus(
     models: dict[str, ModelFacts], hosts: dict[str, Callable[[], Host]]
 ) -> None:
     crowd = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=500)
@@ -114,6 +116,6 @@ def test_a_suggestion_leaves_the_gpus_alone(
     assert "kv-cache-dtype" not in names  # a decision about answers, which is a person's
 
 
-def test_what_is_set_without_a_suggestion_stays(models: dict[str, ModelFacts]) -> None:
+def test_set_flag_without_a_suggestion_is_kept(models: dict[str, ModelFacts]) -> None:
     found = seen(models, None, {"max-model-len": 4096})
     assert set(found) == {"max-num-seqs", "max-num-batched-tokens", "enable-prefix-caching", "enable-chunked-prefill"}

@@ -33,11 +33,11 @@ def holds(requests: float) -> Callable[..., MemoryBudget]:
     ("tokens", "length"),
     [(1, 256), (300, 512), (3840, 4096), (3584, 3584), (13_312, 14_336), (124_928, 131_072), (10**6, 2**20)],
 )
-def test_lengths_are_rounded_up_a_little(tokens: int, length: int) -> None:
+def test_lengths_are_rounded_up(tokens: int, length: int) -> None:
     assert rounded_up(tokens) == length
 
 
-def test_context_comes_from_the_traffic_and_not_from_the_architecture(chosen: Chosen) -> None:
+def test_context_comes_from_the_traffic_not_the_architecture(chosen: Chosen) -> None:
     found = chosen("8b", "h100")["max-model-len"]
     assert (found.value, found.source) == (4096, Source.WORKLOAD)
     assert "3,072 prompt + 768 answer" in found.reason
@@ -45,13 +45,13 @@ def test_context_comes_from_the_traffic_and_not_from_the_architecture(chosen: Ch
     assert "refused" in found.tradeoff
 
 
-def test_context_is_capped_by_the_model(chosen: Chosen) -> None:
+def test_context_is_limited_by_the_model(chosen: Chosen) -> None:
     found = chosen("8b", "h100", work(200_000, 2000))["max-model-len"]
     assert (found.value, found.source) == (131_072, Source.MODEL)
     assert "another model" in found.tradeoff
 
 
-def test_context_of_an_unknown_model_is_the_traffic_alone(chosen: Chosen) -> None:
+def test_context_of_an_unknown_model_is_that_of_the_traffic(chosen: Chosen) -> None:
     assert chosen(None, None)["max-model-len"].value == 4096
     unknown = ModelFacts(model="made/unknown")
     assert chosen(None, "h100", facts=unknown)["max-model-len"].value == 4096
@@ -67,7 +67,7 @@ def test_sequences_have_headroom(chosen: Chosen, flying: int, sequences: int) ->
     ("held", "sequences", "tradeoff"),
     [(500.0, 128, ""), (90.7, 88, "Bursts queue"), (37.0, 32, "About 32 of 64 queue"), (9.9, 9, "55 of 64")],
 )
-def test_sequences_stay_within_the_cache(chosen: Chosen, held: float, sequences: int, tradeoff: str) -> None:
+def test_sequences_fit_the_cache(chosen: Chosen, held: float, sequences: int, tradeoff: str) -> None:
     found = chosen("8b", "h100", budget=holds(held))["max-num-seqs"]
     assert found.value == sequences
     assert tradeoff in found.tradeoff
@@ -83,7 +83,7 @@ def test_sequences_stay_within_the_cache(chosen: Chosen, held: float, sequences:
         (200, 0.004, 208, "so 208 fit"),
     ],
 )
-def test_sequences_of_a_server_with_history_follow_what_was_observed(
+def test_sequences_of_a_server_with_history_follow_observations(
     chosen: Chosen, ran: int, each: float, sequences: int, told: str
 ) -> None:
     seen = SeenRoom(0.85, each, ran, 40_000)
@@ -100,7 +100,7 @@ def test_sequences_are_per_copy(chosen: Chosen) -> None:
     assert "2 copies" in two["max-num-seqs"].reason
 
 
-def test_sequences_give_way_to_a_step_that_is_set(chosen: Chosen) -> None:
+def test_sequences_are_limited_by_a_set_step(chosen: Chosen) -> None:
     assert chosen("8b", "h100", set={"max-num-batched-tokens": 100})["max-num-seqs"].value == 100
 
 
@@ -120,7 +120,7 @@ def test_steps_keep_up_with_the_prompts(chosen: Chosen, host: str, workload: Wor
     assert found["max-num-batched-tokens"].value == tokens
 
 
-def test_reused_prompts_take_no_room_in_a_step(chosen: Chosen) -> None:
+def test_reused_prompts_need_no_tokens_in_a_step(chosen: Chosen) -> None:
     unique, reused = (work(4000, 50, reuse, 200) for reuse in (0.0, 0.9))
     steps = [
         chosen("4b", "a6000", one, budget=holds(500.0))["max-num-batched-tokens"].value for one in (unique, reused)
@@ -128,14 +128,14 @@ def test_reused_prompts_take_no_room_in_a_step(chosen: Chosen) -> None:
     assert steps == [16_384, 4096]
 
 
-def test_an_a100_takes_small_steps_as_vllm_has_it(chosen: Chosen, hosts: dict[str, Callable[[], Host]]) -> None:
+def test_a100_takes_small_steps_like_vllm(chosen: Chosen, hosts: dict[str, Callable[[], Host]]) -> None:
     h100 = hosts["h100"]()
     a100 = replace(h100, gpus=(replace(h100.gpus[0], name="NVIDIA A100-SXM4-80GB", compute_capability="8.0"),))
     steps = [chosen("8b", host)["max-num-batched-tokens"].value for host in (h100, a100)]
     assert steps == [8192, 2048]
 
 
-def test_requests_are_never_longer_than_the_context(chosen: Chosen) -> None:
+def test_requests_never_exceed_the_context(chosen: Chosen) -> None:
     # The traffic's p95 is three times what the model can do: requests of the model's full length count.
     found = chosen("8b-awq", "a6000", work(122_880, 2048, 0.05, 2))
     assert found["max-model-len"].value == 131_072
@@ -152,7 +152,7 @@ def replace_context(chosen: Chosen, context: int) -> dict[str, Choice]:
     return chosen(None, "a6000", work(122_880, 2048, 0.05, 2), facts=facts)
 
 
-def test_sequences_are_looked_at_once_more_when_all_is_set(chosen: Chosen) -> None:
+def test_sequences_are_reconsidered_with_all_flags_set(chosen: Chosen) -> None:
     def budget(flags: Any, /) -> MemoryBudget:
         held = 60.0 if "max-num-batched-tokens" in flags else 500.0
         return MemoryBudget(10.0, 2.0, 0.5, 20.0, 1e5, 200_000, 4096, held / 2, concurrency_p95=held)
@@ -160,22 +160,22 @@ def test_sequences_are_looked_at_once_more_when_all_is_set(chosen: Chosen) -> No
     assert chosen("8b", "h100", budget=budget)["max-num-seqs"].value == 56
 
 
-def test_a_step_has_a_token_for_every_sequence(chosen: Chosen) -> None:
+def test_step_has_a_token_for_every_sequence(chosen: Chosen) -> None:
     assert chosen("8b", "a6000", set={"max-num-seqs": 9000})["max-num-batched-tokens"].value == 9000
 
 
-def test_without_chunks_a_prompt_must_fit_into_a_step(chosen: Chosen) -> None:
+def test_unchunked_prompt_must_fit_a_step(chosen: Chosen) -> None:
     found = chosen("8b", "a6000", set={"enable-chunked-prefill": False})["max-num-batched-tokens"]
     assert found.value == 4096
     assert "whole prompt" in found.reason
 
 
-def test_an_image_must_fit_into_a_step(chosen: Chosen) -> None:
+def test_image_must_fit_a_step(chosen: Chosen) -> None:
     facts = replace(ModelFacts(model="made/eyes"), multimodal=True, max_context=32_768)
     assert chosen(None, "a6000", facts=facts)["max-num-batched-tokens"].value == 8192
 
 
-def test_a_step_holds_a_whole_video_where_vllm_does_not_chunk_it(chosen: Chosen, models: dict[str, ModelFacts]) -> None:
+def test_step_holds_an_unchunked_video(chosen: Chosen, models: dict[str, ModelFacts]) -> None:
     seeing = replace(models["8b"], model_type="gemma4", multimodal=True)
     few = work(300, 50, 0.0, 1)
     assert chosen(None, "h100", few, facts=seeing, budget=holds(500.0))["max-num-batched-tokens"].value == 2496
@@ -187,12 +187,12 @@ def test_a_step_holds_a_whole_video_where_vllm_does_not_chunk_it(chosen: Chosen,
 @pytest.mark.parametrize(
     "flags", [{"spec-method": "ngram", "spec-tokens": 3}, {"speculative-config.method": "ngram"}], ids=["short", "key"]
 )
-def test_speculative_decoding_takes_large_steps_however_it_is_set(chosen: Chosen, flags: dict[str, Any]) -> None:
+def test_speculative_decoding_takes_large_steps_in_every_form(chosen: Chosen, flags: dict[str, Any]) -> None:
     assert chosen("8b", "a6000", set=flags)["max-num-batched-tokens"].value == 8192
 
 
 @pytest.mark.parametrize(("reuse", "value"), [(0.9, True), (0.36, True), (0.35, None), (0.2, None), (0.05, False)])
-def test_prefixes(chosen: Chosen, reuse: float, value: bool | None) -> None:
+def test_prefix_caching_follows_the_reuse(chosen: Chosen, reuse: float, value: bool | None) -> None:
     found = chosen("8b", "h100", work(reuse=reuse))["enable-prefix-caching"]
     assert found.value is value
     assert f"{reuse:.0%}" in found.reason
@@ -207,7 +207,7 @@ def test_prefixes(chosen: Chosen, reuse: float, value: bool | None) -> None:
         ((0, 26, 0), 0.2, None, "vLLM's default (on) stays"),
     ],
 )
-def test_prefixes_of_linear_layers_are_cached_as_the_release_can(
+def test_linear_layer_prefix_caching_follows_the_release(
     chosen: Chosen, models: dict[str, ModelFacts], release: Any, reuse: float, value: bool | None, words: str
 ) -> None:
     linear = replace(models["8b"], layers=(LayerKind.LINEAR, LayerKind.FULL) * 16)
@@ -219,13 +219,13 @@ def test_prefixes_of_linear_layers_are_cached_as_the_release_can(
 @pytest.mark.parametrize(
     ("given", "flying", "value"), [(3072, 64, True), (400, 64, True), (3072, 1, True), (400, 1, None)]
 )
-def test_chunks_but_for_short_prompts_on_an_idle_gpu(
+def test_prefill_is_chunked_except_for_short_prompts_on_an_idle_gpu(
     chosen: Chosen, given: int, flying: int, value: bool | None
 ) -> None:
     assert chosen("8b", "h100", work(given, flying=flying))["enable-chunked-prefill"].value is value
 
 
-def test_measured_traffic_goes_over_the_preset(chosen: Chosen) -> None:
+def test_measured_traffic_overrides_the_preset(chosen: Chosen) -> None:
     preset = {
         "max-model-len": FlagSetting(value=32_768, why="long"),
         "enable-prefix-caching": FlagSetting(value=False, why="unique"),
@@ -239,7 +239,7 @@ def test_measured_traffic_goes_over_the_preset(chosen: Chosen) -> None:
     assert (kept.value, kept.source) == (False, Source.PRESET)
 
 
-def test_a_step_that_is_too_small_is_the_reason_for_fewer_sequences(chosen: Chosen) -> None:
+def test_too_small_step_is_the_reason_for_fewer_sequences(chosen: Chosen) -> None:
     reason = chosen("8b", "h100", set={"max-num-batched-tokens": 100})["max-num-seqs"].reason
     assert "as many sequences as tokens per step: 100" in reason
     assert "headroom" not in reason

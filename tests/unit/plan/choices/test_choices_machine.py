@@ -63,7 +63,7 @@ def test_layouts(chosen: Chosen, model: str, host: str, workload: Workload, size
             assert bool(found[name].tradeoff) == (found[name].value is not None)
 
 
-def test_reasons_say_what_does_not_fit_and_by_what_gpus_are_joined(chosen: Chosen) -> None:
+def test_reasons_name_missing_memory_and_the_links(chosen: Chosen) -> None:
     near = chosen("70b", "8xh100", FEW)["tensor-parallel-size"]
     assert "80 GiB" in near.reason
     assert "NVLink" in near.reason
@@ -88,7 +88,7 @@ def test_blocks_of_quantized_weights_stay_whole(chosen: Chosen, models: Models) 
     assert laid(chosen(None, "2xa6000", FEW, facts=uneven)) == (1, 2, 1)
 
 
-def test_experts_are_spread_whole_where_their_parts_would_be_thin(chosen: Chosen) -> None:
+def test_experts_stay_whole_if_their_parts_would_be_thin(chosen: Chosen) -> None:
     wide = chosen("30b-a3b", "2xa6000", FEW)["enable-expert-parallel"]
     assert (wide.value, wide.source) == (None, Source.MODEL)
     assert "384 of 768 columns of every expert" in wide.reason
@@ -114,7 +114,7 @@ def joined(count: int, gib: float, able: str, name: str, kind: str) -> Host:
     return Host(gpus=gpus, links=tuple(links), islands=islands_of(range(count), links))
 
 
-def test_a_mixture_is_cut_over_all_gpus_behind_one_switch(chosen: Chosen) -> None:
+def test_mixture_is_split_over_all_gpus_behind_one_switch(chosen: Chosen) -> None:
     facts = known_facts("mistralai/Mixtral-8x7B-Instruct-v0.1")
     found = chosen(None, joined(4, 45.0, "8.9", "NVIDIA L40S", "PIX"), CHAT, facts=facts)
     assert laid(found) == (4, 1, 1)
@@ -134,7 +134,7 @@ def test_eight_experts_do_not_divide_over_three_gpus() -> None:
     assert expert_split_problem(facts, 4) == ""
 
 
-def test_a_mixture_too_large_for_copies_mentions_none(chosen: Chosen) -> None:
+def test_mixture_too_large_for_copies_mentions_none(chosen: Chosen) -> None:
     facts = known_facts("deepseek-ai/DeepSeek-R1")
     found = chosen(None, joined(8, 140.4, "9.0", "NVIDIA H200", "NV18"), CHAT, facts=facts)
     assert laid(found) == (8, 1, 1)
@@ -148,7 +148,7 @@ def test_a_mixture_too_large_for_copies_mentions_none(chosen: Chosen) -> None:
         ("Qwen/Qwen2.5-32B-Instruct-AWQ", joined(2, 24.0, "8.6", "NVIDIA GeForce RTX 3090", "PHB"), 24),
     ],
 )
-def test_weights_that_barely_fit_are_staged_where_no_link_is_fast(
+def test_barely_fitting_weights_are_staged_without_fast_links(
     chosen: Chosen, model: str, host: Host, held: int
 ) -> None:
     found = chosen(None, host, CHAT, facts=known_facts(model), gpus=(0, 1))
@@ -158,21 +158,21 @@ def test_weights_that_barely_fit_are_staged_where_no_link_is_fast(
     assert "; DP 2" in reason  # and what copies would reach
 
 
-def test_a_tenth_of_the_throughput_is_given_for_a_faster_stream(chosen: Chosen) -> None:
+def test_a_tenth_of_the_throughput_is_traded_for_a_faster_stream(chosen: Chosen) -> None:
     pair = joined(2, 79.6, "9.0", "NVIDIA H100 80GB HBM3", "NV18")
     assert laid(chosen("8b", pair, FEW, gpus=(0, 1))) == (2, 1, 1)
     apart = joined(2, 24.0, "8.6", "NVIDIA GeForce RTX 3090", "PHB")
     assert laid(chosen("8b-awq", apart, CHAT, gpus=(0, 1))) == (1, 1, 2)
 
 
-def test_copies_of_a_mixture_share_experts_and_stay_near(chosen: Chosen, hosts: Hosts) -> None:
+def test_copies_of_a_mixture_share_experts_and_stay_close(chosen: Chosen, hosts: Hosts) -> None:
     pool = pool_of(hosts["2xa6000-apart"]())
     assert pool is not None
     assert pool.holds(Layout(data=2))
     assert not pool.holds(Layout(data=2), together=True)
 
 
-def test_only_free_gpus_are_counted_on(hosts: Hosts) -> None:
+def test_only_free_gpus_count(hosts: Hosts) -> None:
     # GPU 0 of the pair (0, 1) is at work: three are free, two of them joined.
     pool = pool_of(hosts["4xa6000"]())
     assert pool is not None
@@ -183,7 +183,7 @@ def test_only_free_gpus_are_counted_on(hosts: Hosts) -> None:
     assert pool.holds(Layout(1, 3))
 
 
-def test_gpus_that_a_person_gave_are_all_used(chosen: Chosen) -> None:
+def test_all_gpus_given_by_the_user_are_used(chosen: Chosen) -> None:
     assert laid(chosen("8b", "8xh100", FEW, gpus=(4, 5))) == (2, 1, 1)
     assert laid(chosen("70b", "8xh100", FEW, gpus=(4, 5, 6, 7))) == (4, 1, 1)
     assert laid(chosen("32b", "8xh100", CHAT, gpus=(3,))) == (1, 1, 1)
@@ -191,20 +191,20 @@ def test_gpus_that_a_person_gave_are_all_used(chosen: Chosen) -> None:
     assert cut.reason.startswith("You assigned 2 GPUs: 2 GPUs, connected by NVLink")
 
 
-def test_a_share_counts_as_the_gpu(chosen: Chosen) -> None:
+def test_share_limits_the_gpu(chosen: Chosen) -> None:
     assert laid(chosen("32b", "2xh100", FEW)) == (1, 1, 1)
     halves = [GpuShare(0, gib=48.0), GpuShare(1, gib=48.0)]
     assert laid(chosen("32b", "2xh100", FEW, shares=halves)) == (2, 1, 1)
 
 
-def test_a_size_that_is_set_settles_the_layout(chosen: Chosen) -> None:
+def test_set_size_determines_the_layout(chosen: Chosen) -> None:
     found = chosen("70b", "8xh100", FEW, set={"tensor-parallel-size": 8})
     assert found["tensor-parallel-size"].source is Source.YOU
     assert laid(found) == (8, 1, 1)
     assert laid(chosen("8b", "2xa6000", BATCH, unset=("data-parallel-size",))) == (1, 1, 1)
 
 
-def test_what_fits_nowhere_gets_the_most_there_is_and_reports_it(chosen: Chosen, models: Models) -> None:
+def test_model_that_fits_nowhere_gets_all_gpus_and_a_report(chosen: Chosen, models: Models) -> None:
     huge = replace(models["70b"], weight_bytes=10**12)
     found = chosen(None, "2xa6000", FEW, facts=huge)
     assert laid(found) == (2, 1, 1)
@@ -222,7 +222,7 @@ def test_what_fits_nowhere_gets_the_most_there_is_and_reports_it(chosen: Chosen,
         ("4b", "2xt4", BATCH, "vLLM can refuse an FP8 cache on this GPU"),
     ],
 )
-def test_an_fp8_cache_is_never_chosen(chosen: Chosen, model: str, host: str, workload: Workload, said: str) -> None:
+def test_fp8_cache_is_never_chosen(chosen: Chosen, model: str, host: str, workload: Workload, said: str) -> None:
     found = chosen(model, host, workload)["kv-cache-dtype"]
     assert found.value is None
     assert said in found.reason
@@ -246,14 +246,14 @@ PRESET = {"kv-cache-dtype": FlagSetting(value="fp8", why="the preset's own")}
         ("a6000", {"set": {"kv-cache-dtype": "fp8_e4m3"}}, "fp8_e4m3", Source.YOU),  # and the plan warns
     ],
 )
-def test_a_presets_fp8_cache_is_kept_where_vllm_keeps_one(
+def test_presets_fp8_cache_is_kept_where_supported(
     chosen: Chosen, host: str | None, more: dict[str, Any], value: str | None, source: str
 ) -> None:
     found = chosen("8b", host, CHAT, preset=PRESET, **more)["kv-cache-dtype"]
     assert (found.value, found.source) == (value, source)
 
 
-def test_mla_has_an_fp8_cache_from_ada_on(chosen: Chosen, models: Models) -> None:
+def test_mla_supports_an_fp8_cache_since_ada(chosen: Chosen, models: Models) -> None:
     latent = replace(models["30b-a3b"], kv_lora_rank=512, qk_rope_head_dim=64, kv_heads=32, weight_bytes=20 * 10**9)
     for host, release, value in (
         ("a6000", (0, 33, 0), None),
@@ -270,7 +270,7 @@ def replace_workload(workload: Workload, **changes: Any) -> Workload:
     return Workload(**(values | changes))
 
 
-def test_a_quantized_checkpoint_gets_no_flag(chosen: Chosen) -> None:
+def test_quantized_checkpoint_gets_no_flag(chosen: Chosen) -> None:
     found = chosen("8b-awq", "4090", FEW)["quantization"]
     assert (found.value, found.source) == (None, Source.MODEL)
     assert "AWQ, 4-bit" in found.reason
@@ -289,7 +289,7 @@ def test_a_quantized_checkpoint_gets_no_flag(chosen: Chosen) -> None:
         ("a6000", (0, 33, 0), None),  # fits
     ],
 )
-def test_fp8_weights_are_made_only_where_nothing_else_fits(
+def test_fp8_weights_are_used_only_if_nothing_else_fits(
     chosen: Chosen, host: str, release: tuple[int, int, int] | None, value: str | None
 ) -> None:
     found = chosen("14b", host, FEW, release=release)["quantization"]
@@ -297,7 +297,7 @@ def test_fp8_weights_are_made_only_where_nothing_else_fits(
     assert bool(found.tradeoff) == bool(value)
 
 
-def test_a_quantized_checkpoint_is_never_made_fp8(chosen: Chosen) -> None:
+def test_quantized_checkpoint_is_never_converted_to_fp8(chosen: Chosen) -> None:
     def budget(flags: Any, /) -> MemoryBudget:
         room = 5.0 if flags.get("quantization") == "fp8_per_tensor" else -5.0
         return MemoryBudget(10.0, 2.0, 0.5, room, 1e5, 1000, 4096, max(0.0, room), max(0.0, room))
@@ -311,7 +311,7 @@ def test_old_gpus_never_get_fp8_weights(chosen: Chosen) -> None:
     assert chosen("32b", "2xl40s", FEW)["quantization"].value is None  # two hold the 16-bit weights
 
 
-def test_a_cpu_build_gets_no_gpu_choices(chosen: Chosen) -> None:
+def test_cpu_build_gets_no_gpu_choices(chosen: Chosen) -> None:
     found = chosen("70b", "8xh100", CHAT, build="cpu")
     assert set(found) == {
         *("max-model-len", "max-num-seqs", "max-num-batched-tokens"),
@@ -319,14 +319,14 @@ def test_a_cpu_build_gets_no_gpu_choices(chosen: Chosen) -> None:
     }
 
 
-def test_without_gpus_or_facts_the_machine_decides_nothing(chosen: Chosen) -> None:
+def test_without_gpus_or_facts_nothing_depends_on_the_machine(chosen: Chosen) -> None:
     for found in (chosen("70b", None), chosen("70b", Host(problem="no driver")), chosen(None, "8xh100")):
         assert laid(found) == (1, 1, 1)
         assert "kv-cache-dtype" not in found
         assert found["max-num-seqs"].value == 128
 
 
-def test_a_slice_of_a_gpu_counts_as_it_is(hosts: Hosts) -> None:
+def test_gpu_slice_counts_with_its_own_size(hosts: Hosts) -> None:
     pool = pool_of(hosts["mig"]())
     assert pool is not None
     assert pool.size == 1
@@ -334,7 +334,7 @@ def test_a_slice_of_a_gpu_counts_as_it_is(hosts: Hosts) -> None:
     assert pool.memory_gib < 30
 
 
-def test_unlike_and_lost_gpus_are_left_out() -> None:
+def test_different_and_lost_gpus_are_excluded() -> None:
     big = [Gpu(i, f"B{i}", "NVIDIA RTX A6000", 48.0, 48.0, (), compute_capability="8.6") for i in (0, 1)]
     small = Gpu(2, "S", "NVIDIA GeForce RTX 3090", 24.0, 24.0, (), compute_capability="8.6")
     lost = replace(big[0], index=3, lost="fell off the bus")
@@ -344,7 +344,7 @@ def test_unlike_and_lost_gpus_are_left_out() -> None:
     assert pool.size == 2
 
 
-def test_a_budget_that_is_given_decides(chosen: Chosen) -> None:
+def test_given_budget_decides(chosen: Chosen) -> None:
     asked: list[dict[str, Any]] = []
 
     def budget(flags: Any, /) -> MemoryBudget:

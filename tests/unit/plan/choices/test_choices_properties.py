@@ -110,7 +110,7 @@ def accepted(found: dict[str, Choice], facts: ModelFacts | None, host: Host | No
     release=st.sampled_from([None, (0, 10, 2), (0, 33, 0)]),
     build=st.sampled_from(["cuda", "cpu", None]),
 )
-def test_choices_are_what_vllm_accepts(
+def test_choices_are_accepted_by_vllm(
     facts: ModelFacts | None, host: Host | None, workload: Workload, release: Any, build: str | None
 ) -> None:
     choices = choose({}, Changes(), ChoiceInputs(workload, facts, host, release, build))
@@ -129,7 +129,7 @@ def test_choices_are_what_vllm_accepts(
     length=st.one_of(st.none(), st.integers(1, 300_000)),
     chunked=st.one_of(st.none(), st.booleans()),
 )
-def test_choices_fit_to_what_is_set(
+def test_choices_fit_the_set_flags(
     facts: ModelFacts,
     host: Host | None,
     workload: Workload,
@@ -151,7 +151,7 @@ def test_choices_fit_to_what_is_set(
 
 @settings(max_examples=60, deadline=None)
 @given(facts=models, host=hosts(), workload=workloads)
-def test_what_is_suggested_is_not_suggested_again(facts: ModelFacts, host: Host | None, workload: Workload) -> None:
+def test_suggestions_are_stable(facts: ModelFacts, host: Host | None, workload: Workload) -> None:
     running: dict[str, Any] = {"max-model-len": 100, "max-num-seqs": 3, "max-num-batched-tokens": 512}
     for _ in range(2):
         changes = suggest(running, ChoiceInputs(workload, facts, host, (0, 33, 0), "cuda"))
@@ -162,7 +162,7 @@ def test_what_is_suggested_is_not_suggested_again(facts: ModelFacts, host: Host 
 
 @settings(max_examples=60, deadline=None)
 @given(facts=models, workload=workloads, more=st.integers(1, 8))
-def test_more_traffic_never_asks_for_a_shorter_context(facts: ModelFacts, workload: Workload, more: int) -> None:
+def test_more_traffic_never_shortens_the_context(facts: ModelFacts, workload: Workload, more: int) -> None:
     longer = Workload(workload.input_tokens_p95 * more, workload.output_tokens_p95, workload.prefix_reuse, 1)
     preset = {"seed": FlagSetting(value=1, why="always")}
     lengths = [

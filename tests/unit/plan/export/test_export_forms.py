@@ -50,7 +50,7 @@ def settings_of(unit: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_no_export_holds_a_secret(form: Form, make: Make) -> None:
+def test_exports_contain_no_secret(form: Form, make: Make) -> None:
     """Not even one that got in where none may be."""
     plan = make({"max-num-seqs": 8}, secrets=("HF_TOKEN", "VLLM_API_KEY"))
     plan = msgspec.structs.replace(
@@ -60,13 +60,13 @@ def test_no_export_holds_a_secret(form: Form, make: Make) -> None:
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_every_export_names_the_secrets_that_it_needs(form: Form, make: Make) -> None:
+def test_every_export_names_the_required_secrets(form: Form, make: Make) -> None:
     text = export(make(secrets=("HF_TOKEN", "VLLM_API_KEY")), form)
     assert "HF_TOKEN" in text
     assert "VLLM_API_KEY" in text
 
 
-def test_where_secrets_are_kept(make: Make) -> None:
+def test_locations_of_secrets(make: Make) -> None:
     plan, plain = make(secrets=("HF_TOKEN",)), make()
     system = systemd_unit(plan, user=False)
     assert settings_of(system)["EnvironmentFile"] == "/etc/vllm-console/vllm-chatbot.env"
@@ -83,7 +83,7 @@ def test_where_secrets_are_kept(make: Make) -> None:
 # Shell
 
 
-def test_shell_is_one_flag_a_line(make: Make) -> None:
+def test_shell_has_one_flag_a_line(make: Make) -> None:
     lines = shell(make({"served-model-name": "a b"}, secrets=("HF_TOKEN",), gpus=(1,))).splitlines()
     assert lines[:3] == ["CUDA_VISIBLE_DEVICES=1 \\", "CUDA_DEVICE_ORDER=PCI_BUS_ID \\", 'HF_TOKEN="$HF_TOKEN" \\']
     assert lines[3].startswith("/opt/venv/bin/vllm serve ")
@@ -92,12 +92,12 @@ def test_shell_is_one_flag_a_line(make: Make) -> None:
 
 
 @pytest.mark.parametrize("form", [Form.SHELL, Form.SYSTEMD, Form.CONFIG])
-def test_each_served_name_is_a_word_of_its_own(form: Form, make: Make) -> None:
+def test_each_served_name_is_a_separate_word(form: Form, make: Make) -> None:
     text = export(make({"served-model-name": '["qwen", "default"]', "max-num-seqs": 8}), form)
     assert "--served-model-name qwen default" in text
 
 
-def test_each_served_name_is_an_argument_of_a_container(make: Make) -> None:
+def test_each_served_name_is_a_container_argument(make: Make) -> None:
     plan = make({"served-model-name": '["qwen", "default"]', "max-num-seqs": 8})
     for words in (service_of(compose(plan))["command"], pod_of(kubernetes(plan))["containers"][0]["args"]):
         at = words.index("--served-model-name")
@@ -105,7 +105,7 @@ def test_each_served_name_is_an_argument_of_a_container(make: Make) -> None:
         assert words[at + 3].startswith("--")
 
 
-def test_shell_keeps_words_that_it_does_not_understand(make: Make) -> None:
+def test_shell_keeps_unknown_words(make: Make) -> None:
     plan = msgspec.structs.replace(make(), argv=("/x", "--other", "words"))
     assert shell(plan).endswith("/x --other words\n")
 
@@ -125,7 +125,7 @@ def test_config_file(make: Make) -> None:
     assert said["gpu-memory-utilization"] == 0.92
 
 
-def test_what_a_config_file_cannot_say_stands_in_its_command(make: Make) -> None:
+def test_flags_unsupported_by_a_config_file_are_in_its_command(make: Make) -> None:
     plan = make({"chat-template": "-x y"}, environment={"NCCL_DEBUG": "INFO"}, secrets=("HF_TOKEN",))
     first, command, *rest = config_yaml(plan).splitlines()
     assert first == "# Run with:"
@@ -135,7 +135,7 @@ def test_what_a_config_file_cannot_say_stands_in_its_command(make: Make) -> None
     assert not any("chat-template" in line for line in rest)
 
 
-def test_two_config_files_are_one_too_many(make: Make) -> None:
+def test_two_config_files_are_refused(make: Make) -> None:
     with pytest.raises(ExportError, match="takes only one"):
         config_yaml(make({"config": "/c.yaml"}))
 
@@ -166,19 +166,19 @@ def test_user_unit(make: Make) -> None:
     assert "systemctl --user daemon-reload && systemctl --user enable --now vllm-my-chat" in text
 
 
-def test_requests_get_their_time_to_end(make: Make) -> None:
+def test_requests_get_time_to_finish(make: Make) -> None:
     plan = make({"shutdown-timeout": 120})
     assert settings_of(systemd_unit(plan, user=True))["TimeoutStopSec"] == "180"
     assert service_of(compose(plan))["stop_grace_period"] == "180s"
     assert pod_of(kubernetes(plan))["terminationGracePeriodSeconds"] == 180
 
 
-def test_the_tools_beside_the_program_are_found(make: Make) -> None:
+def test_tools_next_to_the_program_are_on_the_path(make: Make) -> None:
     assert "Environment=PATH=/opt/venv/bin:/usr/local/cuda/bin:" in systemd_unit(make(), user=True)
     assert "Environment=PATH=/mine\n" in systemd_unit(make(environment={"PATH": "/mine"}), user=True)
 
 
-def test_what_another_account_must_be_able_to_read_is_reported(make: Make) -> None:
+def test_files_that_another_account_must_read_are_named(make: Make) -> None:
     plan = make(command=("/home/anna/venv/bin/vllm",), model="/home/anna/m 1")
     said = "# vllm must be able to read /home/anna/venv/bin/vllm and '/home/anna/m 1'\n"
     assert said in systemd_unit(plan, user=False)
@@ -186,7 +186,7 @@ def test_what_another_account_must_be_able_to_read_is_reported(make: Make) -> No
     assert "must be able to read" not in systemd_unit(make(), user=False)
 
 
-def test_a_model_name_cannot_continue_the_description(make: Make) -> None:
+def test_model_name_cannot_inject_unit_lines(make: Make) -> None:
     unit = systemd_unit(make(model="a%b\nExecStart=/bin/evil\\"), user=True)
     assert "Description=vLLM, chatbot: a%%b ExecStart=/bin/evil\n" in unit
 
@@ -206,7 +206,7 @@ def test_compose_service(make: Make) -> None:
     compile(service["healthcheck"]["test"][-1], "healthcheck", "exec")
 
 
-def test_compose_without_chosen_gpus_takes_as_many_as_the_plan_does(make: Make) -> None:
+def test_compose_without_chosen_gpus_uses_the_planned_number(make: Make) -> None:
     service = service_of(compose(make({"tensor-parallel-size": 2, "data-parallel-size": 2})))
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert device["count"] == 4
@@ -223,7 +223,7 @@ def test_compose_without_chosen_gpus_takes_as_many_as_the_plan_does(make: Make) 
         ("gpubox", "127.0.0.1:8000:8000"),
     ],
 )
-def test_compose_opens_no_more_than_the_plan(host: str, published: str, make: Make) -> None:
+def test_compose_publishes_no_more_than_the_plan(host: str, published: str, make: Make) -> None:
     service = service_of(compose(make(host=host)))
     assert service["ports"] == [published]
     assert service["command"][1:3] == ["--host", "0.0.0.0"]
@@ -235,7 +235,7 @@ def mounted(text: str) -> dict[str, bool]:
     return {v["target"]: not v.get("read_only") for v in volumes if v["source"] == v["target"]}
 
 
-def test_a_local_model_is_mounted(make: Make) -> None:
+def test_local_model_is_mounted(make: Make) -> None:
     plan = make(model="/data/my model")
     assert mounted(compose(plan)) == {"/data/my model": False}
     pod = pod_of(kubernetes(plan))
@@ -244,12 +244,12 @@ def test_a_local_model_is_mounted(make: Make) -> None:
     assert "PersistentVolumeClaim" not in objects_of(kubernetes(plan))
 
 
-def test_a_snapshot_is_mounted_with_what_its_links_point_to(make: Make) -> None:
+def test_snapshot_is_mounted_with_its_link_targets(make: Make) -> None:
     whole = "/c/hub/models--org--m"
     assert mounted(compose(make(model=f"{whole}/snapshots/0123abc"))) == {whole: False}
 
 
-def test_files_that_flags_name_are_mounted(make: Make) -> None:
+def test_files_named_by_flags_are_mounted(make: Make) -> None:
     flags = {
         "chat-template": "/t/chat.jinja",
         "lora-modules": "sql=/adapters/sql",
@@ -266,7 +266,7 @@ def test_files_that_flags_name_are_mounted(make: Make) -> None:
     }
 
 
-def test_the_model_cache_of_this_machine_is_used(make: Make) -> None:
+def test_local_model_cache_is_used(make: Make) -> None:
     service = service_of(compose(make()))
     assert service["volumes"] == [f"${{HF_HOME:-~/.cache/huggingface}}:{service['environment']['HF_HOME']}"]
     service = service_of(compose(make(environment={"HF_HOME": "/big/$hf"})))
@@ -292,12 +292,12 @@ def test_kubernetes_objects(make: Make) -> None:
     assert all(isinstance(variable["value"], str) for variable in inside["env"])
 
 
-def test_an_open_service_is_reported_as_open(make: Make) -> None:
+def test_open_service_is_reported_as_open(make: Make) -> None:
     assert "it has no API key" in kubernetes(make())
     assert "it has no API key" not in kubernetes(make(secrets=("VLLM_API_KEY",)))
 
 
-def test_probes_wait_as_long_as_the_keepers(make: Make) -> None:
+def test_probes_use_the_keepers_timeout(make: Make) -> None:
     """A busy API server answers /health after seconds."""
     (container,) = pod_of(kubernetes(make()))["containers"]
     waits = {container[name]["timeoutSeconds"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
@@ -305,7 +305,7 @@ def test_probes_wait_as_long_as_the_keepers(make: Make) -> None:
     assert service_of(compose(make()))["healthcheck"]["timeout"] == f"{health.DEADLINE_SECONDS:g}s"
 
 
-def test_probes_speak_tls_where_the_server_does(make: Make) -> None:
+def test_probes_use_tls_like_the_server(make: Make) -> None:
     plan = make({"ssl-certfile": "/s/c.pem", "ssl-keyfile": "/s/k.pem"})
     assert pod_of(kubernetes(plan))["containers"][0]["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
     ask = service_of(compose(plan))["healthcheck"]["test"][-1]
@@ -313,13 +313,13 @@ def test_probes_speak_tls_where_the_server_does(make: Make) -> None:
     compile(ask, "healthcheck", "exec")
 
 
-def test_the_volume_has_room_for_the_weights(make: Make) -> None:
+def test_volume_has_room_for_the_weights(make: Make) -> None:
     memory = MemoryBudget(140.0, 1, 1, 10, None, None, None, None)
     claim = objects_of(kubernetes(msgspec.structs.replace(make(gpus=(0,)), memory=memory)))["PersistentVolumeClaim"]
     assert claim["spec"]["resources"]["requests"]["storage"] == "210Gi"
 
 
-def test_an_unknown_version_is_reported(make: Make) -> None:
+def test_unknown_version_is_reported(make: Make) -> None:
     text = compose(make(version=None))
     assert service_of(text)["image"].endswith(":latest")
     assert "put its version in place of 'latest'" in text
@@ -330,30 +330,30 @@ def test_an_unknown_version_is_reported(make: Make) -> None:
 
 
 @pytest.mark.parametrize("form", [compose, kubernetes, config_yaml])
-def test_the_simulated_engine_stays_at_home(form: Callable[[Plan], str], make: Make) -> None:
+def test_simulated_engine_is_not_exported(form: Callable[[Plan], str], make: Make) -> None:
     with pytest.raises(ExportError, match="simulated"):
         form(make(build="simulated"))
 
 
 @pytest.mark.parametrize("form", [compose, kubernetes])
-def test_the_image_is_for_nvidia(form: Callable[[Plan], str], make: Make) -> None:
+def test_image_is_for_nvidia(form: Callable[[Plan], str], make: Make) -> None:
     with pytest.raises(ExportError, match="for a cpu build"):
         form(make(build="cpu"))
 
 
 @pytest.mark.parametrize("form", [Form.SYSTEMD, Form.COMPOSE, Form.KUBERNETES])
 @pytest.mark.parametrize("model", ["./m", "../m", "~/m"])
-def test_relative_models_are_refused_where_there_is_no_folder(form: Form, model: str, make: Make) -> None:
+def test_relative_models_are_refused_without_a_folder(form: Form, model: str, make: Make) -> None:
     with pytest.raises(ExportError, match="give the whole path"):
         export(make(model=model), form)
 
 
-def test_systemd_needs_a_whole_path(make: Make) -> None:
+def test_systemd_needs_an_absolute_path(make: Make) -> None:
     with pytest.raises(ExportError, match="whole path of bin/vllm"):
         systemd_unit(make(command=("bin/vllm",)), user=True)
 
 
-def test_a_vllm_that_is_not_here_gets_a_place_to_fill_in(make: Make) -> None:
+def test_vllm_not_found_here_gets_a_placeholder(make: Make) -> None:
     unit = systemd_unit(make(command=("vllm",)), user=True)
     assert "ExecStart=/usr/local/bin/vllm serve " in unit
     assert "# Replace /usr/local/bin/vllm with the program's path" in unit

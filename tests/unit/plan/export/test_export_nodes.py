@@ -31,7 +31,7 @@ def over_nodes(plan: Plan, rank: int = 0, address: str = "10.0.0.1") -> Plan:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_script_of_a_node_is_its_command(rank: int, make: Any) -> None:
+def test_node_script_is_its_command(rank: int, make: Any) -> None:
     plan = over_nodes(make({**LAYOUT, "served-model-name": NASTY}), rank)
     text = export(plan, Form.SHELL)
     assert text.startswith(f"# Node {rank} of 2")
@@ -42,7 +42,7 @@ def test_the_script_of_a_node_is_its_command(rank: int, make: Any) -> None:
     assert done.stdout.splitlines() == list(plan.argv[1:])
 
 
-def test_a_headless_node_has_no_address_in_its_file(make: Any) -> None:
+def test_headless_node_has_no_address_in_its_file(make: Any) -> None:
     served, headless = (yaml.safe_load(export(over_nodes(make(LAYOUT), rank), Form.CONFIG)) for rank in (0, 1))
     assert {"host", "port"} <= set(served)
     assert not {"host", "port"} & set(headless)
@@ -50,12 +50,12 @@ def test_a_headless_node_has_no_address_in_its_file(make: Any) -> None:
 
 
 @pytest.mark.parametrize("form", [Form.SHELL, Form.CONFIG, Form.SYSTEMD, Form.SYSTEMD_USER])
-def test_a_node_needs_the_address_of_the_first(form: Form, make: Any) -> None:
+def test_node_needs_the_address_of_the_first(form: Form, make: Any) -> None:
     with pytest.raises(ExportError, match="--master-addr"):
         export(over_nodes(make(LAYOUT), address=""), form)
 
 
-def test_compose_has_no_network_of_several_machines(make: Any) -> None:
+def test_compose_does_not_support_several_machines(make: Any) -> None:
     with pytest.raises(ExportError, match="use shell"):
         export(over_nodes(make(LAYOUT)), Form.COMPOSE)
 
@@ -76,7 +76,7 @@ def pods_of(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
     return group["leaderTemplate"], group["workerTemplate"]
 
 
-def test_the_pods_of_a_leader_worker_set(make: Any) -> None:
+def test_pods_of_a_leader_worker_set(make: Any) -> None:
     plan = over_nodes(
         make({**LAYOUT, "served-model-name": NASTY}, environment={"VLLM_HOST_IP": "10.0.0.9"}), address=""
     )
@@ -95,7 +95,7 @@ def test_the_pods_of_a_leader_worker_set(make: Any) -> None:
         assert own == [{"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 
 
-def test_kubernetes_knows_every_field_of_the_pods(make: Any, tmp_path: Path) -> None:
+def test_kubernetes_accepts_every_pod_field(make: Any, tmp_path: Path) -> None:
     """kubectl drops a field that it does not know, and refuses one of another type."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not available here")

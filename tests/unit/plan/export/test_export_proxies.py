@@ -43,7 +43,7 @@ def nginx_blocks(text: str) -> dict[str, list[str]]:
     return blocks
 
 
-def test_nginx_sends_requests_to_the_new_one_while_it_answers(make: Make) -> None:
+def test_nginx_prefers_the_new_server_while_it_answers(make: Make) -> None:
     blocks = nginx_blocks(export_for_proxy(pair(make), ProxyForm.NGINX))
     assert blocks["upstream vllm_chat_2"] == [
         "server 127.0.0.1:8001", "server 127.0.0.1:8000 backup", "keepalive 32",
@@ -53,7 +53,7 @@ def test_nginx_sends_requests_to_the_new_one_while_it_answers(make: Make) -> Non
     assert blocks["server"][0] == "listen 127.0.0.1:8080"
 
 
-def test_nginx_speaks_tls_to_servers_that_do_and_cannot_mix(make: Make) -> None:
+def test_nginx_uses_tls_like_its_servers_and_cannot_mix(make: Make) -> None:
     secure = ProxiedServer("secure", make({"ssl-certfile": "/c", "ssl-keyfile": "/k"}, host="::1"))
     blocks = nginx_blocks(export_for_proxy([secure], ProxyForm.NGINX))
     assert blocks["upstream vllm_secure"][0] == "server [::1]:8000"
@@ -79,23 +79,23 @@ def test_llama_swap_starts_the_servers_itself(make: Make) -> None:
 
 
 @pytest.mark.parametrize("gpus", [(1,), (0, 1), ()], ids=["the same", "one in common", "unknown"])
-def test_llama_swap_runs_one_at_a_time_where_they_may_share_a_gpu(make: Make, gpus: tuple[int, ...]) -> None:
+def test_llama_swap_runs_one_at_a_time_if_gpus_may_be_shared(make: Make, gpus: tuple[int, ...]) -> None:
     document = yaml.safe_load(export_for_proxy(pair(make, gpus), ProxyForm.LLAMA_SWAP))
     assert document["groups"]["vllm-chat-2"]["swap"] is True
 
 
-def test_llama_swap_needs_no_group_for_one(make: Make) -> None:
+def test_llama_swap_needs_no_group_for_one_server(make: Make) -> None:
     assert "groups" not in yaml.safe_load(export_for_proxy(pair(make)[:1], ProxyForm.LLAMA_SWAP))
 
 
 @pytest.mark.parametrize("text", ["${PID}", "two\nlines"])
-def test_llama_swap_cannot_have_its_own_macros_in_a_command(make: Make, text: str) -> None:
+def test_llama_swap_macros_are_refused_in_a_command(make: Make, text: str) -> None:
     server = ProxiedServer("chat", make({"chat-template": text}))
     with pytest.raises(ExportError, match="llama-swap can't take"):
         export_for_proxy([server], ProxyForm.LLAMA_SWAP)
 
 
-def test_litellm_asks_the_new_one_first_under_the_models_name(make: Make) -> None:
+def test_litellm_prefers_the_new_server_under_the_model_name(make: Make) -> None:
     document = yaml.safe_load(export_for_proxy(pair(make), ProxyForm.LITELLM))
     new, old = document["model_list"]
     assert new == {
@@ -114,13 +114,13 @@ def different(make: Make) -> list[ProxiedServer]:
     ]
 
 
-def test_nginx_refuses_servers_that_cant_answer_for_each_other(make: Make) -> None:
+def test_nginx_refuses_servers_of_different_models(make: Make) -> None:
     with pytest.raises(ExportError, match="a serves a, b serves b: nginx does not look at a request's model"):
         export_for_proxy(different(make), ProxyForm.NGINX)
 
 
 @pytest.mark.parametrize("form", [ProxyForm.LITELLM, ProxyForm.LLAMA_SWAP])
-def test_where_a_proxy_chooses_by_model_it_is_reported_that_none_takes_over(make: Make, form: ProxyForm) -> None:
+def test_no_failover_between_different_models_is_reported(make: Make, form: ProxyForm) -> None:
     text = export_for_proxy(different(make), form)
     assert "its model, and none takes over for another." in " ".join(text.replace("#", "").split())
     assert "none takes over" in proxy_warning(different(make), form)
@@ -132,7 +132,7 @@ def test_where_a_proxy_chooses_by_model_it_is_reported_that_none_takes_over(make
         assert all("order" not in model["litellm_params"] for model in document["model_list"])
 
 
-def test_a_name_of_two_words_is_one_name(make: Make) -> None:
+def test_name_with_a_space_is_one_name(make: Make) -> None:
     """vLLM gets it as one word of its command line, and answers to none of its words."""
     servers = [
         ProxiedServer("a", make({"served-model-name": "new qwen"})),
@@ -146,7 +146,7 @@ def test_a_name_of_two_words_is_one_name(make: Make) -> None:
         export_for_proxy(servers, ProxyForm.NGINX)
 
 
-def test_of_several_names_clients_of_a_proxy_use_the_first(make: Make) -> None:
+def test_first_of_several_names_is_used_by_clients_of_a_proxy(make: Make) -> None:
     server = ProxiedServer("chat", make({"served-model-name": '["qwen", "default"]'}))
     (model,) = yaml.safe_load(export_for_proxy([server], ProxyForm.LITELLM))["model_list"]
     assert (model["model_name"], model["litellm_params"]["model"]) == ("qwen", "hosted_vllm/qwen")
@@ -160,7 +160,7 @@ def named(make: Make, *names: str) -> list[ProxiedServer]:
     return [ProxiedServer(f"s{at}", make({"served-model-name": name}, port=8000 + at)) for at, name in enumerate(names)]
 
 
-def test_servers_that_share_any_name_answer_for_each_other(make: Make) -> None:
+def test_servers_with_a_common_name_answer_for_each_other(make: Make) -> None:
     servers = named(make, '["qwen-1", "qwen"]', '["qwen-2", "qwen"]')
     text = export_for_proxy(servers, ProxyForm.NGINX)
     assert "server 127.0.0.1:8001 backup;" in text
@@ -172,7 +172,7 @@ def test_servers_that_share_any_name_answer_for_each_other(make: Make) -> None:
     assert "are to use it" not in export_for_proxy(named(make, '["a", "b"]', '["b", "a"]'), ProxyForm.NGINX)
 
 
-def test_of_three_servers_all_must_share_a_name(make: Make) -> None:
+def test_three_servers_must_all_share_a_name(make: Make) -> None:
     apart = named(make, '["a", "b"]', "a", "b")
     with pytest.raises(ExportError, match="s1 serves a, s2 serves b: nginx"):
         export_for_proxy(apart, ProxyForm.NGINX)
@@ -181,7 +181,7 @@ def test_of_three_servers_all_must_share_a_name(make: Make) -> None:
         export_for_proxy(ring, ProxyForm.NGINX)
 
 
-def test_litellm_reaches_a_server_that_listens_everywhere_on_this_machine(make: Make) -> None:
+def test_litellm_reaches_a_server_on_all_addresses_via_loopback(make: Make) -> None:
     (model,) = yaml.safe_load(export_for_proxy([ProxiedServer("chat", make(host="0.0.0.0"))], ProxyForm.LITELLM))[
         "model_list"
     ]
@@ -190,7 +190,7 @@ def test_litellm_reaches_a_server_that_listens_everywhere_on_this_machine(make: 
 
 
 @pytest.mark.parametrize("form", list(ProxyForm))
-def test_a_key_is_named_and_never_written(make: Make, form: ProxyForm) -> None:
+def test_key_is_named_and_never_written(make: Make, form: ProxyForm) -> None:
     plan = make(secrets=("VLLM_API_KEY", "HF_TOKEN"))
     plan = replace(plan, environment={**plan.environment, "MY_TOKEN": KEY})
     text = export_for_proxy([ProxiedServer("chat", plan)], form)

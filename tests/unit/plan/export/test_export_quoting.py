@@ -77,7 +77,7 @@ def of_octals(text: str) -> str:
 
 @settings(deadline=None)
 @given(plan=plans())
-def test_shell_words_come_back_from_a_reader(plan: Plan) -> None:
+def test_shell_words_round_trip(plan: Plan) -> None:
     text = shell(plan)
     assert all(character.isprintable() or character in "\n\t" for character in text)
     words = words_of_a_shell(text.replace(" \\\n  ", " ").replace(" \\\n", " "))
@@ -87,7 +87,7 @@ def test_shell_words_come_back_from_a_reader(plan: Plan) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(plan=plans())
-def test_a_real_shell_runs_just_these_words(plan: Plan) -> None:
+def test_real_shell_runs_exactly_these_words(plan: Plan) -> None:
     printing = ("/usr/bin/printf", "%s\\0")
     plan = msgspec.structs.replace(plan, argv=(*printing, *plan.argv[1:]))
     done = subprocess.run(["/bin/sh", "-c", shell(plan)], capture_output=True, check=True, timeout=30)
@@ -107,7 +107,7 @@ def config_argv(text: str) -> list[str]:
 
 @settings(max_examples=40, deadline=None)
 @given(plan=plans())
-def test_config_file_and_its_command_say_all_flags(plan: Plan) -> None:
+def test_config_file_and_its_command_contain_all_flags(plan: Plan) -> None:
     text = config_yaml(plan)
     head, words = text.partition("model:")[0], config_argv(text)
     assert words[:6] == ["--model", plan.model, "--host", "127.0.0.1", "--port", "8000"]
@@ -151,7 +151,7 @@ def test_yaml_documents(document: dict[str, Any]) -> None:
 
 @settings(deadline=None)
 @given(plan=plans())
-def test_compose_gives_the_container_these_words(plan: Plan) -> None:
+def test_compose_passes_exactly_these_words_to_the_container(plan: Plan) -> None:
     (service,) = yaml.safe_load(compose(plan))["services"].values()
     assert [interpolated(word) for word in service["command"]] == expected_in_container(plan)
     environment = {name: interpolated(value) for name, value in service["environment"].items()}
@@ -166,7 +166,7 @@ def interpolated(text: str) -> str:
 
 @settings(deadline=None)
 @given(plan=plans())
-def test_kubernetes_gives_the_container_these_words(plan: Plan) -> None:
+def test_kubernetes_passes_exactly_these_words_to_the_container(plan: Plan) -> None:
     deployment = next(d for d in yaml.safe_load_all(kubernetes(plan)) if d["kind"] == "Deployment")
     inside = deployment["spec"]["template"]["spec"]["containers"][0]
     assert [interpolated(word) for word in inside["args"]] == expected_in_container(plan)
@@ -195,7 +195,7 @@ UNESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"'}
 
 @settings(deadline=None)
 @given(plan=plans())
-def test_systemd_starts_just_these_words(plan: Plan) -> None:
+def test_systemd_starts_exactly_these_words(plan: Plan) -> None:
     unit = systemd_unit(plan, user=False).replace(" \\\n    ", " ")
     (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
     program, *words = systemd_words(command)
@@ -221,14 +221,14 @@ def test_systemd_words_as_written(word: str, written: str) -> None:
     assert systemd_word(word) == written
 
 
-def test_a_dollar_stays_in_a_program_and_in_an_assignment() -> None:
+def test_dollar_is_kept_in_a_program_and_an_assignment() -> None:
     assert systemd_word("/a$b/vllm", program=True) == '"/a$b/vllm"'
     assert systemd_assignment("A", "$x") == '"A=$x"'
 
 
 @settings(deadline=None)
 @given(word=WORDS)
-def test_a_word_in_a_comment_is_one_line_that_bash_reads(word: str) -> None:
+def test_word_in_a_comment_is_one_line_for_bash(word: str) -> None:
     assert line_word(word).isprintable()
     if not word.isprintable():
         assert line_word(word).startswith("$'")
@@ -250,7 +250,7 @@ def test_labels(name: str, written: str) -> None:
 
 
 @pytest.mark.parametrize("form", [config_yaml, compose, kubernetes, lambda plan: systemd_unit(plan, user=True)])
-def test_bytes_that_are_no_text_are_refused_by_name(form: Callable[[Plan], str], make: Callable[..., Plan]) -> None:
+def test_non_utf8_bytes_are_refused_by_name(form: Callable[[Plan], str], make: Callable[..., Plan]) -> None:
     plan = make({"chat-template": "whole"})  # which a plan refuses itself, when asked for it
     argv = tuple("a\udcffb" if word == "whole" else word for word in plan.argv)
     with pytest.raises(ExportError, match="not UTF-8"):

@@ -56,7 +56,7 @@ def words_of(plan: Plan, form: Form) -> list[str]:
 
 
 @pytest.mark.parametrize("form", STACKS)
-def test_the_pod_runs_the_planned_command(form: Form, make: Any) -> None:
+def test_pod_runs_the_planned_command(form: Form, make: Any) -> None:
     plan = make({"tensor-parallel-size": 2, "max-num-seqs": 64, "enable-prefix-caching": False})
     words = words_of(plan, form)
     assert words[:3] == ["vllm", "serve", plan.model]
@@ -67,7 +67,7 @@ def test_the_pod_runs_the_planned_command(form: Form, make: Any) -> None:
     assert "--enable-prefix-caching" not in words
 
 
-def test_a_plan_that_leaves_prefix_caching_to_vllm_keeps_it_on_in_production_stack(make: Any) -> None:
+def test_production_stack_keeps_prefix_caching_on_by_default(make: Any) -> None:
     plan = make({})
     plan = replace(plan, flags={flag: value for flag, value in plan.flags.items() if flag != "enable-prefix-caching"})
     assert "--enable-prefix-caching" in words_of(plan, Form.PRODUCTION_STACK)  # without it the chart turns it off
@@ -88,7 +88,7 @@ def test_secrets_are_references_and_variables_stay_text(form: Form, make: Any) -
         assert engine["modelSpec"][0]["hf_token"] == {"secretName": "vllm-demo", "secretKey": "HF_TOKEN"}
 
 
-def test_the_fields_are_those_of_the_schemas(make: Any) -> None:
+def test_fields_match_the_schemas(make: Any) -> None:
     plan = make({"tensor-parallel-size": 2})
     claim, service = documents(plan, Form.KSERVE)
     assert claim["kind"] == "PersistentVolumeClaim"
@@ -107,7 +107,7 @@ def test_the_fields_are_those_of_the_schemas(make: Any) -> None:
     assert stack["servingEngineSpec"]["startupProbe"]["httpGet"]["port"] == plan.port
 
 
-def test_a_model_in_a_folder_is_mounted_or_refused(make: Any) -> None:
+def test_model_folder_is_mounted_or_refused(make: Any) -> None:
     plan = replace(make({}), model="/data/model")
     (service,) = documents(plan, Form.KSERVE)
     assert {"hostPath": {"path": "/data/model"}, "name": "host-0"} in service["spec"]["predictor"]["volumes"]
@@ -120,7 +120,7 @@ def test_a_model_in_a_folder_is_mounted_or_refused(make: Any) -> None:
 
 
 @pytest.mark.parametrize("form", STACKS)
-def test_what_they_would_serve_wrongly_is_refused(form: Form, make: Any) -> None:
+def test_unsupported_plans_are_refused(form: Form, make: Any) -> None:
     plan = make({"tensor-parallel-size": 2, "pipeline-parallel-size": 2})
     workload = read_presets(None)[0]["chatbot"].workload
     nodes = nodes_plan(plan, NodesRequest(2, 0, "10.0.0.1"), None, workload, fits_one=False)
@@ -131,7 +131,7 @@ def test_what_they_would_serve_wrongly_is_refused(form: Form, make: Any) -> None
         export(replace(make({"ssl-certfile": "/c.pem", "ssl-keyfile": "/k.pem"})), form)
 
 
-def test_a_template_in_a_variable_is_refused_where_the_chart_reads_it(make: Any) -> None:
+def test_template_in_a_variable_is_refused_if_the_chart_reads_it(make: Any) -> None:
     plan = replace(make({}), environment={"FOO": "{{ .Values }}"})
     with pytest.raises(ExportError, match="FOO"):
         export(plan, Form.LLM_D)

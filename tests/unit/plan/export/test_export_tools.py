@@ -45,7 +45,7 @@ def program(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("user", [False, True])
-def test_systemd_finds_nothing_wrong(user: bool, make: Make, tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(user: bool, make: Make, tmp_path: Path) -> None:
     needs("systemd-analyze", "--version")
     plan = make(FLAGS, command=(program(tmp_path),), secrets=("HF_TOKEN",), environment={"A": NASTY})
     unit = tmp_path / "vllm-chatbot.service"
@@ -55,7 +55,7 @@ def test_systemd_finds_nothing_wrong(user: bool, make: Make, tmp_path: Path) -> 
     assert "vllm-chatbot" not in done.stdout + done.stderr
 
 
-def test_systemd_finds_what_is_wrong(make: Make, tmp_path: Path) -> None:
+def test_systemd_check_detects_errors(make: Make, tmp_path: Path) -> None:
     """The check above can fail."""
     needs("systemd-analyze", "--version")
     unit = tmp_path / "vllm-chatbot.service"
@@ -65,7 +65,7 @@ def test_systemd_finds_what_is_wrong(make: Make, tmp_path: Path) -> None:
     assert "KillMood" in done.stderr
 
 
-def test_systemd_reads_the_words_that_were_meant(make: Make, tmp_path: Path) -> None:
+def test_systemd_reads_the_intended_words(make: Make, tmp_path: Path) -> None:
     needs("systemd-analyze", "--version")
     plan = make(FLAGS, command=(program(tmp_path),), environment={"A": NASTY})
     unit = tmp_path / "vllm-chatbot.service"
@@ -87,7 +87,7 @@ def quoted_words(line: str) -> Iterable[str]:
         yield re.sub(r"\\(.)", lambda match: named.get(match[1], match[1]), text)
 
 
-def test_compose_reads_the_words_that_were_meant(make: Make, tmp_path: Path) -> None:
+def test_compose_reads_the_intended_words(make: Make, tmp_path: Path) -> None:
     tool = ("docker-compose",) if shutil.which("docker-compose") else ("docker", "compose")
     needs(*tool, "version")
     plan = make(FLAGS, gpus=(0, 1), secrets=("HF_TOKEN",), model="/data/my model", environment={"A": NASTY})
@@ -123,7 +123,7 @@ def without_empty(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("flags", [FLAGS, {"ssl-certfile": "/s/c.pem", "download-dir": "/models"}])
-def test_kubernetes_knows_every_field(flags: Any, make: Make, tmp_path: Path) -> None:
+def test_kubernetes_accepts_every_field(flags: Any, make: Make, tmp_path: Path) -> None:
     """A field that it does not know would be gone, and one of another type refused."""
     needs("kubectl", "version", "--client")
     text = kubernetes(make(flags, gpus=(0, 1), secrets=("HF_TOKEN",), environment={"A": NASTY}))
@@ -149,7 +149,7 @@ def test_kubernetes_refuses_a_field_of_another_type(make: Make, tmp_path: Path) 
         decoded(tmp_path / "deployment.yaml", deployment, "image", "vllm=x")
 
 
-def test_words_of_the_shell(make: Make) -> None:
+def test_test_words_need_quoting(make: Make) -> None:
     """The nasty words are no plain ones."""
     assert shlex.quote(NASTY) != NASTY
     assert make(FLAGS).flags["served-model-name"] == NASTY
