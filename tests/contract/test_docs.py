@@ -62,13 +62,13 @@ def with_json() -> set[str]:
     return {name for name in COMMANDS if "--json" in generate_docs.command_parser(name).format_usage()}
 
 
-def test_the_commands_without_json_are_named() -> None:
+def test_commands_without_json_are_named() -> None:
     (sentence,) = re.findall(r"All commands but (.+?) take `--json`", page("commands.md"))
     assert sorted(re.findall(r"`(\w+)`", sentence)) == sorted(set(COMMANDS) - with_json())
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_are_valid(path: Path) -> None:
     broken = []
     for link in LINK.findall(prose(path.read_text(encoding="utf-8"))):
         if "://" in link:
@@ -81,7 +81,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_files_of_the_project_that_are_named_exist(path: Path) -> None:
+def test_named_project_files_exist(path: Path) -> None:
     named = PROJECT_FILE.findall(prose(path.read_text(encoding="utf-8")))
     assert not [name for name in named if not (ROOT / name).exists()]
 
@@ -97,7 +97,7 @@ def test_generated_parts_are_current(path: Path) -> None:
     assert generate_docs.generated(text) == text, "run: python tests/tools/generate_docs.py"
 
 
-def test_an_unknown_generated_part_is_an_error() -> None:
+def test_unknown_generated_part_is_an_error() -> None:
     with pytest.raises(KeyError):
         generate_docs.generated("<!-- generated: nothing -->\n<!-- /generated -->")
 
@@ -109,22 +109,22 @@ def test_each_page_has_its_generated_parts() -> None:
     assert generate_docs.names(page("options.md")) == ["options"]
 
 
-def test_the_readme_is_read_in_one_sitting() -> None:
+def test_readme_length_is_limited() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
 
 
-def test_the_readme_leads_to_every_page() -> None:
+def test_readme_links_to_every_page() -> None:
     linked = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
     assert {str(path.relative_to(ROOT)) for path in PAGES if path.name != "README.md"} <= linked
 
 
-def test_the_readmes_table_names_exactly_the_commands() -> None:
+def test_readme_table_names_exactly_the_commands() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = text.partition("<!-- commands -->")[2].partition("<!-- /commands -->")[0]
     assert sorted(words_of_first_column(table)) == sorted(COMMANDS)
 
 
-def test_every_command_is_explained_and_has_its_options_listed() -> None:
+def test_every_command_is_explained_with_its_options() -> None:
     assert sorted(sections(page("commands.md"), 3)) == sorted(COMMANDS)
     assert sections(page("options.md"), 2) == sorted(COMMANDS)
 
@@ -134,7 +134,7 @@ def test_every_json_document_is_described() -> None:
     assert described == with_json()
 
 
-def test_every_code_of_a_finding_and_every_cause_is_in_the_contract() -> None:
+def test_every_finding_code_and_cause_is_documented() -> None:
     text = page("json.md")
     codes = {rule.code for rule in RULES} | {str(cause) for cause in Cause}
     assert not {code for code in codes if f"`{code}`" not in text}
@@ -149,7 +149,7 @@ def test_every_setting_is_described() -> None:
 
 
 @pytest.mark.parametrize("name", ["settings.md", "keys.md"])
-def test_examples_of_settings_are_accepted(name: str, tmp_path: Path) -> None:
+def test_example_settings_are_accepted(name: str, tmp_path: Path) -> None:
     for example in re.findall(r"^```toml\n(.*?)^```$", page(name), re.MULTILINE | re.DOTALL):
         file = tmp_path / "config.toml"
         file.write_text(example)
@@ -157,7 +157,7 @@ def test_examples_of_settings_are_accepted(name: str, tmp_path: Path) -> None:
         assert set(settings.keys) <= set(chosen_keys(settings.keymap, settings.keys))
 
 
-def test_the_example_of_a_preset_is_accepted(tmp_path: Path) -> None:
+def test_example_preset_is_accepted(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "mine.toml").write_text(example)
     presets, problems = read_presets(tmp_path)
@@ -174,7 +174,7 @@ def test_every_action_is_in_the_table_of_keys() -> None:
     assert any("`[`" in row for row in rows)
 
 
-def test_the_architecture_names_every_package_from_top_to_bottom() -> None:
+def test_architecture_names_every_package_from_top_to_bottom() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
@@ -189,6 +189,6 @@ def test_the_architecture_names_every_package_from_top_to_bottom() -> None:
         assert ranks == sorted(ranks)
 
 
-def test_files_in_the_architectures_diagrams_exist() -> None:
+def test_files_in_the_architecture_diagrams_exist() -> None:
     named = set(re.findall(r"[\w/]+\.(?:py|toml)\b", page("architecture.md")))
     assert not [name for name in named if not any((root / name).exists() for root in (ROOT, *SOURCES))]

@@ -102,7 +102,7 @@ def tops(modules: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in modules}
 
 
-def test_the_import_graph_keeps_its_contracts() -> None:
+def test_import_graph_keeps_its_contracts() -> None:
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
@@ -111,7 +111,7 @@ def test_the_import_graph_keeps_its_contracts() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_loads_nothing_that_it_must_not(package: str) -> None:
+def test_package_loads_no_forbidden_module(package: str) -> None:
     loaded = tops(modules_of(package))
     assert package.partition(".")[0] in loaded
     assert loaded & (PACKAGES[package] | {"vllm"}) == set()
@@ -123,14 +123,14 @@ def test_every_package_is_checked() -> None:
     assert packages == {*PACKAGES, "vllm_console.cli"}
 
 
-def test_the_keeper_loads_the_standard_library_and_itself_only() -> None:
+def test_keeper_loads_only_the_standard_library_and_itself() -> None:
     modules = modules_of("vllm_launchers.keeper")
     assert tops(modules) <= {*sys.stdlib_module_names, "vllm_launchers"}
     others = {name for name in modules if name.startswith("vllm_launchers.")}
     assert {name for name in others if not name.startswith("vllm_launchers.keeper")} <= FOUNDATION
 
 
-def test_the_recorder_stays_small() -> None:
+def test_recorder_stays_small() -> None:
     modules = modules_of("vllm_console.recorder")
     loaded = tops(modules)
     assert loaded & (SCREEN | WEB | {"asyncio", "prometheus_client", "psutil"}) == set()
@@ -138,18 +138,18 @@ def test_the_recorder_stays_small() -> None:
     assert keepers == {"vllm_launchers.keeper.files"}, "only the names of files"
 
 
-def test_the_command_line_itself_is_light() -> None:
+def test_command_line_loads_little() -> None:
     loaded = tops(modules_of("vllm_console.cli.main"))
     assert loaded & (SCREEN | WEB | {"asyncio", "msgspec", "psutil", "pynvml"}) == set()
 
 
 @pytest.mark.parametrize("module", ["fleet.gpus", "fleet.local", "ui.app"])
-def test_the_console_opens_before_what_reads_gpus_is_loaded(module: str) -> None:
+def test_console_opens_before_gpu_libraries_are_loaded(module: str) -> None:
     """A thread loads it, where there is a driver: its libraries take 30 ms."""
     assert tops(modules_of(f"vllm_console.{module}")) & {"psutil", "pynvml"} == set()
 
 
-def test_a_command_that_only_looks_loads_no_screen_and_no_http_client(tmp_path: Path) -> None:
+def test_read_only_command_loads_no_screen_or_http_client(tmp_path: Path) -> None:
     code, modules = python(RUN_A_COMMAND, "--state", str(tmp_path), "list", "--json")
     assert code == 0
     assert isinstance(modules, list)

@@ -98,7 +98,7 @@ def test_commands(words: list[str], tmp_path: Path) -> None:
     assert not undescribed(json.loads(done.stdout)), done.stderr
 
 
-def test_a_server_and_its_findings() -> None:
+def test_server_and_its_findings() -> None:
     fix = Fix(Changes(set={"max-num-seqs": 128}), "why", "trade-off")
     finding = Finding("preempting", Severity.CRITICAL, 0.0, "symptom", "cause", (Measure("a", "1"),), (fix,))
     diagnosis = Diagnosis(Cause.OTHER, 0.5, 1, "line", "explanation", (fix,))
@@ -115,12 +115,12 @@ def test_models() -> None:
     assert not undescribed([model_document(one, {"org/name": MemoryFit(True, "", 7)}, {})])
 
 
-def test_a_prediction() -> None:
+def test_prediction() -> None:
     found = PredictedChange((FlagChange("max-num-seqs", 64, 12),), Prediction(Estimates()), 1, 1.0, "", TrackRecord())
     assert not undescribed(prediction_document(found))
 
 
-def test_figures() -> None:
+def test_metrics_and_load_report() -> None:
     sample = Sample(at=0.0, engines={"0": EngineSample(requests_running=1.0)})
     assert not undescribed(metrics_document(sample))
     report = LoadReport(1, 1, 0, 1.0, 1, *[Latency(unfinished=1, above={"p99": 1.0})] * 3)

@@ -24,7 +24,7 @@ def validator() -> Any:
     return jsonschema.Draft202012Validator(document)
 
 
-def test_the_file_is_current() -> None:
+def test_schema_file_is_current() -> None:
     assert (shipped_folder() / "schema.json").read_text(encoding="utf-8") == text()
     assert main(["--check"]) == 0
 
@@ -48,7 +48,7 @@ def test_shipped_presets_are_valid(validator: Any, path: Path) -> None:
         BASE + '[environment]\nHF_TOKEN_PATH = "/x"\nTOKENIZERS_PARALLELISM = "false"\n',
     ],
 )
-def test_both_take_it(validator: Any, text: str) -> None:
+def test_schema_and_reader_accept_it(validator: Any, text: str) -> None:
     document = tomllib.loads(text)
     validator.validate(document)
     check_document(document, complete="extends" not in document)
@@ -82,7 +82,7 @@ def test_both_take_it(validator: Any, text: str) -> None:
         BASE + "[objectives]\nkv_cache_usage = 85",
     ],
 )
-def test_both_refuse_it(validator: Any, text: str) -> None:
+def test_schema_and_reader_refuse_it(validator: Any, text: str) -> None:
     document = tomllib.loads(text)
     assert not validator.is_valid(document)
     with pytest.raises(Problem):

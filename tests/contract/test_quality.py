@@ -57,7 +57,7 @@ def test_types() -> None:
     run("mypy")
 
 
-def test_the_project_mentions_nothing_of_its_authors_machine() -> None:
+def test_project_does_not_mention_its_authors_machine() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
         for path, text in texts()
@@ -68,7 +68,7 @@ def test_the_project_mentions_nothing_of_its_authors_machine() -> None:
     assert not found
 
 
-def test_ci_runs_the_command_that_the_readme_gives() -> None:
+def test_ci_runs_the_readme_command() -> None:
     script = ROOT / ".ci/run"
     assert script.stat().st_mode & stat.S_IXUSR
     done = subprocess.run(
@@ -81,7 +81,7 @@ def test_ci_runs_the_command_that_the_readme_gives() -> None:
     assert f"<!-- tests -->\n```sh\n{command}\n```" in readme
 
 
-def test_ci_ends_as_the_tests_do_and_leaves_no_cache_behind(tmp_path: Path) -> None:
+def test_ci_exits_like_the_tests_and_leaves_no_cache(tmp_path: Path) -> None:
     (tmp_path / ".ci").mkdir()
     script = shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
     command = 'touch "$VLLMCONSOLE_TEST_CACHE/big"; echo "$CI $VLLMCONSOLE_TEST_CACHE"; exit 5'
@@ -93,7 +93,7 @@ def test_ci_ends_as_the_tests_do_and_leaves_no_cache_behind(tmp_path: Path) -> N
     assert not Path(cache).exists()
 
 
-def test_ci_builds_the_environment_of_real_vllm_beside_the_tests_and_ends_with_them(tmp_path: Path) -> None:
+def test_ci_builds_real_vllm_in_parallel_and_ends_with_the_tests(tmp_path: Path) -> None:
     for folder in (".ci", "tests/real/environment"):
         (tmp_path / folder).mkdir(parents=True)
     script = shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
@@ -106,7 +106,7 @@ def test_ci_builds_the_environment_of_real_vllm_beside_the_tests_and_ends_with_t
     assert not Path("/proc", done.stdout.strip()).exists()
 
 
-def test_ci_says_when_the_readme_has_no_command(tmp_path: Path) -> None:
+def test_ci_reports_a_readme_without_the_command(tmp_path: Path) -> None:
     (tmp_path / ".ci").mkdir()
     script = shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
     (tmp_path / "README.md").write_text("# x\n")

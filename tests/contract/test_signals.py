@@ -62,7 +62,7 @@ def test_signals_are_sent_in_one_place() -> None:
     assert through_the_door == {("send", "os.kill"), ("send", "signal.pidfd_send_signal")}
 
 
-def test_no_shell_and_no_program_that_signals_is_run() -> None:
+def test_no_shell_or_signaling_program_is_run() -> None:
     for folder in ("console", "launchers"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -72,7 +72,7 @@ def test_no_shell_and_no_program_that_signals_is_run() -> None:
                     assert ast.unparse(node.value) == "False", path
 
 
-def test_the_door_looks_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_send_verifies_the_process_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The descriptor is opened before the look, so that a pid given to somebody else in between is never hit."""
     from vllm_launchers.keeper import processes
     from vllm_launchers.keeper.records import ProcessIdentity
@@ -93,14 +93,14 @@ def test_the_door_looks_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> None
 STOPPING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
-def test_what_a_test_starts_ignores_no_signal_that_is_to_stop_it():
+def test_test_processes_ignore_no_stop_signal():
     shown = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
     ignored = int(next(line.split()[1] for line in shown.splitlines() if line.startswith("SigIgn:")), 16)
     assert not [number for number in STOPPING if ignored >> (number - 1) & 1]
 
 
-def test_nor_where_the_tests_themselves_inherited_them_as_ignored():
-    here = f"{Path(__file__).relative_to(ROOT)}::test_what_a_test_starts_ignores_no_signal_that_is_to_stop_it"
+def test_test_processes_reset_inherited_ignored_signals():
+    here = f"{Path(__file__).relative_to(ROOT)}::test_test_processes_ignore_no_stop_signal"
     words = ["sh", "-c", "trap '' HUP INT QUIT; exec \"$@\"", "sh", sys.executable, "-m", "pytest", "-q", here]
     done = subprocess.run([*words, "-p", "no:cacheprovider"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -24,18 +24,18 @@ KINDS = {
 TYPED = ("0", "-1", "1", "2", "0.5", "1.5", "4k", "4K", "1.5k", "1.5K", "auto", "fp8", "on")
 
 
-def test_the_simulated_engine_has_the_version_under_which_it_is_shown() -> None:
+def test_simulated_engine_version_matches_the_displayed_one() -> None:
     assert settings.VERSION == engines.SIMULATED_VERSION
 
 
-def test_every_figure_of_a_sample_has_its_families() -> None:
+def test_every_sample_field_has_its_metric_families() -> None:
     assert tuple(parse.GAUGES) == GAUGES
     assert tuple(parse.COUNTERS) == COUNTERS
     assert set(parse.HISTOGRAMS) == {*LATENCIES, *LENGTHS}
 
 
 @pytest.mark.parametrize("name", sorted(name for name in FLAG_RULES if common_flag(name)))
-def test_the_editor_takes_no_value_that_a_preset_may_not_hold(name: str) -> None:
+def test_editor_accepts_only_values_that_presets_allow(name: str) -> None:
     rule, flag = FLAG_RULES[name], common_flag(name)
     assert flag is not None
     assert flag.kind in KINDS[rule.kind]
@@ -47,7 +47,7 @@ def test_the_editor_takes_no_value_that_a_preset_may_not_hold(name: str) -> None
         assert rule.allows(value), (text, value)
 
 
-def test_the_simulated_engine_takes_every_flag_that_the_editor_offers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulated_engine_accepts_every_flag_of_the_editor(capsys: pytest.CaptureFixture[str]) -> None:
     for flag in COMMON_FLAGS:
         with contextlib.suppress(SystemExit):  # the value may be wrong
             parse_flags(["serve", "m", f"--{flag.name}=1"])

@@ -73,7 +73,7 @@ def damaged(data: bytes, damage: object) -> bytes:
     return bytes(changed)
 
 
-def test_a_damaged_run_store_is_read_or_reported_as_one(good: dict[str, bytes]) -> None:
+def test_damaged_run_store_is_read_or_reported(good: dict[str, bytes]) -> None:
     @examples(60)
     @given(DAMAGES)
     def run(damage: object) -> None:
@@ -92,7 +92,7 @@ def test_a_damaged_run_store_is_read_or_reported_as_one(good: dict[str, bytes]) 
     run()
 
 
-def test_a_damaged_history_is_read_or_reported_as_one(good: dict[str, bytes]) -> None:
+def test_damaged_history_is_read_or_reported(good: dict[str, bytes]) -> None:
     @examples(60)
     @given(DAMAGES)
     def run(damage: object) -> None:
@@ -121,7 +121,7 @@ KEYS = st.sampled_from([name for name in Run.__struct_fields__ if name != "key"]
     st.dictionaries(KEYS, VALUES | st.lists(VALUES, max_size=3), max_size=6),
     st.sampled_from(["", "[", "[]", "[" * 90_000]),
 )
-def test_a_run_with_any_document_has_what_its_columns_say(document: dict[str, object], instead: str) -> None:
+def test_run_with_any_document_matches_its_columns(document: dict[str, object], instead: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "runs.sqlite")
         RunStore(path).enter([RunHead("k", "chat", 3, 1000.0, flags={"a": 1})])
@@ -133,7 +133,7 @@ def test_a_run_with_any_document_has_what_its_columns_say(document: dict[str, ob
     assert all(isinstance(gpu, int) for gpu in found.gpus)
 
 
-def test_a_damaged_history_of_gpus_is_read_or_reported_as_one(good: dict[str, bytes]) -> None:
+def test_damaged_gpu_history_is_read_or_reported(good: dict[str, bytes]) -> None:
     @examples(60)
     @given(DAMAGES)
     def run(damage: object) -> None:

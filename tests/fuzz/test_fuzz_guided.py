@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("reader", ["metrics page", "topology", "keeper's record", "host document"])
-def test_nothing_is_found_among_so_many(reader: str, tmp_path: Path) -> None:
+def test_guided_runs_find_nothing(reader: str, tmp_path: Path) -> None:
     words = [sys.executable, str(GUIDED), reader, "--runs", str(RUNS), "--seed", str(SEED), "--folder", str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -49,7 +49,7 @@ def damaged(good: bytes) -> st.SearchStrategy[bytes]:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_odd_in_known_ways(name: str) -> None:
+def test_known_odd_inputs(name: str) -> None:
     reader = READERS[name]
     reader.read(reader.good) if name != "history row" else None
     for data in (*BYTES, *(text.encode(errors="surrogatepass") for text in TEXTS), reader.good * 300):
@@ -57,7 +57,7 @@ def test_what_is_odd_in_known_ways(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_anything(name: str) -> None:
+def test_any_input(name: str) -> None:
     reader = READERS[name]
 
     @settings(

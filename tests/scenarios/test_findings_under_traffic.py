@@ -61,7 +61,7 @@ def fixed(server: Any, traffic: Traffic, seconds: float, code: str) -> tuple[Any
     return before, finding, after
 
 
-def test_iterations_that_are_taken_together_are_as_one_by_one(server) -> None:
+def test_batched_iterations_equal_single_ones(server) -> None:
     """With preemptions, shared prefixes, and a queue for places."""
     flags = {"max-model-len": 4096, "num-gpu-blocks-override": 600, "max-num-seqs": 16, "enable-prefix-caching": True}
     tight = server(flags, **KNOWN)
@@ -73,7 +73,7 @@ def test_iterations_that_are_taken_together_are_as_one_by_one(server) -> None:
     assert "preempting" in together.ever
 
 
-def test_preempting_is_fixed_by_fewer_sequences_where_nothing_else_can_be_done(server) -> None:
+def test_preempting_is_fixed_by_fewer_sequences_as_a_last_resort(server) -> None:
     flags = {"max-model-len": 4096, "num-gpu-blocks-override": 1500, "max-num-seqs": 64}
     before, finding, _ = fixed(
         server(flags, build="cpu", **KNOWN), lambda: steadily(4.0, 180, 300, 500), 180, "preempting"
@@ -86,7 +86,7 @@ def test_preempting_is_fixed_by_fewer_sequences_where_nothing_else_can_be_done(s
     assert any(measure.source == "objectives of preset chatbot" for measure in finding.measures)
 
 
-def test_fewer_sequences_are_as_many_as_fit_of_what_came_last(server) -> None:
+def test_fewer_sequences_fit_the_recent_requests(server) -> None:
     """``32 → 17`` did not end preemptions: 17 had run well, of requests that were a third as long."""
     short = steadily(4.4, 60, 400, 150)
     bursts = [60.0 + 20 * burst + 0.2 * at for burst in range(7) for at in range(20)]
@@ -99,7 +99,7 @@ def test_fewer_sequences_are_as_many_as_fit_of_what_came_last(server) -> None:
     assert "kv_cache_pressure" not in after.ever
 
 
-def test_preempting_is_fixed_by_an_fp8_cache_where_the_gpu_can_do_it(server) -> None:
+def test_preempting_is_fixed_by_an_fp8_cache_where_supported(server) -> None:
     flags = {"max-model-len": 4096, "kv-cache-memory-bytes": 3_500_000_000, "max-num-seqs": 128}
     hopper = server(flags, gpu="H100 80GB", compute_capability=(9, 0), **KNOWN)
     _, finding, after = fixed(hopper, lambda: steadily(17.0, 100, 300, 500), 100, "preempting")
@@ -108,7 +108,7 @@ def test_preempting_is_fixed_by_an_fp8_cache_where_the_gpu_can_do_it(server) -> 
     assert "healthy" in after.codes
 
 
-def test_kv_cache_pressure_before_anything_is_preempted(server) -> None:
+def test_kv_cache_pressure_before_any_preemption(server) -> None:
     flags = {"max-model-len": 4096, "kv-cache-memory-bytes": 1040 * 16 * 147_456, "max-num-seqs": 64}
     tight = server(flags, compute_capability=(8, 9), **KNOWN)
     before, finding, _ = fixed(tight, lambda: steadily(3.0, 150, 300, 500), 150, "kv_cache_pressure")
@@ -118,7 +118,7 @@ def test_kv_cache_pressure_before_anything_is_preempted(server) -> None:
     assert [set(fix.changes.set) for fix in finding.fixes] == [{"kv-cache-dtype"}, {"max-num-seqs"}]
 
 
-def test_too_few_sequences_and_too_little_memory_are_distinguished(server) -> None:
+def test_sequence_limit_and_memory_shortage_are_distinguished(server) -> None:
     """The queue grows in both: one is fixed by more sequences, the other must not be."""
     few = server({"max-model-len": 4096, "max-num-seqs": 16}, **KNOWN)
     before, finding, after = fixed(few, lambda: randomly(2.8, 180, 300, 400), 180, "oversubscribed_sequences")
@@ -134,7 +134,7 @@ def test_too_few_sequences_and_too_little_memory_are_distinguished(server) -> No
     assert all("max-num-seqs" not in fix.changes.set for fix in finding.fixes)
 
 
-def test_a_queue_that_came_at_once_is_offered_more_sequences(server) -> None:
+def test_sudden_queue_is_offered_more_sequences(server) -> None:
     """A backlog that does not grow is no oversubscription, but its requests wait, and for nothing but the limit."""
     few = server({"max-model-len": 4096, "max-num-seqs": 16}, gpu="H100 80GB", **KNOWN)
 
@@ -148,7 +148,7 @@ def test_a_queue_that_came_at_once_is_offered_more_sequences(server) -> None:
     assert int(top(finding).changes.set["max-num-seqs"]) == 64
 
 
-def test_prompts_that_come_faster_than_they_are_computed(server) -> None:
+def test_prompts_arriving_faster_than_computed(server) -> None:
     """Neither sequences nor memory hold the queue back: quantized weights compute faster."""
     plain = server(
         {"max-model-len": 8192}, "Qwen/Qwen3-8B", gpu="L40S", compute_capability=(8, 9), quantized=False, **KNOWN
@@ -167,7 +167,7 @@ def test_prefill_contention_in_large_steps(server) -> None:
     assert int(top(finding).changes.set["max-num-batched-tokens"]) <= 1024
 
 
-def test_prefill_contention_of_seldom_long_prompts_without_chunked_prefill(server) -> None:
+def test_prefill_contention_of_rare_long_prompts_without_chunking(server) -> None:
     def traffic() -> list[Request]:
         return randomly(3.0, 240, 50, 300) + randomly(0.06, 240, 7000, 20, seed=2)
 
@@ -176,7 +176,7 @@ def test_prefill_contention_of_seldom_long_prompts_without_chunked_prefill(serve
     assert top(finding).changes.set["enable-chunked-prefill"] is True
 
 
-def test_a_prefix_cache_that_finds_nothing(server) -> None:
+def test_prefix_cache_without_hits(server) -> None:
     on = server({"max-model-len": 4096, "enable-prefix-caching": True}, gpu="H100 80GB", **KNOWN)
     before, finding, after = fixed(on, lambda: randomly(1.0, 400, 500, 50), 400, "prefix_cache_idle")
     assert finding.severity is Severity.NOTE
@@ -192,14 +192,14 @@ def test_repeated_prefixes_with_caching_off(server) -> None:
     assert after.codes == {"healthy"}
 
 
-def test_what_was_measured_before_counts_more_than_the_preset(server) -> None:
+def test_earlier_measurement_overrides_the_preset(server) -> None:
     flags = {"max-model-len": 4096, "enable-prefix-caching": False}
     known = {"workload": Workload(2000, 50, 0.6, 16), "earlier_reuse": 0.01, **KNOWN}
     unique = server(flags, gpu="H100 80GB", **known).serve(randomly(1.0, 120, 500, 50), 120)
     assert unique.codes == {"healthy"}
 
 
-def test_a_context_that_nobody_uses(server) -> None:
+def test_unused_context(server) -> None:
     long = server({"max-model-len": 32768}, gpu="H100 80GB", **KNOWN)
     _, finding, after = fixed(long, lambda: randomly(2.0, 180, 500, 100), 180, "context_unused")
     assert 600 <= int(top(finding).changes.set["max-model-len"]) <= 4096
@@ -212,7 +212,7 @@ RATES = {"chatbot": 1.5, "batch": 2.0, "code-generation": 0.25, "long-document":
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", sorted(RATES))
-def test_a_healthy_server_raises_nothing_in_ten_minutes(server, workload_requests, name: str, seed: int) -> None:
+def test_healthy_server_has_no_findings_in_ten_minutes(server, workload_requests, name: str, seed: int) -> None:
     preset = PRESETS[name]
     flags = {flag: setting.value for flag, setting in preset.flags.items()}
     known = {"preset_objectives": preset.objectives, "workload": preset.workload, "preset": name}

@@ -12,16 +12,16 @@ CLAIMS = [claim for claims in TOPICS.values() for claim in claims]
 
 @pytest.mark.xdist_group("guides")  # the runs are shared with the check that the document is current
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
-def test_a_guides_claim_is_judged_by_what_the_model_gives(claim: Claim) -> None:
+def test_guide_claim_is_judged_by_the_models_result(claim: Claim) -> None:
     assert claim.outcome.verdict is claim.verdict, claim.filled(claim.gives)
     assert claim.outcome.explained, f"{claim.filled(claim.gives)}: {claim.filled(claim.reason)}"
 
 
-def test_a_claim_that_fails_as_it_stands_needs_a_finding_to_hold() -> None:
+def test_claim_verdict_depends_on_its_condition() -> None:
     assert Outcome({}, as_claimed=True).verdict is Verdict.HOLDS
     assert Outcome({}, as_claimed=False, with_condition=True).verdict is Verdict.CONDITIONAL
     assert Outcome({}, as_claimed=False).verdict is Verdict.WRONG
 
 
-def test_claims_have_names_of_their_own() -> None:
+def test_claims_have_unique_names() -> None:
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)

@@ -22,7 +22,7 @@ from vllm_launchers.addresses import base_url, format_exposure, is_loopback, is_
         ("gpubox", "gpubox", "http://gpubox:8000"),
     ],
 )
-def test_a_server_is_asked_where_this_machine_reaches_it(host: str, asked: str, url: str) -> None:
+def test_server_is_contacted_at_a_reachable_address(host: str, asked: str, url: str) -> None:
     assert reachable(host) == asked
     assert base_url(host, 8000) == url
     assert is_wildcard(host) == (host in ("", "*", "0.0.0.0", "::", "[::]"))
@@ -33,11 +33,11 @@ def test_a_server_is_asked_where_this_machine_reaches_it(host: str, asked: str, 
     [("127.0.0.1", True), ("127.8.0.1", True), ("[::1]", True), ("localhost", True), ("0.0.0.0", False),
      ("192.168.1.5", False), ("gpubox", False), ("", False)],
 )  # fmt: skip
-def test_who_can_reach_an_address(host: str, alone: bool) -> None:
+def test_loopback_addresses(host: str, alone: bool) -> None:
     assert is_loopback(host) is alone
 
 
-def test_load_may_be_sent_to_a_server_of_this_machine_that_listens_on_all_addresses() -> None:
+def test_load_may_be_sent_to_a_local_server_on_all_addresses() -> None:
     server = ServerView(name="chat", state=State.READY, state_since=0.0, host="0.0.0.0", port=8000)
     assert check_url(server.url, allow_remote=False) == "http://127.0.0.1:8000"
 
@@ -45,7 +45,7 @@ def test_load_may_be_sent_to_a_server_of_this_machine_that_listens_on_all_addres
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.8.0.1", "::1", "[::1]", "localhost", "LOCALHOST.", "::ffff:127.0.0.1"]
 )
-def test_a_server_that_only_this_machine_reaches_needs_no_key(host: str) -> None:
+def test_loopback_server_needs_no_key(host: str) -> None:
     assert format_exposure(host, False) == format_exposure(host, None) == format_exposure(host, True) == ""
 
 

@@ -42,7 +42,7 @@ def recorded(state: Path) -> tuple[ServerRecord, Endpoint]:
     return attached.read_endpoint(attached.attached_folder(state, "far"))
 
 
-def test_figures_model_and_version_are_recorded_and_only_get_is_sent(tmp_path: Path, fake: FakeEndpoint) -> None:
+def test_metrics_model_and_version_are_recorded_with_get_only(tmp_path: Path, fake: FakeEndpoint) -> None:
     one = recording(tmp_path, Endpoint(fake.url, "FAR_KEY", keyed=True), key="k-1")
     assert one.step() == 1.0
     one.close()
@@ -59,7 +59,7 @@ def test_figures_model_and_version_are_recorded_and_only_get_is_sent(tmp_path: P
     assert b"k-1" not in kept
 
 
-def test_a_restart_there_begins_another_run_here(tmp_path: Path, fake: FakeEndpoint) -> None:
+def test_remote_restart_starts_another_run(tmp_path: Path, fake: FakeEndpoint) -> None:
     one = recording(tmp_path, Endpoint(fake.url))
     one.step()
     fake.answers["/metrics"] = metrics(2, started=2000.0)
@@ -70,13 +70,13 @@ def test_a_restart_there_begins_another_run_here(tmp_path: Path, fake: FakeEndpo
     assert record.generations[0].ended_at is not None
 
 
-def test_a_restart_while_nobody_recorded_begins_another_run_too(tmp_path: Path, fake: FakeEndpoint) -> None:
+def test_restart_while_not_recording_starts_another_run(tmp_path: Path, fake: FakeEndpoint) -> None:
     recording(tmp_path, Endpoint(fake.url, started="900.0")).step()
     assert recorded(tmp_path)[0].current.number == 2
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_figures_of_several_servers_behind_one_address_are_not_mixed(
+def test_metrics_of_several_servers_at_one_address_are_not_mixed(
     tmp_path: Path, fake: FakeEndpoint, started: bool
 ) -> None:
     one = recording(tmp_path, Endpoint(fake.url))
@@ -91,7 +91,7 @@ def test_figures_of_several_servers_behind_one_address_are_not_mixed(
     assert recorded(tmp_path)[0].current.number == runs, "no run is made up of every answer"
 
 
-def test_a_router_without_metrics_of_an_engine_is_only_known_to_answer(tmp_path: Path, fake: FakeEndpoint) -> None:
+def test_router_without_engine_metrics_is_only_known_to_answer(tmp_path: Path, fake: FakeEndpoint) -> None:
     one = recording(tmp_path, Endpoint(fake.url))
     fake.answers["/metrics"] = (200, b'vllm:num_requests_running{server="http://10.0.0.1"} 4\n', {})
     assert one.step() > 1.0
@@ -108,7 +108,7 @@ def test_a_router_without_metrics_of_an_engine_is_only_known_to_answer(tmp_path:
     )
 
 
-def test_an_endpoint_that_is_gone_is_asked_after_growing_pauses_and_found_again(tmp_path: Path) -> None:
+def test_missing_endpoint_is_retried_with_backoff_and_found_again(tmp_path: Path) -> None:
     fake = FakeEndpoint()
     one = recording(tmp_path, Endpoint(fake.url))
     one.step()
@@ -123,7 +123,7 @@ def test_an_endpoint_that_is_gone_is_asked_after_growing_pauses_and_found_again(
     assert f"127.0.0.1:{port} refused the connection" in record.reason
 
 
-def test_a_redirect_is_reported_and_nothing_follows_it(tmp_path: Path, fake: FakeEndpoint) -> None:
+def test_redirect_is_reported_and_not_followed(tmp_path: Path, fake: FakeEndpoint) -> None:
     other = FakeEndpoint()
     away: tuple[int, bytes, dict[str, str]] = (307, b"", {"Location": f"{other.url}/login?token=t0ken"})
     fake.answers = {"/metrics": away, "/v1/models": away}
@@ -144,7 +144,7 @@ def test_a_redirect_is_reported_and_nothing_follows_it(tmp_path: Path, fake: Fak
         (Endpoint(""), "attach it again with --key-env VAR"),
     ],
 )
-def test_a_missing_or_wrong_key_is_named_by_its_variable(
+def test_missing_or_wrong_key_is_named_by_its_variable(
     tmp_path: Path, fake: FakeEndpoint, endpoint: Endpoint, said: str
 ) -> None:
     refused = document({"error": "Unauthorized"}, 401)
@@ -155,7 +155,7 @@ def test_a_missing_or_wrong_key_is_named_by_its_variable(
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
-def test_a_certificate_is_verified_also_on_this_machine(tmp_path: Path) -> None:
+def test_certificate_is_verified_on_this_machine_too(tmp_path: Path) -> None:
     made, key = certificate(tmp_path)
     fake = FakeEndpoint((made, key))
     recording(tmp_path / "a", Endpoint(fake.url)).step()
@@ -170,7 +170,7 @@ def test_a_certificate_is_verified_also_on_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
-def test_why_a_certificate_is_refused_and_what_helps(tmp_path: Path) -> None:
+def test_refused_certificate_names_the_reason_and_the_fix(tmp_path: Path) -> None:
     made, key = certificate(tmp_path)
     (tmp_path / "other").mkdir()
     other, other_key = certificate(tmp_path / "other", "192.0.2.1")
@@ -187,7 +187,7 @@ def test_why_a_certificate_is_refused_and_what_helps(tmp_path: Path) -> None:
     misnamed.close()
 
 
-def test_hostile_answers_are_clean_text(tmp_path: Path, fake: FakeEndpoint) -> None:
+def test_hostile_answers_become_plain_text(tmp_path: Path, fake: FakeEndpoint) -> None:
     fake.answers["/version"] = document({"version": "0.\x1b[31m1[bold]"})
     status, page, kind = metrics(1, started=None, model="m\x1b]0;x\x07")
     fake.answers["/metrics"] = status, page + b"process_start_time_seconds " + b"9" * 100_000 + b"\n", kind
@@ -206,7 +206,7 @@ def test_hostile_answers_are_clean_text(tmp_path: Path, fake: FakeEndpoint) -> N
         ("https://gate/team/llama/v1", "https://gate/team/llama"),
     ],
 )
-def test_the_base_of_an_address(url: str, base: str) -> None:
+def test_base_of_an_address(url: str, base: str) -> None:
     assert base_of(url) == base
 
 
@@ -224,7 +224,7 @@ def test_the_base_of_an_address(url: str, base: str) -> None:
         "http://a b",
     ],
 )
-def test_what_is_no_address_is_refused_without_its_password(url: str) -> None:
+def test_invalid_address_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(AddressError) as refused:
         base_of(url)
     assert "s3cret" not in str(refused.value)

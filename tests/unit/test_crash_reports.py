@@ -29,7 +29,7 @@ def failed(monkeypatch, tmp_path, capsys):
     return code, capsys.readouterr(), reports[0]
 
 
-def test_it_ends_in_one_sentence_that_says_where_the_report_is(failed):
+def test_crash_ends_with_one_sentence_that_names_the_report(failed):
     code, said, report = failed
     assert code == 1
     assert said.out == ""
@@ -38,38 +38,38 @@ def test_it_ends_in_one_sentence_that_says_where_the_report_is(failed):
     assert "Servers keep running" in said.err
 
 
-def test_the_report_says_what_happened_where_and_with_which_versions(failed):
+def test_report_has_exception_command_and_versions(failed):
     text = failed[2].read_text()
     for words in ("vllm-console 0.", "Python 3.", "KeyError", "ValueError", "in run", "command vllm-console"):
         assert words in text
 
 
-def test_no_secret_and_no_escape_code_is_in_it_or_on_the_screen(failed):
+def test_no_secret_or_escape_code_is_in_the_report_or_on_the_screen(failed):
     for text in (failed[2].read_text(), failed[1].err):
         assert SECRET not in text
         assert "\x1b" not in text
 
 
-def test_nobody_else_can_read_it(failed):
+def test_report_is_private(failed):
     report = failed[2]
     assert report.stat().st_mode & 0o777 == 0o600
     assert report.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_where_no_report_can_be_written_it_is_reported(tmp_path):
+def test_unwritable_report_is_reported(tmp_path):
     (tmp_path / "state").write_text("a file where the folder should be")
     said = crash_report.write_report(RuntimeError("lost"), ["list"], tmp_path / "state")
     assert "The report could not be saved" in said
     assert "RuntimeError: lost" in said
 
 
-def test_the_demo_says_that_its_servers_were_stopped(tmp_path):
+def test_demo_crash_says_that_its_servers_were_stopped(tmp_path):
     said = crash_report.write_report(RuntimeError("lost"), ["demo"], tmp_path, demo=True)
     assert "The demo has stopped its servers" in said
     assert "keep running" not in said
 
 
-def test_old_reports_go(tmp_path):
+def test_old_reports_are_deleted(tmp_path):
     folder = tmp_path / crash_report.FOLDER
     folder.mkdir()
     for number in range(crash_report.KEPT + 5):
@@ -80,7 +80,7 @@ def test_old_reports_go(tmp_path):
     assert "new" in left[-1].read_text()
 
 
-def test_a_terminal_that_is_gone_is_no_fault(tmp_path, monkeypatch):
+def test_lost_terminal_is_not_a_crash(tmp_path, monkeypatch):
     """Textual writes from a thread: what that gets from a lost terminal once led to a report at every hang-up."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     told: list[str] = []
@@ -105,7 +105,7 @@ def test_a_terminal_that_is_gone_is_no_fault(tmp_path, monkeypatch):
     assert crash_report.reports(tmp_path) == []
 
 
-def test_a_thread_that_fails_is_reported_and_prints_nothing(tmp_path, monkeypatch, capsys):
+def test_failing_thread_is_reported_and_prints_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     told: list[str] = []
     crash_report.in_threads(["list"], tmp_path, told)

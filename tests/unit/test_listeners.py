@@ -67,7 +67,7 @@ def listening(address: str, port: int = 0) -> socket.socket:
     ("bound", "asked"),
     [("127.0.0.1", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1"), ("::", "::1")],
 )
-def test_the_address_is_that_of_the_socket(itself: Owner, bound: str, asked: str) -> None:
+def test_address_is_that_of_the_socket(itself: Owner, bound: str, asked: str) -> None:
     with listening(bound) as server:
         port = server.getsockname()[1]
         found = itself.listener(port)
@@ -77,7 +77,7 @@ def test_the_address_is_that_of_the_socket(itself: Owner, bound: str, asked: str
             assert connection.getpeername()[:2] == (asked, port)
 
 
-def test_another_process_under_another_address_of_the_same_name_is_not_asked(itself: Owner, foreign: Start) -> None:
+def test_process_at_another_address_of_the_name_is_not_contacted(itself: Owner, foreign: Start) -> None:
     """``localhost`` may lead to ``::1`` first; our server listens at 127.0.0.1."""
     with listening("127.0.0.1") as server:
         port = server.getsockname()[1]
@@ -86,14 +86,14 @@ def test_another_process_under_another_address_of_the_same_name_is_not_asked(its
             assert connection.getpeername()[0] == "127.0.0.1"
 
 
-def test_a_port_of_another_process_is_not_taken_for_ones_own(foreign: Start) -> None:
+def test_port_of_another_process_is_refused(foreign: Start) -> None:
     server, _ = foreign("127.0.0.1")
     _, port = foreign("127.0.0.1")
     with pytest.raises(WrongProcessError, match=f"another process answers on port {port}"):
         server.connect(port, 5)
 
 
-def test_nobody_listens(itself: Owner) -> None:
+def test_closed_port_has_no_listener(itself: Owner) -> None:
     with listening("127.0.0.1") as server:
         port = server.getsockname()[1]
     assert itself.listener(port) is None
@@ -101,20 +101,20 @@ def test_nobody_listens(itself: Owner) -> None:
         itself.connect(port, 5)
 
 
-def test_a_child_of_the_server_is_the_server(itself: Owner, foreign: Start) -> None:
+def test_child_of_the_server_counts_as_the_server(itself: Owner, foreign: Start) -> None:
     child, port = foreign("127.0.0.1")
     assert itself.listener(port) == child.listener(port) == owned(port, [child.pid])
     with pytest.raises(WrongProcessError):
         owned(port, [os.getpid()])
 
 
-def test_a_pid_that_was_given_to_another_process_is_not_the_server(foreign: Start) -> None:
+def test_reused_pid_is_not_the_server(foreign: Start) -> None:
     child, port = foreign("127.0.0.1")
     with pytest.raises(WrongProcessError):
         Owner(child.pid, child.start_time + 1).listener(port)
 
 
-def test_a_socket_that_is_replaced_while_the_connection_is_made_is_not_trusted(itself: Owner) -> None:
+def test_socket_replaced_while_connecting_is_not_trusted(itself: Owner) -> None:
     """Another process that holds the port for a moment gets a connection, and no byte over it."""
     servers = [listening("127.0.0.1")]
     port = servers[0].getsockname()[1]
@@ -135,7 +135,7 @@ def test_a_socket_that_is_replaced_while_the_connection_is_made_is_not_trusted(i
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
-def test_of_a_process_that_cannot_be_seen_the_user_decides(foreign: Start) -> None:
+def test_user_decides_for_an_unreadable_process(foreign: Start) -> None:
     """As a user who may not read others' descriptors: the one who runs the server may answer, a third may not."""
     server, port = foreign("127.0.0.1", user=NOBODY)
     _, taken = foreign("127.0.0.1", user=NOBODY - 1)
@@ -155,7 +155,7 @@ def test_of_a_process_that_cannot_be_seen_the_user_decides(foreign: Start) -> No
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
-def test_of_several_addresses_of_a_name_the_one_of_this_user_is_taken(foreign: Start, monkeypatch) -> None:
+def test_address_of_this_user_is_chosen_among_several(foreign: Start, monkeypatch) -> None:
     """As where ``/etc/hosts`` has ``::1 localhost`` and another user binds ``::1``."""
     with listening("127.0.0.1") as server:
         port = server.getsockname()[1]
@@ -167,7 +167,7 @@ def test_of_several_addresses_of_a_name_the_one_of_this_user_is_taken(foreign: S
     assert found.address == "127.0.0.1"
 
 
-def test_nobody_listens_under_a_name() -> None:
+def test_no_listener_under_a_name() -> None:
     with listening("127.0.0.1") as server:
         port = server.getsockname()[1]
     assert trusted("localhost", port) is None

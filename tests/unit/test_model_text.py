@@ -12,23 +12,23 @@ from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.local import LocalModel
 
 
-def test_what_is_not_known_is_a_dash():
+def test_unknown_is_a_dash():
     assert model_cells(LocalModel("a", "cache", "/a", problem="no config")) == ("–", "–", "–", "–")
     assert fit_text(None) == fit_text(MemoryFit()) == "–"
 
 
-def test_figures_have_their_units():
+def test_values_have_units():
     facts = ModelFacts("a", parameters=8_190_000_000, max_context=40_960, quantization=Quantization("fp8", 8))
     assert model_cells(LocalModel("a", "cache", "/a", 6 * 2**30, facts)) == ("6.0 GiB", "fp8", "8.2B", "40,960")
     assert (size(3_000_000), parameters_text(494_000_000), parameters_text(235e9)) == ("2.9 MiB", "494M", "235B")
 
 
-def test_objectives_have_the_units_of_figures_that_are_measured():
+def test_objectives_have_the_units_of_measured_values():
     limits = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
     assert objectives_text(limits) == "TTFT p99 ≤ 1.0s, ITL p99 ≤ 100ms, KV cache ≤ 85%, preemptions ≤ 0.02/request"
 
 
-def test_a_model_that_does_not_fit_is_distinguished_from_one_that_cannot_start():
+def test_model_that_does_not_fit_differs_from_one_that_cannot_start():
     assert fit_text(MemoryFit(True, "", 54_800)) == "✓ 54.8k tokens"
     assert fit_text(MemoryFit(True, "", 54_800, incomplete="has no model-2.safetensors")) == "! incomplete"
     assert fit_text(MemoryFit(False, "3 GiB are missing.")) == "✗ too large"
@@ -46,5 +46,5 @@ def test_a_model_that_does_not_fit_is_distinguished_from_one_that_cannot_start()
         (ModelFacts("a", quantization=Quantization("mxfp4", 4, 32)), "mxfp4"),
     ],
 )
-def test_how_weights_are_stored(facts, said):
+def test_weight_format_text(facts, said):
     assert weights_text(LocalModel("a", "cache", "/a", facts=facts)) == said

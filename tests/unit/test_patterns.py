@@ -13,7 +13,7 @@ from vllm_launchers import patterns
 from vllm_launchers.patterns import lazy_pattern
 
 
-def test_it_compiles_once_and_only_when_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pattern_compiles_once_and_only_when_used(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[object] = []
     monkeypatch.setattr(
         patterns.re,
@@ -29,16 +29,16 @@ def test_it_compiles_once_and_only_when_used(monkeypatch: pytest.MonkeyPatch) ->
     assert lazy_pattern(rb"\d").findall(b"a1b2") == [b"1", b"2"]
 
 
-def test_it_can_be_copied() -> None:
+def test_pattern_can_be_copied() -> None:
     assert copy.copy(lazy_pattern("a+")).fullmatch("aa")
 
 
-def test_a_wrong_pattern_is_refused_where_it_is_used() -> None:
+def test_invalid_pattern_is_refused_when_used() -> None:
     with pytest.raises(re.error, match="unterminated"):
         lazy_pattern("(").match("")
 
 
-def test_no_module_defines_a_wrong_pattern() -> None:
+def test_every_defined_pattern_is_valid() -> None:
     """One that is compiled when it is first used would fail only there."""
     done = subprocess.run([sys.executable, "-c", EVERY_PATTERN], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

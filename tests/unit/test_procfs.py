@@ -11,7 +11,7 @@ import pytest
 from vllm_launchers import procfs
 
 
-def test_this_very_process() -> None:
+def test_own_process() -> None:
     found = procfs.stat(os.getpid())
     assert found is not None
     assert (found.pid, found.parent, found.session) == (os.getpid(), os.getppid(), os.getsid(0))
@@ -19,7 +19,7 @@ def test_this_very_process() -> None:
     assert os.getpid() in procfs.pids()
 
 
-def test_a_name_may_hold_brackets_and_spaces(tmp_path: Path) -> None:
+def test_process_name_may_contain_brackets_and_spaces(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     fields = " ".join(["Z", "1", "2", "3", *["0"] * 15, "99", "0"])
     (tmp_path / "7" / "stat").write_text(f"7 (a) Z (b) c) {fields}\n")
@@ -28,14 +28,14 @@ def test_a_name_may_hold_brackets_and_spaces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7 (a) S 1", "7"])
-def test_a_line_that_is_cut_off_is_no_process(tmp_path: Path, text: str) -> None:
+def test_truncated_line_is_no_process(tmp_path: Path, text: str) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text(text)
     assert procfs.stat(7, str(tmp_path)) is None
     assert procfs.stat(8, str(tmp_path)) is None
 
 
-def test_a_process_that_cannot_be_read_for_lack_of_descriptors_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_unreadable_for_lack_of_descriptors_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 

@@ -28,7 +28,7 @@ from vllm_console.settings import ConfigError, read_settings
         ('alerts = { severity = "loud" }', 'alerts.severity: expected "critical" or "warning" or "note", not "loud"'),
     ],
 )
-def test_the_key_and_what_was_expected(tmp_path: Path, text: str, told: str) -> None:
+def test_error_names_the_key_and_the_expected_value(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
@@ -36,7 +36,7 @@ def test_the_key_and_what_was_expected(tmp_path: Path, text: str, told: str) -> 
     assert str(error.value).startswith(f"{path}: {told}")
 
 
-def test_a_file_that_was_named_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_config_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         read_settings(tmp_path / "none.toml")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -44,7 +44,7 @@ def test_a_file_that_was_named_has_to_be_there(tmp_path: Path, monkeypatch: pyte
     assert read_settings(Path(os.devnull)).sources == {}
 
 
-def test_a_pipe_is_no_config_file(tmp_path: Path) -> None:
+def test_pipe_is_not_a_config_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.toml")
     with pytest.raises(ConfigError, match="not a regular file"):
         read_settings(tmp_path / "config.toml")
@@ -63,7 +63,7 @@ def test_a_pipe_is_no_config_file(tmp_path: Path) -> None:
         ('currency = "nine chars"', "energy.currency: expected up to 8 characters"),
     ],
 )
-def test_a_price_that_makes_no_sense_is_refused(tmp_path, text, told):
+def test_invalid_price_is_refused(tmp_path, text, told):
     path = tmp_path / "config.toml"
     path.write_text(f"[energy]\n{text}\n")
     with pytest.raises(ConfigError) as error:
@@ -86,7 +86,7 @@ def test_a_price_that_makes_no_sense_is_refused(tmp_path, text, told):
         ("\udcff", {"read_only": False}, "not UTF-8"),
     ],
 )
-def test_a_mistake_can_be_left_out_but_never_read_only(
+def test_invalid_setting_is_skipped_except_read_only(
     tmp_path: Path, text: str, kept: dict[str, object], told: str
 ) -> None:
     path = tmp_path / "config.toml"
@@ -96,7 +96,7 @@ def test_a_mistake_can_be_left_out_but_never_read_only(
     assert [told in mistake for mistake in found.mistakes] == [True], found.mistakes
 
 
-def test_a_mistake_of_an_administrator_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_administrators_invalid_setting_is_never_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound, own = tmp_path / "admin.toml", tmp_path / "config.toml"
     bound.write_text("board = 1")
     own.write_text("ascii = true")

@@ -21,13 +21,13 @@ from vllm_console.settings import read_settings
         ('prepare_launches = "off"', False),
     ],
 )
-def test_a_board_or_a_share_means_that_others_need_the_memory(tmp_path: Path, text: str, prepares: bool) -> None:
+def test_board_or_share_disables_prepared_launches(tmp_path: Path, text: str, prepares: bool) -> None:
     path = tmp_path / "config.toml"
     path.write_text(text)
     assert read_settings(path).prepares_launches is prepares
 
 
-def test_settings_for_all_users_mean_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_administrators_board_or_share_has_the_same_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "_administrators", lambda *_lists: {"models": ["/data"]})
     path = tmp_path / "config.toml"
     path.write_text("")

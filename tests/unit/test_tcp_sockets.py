@@ -45,7 +45,7 @@ def found(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ca
         (socket.AF_INET6, "::ffff:127.0.0.1", "127.0.0.1", True),
     ],
 )
-def test_a_listening_socket_and_who_holds_it(
+def test_listening_socket_and_its_owner(
     found: Callable[[int], list[TcpSocket]], family: int, address: str, ip: str, loopback: bool
 ) -> None:
     with socket.socket(family) as server:
@@ -66,7 +66,7 @@ def test_a_listening_socket_and_who_holds_it(
     assert not own()
 
 
-def test_both_ways_give_the_same() -> None:
+def test_both_methods_give_the_same() -> None:
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(300)]  # more than one answer of the kernel holds
     ports = {server.getsockname()[1] for server in servers}
     both = [{row for row in way() if row.port in ports} for way in (listening_sockets, by_proc)]

@@ -33,7 +33,7 @@ for number in range(150):
 """
 
 
-def test_threads_that_use_a_type_for_the_first_time_at_once_do_not_crash() -> None:
+def test_concurrent_first_use_of_a_type_does_not_crash() -> None:
     """With msgspec's own functions this ends with SIGSEGV: a console ended so when a plan and a restart met."""
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

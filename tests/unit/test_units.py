@@ -16,7 +16,7 @@ def test_three_digits_are_never_a_power_of_ten(value: float, text: str) -> None:
     assert three_digits(value) == text
 
 
-def test_neither_are_those_of_energy_and_its_cost() -> None:
+def test_energy_and_cost_have_three_digits() -> None:
     assert joules_text(999.8) == "1,000 J"
     assert joules_text(99_900.0) == "99.9 kJ"
     assert cost_text(1200.0, "JPY") == "1,200 JPY"

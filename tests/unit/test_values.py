@@ -23,14 +23,14 @@ class Other(Value):
     y: int = 0
 
 
-def test_fields_are_given_by_position_or_by_name_and_defaults_fill_the_rest() -> None:
+def test_fields_by_position_or_name_with_defaults() -> None:
     assert (Point(1).x, Point(1).y) == (1, 0)
     assert Point(1, 2) == Point(y=2, x=1)
     assert as_dict(Place(1, name="a")) == {"x": 1, "y": 0, "name": "a"}
 
 
 @pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, 2, 3), {}), ((1,), {"x": 1}), ((1,), {"z": 1})])
-def test_too_few_too_many_double_and_unknown_fields_are_refused(args, kwargs) -> None:
+def test_invalid_fields_are_refused(args, kwargs) -> None:
     with pytest.raises(TypeError, match="Point"):
         Point(*args, **kwargs)
 
@@ -43,7 +43,7 @@ def test_only_values_of_one_class_are_equal() -> None:
     assert {Point(1), Point(1, 0)} == {Point(1)}
 
 
-def test_a_value_cannot_be_changed_but_replaced() -> None:
+def test_value_is_immutable_but_replaceable() -> None:
     point = Point(1)
     with pytest.raises(AttributeError, match="immutable"):
         point.x = 2  # type: ignore[misc]
@@ -54,7 +54,7 @@ def test_a_value_cannot_be_changed_but_replaced() -> None:
         replace(point, z=2)
 
 
-def test_it_is_printed_with_its_fields_and_survives_pickling() -> None:
+def test_value_has_a_repr_and_can_be_pickled() -> None:
     assert repr(Point(1)) == "Point(x=1, y=0)"
     assert pickle.loads(pickle.dumps(Point(1))) == Point(1)
 

@@ -46,19 +46,19 @@ def test_within_5_percent_of_an_exhaustive_search(at, steepness):
     assert sorted(errors)[8] < 0.05, errors
 
 
-def test_the_first_rate_may_be_too_high():
+def test_first_rate_may_be_too_high():
     found, tried = searched(curve(1.0, 20), 10.0)
     assert found.rate == pytest.approx(1.0, rel=0.05)
     assert [one.rate for one in tried[:3]] == [10.0, 5.0, 2.5]
 
 
-def test_clear_steps_end_early_and_a_rate_far_beyond_ends_at_once():
+def test_clear_steps_end_early():
     _, tried = searched(curve(9.3, 40), 1.0)
     assert [sum(one.ttft) for one in tried if one.rate < 5] == pytest.approx([60] * 3, abs=20)
     assert sum(next(one for one in tried if not one.ok).ttft) <= 20
 
 
-def test_no_rate_holds_and_every_rate_holds():
+def test_all_rates_fail_or_all_succeed():
     found, tried = searched(lambda _: 0.5, 8.0)
     assert found is None
     assert not any(one.ok for one in tried)
@@ -68,7 +68,7 @@ def test_no_rate_holds_and_every_rate_holds():
     assert max(one.rate for one in tried) == 10_000
 
 
-def test_a_rate_that_failed_by_a_disturbance_does_not_hold_the_ceiling_down():
+def test_disturbed_failure_does_not_lower_the_ceiling():
     tried = [
         TriedRate(4.0, True),
         TriedRate(8.0, False),
@@ -80,7 +80,7 @@ def test_a_rate_that_failed_by_a_disturbance_does_not_hold_the_ceiling_down():
     assert (bracket(tried).low, bracket(tried).high) == (9.5, 16.0)
 
 
-def test_a_full_cache_is_bisected_to_the_end():
+def test_full_cache_is_bisected_to_the_end():
     tried = []
     while (wanted := next_step(tried, 1.0, 0.1, 1000.0)) is not None:
         figures = replace(CALM, rate=wanted.rate, kv_cache_usage=(wanted.rate / 10,) * 30)
@@ -106,12 +106,12 @@ def test_a_full_cache_is_bisected_to_the_end():
         ({"in_flight": (), "kv_cache_usage": (), "preemptions": None, "finished": None, "running": None}, ""),
     ],
 )
-def test_what_a_finished_step_misses(changed, reason):
+def test_missed_limit_of_a_finished_step(changed, reason):
     outcome = judge_step(replace(CALM, **changed), GOALS, final=True)
     assert (outcome.ok, outcome.limited_by) == (not reason, reason)
 
 
-def test_a_step_goes_on_while_its_queue_grows_and_while_it_is_short():
+def test_step_continues_while_its_queue_grows_or_it_is_short():
     assert judge_step(CALM, GOALS) is not None
     assert judge_step(replace(CALM, seconds=3.0), GOALS) is None
     assert judge_step(replace(CALM, ttft=(20, 0)), GOALS) is None
@@ -119,7 +119,7 @@ def test_a_step_goes_on_while_its_queue_grows_and_while_it_is_short():
     assert judge_step(CALM, GOALS, early=False) is None
 
 
-def test_more_requests_in_flight_by_chance_are_no_queue():
+def test_random_increase_in_flight_is_not_a_queue():
     chance = replace(CALM, in_flight=(*(16.0,) * 20, *(20.0,) * 20, *(26.0,) * 20))
     assert judge_step(chance, GOALS, final=True).ok
     queue = replace(CALM, in_flight=(*(16.0,) * 20, *(24.0,) * 20, *(36.0,) * 20))
@@ -130,13 +130,13 @@ def test_few_slow_gaps_at_the_start_do_not_end_a_step():
     assert judge_step(replace(CALM, seconds=1.0, ttft=(4, 0), itl=(300, 60)), GOALS) is None
 
 
-def test_an_empty_step_does_not_hold():
+def test_empty_step_fails():
     outcome = judge_step(StepFigures(1.0, 10.0), GOALS, final=True)
     assert not outcome.ok
     assert outcome.attained is None
 
 
-def test_a_queue_that_grew_bounds_the_ceiling_and_does_not_pull_it_down():
+def test_grown_queue_limits_the_ceiling_without_lowering_it():
     """Beyond its capacity a server misses nearly every limit, however little too high the rate is."""
     held = [TriedRate(rate, True, ttft=(300, 0), itl=(9000, 0)) for rate in (4.0, 6.0, 8.0)]
     failed = [TriedRate(rate, False, "ttft_p99_seconds", ttft=(100, 200), itl=(9000, 10)) for rate in (9.6, 8.6)]
@@ -146,7 +146,7 @@ def test_a_queue_that_grew_bounds_the_ceiling_and_does_not_pull_it_down():
     assert next_step(held + failed, 4.0, 0.1, 1000.0).rate == pytest.approx(found.rate)
 
 
-def test_one_queue_in_a_short_step_does_not_close_the_bracket_for_good():
+def test_one_queue_in_a_short_step_does_not_fix_the_bracket():
     """Many requests came at once in its eleven seconds; minutes at about that rate show that it was chance."""
     early = [
         TriedRate(10.3, True, ttft=(86, 0), itl=(406, 2)),
@@ -161,7 +161,7 @@ def test_one_queue_in_a_short_step_does_not_close_the_bracket_for_good():
     assert ceiling(later).low < 12.9 < ceiling(later).high
 
 
-def test_a_ceiling_may_be_far_above_a_failure_by_chance():
+def test_ceiling_may_be_far_above_a_random_failure():
     """Of ten minutes at up to 6.4 requests/s nearly all held; only the shortest step, at 5.2, did not."""
     tried = [
         TriedRate(4.3, True, ttft=(55, 0), itl=(848, 4)),
@@ -177,7 +177,7 @@ def test_a_ceiling_may_be_far_above_a_failure_by_chance():
     assert found.error > 0.015, "another step is needed"
 
 
-def test_a_ceiling_among_failures_in_bursts_is_not_called_unlimited():
+def test_ceiling_among_burst_failures_is_limited():
     steps = [(4.8, True), (5.1, False), (5.16, False), (5.04, True), (5.14, True), (5.27, True), (5.37, True)]
     tried = [
         TriedRate(rate, ok, "" if ok else "itl_p99_seconds", ttft=(300, 0), itl=(9900, 95 if ok else 105))
@@ -189,7 +189,7 @@ def test_a_ceiling_among_failures_in_bursts_is_not_called_unlimited():
     assert bracket(far).high is None, "that was a disturbance"
 
 
-def test_a_failure_by_chance_far_below_does_not_open_the_bracket_again():
+def test_random_failure_far_below_does_not_reopen_the_bracket():
     """At 1.1 to 1.32 requests/s rates held and failed: the ceiling is there, and not at the highest that held below."""
     tried = [
         TriedRate(0.86, True, ttft=(53, 0), itl=(3356, 26)),
@@ -208,7 +208,7 @@ def test_a_failure_by_chance_far_below_does_not_open_the_bracket_again():
     assert next_step(tried, 1.0, 0.1, 100.0).full
 
 
-def test_a_latency_that_was_not_measured_is_not_the_limit():
+def test_unmeasured_latency_is_not_the_limit():
     """Answers of one token have no gaps between tokens."""
     held = [TriedRate(rate, True, ttft=(300, 0)) for rate in (4.0, 6.0, 8.0)]
     tried = [*held, TriedRate(8.6, False, "ttft_p99_seconds", ttft=(294, 6))]

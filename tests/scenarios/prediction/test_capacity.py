@@ -22,7 +22,7 @@ def engine(seqs: int = 16, *, blocks: int = 4000, batched: int = 2048) -> Replay
     return ReplayedEngine(EngineLimits(SchedulerLimits(seqs, batched, 4096, 16), blocks, prefix_caching=False), COST)
 
 
-def test_the_highest_rate_holds_and_a_higher_one_does_not():
+def test_highest_rate_is_sustained_and_a_higher_one_is_not():
     rate = held_rate(TRAFFIC, engine(), GOALS, 1.0)
     assert rate is not None
     assert replay_at(TRAFFIC, engine(), GOALS, rate).holds
@@ -37,23 +37,23 @@ def test_more_sequences_serve_more_until_the_kv_cache_is_full():
     assert tight < many
 
 
-def test_an_objective_that_no_rate_meets():
+def test_objective_that_no_rate_meets():
     assert held_rate(TRAFFIC, engine(), Objectives(1.0, 0.01, 0.9, 0.02), 1.0) is None
 
 
-def test_requests_longer_than_the_context_are_never_held():
+def test_requests_longer_than_the_context_are_never_sustained():
     long = (*TRAFFIC[:-1], Arrival(TRAFFIC[-1].at, 5000, 50))
     assert not replay_at(long, engine(), GOALS, 0.1).holds
 
 
-def test_saturated_throughput_follows_from_batch_and_step_time():
+def test_saturated_throughput_follows_batch_and_step_time():
     traffic = tuple(Arrival(one.at, 1, 50) for one in TRAFFIC)
     for seqs, in_flight in ((16, 64), (64, 16)):
         found = saturated_tokens(traffic, engine(seqs), in_flight)
         assert found == pytest.approx(16 / (0.02 + 16 * 0.0001), rel=0.05)
 
 
-def test_a_few_requests_fill_the_engine_at_a_high_rate_too():
+def test_few_requests_fill_the_engine_at_a_high_rate():
     """At 20 requests per second they all come within one second; an answer takes 20."""
     traffic = [Arrival(float(at), 10, 1000) for at in range(20)]
     dense = engine(256, blocks=400)

@@ -74,7 +74,7 @@ def share_close(pairs: Sequence[tuple[SeenStep, float, int]]) -> float:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_long_steps_tell_whether_they_are_scheduled_ahead(ahead: bool) -> None:
+def test_long_steps_show_whether_they_are_scheduled_ahead(ahead: bool) -> None:
     slow = StepCost(0.2, per_token=1e-3)
     run = OverlappedEngine(slow, BUDGET, ahead=ahead).run(arrivals(0.3, (100, 800), output=40))
     found = gather(run.requests, run.steps, 16, BUDGET)
@@ -83,14 +83,14 @@ def test_long_steps_tell_whether_they_are_scheduled_ahead(ahead: bool) -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_prefill_far_longer_than_a_step_without_one_tells_it_too(ahead: bool) -> None:
+def test_long_prefill_shows_whether_steps_are_scheduled_ahead(ahead: bool) -> None:
     run = OverlappedEngine(StepCost(0.001, per_token=2e-4), 4096, ahead=ahead).run(arrivals(0.8, (1500, 1900)))
     assert gather(run.requests, run.steps, 16, 4096).ahead is ahead
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("rate", [0.5, 8.0], ids=["hardly any load", "load"])
-def test_the_time_in_the_front_end_is_told_from_the_wait_for_a_running_step(ahead: bool, rate: float) -> None:
+def test_front_end_time_is_separated_from_the_wait_for_a_step(ahead: bool, rate: float) -> None:
     slow = StepCost(0.02, per_token=1e-4)
     run = OverlappedEngine(slow, BUDGET, ahead=ahead, front=0.006).run(arrivals(rate, (50, 200)))
     found = gather(run.requests, run.steps, 16, BUDGET)
@@ -98,7 +98,7 @@ def test_the_time_in_the_front_end_is_told_from_the_wait_for_a_running_step(ahea
     assert step_regression(found.steps).per_token == pytest.approx(1e-4, rel=0.02)
 
 
-def test_only_the_steps_beside_a_preempted_request_are_left_out() -> None:
+def test_only_steps_with_a_preempted_request_are_excluded() -> None:
     """Also if it is not known which step gave its first token."""
     run = OverlappedEngine(COST, BUDGET, ahead=True, launch=LAUNCH).run(arrivals(4.0, (600, 1000)))
     whole = gather(run.requests, run.steps, 16, BUDGET)
@@ -108,7 +108,7 @@ def test_only_the_steps_beside_a_preempted_request_are_left_out() -> None:
     assert 0.9 * len(whole.steps) < len(beside) < len(whole.steps)
 
 
-def test_a_step_before_an_unknown_prefill_is_not_taken_for_a_long_decode() -> None:
+def test_step_before_an_unknown_prefill_is_not_a_long_decode() -> None:
     run = OverlappedEngine(COST, BUDGET, ahead=True, launch=LAUNCH).run(arrivals(4.0, (600, 1000)))
     kept = [one for one in run.requests if int(one.id) % 10]
     pairs = compared(run, gather(kept, run.steps, 16, BUDGET), kept)

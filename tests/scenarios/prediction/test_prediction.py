@@ -55,7 +55,7 @@ def predicted(line: str, before: str = BASE, shared: int = 0, scale: float = 1.0
     return predict(evidence, cost, Change(found.limits, after.limits, scale)), evidence_of(after)
 
 
-def test_the_cost_of_a_step_is_found_from_the_records() -> None:
+def test_step_cost_is_found_from_the_records() -> None:
     _, evidence, found = fitted()
     cost = step_regression(evidence.steps)
     off = [cost.seconds(one.sequences, one.tokens, one.reads, one.pairs) / one.seconds - 1 for one in evidence.steps]
@@ -74,9 +74,7 @@ def test_the_cost_of_a_step_is_found_from_the_records() -> None:
         (BASE, BASE, 0, 1.3),
     ],
 )
-def test_the_same_requests_after_a_change_take_what_was_predicted(
-    line: str, before: str, shared: int, scale: float
-) -> None:
+def test_same_requests_after_a_change_match_the_prediction(line: str, before: str, shared: int, scale: float) -> None:
     prediction, after = predicted(line, before, shared, scale)
     for latency in ("ttft_seconds", "itl_seconds", "e2e_seconds"):
         estimate, measured = getattr(prediction.predicted, latency).p50, getattr(after.observed, latency).p50
@@ -86,7 +84,7 @@ def test_the_same_requests_after_a_change_take_what_was_predicted(
     assert tokens.value == pytest.approx(after.observed.tokens_per_second, rel=0.05)
 
 
-def test_other_traffic_of_the_kind_lies_in_the_interval() -> None:
+def test_similar_traffic_is_within_the_interval() -> None:
     prediction, _ = predicted("--max-num-seqs 16 --max-model-len 4096")
     assert not prediction.outside
     inside = []
@@ -98,7 +96,7 @@ def test_other_traffic_of_the_kind_lies_in_the_interval() -> None:
     assert sum(inside) / len(inside) >= 0.7
 
 
-def test_the_interval_is_wider_where_earlier_starts_changed_the_speed() -> None:
+def test_interval_is_wider_after_starts_at_varying_speed() -> None:
     found, evidence, cost = fitted()
     same = Change(found.limits, found.limits)
     usual, after = (predict(evidence, cost, same, drifts=drifts).predicted for drifts in ((), (0.2, -0.15, 0.3)))
@@ -107,7 +105,7 @@ def test_the_interval_is_wider_where_earlier_starts_changed_the_speed() -> None:
     assert 0.01 < usual_width / usual.itl_seconds.p50.value < 0.2
 
 
-def test_ttft_alone_is_wider_where_earlier_starts_changed_the_time_in_the_front_end() -> None:
+def test_only_ttft_is_wider_after_starts_with_varying_front_end_time() -> None:
     found, without, cost = fitted()
     assert not without.front
     observed = without.observed.ttft_seconds
@@ -132,7 +130,7 @@ def test_ttft_alone_is_wider_where_earlier_starts_changed_the_time_in_the_front_
     assert quiet[1] == usual[1] == wild[1]
 
 
-def test_the_scale_of_drift_is_learned_from_scored_starts_and_one_odd_start_does_not_decide_it() -> None:
+def test_drift_scale_is_learned_and_robust_to_an_outlier() -> None:
     _, evidence, cost = fitted()
 
     def reach(drifts: Sequence[float]) -> float:
@@ -153,7 +151,7 @@ def test_the_scale_of_drift_is_learned_from_scored_starts_and_one_odd_start_does
     assert len(next_speeds(evidence, cost.start, (), 4)) == 4
 
 
-def test_the_next_speeds_of_an_engine_whose_speed_varies_much_reach_as_far_as_it_does() -> None:
+def test_speed_draws_cover_an_engine_of_varying_speed() -> None:
     _, evidence, cost = fitted()
     wild = replace(
         evidence,
@@ -171,13 +169,13 @@ def test_the_next_speeds_of_an_engine_whose_speed_varies_much_reach_as_far_as_it
     assert all(map(math.isfinite, next_speeds(evidence, cost.start, (1e300, -1 + 1e-15), 9)))
 
 
-def test_drift_is_that_between_two_runs_and_not_the_error_of_the_step_cost() -> None:
+def test_drift_excludes_the_error_of_the_step_cost() -> None:
     _, evidence, cost = fitted()
     other = at_speed_of(cost.start.scaled(1.2), evidence)
     assert drift(other, evidence) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_steps_that_the_clock_missed_are_no_evidence_of_the_speed() -> None:
+def test_steps_with_clock_errors_do_not_count_for_the_speed() -> None:
     _, evidence, cost = fitted()
     missed = replace(evidence, steps=tuple(replace(one, seconds=0.0) for one in evidence.steps))
     assert drift(cost.start, missed) is None
@@ -186,14 +184,14 @@ def test_steps_that_the_clock_missed_are_no_evidence_of_the_speed() -> None:
     assert drift(cost.start, partly) == drift(cost.start, evidence)
 
 
-def test_a_figure_that_few_draws_have_has_no_interval() -> None:
+def test_estimate_with_few_draws_has_no_interval() -> None:
     few = [1.0] * (FEWEST_DRAWS - 1) + [None] * 20
     assert _estimate(1.0, few, CUT) == Estimate(1.0)
     assert _estimate(1.0, [*few, 2.0, 3.0], CUT) == Estimate(1.0, 1.0, 2.0)
     assert _estimate(1.0, [], 0) == Estimate(1.0, 1.0, 1.0), "what was measured is exact"
 
 
-def test_what_follows_shared_prefixes_is_drawn_and_they_keep_their_order() -> None:
+def test_prompts_after_shared_prefixes_are_redrawn_in_order() -> None:
     found, evidence, _ = fitted(BASE, 512)
     drawn = _redrawn(evidence, evidence, found.limits.scheduler.block_size, random.Random(1), 1.0)
     assert [one.prefix for one in drawn] == [one.prefix for one in evidence.arrivals]
@@ -203,7 +201,7 @@ def test_what_follows_shared_prefixes_is_drawn_and_they_keep_their_order() -> No
     assert min(prompts[0]) > 512
 
 
-def test_a_quantile_that_few_requests_decide_is_not_shown() -> None:
+def test_quantile_of_few_requests_is_not_shown() -> None:
     prediction, _ = predicted(f"{BASE} --max-num-batched-tokens 256")
     assert prediction.now.ttft_seconds.p99.value is None
     assert prediction.predicted.ttft_seconds.p99.value is None
@@ -218,7 +216,7 @@ def test_near_capacity_only_the_direction_is_reported() -> None:
     assert prediction.load > 0.85
 
 
-def test_what_the_records_do_not_say_is_refused() -> None:
+def test_change_not_covered_by_the_records_is_refused() -> None:
     found, evidence, cost = fitted()
     off = replace(found.limits, prefix_caching=False)
     caching = predict(evidence, cost, Change(off, found.limits))
@@ -235,7 +233,7 @@ def test_what_the_records_do_not_say_is_refused() -> None:
     assert "the whole KV cache of 320 tokens" in predict(evidence, cost, Change(found.limits, tight)).outside
 
 
-def test_requests_that_vanished_are_noticed() -> None:
+def test_missing_requests_are_noticed() -> None:
     found = recorded()
     kept = [one for index, one in enumerate(found.requests) if index % 3]
     evidence = evidence_of(Recorded(kept, found.steps, found.limits))
@@ -244,7 +242,7 @@ def test_requests_that_vanished_are_noticed() -> None:
     assert "disconnected" in predict(evidence, cost, Change(found.limits, found.limits)).outside
 
 
-def test_requests_that_vanished_are_not_taken_for_those_that_run_now() -> None:
+def test_missing_requests_are_not_counted_as_running() -> None:
     """Two minutes after a load had disconnected, "some of its requests have not ended yet" was said of them."""
     found = recorded()
     middle = found.requests[len(found.requests) // 2].arrived_at
@@ -258,7 +256,7 @@ def test_requests_that_vanished_are_not_taken_for_those_that_run_now() -> None:
     assert "have not ended yet" in evidence.flaw
 
 
-def test_traffic_after_requests_that_vanished_is_whole_again() -> None:
+def test_traffic_after_missing_requests_is_complete() -> None:
     found = recorded()
     middle = found.requests[len(found.requests) // 2].arrived_at
     kept = [one for index, one in enumerate(found.requests) if index % 3 or one.arrived_at > middle]
@@ -273,7 +271,7 @@ def test_lost_records_are_noticed() -> None:
     assert "lost records" in evidence_of(Recorded(lost, found.steps, found.limits)).flaw
 
 
-def test_a_server_that_the_model_does_not_explain_is_refused() -> None:
+def test_server_that_the_model_does_not_explain_is_refused() -> None:
     found, evidence, cost = fitted()
     wrong = replace(cost, costs=tuple(one.scaled(1.5) for one in cost.costs))
     prediction = predict(evidence, wrong, Change(found.limits, found.limits))
@@ -282,14 +280,14 @@ def test_a_server_that_the_model_does_not_explain_is_refused() -> None:
     assert prediction.predicted.itl_seconds.p50.value is None
 
 
-def test_a_measured_latency_of_zero_is_refused_in_words() -> None:
+def test_measured_latency_of_zero_is_refused_in_words() -> None:
     found, evidence, cost = fitted()
     none = replace(evidence.observed, itl_seconds=replace(evidence.observed.itl_seconds, p50=0.0))
     prediction = predict(replace(evidence, observed=none), cost, Change(found.limits, found.limits))
     assert prediction.outside == "No prediction: the replay's median ITL is far above what this server measured."
 
 
-def test_requests_without_an_end_to_end_time_took_as_long_as_their_parts() -> None:
+def test_missing_e2e_times_are_the_sum_of_their_parts() -> None:
     found = recorded()
     untold = [one._replace(e2e_seconds=None) for one in found.requests]
     evidence = evidence_of(Recorded(untold, found.steps, found.limits))
@@ -298,7 +296,7 @@ def test_requests_without_an_end_to_end_time_took_as_long_as_their_parts() -> No
     assert not predict(evidence, fitted()[2], Change(found.limits, found.limits)).outside
 
 
-def test_where_shared_prefixes_are_the_reason_they_are_named_and_not_the_figure_that_missed() -> None:
+def test_shared_prefixes_are_named_as_the_reason() -> None:
     line = "--max-num-seqs 48 --max-model-len 3072 --num-gpu-blocks-override 300"
     found = record(line, traffic(100, 2.0, seed=3, shared=1024))
     evidence = evidence_of(found)
@@ -306,7 +304,7 @@ def test_where_shared_prefixes_are_the_reason_they_are_named_and_not_the_figure_
     assert "share a prefix" in prediction.outside
 
 
-def test_where_a_preempted_request_is_always_under_way_the_cost_of_a_step_is_told_all_the_same(
+def test_step_cost_is_shown_when_a_preempted_request_is_always_active(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     line = "--max-num-seqs 48 --max-model-len 3072 --num-gpu-blocks-override"
@@ -330,7 +328,7 @@ def test_too_few_requests_are_no_evidence() -> None:
     assert str(few.value).endswith("needs at least 30: try again after more traffic")
 
 
-def test_while_traffic_runs_requests_with_unknown_company_are_not_judged() -> None:
+def test_requests_overlapping_unknown_ones_are_not_judged() -> None:
     found = recorded()
     last = found.requests[80].finished_at
     steps = [one for one in found.steps if one.at <= last]
@@ -355,7 +353,7 @@ def kept(after: TrafficEvidence, *, outside: bool = False) -> KeptPrediction:
     return settle(one, after)
 
 
-def test_a_prediction_is_scored_by_what_came() -> None:
+def test_prediction_is_scored_by_the_outcome() -> None:
     slower = record("--max-num-seqs 16 --max-model-len 4096", traffic(100, 2.6, seed=2), speed=1 / 1.1)
     one = kept(evidence_of(slower))
     assert one.drift == pytest.approx(0.1, abs=0.02)
@@ -372,7 +370,7 @@ def test_a_prediction_is_scored_by_what_came() -> None:
     assert scored.covered >= 0.75
 
 
-def test_a_prediction_is_not_scored_by_other_traffic() -> None:
+def test_prediction_is_not_scored_by_different_traffic() -> None:
     one = kept(evidence_of(recorded("--max-num-seqs 16 --max-model-len 4096", rate=1.2)))
     assert one.unlike
     assert track_record([one]).median_error is None

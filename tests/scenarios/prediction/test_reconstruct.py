@@ -40,7 +40,7 @@ def exact(one: Recorded) -> TrafficEvidence:
     return gather(one.requests, one.steps, limits.block_size, limits.max_num_batched_tokens)
 
 
-def test_what_is_reconstructed_agrees_with_the_metrics():
+def test_reconstruction_agrees_with_the_metrics():
     one = recorded()
     found = rebuilt(one)
     assert len(found.arrivals) == COUNT
@@ -58,7 +58,7 @@ def test_what_is_reconstructed_agrees_with_the_metrics():
     assert not found.flaw
 
 
-def test_another_seed_is_another_traffic():
+def test_another_seed_gives_different_traffic():
     one, other = rebuilt(recorded(), seed=1), rebuilt(recorded(), seed=2)
     assert one.arrivals != other.arrivals
     assert sum(a.prompt_tokens for a in one.arrivals) == pytest.approx(
@@ -71,7 +71,7 @@ def widths(found: Estimates) -> dict[str, float]:
     return {name: (one.high - one.low) / one.value for name, one in every.items()}
 
 
-def test_its_prediction_holds_and_is_less_certain_than_the_probes():
+def test_prediction_holds_with_wider_intervals_than_the_probes():
     one, then = recorded(), recorded(f"{BASE} --max-num-batched-tokens 256")
     change = Change(one.limits, then.limits)
     cases = [(rebuilt(one, seed=seed), fitted(seed)) for seed in range(3)]
@@ -94,7 +94,7 @@ def test_its_prediction_holds_and_is_less_certain_than_the_probes():
         (BASE, {"shared": 512}, "which prompts share a prefix"),
     ],
 )
-def test_what_metrics_do_not_report_is_refused(line, more, why):
+def test_change_that_metrics_do_not_cover_is_refused(line, more, why):
     one = recorded(line, **more)
     assert why in rebuilt(one).flaw
     change = Change(one.limits, replace(one.limits, blocks=one.limits.blocks + 1))
@@ -102,7 +102,7 @@ def test_what_metrics_do_not_report_is_refused(line, more, why):
     assert why in predict(evidence, fitted(), change).outside
 
 
-def test_too_little_is_no_evidence():
+def test_too_little_traffic_is_no_evidence():
     one = recorded()
     limits = one.limits.scheduler
     for samples, why in (
@@ -122,7 +122,7 @@ def test_too_little_is_no_evidence():
     ("running", "under_way"),
     [(1, "and 1 is under way: try again once more have ended"), (12, "and 12 are under way: try again")],
 )
-def test_too_little_with_requests_under_way_says_that_more_will_do(running, under_way):
+def test_too_little_traffic_in_progress_asks_for_more(running, under_way):
     first = recorded().samples[0]
     engine = replace(first.engines["0"], requests_running=running, requests_waiting=0)
     samples = [replace(first, at=first.at + second, engines={"0": engine}) for second in range(3)]

@@ -50,7 +50,7 @@ def h200(max_num_seqs: int) -> EngineLimits:
     return EngineLimits(scheduler, KV_TOKENS // BLOCK, prefix_caching=True, ahead=on_h200().ahead)
 
 
-def test_the_records_tell_whether_steps_are_scheduled_ahead() -> None:
+def test_records_show_whether_steps_are_scheduled_ahead() -> None:
     simulated = record("--max-num-seqs 48 --max-model-len 4096", traffic(100, 2.6, seed=1))
     scheduler = simulated.limits.scheduler
     found = gather(simulated.requests, simulated.steps, scheduler.block_size, scheduler.max_num_batched_tokens)
@@ -58,7 +58,7 @@ def test_the_records_tell_whether_steps_are_scheduled_ahead() -> None:
     assert not found.ahead
 
 
-def test_where_prompt_tokens_are_counted_otherwise_the_order_of_the_requests_decides() -> None:
+def test_request_order_decides_if_prompt_tokens_differ() -> None:
     requests, steps = records()
     halved = [one._replace(prompt_tokens=(one.prompt_tokens or 0) // 2) for one in steps]
     found = gather(requests, halved, BLOCK, BUDGET)
@@ -67,7 +67,7 @@ def test_where_prompt_tokens_are_counted_otherwise_the_order_of_the_requests_dec
     assert abs(cost.per_token / exact.per_token - 1) < 0.3
 
 
-def test_what_a_prefill_takes_is_told_from_the_step_before_it() -> None:
+def test_prefill_time_is_derived_from_the_previous_step() -> None:
     steps = on_h200().steps
 
     def typical(low: int, high: int) -> float:
@@ -87,7 +87,7 @@ def holds(estimate: Estimate, measured: float | None) -> bool:
     return estimate.low <= measured <= estimate.high
 
 
-def test_a_restart_with_smaller_steps_came_out_as_predicted() -> None:
+def test_restart_with_smaller_steps_matched_the_prediction() -> None:
     """But for ITL p90 and p99: the same steps took 3% longer after that restart."""
 
     def limits(batched_tokens: int) -> EngineLimits:
@@ -116,7 +116,7 @@ def test_a_restart_with_smaller_steps_came_out_as_predicted() -> None:
     assert came < 0.7 * now
 
 
-def test_a_restart_with_fewer_sequences_came_out_as_predicted() -> None:
+def test_restart_with_fewer_sequences_matched_the_prediction() -> None:
     """The server was then restarted with --max-num-seqs 24, and got more requests than it could serve."""
     evidence = on_h200()
     found = predict(evidence, fit_step_cost(evidence, h200(256)), Change(h200(256), h200(24)))
@@ -128,7 +128,7 @@ def test_a_restart_with_fewer_sequences_came_out_as_predicted() -> None:
     assert "of what the server can serve" in found.outside
 
 
-def test_a_request_that_comes_during_a_step_waits_for_one_more() -> None:
+def test_request_arriving_during_a_step_waits_for_one_more() -> None:
     cost = StepCost(0.01)
     arrivals = [Arrival(0.0, 8, 20), Arrival(0.053, 8, 2)]
     scheduler = SchedulerLimits(8, 64, 512, 4)
@@ -143,7 +143,7 @@ def test_a_request_that_comes_during_a_step_waits_for_one_more() -> None:
     assert abs(ahead[1].ttft_seconds - 0.027) < 1e-9
 
 
-def test_three_times_the_traffic_fills_the_kv_cache_as_it_then_did() -> None:
+def test_tripled_traffic_fills_the_kv_cache_as_measured() -> None:
     """Recorded were 12 s, of requests of 4 s: in a third of that no cache is filled."""
     evidence = gather(*records("h100/light"), BLOCK, BUDGET)
     limits = EngineLimits(SchedulerLimits(256, BUDGET, 4096, BLOCK), 1000, prefix_caching=True, ahead=True)
@@ -161,7 +161,7 @@ def test_three_times_the_traffic_fills_the_kv_cache_as_it_then_did() -> None:
     assert then.ttft_seconds.p90 == Estimate(), "no more requests are known than were recorded"
 
 
-def test_steps_with_prompts_that_take_long_do_not_distort_the_others() -> None:
+def test_slow_prompt_steps_do_not_distort_the_others() -> None:
     """On that H100 150 tokens with one prompt among them took 11.6 ms, and 50 tokens without one 7.6 ms."""
     steps = gather(*records("h100/large_cache"), BLOCK, BUDGET).steps
     cost = step_regression(steps, 256)
@@ -184,7 +184,7 @@ def test_steps_with_prompts_that_take_long_do_not_distort_the_others() -> None:
         (5.6, 2.2, "the replay's median TTFT is 4 times"),
     ],
 )
-def test_a_median_ttft_between_requests_that_wait_and_others(p50: float, mean: float, sentence: str) -> None:
+def test_median_ttft_between_waiting_and_other_requests(p50: float, mean: float, sentence: str) -> None:
     """As measured on a server that preempted: a quarter of its requests waited 30 ms at most, half of them 1.5 s."""
     evidence = gather(*records("h100/light"), BLOCK, BUDGET)
     limits = EngineLimits(SchedulerLimits(256, BUDGET, 4096, BLOCK), 1000, prefix_caching=True, ahead=True)

@@ -280,7 +280,7 @@ def test_no_free_set_is_closer_than_the_best(host: Host, size: int) -> None:
 
 
 @given(hosts(), st.integers(1, 3), st.randoms())
-def test_the_order_in_which_a_document_names_things_does_not_matter(host: Host, size: int, random: object) -> None:
+def test_ranking_does_not_depend_on_the_document_order(host: Host, size: int, random: object) -> None:
     gpus, links = list(host.gpus), list(host.links)
     random.shuffle(gpus)  # type: ignore[attr-defined]
     random.shuffle(links)  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ OLD, TRITON, MIDDLE, NEW = (0, 10, 1), (0, 11, 0), (0, 17, 1), (0, 33, 0)
         (None, NEW, None, False, None),
     ],
 )
-def test_an_fp8_cache_needs_arithmetic_in_fp8_or_a_backend_without(
+def test_fp8_cache_needs_fp8_arithmetic_or_a_backend_without_it(
     capability: float | None, release: tuple[int, int, int] | None, backend: str | None, mla: bool, works: bool | None
 ) -> None:
     flags: Flags = {"attention-backend": backend} if backend is not None else {}
@@ -69,13 +69,13 @@ def test_an_fp8_cache_needs_arithmetic_in_fp8_or_a_backend_without(
         ({}, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, None, None),
     ],
 )
-def test_the_backend_that_is_asked_for(
+def test_requested_backend(
     flags: dict[str, str], environment: dict[str, str], release: tuple[int, int, int] | None, backend: str | None
 ) -> None:
     assert selected_backend(flags, environment, release) == backend
 
 
-def test_what_counts_as_fp8() -> None:
+def test_fp8_values() -> None:
     assert [is_fp8(value) for value in ("fp8", "FP8_E5M2", "fp8_e4m3", "auto", "int8", None, True)] == [
         True, True, True, False, False, False, False,
     ]  # fmt: skip
@@ -100,7 +100,7 @@ def test_what_counts_as_fp8() -> None:
         (7.5, NEW, "FlashInfer reads it from compute capability 8.0 on", "nvcc"),
     ],
 )
-def test_a_refusal_says_what_vllm_tries(
+def test_refusal_names_the_backends_that_vllm_tries(
     capability: float, release: tuple[int, int, int] | None, said: str, unsaid: str
 ) -> None:
     why = fp8_cache_support({}, {}, release, capability, mla=False).why

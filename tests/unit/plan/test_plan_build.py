@@ -25,7 +25,7 @@ def test_argv_of_a_preset(plan: MakePlan) -> None:
     assert set(made.reasons) == set(made.flags)
 
 
-def test_changes_win_and_report_it(plan: MakePlan) -> None:
+def test_changes_override_the_preset_and_say_so(plan: MakePlan) -> None:
     made = plan(set={"--max_num_seqs": 128, "enforce-eager": True, "max-model-len": 4096}, unset=("kv-cache-dtype",))
     assert made.flags["max-num-seqs"] == 128
     assert made.reasons["max-num-seqs"] == "set by you"
@@ -46,13 +46,13 @@ def test_true_is_not_one(plan: MakePlan) -> None:
 
 
 @pytest.mark.parametrize("name", ["api-key", "host", "port", "not a flag"])
-def test_changes_that_cannot_be_made(plan: MakePlan, name: str) -> None:
+def test_invalid_changes_are_refused(plan: MakePlan, name: str) -> None:
     with pytest.raises(PlanError):
         plan(set={name: "x"})
 
 
 @pytest.mark.parametrize("model", ["--trust-remote-code", " ", "a\0b"])
-def test_a_model_is_never_taken_for_a_flag(plan: MakePlan, model: str) -> None:
+def test_model_is_never_parsed_as_a_flag(plan: MakePlan, model: str) -> None:
     with pytest.raises(PlanError, match="model"):
         plan(model=model)
 
@@ -66,7 +66,7 @@ def test_gpus(plan: MakePlan) -> None:
         plan(gpus=(1, 1))
 
 
-def test_metrics_do_not_fill_the_log(plan: MakePlan) -> None:
+def test_metrics_requests_are_not_logged(plan: MakePlan) -> None:
     flag = "disable-access-log-for-endpoints"
     assert plan().flags[flag] == "/health,/metrics"
     assert plan().reasons[flag]
@@ -77,7 +77,7 @@ def test_metrics_do_not_fill_the_log(plan: MakePlan) -> None:
     assert plan(set={flag: "/x"}).flags[flag] == "/x"
 
 
-def test_on_a_cpu_build_the_utilization_would_be_ram(plan: MakePlan) -> None:
+def test_cpu_build_drops_the_utilization(plan: MakePlan) -> None:
     made = plan(build="cpu")
     assert "gpu-memory-utilization" not in made.flags
     assert made.environment["VLLM_CPU_KVCACHE_SPACE"] == "2"
@@ -102,7 +102,7 @@ def test_every_flag_has_its_source(plan: MakePlan) -> None:
     assert {choice.flag for choice in made.choices if choice.value is not None} == set(made.flags)
 
 
-def test_choices_made_before_are_taken_as_they_are(plan: MakePlan) -> None:
+def test_earlier_choices_are_kept(plan: MakePlan) -> None:
     choices = (
         Choice("max-num-seqs", 32, "few at once", Source.WORKLOAD),
         Choice("kv-cache-dtype", None, "there is room", Source.MACHINE),

@@ -8,7 +8,7 @@ from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import MemoryFit, fit_of
 
 
-def test_it_is_what_the_plan_says(fakes):
+def test_memory_fit_follows_the_plan(fakes):
     plan = fakes.FakeFleet().plan(fakes.LaunchRequest("chatbot"))
     assert fit_of(plan) == MemoryFit(True, "", plan.memory.kv_tokens, plan.gpus)
     assert fit_of(replace(plan, memory=None)) == MemoryFit(None)

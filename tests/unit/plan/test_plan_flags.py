@@ -82,7 +82,7 @@ def test_parse_set(word: str, name: str, value: FlagValue) -> None:
         ("x=\x00", "NUL byte"),
     ],
 )
-def test_what_cannot_be_set(word: str, part: str) -> None:
+def test_invalid_settings_are_refused(word: str, part: str) -> None:
     with pytest.raises(FlagError) as caught:
         parse_set(word)
     assert part in str(caught.value)
@@ -144,13 +144,13 @@ VALUES = st.one_of(
 
 
 @given(NAMES)
-def test_every_way_to_write_a_name_is_one_name(name: str) -> None:
+def test_every_spelling_of_a_name_is_normalized(name: str) -> None:
     written = {name, f"--{name}", name.replace("-", "_"), f"--no-{name}", f"no_{name}", f"  {name} "}
     assert {normalise(word) for word in written} == {name}
 
 
 @given(NAMES, VALUES)
-def test_a_value_comes_back_as_it_was(name: str, value: FlagValue) -> None:
+def test_values_round_trip(name: str, value: FlagValue) -> None:
     read = parse_set(f"{name}={value}")
     assert read[0] == name
     assert str(read[1]).lower() == str(value).lower() or float(read[1]) == float(value)
@@ -158,7 +158,7 @@ def test_a_value_comes_back_as_it_was(name: str, value: FlagValue) -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_setting_or_a_sentence(text: str) -> None:
+def test_any_text_is_a_setting_or_an_error(text: str) -> None:
     try:
         name, _ = parse_set(text)
     except FlagError as error:
@@ -170,18 +170,18 @@ def test_any_text_is_a_setting_or_a_sentence(text: str) -> None:
 
 
 @given(NAMES, st.text(min_size=1, max_size=12).filter(lambda text: "\0" not in text))
-def test_argparse_reads_what_we_wrote(name: str, value: str) -> None:
+def test_argparse_reads_the_written_flags(name: str, value: str) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument(f"--{name}", dest="it")
     assert parser.parse_args(list(flag_words({name: value}))).it == value
 
 
-def test_a_context_of_minus_one_is_a_word_for_auto() -> None:
+def test_context_of_minus_one_means_auto() -> None:
     assert parse_set("max-model-len=-1") == ("max-model-len", "-1")
     assert flag_words({"max-model-len": "-1"}) == ("--max-model-len=-1",)
 
 
-def test_aliases_of_vllm_are_their_flags() -> None:
+def test_vllms_aliases_are_their_flags() -> None:
     """They have one dash, and vLLM refuses them with two."""
     assert normalise("-ac.backend") == "attention-config.backend"
     assert normalise("-dc") == "diffusion-config"
@@ -198,13 +198,13 @@ def test_aliases_of_vllm_are_their_flags() -> None:
         ("[x", ("[x",)),
     ],
 )
-def test_each_served_name_is_a_word_of_argv_and_the_first_is_the_models(value: str, names: tuple[str, ...]) -> None:
+def test_served_names_are_separate_words_and_the_first_counts(value: str, names: tuple[str, ...]) -> None:
     flags = {"served-model-name": value, "max-num-seqs": 8}
     assert flag_words(flags) == ("--served-model-name", *names, "--max-num-seqs", "8")
     assert served_name(flags, "org/model") == names[0]
 
 
-def test_without_a_served_name_it_is_the_models() -> None:
+def test_default_served_name_is_the_models() -> None:
     assert served_name({}, "org/model") == served_name({"served-model-name": ""}, "org/model") == "org/model"
 
 
@@ -220,7 +220,7 @@ def test_without_a_served_name_it_is_the_models() -> None:
         *((broken, "it is not valid JSON") for broken in ("[a]", '["a",]', '["a",', '["a')),
     ],
 )
-def test_a_list_of_served_names_that_argv_cannot_hold_is_refused(value: str, why: str) -> None:
+def test_invalid_list_of_served_names_is_refused(value: str, why: str) -> None:
     with pytest.raises(FlagError, match=f"several as a JSON list .*: {re.escape(why)}$"):
         parse_set(f"served-model-name={value}")
 
@@ -234,11 +234,11 @@ def test_a_list_of_served_names_that_argv_cannot_hold_is_refused(value: str, why
         ("logits-processors", '["one.Processor", "two.Processor"]', ("one.Processor", "two.Processor")),
     ],
 )
-def test_flags_that_take_several_words_take_a_json_list(name: str, value: str, words: tuple[str, ...]) -> None:
+def test_flags_with_several_values_take_a_json_list(name: str, value: str, words: tuple[str, ...]) -> None:
     assert flag_words(dict([parse_set(f"{name}={value}")])) == (f"--{name}", *words)
 
 
-def test_they_take_several_words_in_every_release_that_has_them() -> None:
+def test_list_flags_take_several_values_in_every_release() -> None:
     tables = [release_table(one) for one in RELEASES]
     specs = [spec for table in tables for name, spec in table.flags.items() if name in LIST_FLAGS]
     assert all(one.many for one in specs)
@@ -263,7 +263,7 @@ def test_other_flags_that_look_like_a_list_are_one_word() -> None:
         ({"max-num-seqs": 4}, False),
     ],
 )
-def test_any_of_the_flags_turns_speculative_decoding_on(flags: dict[str, FlagValue], drafts: bool) -> None:
+def test_any_speculation_flag_enables_speculative_decoding(flags: dict[str, FlagValue], drafts: bool) -> None:
     assert speculates(flags) is drafts
     assert speculation_flags({**flags, "max-num-seqs": 4}) == tuple(name for name in flags if name != "max-num-seqs")
 
@@ -272,6 +272,6 @@ def test_any_of_the_flags_turns_speculative_decoding_on(flags: dict[str, FlagVal
     ("value", "number"),
     [(4, 4), ("007", 7), ("4k", 4000), ("auto", 1), ("", 1), (0, 1), ("-1", 1), (-1, 1), (True, 1), (4.0, 1)],
 )
-def test_a_whole_number_may_be_text(value: FlagValue, number: int) -> None:
+def test_whole_number_may_be_text(value: FlagValue, number: int) -> None:
     assert whole_number({"max-num-seqs": value}, "max-num-seqs") == number
     assert whole_number({}, "max-num-seqs", 5) == 5

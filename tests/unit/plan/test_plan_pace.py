@@ -30,7 +30,7 @@ def timed(model: str, gpu: str, gib: float, flags: Flags | None = None, **links:
     return timing
 
 
-def test_the_same_model_is_timed_as_the_simulated_engine_times_it() -> None:
+def test_plan_and_simulated_engine_use_the_same_timing() -> None:
     facts = known_facts("Qwen/Qwen3-8B-AWQ")
     assert facts is not None
     memory = estimate(facts, {}, [GpuShape("NVIDIA RTX A6000", 48.0)], release=(0, 33, 0))
@@ -44,7 +44,7 @@ def test_the_same_model_is_timed_as_the_simulated_engine_times_it() -> None:
     assert plan.kv_bytes_per_token(1) == simulated.kv_bytes_per_token(1)
 
 
-def test_a_mixture_reads_few_of_its_weights_for_one_request() -> None:
+def test_mixture_reads_few_of_its_weights_for_one_request() -> None:
     mixture, dense = (timed(m, "NVIDIA H200", 140.4) for m in ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen2.5-32B-Instruct"))
     assert mixture.pace(1, CHAT).tpot_seconds < dense.pace(1, CHAT).tpot_seconds / 3
     assert mixture.roofline.model.active == pytest.approx(3.3e9, rel=0.1)
@@ -60,13 +60,13 @@ def test_copies_share_requests_and_stages_overlap() -> None:
     assert staged.pace(1, CHAT).tokens_per_second <= one.pace(1, CHAT).tokens_per_second
 
 
-def test_prompts_that_do_not_fit_into_a_step_cost_several() -> None:
+def test_prompts_larger_than_a_step_take_several_steps() -> None:
     small = timed("Qwen/Qwen2.5-7B-Instruct", "NVIDIA L40S", 45.0)
     # 64 requests gain a token each while 7,680 prompt tokens come in, of which a step takes 4,096.
     assert small.pace(64, LONG).tpot_seconds > 1.5 * small.pace(16, LONG).tpot_seconds
 
 
-def test_links_are_those_of_the_machine() -> None:
+def test_links_of_the_machine_are_used() -> None:
     tensor = {"tensor-parallel-size": 2}
     fast = timed("Qwen/Qwen2.5-32B-Instruct", "NVIDIA RTX A6000", 48.0, tensor, tensor_link=over_nvlink(56e9))
     slow = timed("Qwen/Qwen2.5-32B-Instruct", "NVIDIA RTX A6000", 48.0, tensor, tensor_link=over_pcie(4, 4))
@@ -85,7 +85,7 @@ def test_paces_end_where_memory_does() -> None:
     assert timing.paces(CHAT, None).full == timing.pace(64, CHAT)
 
 
-def test_nothing_is_reported_of_a_gpu_or_model_that_is_not_known() -> None:
+def test_unknown_gpu_or_model_has_no_pace() -> None:
     facts = known_facts("Qwen/Qwen3-8B-AWQ")
     assert facts is not None
     memory = estimate(facts, {}, [GpuShape("NVIDIA RTX A6000", 48.0)], release=(0, 33, 0))
@@ -108,7 +108,7 @@ def test_nothing_is_reported_of_a_gpu_or_model_that_is_not_known() -> None:
         ("Qwen/Qwen2.5-7B-Instruct", "NVIDIA L40S", 45.0, (0, 33, 0), {"max-num-batched-tokens": "1K"}, 1024),
     ],
 )
-def test_the_step_is_the_one_that_memory_was_worked_out_for(
+def test_step_is_the_one_that_memory_was_computed_for(
     model: str, gpu: str, gib: float, release: tuple[int, int, int], flags: Flags, tokens: int
 ) -> None:
     facts = known_facts(model)
@@ -122,7 +122,7 @@ def test_the_step_is_the_one_that_memory_was_worked_out_for(
     assert timing.step_tokens == tokens == batch_sizes(facts, chosen, release, shape)[1]
 
 
-def test_a_step_holds_a_whole_item_of_a_model_that_needs_it() -> None:
+def test_step_holds_a_whole_unchunked_item() -> None:
     facts = known_facts("Qwen/Qwen2.5-7B-Instruct")
     assert facts is not None
     seeing = replace(facts, model_type="gemma4", multimodal=True)
@@ -133,7 +133,7 @@ def test_a_step_holds_a_whole_item_of_a_model_that_needs_it() -> None:
     assert timing.step_tokens == 2496
 
 
-def test_without_the_prompts_a_token_takes_less_but_more_than_one_alone() -> None:
+def test_decode_without_prompts_is_faster_but_slower_than_one_alone() -> None:
     paces = timed("Qwen/Qwen2.5-7B-Instruct", "NVIDIA H200", 140.4).paces(replace(LONG, concurrency=8), None)
     assert paces.full is not None
     assert paces.decoding is not None

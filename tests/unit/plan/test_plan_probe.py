@@ -25,35 +25,35 @@ def planned(engine: Engine, wish: str = "auto", *, asked: bool = False, **flags:
 
 
 @pytest.mark.parametrize("engine", [simulated_engine(), vllm("0.27.1"), vllm("0.32.0+cpu")])
-def test_the_simulated_engine_and_tested_releases_get_it(engine: Engine) -> None:
+def test_simulated_engine_and_tested_releases_get_the_probe(engine: Engine) -> None:
     assert planned(engine) == ProbePlan({"PYTHONPATH": str(PLUGIN)})
 
 
 @pytest.mark.parametrize("version", ["0.11.1", "0.32.1", "0.33.0", None])
-def test_others_get_it_only_if_it_is_asked_for(version: str | None) -> None:
+def test_other_releases_get_the_probe_only_on_request(version: str | None) -> None:
     assert "not tested with " in planned(vllm(version)).why_not
     assert not planned(vllm(version)).variables
     assert planned(vllm(version), "on").variables
 
 
-def test_a_release_without_such_plugins_never_gets_it() -> None:
+def test_release_without_stat_plugins_never_gets_the_probe() -> None:
     for wish in ("auto", "on"):
         found = planned(vllm("0.11.0"), wish)
         assert found.why_not == "vLLM 0.11.0 cuda takes no plugins for its statistics; 0.11.1 is the first to"
         assert not found.variables
 
 
-def test_it_does_not_turn_statistics_on_that_were_turned_off() -> None:
+def test_probe_does_not_enable_disabled_statistics() -> None:
     assert "--disable-log-stats" in planned(simulated_engine(), "on", disable_log_stats=True).why_not
     assert planned(simulated_engine(), disable_log_stats=False).variables
 
 
-def test_without_it_the_reason_is_who_decided() -> None:
+def test_missing_probe_names_who_decided() -> None:
     assert planned(simulated_engine(), "off", asked=True).why_not == "--no-probe was given"
     assert planned(simulated_engine(), "off").why_not == 'the settings have probe = "off"'
 
 
-def test_what_the_environment_has_already_stays() -> None:
+def test_existing_environment_is_kept() -> None:
     assert probe_variables({"PYTHONPATH": f"/mine{os.pathsep}/more"}) == {
         "PYTHONPATH": os.pathsep.join([str(PLUGIN), "/mine", "/more"])
     }
@@ -64,10 +64,10 @@ def test_what_the_environment_has_already_stays() -> None:
     assert once["VLLMCONSOLE_PROBE"] == "/server/probe"
 
 
-def test_the_plugin_reads_the_variable_that_the_keeper_sets() -> None:
+def test_plugin_reads_the_variable_that_the_keeper_sets() -> None:
     assert vllm_console_probe.FOLDER == FOLDER
 
 
-def test_the_folder_holds_what_vllm_looks_for() -> None:
+def test_plugin_folder_has_the_expected_files() -> None:
     assert (PLUGIN / f"{NAME}.py").is_file()
     assert NAME in (PLUGIN / f"{NAME}-1.0.dist-info" / "entry_points.txt").read_text()

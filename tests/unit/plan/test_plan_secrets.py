@@ -44,7 +44,7 @@ def test_other_names(name: str) -> None:
         f'{{"authorization": "{KEY}"}}',
     ],
 )
-def test_redact_hides_the_value_and_keeps_the_rest(text: str) -> None:
+def test_redact_hides_only_the_value(text: str) -> None:
     shown = redact(text)
     assert KEY not in shown
     assert "•••" in shown
@@ -54,7 +54,7 @@ def test_redact_hides_the_value_and_keeps_the_rest(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["hf_abcdefghijklmnopqrstu", "sk-abcdefghijklmnop1234", "NOTE=hf_abcdefghijklmnopqrstu"]
 )
-def test_what_looks_like_a_key(text: str) -> None:
+def test_possible_keys_are_redacted(text: str) -> None:
     assert "abcdef" not in redact(f"it is {text}, he said")
 
 
@@ -67,7 +67,7 @@ def test_what_looks_like_a_key(text: str) -> None:
         "loading hf_config",
     ],
 )
-def test_other_text_stays(text: str) -> None:
+def test_other_text_is_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
@@ -82,12 +82,12 @@ def test_other_text_stays(text: str) -> None:
         ("see http://h:80, or write to a@b.org", "see http://h:80, or write to a@b.org"),
     ],
 )
-def test_a_password_in_a_url_is_hidden_whole(text: str, shown: str) -> None:
+def test_password_in_a_url_is_redacted_completely(text: str, shown: str) -> None:
     assert redact(text) == shown
     assert redact(shown) == shown
 
 
-def test_a_secret_behind_other_names_is_hidden_however_many() -> None:
+def test_secret_after_many_names_is_redacted() -> None:
     shown = redact("A=" * 3000 + "hf_abcdefghijklmnopqrstu")
     assert shown == "A=" * 3000 + "•••"
     assert redact("ARGS='--api-key swordfish'") == "ARGS='--api-key •••'"
@@ -97,7 +97,7 @@ def test_a_secret_behind_other_names_is_hidden_however_many() -> None:
     "pattern",
     ["x", "X", "key", "api_key: ", "hf_ ", "A=", "-", "TOKEN=", "api_key:{}", "{}hf_", "://x", "://@"],
 )
-def test_time_grows_with_a_lines_length_and_not_its_square(pattern: str) -> None:
+def test_time_is_linear_in_the_line_length(pattern: str) -> None:
     def seconds(length: int) -> float:
         text = pattern.replace("{}", " " * length) if "{}" in pattern else pattern * (length // len(pattern))
         times = []
@@ -111,7 +111,7 @@ def test_time_grows_with_a_lines_length_and_not_its_square(pattern: str) -> None
     assert large < 80 * max(small, 0.0002)
 
 
-def test_known_values_are_hidden_wherever_they_stand() -> None:
+def test_known_values_are_redacted_anywhere() -> None:
     assert redact("it said swordfish twice: swordfish", ["swordfish", "it"]) == "it said ••• twice: •••"
 
 
@@ -134,7 +134,7 @@ def test_split_and_inherit() -> None:
     assert inherited_secrets({"HF_TOKEN": "x", "VLLM_API_KEY": "", "GITHUB_TOKEN": "y"}) == {"HF_TOKEN": "x"}
 
 
-def test_the_command_line_can_be_copied(plan: Callable[..., Plan]) -> None:
+def test_command_line_can_be_copied(plan: Callable[..., Plan]) -> None:
     made = plan(secrets=("VLLM_API_KEY",), environment={"NOTE": "two words"}, set={"chat-template": "a b.jinja"})
     line = command_line(made)
     assert line.startswith("NOTE='two words' VLLM_API_KEY=\"$VLLM_API_KEY\" /opt/venv/bin/vllm serve ")

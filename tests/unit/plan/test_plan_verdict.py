@@ -27,20 +27,20 @@ def found(plan: Make) -> Plan:
     return replace(plan(), findings=(DEAD, LONG, MEMORY, IGNORED))
 
 
-def test_acceptance_replaces_errors_about_flags_only(found: Plan) -> None:
+def test_acceptance_replaces_only_flag_errors(found: Plan) -> None:
     judged = with_verdict(found, ACCEPTED)
     assert judged.findings == (MEMORY, IGNORED)
     assert judged.verdict is ACCEPTED
     assert format_verdict(judged, ACCEPTED) == "vLLM 0.33.0 accepts these flags"
 
 
-def test_acceptance_by_the_parser_leaves_what_the_configuration_decides(found: Plan) -> None:
+def test_parser_acceptance_keeps_configuration_errors(found: Plan) -> None:
     verdict = replace(ACCEPTED, parser_only=True)
     assert with_verdict(found, verdict).findings == (LONG, MEMORY, IGNORED)
     assert "parser accepts" in format_verdict(found, verdict)
 
 
-def test_a_refusal_replaces_the_finding_about_the_flag_that_it_names_and_keeps_its_fix(found: Plan) -> None:
+def test_refusal_replaces_the_finding_of_its_flag_and_keeps_the_fix(found: Plan) -> None:
     message = "vllm: error: unrecognized arguments: --swap-space 4"
     judged = with_verdict(found, EngineVerdict(EngineAnswer.REFUSED, message, "0.33.0"))
     refusal, *others = judged.findings
@@ -50,7 +50,7 @@ def test_a_refusal_replaces_the_finding_about_the_flag_that_it_names_and_keeps_i
     )
 
 
-def test_a_refusal_in_the_configurations_words_names_the_flag_too(found: Plan) -> None:
+def test_configuration_error_names_its_flag(found: Plan) -> None:
     judged = with_verdict(
         found, EngineVerdict(EngineAnswer.REFUSED, "User-specified max_model_len (9999) is\n  too long")
     )
@@ -59,30 +59,30 @@ def test_a_refusal_in_the_configurations_words_names_the_flag_too(found: Plan) -
     assert judged.findings[0].message == "vLLM 0.33.0 cuda refuses: User-specified max_model_len (9999) is; too long"
 
 
-def test_a_refusal_for_another_reason_has_the_fix_that_its_words_call_for(found: Plan) -> None:
+def test_other_refusal_has_its_own_fix(found: Plan) -> None:
     fix = Changes(set={"max-num-seqs": 1})
     judged = with_verdict(found, EngineVerdict(EngineAnswer.REFUSED, "max_num_seqs must be positive", fix=fix))
     assert judged.findings[0].fix == fix
     assert judged.findings[1:] == found.findings
 
 
-def test_only_the_newest_refusal_stands(found: Plan) -> None:
+def test_only_the_newest_refusal_is_kept(found: Plan) -> None:
     once = with_verdict(found, EngineVerdict(EngineAnswer.REFUSED, "no"))
     again = with_verdict(once, EngineVerdict(EngineAnswer.REFUSED, "never"))
     assert [one.message for one in again.findings if one.code == "vllm_refuses"] == ["vLLM 0.33.0 cuda refuses: never"]
 
 
-def test_an_unknown_verdict_changes_no_finding(found: Plan) -> None:
+def test_unknown_verdict_changes_no_finding(found: Plan) -> None:
     judged = with_verdict(found, EngineVerdict(EngineAnswer.UNKNOWN, "it is a container"))
     assert judged.findings == found.findings
 
 
-def test_a_simulated_engines_verdict_is_not_called_vllms(plan: Make) -> None:
+def test_simulated_verdict_is_not_called_vllms(plan: Make) -> None:
     simulated = plan(build="simulated")
     assert format_verdict(simulated, replace(ACCEPTED, version="")) == "simulated 0.33.0 accepts these flags"
 
 
-def test_the_address_does_not_matter_but_flags_and_variables_do(plan: Make) -> None:
+def test_verdict_depends_on_flags_and_variables_not_the_address(plan: Make) -> None:
     one = plan()
     assert question(one) == question(plan(port=8001))
     assert question(one) != question(plan(set={"max-num-seqs": 3}))

@@ -59,14 +59,12 @@ BLOCKS = replace(
         ({"no-such-flag": 1}, Changes(set={"max-num-seqs": 8}), Changes(set={"max-num-seqs": 8})),
     ],
 )  # fmt: skip
-def test_what_vllm_would_refuse_is_completed_or_not_offered(
-    flags: Flags, changes: Changes, offered: Changes | None
-) -> None:
+def test_refused_changes_are_completed_or_not_offered(flags: Flags, changes: Changes, offered: Changes | None) -> None:
     assert acceptable(Target(TABLE, DENSE), flags, changes) == offered
     assert (newly_refused(Target(TABLE, DENSE), flags, changes) == ()) is (changes == offered)
 
 
-def test_a_step_of_a_model_that_needs_whole_videos_is_not_made_too_small() -> None:
+def test_step_is_not_made_too_small_for_whole_videos() -> None:
     smaller = Changes(set={"max-num-batched-tokens": 2048})
     seeing = replace(DENSE, model_type="gemma4", multimodal=True)
     assert acceptable(Target(TABLE, seeing), {}, smaller) is None
@@ -74,7 +72,7 @@ def test_a_step_of_a_model_that_needs_whole_videos_is_not_made_too_small() -> No
 
 
 @pytest.mark.parametrize(("gpu", "offered"), [(None, True), (GpuShape("NVIDIA L40S", 45.0), False)])
-def test_the_step_that_vllm_derives_must_hold_the_sequences_too(gpu: GpuShape | None, offered: bool) -> None:
+def test_derived_step_must_hold_the_sequences(gpu: GpuShape | None, offered: bool) -> None:
     more = Changes(set={"max-num-seqs": 4000})
     assert (newly_refused(Target(TABLE, DENSE, gpu), {}, more) == ()) is offered
     assert newly_refused(Target(TABLE, DENSE, gpu), {"max-num-batched-tokens": 8192}, more) == ()
@@ -96,8 +94,6 @@ def test_nothing_is_judged_without_a_table_and_a_model() -> None:
         (None, {"decode-context-parallel-size": 2}, [2, 4, 8]),
     ],
 )
-def test_sizes_divide_heads_experts_and_what_else_is_set(
-    facts: ModelFacts | None, flags: Flags, sizes: list[int]
-) -> None:
+def test_sizes_divide_heads_experts_and_set_flags(facts: ModelFacts | None, flags: Flags, sizes: list[int]) -> None:
     assert tensor_sizes(facts, flags, 9) == sizes
     assert not any(tensor_problem(facts, {**flags, "tensor-parallel-size": size}) for size in sizes)

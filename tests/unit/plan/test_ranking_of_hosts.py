@@ -85,9 +85,7 @@ def told(ranking: PlacementRanking) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "size"), RANKED)
-def test_sets_stand_in_the_order_that_an_expert_gives_them(
-    name: str, size: int, recorded: Callable[[str], Host]
-) -> None:
+def test_sets_are_ranked_like_an_expert_would(name: str, size: int, recorded: Callable[[str], Host]) -> None:
     ranking = rank_placements(recorded(name), size)
     expected = RANKED[name, size]
     assert tuple(told(ranking)[: len(expected)]) == expected
@@ -95,7 +93,7 @@ def test_sets_stand_in_the_order_that_an_expert_gives_them(
     assert (ranking.best is None) == expected[0].startswith("- ")
 
 
-def test_every_recorded_host_is_ranked_here() -> None:
+def test_every_recorded_host_is_ranked() -> None:
     assert {name for name, _ in RANKED} == set(recorded_hosts())
 
 
@@ -115,7 +113,7 @@ def share_of(fraction: float) -> Callable[[Gpu], float | None]:
     return lambda gpu: None if gpu.memory_gib is None else fraction * gpu.memory_gib
 
 
-def test_what_is_taken_of_each_gpu_may_depend_on_its_size() -> None:
+def test_required_memory_may_depend_on_the_gpu_size() -> None:
     ranking = rank_placements(mixed(), 1, need_gib=share_of(0.9))
     assert [(found.gpus, found.fits) for found in ranking.placements] == [
         ((2,), True), ((0,), True), ((1,), True), ((3,), False),
@@ -127,7 +125,7 @@ def test_what_is_taken_of_each_gpu_may_depend_on_its_size() -> None:
     assert shared.placements[3].warnings == ("GPU 3: anna holds 10.0 GiB",)
 
 
-def test_of_unlike_gpus_the_alike_ones_are_put_together_and_the_rest_is_reported() -> None:
+def test_equal_gpus_are_grouped_and_mixed_ones_reported() -> None:
     pairs = rank_placements(mixed(), 2, need_gib=share_of(0.9))
     assert pairs.best is not None
     assert pairs.best.gpus == (0, 1)
@@ -138,7 +136,7 @@ def test_of_unlike_gpus_the_alike_ones_are_put_together_and_the_rest_is_reported
     assert "GPU 3: anna holds 10.0 GiB" in every.problem
 
 
-def test_a_need_that_is_not_known_of_one_gpu_leaves_it_to_its_idleness() -> None:
+def test_unknown_need_of_a_gpu_falls_back_to_its_idleness() -> None:
     host = mixed()
     host = replace(host, gpus=(replace(host.gpus[0], memory_gib=None, free_gib=None), *host.gpus[1:]))
     ranking = rank_placements(host, 1, need_gib=share_of(0.9))
@@ -148,21 +146,21 @@ def test_a_need_that_is_not_known_of_one_gpu_leaves_it_to_its_idleness() -> None
     assert unknown.reason.endswith("free memory unknown")
 
 
-def test_a_slice_is_asked_for_what_a_gpu_of_its_size_would_be(recorded: Callable[[str], Host]) -> None:
+def test_slice_needs_as_much_as_a_gpu_of_its_size(recorded: Callable[[str], Host]) -> None:
     ranking = rank_placements(recorded("1xa100-mig"), 1, need_gib=share_of(0.9))
     assert [found.fits for found in ranking.placements] == [True, True, False]
     sizes = [found.mig.memory_gib or 0.0 for found in ranking.placements if found.mig is not None]
     assert [found.needs_gib[0] for found in ranking.placements] == pytest.approx([0.9 * size for size in sizes])
 
 
-def test_a_gpu_whose_share_is_nothing_is_never_taken() -> None:
+def test_gpu_with_a_share_of_zero_is_never_chosen() -> None:
     shares = tuple(GpuShare(index, gib=0.0) for index in (1, 2, 3))
     ranking = rank_placements(mixed(), 1, shares=shares)
     assert [found.gpus for found in ranking.placements if found.fits] == [(0,)]
     assert rank_placements(mixed(), 2, shares=shares).best is None
 
 
-def test_a_pair_with_more_nvlinks_comes_first_also_where_their_speed_is_not_known() -> None:
+def test_more_nvlinks_come_first_even_at_unknown_speed() -> None:
     links = (Link(0, 1, "NV1"), Link(0, 2, "NV2"), Link(1, 2, "SYS"))
     host = Host(gpus=tuple(map(Gpu, range(3))), links=links, islands=islands_of(range(3), links))
     assert [found.gpus for found in rank_placements(host, 2).placements] == [(0, 2), (0, 1), (1, 2)]

@@ -24,7 +24,7 @@ NOW = Estimate(7.8, 7.8, 7.8)
         (0.0, 20.0, True),
     ],
 )
-def test_an_interval_is_rough_where_it_tells_neither_direction_nor_size(low, high, rough):
+def test_interval_without_direction_or_size_is_rough(low, high, rough):
     assert is_rough(NOW, Estimate((low + high) / 2, low, high)) is rough
 
 
@@ -49,17 +49,17 @@ def test_an_interval_is_rough_where_it_tells_neither_direction_nor_size(low, hig
         (7.8, None, None, "can't be told"),
     ],
 )
-def test_the_words_hold_for_the_whole_interval(now, low, high, words):
+def test_wording_holds_for_the_whole_interval(now, low, high, words):
     assert in_words(Estimate(now), Estimate(3.0, low, high)) == words
 
 
-def test_only_what_lies_above_as_a_whole_surely_rises():
+def test_rise_is_certain_only_if_the_whole_interval_is_above():
     assert surely_rises(NOW, Estimate(20.0, 8.7, 59.0))
     assert not surely_rises(NOW, Estimate(20.0, 6.8, 58.0))
     assert not surely_rises(NOW, Estimate(20.0))
 
 
-def test_the_command_has_words_where_numbers_tell_nothing():
+def test_command_uses_words_for_wide_intervals():
     wide, narrow = Estimate(20.0, 8.7, 59.0), Estimate(8.0, 7.0, 8.2)
     assert _row("TTFT p99", NOW, wide, seconds, flagged=False).split(maxsplit=3)[2:] == [
         "7.8s",
@@ -81,6 +81,6 @@ def test_the_command_has_words_where_numbers_tell_nothing():
         ),
     ],
 )
-def test_the_sentence_claims_no_more_than_the_intervals(after, sentence):
+def test_sentence_claims_no_more_than_the_intervals(after, sentence):
     sides = (Estimates(ttft_seconds=EstimatedSpread(p50=one)) for one in (NOW, after))
     assert _sentence(*sides) == sentence

@@ -42,7 +42,7 @@ def served(prepared: Prepared) -> dict[str, Any]:
 # -- accepted, go -----------------------------------------------------------------------------------------------------
 
 
-def test_the_steps_of_a_start(start: Start) -> None:
+def test_startup_steps(start: Start) -> None:
     prepared = start("serve", "m", "--port", "81")
     assert prepared.step() == {"step": "importing"}
     imported = prepared.step()
@@ -57,7 +57,7 @@ def test_the_steps_of_a_start(start: Start) -> None:
     assert "prepared in" in prepared.own_output.read_text(), "the beginning of the server's log"
 
 
-def test_the_server_is_as_its_own_command_would_have_started_it(start: Start, tmp_path: Path) -> None:
+def test_server_equals_one_started_by_its_own_command(start: Start, tmp_path: Path) -> None:
     server = served(start("serve", "m", "--port", "81"))
     script = tmp_path / "bin" / "vllm"
     assert server["argv"] == [str(script), "serve", "m", "--port", "81"]
@@ -67,28 +67,28 @@ def test_the_server_is_as_its_own_command_would_have_started_it(start: Start, tm
     assert server["method"] == "spawn"
 
 
-def test_the_command_run_as_a_module_has_the_working_folder_on_its_path(start: Start, tmp_path: Path) -> None:
+def test_module_command_has_the_working_folder_on_its_path(start: Start, tmp_path: Path) -> None:
     server = served(start("serve", "m", script="vllm.entrypoints.cli.main"))
     assert server["path"] == str(tmp_path)
 
 
-def test_the_keepers_death_is_not_the_servers(start: Start) -> None:
+def test_server_survives_the_keepers_death(start: Start) -> None:
     assert served(start())["death_signal"] == 0
 
 
-def test_neither_socket_nor_output_stay_open_beside_the_standard_ones(start: Start) -> None:
+def test_socket_and_output_are_closed_in_the_server(start: Start) -> None:
     # One more: the listing's own.
     assert len(served(start(FAKE_RANKS="2"))["descriptors"]) == 4
 
 
-def test_no_child_inherits_the_socket(start: Start) -> None:
+def test_socket_is_not_inherited_by_children(start: Start) -> None:
     prepared = start()
     prepared.until("accepted")
     flags = Path(f"/proc/{prepared.process.pid}/fdinfo/3").read_text().partition("flags:")[2].split()[0]
     assert int(flags, 8) & os.O_CLOEXEC
 
 
-def test_output_changes_over_to_the_servers_file(start: Start) -> None:
+def test_output_switches_to_the_servers_file(start: Start) -> None:
     prepared = start()
     served(prepared)
     assert "the model is m" in prepared.own_output.read_text()
@@ -96,7 +96,7 @@ def test_output_changes_over_to_the_servers_file(start: Start) -> None:
     assert "death_signal" not in prepared.own_output.read_text()
 
 
-def test_the_users_own_way_to_start_processes_is_kept(start: Start) -> None:
+def test_users_multiprocessing_method_is_kept(start: Start) -> None:
     assert served(start(VLLM_WORKER_MULTIPROC_METHOD="fork"))["method"] == "fork"
 
 
@@ -110,7 +110,7 @@ def spawned(prepared: Prepared) -> list[str]:
     return lines[next(number for number, line in enumerate(lines) if line.startswith("{")) + 1 :]
 
 
-def test_the_first_spawned_process_has_been_waiting_with_its_imports(start: Start) -> None:
+def test_first_spawned_process_uses_the_preimported_spare(start: Start) -> None:
     prepared = start("serve", "m", "--spawn", "2")
     pid = prepared.process.pid
     first, files, end, *second = spawned(prepared)
@@ -129,7 +129,7 @@ def test_the_first_spawned_process_has_been_waiting_with_its_imports(start: Star
     ],
     ids=["another environment", "data parallel", "forked", "its imports need the GPU"],
 )
-def test_a_process_that_has_to_import_by_itself_does(start: Start, environment: dict[str, str]) -> None:
+def test_process_that_must_import_by_itself_does(start: Start, environment: dict[str, str]) -> None:
     lines = spawned(start("serve", "m", "--spawn", "1", **environment))
     assert lines[0] == "imported by ['serve']"
     assert lines[1].endswith("True")
@@ -146,9 +146,7 @@ def impatient(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_spare_that_is_late_takes_over_once_it_has_imported_all(
-    start: Start, impatient: Path, tmp_path: Path
-) -> None:
+def test_late_spare_takes_over_after_its_imports(start: Start, impatient: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     late = {"FAKE_WORKER": "vllm.engine.late.Worker", "FAKE_GATE": str(gate)}
@@ -166,7 +164,7 @@ def test_a_spare_that_is_late_takes_over_once_it_has_imported_all(
     assert prepared.server_output.read_text().endswith("ended with 5\n")
 
 
-def test_a_spare_that_is_late_is_ended_where_it_cannot_be_used(start: Start, impatient: Path, tmp_path: Path) -> None:
+def test_late_spare_that_cannot_be_used_is_ended(start: Start, impatient: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     late = {"FAKE_WORKER": "vllm.engine.late.Worker", "FAKE_GATE": str(gate), "FAKE_ADDED": '{"ADDED": "x"}'}
@@ -180,7 +178,7 @@ def test_a_spare_that_is_late_is_ended_where_it_cannot_be_used(start: Start, imp
     assert lines[-1] == "ended with 5", "and no zombie is left"
 
 
-def test_a_spare_that_has_died_is_not_missed(start: Start) -> None:
+def test_dead_spare_is_replaced_by_a_normal_start(start: Start) -> None:
     prepared = start("serve", "m", "--spawn", "1")
     prepared.until("accepted")
     (spare,) = children(prepared)
@@ -203,7 +201,7 @@ def test_nothing_is_left_when_the_keeper_closes_the_socket(start: Start) -> None
         assert ended()
 
 
-def test_nothing_is_left_when_it_is_killed_while_its_spare_imports(start: Start) -> None:
+def test_nothing_is_left_when_killed_while_the_spare_imports(start: Start) -> None:
     prepared = start(FAKE_WORKER="vllm.engine.hangs.Worker")
     wait_for(prepared, "spare hangs")
     (spare,) = children(prepared)
@@ -261,7 +259,7 @@ def test_flags_are_refused_with_vllms_message(start: Start, flags: list[str], me
     assert prepared.wait() == 2
 
 
-def test_the_whole_of_a_refusal_is_in_its_output(start: Start) -> None:
+def test_complete_refusal_is_in_its_output(start: Start) -> None:
     prepared = start("serve", "m", "--error", "value")
     prepared.until("refused")
     assert prepared.wait() == 2
@@ -275,12 +273,12 @@ def test_the_whole_of_a_refusal_is_in_its_output(start: Start) -> None:
     assert parser.own_output.read_text().startswith("usage: vllm")
 
 
-def test_values_that_were_checked_are_not_in_a_message(start: Start) -> None:
+def test_checked_values_are_not_in_a_message(start: Start) -> None:
     prepared = start("serve", "m", "--error", "validation")
     assert "s3cret" not in prepared.until("refused")["message"]
 
 
-def test_a_message_has_a_bounded_length(start: Start) -> None:
+def test_message_length_is_limited(start: Start) -> None:
     message = start("serve", "m", "--error", "long").until("refused")["message"]
     assert len(message) == 10_000
     assert message.endswith("…")
@@ -307,7 +305,7 @@ def test_a_message_has_a_bounded_length(start: Start) -> None:
         (["serve", "m", "--omni"], {}, "only 'vllm serve' can be prepared"),
     ],
 )
-def test_what_says_nothing_about_flags_is_no_refusal(
+def test_failure_unrelated_to_flags_is_not_a_refusal(
     start: Start, words: list[str], environment: dict[str, str], message: str
 ) -> None:
     prepared = start(*words, **environment)
@@ -316,12 +314,12 @@ def test_what_says_nothing_about_flags_is_no_refusal(
     assert "SERVES" not in prepared.own_output.read_text()
 
 
-def test_a_python_without_vllm(start: Start, tmp_path: Path) -> None:
+def test_python_without_vllm(start: Start, tmp_path: Path) -> None:
     prepared = start(PYTHONPATH=str(tmp_path))
     assert prepared.until("unprepared")["message"] == "importing it failed: No module named 'vllm'"
 
 
-def test_an_upgrade_between_the_verdict_and_go_is_noticed(start: Start, fake_vllm: Path) -> None:
+def test_upgrade_between_verdict_and_start_is_noticed(start: Start, fake_vllm: Path) -> None:
     prepared = start()
     prepared.until("accepted")
     upgraded = fake_vllm / "vllm" / "upgraded"
@@ -335,7 +333,7 @@ def test_an_upgrade_between_the_verdict_and_go_is_noticed(start: Start, fake_vll
 # -- the GPU ----------------------------------------------------------------------------------------------------------
 
 
-def test_where_the_configuration_needs_the_gpu_only_the_parser_judges(start: Start) -> None:
+def test_only_the_parser_judges_if_the_configuration_needs_the_gpu(start: Start) -> None:
     prepared = start("serve", "m", "--gpu", FAKE_CUDA="12.9")
     pid = prepared.process.pid
     steps = [prepared.step() for _ in range(6)]
@@ -348,7 +346,7 @@ def test_where_the_configuration_needs_the_gpu_only_the_parser_judges(start: Sta
     assert prepared.wait() == 7, "the server itself may use the GPU"
 
 
-def test_a_refusal_by_the_parser_stands_there_too(start: Start) -> None:
+def test_parser_refuses_without_a_gpu(start: Start) -> None:
     prepared = start("serve", "m", "--gpu", "--no-such-flag", FAKE_CUDA="12.9")
     assert "--no-such-flag" in prepared.until("refused")["message"]
 
@@ -362,7 +360,7 @@ def holder() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_it_begins_once_the_driver_says_that_the_ended_servers_memory_is_free(
+def test_start_waits_until_the_ended_servers_gpu_memory_is_free(
     start: Start, tmp_path: Path, holder: subprocess.Popen[bytes]
 ) -> None:
     """A neighbor keeps its memory and is not waited for, nor is a process that this machine does not have."""
@@ -382,7 +380,7 @@ def test_it_begins_once_the_driver_says_that_the_ended_servers_memory_is_free(
     assert "GPU memory was free after" in prepared.server_output.read_text()
 
 
-def test_memory_that_is_not_freed_is_logged_and_left_to_the_server(
+def test_unreleased_memory_is_logged_and_left_to_the_server(
     start: Start, tmp_path: Path, holder: subprocess.Popen[bytes], impatient: Path
 ) -> None:
     listed = tmp_path / "listed"
@@ -397,7 +395,7 @@ def test_memory_that_is_not_freed_is_logged_and_left_to_the_server(
     assert f"GPU memory of ended processes is still held: {holder.pid}" in prepared.server_output.read_text()
 
 
-def test_a_driver_that_fails_stops_no_restart(start: Start, tmp_path: Path) -> None:
+def test_failing_driver_does_not_block_a_restart(start: Start, tmp_path: Path) -> None:
     listed = tmp_path / "listed"
     listed.write_text(f"{os.getpid()}\n\n")
     prepared = start(FAKE_CUDA="12.9", FAKE_HOLDERS=str(listed))
@@ -409,7 +407,7 @@ def test_a_driver_that_fails_stops_no_restart(start: Start, tmp_path: Path) -> N
     assert "whether GPU memory was freed is not known" in prepared.server_output.read_text()
 
 
-def test_a_vllm_that_initializes_the_gpu_when_imported_is_not_prepared(start: Start, fake_vllm: Path) -> None:
+def test_vllm_that_initializes_the_gpu_on_import_is_not_prepared(start: Start, fake_vllm: Path) -> None:
     serve = fake_vllm / "vllm/entrypoints/cli/serve.py"
     serve.write_text("import contextlib, torch\nwith contextlib.suppress(Exception):\n    torch.cuda._lazy_init()\n")
     prepared = start(FAKE_CUDA="12.9")
@@ -419,7 +417,7 @@ def test_a_vllm_that_initializes_the_gpu_when_imported_is_not_prepared(start: St
 # -- its end ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_ends_quietly_when_the_keeper_closes_the_socket(start: Start) -> None:
+def test_preparation_ends_quietly_when_the_socket_closes(start: Start) -> None:
     prepared = start()
     prepared.until("accepted")
     before = prepared.own_output.read_text()
@@ -428,14 +426,14 @@ def test_it_ends_quietly_when_the_keeper_closes_the_socket(start: Start) -> None
     assert prepared.own_output.read_text() == before
 
 
-def test_it_ends_quietly_when_the_keeper_is_gone_while_it_imports(start: Start) -> None:
+def test_preparation_ends_quietly_without_a_keeper_during_import(start: Start) -> None:
     prepared = start()
     prepared.close()
     assert prepared.wait() == 0
     assert "Traceback" not in prepared.own_output.read_text()
 
 
-def test_another_word_than_go_ends_it(start: Start) -> None:
+def test_unknown_command_ends_the_preparation(start: Start) -> None:
     prepared = start()
     prepared.until("accepted")
     prepared.socket.sendall(b"x")
@@ -443,7 +441,7 @@ def test_another_word_than_go_ends_it(start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_without_a_traceback_while_it_waits(start: Start, number: signal.Signals) -> None:
+def test_signal_ends_the_waiting_process_without_a_traceback(start: Start, number: signal.Signals) -> None:
     prepared = start()
     prepared.until("accepted")
     prepared.process.send_signal(number)
@@ -452,7 +450,7 @@ def test_a_signal_ends_it_without_a_traceback_while_it_waits(start: Start, numbe
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_without_a_traceback_in_an_import(start: Start, number: signal.Signals) -> None:
+def test_signal_during_import_leaves_no_traceback(start: Start, number: signal.Signals) -> None:
     prepared = start(FAKE_IMPORT="hangs")
     wait_for(prepared, "hangs")
     prepared.process.send_signal(number)
@@ -463,11 +461,11 @@ def test_a_signal_ends_it_without_a_traceback_in_an_import(start: Start, number:
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_can_be_read_by_the_oldest_python_that_runs_vllm() -> None:
+def test_bootstrap_parses_with_the_oldest_supported_python() -> None:
     ast.parse(BOOTSTRAP.read_text(), feature_version=(3, 9))
 
 
-def test_it_needs_nothing_of_this_program() -> None:
+def test_bootstrap_imports_nothing_of_this_program() -> None:
     tree = ast.parse(BOOTSTRAP.read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}

@@ -64,32 +64,32 @@ def written(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("text", FORMS.values(), ids=FORMS)
-def test_what_installers_write(folder: Path, text: str) -> None:
+def test_scripts_of_installers_are_recognized(folder: Path, text: str) -> None:
     script = written(folder, text)
     words = prepared_command([str(script), "serve", "m", "--port", "81"], {"PATH": str(folder)})
     assert words == (str(folder / "python"), str(BOOTSTRAP), str(script), "serve", "m", "--port", "81")
 
 
 @pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
-def test_a_command_that_does_more_is_run_itself(folder: Path, text: str) -> None:
+def test_command_with_extra_code_is_run_itself(folder: Path, text: str) -> None:
     script = written(folder, text)
     assert prepared_command([str(script), "serve", "m"], {"PATH": str(folder)}) == ()
 
 
-def test_options_of_the_interpreter_are_kept(folder: Path) -> None:
+def test_interpreter_options_are_kept(folder: Path) -> None:
     script = written(folder, PIP.replace("{python}", "{python} -sP"))
     words = prepared_command([str(script), "serve", "m"], {})
     assert words == (str(folder / "python"), "-sP", str(BOOTSTRAP), str(script), "serve", "m")
 
 
-def test_a_link_to_the_command_is_kept_and_its_interpreter_found(folder: Path, tmp_path: Path) -> None:
+def test_linked_command_is_kept_and_its_interpreter_found(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "vllm"
     link.symlink_to(written(folder, FORMS["uv, relocatable"]))
     words = prepared_command([str(link), "serve", "m"], {})
     assert words == (str(folder / "python"), str(BOOTSTRAP), str(link), "serve", "m")
 
 
-def test_a_command_by_its_name(folder: Path) -> None:
+def test_command_by_name(folder: Path) -> None:
     script = written(folder, PIP)
     words = prepared_command(["vllm", "serve", "m"], {"PATH": str(folder)})
     assert words == (str(folder / "python"), str(BOOTSTRAP), str(script), "serve", "m")
@@ -115,17 +115,17 @@ def test_vllm_run_as_a_module(folder: Path) -> None:
         [],
     ],
 )
-def test_what_cannot_be_prepared(folder: Path, words: list[str]) -> None:
+def test_commands_that_cannot_be_prepared(folder: Path, words: list[str]) -> None:
     script = written(folder, PIP)
     argv = [word.format(python=folder / "python", vllm=script) for word in words]
     assert prepared_command(argv, {"PATH": str(folder)}) == ()
 
 
-def test_the_bootstrap_is_there() -> None:
+def test_bootstrap_exists() -> None:
     assert BOOTSTRAP.is_file()
 
 
-def test_the_simulated_engine_is_prepared_by_its_own_module() -> None:
+def test_simulated_engine_is_prepared_by_its_own_module() -> None:
     argv = (sys.executable, "-m", "vllm_launchers.simulated", "serve", "m", "--port", "81")
     prepared = prepared_command(argv)
     assert prepared == (sys.executable, "-m", "vllm_launchers.simulated.prepared", "serve", "m", "--port", "81")

@@ -52,7 +52,7 @@ def read(tmp_path: Path, limit: int = 10**9) -> ReadAhead:
     return reader
 
 
-def test_what_is_missing_is_read_and_nothing_else(cache: PageCache, tmp_path: Path) -> None:
+def test_only_uncached_parts_are_read(cache: PageCache, tmp_path: Path) -> None:
     cache.held = {0, 2000}
     reader = read(tmp_path)
     assert cache.reads == [1000, 3000, 4000]
@@ -62,18 +62,18 @@ def test_what_is_missing_is_read_and_nothing_else(cache: PageCache, tmp_path: Pa
     assert cache.reads == []
 
 
-def test_no_more_than_memory_allows(cache: PageCache, tmp_path: Path) -> None:
+def test_reading_is_limited_to_available_memory(cache: PageCache, tmp_path: Path) -> None:
     assert read(tmp_path, limit=2500).read == 2000
 
 
-def test_it_ends_where_nothing_stays_or_nothing_can_be_reported(cache: PageCache, tmp_path: Path) -> None:
+def test_reading_stops_if_pages_are_not_kept_or_unknown(cache: PageCache, tmp_path: Path) -> None:
     cache.keeps = False
     assert read(tmp_path).read == CHUNK
     cache.tells = False
     assert read(tmp_path).read == 0
 
 
-def test_it_says_how_far_it_is_and_what_it_did(cache: PageCache, tmp_path: Path) -> None:
+def test_progress_and_result_are_reported(cache: PageCache, tmp_path: Path) -> None:
     reader = read(tmp_path)
     reader.start()
     assert reader.finish(600, lambda _: None) == "weights read ahead: 0.00 of 0.00 GiB, 0.00 GiB were cached"
@@ -84,7 +84,7 @@ def configuration(folder: Path, load_format: str = "auto") -> SimpleNamespace:
     return SimpleNamespace(model_config=model, load_config=SimpleNamespace(load_format=load_format, download_dir=None))
 
 
-def test_the_files_that_vllm_reads(tmp_path: Path) -> None:
+def test_files_read_by_vllm(tmp_path: Path) -> None:
     for name in ("b.safetensors", "a.safetensors", "consolidated.safetensors", "pytorch_model.bin"):
         (tmp_path / name).touch()
     assert [path.name for path in read_ahead_files(configuration(tmp_path))] == ["a.safetensors", "b.safetensors"]
@@ -94,5 +94,5 @@ def test_the_files_that_vllm_reads(tmp_path: Path) -> None:
     assert [path.name for path in read_ahead_files(configuration(tmp_path))] == ["b.safetensors"]
 
 
-def test_available_memory_is_known_here() -> None:
+def test_available_memory_is_known() -> None:
     assert bootstrap.available_memory() > 0

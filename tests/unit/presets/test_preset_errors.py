@@ -63,14 +63,14 @@ BASE = 'extends = "chatbot"\n'
         ("# " + "x" * 70_000, ["larger than 64 KiB"]),
     ],
 )
-def test_the_sentence(complaint: Complaint, text: str, parts: list[str]) -> None:
+def test_error_sentence(complaint: Complaint, text: str, parts: list[str]) -> None:
     sentence = complaint(text)
     for part in parts:
         assert part in sentence
     assert len(sentence) < 400
 
 
-def test_all_mistakes_of_a_file_are_reported_at_once(own: Path, write: Callable[..., Path]) -> None:
+def test_all_errors_of_a_file_are_reported_at_once(own: Path, write: Callable[..., Path]) -> None:
     text = BASE + 'titel = "x"\n[flags]\nport = 9\nmax_num_seqs = 4\n[workload]\nconcurrency = 0'
     path = write("mine", text)
     presets, problems = read_presets(own)
@@ -87,12 +87,12 @@ def test_all_mistakes_of_a_file_are_reported_at_once(own: Path, write: Callable[
     assert str(error.value).startswith(f"{path}: 4 mistakes: (1) {said[0]} (2) {said[1]} (3)")
 
 
-def test_a_secret_is_not_repeated(complaint: Complaint) -> None:
+def test_secret_is_not_repeated(complaint: Complaint) -> None:
     assert "hunter2" not in complaint(BASE + '[environment]\nDB_PASSWORD = "hunter2"')
     assert "hunter2" not in complaint(BASE + '[flags]\napi-key = "hunter2"')
 
 
-def test_files_that_are_no_text(own: Path, complaint: Complaint) -> None:
+def test_non_text_files(own: Path, complaint: Complaint) -> None:
     (own / "binary.toml").write_bytes(b'title = "\xff\xfe"')
     (own / "folder.toml").mkdir()
     (own / "dangling.toml").symlink_to(own / "nowhere")
@@ -109,11 +109,11 @@ def test_files_that_are_no_text(own: Path, complaint: Complaint) -> None:
     }
 
 
-def test_a_missing_folder_is_no_mistake(tmp_path: Path) -> None:
+def test_missing_folder_is_not_an_error(tmp_path: Path) -> None:
     assert read_presets(tmp_path / "nowhere")[1] == []
 
 
-def test_unknown_name_says_which_come_near() -> None:
+def test_unknown_name_lists_similar_ones() -> None:
     presets, problems = read_presets(None)
     with pytest.raises(PresetError, match="no preset is called 'chatbott'; did you mean 'chatbot'"):
         find_preset("chatbott", presets, problems)
@@ -121,7 +121,7 @@ def test_unknown_name_says_which_come_near() -> None:
         find_preset("zzz", presets, problems)
 
 
-def test_a_wrong_override_is_reported_and_never_replaced_silently(own: Path) -> None:
+def test_invalid_override_is_reported_and_not_replaced(own: Path) -> None:
     (own / "chatbot.toml").write_text('extends = "chatbot"\n[flags]\nmax-num-seqs = "x"\n')
     presets, problems = read_presets(own)
     assert set(presets) == {"code-generation", "long-document", "batch"}

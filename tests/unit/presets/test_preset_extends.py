@@ -38,7 +38,7 @@ def test_flags_are_merged_and_dropped(write: Write, read: Read) -> None:
     assert base.flags["max-num-seqs"].value == 256
 
 
-def test_ones_own_preset_replaces_the_shipped_one_and_may_extend_it(write: Write, read: Read) -> None:
+def test_own_preset_replaces_and_may_extend_the_shipped_one(write: Write, read: Read) -> None:
     path = write("chatbot", 'extends = "chatbot"\n[flags]\nmax-num-seqs = 8\n')
     presets, problems = read()
     assert problems == []
@@ -48,13 +48,13 @@ def test_ones_own_preset_replaces_the_shipped_one_and_may_extend_it(write: Write
     assert presets["chatbot"].source == str(path)
 
 
-def test_others_extend_ones_own_version(write: Write, read: Read) -> None:
+def test_presets_extend_the_users_version(write: Write, read: Read) -> None:
     write("chatbot", 'extends = "chatbot"\n[flags]\nmax-num-seqs = 8\n')
     write("mine", 'extends = "chatbot"\n')
     assert read()[0]["mine"].flags["max-num-seqs"].value == 8
 
 
-def test_a_chain_and_its_limit(write: Write, read: Read) -> None:
+def test_chain_and_its_limit(write: Write, read: Read) -> None:
     write("p0", 'extends = "batch"\n[flags]\nseed = 7\n')
     for number in range(1, 12):
         write(f"p{number}", f'extends = "p{number - 1}"\n')
@@ -64,7 +64,7 @@ def test_a_chain_and_its_limit(write: Write, read: Read) -> None:
     assert all("in a row" in str(problem) for problem in problems)
 
 
-def test_a_circle_breaks_only_itself(write: Write, read: Read) -> None:
+def test_cycle_breaks_only_itself(write: Write, read: Read) -> None:
     write("a", 'extends = "b"\n')
     write("b", 'extends = "c"\n')
     write("c", 'extends = "b"\n')
@@ -75,7 +75,7 @@ def test_a_circle_breaks_only_itself(write: Write, read: Read) -> None:
     assert all("circle" in str(problem) for problem in problems)
 
 
-def test_what_extends_a_broken_one_reports_it(write: Write, read: Read) -> None:
+def test_preset_that_extends_a_broken_one_reports_it(write: Write, read: Read) -> None:
     write("base", 'extends = "chatbot"\n[flags]\nmax-num-seqs = -1\n')
     write("unread", "= no toml")
     write("one", 'extends = "base"\n')
@@ -86,7 +86,7 @@ def test_what_extends_a_broken_one_reports_it(write: Write, read: Read) -> None:
     assert "'unread' cannot be used itself" in texts["two"]
 
 
-def test_a_whole_preset_of_ones_own(write: Write, read: Read, own: Path) -> None:
+def test_complete_own_preset(write: Write, read: Read, own: Path) -> None:
     text = (Path(read_presets(None)[0]["batch"].source)).read_text()
     write("mine", text.replace("512", "32"))
     presets, problems = read_presets(own)

@@ -53,7 +53,7 @@ DOCUMENTS = st.dictionaries(
 
 @given(DOCUMENTS, st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_any_document_ends_in_a_preset_or_a_problem(document: dict[str, Any], complete: bool) -> None:
+def test_any_document_gives_a_preset_or_a_problem(document: dict[str, Any], complete: bool) -> None:
     said = None
     try:
         check_document(document, complete=complete)
@@ -65,7 +65,7 @@ def test_any_document_ends_in_a_preset_or_a_problem(document: dict[str, Any], co
 
 @given(st.binary(max_size=400) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))
 @settings(max_examples=60, deadline=None)
-def test_any_bytes_end_in_a_preset_or_a_problem(data: bytes) -> None:
+def test_any_bytes_give_a_preset_or_a_problem(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "mine.toml").write_bytes(data)
         presets, problems = read_presets(Path(folder))

@@ -28,7 +28,7 @@ FIELD_VALUES: dict[str, dict[str, FlagValue]] = {
 }
 
 
-def test_all_four_are_there_and_right() -> None:
+def test_all_four_presets_are_valid() -> None:
     presets, problems = read_presets(None)
     assert problems == []
     assert set(presets) == set(FIELD_VALUES)
@@ -36,7 +36,7 @@ def test_all_four_are_there_and_right() -> None:
 
 
 @pytest.mark.parametrize("name", FIELD_VALUES)
-def test_values_of_the_field(name: str) -> None:
+def test_expected_values(name: str) -> None:
     flags = read_presets(None)[0][name].flags
     for flag, value in FIELD_VALUES[name].items():
         assert flags[flag].value == value
@@ -59,13 +59,13 @@ def test_every_flag_has_a_reason_and_the_workload_fits(name: str) -> None:
     assert preset.workload.concurrency <= sequences
 
 
-def test_none_names_a_quantization_or_a_host() -> None:
+def test_no_preset_sets_a_quantization_or_a_host() -> None:
     for preset in read_presets(None)[0].values():
         assert not {"quantization", "host", "port"} & set(preset.flags)
 
 
 @pytest.mark.parametrize("name", FIELD_VALUES)
-def test_reasons_hold_for_any_model(name: str) -> None:
+def test_reasons_apply_to_any_model(name: str) -> None:
     """A preset can be planned with another model or other flags, and the reasons are shown there too."""
     for flag, setting in read_presets(None)[0][name].flags.items():
         numbers = {found.replace(",", "") for found in re.findall(r"\d[\d,]*\d{3}|\d{3,}(?! pages)", setting.why)}

@@ -73,7 +73,7 @@ def written(recorder: Recorder, folder: Path) -> tuple[list[EngineStep], list[Fi
     return reader.steps(), reader.requests()
 
 
-def test_a_step_and_a_request_are_read_as_they_were_reported(recorder: Recorder, tmp_path: Path) -> None:
+def test_step_and_request_are_read_as_reported(recorder: Recorder, tmp_path: Path) -> None:
     before = time.time()
     Probe(recorder, 2).record(scheduler_stats(), iteration_stats(finished()))
     (step,), (request,) = written(recorder, tmp_path / "probe")
@@ -95,9 +95,7 @@ def test_a_step_and_a_request_are_read_as_they_were_reported(recorder: Recorder,
     assert request.arrived_at == pytest.approx(before - 1.1, abs=0.05)
 
 
-def test_a_step_of_prefill_alone_has_no_tokens_and_one_with_details_has_its_chunks(
-    recorder: Recorder, tmp_path: Path
-) -> None:
+def test_prefill_step_has_no_tokens_and_detailed_one_has_chunks(recorder: Recorder, tmp_path: Path) -> None:
     details = SimpleNamespace(num_ctx_requests=1, num_ctx_tokens=64, num_generation_requests=2)
     Probe(recorder, evictions=True).record(
         scheduler_stats(iteration_details=details, kv_cache_eviction_events=[object(), object()]), None
@@ -110,7 +108,7 @@ def test_a_step_of_prefill_alone_has_no_tokens_and_one_with_details_has_its_chun
     assert not requests
 
 
-def test_what_resumed_requests_still_found(recorder: Recorder, tmp_path: Path) -> None:
+def test_tokens_still_cached_on_resume_are_recorded(recorder: Recorder, tmp_path: Path) -> None:
     cache = SimpleNamespace(queries=0, hits=0, preempted_requests=2, preempted_queries=300, preempted_hits=64)
     Probe(recorder, 1).record(scheduler_stats(prefix_cache_stats=cache), None)
     cache.preempted_requests = 0
@@ -121,7 +119,7 @@ def test_what_resumed_requests_still_found(recorder: Recorder, tmp_path: Path) -
     assert resumed[1:5] == (1, 2, 300, 64)
 
 
-def test_what_a_release_does_not_report_is_unknown(recorder: Recorder, tmp_path: Path) -> None:
+def test_values_missing_in_a_release_are_unknown(recorder: Recorder, tmp_path: Path) -> None:
     """An older or a later release: nothing but the classes themselves."""
     Probe(recorder).record(SimpleNamespace(), SimpleNamespace(finished_requests=[SimpleNamespace()]))
     Probe(recorder).record(None, None)
@@ -133,7 +131,7 @@ def test_what_a_release_does_not_report_is_unknown(recorder: Recorder, tmp_path:
     assert request[4:12] == (None,) * 8
 
 
-def test_a_request_that_ended_before_its_first_token(recorder: Recorder, tmp_path: Path) -> None:
+def test_request_that_ended_before_its_first_token(recorder: Recorder, tmp_path: Path) -> None:
     """vLLM then subtracts a moment of the engine's clock from zero."""
     never = finished(num_generation_tokens=0, prefill_time=-81234.5, decode_time=0.0, finish_reason="abort")
     Probe(recorder).record(scheduler_stats(), iteration_stats(never))
@@ -161,7 +159,7 @@ class Hostile:
         (scheduler_stats(), iteration_stats(finished(e2e_latency="soon"))),
     ],
 )
-def test_no_exception_reaches_vllm_and_the_loss_is_counted(
+def test_exceptions_never_reach_vllm_and_losses_are_counted(
     recorder: Recorder, tmp_path: Path, statistics: tuple[object, object]
 ) -> None:
     Probe(recorder).record(*statistics)
@@ -171,7 +169,7 @@ def test_no_exception_reaches_vllm_and_the_loss_is_counted(
     assert steps[-1].dropped == request.dropped == 1
 
 
-def test_values_of_the_wrong_type_or_size_lose_their_own_record_only(recorder: Recorder, tmp_path: Path) -> None:
+def test_invalid_values_lose_only_their_record(recorder: Recorder, tmp_path: Path) -> None:
     probe = Probe(recorder)
     probe.record(scheduler_stats(num_running_reqs=None), iteration_stats())
     probe.record(scheduler_stats(num_running_reqs=1 << 40), iteration_stats())
@@ -181,7 +179,7 @@ def test_values_of_the_wrong_type_or_size_lose_their_own_record_only(recorder: R
     assert request.id == "ä" * 32
 
 
-def test_a_full_queue_drops_and_counts(recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_queue_drops_and_counts(recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "MOST_WAITING", 5)
     monkeypatch.setattr(plugin, "FLUSH_SECONDS", 60.0)
     probe = Probe(recorder)
@@ -208,7 +206,7 @@ def test_files_and_folder_are_private(recorder: Recorder, tmp_path: Path, mask: 
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
-def test_the_header_says_what_wrote_it(recorder: Recorder, tmp_path: Path) -> None:
+def test_header_identifies_the_writer(recorder: Recorder, tmp_path: Path) -> None:
     Probe(recorder).record(scheduler_stats(), iteration_stats())
     written(recorder, tmp_path / "probe")
     (path,) = (tmp_path / "probe").glob("steps-*.bin")
@@ -237,7 +235,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_ring_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
+def test_ring_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
     segments = segments_in(tmp_path)
     for start in range(1, 100, 7):
         records = [step_bytes(float(at)) for at in range(start, start + 7)]
@@ -250,12 +248,12 @@ def test_the_ring_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
     assert gaps == {1}, "the newest ones without a gap"
 
 
-def test_by_default_the_ring_has_64_mib() -> None:
+def test_default_ring_size_is_64_mib() -> None:
     assert sum(plugin.KEPT.values()) == 64 << 20
 
 
 @pytest.mark.usefixtures("small")
-def test_short_runs_do_not_push_out_long_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_runs_do_not_displace_long_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "MOST_SEGMENTS", 6)
     monkeypatch.setattr(plugin, "KEPT", {"steps": 8 * plugin.SEGMENT_BYTES, "requests": 0})
     segments_in(tmp_path).write([step_bytes(float(at)) for at in range(1, 11)])
@@ -268,7 +266,7 @@ def test_short_runs_do_not_push_out_long_ones(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("small")
-def test_a_reader_goes_on_where_it_was_over_new_segments_and_deleted_ones(tmp_path: Path) -> None:
+def test_reader_continues_across_new_and_deleted_segments(tmp_path: Path) -> None:
     segments, reader = segments_in(tmp_path), ProbeReader(tmp_path)
     assert reader.steps() == []
     seen = 0
@@ -280,7 +278,7 @@ def test_a_reader_goes_on_where_it_was_over_new_segments_and_deleted_ones(tmp_pa
     assert reader.steps() == []
 
 
-def test_all_kinds_are_read_together_each_record_once(recorder: Recorder, tmp_path: Path) -> None:
+def test_all_kinds_are_read_together_once_each(recorder: Recorder, tmp_path: Path) -> None:
     reader, probe = ProbeReader(tmp_path / "probe"), Probe(recorder)
     assert reader.added() == ([], [], [], []), "there is no folder yet"
     several = {"inter_token_latencies_iter": [0.01, 0.02, 0.03], "time_to_first_tokens_iter": [0.3]}
@@ -290,7 +288,7 @@ def test_all_kinds_are_read_together_each_record_once(recorder: Recorder, tmp_pa
     assert [len(found) for found in reader.added()] == [0, 0, 0, 0]
 
 
-def test_half_a_record_is_left_out_until_it_is_whole(tmp_path: Path) -> None:
+def test_partial_record_is_skipped_until_complete(tmp_path: Path) -> None:
     segments, reader = segments_in(tmp_path), ProbeReader(tmp_path)
     segments.write([step_bytes(1.0)])
     (path,) = tmp_path.iterdir()
@@ -313,13 +311,13 @@ def test_half_a_record_is_left_out_until_it_is_whole(tmp_path: Path) -> None:
         json.dumps([1]).encode().ljust(512) + b"1" * 900,
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_segment_of_this_format_is_left_out(tmp_path: Path, content: bytes) -> None:
+def test_file_of_another_format_is_skipped(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "steps-00000000000000000001-1.bin").write_bytes(content)
     segments_in(tmp_path).write([step_bytes(1.0)])
     assert len(ProbeReader(tmp_path).steps()) == 1
 
 
-def test_zeros_that_a_crash_of_the_machine_left_are_no_records(tmp_path: Path) -> None:
+def test_zeros_left_by_a_machine_crash_are_not_records(tmp_path: Path) -> None:
     segments_in(tmp_path).write([step_bytes(1.0)])
     (path,) = tmp_path.iterdir()
     with path.open("ab") as file:
@@ -336,7 +334,7 @@ def test_records_of_a_later_writer_may_be_longer(tmp_path: Path) -> None:
     assert [step.at for step in ProbeReader(tmp_path).steps()] == [1001.0, 1002.0]
 
 
-def test_a_new_process_continues_in_a_segment_of_its_own(tmp_path: Path) -> None:
+def test_new_process_uses_a_new_segment(tmp_path: Path) -> None:
     for generation in (1, 2):
         recorder = Recorder(tmp_path, {})
         Probe(recorder, generation).record(scheduler_stats(), None)
@@ -344,7 +342,7 @@ def test_a_new_process_continues_in_a_segment_of_its_own(tmp_path: Path) -> None
     assert [step.engine for step in ProbeReader(tmp_path).steps()] == [1, 2]
 
 
-def test_a_deleted_segment_is_replaced(tmp_path: Path) -> None:
+def test_deleted_segment_is_replaced(tmp_path: Path) -> None:
     segments = segments_in(tmp_path)
     segments.write([step_bytes(1.0)])
     next(tmp_path.iterdir()).unlink()
@@ -352,7 +350,7 @@ def test_a_deleted_segment_is_replaced(tmp_path: Path) -> None:
     assert len(ProbeReader(tmp_path).steps()) == 1
 
 
-def test_a_clock_that_is_set_begins_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_clock_starts_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     segments = segments_in(tmp_path)
     segments.write([step_bytes(time.monotonic())])
     real = time.time
@@ -362,7 +360,7 @@ def test_a_clock_that_is_set_begins_a_segment(tmp_path: Path, monkeypatch: pytes
     assert second.at - first.at == pytest.approx(3600.0, abs=1.0)
 
 
-def test_on_a_full_disk_records_are_lost_and_the_segment_goes_on_later(
+def test_full_disk_loses_records_and_the_segment_continues_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segments = segments_in(tmp_path)
@@ -386,7 +384,7 @@ def test_on_a_full_disk_records_are_lost_and_the_segment_goes_on_later(
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_segment_that_cannot_be_begun_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_that_cannot_be_started_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(file: int, data: bytes, at: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -401,7 +399,7 @@ def test_a_segment_that_cannot_be_begun_leaves_no_file(tmp_path: Path, monkeypat
     assert segments.write([step_bytes(1.0)]) == 1
 
 
-def test_a_folder_that_cannot_be_made_loses_records_only(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_only_loses_records(tmp_path: Path) -> None:
     (tmp_path / "probe").write_text("a file in its place")
     recorder = Recorder(tmp_path / "probe", {})
     Probe(recorder).record(scheduler_stats(), None)
@@ -409,7 +407,7 @@ def test_a_folder_that_cannot_be_made_loses_records_only(tmp_path: Path) -> None
     assert recorder.dropped == 1
 
 
-def test_a_writer_that_is_killed_leaves_what_it_had_written(tmp_path: Path) -> None:
+def test_killed_writer_keeps_what_it_has_written(tmp_path: Path) -> None:
     program = (
         f"import sys, time; sys.path.insert(0, {str(Path(plugin.__file__).parent)!r})\n"
         f"import pathlib, {NAME} as p\n"
@@ -479,7 +477,7 @@ def test_vllm_finds_the_class_by_its_entry_point(
 
 
 @pytest.mark.parametrize("arguments", [(), (None,), (Hostile(), Hostile()), ("config", [0, 1], "more")])
-def test_whatever_vllm_passes_its_construction_raises_nothing(
+def test_constructor_accepts_any_arguments(
     loaded: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...]
 ) -> None:
     monkeypatch.setenv(plugin.FOLDER, str(tmp_path))
@@ -488,7 +486,7 @@ def test_whatever_vllm_passes_its_construction_raises_nothing(
     sys.modules[NAME].recorder_for(str(tmp_path), "").close()
 
 
-def test_without_a_folder_nothing_is_recorded(
+def test_nothing_is_recorded_without_a_folder(
     loaded: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(plugin.FOLDER, raising=False)
@@ -497,14 +495,14 @@ def test_without_a_folder_nothing_is_recorded(
     assert not sys.modules[NAME].__dict__["_recorders"]
 
 
-def test_the_plugin_needs_the_standard_library_only() -> None:
+def test_plugin_needs_only_the_standard_library() -> None:
     tree = ast.parse(Path(plugin.__file__).read_text(), feature_version=(3, 9))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names
 
 
-def test_the_reader_names_the_fields_as_the_plugin_does() -> None:
+def test_reader_and_plugin_use_the_same_fields() -> None:
     assert EngineStep._fields == plugin.STEP_FIELDS
     assert FinishedRequest._fields == plugin.REQUEST_FIELDS
     assert Resumed._fields == plugin.RESUMED_FIELDS
@@ -524,7 +522,7 @@ def an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> float:
     return ProbeReader(tmp_path).steps()[0].at
 
 
-def test_a_span_is_read_without_what_is_before_and_after(tmp_path: Path, an_hour: float) -> None:
+def test_only_the_requested_span_is_read(tmp_path: Path, an_hour: float) -> None:
     reader = ProbeReader(tmp_path, an_hour + 1000.5, an_hour + 1060.5)
     assert [round(step.at - an_hour) for step in reader.steps()] == list(range(1001, 1061))
     assert len(reader.added().first_tokens) == 6
@@ -534,7 +532,7 @@ def test_a_span_is_read_without_what_is_before_and_after(tmp_path: Path, an_hour
 
 
 @pytest.mark.parametrize("most", [7, 100, 10_000])
-def test_slices_of_a_span_follow_each_other_without_a_gap(tmp_path: Path, an_hour: float, most: int) -> None:
+def test_slices_of_a_span_follow_without_a_gap(tmp_path: Path, an_hour: float, most: int) -> None:
     spans, at, found = ProbeSpans(tmp_path), an_hour + 99.5, list[Any]()
     while rows := spans.after(at, an_hour + 500, most):
         found += rows
@@ -546,7 +544,7 @@ def test_slices_of_a_span_follow_each_other_without_a_gap(tmp_path: Path, an_hou
     assert spans.first_at() == pytest.approx(an_hour)
 
 
-def test_slices_go_on_as_records_are_added(tmp_path: Path) -> None:
+def test_slices_continue_as_records_are_added(tmp_path: Path) -> None:
     segments, spans, seen, at = segments_in(tmp_path), ProbeSpans(tmp_path), 0, 0.0
     begin = time.monotonic()
     for number in range(40):
@@ -565,7 +563,7 @@ def test_slices_go_on_as_records_are_added(tmp_path: Path) -> None:
         ([number / 64 for number in range(1, 40)], {}),  # too many
     ],
 )
-def test_intervals_are_recorded_where_they_differ(
+def test_different_intervals_are_recorded(
     recorder: Recorder, tmp_path: Path, intervals: list[float], recorded: dict[float, int]
 ) -> None:
     stats = iteration_stats(inter_token_latencies_iter=intervals, time_to_first_tokens_iter=[0.3, 0.4])
@@ -578,7 +576,7 @@ def test_intervals_are_recorded_where_they_differ(
     assert [one.seconds for one in tokens] == [0.3, 0.4]
 
 
-def test_the_folder_of_a_server_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+def test_folder_of_a_removed_server_is_not_recreated(tmp_path: Path) -> None:
     server = tmp_path / "server"
     server.mkdir()
     segments = plugin.Segments(server / "probe", "steps", {})

@@ -12,7 +12,7 @@ from vllm_console.runs.imports import ResultError, measurement, read_result
 RESULTS = Path(__file__).parent / "results"
 
 
-def test_a_result_of_vllm_bench_serve():
+def test_result_of_vllm_bench_serve():
     found = read_result(RESULTS / "vllm-bench-serve-0.32.json")
     (step,) = found.steps
     assert found.kind == "vllm bench serve"
@@ -24,7 +24,7 @@ def test_a_result_of_vllm_bench_serve():
     assert step["kv_cache_usage"] is step["ok"] is None
 
 
-def test_a_result_of_guidellm():
+def test_result_of_guidellm():
     found = read_result(RESULTS / "guidellm-0.8.1.json")
     (step,) = found.steps
     assert found.kind == "guidellm"
@@ -36,7 +36,7 @@ def test_a_result_of_guidellm():
     assert step["e2e_seconds"]["p99"] == pytest.approx(2.0718, abs=1e-4)
 
 
-def test_all_requests_at_once_have_the_rate_that_was_measured():
+def test_all_requests_at_once_have_the_measured_rate():
     document = json.loads((RESULTS / "vllm-bench-serve-0.32.json").read_text())
     found = measurement(document | {"request_rate": "inf", "p50_ttft_ms": None, "date": "?"}, 5.0)
     assert found.steps[0]["rate"] == pytest.approx(3.62, abs=0.01)
@@ -44,7 +44,7 @@ def test_all_requests_at_once_have_the_rate_that_was_measured():
     assert found.at == 5.0
 
 
-def test_a_tool_that_sent_much_faster_than_asked_has_the_rate_that_was_measured():
+def test_tool_faster_than_requested_has_the_measured_rate():
     document = json.loads((RESULTS / "guidellm-0.8.1.json").read_text())
     document["benchmarks"][0]["metrics"]["requests_per_second"]["successful"]["mean"] = 72.3
     assert measurement(document, 5.0).steps[0]["rate"] == 72.3
@@ -53,7 +53,7 @@ def test_a_tool_that_sent_much_faster_than_asked_has_the_rate_that_was_measured(
 
 
 @pytest.mark.parametrize("name", ["vllm-bench-serve-0.32.json", "guidellm-0.8.1.json"])
-def test_a_result_without_an_answered_request_reports_it(tmp_path, name):
+def test_result_without_an_answered_request_is_refused(tmp_path, name):
     document = json.loads((RESULTS / name).read_text())
     if "benchmarks" in document:
         document["benchmarks"][0]["metrics"]["request_totals"] |= {"successful": 0, "errored": 12}
@@ -64,7 +64,7 @@ def test_a_result_without_an_answered_request_reports_it(tmp_path, name):
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -5, 10**400, 1e300, True, [1]])
-def test_what_cannot_have_been_measured_is_unknown(tmp_path, number):
+def test_impossible_values_are_unknown(tmp_path, number):
     path = tmp_path / "result.json"
     document = json.loads((RESULTS / "vllm-bench-serve-0.32.json").read_text())
     path.write_text(json.dumps(document | {"p99_ttft_ms": number, "output_throughput": number}))
@@ -76,7 +76,7 @@ def test_what_cannot_have_been_measured_is_unknown(tmp_path, number):
         read_result(path)
 
 
-def test_a_result_with_too_many_benchmarks_is_refused(tmp_path):
+def test_result_with_too_many_benchmarks_is_refused(tmp_path):
     document = json.loads((RESULTS / "guidellm-0.8.1.json").read_text())
     path = tmp_path / "result.json"
     path.write_text(json.dumps(document | {"benchmarks": document["benchmarks"] * 201}))
@@ -94,7 +94,7 @@ def test_a_result_with_too_many_benchmarks_is_refused(tmp_path):
         (None, "can't be read"),
     ],
 )
-def test_anything_else_is_one_sentence(tmp_path, text, why):
+def test_any_other_file_is_one_sentence(tmp_path, text, why):
     path = tmp_path / "result.json"
     if text is not None:
         path.write_text(text)

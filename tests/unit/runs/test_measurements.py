@@ -33,7 +33,7 @@ def store(tmp_path):
     return RunStore(tmp_path / "runs.sqlite")
 
 
-def test_a_ramp_is_kept_with_its_run_and_listed(store):
+def test_ramp_is_stored_with_its_run_and_listed(store):
     store.enter([RunHead("chat-1", "chat", 1, 500.0, preset="chatbot", flags={"max-num-seqs": 8})])
     store.add_measurement(RunName("chat-1", "chat", 1), ramp())
     (run,) = store.runs("chat")
@@ -45,7 +45,7 @@ def test_a_ramp_is_kept_with_its_run_and_listed(store):
     ("limited_by", "told"),
     [("itl_p99_seconds", "the objectives held at no rate, limited by ITL p99"), (None, "ceiling not reached")],
 )
-def test_why_a_ramp_has_no_ceiling_is_listed(store, limited_by, told):
+def test_missing_ceiling_is_explained(store, limited_by, told):
     store.enter([RunHead("chat-1", "chat", 1, 500.0, preset="chatbot")])
     found = replace(ramp(), ceiling_requests_per_second=None, goodput=None, limited_by=limited_by)
     store.add_measurement(RunName("chat-1", "chat", 1), found)
@@ -53,7 +53,7 @@ def test_why_a_ramp_has_no_ceiling_is_listed(store, limited_by, told):
     assert line.endswith(told)
 
 
-def test_a_run_keeps_the_newest(store, monkeypatch):
+def test_run_keeps_the_newest_measurements(store, monkeypatch):
     monkeypatch.setattr(run_store, "MOST_MEASUREMENTS", 2)
     name = RunName("chat-1", "chat", 1)
     for at in (3.0, 1.0, 2.0):
@@ -61,7 +61,7 @@ def test_a_run_keeps_the_newest(store, monkeypatch):
     assert [one.at for one in store.runs("chat")[0].measurements] == [2.0, 3.0]
 
 
-def test_a_file_of_the_version_before_is_read_and_migrated(store, monkeypatch):
+def test_file_of_the_previous_version_is_migrated(store, monkeypatch):
     with monkeypatch.context() as before:
         before.setattr(run_store, "MIGRATIONS", run_store.MIGRATIONS[:3])
         store.enter([RunHead("chat-1", "chat", 1, 500.0, preset="chatbot")])
@@ -72,7 +72,7 @@ def test_a_file_of_the_version_before_is_read_and_migrated(store, monkeypatch):
         assert connection.execute("PRAGMA user_version").fetchone() == (len(run_store.MIGRATIONS),)
 
 
-def test_a_comparison_draws_both_curves():
+def test_comparison_draws_both_curves():
     sides = made_runs.pair(made_runs.minutes(1), made_runs.minutes(2))
     ramps = ramp(slower=2.0), ramp()
     before, after = (
@@ -92,7 +92,7 @@ def test_ceilings_above_a_thousand_are_written_in_full():
     assert ceiling_text(compare(before, after)) == "1,250 → 1,250 req/s (by ramps)"
 
 
-def test_a_plot_marks_points_limit_and_ceiling():
+def test_plot_marks_points_limit_and_ceiling():
     lines = plot("TTFT p99", [RampCurve("*", [(1.0, 0.1), (10.0, 10.0)], 10.0**0.5)], 1.0)
     assert lines[1].rstrip().endswith("*"), "top right"
     assert lines[-2][7] == "*", "bottom left"
@@ -101,11 +101,11 @@ def test_a_plot_marks_points_limit_and_ceiling():
 
 
 @pytest.mark.parametrize("points", [[], [(1.0, 0.1)], [(1.0, 0.1), (1.0, 0.1)]])
-def test_a_plot_of_hardly_any_points(points):
+def test_plot_needs_a_point(points):
     assert bool(plot("TTFT p99", [RampCurve("*", points)], None)) is bool(points)
 
 
-def test_steps_are_lines_of_80_columns():
+def test_steps_fit_80_columns():
     lines = ramp_step_lines(ramp())
     assert all(len(line) <= 80 for line in lines)
     assert lines[-1].endswith("!")

@@ -49,18 +49,18 @@ def verdicts(made, seeds, count=10, before=None, after=None):
 
 
 @pytest.mark.parametrize("count", [FEWEST, 10])
-def test_a_change_that_does_nothing_is_seldom_reported_to_do_something(made, count):
+def test_change_without_effect_is_rarely_reported(made, count):
     found = verdicts(made, 200, count)
     assert found[ComparisonVerdict.BETTER] + found[ComparisonVerdict.WORSE] + found[ComparisonVerdict.MIXED] <= 10
 
 
 @pytest.mark.parametrize(("slower", "verdict"), [(0.7, ComparisonVerdict.BETTER), (1.3, ComparisonVerdict.WORSE)])
-def test_a_change_of_30_percent_is_seen_in_ten_minutes_each(made, slower, verdict):
+def test_change_of_30_percent_is_seen_in_ten_minutes_each(made, slower, verdict):
     found = verdicts(made, 60, after={"slower": slower})
     assert found[verdict] >= 54, found
 
 
-def test_figures_and_their_uncertainty_stand_beside_the_verdict(made):
+def test_values_and_uncertainty_accompany_the_verdict(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=1.5)))
     assert found.verdict is ComparisonVerdict.WORSE
     assert verdict_text(found).startswith("Worse: ")
@@ -95,7 +95,7 @@ def with_exact_ttft(windows, factor, but=()):
 @pytest.mark.parametrize(
     ("missing_before", "missing_after", "exact"), [((), (), True), ((4,), (), False), ((), range(10), False)]
 )
-def test_quantiles_are_exact_only_if_every_minute_of_both_runs_has_them(made, missing_before, missing_after, exact):
+def test_quantiles_are_exact_only_if_exact_in_all_minutes(made, missing_before, missing_after, exact):
     """Else the runs would differ because one is estimated: here by half."""
     one = with_exact_ttft(made.minutes(1), 1.5, missing_before)
     other = with_exact_ttft(made.minutes(2), 1.5, missing_after)
@@ -112,7 +112,7 @@ def test_quantiles_are_exact_only_if_every_minute_of_both_runs_has_them(made, mi
 
 
 @pytest.mark.parametrize("missing", [(), (4,)])
-def test_a_p95_of_lengths_is_exact_only_if_every_minute_of_both_runs_has_it(made, missing):
+def test_length_p95_is_exact_only_if_exact_in_all_minutes(made, missing):
     def known(windows):
         return [
             one
@@ -130,7 +130,7 @@ def test_a_p95_of_lengths_is_exact_only_if_every_minute_of_both_runs_has_it(made
     assert "exact" not in document["prompt_length_mean"]
 
 
-def test_it_always_says_the_same_and_quickly(made):
+def test_comparison_is_deterministic_and_fast(made):
     pair = made.pair(made.minutes(1, 240), made.minutes(2, 240))
     compare(*pair)
     began = time.process_time()
@@ -143,7 +143,7 @@ def test_it_always_says_the_same_and_quickly(made):
     ("traffic", "named"),
     [({"rate": 3.2}, "requests "), ({"prompt": 1400.0}, "prompt length"), ({"answer": 90.0}, "answer length")],
 )
-def test_traffic_that_was_not_alike_is_not_compared(made, traffic, named):
+def test_different_traffic_is_not_compared(made, traffic, named):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=0.5, **traffic)))
     assert found.verdict is ComparisonVerdict.NOT_COMPARABLE
     assert found.traffic is TrafficMatch.DIFFERENT
@@ -151,7 +151,7 @@ def test_traffic_that_was_not_alike_is_not_compared(made, traffic, named):
     assert "%" in verdict_text(found)
 
 
-def test_a_p95_of_lengths_is_marked_as_an_estimate(made):
+def test_length_p95_is_marked_as_an_estimate(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2)))
     sides = {factor.key: factor_sides(factor) for factor in found.factors}
     known = {key for key, shown in sides.items() if all(one.startswith("~") for one in shown)}
@@ -159,7 +159,7 @@ def test_a_p95_of_lengths_is_marked_as_an_estimate(made):
     assert known
 
 
-def test_a_p95_above_the_last_bucket_is_only_a_bound(made):
+def test_p95_above_the_last_bucket_is_only_a_bound(made):
     """Prompts of 30,000 tokens with ``max-model-len`` 32768: vLLM's last bound is 20,000."""
     histogram = Histogram((10_000.0, 20_000.0, math.inf), (0.0, 0.0, 50.0), 50 * 30_000.0)
     served = EngineSample(requests_finished_total=50.0, histograms={"prompt_tokens": histogram})
@@ -183,7 +183,7 @@ def test_a_p95_above_the_last_bucket_is_only_a_bound(made):
     assert "before_above" not in document
 
 
-def test_heavier_traffic_excuses_what_it_may_have_caused(made):
+def test_heavier_traffic_may_explain_a_slowdown(made):
     heavier = [made.minutes(seed, rate=2.4, slower=1.5) for seed in range(1, 40, 2)]
     lighter = [made.minutes(seed, rate=2.4, slower=0.6) for seed in range(1, 40, 2)]
     worse = Counter(compare(*made.pair(made.minutes(2), other)).verdict for other in heavier)
@@ -192,7 +192,7 @@ def test_heavier_traffic_excuses_what_it_may_have_caused(made):
     assert better[ComparisonVerdict.BETTER] > 15, better
 
 
-def test_where_clients_wait_for_answers_the_rate_is_a_result(made):
+def test_rate_is_a_result_if_clients_wait_for_answers(made):
     found = compare(*made.pair(made.minutes(1, in_flight=16.0), made.minutes(2, in_flight=16.0, slower=0.6)))
     assert found.verdict is ComparisonVerdict.BETTER
     throughput = next(figure for figure in found.figures if figure.key == "generation_tokens_per_second")
@@ -200,7 +200,7 @@ def test_where_clients_wait_for_answers_the_rate_is_a_result(made):
     assert any("wait for answers" in note for note in notes(found))
 
 
-def test_more_traffic_is_no_better_throughput(made):
+def test_more_traffic_is_not_better_throughput(made):
     for seed in range(40):
         found = compare(*made.pair(made.minutes(2 * seed), made.minutes(2 * seed + 1, rate=2.4)))
         throughput = next(figure for figure in found.figures if figure.key == "generation_tokens_per_second")
@@ -208,7 +208,7 @@ def test_more_traffic_is_no_better_throughput(made):
         assert throughput.verdict in (ComparisonVerdict.NO_DIFFERENCE, ComparisonVerdict.NOT_COMPARABLE)
 
 
-def test_of_the_minutes_before_only_those_like_the_ones_after_are_compared(made):
+def test_only_minutes_of_similar_traffic_are_compared(made):
     night = made.minutes(1, 60, rate=0.4)
     day = made.minutes(2, 7, rate=2.0, begins=made.BEGAN + 180 + 60 * 60)
     found = compare(*made.pair(night + day, made.minutes(3, 20, rate=2.0, slower=2.0)))
@@ -217,7 +217,7 @@ def test_of_the_minutes_before_only_those_like_the_ones_after_are_compared(made)
     assert any("similar traffic are compared" in note for note in notes(found))
 
 
-def test_a_verdict_is_kept_whatever_traffic_comes_later(made):
+def test_verdict_is_kept_with_later_traffic(made):
     before, minutes = made.minutes(1, 20), made.minutes(2, 10, slower=0.6)
     first = compare(*made.pair(before, minutes))
     assert (first.verdict, first.kept) == (ComparisonVerdict.BETTER, True)
@@ -231,7 +231,7 @@ def test_a_verdict_is_kept_whatever_traffic_comes_later(made):
     assert first.before.until == before[-1].end
 
 
-def test_a_verdict_over_few_requests_is_not_kept(made):
+def test_verdict_over_few_requests_is_not_kept(made):
     few = {"rate": 0.3}
     before, minutes = made.minutes(1, 20, **few), made.minutes(51, 5, slower=0.3, **few)
     first = compare(*made.pair(before, minutes))
@@ -240,7 +240,7 @@ def test_a_verdict_over_few_requests_is_not_kept(made):
     assert compare(*made.pair(before, minutes + later)).verdict is not ComparisonVerdict.BETTER
 
 
-def test_what_shows_no_difference_is_judged_again_with_more_minutes_up_to_two_hours(made):
+def test_no_difference_is_judged_again_for_up_to_two_hours(made):
     before, minutes = made.minutes(1, 120), made.minutes(2, 300)
     compared = {count: compare(*made.pair(before, minutes[:count])) for count in (5, 9, 10, 39, 119, 120, 300)}
     assert [found.verdict for found in compared.values()] == [ComparisonVerdict.NO_DIFFERENCE] * len(compared)
@@ -253,7 +253,7 @@ def test_what_shows_no_difference_is_judged_again_with_more_minutes_up_to_two_ho
     assert compare(one, ended).again is None, "no minute will come"
 
 
-def test_of_which_time_a_verdict_is(made):
+def test_verdict_states_its_time_spans(made):
     found = compare(*made.pair(made.minutes(1, 10), made.minutes(2, 5, slower=0.5, begins=made.BEGAN + 3600)))
     assert times_note(found, made.BEGAN) == (
         "Compared: 10:34–10:44 before, 11:31–11:36 after. Later traffic does not change the verdict."
@@ -264,7 +264,7 @@ def test_of_which_time_a_verdict_is(made):
     assert times_note(little, made.BEGAN) == ""
 
 
-def test_too_little_says_how_much_more_is_needed(made):
+def test_too_little_data_says_how_much_is_missing(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, 2, slower=2.0)))
     assert found.verdict is ComparisonVerdict.TOO_LITTLE
     assert found.after.minutes_missing == pytest.approx(FEWEST - 2)
@@ -272,21 +272,21 @@ def test_too_little_says_how_much_more_is_needed(made):
     assert all(figure.verdict is ComparisonVerdict.TOO_LITTLE for figure in found.judged)
 
 
-def test_a_run_without_a_minute_needs_its_warm_up_too(made):
+def test_run_without_a_minute_needs_its_warm_up_too(made):
     before, after = made.pair(made.minutes(1), [])
     found = compare(before, replace(after, warm_at=None))
     assert found.verdict is ComparisonVerdict.TOO_LITTLE
     assert found.after.minutes_missing == FEWEST + 2
 
 
-def test_a_run_that_never_served_is_named_with_its_cause(made):
+def test_run_that_never_served_is_named_with_its_cause(made):
     before, after = made.pair(made.minutes(1), [], ready_at=None, cause="weights_do_not_fit")
     found = compare(before, replace(after, warm_at=None))
     assert found.verdict is ComparisonVerdict.TOO_LITTLE
     assert "never served a request (weights do not fit)" in verdict_text(found)
 
 
-def test_the_minutes_after_a_start_and_at_the_edges_of_traffic_are_left_out(made):
+def test_minutes_after_a_start_and_at_traffic_edges_are_excluded(made):
     cold = made.minutes(1, 2, slower=20.0)
     steady = made.minutes(2, 10, begins=cold[-1].end)
     later = made.minutes(3, 10, begins=steady[-1].end + 3600)
@@ -296,7 +296,7 @@ def test_the_minutes_after_a_start_and_at_the_edges_of_traffic_are_left_out(made
     assert found.verdict is ComparisonVerdict.NO_DIFFERENCE
 
 
-def test_a_queue_that_grew_all_the_time_is_no_excuse_for_seeing_nothing(made):
+def test_growing_queue_does_not_hide_an_improvement(made):
     def queued(windows):
         waits = [2.0 + 1.5 * index for index in range(len(windows))]
         return [
@@ -312,7 +312,7 @@ def test_a_queue_that_grew_all_the_time_is_no_excuse_for_seeing_nothing(made):
 
 
 @pytest.mark.parametrize("long", [8, 15])
-def test_minutes_in_which_a_queue_is_worked_off_are_left_out(made, long):
+def test_minutes_of_a_shrinking_queue_are_excluded(made, long):
     idle = [replace(w, figures={**w.figures, "requests_per_second": 0.0})
             for w in made.minutes(3, long, begins=made.BEGAN + 780)]  # fmt: skip
     found = compare(*made.pair(made.minutes(1) + idle, made.minutes(2)))
@@ -327,14 +327,14 @@ def test_several_changes_cannot_be_distinguished(made):
     assert any("can't attribute" in note and "kv-cache-dtype" in note for note in notes(found))
 
 
-def test_another_model_or_engine_is_a_change_too(made):
+def test_another_model_or_engine_is_a_change(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2), {"max-num-seqs": 256}, version="0.32.0"))
     assert [change.flag for change in found.differences] == ["engine"]
     same = compare(*made.pair(made.minutes(1), made.minutes(2), {"max-num-seqs": 256}))
     assert any("same flags" in note for note in notes(same))
 
 
-def test_some_figures_better_and_others_worse_is_mixed(made):
+def test_better_and_worse_values_are_mixed(made):
     after = [
         replace(w, figures={**w.figures, **{key: w.figures[key] * 4 for key in w.figures if key.startswith("ttft")}})
         for w in made.minutes(2, slower=0.6)
@@ -346,7 +346,7 @@ def test_some_figures_better_and_others_worse_is_mixed(made):
     assert any("No longer within its objective: TTFT p99 ≤ " in note for note in notes(found))
 
 
-def test_what_whole_requests_take_decides_where_no_objective_objects(made):
+def test_request_latency_decides_if_no_objective_is_missed(made):
     after = [
         replace(w, figures={**w.figures, "itl_mean": w.figures["itl_mean"] * 3})
         for w in made.minutes(2, slower=0.6)
@@ -359,7 +359,7 @@ def test_what_whole_requests_take_decides_where_no_objective_objects(made):
     assert "is better" in verdict_text(back)
 
 
-def test_preemptions_count_from_half_a_percent_on(made):
+def test_preemptions_count_above_half_a_percent(made):
     few = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.003)))
     many = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.05)))
     assert few.verdict is ComparisonVerdict.NO_DIFFERENCE
@@ -367,18 +367,18 @@ def test_preemptions_count_from_half_a_percent_on(made):
     assert "preemptions/req +0.05" in verdict_text(many)
 
 
-def test_a_p99_of_a_dozen_requests_is_not_judged(made):
+def test_p99_of_a_dozen_requests_is_not_judged(made):
     found = compare(*made.pair(made.minutes(1, rate=0.2), made.minutes(2, rate=0.2)))
     assert "ttft_p99" not in {figure.key for figure in found.judged}
 
 
-def test_an_end_that_nobody_asked_for_comes_first(made):
+def test_unexpected_end_comes_first(made):
     ended = {"ended_at": made.BEGAN + 9000.0, "ended": {"requested": False, "reason": "killed by SIGKILL"}}
     found = compare(*made.pair(made.minutes(1), made.minutes(2), cause="cuda_oom_runtime", **ended))
     assert notes(found)[0].startswith("The run after ended unexpectedly (cuda oom runtime)")
 
 
-def test_figures_that_were_not_reported_are_no_zeros(made):
+def test_unreported_values_are_not_zero(made):
     bare = [replace(w, figures={k: v for k, v in w.figures.items() if not k.startswith("ttft")})
             for w in made.minutes(2)]  # fmt: skip
     found = compare(*made.pair(made.minutes(1), bare))
@@ -396,7 +396,7 @@ def test_nothing_recorded_at_all(made):
     assert comparison_document(found)["verdict"] == "not enough data"
 
 
-def test_the_document_holds_what_a_script_needs(made):
+def test_document_holds_what_a_script_needs(made):
     document = comparison_document(compare(*made.pair(made.minutes(1), made.minutes(2, slower=1.5))))
     assert document["verdict"] == "worse"
     assert document["changed"] == [{"flag": "max-num-seqs", "before": 256, "after": 64}]
@@ -408,12 +408,12 @@ def test_the_document_holds_what_a_script_needs(made):
     assert document["traffic"]["likeness"] == "similar"
 
 
-def test_student_is_as_in_the_tables():
+def test_student_quantiles_match_the_tables():
     assert student(0.975, 10) == pytest.approx(2.228, abs=0.002)
     assert student(0.995, 5) == pytest.approx(4.032, abs=0.02)
 
 
-def test_values_that_hang_together_are_worth_less():
+def test_correlated_values_count_less():
     swinging = [1.0, 2.0, 1.0, 2.0] * 5
     drifting = [float(index) for index in range(20)]
     assert worth(drifting) < 0.3
@@ -422,7 +422,7 @@ def test_values_that_hang_together_are_worth_less():
     assert (change, low, high) == (0, 0, 0)
 
 
-def test_a_comparison_uses_no_clock_and_no_chance_of_its_own():
+def test_comparison_uses_neither_clock_nor_randomness():
     code = "import sys, vllm_console.runs.compare as c; print(*vars(c)); print(*sys.modules)"
     own, _ = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -430,7 +430,7 @@ def test_a_comparison_uses_no_clock_and_no_chance_of_its_own():
     assert not {"time", "random", "datetime", "sqlite3"} & set(own.split())
 
 
-def test_a_long_run_reports_how_a_short_one_drifts(made):
+def test_long_run_shows_the_drift_of_a_short_one(made):
     alarms = {ComparisonVerdict.BETTER, ComparisonVerdict.WORSE, ComparisonVerdict.MIXED}
 
     def said(seed, slower):
@@ -442,7 +442,7 @@ def test_a_long_run_reports_how_a_short_one_drifts(made):
     assert sum(said(seed, 2.0) is ComparisonVerdict.WORSE for seed in range(10)) >= 9
 
 
-def test_an_earlier_long_run_reports_how_two_short_ones_drift(made):
+def test_earlier_long_run_shows_the_drift_of_two_short_ones(made):
     alarms = {ComparisonVerdict.BETTER, ComparisonVerdict.WORSE, ComparisonVerdict.MIXED}
     drift = (0.9, 0.1)
 
@@ -457,7 +457,7 @@ def test_an_earlier_long_run_reports_how_two_short_ones_drift(made):
     assert sum(said(seed, 2.0, True) is ComparisonVerdict.WORSE for seed in range(8)) >= 7
 
 
-def test_an_earlier_run_of_another_kind_changes_nothing(made):
+def test_earlier_run_of_another_kind_changes_nothing(made):
     pair = made.pair(made.minutes(1), made.minutes(2, slower=0.7))
 
     def bounds(*earlier):
@@ -471,7 +471,7 @@ def test_an_earlier_run_of_another_kind_changes_nothing(made):
     assert bounds(made.minutes(3, 60)) != bounds()
 
 
-def test_minutes_too_wild_to_see_anything_are_no_proof_of_no_difference(made):
+def test_noisy_minutes_do_not_prove_no_difference(made):
     wild = {"drift": (0.9, 2.5)}
     for seed in range(3):
         found = compare(*made.pair(made.minutes(2 * seed, **wild), made.minutes(2 * seed + 1, **wild)))
@@ -496,7 +496,7 @@ def with_figures(windows, **figures):
 WILD = (0.9, 40.0, 350.0, 2.0, 40.0, 90.0, 1.0, 40.0, 200.0, 41.0)
 
 
-def test_shares_too_have_no_interval_that_says_nothing(made):
+def test_share_has_no_meaningless_interval(made):
     """It was +0.065 (−1.43 to +1.56), while a request can't be preempted less than never."""
     before = with_figures(made.minutes(1), preemption_share=(0.0, 2.0, 0.0, 0.1, 1.5))
     after = with_figures(made.minutes(2), preemption_share=(0.0, 0.1, 3.0, 1.2, 0.1))
@@ -505,7 +505,7 @@ def test_shares_too_have_no_interval_that_says_nothing(made):
     assert figure_change_text(figure) == "±0, too variable"
 
 
-def test_a_certain_change_keeps_its_interval_however_wide(made):
+def test_certain_change_keeps_its_wide_interval(made):
     found = compare(*made.pair(made.minutes(1, slower=400.0), made.minutes(2)))
     ttft = next(figure for figure in found.figures if figure.key == "ttft_mean")
     assert ttft.verdict is ComparisonVerdict.BETTER
@@ -513,7 +513,7 @@ def test_a_certain_change_keeps_its_interval_however_wide(made):
     assert not ttft.variable
 
 
-def test_a_large_change_that_may_be_chance_is_inconclusive_and_not_none(made):
+def test_large_uncertain_change_is_inconclusive(made):
     """TTFT from 4.9 to 40 s with a huge interval was "none seen"."""
     before = with_figures(made.minutes(1), ttft_mean=(4.7, 4.9, 5.1))
     found = compare(*made.pair(before, with_figures(made.minutes(2), ttft_mean=WILD)))
@@ -529,7 +529,7 @@ def test_a_large_change_that_may_be_chance_is_inconclusive_and_not_none(made):
     assert comparison_document(found)["verdict"] == "inconclusive"
 
 
-def test_the_headline_names_no_minor_figure_while_a_major_one_is_inconclusive(made):
+def test_headline_omits_minor_values_if_a_major_one_is_inconclusive(made):
     itl = {"itl_mean": (0.0200, 0.0201), "itl_p99": (0.050, 0.051)}
     before = with_figures(made.minutes(1), ttft_mean=(4.7, 4.9, 5.1), **itl)
     slower = {key: tuple(1.2 * value for value in values) for key, values in itl.items()}
@@ -547,7 +547,7 @@ def test_the_headline_names_no_minor_figure_while_a_major_one_is_inconclusive(ma
     assert "ITL" not in verdict_text(found)
 
 
-def test_the_headline_is_about_the_objective_that_was_missed_before(made):
+def test_headline_is_about_the_objective_missed_before(made):
     """``Inconclusive: TTFT`` was said of a change that a finding offered against preemptions, and that ended them."""
     wild = with_figures(made.minutes(1, preempted=0.5), ttft_mean=(4.7, 4.9, 5.1))
     found = compare(*made.pair(wild, with_figures(made.minutes(2), ttft_mean=WILD)))
@@ -567,7 +567,7 @@ def test_the_headline_is_about_the_objective_that_was_missed_before(made):
         assert "preemptions/req" in brief(found)
 
 
-def test_an_objective_that_is_met_now_decides_where_requests_take_no_longer_as_a_whole(made):
+def test_newly_met_objective_decides_if_requests_are_not_slower(made):
     before = made.minutes(1, preempted=0.5)
     later = {"ttft_mean": (0.36, 0.37, 0.38)}
     found = compare(*made.pair(before, with_figures(made.minutes(2), **later)))
@@ -602,7 +602,7 @@ def test_two_quantiles_in_the_first_bucket_are_not_compared(made):
     assert (document["before"], document["before_below"], document["change"]) == (None, 0.3, None)
 
 
-def test_a_quantile_that_left_the_first_bucket_moved_by_more_than_to_its_end(made):
+def test_quantile_leaving_the_first_bucket_changed_by_a_minimum(made):
     found = compare(*made.pair(bounded(made, 1), bounded(made, 2, 0.45)))
     figure = next(figure for figure in found.figures if figure.key == "e2e_p99")
     assert figure.verdict is ComparisonVerdict.WORSE
@@ -622,7 +622,7 @@ def test_a_quantile_that_left_the_first_bucket_moved_by_more_than_to_its_end(mad
          ("NVIDIA L40S 0", "NVIDIA H100 0")),
     ],
 )  # fmt: skip
-def test_gpus_that_one_run_does_not_know_are_no_change(made, before, after, told):
+def test_gpus_unknown_in_one_run_are_not_a_change(made, before, after, told):
     found = [one for one in differences(made.run(1, **before), made.run(2, **after)) if one.flag == "GPUs"]
     assert [(one.before, one.after) for one in found] == ([told] if told else [])
 
@@ -637,13 +637,13 @@ def test_gpus_that_one_run_does_not_know_are_no_change(made, before, after, told
         ({"count": 2}, "It is too early to tell."),
     ],
 )
-def test_a_plain_sentence_says_what_came_of_it(made, after, said):
+def test_plain_sentence_states_the_outcome(made, after, said):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, **after)))
     assert plain_sentence(found).startswith(said)
     assert "%" not in plain_sentence(found)
 
 
-def test_nothing_falls_by_more_than_all_of_it_and_an_interval_around_zero_is_no_clear_change():
+def test_decrease_is_limited_to_all_and_zero_interval_is_unclear():
     """``preemptions −100% (−158 to −42%)`` and, of −43 to +46%, ``no change`` were said."""
     gone = ComparedFigure(
         "preemptions_per_minute", "preemptions", "/min", 12.0, 0.0, change=-12.0, low=-19.0, high=-5.0

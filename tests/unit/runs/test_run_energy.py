@@ -32,7 +32,7 @@ def gpu_lines(watts: float, others: tuple[int, ...] = ()) -> str:
 
 
 @pytest.mark.parametrize(("others", "known"), [((), True), ((77,), False)])
-def test_the_recorder_stores_what_each_minute_took(tmp_path: Any, others: tuple[int, ...], known: bool) -> None:
+def test_recorder_stores_the_energy_of_each_minute(tmp_path: Any, others: tuple[int, ...], known: bool) -> None:
     path = tmp_path / "runs.sqlite"
     (tmp_path / GPU_SAMPLES).write_text(gpu_lines(300.0, others))
     log = WindowRecorder(path, RunName("chat-1", "chat", 1), gpus=(tmp_path / GPU_SAMPLES, PID))
@@ -52,7 +52,7 @@ def test_the_recorder_stores_what_each_minute_took(tmp_path: Any, others: tuple[
         assert found == (pytest.approx(dict(zip(FIGURES, (5.0, 1.0, 600.0), strict=True))) if known else {})
 
 
-def test_a_clock_that_was_set_back_lets_nothing_pile_up(tmp_path: Any) -> None:
+def test_clock_set_back_does_not_accumulate_data(tmp_path: Any) -> None:
     log = WindowRecorder(tmp_path / "runs.sqlite", RunName("chat-1", "chat", 1), gpus=(tmp_path / GPU_SAMPLES, PID))
     for second in (*range(1_000_000, 1_000_100), *range(1000)):
         log.append(Sample(1000.0 + second, {"0": EngineSample(generation_tokens_total=0.0)}))
@@ -64,7 +64,7 @@ def powered(windows: list[Any], joules: float) -> list[Any]:
     return [with_figures(window, more) for window in windows]
 
 
-def test_a_comparison_has_rows_of_it_and_what_it_costs(made: Any) -> None:
+def test_comparison_has_energy_rows_and_costs(made: Any) -> None:
     before, after = made.pair(powered(made.minutes(1), 12.0), powered(made.minutes(2), 6.0))
     found = compare(before, after)
     rows = {figure.key: figure for figure in found.figures if figure.key in FIGURES}
@@ -89,7 +89,7 @@ def test_a_comparison_has_rows_of_it_and_what_it_costs(made: Any) -> None:
     assert comparison_document(found)["energy_cost"] is None
 
 
-def test_where_nothing_is_known_there_is_no_row(made: Any) -> None:
+def test_unknown_energy_has_no_row(made: Any) -> None:
     before, after = made.pair(made.minutes(1), made.minutes(2))
     found = compare(before, after)
     assert not {figure.key for figure in found.figures} & set(FIGURES)

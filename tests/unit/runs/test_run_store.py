@@ -69,7 +69,7 @@ def test_only_its_owner_may_read_it(store, path):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_a_run_is_entered_bit_by_bit(store):
+def test_run_is_stored_incrementally(store):
     store.enter([head()])
     store.enter([head(ready_at=1040.0, stages=(("weights", 21.7, "15.0 GiB"),), report={"kv_tokens": 441000.0})])
     store.enter([head(ended_at=2000.0, ended={"requested": True, "reason": "stopped as requested"})])
@@ -81,14 +81,14 @@ def test_a_run_is_entered_bit_by_bit(store):
     assert run.flags == {"max-num-seqs": 256}
 
 
-def test_one_that_was_started_again_by_itself_has_not_ended(store):
+def test_automatically_restarted_run_has_not_ended(store):
     store.enter([head(ended_at=1500.0, ended={"requested": False}, cause="cuda_oom_runtime")])
     store.enter([head(started_at=1510.0, attempts=1, ready_at=1550.0)])
     (run,) = store.runs()
     assert (run.started_at, run.attempts, run.ended_at, run.cause) == (1000.0, 1, None, "")
 
 
-def test_the_difference_to_the_run_before_is_kept(store):
+def test_difference_from_the_previous_run_is_stored(store):
     store.enter([head(1), head(1, "other")])
     store.enter([head(2)])
     run = store.runs("chat")[0]
@@ -97,7 +97,7 @@ def test_the_difference_to_the_run_before_is_kept(store):
     assert store.runs("other")[0].changed == ()
 
 
-def test_minutes_of_a_run_that_no_console_has_seen_are_kept(store, path, made):
+def test_minutes_of_an_unknown_run_are_kept(store, path, made):
     run = RunName("chat-1", "chat", 1)
     put(path, run, made.minutes(1, 3))
     (found,) = store.runs()
@@ -112,7 +112,7 @@ def test_minutes_of_a_run_that_no_console_has_seen_are_kept(store, path, made):
     assert store.warm_up(found.id, 4) is None
 
 
-def test_findings_close_together_are_one_stretch(store):
+def test_findings_close_together_are_merged(store):
     run = RunName("chat-1", "chat", 1)
     for at in (0.0, 60.0, 120.0, 4000.0, 4060.0):
         store.note_findings(run, 1e9 + at, ["preempting"])
@@ -121,7 +121,7 @@ def test_findings_close_together_are_one_stretch(store):
     assert found.findings == {"preempting": pytest.approx(3.0), "context_unused": 0.0}
 
 
-def test_two_consoles_whose_clocks_differ_count_each_minute_once(store, path):
+def test_consoles_with_different_clocks_count_each_minute_once(store, path):
     run = RunName("chat-1", "chat", 1)
     other = RunStore(path)
     for minute in range(61):
@@ -131,7 +131,7 @@ def test_two_consoles_whose_clocks_differ_count_each_minute_once(store, path):
     assert found.findings == {"preempting": pytest.approx(60.0)}
 
 
-def test_a_note_of_before_moves_no_end_of_a_stretch(store):
+def test_earlier_note_does_not_move_the_end(store):
     run = RunName("chat-1", "chat", 1)
     for at in (0.0, 100.0, 200.0, 300.0, 50.0, -100.0, 310.0):
         store.note_findings(run, 1e9 + at, ["preempting"])
@@ -139,7 +139,7 @@ def test_a_note_of_before_moves_no_end_of_a_stretch(store):
     assert found.findings == {"preempting": pytest.approx(310.0 / 60)}
 
 
-def test_a_killed_writer_loses_nothing_that_was_committed(store, path):
+def test_killed_writer_loses_no_committed_data(store, path):
     code = f"""
 import os, signal, sys
 sys.path[:0] = {sys.path!r}
@@ -161,14 +161,14 @@ write(path, die)
     assert len(store.runs()) == 21
 
 
-def test_the_newest_windows_of_a_run_and_the_oldest(store, path, made):
+def test_newest_and_oldest_windows_of_a_run(store, path, made):
     put(path, RunName("chat-1", "chat", 1), made.minutes(1, 6))
     (run,) = store.runs()
     assert [window.at for window in store.windows(run.id, 2)] == [made.BEGAN + 180 + 60 * n for n in (4, 5)]
     assert [window.at for window in store.first_windows(run.id, 2)] == [made.BEGAN + 180 + 60 * n for n in (0, 1)]
 
 
-def test_many_writers_at_once(path, made):
+def test_many_concurrent_writers(path, made):
     stores = [RunStore(path) for _ in range(4)]
 
     def work(index):
@@ -182,7 +182,7 @@ def test_many_writers_at_once(path, made):
     assert sum(run.windows for run in stores[0].runs()) == 40
 
 
-def test_a_minute_has_exact_quantiles_once_the_probe_has_written_all_of_it(path, tmp_path):
+def test_minute_has_exact_quantiles_once_the_probe_is_complete(path, tmp_path):
     begin = time.monotonic() - 70
     kinds = ("steps", "requests", "first_tokens")
     segments = {kind: plugin.Segments(tmp_path / "probe", kind, {}) for kind in kinds}
@@ -213,7 +213,7 @@ def test_a_minute_has_exact_quantiles_once_the_probe_has_written_all_of_it(path,
     assert window.figures["prompt_length_p95_exact"] == 9
 
 
-def test_a_full_disk_is_reported_and_loses_nothing_old(store, path, monkeypatch, made):
+def test_full_disk_is_reported_and_loses_no_old_data(store, path, monkeypatch, made):
     store.enter([head()])
     log = WindowRecorder(path, RunName("chat-1", "chat", 1))
     log._waiting.extend(made.minutes(1, 2))
@@ -238,7 +238,7 @@ def test_a_full_disk_is_reported_and_loses_nothing_old(store, path, monkeypatch,
     assert [run.windows for run in store.runs()] == [602]
 
 
-def test_a_disk_too_full_for_sqlites_own_files_is_named_as_full(store, monkeypatch):
+def test_disk_full_for_sqlites_own_files_is_reported_as_full(store, monkeypatch):
     """As SQLite reports it on a small tmpfs: its log of shared memory can't be made as long as it must be."""
 
     def full(*_words, **_more):
@@ -252,7 +252,7 @@ def test_a_disk_too_full_for_sqlites_own_files_is_named_as_full(store, monkeypat
 
 
 @pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 5000])
-def test_a_damaged_file_is_set_aside_and_reported(store, path, content):
+def test_damaged_file_is_moved_aside_and_reported(store, path, content):
     path.parent.mkdir(mode=0o700)
     path.write_bytes(content)
     with pytest.raises(RunStoreDamagedError):
@@ -267,7 +267,7 @@ def test_a_damaged_file_is_set_aside_and_reported(store, path, content):
     assert "runs.sqlite.broken-2" in store.notice
 
 
-def test_two_who_find_it_damaged_set_it_aside_once(path):
+def test_damaged_file_is_moved_aside_only_once(path):
     path.parent.mkdir(mode=0o700)
     path.write_bytes(b"garbage" * 1000)
     gate = threading.Barrier(2)
@@ -282,7 +282,7 @@ def test_two_who_find_it_damaged_set_it_aside_once(path):
     assert len(list(path.parent.glob("runs.sqlite.broken*"))) == 1
 
 
-def test_a_file_of_a_newer_version_is_left_as_it_is(store, path):
+def test_file_of_a_newer_version_is_unchanged(store, path):
     store.enter([head()])
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 9")
@@ -297,7 +297,7 @@ def test_a_file_of_a_newer_version_is_left_as_it_is(store, path):
         assert connection.execute("SELECT count(*) FROM runs").fetchone()[0] == 1
 
 
-def test_a_file_of_an_older_version_is_brought_up_to_date(store, path, monkeypatch):
+def test_file_of_an_older_version_is_migrated(store, path, monkeypatch):
     store.enter([head()])
     more = (*run_store.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN note TEXT", "UPDATE runs SET note = 'old'"))
     monkeypatch.setattr(run_store, "MIGRATIONS", more)
@@ -312,7 +312,7 @@ def test_a_file_of_an_older_version_is_brought_up_to_date(store, path, monkeypat
     assert len(store.runs()) == 2, "all of a migration or nothing"
 
 
-def test_the_oldest_runs_are_thinned_and_stay_good_for_a_comparison(store, path, monkeypatch, made):
+def test_oldest_runs_are_thinned_and_stay_comparable(store, path, monkeypatch, made):
     monkeypatch.setattr(run_store, "MOST_WINDOWS", 300)
     monkeypatch.setattr(run_store, "FEWEST_KEPT", 40)
     store.enter([head(1), head(2), head(3)])
@@ -329,7 +329,7 @@ def test_the_oldest_runs_are_thinned_and_stay_good_for_a_comparison(store, path,
     assert query_runs(path, lambda c: c.execute("SELECT count(DISTINCT run) FROM windows").fetchone()[0]) == 2
 
 
-def test_what_a_later_version_adds_to_a_run_is_passed_over(store, path):
+def test_fields_of_a_later_version_are_ignored(store, path):
     store.enter([head()])
     with sqlite3.connect(path) as connection:
         connection.execute("""UPDATE runs SET document = '{"preset": "p", "from_the_future": 1, "id": 7}'""")
@@ -340,7 +340,7 @@ def test_what_a_later_version_adds_to_a_run_is_passed_over(store, path):
     assert store.runs()[0].preset == ""
 
 
-def test_a_reader_waits_for_no_writer(store, path):
+def test_reader_does_not_wait_for_a_writer(store, path):
     store.enter([head()])
     inside, leave = threading.Event(), threading.Event()
 
@@ -358,7 +358,7 @@ def test_a_reader_waits_for_no_writer(store, path):
         thread.join()
 
 
-def test_a_folder_that_cannot_be_written_is_reported(tmp_path, made):
+def test_unwritable_folder_is_reported(tmp_path, made):
     blocked = tmp_path / "file"
     blocked.write_text("x")
     log = WindowRecorder(blocked / "runs.sqlite", RunName("k", "chat", 1))
@@ -369,7 +369,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path, made):
         RunStore(blocked / "runs.sqlite").enter([head()])
 
 
-def test_heads_hold_what_they_were_given(store):
+def test_heads_round_trip(store):
     full = head(gpus=(0, 1), gpu_kind="NVIDIA RTX A6000", engine="vllm", version="0.33.0", build="cuda",
                 objectives={"ttft_p99_seconds": 1.0}, model="m", ready_at=time.time())  # fmt: skip
     store.enter([full])
@@ -377,7 +377,7 @@ def test_heads_hold_what_they_were_given(store):
     assert replace(full) == RunHead(**{name: getattr(run, name) for name in RunHead.__struct_fields__})
 
 
-def test_bounds_of_quantiles_are_stored_and_listed(store, path, made):
+def test_quantile_bounds_are_stored_and_listed(store, path, made):
     store.enter([head()])
     bound = {"e2e_mean": 0.02, "e2e_p99_below": 0.3, "ttft_p99": 0.18, "ttft_p99_above": 0.1, "ttft_p99_below": 0.25}
     bound["prompt_length_p95_above"], bound["answer_length_p95_exact"] = 20_000.0, 321.0
@@ -390,7 +390,7 @@ def test_bounds_of_quantiles_are_stored_and_listed(store, path, made):
     assert "itl_p99" not in figures
 
 
-def test_a_run_database_of_the_first_format_is_brought_up_to_date_and_loses_invented_values(store, path, monkeypatch):
+def test_database_of_the_first_format_is_migrated(store, path, monkeypatch):
     monkeypatch.setattr(run_store, "MIGRATIONS", run_store.MIGRATIONS[:1])
     monkeypatch.setattr(run_store, "FIGURES", run_store._FIRST_FIGURES)
     store.enter([head()])
@@ -404,21 +404,21 @@ def test_a_run_database_of_the_first_format_is_brought_up_to_date_and_loses_inve
     assert window.figures == {"itl_p50_below": 0.01, "itl_p99": 0.03, "itl_mean": 0.004, "e2e_p99_below": 0.3}
 
 
-def test_a_servers_newest_run_is_that_of_its_highest_generation_whatever_the_clock_says(store):
+def test_newest_run_has_the_highest_generation_whatever_the_clock(store):
     store.enter([head(1), head(2, started_at=9000.0), head(3, started_at=50.0)])
     assert [run.generation for run in store.runs("chat")] == [3, 2, 1]
     assert store.runs("chat")[0].changed == store.run(3).changed
     assert store.run(3).before == 2, "what was changed is measured against the generation before"
 
 
-def test_a_name_that_is_used_again_begins_at_its_first_generation(store):
+def test_reused_name_starts_at_its_first_generation(store):
     store.enter([head(1), head(2)])
     store.enter([head(1, key="again", started_at=10.0)])
     assert [(run.key, run.generation) for run in store.runs("chat")] == [("again", 1), ("chat-2", 2), ("chat-1", 1)]
     assert [run.key for run in store.runs("chat", most=1)] == ["again"]
 
 
-def test_a_finding_is_kept_since_it_began(tmp_path):
+def test_finding_is_stored_from_its_beginning(tmp_path):
     store = RunStore(tmp_path / "runs.sqlite")
     run = RunName("k", "chat", 1)
     store.note_findings(run, 1060.0, ["preempting"], {"preempting": 1000.0})

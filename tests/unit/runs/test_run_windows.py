@@ -36,7 +36,7 @@ def feed(windows, polls):
     return [window for sample in polls if (window := windows.append(sample)) is not None]
 
 
-def test_a_minute_is_summed_up():
+def test_minute_is_summarized():
     polls = [poll(1000.0 + s, finished=2.0 * s, tokens=80.0 * s, preempted=s / 20) for s in range(61)]
     polls[-1] = poll(1060.0, finished=120.0, tokens=4800.0, preempted=3.0, running=5.0)
     (window,) = feed(Windows(), polls)
@@ -57,14 +57,14 @@ def test_a_minute_is_summed_up():
     assert "itl_mean" not in figures, "not reported is not zero"
 
 
-def test_requests_that_came_count_also_when_they_still_wait():
+def test_arrived_requests_count_while_they_wait():
     polls = [poll(float(s), finished=float(s), tokens=s, waiting=3.0 * s) for s in range(61)]
     (window,) = feed(Windows(), polls)
     assert window.figures["requests_per_second"] == pytest.approx(4)
     assert window.figures["requests"] / window.seconds == pytest.approx(1)
 
 
-def test_idle_minutes_are_left_out_and_a_hang_is_not():
+def test_idle_minutes_are_excluded_but_not_a_hang():
     idle = [poll(float(s), running=0.0, waiting=0.0) for s in range(200)]
     hung = [poll(float(s), finished=5.0, running=3.0) for s in range(61)]
     assert feed(Windows(), idle) == []
@@ -72,20 +72,20 @@ def test_idle_minutes_are_left_out_and_a_hang_is_not():
     assert window.figures["generation_tokens_per_second"] == 0
 
 
-def test_after_a_gap_and_a_clock_set_back_it_begins_again():
+def test_gap_or_clock_set_back_restarts_the_window():
     windows = Windows(10)
     polls = [poll(float(s), finished=s) for s in (0, 5, 300, 305, 310, 100, 105, 110)]
     found = feed(windows, polls)
     assert [(window.at, window.seconds) for window in found] == [(300.0, 10.0), (100.0, 10.0)]
 
 
-def test_an_engine_that_began_again_has_counted_only_since():
+def test_restarted_engine_counts_from_zero():
     polls = [poll(float(s), finished=50.0 + s if s < 30 else s - 30.0) for s in range(61)]
     (window,) = feed(Windows(), polls)
     assert window.figures["requests"] == pytest.approx(30, abs=2)
 
 
-def test_a_quantile_in_the_first_bucket_is_kept_as_its_bound_and_the_mean_is_exact():
+def test_quantile_in_the_first_bucket_is_stored_as_its_bound():
     counts = (30.0, 30.0, 30.0)
     histograms = {"e2e": Histogram((0.3, 0.5, INF), counts, 30 * 0.02)}
     idle = EngineSample(requests_running=1.0, requests_finished_total=0.0)

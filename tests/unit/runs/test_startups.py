@@ -32,7 +32,7 @@ def savings(one: Run, *earlier: Run) -> dict[str, float]:
     return {each.measure: each.seconds for each in saved(one, earlier)}
 
 
-def test_each_measure_is_compared_with_the_newest_start_that_lacked_it() -> None:
+def test_each_saving_is_measured_against_the_newest_start_without_it() -> None:
     third = run(3, WARM, compile_cache="hit", compile_seconds=3.0)
     assert savings(SECOND, FIRST) == {
         "prepared restart": 14.0,
@@ -44,7 +44,7 @@ def test_each_measure_is_compared_with_the_newest_start_that_lacked_it() -> None
     assert saved(third, [SECOND, FIRST])[0].sentence == "compile cache: 26s less than chat@1"
 
 
-def test_what_a_restart_takes_includes_its_preparation() -> None:
+def test_restart_time_includes_its_preparation() -> None:
     """On an H100 it was 38 s, and then the server was down for 23 s."""
     prepared = run(3, {"process": 0.0, "config": 2.0, "weights": 21.0}, prepared_seconds=38.0)
     failed = Run(**{**{name: getattr(prepared, name) for name in prepared.__struct_fields__}, "ready_at": None})
@@ -53,7 +53,7 @@ def test_what_a_restart_takes_includes_its_preparation() -> None:
     assert last_start_seconds([failed]) is None
 
 
-def test_nothing_is_reported_where_one_side_is_unknown_or_another_model_ran() -> None:
+def test_unknown_or_different_starts_have_no_savings() -> None:
     assert savings(SECOND) == {}
     assert savings(SECOND, run(1, {})) == {}
     other = Run(**{**{name: getattr(FIRST, name) for name in FIRST.__struct_fields__}, "model": "other"})
@@ -62,7 +62,7 @@ def test_nothing_is_reported_where_one_side_is_unknown_or_another_model_ran() ->
     assert savings(SECOND, failed) == {}
 
 
-def test_two_measures_for_the_weights_are_not_distinguished() -> None:
+def test_two_savings_on_weights_are_not_distinguished() -> None:
     fast = run(3, WARM, {"load-format": "runai_streamer"}, weights_seconds=5.0, read_ahead_gib=3.0)
     assert savings(fast, SECOND, FIRST) == {"weights read ahead and load format": 14.0}
 
@@ -71,7 +71,7 @@ def test_cached_weights_were_not_read_ahead() -> None:
     assert savings(run(2, WARM, weights_seconds=7.0, read_ahead_gib=0.0), FIRST) == {}
 
 
-def test_stages_stand_side_by_side_the_newest_last() -> None:
+def test_startup_stages_are_side_by_side_newest_last() -> None:
     lines = startup_lines([SECOND, FIRST], 80)
     assert lines[0].split() == ["@1", "@2"]
     rows = {line[:16].strip(): line[16:].split() for line in lines[1:]}
@@ -84,7 +84,7 @@ def test_stages_stand_side_by_side_the_newest_last() -> None:
     assert startup_lines([run(1, {})], 80) == []
 
 
-def test_the_document_names_the_run_compared_with() -> None:
+def test_document_names_the_compared_run() -> None:
     document = run_document(SECOND, [SECOND, FIRST])
     assert document["startup"]["compile_cache"] == "hit"
     assert {"measure": "compile cache", "seconds": 27.0, "before": 1} in document["startup_saved"]

@@ -19,7 +19,7 @@ from vllm_launchers.simulated.settings import ModelNotFoundError, Simulated, Val
     ("text", "value"),
     [("4096", 4096), ("4k", 4000), ("4K", 4096), ("25.6k", 25_600), ("1m", 10**6), ("1M", 2**20), ("2G", 2**31)],
 )
-def test_human_numbers(text: str, value: int) -> None:
+def test_human_readable_numbers(text: str, value: int) -> None:
     assert parse_human_int(text) == value
 
 
@@ -33,7 +33,7 @@ def test_human_numbers(text: str, value: int) -> None:
         ["--max-num-se", "7"],
     ],
 )
-def test_a_flag_can_be_spelt_as_vllm_lets_it(spelling: list[str]) -> None:
+def test_flags_accept_vllms_spellings(spelling: list[str]) -> None:
     assert parse_flags(["serve", "m", *spelling]).max_num_seqs == 7
 
 
@@ -53,7 +53,7 @@ def test_keys_of_a_json_flag_become_its_object(words: str, objects: str) -> None
     assert " ".join(with_objects(normalize(words.split()))) == objects
 
 
-def test_a_flag_whose_keys_are_set_is_taken_once() -> None:
+def test_flag_set_by_keys_is_read_once() -> None:
     words = "--compilation-config.mode 3 --compilation-config.cudagraph_mode=NONE"
     assert parse_flags(["serve", "m", *words.split()]).ignored == ["--compilation-config"]
 
@@ -64,14 +64,14 @@ def test_booleans_have_a_negation() -> None:
     assert parse_flags(["serve", "m"]).enforce_eager is False
 
 
-def test_flags_that_are_not_modelled_are_taken_and_named() -> None:
+def test_unmodeled_flags_are_accepted_and_named() -> None:
     words = "--trust-remote-code --seed 3 --no-async-scheduling -sc {} --lora-modules a=b c=d --disable-log-stats"
     args = parse_flags(["serve", "m", *words.split()])
     assert args.ignored == ["--trust-remote-code", "--seed", "--no-async-scheduling", "-sc", "--lora-modules"]
     assert args.disable_log_stats is True
 
 
-def test_what_was_given_is_distinguished_from_defaults() -> None:
+def test_given_flags_are_distinguished_from_defaults() -> None:
     args = parse_flags(["serve", "m", "--port", "8000", "--max-model-len", "4K"])
     assert args.given["max_model_len"] == 4096
     assert "port" not in args.given
@@ -87,9 +87,7 @@ def test_what_was_given_is_distinguished_from_defaults() -> None:
         (["--max-num", "4"], "vllm serve: error: ambiguous option: --max-num could match "),
     ],
 )
-def test_a_wrong_flag_is_refused_as_vllm_refuses_it(
-    words: list[str], last: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_flag_is_refused_like_vllm(words: list[str], last: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         parse_flags(["serve", "m", *words])
     lines = capsys.readouterr().err.splitlines()
@@ -115,19 +113,19 @@ def test_a_wrong_flag_is_refused_as_vllm_refuses_it(
         ("--max-num-batched-tokens 64 --max-num-seqs 128", "must be greater than or equal to max_num_seqs (128)"),
     ],
 )
-def test_a_wrong_value_is_refused_with_vllms_message(lab: Callable[..., Any], line: str, words: str) -> None:
+def test_invalid_value_is_refused_with_vllms_message(lab: Callable[..., Any], line: str, words: str) -> None:
     with pytest.raises(ValidationError) as error:
         lab(line)
     assert words in str(error.value)
     assert "1 validation error for" in str(error.value)
 
 
-def test_quantization_is_refused_where_the_checkpoint_has_none(lab: Callable[..., Any]) -> None:
+def test_quantization_is_refused_for_an_unquantized_checkpoint(lab: Callable[..., Any]) -> None:
     with pytest.raises(ValidationError, match="Cannot find the config file for awq"):
         lab("--quantization awq", model="Qwen/Qwen3-8B")
 
 
-def test_fp8_can_be_made_while_loading(lab: Callable[..., Any]) -> None:
+def test_weights_can_be_converted_to_fp8_while_loading(lab: Callable[..., Any]) -> None:
     plain = lab("--max-model-len 4096", model="Qwen/Qwen3-8B")
     halved = lab("--max-model-len 4096 --quantization fp8", model="Qwen/Qwen3-8B")
     assert halved.plan.weights < 0.62 * plain.plan.weights
@@ -161,7 +159,7 @@ def test_no_room_for_any_block(lab: Callable[..., Any]) -> None:
         lab("--gpu-memory-utilization 0.14")
 
 
-def test_for_a_context_that_does_not_fit_one_that_would_is_named(lab: Callable[..., Any]) -> None:
+def test_context_that_does_not_fit_names_one_that_would(lab: Callable[..., Any]) -> None:
     line = "--num-gpu-blocks-override 8 --block-size 32"
     with pytest.raises(MemoryBudgetError, match="the estimated maximum model length is 224") as error:
         lab(f"{line} --max-model-len 2048")
@@ -195,13 +193,13 @@ def test_known_models(model: str, billions: float, bytes_per_token: int) -> None
     assert not geometry.note
 
 
-def test_tensor_parallel_splits_keys_and_values_per_head() -> None:
+def test_tensor_parallelism_splits_keys_and_values_per_head() -> None:
     model = resolve_model("meta-llama/Llama-3.3-70B-Instruct")
     assert model.kv_bytes_per_token(2, tensor_parallel=8) == 40_960
     assert model.kv_bytes_per_token(2, tensor_parallel=16) == 40_960
 
 
-def test_an_unknown_model_is_guessed_from_the_size_in_its_name() -> None:
+def test_unknown_model_is_estimated_from_the_size_in_its_name() -> None:
     geometry = resolve_model("somebody/Unheard-Of-13B-chat-AWQ")
     assert geometry.parameters == pytest.approx(13e9, rel=0.02)
     assert geometry.quantization == "awq"
@@ -209,12 +207,12 @@ def test_an_unknown_model_is_guessed_from_the_size_in_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["nope", "/no/such/folder", "./missing", "a/b/c"])
-def test_what_is_neither_folder_nor_hub_id_fails_as_in_vllm(name: str) -> None:
+def test_invalid_model_name_fails_like_vllm(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="Repo id must be in the form"):
         resolve_model(name)
 
 
-def test_a_folder_is_read(tmp_path: Path) -> None:
+def test_model_folder_is_read(tmp_path: Path) -> None:
     config = {
         "architectures": ["TinyForCausalLM"], "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64,
         "num_key_value_heads": 2, "max_position_embeddings": 512, "vocab_size": 300, "intermediate_size": 128,
@@ -227,14 +225,14 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"num_attention_heads": 0}'])
-def test_a_folder_that_is_no_model_reports_it(tmp_path: Path, content: str | None) -> None:
+def test_folder_without_a_model_is_reported(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelNotFoundError, match=r"config\.json"):
         resolve_model(str(tmp_path))
 
 
-def test_a_wrong_gpu_or_number_in_the_environment_is_named() -> None:
+def test_invalid_gpu_or_number_in_the_environment_is_named() -> None:
     with pytest.raises(UnknownGpuError, match="RTX A6000"):
         find_gpu("Voodoo 2")
     with pytest.raises(ValueError, match="SIMULATED_SPEED must be a number"):
@@ -243,7 +241,7 @@ def test_a_wrong_gpu_or_number_in_the_environment_is_named() -> None:
         Simulated.from_environment({"SIMULATED_STARTUP_SECONDS": "-1"})
 
 
-def test_reading_flags_is_cheap() -> None:
+def test_reading_flags_imports_nothing_heavy() -> None:
     heavy = "uvicorn starlette prometheus_client asyncio"
     code = (
         "import sys\nfrom vllm_launchers.simulated.__main__ import main\n"

@@ -37,6 +37,6 @@ async def test_steps_and_requests_add_up(lab: Any, tmp_path: Path) -> None:
     assert all(value is not None and value >= 0 for request in requests for value in request[7:12])
 
 
-def test_without_a_folder_there_is_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_probe_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER, raising=False)
     assert probe_of(0) is None

@@ -8,7 +8,7 @@ from vllm_launchers.simulated.engine import SimulatedEngine
 from vllm_launchers.simulated.server import stats_line
 
 
-async def test_the_line_reports_what_happened_and_falls_silent_after_one_idle_one(lab: Any) -> None:
+async def test_stats_line_reports_activity_and_stops_when_idle(lab: Any) -> None:
     engine = SimulatedEngine(lab("--max-model-len 4096").core, None, speed=100)
     assert stats_line(0, engine, 10.0) == ""
     running = asyncio.create_task(engine.run())

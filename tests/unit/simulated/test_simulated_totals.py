@@ -10,7 +10,7 @@ from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
 
-def test_totals_are_added_and_gauges_are_not() -> None:
+def test_totals_are_summed_and_gauges_are_not() -> None:
     settings = resolve_settings(parse_flags(["serve", "Qwen/Qwen3-8B-AWQ"]), Simulated.from_environment({}))
     plan = plan_memory(settings)
 

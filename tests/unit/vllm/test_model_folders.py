@@ -10,11 +10,11 @@ from vllm_launchers.vllm.model_folder import model_folder_problem
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B-AWQ", "gpt2", "s3://bucket/model", "org/name.v1-2"])
-def test_what_is_no_folder_passes(model: str) -> None:
+def test_non_folder_is_accepted(model: str) -> None:
     assert model_folder_problem(model) is None
 
 
-def test_a_model_folder_passes(tmp_path: Path) -> None:
+def test_model_folder_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "x.gguf").write_bytes(b"")
@@ -22,7 +22,7 @@ def test_a_model_folder_passes(tmp_path: Path) -> None:
     assert model_folder_problem(str(tmp_path / "x.gguf")) is None
 
 
-def test_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_model_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "cut").mkdir()

@@ -37,7 +37,7 @@ def numbers(release: str) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("flag", REMOVED_FLAGS.values(), ids=lambda flag: flag.name)
-def test_since_when_a_flag_is_gone_agrees_with_the_table_of_releases(flag: Any) -> None:
+def test_removed_flag_dates_match_the_release_table(flag: Any) -> None:
     last = last_release(flag.name)
     assert NEWEST.get(flag.name) is None
     if flag.since == NEVER:
@@ -48,13 +48,13 @@ def test_since_when_a_flag_is_gone_agrees_with_the_table_of_releases(flag: Any) 
         assert numbers(last) < flag.since <= numbers(after(last))
 
 
-def test_every_flag_that_went_is_in_the_table_of_dead_ones() -> None:
+def test_every_removed_flag_is_listed() -> None:
     names = {name for release in RELEASES for name in release_table(release).flags}
     assert {name for name in names if last_release(name)} <= set(REMOVED_FLAGS)
 
 
 @pytest.mark.parametrize("variable", REMOVED_VARIABLES.values(), ids=lambda variable: variable.name)
-def test_since_when_a_variable_is_dead_agrees_with_the_table_of_releases(variable: Any) -> None:
+def test_removed_variable_dates_match_the_release_table(variable: Any) -> None:
     span = variable_releases(variable.name)
     if variable.since == NEVER:
         assert span is None
@@ -65,7 +65,7 @@ def test_since_when_a_variable_is_dead_agrees_with_the_table_of_releases(variabl
 
 
 @pytest.mark.parametrize("value", REMOVED_VALUES, ids=lambda value: f"{value.flag}={value.value}")
-def test_since_when_a_value_is_gone_agrees_with_the_table_of_releases(value: Any) -> None:
+def test_removed_value_dates_match_the_release_table(value: Any) -> None:
     having = [release for release in RELEASES if value.value in known(release, value.flag)]
     if value.since == NEVER:
         assert not having
@@ -84,7 +84,7 @@ def known(release: str, flag: str) -> tuple[str, ...]:
     return spellings(release)[flag]
 
 
-def test_variables_that_are_misread_are_read() -> None:
+def test_misread_variables_are_read() -> None:
     assert set(MISREAD_VARIABLES) <= NEWEST.variables
 
 
@@ -111,12 +111,12 @@ CARRIED: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("flags", "new", "unset"), CARRIED)
-def test_the_new_spelling(flags: dict[str, Any], new: dict[str, Any], unset: tuple[str, ...]) -> None:
+def test_replacement_flags(flags: dict[str, Any], new: dict[str, Any], unset: tuple[str, ...]) -> None:
     assert REMOVED_FLAGS[unset[0]].carry(flags) == Changes(set=new, unset=unset)
 
 
 @pytest.mark.parametrize("name", ["rope-scaling", "gguf-file", "prompt-adapters"])
-def test_what_leaving_out_would_lose_is_not_left_out(name: str) -> None:
+def test_flag_without_an_equivalent_is_not_removed(name: str) -> None:
     assert REMOVED_FLAGS[name].carry({name: "x"}) is None
 
 
@@ -134,18 +134,18 @@ def test_speculative_decoding_becomes_one_flag() -> None:
         assert set(changes.unset) == {"speculative-model", "num-speculative-tokens"}
 
 
-def test_guessing_by_ngrams_is_a_method() -> None:
+def test_ngram_speculation_is_a_method() -> None:
     flags = {"speculative-model": "[ngram]", "num-speculative-tokens": 3, "ngram-prompt-lookup-max": 4}
     changes = REMOVED_FLAGS["speculative-model"].carry(flags)
     expected = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
     assert json_of(changes, "speculative-config") == expected
 
 
-def test_half_a_speculation_is_not_guessed_at() -> None:
+def test_incomplete_speculation_is_not_guessed() -> None:
     assert REMOVED_FLAGS["speculative-model"].carry({"speculative-model": "org/draft"}) is None
 
 
-def test_a_new_spelling_that_is_there_already_wins() -> None:
+def test_existing_replacement_wins() -> None:
     flags = {"speculative-config": "{}", "speculative-model": "x", "num-speculative-tokens": 1}
     changes = REMOVED_FLAGS["speculative-model"].carry(flags)
     assert changes == Changes(unset=("speculative-model", "num-speculative-tokens"))
@@ -157,14 +157,14 @@ def test_guided_decoding_becomes_structured_outputs() -> None:
     assert json_of(changes, "structured-outputs-config") == {"backend": "xgrammar", "disable_any_whitespace": True}
 
 
-def test_keys_join_what_the_json_flag_holds() -> None:
+def test_keys_are_merged_into_the_json_flag() -> None:
     flags = {"eplb-config": '{"window_size": 7}', "num-redundant-experts": 2, "eplb-window-size": 9}
     changes = REMOVED_FLAGS["num-redundant-experts"].carry(flags)
     assert json_of(changes, "eplb-config") == {"num_redundant_experts": 2, "window_size": 7}
 
 
 @pytest.mark.parametrize("held", ["[1]", "no json"])
-def test_a_json_flag_that_holds_no_object_is_left_alone(held: str) -> None:
+def test_json_flag_without_an_object_is_unchanged(held: str) -> None:
     flags = {"eplb-config": held, "num-redundant-experts": 2}
     assert REMOVED_FLAGS["num-redundant-experts"].carry(flags) is None
 
@@ -192,27 +192,27 @@ LONG = "9" * 5000
         ("VLLM_TORCH_PROFILER_DIR", "/t", {"profiler-config": '{"profiler": "torch", "torch_profiler_dir": "/t"}'}),
     ],
 )
-def test_a_variable_as_a_flag(name: str, value: str, new: dict[str, Any]) -> None:
+def test_variable_becomes_a_flag(name: str, value: str, new: dict[str, Any]) -> None:
     carry = REMOVED_VARIABLES[name].carry
     assert carry is not None
     assert carry(value, {}) == Changes(set=new)
 
 
 @pytest.mark.parametrize("value", ["XFORMERS", "", " "])
-def test_a_kernel_that_is_gone_is_not_carried_over(value: str) -> None:
+def test_removed_backend_is_not_carried_over(value: str) -> None:
     carry = REMOVED_VARIABLES["VLLM_ATTENTION_BACKEND"].carry
     assert carry is not None
     assert carry(value, {}) is None
 
 
-def test_a_flag_that_is_set_wins_over_a_variable() -> None:
+def test_set_flag_overrides_a_variable() -> None:
     carry = REMOVED_VARIABLES["VLLM_ATTENTION_BACKEND"].carry
     assert carry is not None
     assert carry("FLASHINFER", {"attention-backend": "TRITON_ATTN"}) is None
 
 
 @pytest.mark.parametrize("flag", REMOVED_FLAGS.values(), ids=lambda flag: flag.name)
-def test_new_spellings_are_flags_that_can_be_set(flag: Any) -> None:
+def test_replacements_are_flags_that_can_be_set(flag: Any) -> None:
     changes = flag.carry({flag.name: True, "num-speculative-tokens": 3, "speculative-model": "m"})
     if changes is None:
         return
@@ -221,7 +221,7 @@ def test_new_spellings_are_flags_that_can_be_set(flag: Any) -> None:
         assert normalise_setting(name, value) == (name, value)
 
 
-def test_fates() -> None:
+def test_removal_kinds() -> None:
     swap = REMOVED_FLAGS["swap-space"]
     assert [swap.fate(r) for r in ((0, 10, 2), (0, 11, 0), (0, 17, 1), (0, 18, 0))] == [
         None, RemovalKind.IGNORED, RemovalKind.IGNORED, RemovalKind.REFUSED,
@@ -232,7 +232,7 @@ def test_fates() -> None:
     assert REMOVED_VARIABLES["VLLM_USE_V1"].fate((0, 33, 0)) is RemovalKind.WARNED
 
 
-def test_values_by_name() -> None:
+def test_removed_values_by_name() -> None:
     assert removed_value("quantization", "squeezellm") is not None
     assert removed_value("quantization", "awq") is None
     assert removed_value("dtype", "gguf") is None

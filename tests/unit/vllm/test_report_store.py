@@ -33,7 +33,7 @@ def keep(
     return book.remember(model, gpu, engine, {**FLAGS, **more}, reported=REPORTED, predicted=PREDICTED)
 
 
-def test_a_start_is_found_again_by_another_program(path: Path) -> None:
+def test_start_is_found_by_another_program(path: Path) -> None:
     assert keep(StartupReportStore(path))
     found = StartupReportStore(path).find("org/m", "L40S", "0.33.0", FLAGS)
     assert found is not None
@@ -52,7 +52,7 @@ def test_nothing_is_found_for_another_model_gpu_or_split(path: Path) -> None:
     assert book.problem == ""
 
 
-def test_the_same_flags_go_first_then_the_same_engine_then_the_newest(path: Path) -> None:
+def test_same_flags_precede_same_engine_and_newest(path: Path) -> None:
     book = StartupReportStore(path)
     keep(book, engine="0.32.0")
     keep(book, engine="0.33.0", **{"max-model-len": 4096})
@@ -65,26 +65,26 @@ def test_the_same_flags_go_first_then_the_same_engine_then_the_newest(path: Path
     assert other_flags.flags == flags_digest({**FLAGS, "max-model-len": 2048})
 
 
-def test_flags_without_weight_make_no_difference(path: Path) -> None:
+def test_irrelevant_flags_make_no_difference(path: Path) -> None:
     assert flags_digest({**FLAGS, "port": 8000, "served-model-name": "x"}) == flags_digest(FLAGS)
     assert flags_digest({**FLAGS, "max-num-seqs": 8}) != flags_digest(FLAGS)
     assert flags_digest(dict(reversed(FLAGS.items()))) == flags_digest(FLAGS)
 
 
-def test_a_later_start_takes_the_place_of_the_same_earlier_one(path: Path) -> None:
+def test_later_start_replaces_an_equal_one(path: Path) -> None:
     book = StartupReportStore(path)
     keep(book)
     book.remember("org/m", "L40S", "0.33.0", FLAGS, reported={"kv_gib": 1.0}, predicted={})
     assert [entry.reported for entry in book.entries()] == [{"kv_gib": 1.0}]
 
 
-def test_an_empty_report_is_not_kept(path: Path) -> None:
+def test_empty_report_is_not_stored(path: Path) -> None:
     book = StartupReportStore(path)
     assert not book.remember("org/m", "L40S", "0.33.0", FLAGS, reported={"kv_gib": float("nan")}, predicted={})
     assert not path.exists()
 
 
-def test_the_oldest_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_entries_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_reports, "MOST_ENTRIES", 5)
     book = StartupReportStore(path)
     for number in range(8):
@@ -92,7 +92,7 @@ def test_the_oldest_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [entry.model for entry in book.entries()] == [f"org/m{number}" for number in range(3, 8)]
 
 
-def test_the_file_is_private_whole_and_holds_no_flags(path: Path) -> None:
+def test_file_is_private_and_holds_no_flags(path: Path) -> None:
     keep(StartupReportStore(path), **{"hf-overrides": "hidden"})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert json.loads(path.read_text())["version"] == 1
@@ -116,7 +116,7 @@ def test_the_file_is_private_whole_and_holds_no_flags(path: Path) -> None:
         *(pytest.param(ENTRY % (b"1", number), id=f"figure {number[:3]!r}") for number in NO_NUMBERS),
     ],
 )
-def test_a_damaged_file_is_moved_aside_and_reported(path: Path, content: bytes) -> None:
+def test_damaged_file_is_moved_aside_and_reported(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
     book = StartupReportStore(path)
@@ -127,13 +127,13 @@ def test_a_damaged_file_is_moved_aside_and_reported(path: Path, content: bytes) 
     assert len(StartupReportStore(path).entries()) == 1
 
 
-def test_an_entry_is_none_by_its_numbers_alone(path: Path) -> None:
+def test_entry_is_ignored_only_for_its_invalid_numbers(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(ENTRY % (b"1", b"9000"))
     assert [entry.reported for entry in StartupReportStore(path).entries()] == [{"kv_tokens": 9000.0}]
 
 
-def test_a_newer_programs_file_is_left_alone(path: Path) -> None:
+def test_file_of_a_newer_program_is_unchanged(path: Path) -> None:
     path.parent.mkdir()
     path.write_text('{"version": 99, "entries": "of another kind"}')
     book = StartupReportStore(path)
@@ -142,7 +142,7 @@ def test_a_newer_programs_file_is_left_alone(path: Path) -> None:
     assert "of another kind" in path.read_text()
 
 
-def test_a_folder_that_cannot_be_written_is_reported(path: Path) -> None:
+def test_unwritable_folder_is_reported(path: Path) -> None:
     path.parent.write_text("a file, no folder")
     book = StartupReportStore(path)
     assert not keep(book)
@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_written_is_reported(path: Path) -> None:
     assert book.entries() == []
 
 
-def test_programs_at_once_lose_nothing(path: Path) -> None:
+def test_concurrent_programs_lose_nothing(path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(lambda number: keep(StartupReportStore(path), model=f"org/m{number}"), range(24)))
     assert len(StartupReportStore(path).entries()) == 24

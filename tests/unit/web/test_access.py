@@ -13,7 +13,7 @@ def token_of(access: PageAccess) -> str:
     return parse_qs(urlsplit(access.link(8321)).query)["token"][0]
 
 
-def test_the_token_is_exchanged_once():
+def test_token_is_exchanged_once():
     access = PageAccess()
     token = token_of(access)
     assert not access.admits({COOKIE: token})
@@ -36,14 +36,14 @@ def test_any_other_cookie_is_refused(cookies):
     assert not access.admits(cookies)
 
 
-def test_the_link_is_on_loopback_and_each_is_another():
+def test_link_is_on_loopback_and_unique():
     links = {PageAccess().link(8321) for _ in range(10)}
     assert len(links) == 10
     assert all(link.startswith("http://127.0.0.1:8321/") for link in links)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8321", "localhost:9000", "LOCALHOST", "[::1]:80"])
-def test_names_of_this_machine(host):
+def test_local_host_names(host):
     assert names_this_machine(host)
     assert same_origin(f"http://{host}", host)
 
@@ -53,7 +53,7 @@ def test_names_of_this_machine(host):
     ["", "evil.example", "127.0.0.1.evil.example:8321", "localhost.evil.example", "127.0.0.1:8321@evil.example",
      "127.0.0.1:8321\n", "127.1", "0.0.0.0:8321", "localhost:", "localhost:८३२१"],
 )  # fmt: skip
-def test_names_that_somebody_else_can_hand_out(host):
+def test_foreign_host_names(host):
     assert not names_this_machine(host)
 
 
@@ -61,5 +61,5 @@ def test_names_that_somebody_else_can_hand_out(host):
     "origin",
     ["null", "", "http://evil.example", "https://127.0.0.1:8321", "http://127.0.0.1:8000", "http://localhost:8321"],
 )
-def test_pages_elsewhere(origin):
+def test_other_origins(origin):
     assert not same_origin(origin, "127.0.0.1:8321")

@@ -53,7 +53,7 @@ def page(pool: tuple[str, ...], chance: random.Random) -> str:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_no_figure_ends_what_reads_or_draws_it(pool: tuple[str, ...], fakes: ModuleType) -> None:
+def test_extreme_values_are_read_and_drawn_without_a_crash(pool: tuple[str, ...], fakes: ModuleType) -> None:
     chance = random.Random(7)
     timeline, windows, judge = Timeline(5.0, 181), Windows(10), Judge("chat")
     for second in range(0, 120, 3):

@@ -25,13 +25,13 @@ def text(found: FleetSnapshot, width: int = 120, height: int = 30) -> str:
 
 @pytest.mark.parametrize("name", recorded_hosts())
 @pytest.mark.parametrize("size", [(80, 10), (80, 16), (120, 34), (40, 12), (200, 50)])
-def test_it_keeps_to_its_size_on_every_host(name: str, size: tuple[int, int]) -> None:
+def test_pane_keeps_its_size_on_every_host(name: str, size: tuple[int, int]) -> None:
     lines = gpus_lines(snapshot(read_host(Path(name))), *size)
     assert len(lines) <= size[1]
     assert all(strip.cell_length <= size[0] for strip in lines)
 
 
-def test_eight_gpus_with_links_temperature_power_and_processes_fit_into_80_columns() -> None:
+def test_eight_gpus_with_all_facts_fit_into_80_columns() -> None:
     drawn = text(snapshot(read_host(Path("8xh100"))), 80, 16)
     assert "all-to-all NV18" in drawn
     assert "FREE GiB UTIL" in drawn
@@ -43,7 +43,7 @@ def test_eight_gpus_with_links_temperature_power_and_processes_fit_into_80_colum
     assert "chat 71.0" in drawn
 
 
-def test_what_we_hold_is_distinguished_from_what_others_hold_without_colors() -> None:
+def test_own_and_foreign_memory_differ_without_colors() -> None:
     host = read_host(Path("4xa6000"))
     ours = Holder(pid=1, server="chat", gib=20.0)
     gpus = (replace(host.gpus[0], used_by=(*host.gpus[0].holders, ours), free_gib=7.0), *host.gpus[1:])
@@ -53,7 +53,7 @@ def test_what_we_hold_is_distinguished_from_what_others_hold_without_colors() ->
     assert "chat 20.0" in row
 
 
-def test_links_that_words_cannot_describe_stay_a_matrix_a_servers_own_in_its_color(fakes: Any) -> None:
+def test_irregular_links_stay_a_matrix_with_the_servers_in_color(fakes: Any) -> None:
     host = read_host(Path("4xa6000"))
     links = tuple(replace(link, kind="PHB") if (link.a, link.b) == (0, 2) else link for link in host.links)
     found = snapshot(replace(host, links=links), fakes.docs(0.0), fakes.coder(0.0))
@@ -65,7 +65,7 @@ def test_links_that_words_cannot_describe_stay_a_matrix_a_servers_own_in_its_col
     assert "NV# that many NVLinks" in text(found)
 
 
-def test_what_is_not_reported_is_a_dash_and_a_lost_gpu_says_why() -> None:
+def test_unreported_is_a_dash_and_a_lost_gpu_says_why() -> None:
     host = read_host(Path("4xa6000"))
     bare = replace(host.gpus[0], utilization=None, temperature_c=None, power_w=None, power_limit_w=None, free_gib=None)
     lost = replace(host.gpus[1], lost="fell off the bus (Xid 79)")
@@ -76,7 +76,7 @@ def test_what_is_not_reported_is_a_dash_and_a_lost_gpu_says_why() -> None:
     assert any(line.startswith("  1") and "fell off the bus (Xid 79)" in line for line in lines)
 
 
-def test_traffic_is_shown_where_it_is_reported() -> None:
+def test_reported_traffic_is_shown() -> None:
     host = read_host(Path("4xa6000"))
     assert "NVLink GB/s" not in text(snapshot(host))
     gpus = (replace(host.gpus[0], nvlink_sent_gbs=12.34, nvlink_received_gbs=0.0), *host.gpus[1:])
@@ -90,7 +90,7 @@ def test_without_gpus_one_sentence_says_why() -> None:
     assert "looking for GPUs" in text(snapshot(None))
 
 
-def test_names_from_outside_bring_no_escape_codes() -> None:
+def test_outside_names_bring_no_escape_codes() -> None:
     host = read_host(Path("1xrtx4090"))
     evil = Holder(pid=1, user="\x1b[31mmallory", gib=5.0)
     gpus = (replace(host.gpus[0], name="\x1b]0;x\x07RTX", used_by=(evil,), free_gib=10.0),)
@@ -98,7 +98,7 @@ def test_names_from_outside_bring_no_escape_codes() -> None:
     assert "\x1b" not in text(found) + "".join(format_host(found))
 
 
-def test_the_header_names_gpus_and_driver() -> None:
+def test_header_names_gpus_and_driver() -> None:
     assert format_host(snapshot(read_host(Path("4xa6000")))) == ["4× RTX A6000", "driver 580.95"]
     assert format_host(snapshot(read_host(Path("4xa6000")), recorded=True))[0] == "4× RTX A6000 (recorded)"
     assert format_host(snapshot(None)) == []

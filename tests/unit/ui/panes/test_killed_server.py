@@ -18,7 +18,7 @@ def told(server, now):
     return message, "\n".join(strip.text for strip in state_lines(server, now, 100, 30))
 
 
-def test_the_reason_stands_there_where_the_log_shows_nothing(fakes):
+def test_kill_reason_is_shown_if_the_log_shows_nothing(fakes):
     advice = Fix(Changes(), "Look into dmesg.")
     killed = replace(
         fakes.broken(fakes.NOW),
@@ -35,7 +35,7 @@ def test_the_reason_stands_there_where_the_log_shows_nothing(fakes):
     assert "f fix   i findings" in pane
 
 
-def test_nothing_runs_or_waits_there_any_more(fakes):
+def test_killed_server_shows_no_running_or_waiting_requests(fakes):
     crashed = replace(fakes.broken(fakes.NOW), last_window=fakes.window_at(fakes.NOW, 0.9), load_result="load ended")
     shown = replace(crashed, window=crashed.last_window)
     for width in (40, 120):
@@ -44,7 +44,7 @@ def test_nothing_runs_or_waits_there_any_more(fakes):
         assert (lines[2].strip(), lines[3].strip()) == ("load ended", "tokens/s out")
 
 
-def test_without_a_diagnosis_there_is_neither(fakes):
+def test_without_a_diagnosis_no_findings_key_is_shown(fakes):
     _, pane = told(fakes.broken(fakes.NOW), fakes.NOW)
     assert "i findings" not in pane
     assert "l log" in pane

@@ -30,23 +30,23 @@ def test_panes_with_a_problem_are_marked(fakes):
     assert bar.problem_panes(None, None) == frozenset()
 
 
-def test_a_note_marks_nothing(fakes):
+def test_note_marks_no_pane(fakes):
     calm = fakes.coder(fakes.NOW)
     assert bar.problem_panes(replace(calm, findings=(found("gpu_throttled", Severity.NOTE),)), None) == frozenset()
     assert bar.problem_panes(replace(calm, findings=(found("gpu_throttled"),)), None) == {bar.GPUS}
 
 
-def test_the_findings_it_places_exist():
+def test_placed_findings_exist():
     assert set(bar.FINDING_PANES) <= {rule.code for rule in RULES}
 
 
 @pytest.mark.parametrize("width", [10, 30, 60, 80, 200])
-def test_it_fits_any_width(width):
+def test_pane_bar_fits_any_width(width):
     assert bar.pane_bar((1, 2), 2, (1, 2, 3, 4, 5, 6), "auto: overview", width).cell_length <= width
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
-def test_a_line_for_each_pane_with_figure_and_span(fakes, width):
+def test_each_pane_has_a_line_with_value_and_span(fakes, width):
     server = replace(fakes.chat(fakes.NOW), series=fakes.series_at(fakes.NOW, 1.0))
     lines = spark_lines(server, list(SPARKS), width)
     assert len(lines) == len(SPARKS)
@@ -67,7 +67,7 @@ def drawn(*arguments):
     return "".join(text for text, _ in spark_cells(*arguments))
 
 
-def test_each_cell_is_bright_by_its_own_value(fakes):
+def test_each_cell_is_highlighted_by_its_own_value(fakes):
     server = fakes.judged(fakes.chat(fakes.NOW))
     values = tuple(0.3 if number < 90 else 0.95 for number in range(180))
     series = Series(end=fakes.NOW, step=5.0, values={"kv_cache_usage": values})
@@ -79,7 +79,7 @@ def test_each_cell_is_bright_by_its_own_value(fakes):
     assert abs(len(low) - len(high)) <= 2
 
 
-def test_the_course_is_drawn_to_scale_and_moves_by_whole_cells():
+def test_sparkline_is_to_scale_and_moves_by_whole_cells():
     series = Series(end=100.0, step=5.0, values={"one": (0.0, 0.5, 1.0, None)})
     assert drawn(series, "one", 6, 1.0) == "  ▁▅█ "
     points = tuple(float(number) for number in range(40))
@@ -95,7 +95,7 @@ def test_bars_differ_in_ascii_too():
     assert len(set(to_ascii("▁▂▃▄▅▆▇█"))) == 8
 
 
-def test_the_course_fills_its_room(fakes):
+def test_sparkline_fills_its_width(fakes):
     series = fakes.series_at(fakes.NOW, 1.0)
     for width in (20, 60, 74, 100, 180):
         text = drawn(series, "requests_running", width, None)

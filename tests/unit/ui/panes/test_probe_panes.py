@@ -35,7 +35,7 @@ def recorded(fakes):
 
 @pytest.mark.parametrize("draw", [requests_lines, step_lines])
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_they_fit_any_size(fakes, recorded, draw, width, height):
+def test_probe_panes_fit_any_size(fakes, recorded, draw, width, height):
     for server in (recorded, replace(recorded, probe=None), replace(recorded, probe=ProbeView(problem="none " * 30))):
         lines = draw(server, fakes.NOW, width, height, ChartView(log=True))
         assert len(lines) <= height
@@ -47,7 +47,7 @@ def rows_of(server, now, order):
     return lines[0], lines[4:]
 
 
-def test_refused_requests_are_those_of_the_last_minute_and_come_first_where_there_is_little_room(fakes, recorded):
+def test_refused_requests_come_first_in_little_space(fakes, recorded):
     window = replace(recorded.window, responses=Responses(6.0, refused=2.0))
     server = replace(recorded, window=window)
     wide = text(requests_lines(server, fakes.NOW, 140, 14)).splitlines()[1]
@@ -57,7 +57,7 @@ def test_refused_requests_are_those_of_the_last_minute_and_come_first_where_ther
     assert narrow == " 2 of 8 requests refused (4xx) in the last minute"
 
 
-def test_requests_are_listed_in_the_order_asked_for(fakes, recorded):
+def test_requests_are_listed_in_the_requested_order(fakes, recorded):
     title, rows = rows_of(recorded, fakes.NOW, "slowest")
     assert "slowest · last 15m" in title
     e2e = [row.split()[4] for row in rows]
@@ -72,7 +72,7 @@ def test_requests_are_listed_in_the_order_asked_for(fakes, recorded):
     assert VIEWS[:4] == ORDERS
 
 
-def test_why_no_request_is_listed_is_told_in_full_beside_the_plot(fakes, recorded):
+def test_reason_for_an_empty_list_is_shown_in_full(fakes, recorded):
     none = replace(recorded.probe.requests, listed=((),) * len(ORDERS))
     server = replace(recorded, probe=replace(recorded.probe, requests=none))
     lines = requests_lines(server, fakes.NOW, 118, 24, replace(PLAIN, order="aborted"))
@@ -80,13 +80,13 @@ def test_why_no_request_is_listed_is_told_in_full_beside_the_plot(fakes, recorde
     assert "None aborted. Not recorded: those cut off by a stop, a restart or their client." in told
 
 
-def test_requests_of_a_server_that_failed_say_until_when(fakes, recorded):
+def test_requests_of_a_failed_server_show_until_when(fakes, recorded):
     ended = replace(recorded, series=replace(fakes.series_at(fakes.NOW, 0.9), as_of=fakes.NOW - 200))
     assert "last 15m to 12:" in text(requests_lines(ended, fakes.NOW, 100, 20)[:1])
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_hits_are_shown_by_the_length_of_prompts(fakes, recorded, width, height):
+def test_hits_are_shown_by_prompt_length(fakes, recorded, width, height):
     use = PrefixUse(
         (LengthClass(1, 127, 10, 0, 900, 0, 0), LengthClass(1024, 2047, 40, 30, 60_000, 45_000, 1152)),
         0,
@@ -108,7 +108,7 @@ def test_hits_are_shown_by_the_length_of_prompts(fakes, recorded, width, height)
     assert width < 60 or "prefix caching off" in text(kv_cache_lines(off, fakes.NOW, width, 10))
 
 
-def test_the_bar_distinguishes_its_parts_without_colors_in_ascii_too(fakes, recorded):
+def test_bar_parts_differ_without_colors_and_in_ascii(fakes, recorded):
     one = FinishedRequest("r", fakes.NOW - 20, fakes.NOW, 0, 900, 80, 0, 5.0, 5.0, 5.0, 20.0, 0, "stop", 0)
     seen = replace(recorded.probe.requests, listed=((one,),) * 4, counts=(1, 1, 0, 0), count=1)
     lines = text(requests_lines(replace(recorded, probe=replace(recorded.probe, requests=seen)), fakes.NOW, 80, 6))
@@ -118,7 +118,7 @@ def test_the_bar_distinguishes_its_parts_without_colors_in_ascii_too(fakes, reco
     assert len(set(map(to_ascii, marks))) == 4
 
 
-def test_what_runs_now_and_how_many_ended_how(fakes, recorded):
+def test_running_and_finished_requests_are_counted(fakes, recorded):
     line = text(requests_lines(recorded, fakes.NOW, 120, 20)).splitlines()[1]
     assert line.startswith(" 62 running · 12 waiting now · 240 finished: 27 preempted, 4 aborted")
     crashed = replace(recorded, last_window=recorded.window)
@@ -128,14 +128,14 @@ def test_what_runs_now_and_how_many_ended_how(fakes, recorded):
 
 
 @pytest.mark.parametrize("draw", [requests_lines, step_lines])
-def test_without_records_it_says_why(fakes, draw):
+def test_missing_records_have_a_reason(fakes, draw):
     chat = fakes.chat(fakes.NOW)
     why = "chat has no probe, so its requests are not recorded: --no-probe was given"
     assert why in text(draw(replace(chat, probe=ProbeView(problem=why)), fakes.NOW, 120, 10))
     assert "not started here" in text(draw(fakes.observed(fakes.NOW), fakes.NOW, 120, 10))
 
 
-def test_steps_have_their_figures_at_the_cursor(fakes, recorded):
+def test_steps_show_their_values_at_the_cursor(fakes, recorded):
     now = text(step_lines(recorded, fakes.NOW, 150, 12))
     assert "tokens per step" in now
     assert "p99 30ms" in now
@@ -147,7 +147,7 @@ def test_steps_have_their_figures_at_the_cursor(fakes, recorded):
     assert "a larger pane shows more" in text(step_lines(recorded, fakes.NOW, 60, 6))
 
 
-def test_charts_of_steps_that_begin_late_say_since_when_steps_are_recorded(fakes, recorded):
+def test_step_charts_show_since_when_steps_are_recorded(fakes, recorded):
     assert "no step recorded" not in text(step_lines(recorded, fakes.NOW, 150, 12))
     steps = recorded.probe.steps
     late = {key: (None,) * 150 + values[150:] for key, values in steps.values.items()}
@@ -176,7 +176,7 @@ def test_exact_latencies_are_marked_in_pane_and_table(fakes, recorded):
     assert "TTFT p50, p99, partly exact" in text(latency_lines(replace(recorded, series=series), fakes.NOW, 80, 30))
 
 
-def test_a_scatter_plot_has_its_points_in_place():
+def test_scatter_plot_has_its_points_in_place():
     lines = scatter([(0.0, 0.0), (100.0, 1.0)], 26, 6, "{:.0f}".format, "{:.1f}".format)
     assert len(lines) == 6
     assert lines[0].text == "  1.0┤" + " " * 19 + "⠈"

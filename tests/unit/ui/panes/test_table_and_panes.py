@@ -56,7 +56,7 @@ def test_columns_drop_from_the_right(fakes):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 200, 300])
-def test_no_line_of_the_table_is_wider_than_the_screen(fakes, width):
+def test_no_table_line_is_wider_than_the_screen(fakes, width):
     servers = [replace(maker(fakes.NOW), name="模型" * 12) for maker in (*fakes.EVERY_STATE, fakes.asleep)]
     columns = columns_for(servers, width)
     for strip in [column_titles(columns), *(row(server, columns, fakes.NOW, width, True) for server in servers)]:
@@ -70,7 +70,7 @@ def test_wide_names_break_no_column(fakes):
     assert ends[0] == ends[1]
 
 
-def test_a_row_marks_what_misses_its_objective(fakes):
+def test_row_marks_missed_objectives(fakes):
     shown = row_text(fakes.chat(fakes.NOW), fakes.NOW, 120)
     assert "99%!" in shown
     assert "17 !" in shown
@@ -79,7 +79,7 @@ def test_a_row_marks_what_misses_its_objective(fakes):
     assert "coder sim" in calm
 
 
-def test_marks_and_findings_say_the_same(fakes):
+def test_marks_and_findings_agree(fakes):
     """ "Healthy … 55 % (limit 85 %)" stood above a pane that showed 91 % in red: one peak."""
     chat = fakes.chat(fakes.NOW)
     calm = replace(chat.window, kv_cache_usage=0.91, kv_cache_usage_max=0.91, preemption_share=0.0, latencies={})
@@ -125,7 +125,7 @@ def test_rows_say_why_there_are_no_numbers(fakes):
     assert "restarts in 8s: exit code 1" in row_text(waiting, now, 120)
 
 
-def test_a_row_of_a_moment_at_which_it_was_not_ready_has_no_figures(fakes):
+def test_row_of_a_moment_before_ready_has_no_values(fakes):
     """The minute before a restart is one of the run before."""
     view = replace(fakes.chat(fakes.NOW), moment=fakes.NOW - 60, sample=None)
     for state in (State.STARTING, State.FAILED, State.STOPPED):
@@ -135,7 +135,7 @@ def test_a_row_of_a_moment_at_which_it_was_not_ready_has_no_figures(fakes):
     assert "99%" in row_text(replace(view, then=StateThen(State.READY, fakes.NOW - 600, 3)), fakes.NOW, 120)
 
 
-def test_the_title_of_latencies_has_its_window_however_narrow(fakes):
+def test_latency_title_has_its_window_at_any_width(fakes):
     chat = fakes.chat(fakes.NOW)
     exact = {name: replace(one, exact=True) for name, one in chat.window.latencies.items()}
     past = replace(chat, moment=fakes.NOW, window=replace(chat.window, latencies=exact))
@@ -143,14 +143,14 @@ def test_the_title_of_latencies_has_its_window_however_narrow(fakes):
     assert "minute to 12:41 ─" in text(latency_lines(past, fakes.NOW, 38, 20))
 
 
-def test_no_key_is_named_that_enlarges_what_is_large(fakes):
+def test_enlarge_key_is_not_shown_in_a_large_pane(fakes):
     server = fakes.chat(fakes.NOW)
     for height, words in ((11, "3 shows all"), (4, "more rows: 3 enlarges")):
         assert words in text(latency_lines(server, fakes.NOW, 60, height))
         assert words not in text(latency_lines(server, fakes.NOW, 60, height, ChartView(large=True)))
 
 
-def test_a_bad_figure_stands_in_the_title_and_that_it_is_simulated_does_not(fakes):
+def test_missed_value_is_in_the_title_without_the_simulated_mark(fakes):
     server = fakes.coder(fakes.NOW)
     window = replace(server.window, preemptions_per_minute=1234.0, preemption_share=1.5)
     server = fakes.judged(replace(server, window=window))
@@ -160,7 +160,7 @@ def test_a_bad_figure_stands_in_the_title_and_that_it_is_simulated_does_not(fake
     assert "1.5 ! per request" in shown, "more often than once per request is no percentage"
 
 
-def test_the_load_is_reported_whole_in_a_narrow_pane(fakes):
+def test_load_is_shown_in_full_in_a_narrow_pane(fakes):
     sending = "load 49.3/s, 60 s left"
     server = replace(fakes.chat(fakes.NOW), load=sending)
     for width in (38, 80):
@@ -170,7 +170,7 @@ def test_the_load_is_reported_whole_in_a_narrow_pane(fakes):
         assert len(lines) <= 16
 
 
-def test_the_acceptance_length_stands_where_drafts_are_made(fakes):
+def test_acceptance_length_is_shown_with_drafts(fakes):
     server = fakes.chat(fakes.NOW)
     drafted = replace(server, window=replace(server.window, speculation=Speculation(7.0, 1.4321, (0.3, 0.13))))
     assert "acceptance length 1.43" in text(throughput_lines(drafted, fakes.NOW, 80, 16))
@@ -182,13 +182,13 @@ def test_the_acceptance_length_stands_where_drafts_are_made(fakes):
 
 
 @pytest.mark.parametrize("lines", [throughput_lines, preemption_lines, kv_cache_lines, latency_lines])
-def test_no_line_of_a_chart_has_the_color_of_a_warning(fakes, lines):
+def test_no_chart_line_has_the_warning_color(fakes, lines):
     for strip in lines(fakes.chat(fakes.NOW), fakes.NOW, 80, 30):
         drawn = [one.style for one in strip if any("\u2800" < character < "\u2900" for character in one.text)]
         assert not [style for style in drawn if style and style.color == WARN.color]
 
 
-def test_what_was_not_reported_is_a_dash(fakes):
+def test_unreported_is_a_dash(fakes):
     server = fakes.chat(fakes.NOW)
     server = replace(server, window=replace(server.window, preemptions_per_minute=None, kv_cache_usage=None,
                                             kv_cache_usage_max=None, kv_cache_tokens=None, latencies={}))  # fmt: skip
@@ -203,7 +203,7 @@ def test_states_are_counted(fakes):
     assert state_counts(servers) == "3 ready · 1 starting · 1 unresponsive · 1 failed · 1 stopped"
 
 
-def test_latencies_stand_beside_their_objectives(fakes):
+def test_latencies_are_next_to_their_objectives(fakes):
     shown = text(latency_lines(fakes.chat(fakes.NOW), fakes.NOW, 60, 8)).splitlines()
     assert shown[2].split() == ["TTFT", "997ms", "767ms", "~1.2s", "~3.7s", "1.0s", "!"]
     assert shown[4].split() == ["queue", "150ms", "<300ms", "<300ms", "~558ms"], "the first bucket ends at 0.3 s"
@@ -211,7 +211,7 @@ def test_latencies_stand_beside_their_objectives(fakes):
 
 
 @pytest.mark.parametrize(("p99", "objective", "expected"), [(0.9, 1.0, False), (2.5, 1.0, True), (0.9, 5.0, True)])
-def test_a_latency_has_a_log_scale_where_its_p50_would_lie_on_the_axis(fakes, p99, objective, expected):
+def test_latency_has_a_log_scale_if_its_p50_would_be_on_the_axis(fakes, p99, objective, expected):
     server = fakes.chat(fakes.NOW)
     series = Series(end=fakes.NOW, step=5.0, values={"ttft_p50": (0.2,) * 20, "ttft_p99": (0.3,) * 19 + (p99,)})
     server = replace(server, series=series, objectives=replace(server.objectives, ttft_p99_seconds=objective))
@@ -219,7 +219,7 @@ def test_a_latency_has_a_log_scale_where_its_p50_would_lie_on_the_axis(fakes, p9
     assert on_log_scale(server, "ttft", ChartView(log=not expected)) is not expected, "as a person chose"
 
 
-def test_a_wide_pane_has_the_quantiles_on_a_common_axis(fakes):
+def test_wide_pane_has_the_quantiles_on_a_common_axis(fakes):
     rows = text(latency_lines(fakes.chat(fakes.NOW), fakes.NOW, 160, 30)).splitlines()
     assert "├ p50 ┼ p90 ┤ p99" in rows[1]
     drawn = {row.split()[0]: row for row in rows[2:8]}
@@ -228,14 +228,14 @@ def test_a_wide_pane_has_the_quantiles_on_a_common_axis(fakes):
     assert drawn["end-to-end"].index("├") > drawn["TTFT"].index("├")
 
 
-def test_a_narrow_pane_leaves_the_p90_out_and_runs_nothing_together(fakes):
+def test_narrow_pane_omits_the_p90(fakes):
     shown = text(latency_lines(fakes.chat(fakes.NOW), fakes.NOW, 38, 12)).splitlines()
     assert shown[1].split() == ["mean", "p50", "p99", "obj."]
     assert shown[4].split()[0] == "e2e", "the other rows give way to a chart"
     assert all(len(line) <= 38 for line in shown)
 
 
-def test_requests_that_wait_are_reported_for_neither_ttft_nor_queue_counts_them(fakes):
+def test_waiting_requests_are_reported_as_not_in_ttft(fakes):
     server = fakes.chat(fakes.NOW)
     waiting = replace(server, window=replace(server.window, requests_waiting=12, longest_wait=41.7))
     assert "12 queued, longest ≥ 41s: not in TTFT" in text(latency_lines(waiting, fakes.NOW, 60, 12))
@@ -248,13 +248,13 @@ def test_requests_that_wait_are_reported_for_neither_ttft_nor_queue_counts_them(
 
 @pytest.mark.parametrize("lines", [kv_cache_lines, preemption_lines, latency_lines, throughput_lines, state_lines])
 @pytest.mark.parametrize("size", [(80, 14), (38, 9), (66, 28), (12, 3), (1, 1)])
-def test_every_pane_keeps_to_its_height(fakes, lines, size):
+def test_every_pane_keeps_its_height(fakes, lines, size):
     for maker in (*fakes.EVERY_STATE, fakes.asleep):
         server = replace(maker(fakes.NOW), series=fakes.series_at(fakes.NOW, 1.0))
         assert len(lines(server, fakes.NOW, *size)) <= size[1]
 
 
-def test_a_server_that_reports_no_more_keeps_its_last_frame(fakes):
+def test_silent_server_keeps_its_last_frame(fakes):
     chat = fakes.chat(fakes.NOW)
     series = replace(fakes.series_at(fakes.NOW - 7200, 1.0), as_of=fakes.NOW - 7200)
     ended = replace(chat, state=State.STOPPED, sample=None, window=None, series=series)
@@ -266,7 +266,7 @@ def test_a_server_that_reports_no_more_keeps_its_last_frame(fakes):
     assert "loading" in unread
 
 
-def test_a_chart_without_a_point_says_what_is_waited_for(fakes):
+def test_empty_chart_says_what_it_waits_for(fakes):
     series = fakes.series_at(fakes.NOW, 1.0)
     nothing = replace(series, values={name: (None,) * len(values) for name, values in series.values.items()})
     for state, words in (
@@ -288,7 +288,7 @@ def test_old_numbers_show_their_age(fakes):
     assert "42s old" in text(kv_cache_lines(server, fakes.NOW, 60, 12))
 
 
-def test_stages_show_how_long_each_took(fakes):
+def test_stages_show_their_duration(fakes):
     shown = text(state_lines(fakes.docs(fakes.NOW), fakes.NOW, 80, 20))
     assert "✓ config              3.1s" in shown
     assert "● weights              30s" in shown
@@ -301,7 +301,7 @@ def test_stages_show_how_long_each_took(fakes):
     assert Stage("weights", 0.0, detail="a %").share is None
 
 
-def test_escape_codes_from_outside_do_not_reach_the_screen(fakes):
+def test_outside_escape_codes_do_not_reach_the_screen(fakes):
     evil = "\x1b]0;gotcha\x07\x1b[31m[bold]x"
     server = replace(fakes.broken(fakes.NOW), reason=evil, name=evil, preset=evil, notice=evil, model=evil)
     drawn = [
@@ -316,7 +316,7 @@ def test_escape_codes_from_outside_do_not_reach_the_screen(fakes):
         assert "[bold]x" in shown
 
 
-def test_a_long_message_is_cut_and_names_the_key_that_shows_all_of_it(fakes):
+def test_long_message_is_cut_and_names_the_key_that_shows_all(fakes):
     long, chat = "word " * 60, fakes.chat(fakes.NOW)
     for width in (40, 80, 120):
         (cut,) = message_lines((long, None), chat, None, width, 1)
@@ -330,7 +330,7 @@ def test_a_long_message_is_cut_and_names_the_key_that_shows_all_of_it(fakes):
     assert of_machine.text.endswith("m more")
 
 
-def test_the_header_reports_how_the_console_looks(fakes):
+def test_header_shows_the_polling_state(fakes):
     snapshot = fakes.FakeFleet(*fakes.EVERY_STATE).snapshot()
     chat, simulated = fakes.chat(fakes.NOW), fakes.coder(fakes.NOW)
     shown = text(header_line(snapshot, Polling(1.0, hanging=12, read_only=True, demo=True), 120, server=chat))
@@ -348,7 +348,7 @@ def test_the_header_reports_how_the_console_looks(fakes):
             )
 
 
-def test_beside_an_endpoint_elsewhere_figures_come_before_gpu_owner_and_port(fakes):
+def test_endpoint_values_come_before_gpu_owner_and_port(fakes):
     chat = fakes.chat(fakes.NOW)
     elsewhere = replace(chat, name="h100-3/chat", remote="h100-3", ours=False, owner="alice")
     titles = [column.title for column in columns_for((chat, elsewhere), 80)]
@@ -357,7 +357,7 @@ def test_beside_an_endpoint_elsewhere_figures_come_before_gpu_owner_and_port(fak
     assert "ITL p99" in [column.title for column in columns_for((chat, elsewhere), 120)]
 
 
-def test_the_header_says_in_color_that_the_screen_shows_an_earlier_moment(fakes):
+def test_header_highlights_an_earlier_moment(fakes):
     snapshot = fakes.FakeFleet(*fakes.EVERY_STATE).snapshot()
     strip = header_line(snapshot, Polling(1.0), 80, ShownTime("1h", fakes.NOW - 3600))
     assert "at 11:41:07 · 1h00m ago · 1h  end live" in text(strip)
@@ -366,7 +366,7 @@ def test_the_header_says_in_color_that_the_screen_shows_an_earlier_moment(fakes)
     assert "at Dec 31 12:41:07 · 1d0h ago · 7d · figures are current" in text(yesterday)
 
 
-def test_the_staged_line_says_what_changes_and_how_many_more(fakes):
+def test_staged_line_shows_changes_and_how_many_more(fakes):
     flags = fakes.chat(0).flags
     staged = staging.staged_of(
         staging.Changes(set={"max-num-seqs": 128, "enable-prefix-caching": False, "kv-cache-dtype": "fp8"})
@@ -385,7 +385,7 @@ def test_the_staged_line_says_what_changes_and_how_many_more(fakes):
     assert "[ ] seqs" in text(staged_line(flags, (), 80))
 
 
-def test_the_verdict_behind_staged_changes_has_whole_clauses():
+def test_verdict_after_staged_changes_has_whole_clauses():
     staged = (staging.StagedStep("max-num-seqs", 14),)
     verdict = PlanVerdict("fits (estimate); KV cache 19.3k → 20.1k tokens", OK)
     told = [text(staged_line({"max-num-seqs": 32}, staged, width, fits=verdict)) for width in (80, 100)]
@@ -408,7 +408,7 @@ def test_help_names_every_action_once():
         assert action.title[:60] in shown
 
 
-def test_ids_are_unique_and_the_registrys_own_keys_are_well():
+def test_ids_and_keys_of_the_registry_are_unique():
     ids = [action.id for action in actions()]
     assert len(ids) == len(set(ids))
     for scope in {action.scope for action in actions()} - {"app"}:
@@ -416,13 +416,13 @@ def test_ids_are_unique_and_the_registrys_own_keys_are_well():
         assert len(keys) == len(set(keys)), scope
 
 
-def test_the_table_of_keys_in_the_documents():
+def test_documented_table_of_keys():
     lines = generate_docs.keys().splitlines()
     assert "| `s` | Stop the selected server, or the marked ones | `stop` |" in lines
     assert len([line for line in lines if line.startswith("| `")]) == len(actions())
 
 
-def test_utilization_stays_within_bounds_and_knows_the_old_default(fakes):
+def test_utilization_stays_in_bounds_and_knows_the_old_default(fakes):
     old = replace(fakes.VLLM, version="0.11.2")
     server = replace(fakes.chat(0), flags={}, engine=old)
     assert staging.raise_utilization(server, {}).value == 0.92
@@ -431,13 +431,13 @@ def test_utilization_stays_within_bounds_and_knows_the_old_default(fakes):
     assert staging.lower_utilization(server, {"gpu-memory-utilization": 0.11}).value == 0.1
 
 
-def test_changes_and_steps_are_two_views_of_one_thing():
+def test_changes_and_steps_convert_into_each_other():
     changes = staging.Changes(set={"a": 1, "b": True}, unset=("c",))
     assert staging.changes_of(staging.staged_of(changes)) == changes
     assert staging.staged_flags({"a": 0, "c": 2, "d": 3}, staging.staged_of(changes)) == {"a": 1, "b": True, "d": 3}
 
 
-def test_latencies_of_a_load_that_has_ended_are_dim_and_the_title_reports_it(fakes):
+def test_latencies_of_an_ended_load_are_dimmed(fakes):
     server = fakes.chat(fakes.NOW)
     ended = replace(
         server, window=without_rates(replace(server.window, requests_running=0.0, requests_waiting=0.0)), judged=()
@@ -452,14 +452,14 @@ def test_latencies_of_a_load_that_has_ended_are_dim_and_the_title_reports_it(fak
 
 
 @pytest.mark.parametrize(("maker", "sign"), [("stopped", ""), ("observed", "! ")])
-def test_a_stop_that_was_requested_is_no_alarm(fakes, maker, sign):
+def test_requested_stop_is_not_an_alarm(fakes, maker, sign):
     server = replace(getattr(fakes, maker)(fakes.NOW), reason="stopped as requested", notice="")
     ((text, style), *_) = notices_of(server, None)
     assert text == f"{sign}{server.name}: stopped as requested"
     assert (style is WARN) is bool(sign)
 
 
-def test_a_large_latency_pane_has_its_charts_beside_the_table_where_there_is_no_room_below(fakes):
+def test_large_latency_pane_puts_charts_beside_the_table(fakes):
     chat = fakes.chat(fakes.NOW)
     shown = [strip.text for strip in latency_lines(chat, fakes.NOW, 80, 10)]
     assert len(shown) == 10

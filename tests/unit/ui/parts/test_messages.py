@@ -17,7 +17,7 @@ def kept(messages):
     return [(one.text, one.server, one.times) for one in messages.history]
 
 
-def test_an_answer_and_the_event_that_says_the_same_are_one_message_also_of_several_servers():
+def test_answer_and_equal_event_are_one_message_per_server():
     messages = Messages(Clock())
     for name in ("chat", "docs"):
         messages.say(f"{name} is stopping.")
@@ -29,7 +29,7 @@ def test_an_answer_and_the_event_that_says_the_same_are_one_message_also_of_seve
     assert messages.newest_of("chat").text == "chat is stopping."
 
 
-def test_what_happens_again_later_is_another_message():
+def test_later_repetition_is_another_message():
     clock = Clock()
     messages = Messages(clock)
     messages.say("chat is ready.")
@@ -39,7 +39,7 @@ def test_what_happens_again_later_is_another_message():
     assert kept(messages) == [("chat is ready.", "", 1), ("chat is ready.", "chat", 2)]
 
 
-def test_that_a_server_failed_is_shown_until_it_is_ready_and_other_errors_until_they_were_seen():
+def test_failure_is_shown_until_ready_and_other_errors_until_seen():
     messages = Messages(Clock())
     messages.say("chat failed: killed", BAD, "chat", outage=True)
     messages.expire()

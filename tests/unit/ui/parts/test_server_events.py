@@ -26,7 +26,7 @@ def test_findings_begin_and_end(fakes):
     assert told([pressed], [pressed]) == []
 
 
-def test_a_start_that_ends_is_announced(fakes):
+def test_finished_start_is_announced(fakes):
     starting = fakes.docs(fakes.NOW)
     ready = replace(fakes.chat(fakes.NOW), name="docs")
     failed = replace(starting, state=State.FAILED, reason="no memory")
@@ -35,24 +35,24 @@ def test_a_start_that_ends_is_announced(fakes):
     assert told([ready], [failed]) == [("docs failed: no memory", True)]
 
 
-def test_what_others_do_is_kept_and_not_reported(fakes):
+def test_events_of_others_are_kept_but_not_announced(fakes):
     theirs = fakes.observed(fakes.NOW)
     hung = replace(theirs, state=State.UNRESPONSIVE)
     assert told([theirs], [hung]) == [("anna-8100 is unresponsive.", False)]
 
 
-def test_a_machine_is_lost_and_back(fakes):
+def test_machine_is_lost_and_back(fakes):
     chat, lost = fakes.there(fakes.NOW), fakes.lost(fakes.NOW)
     assert told([chat], [lost]) == [("box is unreachable: ssh: connect to host box port 22: No route to host", False)]
     assert told([lost], [chat]) == [("box is reachable.", False)]
     assert told([lost], [lost]) == told([chat], [chat]) == []
 
 
-def test_why_an_endpoint_cannot_be_reached_is_part_of_the_event(fakes):
+def test_unreachable_endpoint_event_has_its_reason(fakes):
     lost = fakes.lost(fakes.NOW)
     far = replace(lost, name="far", attached=Endpoint("http://h:8000"))
     assert told([replace(far, state=State.READY)], [far]) == [(f"far is unreachable: {far.reason}", False)]
 
 
-def test_a_server_that_was_not_there_reports_nothing(fakes):
+def test_new_server_reports_nothing(fakes):
     assert told([], [fakes.pressed(fakes.NOW)]) == []

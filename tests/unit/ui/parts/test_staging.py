@@ -25,19 +25,19 @@ def server(unset: UnsetFlags = UNKNOWN) -> ServerView:
         ("double_context", 262_144),
     ],
 )
-def test_flags_that_are_not_set_start_from_the_values_in_force(key: str, value: int) -> None:
+def test_unset_flags_start_from_the_values_in_effect(key: str, value: int) -> None:
     step = staging.TUNING_KEYS[key].step(server(LARGE_GPU), {})
     assert step.value == value
     assert "was unset" in step.note
 
 
-def test_without_knowing_the_gpu_the_note_says_what_was_assumed() -> None:
+def test_note_states_what_was_assumed_for_an_unknown_gpu() -> None:
     step = staging.halve_sequences(server(), {})
     assert (step.value, "256 (1024 on GPUs" in step.note) == (128, True)
 
 
 @pytest.mark.parametrize("there", ["halve_sequences", "halve_context", "toggle_prefix_caching", "cycle_kv_dtype"])
-def test_back_at_its_start_an_unset_flag_is_unset_again(there: str) -> None:
+def test_returning_to_the_start_unsets_an_unset_flag(there: str) -> None:
     seen, back = server(LARGE_GPU), there.replace("halve", "double")
     staged = staging.stage({}, (), staging.TUNING_KEYS[there].step(seen, {}))
     assert staged
@@ -49,7 +49,7 @@ def test_back_at_its_start_an_unset_flag_is_unset_again(there: str) -> None:
     ("flag", "value"),
     [("max-num-seqs", 256), ("enable-prefix-caching", True), ("enable-chunked-prefill", True)],
 )
-def test_a_value_that_is_often_the_default_is_staged_where_the_flag_is_not_set(flag: str, value: FlagValue) -> None:
+def test_common_default_is_staged_for_an_unset_flag(flag: str, value: FlagValue) -> None:
     """It may not be the default of this GPU, model and release."""
     fix = Fix(Changes({flag: value}), "why")
     assert steps_of({}, fix) == (StagedStep(flag, value),)

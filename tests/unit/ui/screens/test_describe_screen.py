@@ -12,7 +12,7 @@ def shown(server, now, width=118):
     return [strip.text.rstrip() for strip in describe_lines(server, now, width)]
 
 
-def test_flags_stand_in_columns_with_the_whole_reason(fakes):
+def test_flags_are_in_columns_with_the_whole_reason(fakes):
     lines = shown(fakes.chat(fakes.NOW), fakes.NOW, 78)
     start = lines.index(" Flags")
     columns = [lines[start + 1].index(title) for title in ("FLAG", "VALUE", "WHY")]
@@ -24,7 +24,7 @@ def test_flags_stand_in_columns_with_the_whole_reason(fakes):
     assert reason in " ".join(" ".join(text[columns[2] :] for text in lines[start:]).split())
 
 
-def test_changes_stand_beside_each_other(fakes):
+def test_changes_are_side_by_side(fakes):
     server = fakes.chat(fakes.NOW)
     lines = shown(replace(server, previous_flags={**server.flags, "max-num-seqs": 64, "gone": "x" * 90}), fakes.NOW)
     start = lines.index(" Changed since the previous run")
@@ -39,13 +39,13 @@ def test_changes_stand_beside_each_other(fakes):
 
 @pytest.mark.parametrize("width", [60, 78, 118, 198])
 @pytest.mark.parametrize("maker", ["chat", "broken", "docs", "observed"])
-def test_it_keeps_to_its_width(fakes, maker, width):
+def test_screen_keeps_its_width(fakes, maker, width):
     lines = describe_lines(getattr(fakes, maker)(fakes.NOW), fakes.NOW, width)
     tables = [strip for strip in lines if not strip.text.startswith("  ")]
     assert all(strip.cell_length <= width for strip in tables)
 
 
-def test_the_address_of_a_server_on_another_machine_names_that_machine(fakes):
+def test_address_of_a_remote_server_names_its_machine(fakes):
     chat = fakes.chat(fakes.NOW)
     elsewhere = replace(chat, name="h100/chat", ours=False, remote="h100", remote_ours=True)
     assert f"{chat.url} on h100" in "\n".join(shown(elsewhere, fakes.NOW))
@@ -53,6 +53,6 @@ def test_the_address_of_a_server_on_another_machine_names_that_machine(fakes):
     assert elsewhere.url == chat.url
 
 
-def test_a_server_of_this_user_on_another_machine_is_not_called_somebody_elses(fakes):
+def test_own_remote_server_is_not_called_foreign(fakes):
     text = " ".join("\n".join(shown(fakes.there(fakes.NOW), fakes.NOW)).split())
     assert "owner you (it runs on box; it can be stopped and restarted, the rest is done there)" in text

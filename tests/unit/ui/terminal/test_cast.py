@@ -8,7 +8,7 @@ from pathlib import Path
 from vllm_console.ui.terminal.cast import Cast
 
 
-def test_a_recording_is_an_asciicast(tmp_path: Path) -> None:
+def test_recording_is_an_asciicast(tmp_path: Path) -> None:
     cast = Cast(tmp_path / "a.cast", 80, 24, "a title")
     cast.output("\x1b[1mé⣿\r\n")
     cast.resize(80, 24)
@@ -22,7 +22,7 @@ def test_a_recording_is_an_asciicast(tmp_path: Path) -> None:
     assert not cast.trouble
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else() -> None:
+def test_full_disk_ends_only_the_recording() -> None:
     cast = Cast(Path("/dev/full"), 80, 24, "")
     cast.output("x" * 100_000)
     cast.output("more")

@@ -8,7 +8,7 @@ import select
 from vllm_console.ui.terminal.driver import ConsoleDriver, WakingEvent
 
 
-def test_an_event_is_readable_while_it_is_set() -> None:
+def test_event_is_readable_while_it_is_set() -> None:
     """A thread that waits for keys is woken by it, once or for as long as it is set."""
     event = WakingEvent()
     assert not select.select([event.descriptor], [], [], 0)[0]
@@ -22,7 +22,7 @@ def test_an_event_is_readable_while_it_is_set() -> None:
     event.clear()  # of one that is not set: nothing to read, and it does not wait
 
 
-def test_keys_are_read_on_after_bytes_that_are_no_utf8(monkeypatch) -> None:
+def test_keys_are_read_after_invalid_utf8(monkeypatch) -> None:
     """As of a terminal with another encoding, or a paste of anything."""
     driver = ConsoleDriver.__new__(ConsoleDriver)
     reads, writes = os.pipe()

@@ -53,14 +53,14 @@ def filled(pipe: Pipe, more: int = WAITING_BYTES + 1) -> int:
     return count
 
 
-def test_all_of_it_arrives_in_order(pipe: Pipe) -> None:
+def test_everything_arrives_in_order(pipe: Pipe) -> None:
     pieces = [f"{number:06d}".encode() * 100 for number in range(100)]
     for piece in pieces:
         pipe.outlet.write(piece)
     assert pipe.read(60_000) == b"".join(pieces)
 
 
-def test_whoever_writes_never_waits_and_is_notified_when_all_is_taken(pipe: Pipe) -> None:
+def test_writer_never_waits_and_is_notified_when_caught_up(pipe: Pipe) -> None:
     written = filled(pipe)
     assert pipe.outlet.behind()
     pipe.outlet.write(b"a mode")
@@ -70,7 +70,7 @@ def test_whoever_writes_never_waits_and_is_notified_when_all_is_taken(pipe: Pipe
     assert not pipe.outlet.behind()
 
 
-def test_nobody_is_notified_who_did_not_ask(pipe: Pipe) -> None:
+def test_nobody_is_notified_without_a_request(pipe: Pipe) -> None:
     """Only who leaves a picture out needs to hear when the next would be taken."""
     pipe.read(filled(pipe))
     pipe.outlet.write(b"end")
@@ -79,14 +79,14 @@ def test_nobody_is_notified_who_did_not_ask(pipe: Pipe) -> None:
     assert not pipe.caught_up.is_set()
 
 
-def test_a_bounded_amount_waits(pipe: Pipe) -> None:
+def test_bounded_amount_waits(pipe: Pipe) -> None:
     written = filled(pipe, MOST_BYTES // 2)
     pipe.outlet.write(b"y" * MOST_BYTES)
     pipe.outlet.write(b"z")
     assert pipe.read(written + 1)[-2:] == b"xz"
 
 
-def test_the_end_waits_for_the_terminal_but_not_for_ever(pipe: Pipe) -> None:
+def test_close_waits_for_the_terminal_with_a_limit(pipe: Pipe) -> None:
     pipe.outlet.write(b"modes")
     pipe.outlet.close(SECONDS)
     pipe.outlet.write(b"too late")
@@ -99,7 +99,7 @@ def test_the_end_waits_for_the_terminal_but_not_for_ever(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("stalled", [False, True])
-def test_a_terminal_that_goes_is_noticed(pipe: Pipe, stalled: bool) -> None:
+def test_lost_terminal_is_noticed(pipe: Pipe, stalled: bool) -> None:
     """Also where nothing is written to it."""
     if stalled:
         filled(pipe)
@@ -110,7 +110,7 @@ def test_a_terminal_that_goes_is_noticed(pipe: Pipe, stalled: bool) -> None:
     assert not pipe.caught_up.is_set()
 
 
-def test_what_waits_is_dropped_so_that_a_slow_terminal_is_given_back_all_the_same(pipe: Pipe) -> None:
+def test_waiting_output_is_dropped_to_release_a_slow_terminal(pipe: Pipe) -> None:
     written = filled(pipe, more=4 * WAITING_BYTES)
     found = pipe.read(1)
     pipe.outlet.drop()

@@ -48,7 +48,7 @@ def drawn(values: tuple[float | None, ...], rows: int = 1, *, area: bool = True)
     return ["".join(chr(0x2800 + bits) for bits in row) for row in dots]
 
 
-def test_an_area_stands_on_a_fixed_scale():
+def test_area_has_a_fixed_scale():
     assert drawn((0.0, 1.0)) == ["⣸"]
     assert drawn((0.5, 0.5), 2) == ["⣀", "⣿"]
     assert drawn((9.0, 9.0)) == ["⣿"]
@@ -58,7 +58,7 @@ def test_unknown_is_blank_and_zero_is_not():
     assert drawn((None, None, 0.0, 0.0)) == ["⠀⣀"]
 
 
-def test_a_line_is_joined_where_it_jumps_and_broken_where_nothing_was_reported():
+def test_line_connects_jumps_and_breaks_at_gaps():
     assert drawn((0.0, 1.0, 1.0, 0.0), area=False) == ["⡸⢱"]
     assert drawn((0.0, None, 1.0, 1.0), area=False) == ["⡀⠉"]
 
@@ -68,7 +68,7 @@ def test_values_have_rows():
     assert [scale.row(value) for value in (1.0, 0.0, 2.0, None)] == [0, 9, None, None]
 
 
-def test_only_the_upper_edge_of_an_area_is_red_and_only_above_the_objective():
+def test_only_the_upper_edge_above_the_objective_is_red():
     values = (0.3,) * 90 + (0.99,) * 90
     strips = chart_of(made(kv_cache_usage=values), (USAGE,), 40, 11, percent, hi=1.0, objective=0.5, area=True)
     low, high = ([dict([cells_of(strip)[at]]) for strip in strips[:9]] for at in (8, 38))
@@ -77,13 +77,13 @@ def test_only_the_upper_edge_of_an_area_is_red_and_only_above_the_objective():
 
 
 @pytest.mark.parametrize("height", [4, 5, 9, 20])
-def test_what_is_full_reaches_its_tick_and_not_above_it(height):
+def test_full_area_reaches_its_tick_and_not_above(height):
     strips = chart_of(made(kv_cache_usage=1.0), (USAGE,), 40, height, percent, hi=1.0, area=True)
     assert strips[0].text.startswith(" 100%┤")
     assert strips[0].text.rstrip()[-1] == "⣤", "the lower half of the cell: the tick stands in its middle"
 
 
-def test_a_peak_is_red_where_the_objective_lies_in_the_top_row():
+def test_peak_is_red_if_the_objective_is_in_the_top_row():
     values = tuple(0.99 if number >= 90 else 0.92 for number in range(180))
     strips = chart_of(made(kv_cache_usage=values), (USAGE,), 40, 5, percent, hi=1.0, objective=0.94, area=True)
     assert "94%┤" in strips[0].text
@@ -92,28 +92,28 @@ def test_a_peak_is_red_where_the_objective_lies_in_the_top_row():
     assert BAD not in styles[: len(styles) // 2 - 1]
 
 
-def test_figures_that_share_a_chart_have_their_names_in_their_order():
+def test_names_in_a_chart_follow_the_order_of_values():
     low, high = (0.1,) * 180, (0.9,) * 179 + (0.11,)
     rows = texts(chart_of(made(ttft_p50=low, ttft_p99=high), LATENCY, 60, 6, seconds))
     names = [row[-3:] for row in rows if row.endswith(("p50", "p99"))]
     assert names == ["p99", "p50"]
 
 
-def test_a_lines_name_has_its_color():
+def test_line_name_has_the_lines_color():
     both = made(run=1.0, wait=3.0)
     lines = chart_of(both, (Curve("run", "run"), Curve("wait", "wait", SECOND)), 60, 8, count)
     styles = {segment.text.strip(): segment.style for strip in lines for segment in strip}
     assert (styles["run"], styles["wait"]) == (ACCENT, SECOND)
 
 
-def test_the_moment_under_the_cursor_takes_the_place_of_what_a_point_covers():
+def test_cursor_time_replaces_the_point_size():
     view = ChartView(cursor=END - 895)
     *_, below = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 12, percent, hi=1.0, area=True, view=view))
     assert "every" not in below
     assert below.strip().startswith("12:25:05 ")
 
 
-def test_where_lines_share_a_cell_the_main_one_is_seen():
+def test_main_line_wins_in_a_shared_cell():
     both = made(run=0.0, wait=0.0)
     for curves in ((Curve("run"), Curve("wait", style=SECOND)), (Curve("wait", style=SECOND), Curve("run"))):
         lines = chart_of(both, curves, 40, 4, count)
@@ -123,7 +123,7 @@ def test_where_lines_share_a_cell_the_main_one_is_seen():
         assert styles == {ACCENT}
 
 
-def test_a_logarithmic_scale_shows_an_objective_and_a_peak_forty_times_as_high():
+def test_log_scale_shows_an_objective_and_a_far_higher_peak():
     series = made(ttft_p50=0.2, ttft_p99=(0.8,) * 170 + (40.0,) * 10)
     log = texts(chart_of(series, LATENCY, 60, 11, seconds, objective=1.0, view=ChartView(log=True)))
     assert any(row.startswith(" 1.0s┤") for row in log[2:7]), log
@@ -136,7 +136,7 @@ def test_a_logarithmic_scale_shows_an_objective_and_a_peak_forty_times_as_high()
 @pytest.mark.parametrize("height", [3, 4, 5, 6, 8, 9, 11, 20])
 @pytest.mark.parametrize("objective", [0.001, 1.0, 30.0])
 @pytest.mark.parametrize("area", [True, False])
-def test_zero_is_never_drawn_in_the_row_of_the_objective(height, objective, area):
+def test_zero_is_never_in_the_row_of_the_objective(height, objective, area):
     values = (0.0,) * 170 + (40.0,) * 10
     strips = chart_of(
         made(preemptions=values), (Curve("preemptions"),), 60, height, str, objective=objective, area=area
@@ -149,7 +149,7 @@ def test_zero_is_never_drawn_in_the_row_of_the_objective(height, objective, area
     assert zero == len(plot) - 1 > limit
 
 
-def test_what_reaches_an_objective_close_to_zero_is_drawn_on_its_line_and_what_is_below_it_is_not():
+def test_objective_close_to_zero_has_its_own_row():
     scale = Scale(0.0, 100.0, 6, limit=1.0)
     assert [scale.row(value) for value in (0.0, 0.9, 1.0, 1.1, 100.0)] == [5, 5, 4, 4, 0]
 
@@ -162,7 +162,7 @@ def test_any_number_can_be_drawn(value, log):
     assert len(chart_of(series, curves, 40, 8, count, view=ChartView(log=log))) == 8
 
 
-def test_the_time_axis_has_clock_times_and_what_a_point_covers():
+def test_time_axis_has_clock_times_and_the_point_size():
     *_, axis, below = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 12, percent, hi=1.0, area=True))
     assert axis.startswith("   0%┼")
     assert below.split() == ["every", "5s", "12:28", "12:30", "12:32", "12:34", "12:36", "12:38"]
@@ -171,7 +171,7 @@ def test_the_time_axis_has_clock_times_and_what_a_point_covers():
 
 
 @pytest.mark.parametrize("width", [40, 41, 47, 53, 66, 100])
-def test_each_clock_time_stands_centered_below_its_tick_but_at_the_edges(width):
+def test_clock_times_are_centered_below_their_ticks(width):
     for later in range(0, 120, 7):
         series = Series(end=END + later, step=5.0, values={"kv_cache_usage": (0.5,) * 180})
         *_, axis, below = texts(chart_of(series, (USAGE,), width, 12, percent, hi=1.0, area=True))
@@ -183,19 +183,19 @@ def test_each_clock_time_stands_centered_below_its_tick_but_at_the_edges(width):
             assert label.start() == start
 
 
-def test_a_low_chart_has_its_clock_times_in_the_axis():
+def test_low_chart_has_its_clock_times_in_the_axis():
     axis = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 5, percent, hi=1.0))[-1]
     assert "┬12:30─" in axis
     assert not re.search(r"\d┬", axis), "no time stands left of its tick"
 
 
-def test_midnight_has_its_date_and_seconds_are_reported_of_a_minute():
+def test_midnight_shows_its_date_and_a_minute_shows_seconds():
     midnight = END - 45_600
     assert (midnight, "Jan 01") in tick_times(END - 86_400, END, 120)
     assert tick_times(END - 60, END, 120)[:2] == [(END - 60, "12:39:00"), (END - 50, "12:39:10")]
 
 
-def test_marks_stand_on_the_axis_and_a_crash_comes_before_what_it_would_cover():
+def test_crash_mark_takes_precedence_on_the_axis():
     markers = (
         Marker(END - 450, MarkerKind.START, "r3", ""),
         Marker(END - 100, MarkerKind.FINDING, "!", ""),
@@ -212,7 +212,7 @@ def test_marks_stand_on_the_axis_and_a_crash_comes_before_what_it_would_cover():
     assert rows[2][place] == "┊"
 
 
-def test_the_cursor_is_reversed_and_says_its_time():
+def test_cursor_is_reversed_and_shows_its_time():
     view = ChartView(cursor=END - 450)
     strips = chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 12, percent, hi=1.0, view=view)
     assert "12:32:30" in strips[-1].text
@@ -223,7 +223,7 @@ def test_the_cursor_is_reversed_and_says_its_time():
     assert columns == {6 + (column_of(made(kv_cache_usage=0.5), 180, 120, END - 450) or 0) // 2}
 
 
-def test_a_mark_is_seen_under_the_cursor():
+def test_mark_is_visible_under_the_cursor():
     marker = (Marker(END - 450, MarkerKind.START, "r3", ""),)
     view = ChartView(cursor=END - 450)
     rows = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 12, percent, hi=1.0, view=view, markers=marker))
@@ -231,7 +231,7 @@ def test_a_mark_is_seen_under_the_cursor():
     assert "12:32:30" in rows[-1]
 
 
-def test_numbers_of_things_have_whole_ticks():
+def test_counts_have_whole_ticks():
     rows = texts(chart_of(made(requests_running=1.2), (Curve("requests_running"),), 40, 12, count, whole=True))
     labels = [row.split("┤")[0].strip() for row in rows if "┤" in row]
     assert [text for text in labels if text] == ["2", "1"]
@@ -239,7 +239,7 @@ def test_numbers_of_things_have_whole_ticks():
 
 @pytest.mark.parametrize("width", [12, 30, 38, 78, 190])
 @pytest.mark.parametrize("height", [2, 3, 5, 8, 20])
-def test_a_chart_has_the_size_that_it_is_given(width, height):
+def test_chart_has_the_given_size(width, height):
     markers = (Marker(END - 1, MarkerKind.START, "r12", ""), Marker(END - 899, MarkerKind.STOP, "s", ""))
     view = ChartView(cursor=END - 2)
     series = made(ttft_p50=0.2, ttft_p99=3.0)
@@ -249,7 +249,7 @@ def test_a_chart_has_the_size_that_it_is_given(width, height):
     assert all(to_ascii(strip.text).isascii() and "?" not in to_ascii(strip.text) for strip in strips)
 
 
-def test_nothing_reported_and_not_read_yet_are_distinguished():
+def test_nothing_reported_differs_from_not_read_yet():
     nothing = chart_of(made(kv_cache_usage=None), (USAGE,), 40, 8, percent)
     assert "nothing recorded in this time" in "".join(texts(nothing))
     waiting = chart_of(made(kv_cache_usage=None), (USAGE,), 40, 8, percent, empty="waiting for it to be ready")
@@ -257,7 +257,7 @@ def test_nothing_reported_and_not_read_yet_are_distinguished():
     assert "loading" in "".join(texts(chart_of(None, (USAGE,), 40, 8, percent)))
 
 
-def test_a_style_is_never_the_only_difference_between_lines():
+def test_lines_differ_without_styles():
     """Without colors names and order tell them apart."""
     series = made(ttft_p50=0.1, ttft_p99=0.9)
     strips = chart_of(series, LATENCY, 60, 6, seconds)
@@ -265,7 +265,7 @@ def test_a_style_is_never_the_only_difference_between_lines():
     assert texts(plain)[0].endswith("p99")
 
 
-def test_a_cell_of_a_chart_has_a_place_in_its_time_and_others_have_none():
+def test_only_chart_cells_have_a_place_in_time():
     chart = chart_of(made(kv_cache_usage=0.5), (USAGE,), 46, 8, percent)
     pair = side_by_side((chart, chart), 46, 8)
     assert place_at(pair, 6, 0) == pytest.approx(0.0125)

@@ -33,12 +33,12 @@ def test_fit_always_takes_exactly_its_width(text, width, align):
 
 
 @given(st.text(max_size=20), st.integers(12, 80), st.text(max_size=30))
-def test_a_rule_is_as_wide_as_it_should_be(title, width, right):
+def test_rule_has_the_given_width(title, width, right):
     title, right = "".join(filter(str.isprintable, title)), "".join(filter(str.isprintable, right))
     assert rule(title, width, (right,)).cell_length == width
 
 
-def test_a_bar_has_eighths():
+def test_bar_has_eighths():
     assert bar(0.5, 4) == "██  "
     assert bar(1.0, 4) == "████"
     assert bar(1.7, 4) == "████"
@@ -55,7 +55,7 @@ def test_resampling_keeps_peaks_and_sums_counts():
 
 
 @given(st.integers(0, 1000), st.integers(6, 300))
-def test_a_chart_moves_by_whole_columns(first, columns):
+def test_chart_moves_by_whole_columns(first, columns):
     points = tuple(float(index * 7919 % 101) for index in range(2000))
     before = resample(points[first : first + 180], columns, first)
     after = resample(points[first + 1 : first + 181], columns, first + 1)
@@ -82,7 +82,7 @@ def test_only_changed_cells_are_repainted():
     assert spans(line("abc"), line("ab")) == [(2, 3)]
 
 
-def test_a_span_cuts_no_wide_character():
+def test_span_cuts_no_wide_character():
     assert spans(line("日本"), line("日x ")) == [(2, 4)]
     assert spans(line("ab本"), line("a日x")) == [(1, 4)]
 
@@ -114,7 +114,7 @@ ACCENTED = st.text(alphabet="ab日か─\u3099\u0301", max_size=12).map("x{}".fo
 
 @given(ACCENTED, ACCENTED)
 @example("xか\u3099", "xき\u3099")  # as many characters as cells, but not one in each
-def test_an_accent_is_repainted_with_its_character(old, new):
+def test_accent_is_repainted_with_its_character(old, new):
     before, after = by_cell(old), by_cell(new)
     width = max(len(before), len(after))
     before, after = (one + [" "] * (width - len(one)) for one in (before, after))
@@ -124,7 +124,7 @@ def test_an_accent_is_repainted_with_its_character(old, new):
     assert before == after
 
 
-def test_a_wide_character_that_is_cut_is_a_space():
+def test_cut_wide_character_is_a_space():
     assert [text_between("a日\u0301b", *cut) for cut in ((0, 2), (1, 3), (2, 4), (2, 3))] == [
         "a ",
         "日\u0301",
@@ -140,7 +140,7 @@ def test_ascii_text_takes_the_same_cells(text):
     assert cell_len(to_ascii(text)) == cell_len(text)
 
 
-def test_the_locale_decides_about_ascii():
+def test_locale_decides_about_ascii():
     assert wants_ascii({"LANG": "C"})
     assert wants_ascii({"LANG": "en_US.UTF-8", "LC_ALL": "POSIX"})
     assert not wants_ascii({"LANG": "C.UTF-8"})
@@ -153,14 +153,14 @@ def test_cells_of_a_wide_character():
 
 
 @pytest.mark.parametrize(("width", "height"), [(2, 2), (12, 3), (40, 8)])
-def test_a_frame_has_its_size_whatever_is_in_it(width, height):
+def test_frame_has_its_size_with_any_content(width, height):
     lines = [rule("Title", width - 2, key="1"), *(line("x" * 60) for _ in range(12))]
     framed = TextFrame().around(lines, width, height)
     assert [strip.cell_length for strip in framed] == [width] * height
     assert framed[0].text[0] + framed[0].text[-1] + framed[-1].text[0] + framed[-1].text[-1] == "╭╮╰╯"
 
 
-def test_a_frame_in_another_color_leaves_the_title_as_it_is():
+def test_colored_frame_does_not_change_the_title():
     framed = TextFrame().around([rule("Title", 30, ("99%",))], 32, 4, RED)
     styles = {text.strip(): style for text, style, _ in framed[0] if text.strip()}
     assert styles["Title"] != RED
@@ -168,7 +168,7 @@ def test_a_frame_in_another_color_leaves_the_title_as_it_is():
     assert all(style == RED for text, style, _ in framed[0] if "─" in text)
 
 
-def test_a_line_that_stays_keeps_its_row_in_the_frame():
+def test_unchanged_line_keeps_its_row_in_the_frame():
     box, lines = TextFrame(), [rule("Title", 18), line("one"), line("two")]
     before = box.around(lines, 20, 6)
     after = box.around([*lines[:2], line("three")], 20, 6)

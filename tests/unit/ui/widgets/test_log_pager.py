@@ -21,7 +21,7 @@ def minutes(page: LogPage) -> list[int]:
 
 @pytest.mark.parametrize("access", [AccessLines.EACH, AccessLines.FOLDED])
 @pytest.mark.parametrize("rows", [2, 5, 24])
-def test_a_moment_shows_the_lines_up_to_it_also_where_more_would_fit(log, rows, access):
+def test_moment_shows_only_the_lines_up_to_it(log, rows, access):
     pager = LogPager(LogFile(log), rows, access=access)
     shown = [10, 11, 12][-rows:]
     assert minutes(pager.show_moment("11-22 03:12:30")) == shown
@@ -52,7 +52,7 @@ def rows_of(page: LogPage, rows: int) -> list[tuple[int, int]]:
     return found[-rows:] if page.from_end else found[:rows]
 
 
-def test_wrapped_lines_scroll_up_without_a_jump_and_every_row_is_seen(long_lines):
+def test_wrapped_lines_scroll_without_a_jump(long_lines):
     pager = LogPager(long_lines, 10, wrap=40)
     before = rows_of(pager.poll(), 10)
     assert before[-1] == (99, 0)
@@ -70,7 +70,7 @@ def test_wrapped_lines_scroll_up_without_a_jump_and_every_row_is_seen(long_lines
     assert len(seen) == sum(1 + number % 3 for number in range(100))
 
 
-def test_a_moment_stays_at_the_bottom_when_lines_wrap_and_the_screen_gets_smaller(log):
+def test_moment_stays_at_the_bottom_after_wrapping_and_resizing(log):
     pager = LogPager(LogFile(log), 8)
     assert minutes(pager.show_moment("11-22 03:17:30")) == list(range(10, 18))
     page = pager.resize(3)
@@ -93,7 +93,7 @@ def rows_shown(page: LogPage) -> list[str]:
 
 
 @pytest.mark.parametrize("requests", [3, 150])
-def test_folded_access_lines_stay_folded_while_scrolling_and_nothing_jumps(tmp_path, requests):
+def test_folded_access_lines_stay_folded_while_scrolling(tmp_path, requests):
     pager = LogPager(busy_log(tmp_path, 100, requests), 10, access=AccessLines.FOLDED)
     before = rows_shown(pager.poll())
     end = before
@@ -115,7 +115,7 @@ def test_folded_access_lines_stay_folded_while_scrolling_and_nothing_jumps(tmp_p
     assert rows_shown(page) == end
 
 
-def test_a_run_of_more_access_lines_than_are_kept_is_scrolled_over(tmp_path):
+def test_run_longer_than_the_kept_lines_can_be_scrolled_over(tmp_path):
     pager = LogPager(busy_log(tmp_path, 3, 15_000), 10, access=AccessLines.FOLDED)
     for _ in range(5):
         page = pager.scroll(-1)
@@ -129,7 +129,7 @@ def test_a_run_of_more_access_lines_than_are_kept_is_scrolled_over(tmp_path):
     assert rows_shown(page)[-1].startswith("200 OK ×")
 
 
-def test_a_search_begins_at_the_bottom_of_a_folded_page_and_ends_at_folded_lines(tmp_path):
+def test_search_in_a_folded_page_unfolds_matches(tmp_path):
     pager = LogPager(busy_log(tmp_path, 100, 10), 10, access=AccessLines.FOLDED)
     page = pager.scroll(-20)
     bottom = max(text for text in rows_shown(page) if text.endswith("tick"))

@@ -8,7 +8,7 @@ from vllm_console.logs.file import LogFile
 from vllm_console.ui.widgets.log_pager import MatchCount
 
 
-def test_matches_are_counted_in_steps_and_go_on_with_the_log(tmp_path: Path) -> None:
+def test_matches_are_counted_in_steps_and_follow_the_log(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text("".join(f"{'needle' if n % 1000 == 0 else 'hay'} {n} {'x' * 200}\n" for n in range(20_000)))
     log = LogFile(path)

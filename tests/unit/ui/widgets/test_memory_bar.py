@@ -40,7 +40,7 @@ def test_parts_are_drawn_to_scale_and_in_order():
     assert list(dict.fromkeys(bar)) == list(MARKS)
 
 
-def test_marks_differ_without_color_also_in_ascii():
+def test_marks_differ_without_color_and_in_ascii():
     assert len({to_ascii(mark) for mark in MARKS}) == len(MARKS)
     assert "?" not in to_ascii(MARKS)
 
@@ -53,13 +53,13 @@ def test_marks_differ_without_color_also_in_ascii():
         replace(GPU, weights_gib=400.0),
     ],
 )
-def test_more_than_there_is_ends_in_a_mark_and_never_leaves_the_bar(gpu):
+def test_overflow_ends_in_a_mark_within_the_bar(gpu):
     bar = text_of(memory_bar(gpu, 20))
     assert len(bar) == 20
     assert bar.endswith("!")
 
 
-def test_what_is_there_at_all_is_seen():
+def test_every_nonzero_part_is_visible():
     small = GpuBudget(0, 141.0, weights_gib=16.0, overhead_gib=0.6, graphs_gib=0.3, kv_gib=110.0, others_gib=0.5)
     full = replace(small, kv_gib=123.6)
     for gpu in (small, full):
@@ -68,12 +68,12 @@ def test_what_is_there_at_all_is_seen():
         assert set("█≡▒╳") <= set(bar)
 
 
-def test_a_gpu_that_is_full_to_the_brim_is_not_over():
+def test_completely_full_gpu_is_not_over():
     assert "!" not in text_of(memory_bar(replace(GPU, others_gib=9.0), 20))
 
 
 @pytest.mark.parametrize("width", [56, 64, 76, 80, 120, 200])
-def test_the_legend_stands_over_its_figures_and_nothing_is_wider_than_the_room(width):
+def test_legend_is_above_its_values_within_the_width(width):
     head, row = lines(budget_rows(BUDGET, width, 8))
     assert max(len(head), len(row)) <= width
     figures = ["16.0", "3.0", "20.0", "4.0", "5.0", "48.0"]
@@ -87,7 +87,7 @@ def test_the_legend_stands_over_its_figures_and_nothing_is_wider_than_the_room(w
         assert mark in head
 
 
-def test_gpus_stand_one_by_one_where_there_is_room_and_together_where_not():
+def test_gpus_are_listed_separately_if_there_is_room():
     gpus = tuple(replace(GPU, index=index, others_gib=3.0 * (index == 2)) for index in range(8))
     budget = replace(BUDGET, per_gpu=gpus)
     assert [row.split()[0] for row in lines(budget_rows(budget, 90, 8))[1:]] == list("01234567")
@@ -98,7 +98,7 @@ def test_gpus_stand_one_by_one_where_there_is_room_and_together_where_not():
     assert "1 more" in more
 
 
-def test_one_of_a_kind_stands_for_gpus_that_are_not_chosen_yet():
+def test_one_gpu_stands_for_those_not_chosen_yet():
     assert lines(budget_rows(replace(BUDGET, per_gpu=(replace(GPU, index=None),)), 80, 2))[1].split()[0] == "each"
 
 
@@ -108,14 +108,14 @@ def test_without_a_gpu_weights_are_still_reported():
     assert "no GPU data to compare with" in only
 
 
-def test_tokens_and_both_concurrencies_are_reported_in_words_that_fit():
+def test_tokens_and_both_concurrencies_fit_the_width():
     assert text_of(room_words(BUDGET, 200)) == (
         "KV 20.0 GiB · 163,840 tokens · 40× concurrent at 4,096 tokens · 86× at the workload's p95 length"
     )
     assert text_of(room_words(BUDGET, 78)) == "KV 20.0 GiB · 164k tokens · 40× at 4,096 · 86× at p95"
 
 
-def test_what_does_not_fit_is_reported_plainly():
+def test_missing_memory_is_reported():
     missing = replace(BUDGET, kv_gib=-3.21, kv_tokens=0, max_concurrency=0.0)
     assert "3.2 GiB short" in text_of(room_words(missing, 80))
     short = replace(BUDGET, kv_gib=0.4, kv_tokens=3276, max_concurrency=0.8, concurrency_p95=None)
@@ -126,12 +126,12 @@ def test_what_does_not_fit_is_reported_plainly():
 @pytest.mark.parametrize(
     ("value", "text"), [(0.999, "0.99×"), (1.0, "1.0×"), (19.99, "19.9×"), (20.9, "20×"), (1234.5, "1,234×")]
 )
-def test_a_concurrency_is_rounded_down(value, text):
+def test_concurrency_is_rounded_down(value, text):
     assert times(value) == text
 
 
 @pytest.mark.parametrize("width", [60, 80, 110])
-def test_the_budget_in_one_line_keeps_its_words(width):
+def test_one_line_budget_keeps_its_text(width):
     (line,) = lines([budget_line(BUDGET, width)])
     assert len(line) <= width
     assert "164k tokens" in line or "163,840 tokens" in line
@@ -139,7 +139,7 @@ def test_the_budget_in_one_line_keeps_its_words(width):
     assert "▒" in line or width < 70
 
 
-def test_requests_that_are_refused_for_their_length_are_not_counted():
+def test_requests_refused_for_their_length_are_not_counted():
     short = replace(BUDGET, max_concurrency=1024.0, concurrency_p95=33.5)
     assert short.served_p95 is None
     assert "p95" not in text_of(room_words(short, 200))

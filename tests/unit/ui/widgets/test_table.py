@@ -23,7 +23,7 @@ def test_columns_are_aligned_under_their_headings() -> None:
     ]
 
 
-def test_the_last_column_wraps_beside_its_row_or_below_it() -> None:
+def test_last_column_wraps_beside_or_below_its_row() -> None:
     assert text(40)[1:4] == ["   0  RTX A6000  too hot, so that its", "                 clock is lowered", "  11  L40S"]
     below = text(20)
     assert below[:2] == [" GPU NAME", "   0 RTX A6000"]
@@ -31,13 +31,13 @@ def test_the_last_column_wraps_beside_its_row_or_below_it() -> None:
 
 
 @pytest.mark.parametrize("width", [10, 20, 30, 60])
-def test_it_keeps_to_its_width(width: int) -> None:
+def test_table_keeps_its_width(width: int) -> None:
     assert all(strip.cell_length <= width for strip in table(COLUMNS, ROWS, width))
 
 
-def test_without_rows_there_is_nothing() -> None:
+def test_table_without_rows_is_empty() -> None:
     assert table(COLUMNS, [], 80) == []
 
 
-def test_names_from_outside_bring_no_escape_codes() -> None:
+def test_outside_names_bring_no_escape_codes() -> None:
     assert "\x1b" not in table(COLUMNS, [["0", "\x1b[31mred", "\x1b]0;x\x07"]], 80)[1].text

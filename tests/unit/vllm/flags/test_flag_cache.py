@@ -28,7 +28,7 @@ def file_of(cache: FlagCache) -> Path:
     return path
 
 
-def test_what_was_learned_is_had_again_without_learning(cache, engine, monkeypatch) -> None:
+def test_learned_flags_are_read_back_from_the_cache(cache, engine, monkeypatch) -> None:
     assert cache.get(engine) is None
     table = cache.learn(engine)
     monkeypatch.setattr("vllm_launchers.vllm.flags.learn.learn_flags", lambda engine: pytest.fail("learned again"))
@@ -37,7 +37,7 @@ def test_what_was_learned_is_had_again_without_learning(cache, engine, monkeypat
     assert table.flags["speed"].default == "3"
 
 
-def test_files_are_the_persons_own_and_nothing_else_is_left(cache, engine) -> None:
+def test_files_are_private_and_nothing_else_is_left(cache, engine) -> None:
     cache.learn(engine)
     cache.learn(engine)
     assert stat.S_IMODE(file_of(cache).stat().st_mode) == 0o600
@@ -45,7 +45,7 @@ def test_files_are_the_persons_own_and_nothing_else_is_left(cache, engine) -> No
 
 
 @pytest.mark.parametrize("name", ["engine/arg_utils.py", "config/made.py", "entrypoints/openai/cli_args.py", "envs.py"])
-def test_a_changed_source_is_learned_again(cache, engine, environment, name: str) -> None:
+def test_changed_source_is_learned_again(cache, engine, environment, name: str) -> None:
     cache.learn(engine)
     path = environment.site / "vllm" / name
     found = path.stat()
@@ -55,13 +55,13 @@ def test_a_changed_source_is_learned_again(cache, engine, environment, name: str
     assert cache.get(engine) is not None
 
 
-def test_another_version_or_build_in_the_same_place_is_another(cache, engine, environment) -> None:
+def test_another_version_or_build_at_the_path_is_learned_again(cache, engine, environment) -> None:
     cache.learn(engine)
     environment.version = "0.33.0"
     assert cache.get(environment.engine()) is None
 
 
-def test_two_installations_do_not_disturb_each_other(cache, engine, environment, tmp_path) -> None:
+def test_two_installations_do_not_affect_each_other(cache, engine, environment, tmp_path) -> None:
     other = type(environment)(tmp_path / "other")
     other.install()
     cache.learn(engine)
@@ -83,7 +83,7 @@ def test_two_installations_do_not_disturb_each_other(cache, engine, environment,
         b'{"format": "1"}',
     ],
 )
-def test_a_damaged_file_is_learned_again(cache, engine, damage: bytes) -> None:
+def test_damaged_file_is_learned_again(cache, engine, damage: bytes) -> None:
     cache.learn(engine)
     file_of(cache).write_bytes(damage)
     assert cache.get(engine) is None
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_learned_again(cache, engine, damage: bytes) -> None:
     assert FlagCache(cache.folder).get(engine) is None
 
 
-def test_a_file_cut_short_at_any_place_is_never_taken_for_whole(cache, engine) -> None:
+def test_truncated_file_is_never_accepted(cache, engine) -> None:
     cache.learn(engine)
     path = file_of(cache)
     data = path.read_bytes()
@@ -103,27 +103,27 @@ def test_a_file_cut_short_at_any_place_is_never_taken_for_whole(cache, engine) -
         assert cache.get(engine) is None
 
 
-def test_a_file_of_another_form_is_not_used(cache, engine, monkeypatch) -> None:
+def test_file_of_another_format_is_not_used(cache, engine, monkeypatch) -> None:
     cache.learn(engine)
     monkeypatch.setattr(cache_module, "FORMAT", cache_module.FORMAT + 1)
     assert cache.get(engine) is None
 
 
-def test_what_cannot_be_kept_is_learned_all_the_same(engine, tmp_path) -> None:
+def test_unwritable_cache_does_not_prevent_learning(engine, tmp_path) -> None:
     (tmp_path / "file").write_text("")
     cache = FlagCache(tmp_path / "file" / "flags")
     assert "speed" in cache.learn(engine).flags
     assert cache.get(engine) is None
 
 
-def test_what_is_not_vllm_is_unknown(cache, environment) -> None:
+def test_other_package_is_unknown(cache, environment) -> None:
     assert cache.get(environment.engine()) is None
     with pytest.raises(FlagsUnknownError):
         cache.learn(environment.engine())
     assert not cache.folder.exists()
 
 
-def test_several_may_write_and_read_at_once(cache, engine) -> None:
+def test_concurrent_reads_and_writes(cache, engine) -> None:
     failures: list[BaseException] = []
     barrier = threading.Barrier(4)
 
@@ -146,7 +146,7 @@ def test_several_may_write_and_read_at_once(cache, engine) -> None:
     assert [path.suffix for path in cache.folder.iterdir()] == [".json"]
 
 
-def test_the_folder_lies_in_the_persons_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_folder_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
     assert default_folder() == tmp_path / "mine/vllm-console/flags"
     assert FlagCache().folder == default_folder()

@@ -324,14 +324,14 @@ CASES: list[tuple[str, Flags, Flags]] = [
 
 
 @pytest.mark.parametrize(("name", "broken", "kept"), CASES)
-def test_a_finding_is_named_when_broken_and_silent_when_kept(name: str, broken: Flags, kept: Flags) -> None:
+def test_condition_is_reported_only_when_broken(name: str, broken: Flags, kept: Flags) -> None:
     found = broken_conditions(table_of(), broken)
     assert name in [flag for flag, _ in found]
     assert all(sentence.startswith("--") and "\n" not in sentence for _, sentence in found)
     assert broken_conditions(table_of(), kept) == []
 
 
-def test_every_finding_has_been_seen_broken() -> None:
+def test_every_condition_has_a_broken_case() -> None:
     seen = {condition for condition in CONDITIONS for _, flags, _ in CASES if _is_broken(condition, flags)}
     exercised_elsewhere = {"data-parallel-hybrid-lb", "enable-flashinfer-autotune", "max-cudagraph-capture-size"}
     assert {condition.flags[0] for condition in CONDITIONS if condition not in seen} <= exercised_elsewhere
@@ -360,18 +360,18 @@ def test_both_kinds_of_load_balancing_exclude_each_other() -> None:
         ("max-cudagraph-capture-size", "compilation-config.max_cudagraph_capture_size"),
     ],
 )
-def test_one_setting_is_not_made_twice(name: str, config: str) -> None:
+def test_setting_is_not_made_twice(name: str, config: str) -> None:
     value: FlagValue = 8 if "size" in name else True
     assert [flag for flag, _ in broken_conditions(table_of(), {name: value, config: value})] == [name]
 
 
-def test_a_finding_counts_only_where_the_installation_has_its_flags() -> None:
+def test_condition_applies_only_if_the_installation_has_its_flags() -> None:
     flags: Flags = {"enable-eplb": True}
     assert broken_conditions(table_of(), flags) != []
     assert broken_conditions(table_of(without="enable-expert-parallel"), flags) == []
 
 
-def test_a_release_that_chunks_prompts_anyway_takes_a_small_step() -> None:
+def test_release_that_always_chunks_accepts_a_small_step() -> None:
     flags: Flags = {"enable-chunked-prefill": False, "max-num-batched-tokens": 128, "max-model-len": 4096}
     assert broken_conditions(table_of("0.11.0"), flags) == []
     assert broken_conditions(table_of("0.11.1"), flags) != []
@@ -381,7 +381,7 @@ def test_a_release_that_chunks_prompts_anyway_takes_a_small_step() -> None:
     ("flags", "first"),
     [({"enable-log-outputs": True}, "0.13.0"), ({"speculative-config": '{"num_speculative_tokens": 3}'}, "0.11.0")],
 )
-def test_a_finding_that_came_later_does_not_count_before(flags: Flags, first: str) -> None:
+def test_condition_does_not_apply_to_earlier_releases(flags: Flags, first: str) -> None:
     assert broken_conditions(table_of("0.10.2"), flags) == []
     assert broken_conditions(table_of(first), flags) != []
     for no_release in (None, "0.²", f"0.{'9' * 5000}"):
@@ -398,18 +398,18 @@ def test_a_finding_that_came_later_does_not_count_before(flags: Flags, first: st
         ({"long-prefill-token-threshold": 5000}, "long-prefill-token-threshold"),
     ],
 )
-def test_what_vllm_works_out_counts_where_it_is_known(flags: Flags, name: str) -> None:
+def test_resolved_values_are_used_if_known(flags: Flags, name: str) -> None:
     resolved: Flags = {"max-num-seqs": 32, "max-num-batched-tokens": 256, "max-model-len": 4096}
     ((found, sentence),) = broken_conditions(table_of(), flags, resolved)
     assert (found, "as vLLM works out here" in sentence or "without chunked prefill" in sentence) == (name, True)
     assert broken_conditions(table_of(), flags) == []
 
 
-def test_what_vllm_works_out_gives_way_to_what_is_set() -> None:
+def test_set_flags_override_resolved_values() -> None:
     resolved: Flags = {"max-num-seqs": 256, "max-num-batched-tokens": 2048, "max-model-len": 4096}
     assert broken_conditions(table_of(), {"max-num-batched-tokens": 64}, resolved) == []
     assert broken_conditions(table_of(), {"max-num-seqs": 4000, "max-num-batched-tokens": 4000}, resolved) == []
 
 
-def test_a_flag_counts_by_whatever_name_it_was_set() -> None:
+def test_condition_accepts_any_spelling_of_a_flag() -> None:
     assert broken_conditions(table_of(), {"max_num_seqs": 65, "max-num-batched": 64}) != []

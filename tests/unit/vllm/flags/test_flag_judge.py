@@ -114,14 +114,12 @@ BAD: list[tuple[str, FlagValue, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), GOOD)
-def test_what_vllm_takes_is_not_complained_of(table: FlagTable, name: str, value: FlagValue) -> None:
+def test_accepted_values_have_no_problem(table: FlagTable, name: str, value: FlagValue) -> None:
     assert problem(table, name, value) is None
 
 
 @pytest.mark.parametrize(("name", "value", "words"), BAD)
-def test_what_vllm_refuses_is_reported_in_one_sentence(
-    table: FlagTable, name: str, value: FlagValue, words: str
-) -> None:
+def test_refused_values_are_reported_in_one_sentence(table: FlagTable, name: str, value: FlagValue, words: str) -> None:
     sentence = problem(table, name, value)
     assert sentence is not None
     assert words in sentence
@@ -137,35 +135,35 @@ def test_what_vllm_refuses_is_reported_in_one_sentence(
         ("max", "--max is not one flag of vLLM 0.32.0 but the beginning of several: --max-cpu-loras, "),
     ],
 )
-def test_unknown_flags_come_with_what_was_meant(table: FlagTable, name: str, words: str) -> None:
+def test_unknown_flags_suggest_a_name(table: FlagTable, name: str, words: str) -> None:
     assert words in (problem(table, name, 1) or "")
 
 
-def test_a_version_that_is_not_known_is_not_made_up(make_table: Callable[..., FlagTable]) -> None:
+def test_unknown_version_is_not_invented(make_table: Callable[..., FlagTable]) -> None:
     assert problem(make_table(version=None), "x", 1) == "this vLLM has no flag --x"
     assert "vLLM 0.32.0 has" in (problem(make_table(version="0.32.0+cpu"), "x", 1) or "")
 
 
-def test_text_from_outside_is_cleaned_and_cut(table: FlagTable) -> None:
+def test_outside_text_is_cleaned_and_cut(table: FlagTable) -> None:
     sentence = problem(table, "kv-cache-dtype", "\x1b[31m" + "x" * 500) or ""
     assert "\x1b" not in sentence
     assert len(sentence) < 200
 
 
-def test_all_flags_of_a_plan_are_judged_in_their_order(table: FlagTable) -> None:
+def test_all_flags_of_a_plan_are_judged_in_order(table: FlagTable) -> None:
     flags: dict[str, FlagValue] = {"watermark": 2, "max-num-seqs": 8, "enforce-eager": True, "nonsense-flag": 1}
     assert [name for name, _ in refused_together(table, flags)] == ["watermark", "nonsense-flag"]
     assert refused_together(table, {}) == []
 
 
-def test_bounds_of_lora_count_once_lora_is_on(table: FlagTable) -> None:
+def test_lora_bounds_apply_once_lora_is_on(table: FlagTable) -> None:
     assert refused_together(table, {"max-loras": 0}) == []
     assert [name for name, _ in refused_together(table, {"max-loras": 0, "enable-lora": True})] == ["max-loras"]
     assert problem(table, "max-loras", 0) is not None
     assert refused_together(table, {"max-loras": "x"}) != []
 
 
-def test_conditions_are_checked_only_of_flags_that_are_right(table: FlagTable) -> None:
+def test_conditions_are_checked_only_for_valid_flags(table: FlagTable) -> None:
     broken: dict[str, FlagValue] = {"max-num-seqs": 64, "max-num-batched-tokens": 32}
     assert len(refused_together(table, broken)) == 1
     assert refused_together(table, {**broken, "max-num-seqs": "64x"}) == [
@@ -173,7 +171,7 @@ def test_conditions_are_checked_only_of_flags_that_are_right(table: FlagTable) -
     ]
 
 
-def test_what_a_flag_takes_can_be_reported(table: FlagTable) -> None:
+def test_expected_values_are_described(table: FlagTable) -> None:
     assert expected(table.flags["enforce-eager"]) == "on or off"
     assert expected(table.flags["load-format"]) == "text"
     many = FlagSpec("x", ValueKind.TEXT, choices=tuple(f"c{number}" for number in range(12)))
@@ -186,7 +184,7 @@ NAMES = st.one_of(st.sampled_from([name for name, _ in GOOD]), st.text("abc-.nom
 
 @settings(max_examples=300, deadline=None)
 @given(flags=st.dictionaries(NAMES, VALUES, max_size=5))
-def test_every_value_gets_a_verdict_of_plain_sentences(flags: dict[str, FlagValue]) -> None:
+def test_every_value_gets_a_plain_verdict(flags: dict[str, FlagValue]) -> None:
     kind = ValueKind
     table = FlagTable(
         "0.32.0",

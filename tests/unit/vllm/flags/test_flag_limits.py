@@ -107,7 +107,7 @@ def test_values(specs, name, good, bad):
     assert [text for text in bad if not specs[name].problem(text)] == []
 
 
-def test_what_is_taken_is_named(specs):
+def test_expected_value_is_named(specs):
     assert specs["VLLM_WHOLE"].problem("x") == "a whole number"
     assert specs["VLLM_SHARE"].problem("x") == "a number"
     assert specs["VLLM_METHOD"].problem("x") == "spawn or fork"
@@ -120,13 +120,13 @@ def test_json_or_a_file():
     assert spec.problem("") == spec.problem("{a}") == "JSON"
 
 
-def test_whether_a_start_reads_them_all(envs):
+def test_start_reads_all_variables_or_not(envs):
     assert reads_all(envs)
     assert not reads_all(Module.parse("vllm.envs", "def enable_envs_cache():\n    pass\n", is_package=False))
     assert variable_specs(Module.parse("vllm.envs", "x = 1", is_package=False)) == {}
 
 
-def test_the_table_of_releases_knows_values_too():
+def test_release_table_has_variable_values():
     new, old = release_table("0.33.0"), release_table("0.10.2")
     assert new.reads_all
     assert not old.reads_all
@@ -184,13 +184,13 @@ def test_capabilities_of_methods(tmp_path):
 @pytest.mark.parametrize(
     ("body", "expected"), [("[MultipleOf(32)]", 32), ("[16, 32]", None), ("[MultipleOf(n)]", None)]
 )
-def test_block_sizes_of_the_cpu(tmp_path, body, expected):
+def test_cpu_block_sizes(tmp_path, body, expected):
     source = f"class Backend:\n    @staticmethod\n    def get_supported_kernel_block_sizes():\n        return {body}\n"
     files = {f"vllm/{part}__init__.py": "" for part in ("v1/", "v1/attention/", "v1/attention/backends/")}
     assert limits(package(tmp_path, {**files, "vllm/v1/attention/backends/cpu_attn.py": source})).cpu_block == expected
 
 
-def test_architectures_of_a_pytorch(tmp_path):
+def test_pytorch_architectures(tmp_path):
     library = tmp_path / "torch/lib/libtorch_python.so"
     assert torch_architectures(tmp_path) == ()
     library.parent.mkdir(parents=True)

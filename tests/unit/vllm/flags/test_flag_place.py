@@ -13,7 +13,7 @@ from vllm_launchers.vllm.flags.learn import FlagsUnknownError, learn_flags
 from vllm_launchers.vllm.flags.source_location import package_folder, package_version
 
 
-def test_the_package_beside_the_commands_python_is_read(environment, made_files) -> None:
+def test_package_next_to_the_commands_python_is_read(environment, made_files) -> None:
     folder = environment.install()
     assert package_folder(environment.engine()) == folder
     table = learn_flags(environment.engine())
@@ -21,12 +21,12 @@ def test_the_package_beside_the_commands_python_is_read(environment, made_files)
     assert table.flags["speed"].aliases == ("-s",)
 
 
-def test_an_engine_that_is_run_by_its_python_is_read_too(environment) -> None:
+def test_engine_run_by_its_python_is_read(environment) -> None:
     folder = environment.install()
     assert package_folder(environment.engine(str(environment.python), "-m", "vllm.entrypoints.cli.main")) == folder
 
 
-def test_an_editable_installation_is_followed_to_its_source(environment, made_files, tmp_path, write_files) -> None:
+def test_editable_installation_is_followed_to_its_source(environment, made_files, tmp_path, write_files) -> None:
     source = write_files(tmp_path / "my checkout" / "vllm", made_files)
     (source / "_version.py").write_text("__version__ = version = '0.33.1.dev5'\n")
     place = environment.site / f"vllm-{environment.version}.dist-info/direct_url.json"
@@ -36,14 +36,14 @@ def test_an_editable_installation_is_followed_to_its_source(environment, made_fi
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_path_file_is_followed_to_its_source(environment, made_files, tmp_path, write_files, relative: bool) -> None:
+def test_path_file_is_followed_to_its_source(environment, made_files, tmp_path, write_files, relative: bool) -> None:
     source = write_files(tmp_path / "checkout" / "vllm", made_files)
     line = os.path.relpath(source.parent, environment.site) if relative else str(source.parent)
     (environment.site / "a.pth").write_text(f"# a comment\nimport something\n\n{line}\n")
     assert package_folder(environment.engine()).resolve() == source.resolve()
 
 
-def test_a_damaged_note_of_an_editable_installation_is_passed_over(environment) -> None:
+def test_damaged_editable_metadata_is_skipped(environment) -> None:
     place = environment.site / f"vllm-{environment.version}.dist-info/direct_url.json"
     for text in ("{", "[]", '{"url": 5}', '{"url": "https://example.org/x"}'):
         place.write_text(text)
@@ -51,7 +51,7 @@ def test_a_damaged_note_of_an_editable_installation_is_passed_over(environment) 
             package_folder(environment.engine())
 
 
-def test_a_script_that_hands_everything_on_is_followed(environment) -> None:
+def test_script_that_forwards_all_arguments_is_followed(environment) -> None:
     folder = environment.install()
     wrapper = environment.script(f'#!/bin/sh\nexport A=1\nexec "{environment.command}" "$@"\n', "wrapper")
     assert package_folder(environment.engine(str(wrapper))) == folder
@@ -67,7 +67,7 @@ def test_a_script_that_hands_everything_on_is_followed(environment) -> None:
         '#!/bin/sh\nexec {wrapper} "$@"\n',
     ],
 )
-def test_of_any_other_script_the_flags_are_not_known(environment, text: str) -> None:
+def test_flags_of_other_scripts_are_unknown(environment, text: str) -> None:
     environment.install()
     place = environment.root / "bin" / "wrapped"
     place.mkdir()
@@ -76,7 +76,7 @@ def test_of_any_other_script_the_flags_are_not_known(environment, text: str) -> 
         package_folder(environment.engine(str(wrapper)))
 
 
-def test_without_source_it_says_where_it_looked(environment) -> None:
+def test_missing_source_error_names_the_place(environment) -> None:
     with pytest.raises(FlagsUnknownError, match=str(environment.python)):
         learn_flags(environment.engine())
     (environment.site / "vllm").mkdir()
@@ -84,20 +84,20 @@ def test_without_source_it_says_where_it_looked(environment) -> None:
         learn_flags(environment.engine())
 
 
-def test_a_command_that_is_gone_is_reported(environment) -> None:
+def test_missing_command_is_reported(environment) -> None:
     environment.command.unlink()
     with pytest.raises(FlagsUnknownError, match=f"{environment.command}: cannot be read: No such file"):
         learn_flags(environment.engine())
 
 
-def test_the_simulated_engine_has_no_source() -> None:
+def test_simulated_engine_has_no_source() -> None:
     with pytest.raises(FlagsUnknownError, match="simulated"):
         learn_flags(simulated_engine())
     with pytest.raises(FlagsUnknownError):
         learn_flags(Engine(EngineKind.VLLM, (), None, None, ""))
 
 
-def test_nothing_of_the_package_is_run(environment, made_files, write_files: Callable[..., Path]) -> None:
+def test_package_code_is_not_executed(environment, made_files, write_files: Callable[..., Path]) -> None:
     trap = environment.root / "ran"
     code = f"open({str(trap)!r}, 'w').close()\nraise SystemExit(1)\n"
     folder = write_files(

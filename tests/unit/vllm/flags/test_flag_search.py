@@ -12,13 +12,13 @@ def names(table: FlagTable, text: str) -> list[str]:
     return [spec.name for spec in search(table, text)]
 
 
-def test_nothing_typed_shows_all_by_name(table: FlagTable) -> None:
+def test_empty_search_lists_all_by_name(table: FlagTable) -> None:
     assert names(table, "") == sorted(table.flags)
     assert names(table, "  ") == sorted(table.flags)
 
 
 @pytest.mark.parametrize("text", ["max-num-seqs", "--max-num-seqs", "max_num_seqs", "MAX NUM SEQS", "max-num-s"])
-def test_a_flag_is_found_first_by_its_name(table: FlagTable, text: str) -> None:
+def test_flag_is_found_first_by_its_name(table: FlagTable, text: str) -> None:
     assert names(table, text)[0] == "max-num-seqs"
 
 
@@ -28,19 +28,19 @@ def test_names_come_before_help(table: FlagTable) -> None:
     assert names(table, "kv cache") == ["kv-cache-dtype", "enable-prefix-caching"]
 
 
-def test_aliases_choices_and_words_lead_to_a_flag(table: FlagTable) -> None:
+def test_aliases_choices_and_words_find_a_flag(table: FlagTable) -> None:
     assert names(table, "tp")[0] == "tensor-parallel-size"
     assert names(table, "fp8_e4m3") == ["kv-cache-dtype"]
     assert names(table, "flashinfer") == ["attention-backend"]
     assert names(table, "cuda graphs") == ["enforce-eager"]
 
 
-def test_every_word_must_lead_there(table: FlagTable) -> None:
+def test_every_word_must_match(table: FlagTable) -> None:
     assert names(table, "max lora") == ["max-lora-rank", "max-loras", "max-cpu-loras"]
     assert "max-num-seqs" not in names(table, "max lora")
 
 
-def test_a_slip_of_the_finger_still_finds_it(table: FlagTable) -> None:
+def test_typo_still_finds_the_flag(table: FlagTable) -> None:
     assert names(table, "enforce-eagre") == ["enforce-eager"]
     assert names(table, "qqqqqqqq") == []
 
@@ -57,17 +57,17 @@ def test_a_slip_of_the_finger_still_finds_it(table: FlagTable) -> None:
         ("compilation.mode", "compilation-config"),
     ],
 )
-def test_for_a_wrong_name_the_nearest_one_is_suggested(table: FlagTable, typed: str, meant: str) -> None:
+def test_nearest_name_is_suggested(table: FlagTable, typed: str, meant: str) -> None:
     assert meant in closest(table, typed)
     assert len(closest(table, typed)) <= 3
 
 
-def test_a_name_like_none_means_nothing(table: FlagTable) -> None:
+def test_dissimilar_name_has_no_suggestion(table: FlagTable) -> None:
     assert closest(table, "qqqqqqqq") == ()
     assert closest(table, "") == ()
 
 
-def test_shortened_names_resolve_as_argparse_resolves_them(make_table: Callable[..., FlagTable]) -> None:
+def test_shortened_names_resolve_like_argparse(make_table: Callable[..., FlagTable]) -> None:
     bool_, int_ = ValueKind.BOOL, ValueKind.INT
     table = make_table(
         FlagSpec("max-loras", int_),

@@ -47,20 +47,20 @@ def one(make_package: MakePackage) -> Callable[..., FlagSpec]:
         ("x: type[object] | str | None = None", ValueKind.TEXT, None),
     ],
 )
-def test_a_fields_type_and_default_become_its_flags(
+def test_field_type_and_default_become_the_flags(
     one: Callable[..., FlagSpec], field: str, kind: ValueKind, default: str | None
 ) -> None:
     spec = one(field)
     assert (spec.kind, spec.default, spec.group) == (kind, default, "MadeConfig")
 
 
-def test_only_a_switch_of_both_ways_has_a_no_form(one: Callable[..., FlagSpec]) -> None:
+def test_only_a_two_way_switch_has_a_no_form(one: Callable[..., FlagSpec]) -> None:
     assert one("x: bool = False").negatable
     assert not one("x: bool = False", 'group.add_argument("--x", action="store_true")').negatable
     assert one("x: bool = False", 'group.add_argument("--x", action="store_true")').default == "false"
 
 
-def test_lists_take_several_values_and_say_what_they_are(one: Callable[..., FlagSpec]) -> None:
+def test_lists_take_several_values_and_state_their_type(one: Callable[..., FlagSpec]) -> None:
     numbers = one("x: list[int] | None = None")
     assert (numbers.kind, numbers.many, numbers.nullable) == (ValueKind.INT, True, True)
     mixed = one("x: list[int | str] = field(default_factory=list)")
@@ -69,7 +69,7 @@ def test_lists_take_several_values_and_say_what_they_are(one: Callable[..., Flag
     assert one("x: tuple[str, ...] = ('a', 'b')").many
 
 
-def test_words_of_a_literal_are_choices_wherever_they_are_named(make_package: MakePackage) -> None:
+def test_literal_values_are_choices_wherever_defined(make_package: MakePackage) -> None:
     config = """
         from typing import get_args
         from vllm.config.words import Speed, Level
@@ -105,7 +105,7 @@ def test_words_of_a_literal_are_choices_wherever_they_are_named(make_package: Ma
     assert flags["again"].choices == ("slow", "fast", "more")
 
 
-def test_an_enumeration_offers_its_words_and_gives_the_default(one: Callable[..., FlagSpec]) -> None:
+def test_enum_gives_words_and_default(one: Callable[..., FlagSpec]) -> None:
     before = "from enum import Enum\nclass Backend(Enum):\n    FLASH = 'package.module.Flash'\n    PLAIN = 'plain'\n"
     spec = one("x: Backend | None = Backend.FLASH", before=before)
     assert (spec.kind, spec.words, spec.closed, spec.default) == (ValueKind.TEXT, ("FLASH", "plain"), True, "FLASH")
@@ -127,9 +127,7 @@ def test_an_enumeration_offers_its_words_and_gives_the_default(one: Callable[...
         ("x: int = 3", (None, None, None, None)),
     ],
 )
-def test_bounds_that_pydantic_checks_are_known(
-    one: Callable[..., FlagSpec], field: str, bounds: tuple[float | None, ...]
-) -> None:
+def test_pydantic_bounds_are_known(one: Callable[..., FlagSpec], field: str, bounds: tuple[float | None, ...]) -> None:
     spec = one(field)
     assert (spec.minimum, spec.above, spec.maximum, spec.below) == bounds
 
@@ -140,7 +138,7 @@ def test_help_is_the_text_after_the_field(one: Callable[..., FlagSpec]) -> None:
     assert one("x: int = 1").help == ""
 
 
-def test_numbers_that_people_write_short_are_recognized_by_what_reads_them(make_package: MakePackage) -> None:
+def test_human_readable_numbers_are_recognized_by_their_parser(make_package: MakePackage) -> None:
     names = ("max_model_len", "max_num_batched_tokens", "cache_bytes", "other")
     fields = "\n".join(f"    {name}: int | None = None" for name in names)
     calls = "\n".join(f'    group.add_argument("--{n.replace("_", "-")}", **kwargs["{n}"])' for n in names)
@@ -152,7 +150,7 @@ def test_numbers_that_people_write_short_are_recognized_by_what_reads_them(make_
     assert flags["other"].kind is ValueKind.INT
 
 
-def test_keyword_arguments_may_be_changed_on_the_way(one: Callable[..., FlagSpec]) -> None:
+def test_modified_keyword_arguments_are_followed(one: Callable[..., FlagSpec]) -> None:
     assert one("x: int = 5", 'group.add_argument("--x", **{**kwargs["x"], "default": None})').default is None
     removed = 'kwargs["x"]["choices"].remove("b"); group.add_argument("--x", **kwargs["x"])'
     assert one('x: Literal["a", "b"] = "a"', removed.replace("; ", "\n    ")).choices == ("a",)
@@ -175,13 +173,13 @@ def test_aliases_destinations_and_deprecation_are_kept(one: Callable[..., FlagSp
     assert not one("x: int = 1").deprecated
 
 
-def test_flags_written_by_hand_get_bounds_and_words_of_the_field_of_their_name(one: Callable[..., FlagSpec]) -> None:
+def test_manual_flags_get_bounds_and_words_of_their_field(one: Callable[..., FlagSpec]) -> None:
     assert one("x: int = Field(default=0, ge=0)", 'group.add_argument("--x", type=int)').minimum == 0
     spec = one('x: Literal["mp", "ray"] = "mp"', 'group.add_argument("--x", type=str, default="mp")')
     assert (spec.choices, spec.words, spec.closed) == ((), ("mp", "ray"), True)
 
 
-def test_a_json_flag_knows_the_keys_of_the_class_that_reads_it(one: Callable[..., FlagSpec]) -> None:
+def test_json_flag_knows_the_keys_of_its_class(one: Callable[..., FlagSpec]) -> None:
     inner = (
         '@config\nclass Inner:\n    depth: int = 2\n    """How deep."""\n    own: int = field(default=0, init=False)\n'
     )
@@ -192,19 +190,19 @@ def test_a_json_flag_knows_the_keys_of_the_class_that_reads_it(one: Callable[...
     assert one("x: Inner | None = None", before=lenient).parts == ()
 
 
-def test_a_flag_that_may_stand_alone_is_bare(one: Callable[..., FlagSpec]) -> None:
+def test_flag_without_a_required_value_is_bare(one: Callable[..., FlagSpec]) -> None:
     spec = one("x: bool | str | None = None")
     assert (spec.kind, spec.bare, spec.many) == (ValueKind.TEXT, True, False)
     assert one("x: str = 'a'", 'group.add_argument("--x", type=str, nargs="?", const=True)').bare
 
 
-def test_what_a_function_of_its_own_reads_lets_every_text_pass(one: Callable[..., FlagSpec]) -> None:
+def test_custom_parser_accepts_any_text(one: Callable[..., FlagSpec]) -> None:
     assert one("x: int = 1", 'group.add_argument("--x", type=lambda s: s.split(","))').kind is ValueKind.OTHER
     unknown = 'group.add_argument("--x", choices=["a"] + names_of_this_machine(), default="a")'
     assert one("x: int = 1", unknown).choices == ()
 
 
-def test_a_flag_that_is_not_understood_lets_everything_pass(one: Callable[..., FlagSpec]) -> None:
+def test_flag_that_is_not_understood_accepts_anything(one: Callable[..., FlagSpec]) -> None:
     spec = one("x: int = 1", 'group.add_argument("--x", **made_elsewhere("x"))')
     assert (spec.kind, spec.bare, spec.negatable, spec.choices) == (ValueKind.OTHER, True, True, ())
     table = FlagTable("0.40.0", "installation", {"x": spec})
@@ -230,7 +228,7 @@ def test_fields_of_base_classes_are_flags_too(make_package: MakePackage) -> None
     assert (flags["near"].default, flags["far"].default) == ("9", "2")
 
 
-def test_words_that_only_type_checkers_see_are_offered_but_not_required(make_package: MakePackage) -> None:
+def test_type_checking_only_values_are_offered_but_not_required(make_package: MakePackage) -> None:
     config = """
         from typing import TYPE_CHECKING
         if TYPE_CHECKING:
@@ -248,7 +246,7 @@ def test_words_that_only_type_checkers_see_are_offered_but_not_required(make_pac
     assert (spec.kind, spec.choices, spec.words, spec.closed) == (ValueKind.TEXT, (), ("auto", "dummy"), False)
 
 
-def test_variables_are_those_of_vllm_and_the_parser_is_no_flag(make_package: MakePackage) -> None:
+def test_variables_are_read_and_the_parser_is_not_a_flag(make_package: MakePackage) -> None:
     table = learn_folder(make_package("@config\nclass MadeConfig:\n    x: int = 1\n", GROUP), version="0.30.0")
     assert table.variables == {"VLLM_LOGGING_LEVEL", "VLLM_MADE_UP"}
     assert (table.version, table.source) == ("0.30.0", "installation")
@@ -256,7 +254,7 @@ def test_variables_are_those_of_vllm_and_the_parser_is_no_flag(make_package: Mak
     assert not {"model-tag", "model_tag", "help"} & set(table.flags)
 
 
-def test_names_of_parsers_are_offered_from_their_registries(make_package: MakePackage) -> None:
+def test_parser_names_come_from_their_registries(make_package: MakePackage) -> None:
     registry = '_TOOL_PARSERS_TO_REGISTER = {\n    "hermes": ("file", "Class"),\n    "alpha": ("file", "Class"),\n}\n'
     registration = '    parser.add_argument("--tool-call-parser", type=str)'
     config = "@config\nclass MadeConfig:\n    x: int = 1\n"

@@ -18,7 +18,7 @@ GROUP = """
 """
 
 
-def test_the_style_of_0_10_is_read(tmp_path: Path, write_files: Callable[..., Path]) -> None:
+def test_style_of_0_10_is_read(tmp_path: Path, write_files: Callable[..., Path]) -> None:
     fields = "".join(f"    filler_{number}: bool = False\n" for number in range(30))
     files = {
         "config.py": "from typing import Literal, Optional, Union\nfrom pydantic.dataclasses import dataclass\n"
@@ -109,9 +109,7 @@ def test_the_style_of_0_10_is_read(tmp_path: Path, write_files: Callable[..., Pa
     assert not flags["disable-log-stats"].negatable
 
 
-def test_the_style_of_0_33_is_read(
-    made_files: dict[str, str], tmp_path: Path, write_files: Callable[..., Path]
-) -> None:
+def test_style_of_0_33_is_read(made_files: dict[str, str], tmp_path: Path, write_files: Callable[..., Path]) -> None:
     files = dict(made_files)
     del files["entrypoints/openai/cli_args.py"]
     files["utils/argparse_utils.py"] = "class EnableDisableAction(BooleanOptionalAction):\n    pass\n"
@@ -165,7 +163,7 @@ def test_the_style_of_0_33_is_read(
     assert flags["speed"].opposite == ""
 
 
-def test_the_machines_device_is_a_choice_where_the_build_reports_it(make_package: MakePackage) -> None:
+def test_device_is_a_choice_if_the_build_supports_it(make_package: MakePackage) -> None:
     registration = """
     parser.add_argument("--place", default="auto", choices=["auto"] + (
         [current_platform.device_type] if current_platform.device_type not in ("", "cpu") else []))
@@ -189,7 +187,7 @@ def test_the_machines_device_is_a_choice_where_the_build_reports_it(make_package
         {"engine/arg_utils.py": "x = " + "-" * 3 + "(" * 5000},
     ],
 )
-def test_source_that_is_not_understood_is_reported(
+def test_unreadable_source_is_reported(
     made_files: dict[str, str], damage: dict[str, str], tmp_path: Path, write_files: Callable[..., Path]
 ) -> None:
     folder = write_files(tmp_path / "vllm", {**made_files, **damage})
@@ -197,7 +195,7 @@ def test_source_that_is_not_understood_is_reported(
         learn_folder(folder)
 
 
-def test_definitions_that_go_in_circles_come_to_an_end(make_package: MakePackage) -> None:
+def test_circular_definitions_terminate(make_package: MakePackage) -> None:
     config = """
         from vllm.config.round import Back
         A = B

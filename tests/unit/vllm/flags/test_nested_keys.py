@@ -215,16 +215,18 @@ BAD: list[tuple[str, FlagValue, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), GOOD)
-def test_what_the_classes_take_is_not_complained_of(learned: FlagTable, name: str, value: FlagValue) -> None:
+def test_values_accepted_by_the_classes_have_no_problem(learned: FlagTable, name: str, value: FlagValue) -> None:
     assert problem(learned, name, value) is None
 
 
 @pytest.mark.parametrize(("name", "value", "words"), BAD)
-def test_what_the_classes_refuse_is_reported(learned: FlagTable, name: str, value: FlagValue, words: str) -> None:
+def test_values_refused_by_the_classes_are_reported(
+    learned: FlagTable, name: str, value: FlagValue, words: str
+) -> None:
     assert words in (problem(learned, name, value) or "")
 
 
-def test_a_key_is_found_by_its_path(learned: FlagTable) -> None:
+def test_key_is_found_by_its_path(learned: FlagTable) -> None:
     inner = learned.flags["inner"]
     fuse = part_at(inner, "passes.fuse")
     assert fuse is not None
@@ -269,7 +271,7 @@ def test_speculative_keys_may_have_hyphens(make_table: Callable[..., FlagTable])
     assert "must be above 0" in (problem(table, "speculative-config", '{"num-speculative-tokens": 0}') or "")
 
 
-def test_null_is_nothing_to_a_flag_that_no_class_reads(make_table: Callable[..., FlagTable]) -> None:
+def test_null_is_ignored_by_a_flag_without_a_class(make_table: Callable[..., FlagTable]) -> None:
     table = make_table(
         FlagSpec("speculative-config", ValueKind.JSON, nullable=True, parts=(FlagSpec("method", ValueKind.TEXT),)),
         FlagSpec("spec-tokens", ValueKind.INT),
@@ -283,7 +285,7 @@ def test_null_is_nothing_to_a_flag_that_no_class_reads(make_table: Callable[...,
     assert refused_together(table, {"speculative-config": "null", "spec-tokens": 2}) != []
 
 
-def test_an_object_counts_for_nothing_beside_keys_that_are_set_by_themselves(
+def test_object_is_ignored_next_to_separate_keys(
     make_table: Callable[..., FlagTable],
 ) -> None:
     parts = tuple(
@@ -295,7 +297,7 @@ def test_an_object_counts_for_nothing_beside_keys_that_are_set_by_themselves(
     assert refused_together(table, {**complete, "profiler-config.profiler": "torch"}) != []
 
 
-def test_an_attention_backend_of_auto_is_not_set_twice(make_table: Callable[..., FlagTable]) -> None:
+def test_auto_attention_backend_is_not_set_twice(make_table: Callable[..., FlagTable]) -> None:
     backend = FlagSpec("backend", ValueKind.OTHER, words=("FLASH_ATTN", "auto"), closed=True, nullable=True)
     table = make_table(
         FlagSpec("attention-backend", ValueKind.TEXT), FlagSpec("attention-config", ValueKind.JSON, parts=(backend,))
@@ -309,14 +311,14 @@ def test_an_attention_backend_of_auto_is_not_set_twice(make_table: Callable[...,
     assert refused_together(table, {**whole, "attention-config.backend": "null"}) == []
 
 
-def test_a_key_may_need_all_64_bits(make_table: Callable[..., FlagTable]) -> None:
+def test_key_may_need_all_64_bits(make_table: Callable[..., FlagTable]) -> None:
     table = make_table(FlagSpec("watermark-config", ValueKind.JSON, parts=(FlagSpec("key", ValueKind.INT, minimum=0),)))
     assert problem(table, "watermark-config.key", str(2**64 - 1)) is None
     assert "below 2^64" in (problem(table, "watermark-config.key", str(2**64)) or "")
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_nothing_is_said_of_keys_that_are_not_known_for_a_release(release: str) -> None:
+def test_unknown_keys_of_a_release_are_not_reported(release: str) -> None:
     table = release_table(release)
     for name in ("compilation-config", "kv-transfer-config", "structured-outputs-config"):
         if name in table.flags:

@@ -41,12 +41,12 @@ def read_back(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Fla
     return read_back
 
 
-def test_the_text_is_the_shipped_one_in_the_same_form(tool: ModuleType) -> None:
+def test_shipped_data_has_the_written_format(tool: ModuleType) -> None:
     shipped = tool.DATA.read_text()
     assert tool.written(json.loads(shipped)) == shipped
 
 
-def test_a_release_that_changed_nothing(tool: ModuleType, read_back: Callable[..., FlagTable]) -> None:
+def test_release_without_changes(tool: ModuleType, read_back: Callable[..., FlagTable]) -> None:
     newest = releases.release_table("0.33.0")
     data = json.loads(tool.DATA.read_text())
     added = tool.with_release(data, replace(newest, version="0.34.0"))
@@ -55,7 +55,7 @@ def test_a_release_that_changed_nothing(tool: ModuleType, read_back: Callable[..
     assert read_back(added).flags == newest.flags
 
 
-def test_what_came_went_and_changed(tool: ModuleType, read_back: Callable[..., FlagTable]) -> None:
+def test_added_removed_and_changed_flags(tool: ModuleType, read_back: Callable[..., FlagTable]) -> None:
     newest = releases.release_table("0.33.0")
     flags = dict(newest.flags)
     del flags["seed"]

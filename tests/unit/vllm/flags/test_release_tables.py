@@ -45,7 +45,7 @@ DATA = Path(releases.__file__).with_suffix(".json")
         ("1.0", "0.33.0"),
     ],
 )
-def test_which_release_stands_for_a_version(version: str, spoken_for: str) -> None:
+def test_nearest_release_for_a_version(version: str, spoken_for: str) -> None:
     assert nearest_release(version) == spoken_for
     assert release_table(version).version == spoken_for
 
@@ -57,13 +57,13 @@ def test_older_releases_are_unknown(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["", "latest", "0", "x.y", "0.33.0;rm", "٠.٣٣"])
-def test_what_is_no_version_is_refused(version: str) -> None:
+def test_invalid_version_is_refused(version: str) -> None:
     assert parse_release(version) is None
     with pytest.raises(UnknownReleaseError, match="is not a version"):
         release_table(version)
 
 
-def test_the_releases_are_those_of_the_data_in_order() -> None:
+def test_releases_match_the_data_in_order() -> None:
     assert tuple(json.loads(DATA.read_text())["releases"]) == RELEASES
     numbers = [parse_release(release) for release in RELEASES]
     assert numbers == sorted(numbers, key=lambda n: n or (0, 0, 0))
@@ -71,7 +71,7 @@ def test_the_releases_are_those_of_the_data_in_order() -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_release_has_whole_flags(release: str) -> None:
+def test_every_release_has_complete_flags(release: str) -> None:
     table = release_table(release)
     assert table.source == "release"
     assert {"max-model-len", "gpu-memory-utilization", "tensor-parallel-size", "kv-cache-dtype"} <= set(table.flags)
@@ -89,7 +89,7 @@ def test_every_release_has_whole_flags(release: str) -> None:
 
 
 @pytest.mark.parametrize(("release", "flags"), [("0.10.1.1", 171), ("0.18.1", 226), ("0.25.1", 270), ("0.33.0", 320)])
-def test_how_many_flags_a_release_has(release: str, flags: int) -> None:
+def test_number_of_flags_of_a_release(release: str, flags: int) -> None:
     """vLLM's parser has one more: the model, which has no name."""
     assert len(release_table(release).flags) == flags
 
@@ -97,13 +97,13 @@ def test_how_many_flags_a_release_has(release: str, flags: int) -> None:
 @pytest.mark.parametrize(
     ("release", "default"), [("0.8.5", "0.9"), ("0.19.1", "0.9"), ("0.20.0", "0.92"), ("0.33.0", "0.92")]
 )
-def test_a_default_that_changed(release: str, default: str) -> None:
+def test_changed_default(release: str, default: str) -> None:
     spec = release_table(release).flags["gpu-memory-utilization"]
     assert spec.default == default
     assert (spec.above, spec.maximum) == (0, 1)
 
 
-def test_flags_come_and_go() -> None:
+def test_flags_are_added_and_removed() -> None:
     assert release_table("0.17.1").get("swap-space") is not None
     assert release_table("0.18.1").get("swap-space") is None
     assert (first_release("swap-space"), last_release("swap-space")) == ("0.8.5", "0.17.1")
@@ -147,7 +147,7 @@ def test_kinds() -> None:
     assert release_table("0.32.0").flags["enable-log-requests"].opposite == ""
 
 
-def test_variables_come_and_go() -> None:
+def test_variables_are_added_and_removed() -> None:
     assert variable_releases("VLLM_ATTENTION_BACKEND") == ("0.8.5", "0.14.1")
     assert variable_releases("VLLM_PORT") == ("0.8.5", None)
     assert variable_releases("VLLM_LOG_LEVEL") is None
@@ -165,7 +165,7 @@ def test_importing_reads_no_data() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_the_default_utilization_is_that_of_the_table_of_releases() -> None:
+def test_default_utilization_matches_the_release_table() -> None:
     for version in RELEASES[1:]:  # what the table says of the oldest is approximate
         flag = release_table(version).get("gpu-memory-utilization")
         assert flag is not None

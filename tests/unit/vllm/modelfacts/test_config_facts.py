@@ -37,7 +37,7 @@ def kinds(facts: ModelFacts) -> str:
     return "".join(kind.value[0] for kind in facts.layers)
 
 
-def test_a_plain_model() -> None:
+def test_plain_model() -> None:
     facts = read()
     assert facts.layers == (LayerKind.FULL,) * 6
     assert (facts.heads, facts.kv_heads, facts.head_dim) == (16, 4, 128)
@@ -78,7 +78,7 @@ def test_heads(entries: dict[str, Any], expected: tuple[int, int, int]) -> None:
     assert (facts.heads, facts.kv_heads, facts.head_dim) == expected
 
 
-def test_old_names_of_the_same_things() -> None:
+def test_old_config_names() -> None:
     old = {"model_type": "gpt2", "n_layer": 3, "n_head": 4, "n_embd": 64, "n_positions": 512, "torch_dtype": "float32"}
     facts = facts_from_config("gpt2", old)
     assert (len(facts.layers), facts.heads, facts.kv_heads, facts.head_dim) == (3, 4, 4, 16)
@@ -136,7 +136,7 @@ def test_layers_by_kind(entries: dict[str, Any], layers: str, window: int | None
     assert facts.window == window
 
 
-def test_full_layers_with_heads_of_their_own() -> None:
+def test_full_layers_with_their_own_heads() -> None:
     gemma = read(
         model_type="gemma4_text",
         head_dim=256,
@@ -161,7 +161,7 @@ def test_multi_head_latent_attention_where_vllm_uses_it() -> None:
     assert any("index" in word for word in read(model_type="deepseek_v32", index_head_dim=128, **entries).missing)
 
 
-def test_a_linear_model_says_how_large_its_state_is() -> None:
+def test_linear_model_has_a_state_size() -> None:
     delta = {
         "model_type": "qwen3_next",
         "linear_num_key_heads": 2,
@@ -211,7 +211,7 @@ def test_a_linear_model_says_how_large_its_state_is() -> None:
         ({"max_position_embeddings": "many"}, None),
     ],
 )
-def test_the_longest_context(entries: dict[str, Any], expected: int | None) -> None:
+def test_longest_context(entries: dict[str, Any], expected: int | None) -> None:
     facts = read(**entries)
     assert facts.max_context == expected
     assert ("longest context" in facts.missing) is (expected is None)
@@ -261,7 +261,7 @@ def test_quantization(settings: dict[str, Any], expected: Quantization | None) -
     assert read(quantization_config=settings).quantization == expected
 
 
-def test_quantization_from_the_file_beside_and_of_the_text_part() -> None:
+def test_quantization_from_a_separate_file_or_the_text_part() -> None:
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
     facts = facts_from_config("org/some", LLAMA, beside)
     assert facts.quantization == Quantization("modelopt_fp4", 4, 16)
@@ -272,14 +272,14 @@ def test_quantization_from_the_file_beside_and_of_the_text_part() -> None:
     assert facts_from_config("org/some", nested).quantization == Quantization("fp8", 8)
 
 
-def test_scales_for_the_kv_cache() -> None:
+def test_kv_cache_scales() -> None:
     scheme = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
     assert read(quantization_config=scheme).kv_cache_quantization == "fp8"
     assert read(quantization_config={"quant_method": "fp8"}).kv_cache_quantization is None
 
 
 @pytest.mark.parametrize("name", ["text_config", "llm_config", "language_config"])
-def test_the_language_part_of_a_model_that_sees(name: str) -> None:
+def test_language_part_of_a_vision_model(name: str) -> None:
     config = {
         "architectures": ["SeesForConditionalGeneration"],
         "model_type": "sees",
@@ -292,7 +292,7 @@ def test_the_language_part_of_a_model_that_sees(name: str) -> None:
     assert (len(facts.layers), facts.kv_heads, facts.max_context, facts.dtype) == (6, 4, 8192, "bfloat16")
 
 
-def test_what_a_config_leaves_out_is_what_its_class_takes() -> None:
+def test_missing_config_entries_use_the_class_defaults() -> None:
     gemma = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "model_type": "gemma3",
@@ -311,7 +311,7 @@ def test_what_a_config_leaves_out_is_what_its_class_takes() -> None:
     assert facts.missing == ()
 
 
-def test_a_model_without_attention_has_no_heads() -> None:
+def test_model_without_attention_has_no_heads() -> None:
     facts = read(model_type="mamba2", num_heads=4, head_dim=8, n_groups=2, state_size=16, conv_kernel=4)
     assert (facts.heads, facts.kv_heads, facts.head_dim) == (None, None, None)
     assert facts.state_bytes
@@ -326,14 +326,14 @@ def test_experts() -> None:
     assert read(ffn_config={"moe_num_experts": 16, "moe_top_k": 4}).experts_per_token == 4
 
 
-def test_remote_code_only_where_surely_needed() -> None:
+def test_remote_code_only_if_certainly_needed() -> None:
     code = {"auto_map": {"AutoConfig": "configuration_some.SomeConfig"}}
     assert facts_from_config("org/a", {**LLAMA, **code, "model_type": "internvl_chat"}).needs_remote_code
     assert not read(**code).needs_remote_code
     assert not facts_from_config("org/a", {**LLAMA, "model_type": "internvl_chat"}).needs_remote_code
 
 
-def test_the_file_of_mistral() -> None:
+def test_mistral_config_file() -> None:
     params = {
         "dim": 2048,
         "n_layers": 4,
@@ -353,7 +353,7 @@ def test_the_file_of_mistral() -> None:
     assert facts.quantization == Quantization("fp8", 8)
 
 
-def test_what_is_absurd_is_not_known() -> None:
+def test_absurd_values_are_unknown() -> None:
     facts = read(num_hidden_layers=10**12, hidden_size=-1, vocab_size=True, num_attention_heads=2.5, torch_dtype=7)
     assert facts.layers == ()
     assert (facts.hidden_size, facts.vocabulary, facts.dtype) == (None, None, None)
@@ -384,7 +384,7 @@ JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dicti
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(WORDS, JSON, max_size=8), st.dictionaries(WORDS, JSON, max_size=4))
-def test_no_config_ends_in_an_exception(config: dict[str, Any], beside: dict[str, Any]) -> None:
+def test_any_config_is_read_without_an_exception(config: dict[str, Any], beside: dict[str, Any]) -> None:
     facts = facts_from_config("org/any", {**LLAMA, **config}, beside)
     assert len(facts.layers) <= 4000
     for value in (facts.heads, facts.kv_heads, facts.head_dim, facts.max_context, facts.state_bytes, facts.window):

@@ -57,7 +57,7 @@ DEEPSEEK_LITE = {
         (GPT2, 124_439_808, 0.01),
     ],
 )
-def test_a_published_total_is_met(config: dict[str, Any], published: int, off: float) -> None:
+def test_counted_parameters_match_the_published_total(config: dict[str, Any], published: int, off: float) -> None:
     counted = facts_from_config("org/model", config).counted
     assert counted is not None
     assert abs(counted - published) <= off * published
@@ -73,7 +73,7 @@ def test_llama_2_is_known(name: str, total: int, kv_heads: int, form: str) -> No
     assert (facts.parameters, facts.kv_heads, facts.max_context) == (total, kv_heads, 4096)
 
 
-def test_quantized_llama_2_is_known_too() -> None:
+def test_quantized_llama_2_is_known() -> None:
     facts = known_facts("TheBloke/Llama-2-13B-chat-AWQ")
     assert facts is not None
     assert facts.quantization is not None
@@ -81,7 +81,7 @@ def test_quantized_llama_2_is_known_too() -> None:
 
 
 @pytest.mark.parametrize("left_out", ["intermediate_size", "hidden_size", "vocab_size"])
-def test_what_a_class_would_add_is_not_taken_for_written(left_out: str) -> None:
+def test_class_defaults_are_not_treated_as_written(left_out: str) -> None:
     config = {name: value for name, value in QWEN3.items() if name != left_out}
     if left_out == "intermediate_size":
         assert facts_from_config("org/model", config).counted is None
@@ -89,14 +89,14 @@ def test_what_a_class_would_add_is_not_taken_for_written(left_out: str) -> None:
         assert facts_from_config("org/model", config | {"model_type": "made_up"}).counted is None
 
 
-def test_layers_whose_weights_are_not_known() -> None:
+def test_layers_with_unknown_weights_are_not_counted() -> None:
     mamba = {**LLAMA, "model_type": "falcon_mamba", "state_size": 16}
     assert facts_from_config("org/model", mamba).counted is None
     no_width = {name: value for name, value in DEEPSEEK_LITE.items() if name != "moe_intermediate_size"}
     assert facts_from_config("org/model", no_width).counted is None
 
 
-def test_a_vision_tower_counts() -> None:
+def test_vision_tower_counts() -> None:
     tower = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584, "hidden_act": "silu",
              "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}  # fmt: skip
     config = {**QWEN2, "model_type": "qwen2_5_vl", "vision_config": tower}

@@ -46,7 +46,7 @@ def shape(encoder: Encoder | None) -> tuple[int, int, float, int]:
         ("both", {"vision_config": CLIP, "audio_config": WHISPER}, (1280, 5120, 2.0, 750)),
     ],
 )
-def test_shapes(model_type: str, config: dict[str, Any], expected: tuple[int, int, float, int]) -> None:
+def test_encoder_shapes(model_type: str, config: dict[str, Any], expected: tuple[int, int, float, int]) -> None:
     assert shape(encoder_of(config, model_type)) == expected
 
 
@@ -55,7 +55,7 @@ def test_shapes(model_type: str, config: dict[str, Any], expected: tuple[int, in
     [("llama", {}), ("made_up", {"vision_config": {"x": 1}}), (None, {}), ("made_up", {"audio_config": {"x": 1}}),
      ("made_up", {"vision_config": {"hidden_size": 64, "patch_size": 14, "image_size": 7}})],
 )  # fmt: skip
-def test_no_encoder_that_is_known(model_type: str | None, config: dict[str, Any]) -> None:
+def test_unknown_encoder(model_type: str | None, config: dict[str, Any]) -> None:
     assert encoder_of(config, model_type) is None
 
 
@@ -89,7 +89,7 @@ def test_fewer_pixels_make_fewer_tokens() -> None:
     [({"max_pixels": 1_003_520}, 1280), ({"size": {"longest_edge": 1_003_520}}, 1280), ({"max_pixels": None}, 16384),
      (None, 16384)],
 )  # fmt: skip
-def test_the_preprocessor_beside_the_config_limits_pictures(tmp_path: Path, said: Any, tokens: int) -> None:
+def test_preprocessor_config_limits_images(tmp_path: Path, said: Any, tokens: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": QWEN_TOWER}))
     if said is not None:
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
@@ -98,7 +98,7 @@ def test_the_preprocessor_beside_the_config_limits_pictures(tmp_path: Path, said
     assert encoder.item_tokens == tokens
 
 
-def test_a_model_s_facts_have_it() -> None:
+def test_model_facts_include_the_encoder() -> None:
     text = {"model_type": "qwen2", "hidden_size": 1536}
     assert facts_from_config("org/m", {**text, "model_type": "qwen2_vl", "vision_config": QWEN_TOWER}).encoder
     assert facts_from_config("org/m", text).encoder is None

@@ -97,7 +97,7 @@ ABOUT = {
 }
 
 
-def test_a_model_on_the_hub(hub: Hub, make: Any) -> None:
+def test_model_on_the_hub(hub: Hub, make: Any) -> None:
     hub.puts("org/some", make.config, ABOUT)
     facts = hub.read("org/some", token="hf_secret")
     assert (facts.model, facts.source, facts.folder, facts.gated) == ("org/some", "hub", None, False)
@@ -108,7 +108,7 @@ def test_a_model_on_the_hub(hub: Hub, make: Any) -> None:
     assert len(hub.asked) == 2
 
 
-def test_the_endpoint_and_the_revision(hub: Hub, make: Any) -> None:
+def test_endpoint_and_revision(hub: Hub, make: Any) -> None:
     hub.answers["/api/models/org/some/revision/v2%2Fa?blobs=true"] = (200, b"{}")
     hub.answers["/org/some/resolve/v2%2Fa/config.json"] = (200, json.dumps(make.config).encode())
     facts = facts_from_hub("org/some", revision="v2/a", environ={"HF_ENDPOINT": hub.endpoint + "/"})
@@ -116,21 +116,21 @@ def test_the_endpoint_and_the_revision(hub: Hub, make: Any) -> None:
     assert any("size of the weights" in word for word in facts.missing)
 
 
-def test_a_quantized_model_s_packed_numbers_are_not_its_parameters(hub: Hub, make: Any) -> None:
+def test_packed_numbers_of_a_quantized_model_are_not_its_parameters(hub: Hub, make: Any) -> None:
     hub.puts("org/some-7b", {**make.config, "quantization_config": {"quant_method": "awq", "bits": 4}}, ABOUT)
     facts = hub.read("org/some-7b")
     assert facts.quantization == Quantization("awq", 4)
     assert (facts.weight_bytes, facts.parameters) == (4000, None)
 
 
-def test_mistral_s_file_where_there_is_no_other(hub: Hub) -> None:
+def test_mistral_file_as_a_fallback(hub: Hub) -> None:
     hub.answers[API.format("org/m")] = (200, b"{}")
     params = {"dim": 64, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "vocab_size": 512}
     hub.answers[FILE.format("org/m", "params.json")] = (200, json.dumps(params).encode())
     assert len(hub.read("org/m").layers) == 3
 
 
-def test_a_file_that_lies_elsewhere(hub: Hub, make: Any) -> None:
+def test_redirected_file(hub: Hub, make: Any) -> None:
     hub.puts("org/some", make.config)
     hub.answers[FILE.format("org/some", "config.json")] = "/elsewhere"
     hub.answers["/elsewhere"] = (200, json.dumps(make.config).encode())
@@ -138,7 +138,7 @@ def test_a_file_that_lies_elsewhere(hub: Hub, make: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_gated_model(hub: Hub, status: int) -> None:
+def test_gated_model(hub: Hub, status: int) -> None:
     for model in ("org/unheard-7b", "meta-llama/Llama-3.1-8B"):
         hub.answers[API.format(model)] = (200, json.dumps(ABOUT).encode())
         hub.answers[FILE.format(model, "config.json")] = (status, b"no")
@@ -167,7 +167,7 @@ def test_a_gated_model(hub: Hub, status: int) -> None:
     ],
     ids=["absent", "private", "no config", "odd list", "odd config", "endless", "down", "circle"],
 )
-def test_what_goes_wrong_is_reported_in_a_sentence(hub: Hub, change: Callable[[Hub], None], part: str) -> None:
+def test_errors_are_reported_in_a_sentence(hub: Hub, change: Callable[[Hub], None], part: str) -> None:
     change(hub)
     with pytest.raises(ModelFactsError) as caught:
         hub.read("org/some")
@@ -175,13 +175,13 @@ def test_what_goes_wrong_is_reported_in_a_sentence(hub: Hub, change: Callable[[H
     assert "\n" not in str(caught.value)
 
 
-def test_a_hub_that_hangs_is_given_up(hub: Hub) -> None:
+def test_hanging_hub_times_out(hub: Hub) -> None:
     hub.answers[API.format("org/some")] = "hold"
     with pytest.raises(ModelFactsError, match="did not answer"):
         hub.read("org/some", timeout=0.2)
 
 
-def test_nobody_listens() -> None:
+def test_unreachable_hub() -> None:
     with pytest.raises(ModelFactsError, match="did not answer"):
         facts_from_hub("org/some", endpoint="http://127.0.0.1:9", environ={})
     for endpoint in ("nonsense", "http://[", "ftp://127.0.0.1"):
@@ -190,7 +190,7 @@ def test_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_offline_is_offline(hub: Hub, make: Any, name: str) -> None:
+def test_offline_mode_sends_no_request(hub: Hub, make: Any, name: str) -> None:
     hub.puts("org/some", make.config)
     with pytest.raises(ModelFactsError, match="not asked"):
         facts_from_hub("org/some", endpoint=hub.endpoint, environ={name: "1"})
@@ -199,7 +199,7 @@ def test_offline_is_offline(hub: Hub, make: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["/a/folder", "./x", "a/b/c", "org/../x", "", "org/na me", "org/x?y=1"])
-def test_what_is_no_hub_id_is_not_asked_for(hub: Hub, model: str) -> None:
+def test_invalid_hub_id_is_not_requested(hub: Hub, model: str) -> None:
     with pytest.raises(ModelFactsError, match="not a hub id"):
         hub.read(model)
     assert hub.asked == []

@@ -20,7 +20,7 @@ def whole(make: Any, **more: Any) -> dict[str, Any]:
     return {"config.json": {**make.config, **more}, "model.safetensors": make.safetensors({"a": ("BF16", 3000)})}
 
 
-def test_the_caches_models_with_size_precision_parameters_and_context(tmp_path: Path, make: Any) -> None:
+def test_cached_models_with_size_precision_parameters_and_context(tmp_path: Path, make: Any) -> None:
     files = whole(make, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 128})
     make.cached("org/Model-AWQ", files)
     make.cached("org/plain", whole(make))
@@ -36,7 +36,7 @@ def test_the_caches_models_with_size_precision_parameters_and_context(tmp_path: 
     assert found.problems == ()
 
 
-def test_what_is_no_whole_model_reports_it_and_stands_last(tmp_path: Path, make: Any) -> None:
+def test_incomplete_model_is_reported_and_listed_last(tmp_path: Path, make: Any) -> None:
     make.cached("a/tokenizer", {"tokenizer.json": "{}"})
     make.cached("b/half", {"config.json": make.config, "model.safetensors.index.json": make.index(3, 9000)})
     make.cached("c/whole", whole(make))
@@ -49,7 +49,7 @@ def test_what_is_no_whole_model_reports_it_and_stands_last(tmp_path: Path, make:
     assert found[-1].facts is None
 
 
-def test_folders_that_are_models_or_hold_them_as_org_and_name(tmp_path: Path, make: Any) -> None:
+def test_model_folders_and_folders_of_models(tmp_path: Path, make: Any) -> None:
     one = make.folder("single", whole(make))
     make.folder("many/org/name", whole(make))
     make.folder("many/flat", whole(make))
@@ -64,14 +64,14 @@ def test_folders_that_are_models_or_hold_them_as_org_and_name(tmp_path: Path, ma
     assert all(model.place == "folder" for model in found.models)
 
 
-def test_a_folder_that_is_not_there_is_named_and_the_others_are_listed(tmp_path: Path, make: Any) -> None:
+def test_missing_folder_is_named_and_others_are_listed(tmp_path: Path, make: Any) -> None:
     make.cached("org/whole", whole(make))
     found = listed(tmp_path, tmp_path / "gone")
     assert len(found.models) == 1
     assert found.problems == (f"models: {tmp_path / 'gone'} is not a folder",)
 
 
-def test_a_config_that_cannot_be_read_is_a_problem_of_that_model_alone(tmp_path: Path, make: Any) -> None:
+def test_unreadable_config_affects_only_its_model(tmp_path: Path, make: Any) -> None:
     make.folder("many/good", whole(make))
     make.folder("many/bad", {"config.json": "{not json", "model.safetensors": b""})
     good, bad = listed(tmp_path, tmp_path / "many").models
@@ -79,9 +79,7 @@ def test_a_config_that_cannot_be_read_is_a_problem_of_that_model_alone(tmp_path:
     assert (bad.facts, "config.json is not valid JSON" in bad.problem) == (None, True)
 
 
-def test_no_more_models_and_names_than_the_bounds_are_read(
-    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_of_models_and_names_is_limited(tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(8):
         make.folder(f"many/m{number}", whole(make))
     monkeypatch.setattr(local, "MOST_MODELS", 5)
@@ -99,21 +97,21 @@ def test_no_more_models_and_names_than_the_bounds_are_read(
     assert "more than 4 folders" in found.problems[0]
 
 
-def test_a_link_in_a_circle_ends(tmp_path: Path, make: Any) -> None:
+def test_circular_link_terminates(tmp_path: Path, make: Any) -> None:
     folder = make.folder("many/org", {})
     (folder / "again").symlink_to(tmp_path / "many")
     make.folder("many/org/name", whole(make))
     assert len(listed(tmp_path, tmp_path / "many").models) >= 1
 
 
-def test_a_link_to_a_folder_above_lists_no_model_twice(tmp_path: Path, make: Any) -> None:
+def test_link_to_a_parent_folder_lists_no_model_twice(tmp_path: Path, make: Any) -> None:
     make.folder("many/name", whole(make))
     (tmp_path / "many" / "again").symlink_to(tmp_path / "many")
     assert [Path(one.model).name for one in listed(tmp_path, tmp_path / "many").models] == ["name"]
 
 
 @pytest.mark.parametrize("data", [b"abc", b"", (2**63).to_bytes(8, "little") + b"{}", b"x" * 50])
-def test_weights_that_are_none_are_a_problem(tmp_path: Path, make: Any, data: bytes) -> None:
+def test_invalid_weight_files_are_reported(tmp_path: Path, make: Any, data: bytes) -> None:
     make.folder("many/one", {"config.json": make.config, "model.safetensors": data})
     make.folder("many/two", {"w.gguf": data})
     one, two = listed(tmp_path, tmp_path / "many").models

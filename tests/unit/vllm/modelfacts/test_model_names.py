@@ -79,7 +79,7 @@ def test_well_known_models(
     assert facts.missing == ()
 
 
-def test_known_models_with_more_to_say() -> None:
+def test_known_models_with_more_facts() -> None:
     gpt, gemma = known_facts("openai/gpt-oss-20b"), known_facts("google/gemma-3-27b-it")
     assert gpt is not None
     assert gemma is not None
@@ -95,7 +95,7 @@ def test_known_models_with_more_to_say() -> None:
     assert (gemma.window, gemma.multimodal, len(gemma.layers)) == (1024, True, 62)
 
 
-def test_a_model_that_only_looks_like_a_known_one_is_not() -> None:
+def test_similar_name_is_not_a_known_model() -> None:
     for model in ("org/Qwen3-8B-Mine", "org/my-llama-3.1-8b", "org/qwen3"):
         assert known_facts(model) is None
 

@@ -36,7 +36,7 @@ def read(model: str, tmp_path: Path, **more: Any) -> ModelFacts:
     return model_facts(model, environ={"HF_HUB_CACHE": str(tmp_path / "hub"), "HOME": str(tmp_path)}, **more)
 
 
-def test_a_folder(tmp_path: Path, make: Any) -> None:
+def test_model_folder(tmp_path: Path, make: Any) -> None:
     weights = make.safetensors({"a": ("BF16", 200), "b": ("BF16", 100)})
     folder = make.folder("model", {"config.json": make.config, "model.safetensors": weights})
     facts = read(str(folder), tmp_path)
@@ -49,7 +49,7 @@ def test_a_folder(tmp_path: Path, make: Any) -> None:
     assert facts.gated is None
 
 
-def test_a_folder_without_weights_reports_it(tmp_path: Path, make: Any) -> None:
+def test_folder_without_weights_is_reported(tmp_path: Path, make: Any) -> None:
     folder = make.folder("model-7b", {"config.json": make.config})
     facts = read(str(folder), tmp_path)
     assert facts.files_missing == ("*.safetensors",)
@@ -58,7 +58,7 @@ def test_a_folder_without_weights_reports_it(tmp_path: Path, make: Any) -> None:
     assert "size of the weights, counted from its config" in facts.missing
 
 
-def test_a_folder_with_an_index_alone_is_as_large_as_the_index_says(tmp_path: Path, make: Any) -> None:
+def test_folder_with_only_an_index_has_the_size_of_the_index(tmp_path: Path, make: Any) -> None:
     files = {"config.json": make.config, "model.safetensors.index.json": make.index(3, 9000)}
     facts = read(str(make.folder("model-7b", files)), tmp_path)
     assert len(facts.files_missing) == 3
@@ -66,14 +66,14 @@ def test_a_folder_with_an_index_alone_is_as_large_as_the_index_says(tmp_path: Pa
     assert not any("size of the weights" in word for word in facts.missing)
 
 
-def test_where_the_config_does_not_report_the_name_does(tmp_path: Path, make: Any) -> None:
+def test_name_is_a_fallback_for_the_config(tmp_path: Path, make: Any) -> None:
     config = {name: value for name, value in make.config.items() if name != "intermediate_size"}
     facts = read(str(make.folder("model-7b", {"config.json": config})), tmp_path)
     assert (facts.counted, facts.parameters) == (None, 7_000_000_000)
     assert "size of the weights, taken from the name" in facts.missing
 
 
-def test_the_type_of_numbers_comes_from_the_weights_where_the_config_has_none(tmp_path: Path, make: Any) -> None:
+def test_dtype_comes_from_the_weights_if_not_in_the_config(tmp_path: Path, make: Any) -> None:
     config = {name: value for name, value in make.config.items() if name != "torch_dtype"}
     weights = make.safetensors({"a": ("F16", 200)})
     facts = read(str(make.folder("m", {"config.json": config, "model.safetensors": weights})), tmp_path)
@@ -91,7 +91,7 @@ def test_mistral_and_model_optimizer_files(tmp_path: Path, make: Any) -> None:
     assert read(str(make.folder("opt", files)), tmp_path).quantization == Quantization("modelopt", 8)
 
 
-def test_a_gguf_file(tmp_path: Path, make: Any) -> None:
+def test_gguf_file(tmp_path: Path, make: Any) -> None:
     make.folder(".", {"some-7b.gguf": b"GGUF" + b"x" * 46})
     facts = read(str(tmp_path / "some-7b.gguf"), tmp_path)
     assert (facts.source, facts.weight_bytes, facts.parameters) == ("folder", 50, 7_000_000_000)
@@ -120,7 +120,7 @@ def test_hostile_files_end_in_a_sentence(tmp_path: Path, make: Any, name: str, c
     assert "\n" not in str(caught.value)
 
 
-def test_links_in_circles_and_things_that_are_no_files(tmp_path: Path, make: Any) -> None:
+def test_circular_links_and_non_files(tmp_path: Path, make: Any) -> None:
     folder = make.folder("m", {"config.json": make.config})
     (folder / "model.safetensors").symlink_to("model.safetensors")
     os.mkfifo(folder / "other.safetensors")
@@ -135,12 +135,12 @@ def test_links_in_circles_and_things_that_are_no_files(tmp_path: Path, make: Any
 
 
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./x", "~/models/x", "a/b/c", "a\0b", "/a\0b", "/x" * 3000, ""])
-def test_what_is_no_model_ends_in_a_sentence(model: str, tmp_path: Path) -> None:
+def test_invalid_model_ends_in_a_sentence(model: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFactsError, match="model"):
         read(model, tmp_path)
 
 
-def test_a_folder_that_may_not_be_read(tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder(tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make.folder("m", {"config.json": make.config})
 
     def refuse(_: object) -> None:
@@ -151,7 +151,7 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, make: Any, monkeypatch: p
         read(str(folder), tmp_path)
 
 
-def test_the_cache(tmp_path: Path, make: Any) -> None:
+def test_cached_model(tmp_path: Path, make: Any) -> None:
     files = {"config.json": make.config, "model.safetensors": make.safetensors({"a": ("BF16", 80)})}
     folder = make.cached("org/some", files)
     facts = read("org/some", tmp_path)
@@ -177,13 +177,13 @@ def test_the_cache(tmp_path: Path, make: Any) -> None:
         ({"HF_HUB_CACHE": "", "HF_HOME": ""}, ".cache/huggingface/hub"),
     ],
 )
-def test_where_the_cache_is(tmp_path: Path, make: Any, environ: dict[str, str], folder: str) -> None:
+def test_cache_location(tmp_path: Path, make: Any, environ: dict[str, str], folder: str) -> None:
     make.cached("org/some", {"config.json": make.config}, folder)
     given = {name: value.format(tmp=tmp_path) for name, value in environ.items()}
     assert model_facts("org/some", environ={**given, "HOME": str(tmp_path)}).source == "cache"
 
 
-def test_a_download_that_was_cut_off(tmp_path: Path, make: Any) -> None:
+def test_interrupted_download(tmp_path: Path, make: Any) -> None:
     files = {"config.json": make.config, "model.safetensors.index.json": make.index(3, 9000)}
     make.cached("org/some", {**files, "model-00001-of-00003.safetensors": bytes(3000)})
     facts = read("org/some", tmp_path)
@@ -193,7 +193,7 @@ def test_a_download_that_was_cut_off(tmp_path: Path, make: Any) -> None:
     assert read("org/some", tmp_path).bytes_to_download == 4000
 
 
-def test_a_config_without_weights_in_the_cache(tmp_path: Path, make: Any) -> None:
+def test_cached_config_without_weights(tmp_path: Path, make: Any) -> None:
     make.cached("org/some-8b", {"config.json": make.config})
     facts = read("org/some-8b", tmp_path)
     assert facts.source == "cache"
@@ -201,7 +201,7 @@ def test_a_config_without_weights_in_the_cache(tmp_path: Path, make: Any) -> Non
     assert (facts.weight_bytes, facts.bytes_to_download, facts.parameters) == (None, 279_168, 139_584)
 
 
-def test_weights_in_a_download_folder_of_their_own(tmp_path: Path, make: Any) -> None:
+def test_weights_in_a_separate_download_folder(tmp_path: Path, make: Any) -> None:
     make.cached("org/some", {"config.json": make.config})
     weights = make.safetensors({"a": ("BF16", 80)})
     make.cached("org/some", {"model.safetensors": weights}, "big")
@@ -212,7 +212,7 @@ def test_weights_in_a_download_folder_of_their_own(tmp_path: Path, make: Any) ->
     assert len(facts.layers) == 2
 
 
-def test_a_broken_cache_is_as_none(tmp_path: Path, make: Any) -> None:
+def test_broken_cache_is_ignored(tmp_path: Path, make: Any) -> None:
     make.cached("org/some", {"config.json": make.config})
     make.folder("hub/models--org--some/refs", {"main": "../../../etc"})
     assert read("org/some", tmp_path).source == "table"
@@ -228,7 +228,7 @@ def test_modelscope_is_reported_as_not_read(tmp_path: Path, make: Any) -> None:
     assert any("ModelScope" in word for word in facts.missing)
 
 
-def test_a_model_that_is_not_here(tmp_path: Path) -> None:
+def test_model_that_is_not_local(tmp_path: Path) -> None:
     known = read("Qwen/Qwen3-8B-AWQ", tmp_path)
     assert (known.source, len(known.layers), known.kv_heads, known.max_context) == ("table", 36, 8, 40960)
     assert known.quantization == Quantization("awq", 4, 128)

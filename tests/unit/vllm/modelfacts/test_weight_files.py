@@ -27,7 +27,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5000\
         ({"some.gguf": 33}, 33),
     ],
 )
-def test_the_files_that_count(make: Any, files: dict[str, int], total: int) -> None:
+def test_counted_weight_files(make: Any, files: dict[str, int], total: int) -> None:
     folder = make.folder("m", {name: b"x" * size for name, size in files.items()})
     make.folder("m/original", {"consolidated.00.pth": b"x" * 500})
     weights = weights_in(folder)
@@ -38,14 +38,14 @@ def test_no_weights(make: Any) -> None:
     assert weights_in(make.folder("m", {"config.json": {}})) == WeightFiles()
 
 
-def test_an_index_chooses_the_files(make: Any) -> None:
+def test_index_chooses_the_files(make: Any) -> None:
     files = {f"model-0000{one}-of-00002.safetensors": b"x" * 100 for one in (1, 2)}
     index = make.index(2, 77)
     folder = make.folder("m", {**files, "other.safetensors": b"x" * 999, "model.safetensors.index.json": index})
     assert weights_in(folder).total == 200
 
 
-def test_what_the_index_names_and_is_not_there(make: Any) -> None:
+def test_files_missing_from_the_index(make: Any) -> None:
     files = {"model-00001-of-00003.safetensors": b"x" * 1500, "model-00002-of-00003.safetensors": POINTER}
     weights = weights_in(make.folder("m", {**files, "model.safetensors.index.json": make.index(3, 9000)}))
     assert weights.missing == ("model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors")
@@ -57,19 +57,19 @@ def test_pointers_report_their_size(make: Any) -> None:
     assert weights == WeightFiles(5000, 0, ("model.safetensors",))
 
 
-def test_names_report_how_many_there_must_be(make: Any) -> None:
+def test_names_state_the_number_of_files(make: Any) -> None:
     weights = weights_in(make.folder("m", {f"model-0000{one}-of-00004.safetensors": b"x" for one in (1, 3)}))
     assert weights.missing == ("model-00002-of-00004.safetensors", "model-00004-of-00004.safetensors")
     assert weights.total is None
 
 
-def test_an_index_may_not_point_outside(make: Any) -> None:
+def test_index_may_not_point_outside(make: Any) -> None:
     index = {"weight_map": {"a": "../../etc/passwd", "b": "model.safetensors", "c": 7}}
     weights = weights_in(make.folder("m", {"model.safetensors": b"x" * 10, "model.safetensors.index.json": index}))
     assert (weights.total, weights.missing) == (10, ())
 
 
-def test_one_file_s_header(make: Any) -> None:
+def test_header_of_a_file(make: Any) -> None:
     plain = make.safetensors({"a": ("BF16", 200), "b": ("BF16", 100)})
     weights = weights_in(make.folder("plain", {"model.safetensors": plain}))
     assert (weights.parameters, weights.dtype, weights.missing) == (150, "bfloat16", ())
@@ -81,7 +81,7 @@ def test_one_file_s_header(make: Any) -> None:
     assert (packed.parameters, packed.dtype) == (None, None)
 
 
-def test_a_file_shorter_than_its_header_promises_is_missing(make: Any) -> None:
+def test_file_shorter_than_its_header_is_missing(make: Any) -> None:
     whole = make.safetensors({"a": ("BF16", 4000)})
     weights = weights_in(make.folder("m", {"model.safetensors": whole[:-1000]}))
     assert weights == WeightFiles(len(whole), len(whole) - 1000, ("model.safetensors",))
@@ -106,12 +106,12 @@ LONG_NUMBERS = [
         (60000).to_bytes(8, "little") + b"[" * 60000,
     ],
 )
-def test_headers_of_any_kind_do_no_harm(make: Any, content: bytes) -> None:
+def test_any_header_is_handled(make: Any, content: bytes) -> None:
     weights = weights_in(make.folder("m", {"model.safetensors": content}))
     assert (weights.total, weights.parameters) == (len(content), None)
 
 
-def test_a_long_index_is_searched_for_what_a_short_one_says(make: Any) -> None:
+def test_long_index_is_searched_for_the_same_facts(make: Any) -> None:
     index = make.index(3, 9000)
     short = parse_index(json.dumps(index).encode(), "here")
     index["weight_map"].update(
@@ -127,7 +127,7 @@ def test_a_long_index_is_searched_for_what_a_short_one_says(make: Any) -> None:
     assert len(short.files) == 3
 
 
-def test_a_long_index_whose_files_are_all_there_is_believed_by_its_beginning(make: Any) -> None:
+def test_long_index_with_all_files_is_read_from_its_beginning(make: Any) -> None:
     index = make.index(2, 9000)
     index["weight_map"].update({f"layer.{one}": "model-00002-of-00002.safetensors" for one in range(3, 9000)})
     files = {f"model-0000{one}-of-00002.safetensors": b"x" * 100 for one in (1, 2)}
@@ -138,7 +138,7 @@ def test_a_long_index_whose_files_are_all_there_is_believed_by_its_beginning(mak
     assert (cut.missing, cut.total, cut.present) == (("model-00002-of-00002.safetensors",), 9000, 100)
 
 
-def test_a_folder_with_more_files_than_any_model(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_with_too_many_files(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_launchers.vllm.modelfacts.weights.MOST_FILES", 3)
     folder = make.folder("m", {f"{one}.safetensors": b"x" for one in range(9)})
     assert weights_in(folder).present == 3
