@@ -21,6 +21,11 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
     return _expanded(base, environ) / "huggingface" / "hub"
 
 
+def model_folder(cache: Path, model: str) -> Path:
+    """Where a cache keeps a model."""
+    return cache / f"models--{model.replace('/', '--')}"
+
+
 def _expanded(value: str, environ: Mapping[str, str]) -> Path:
     """A folder from these variables; ``~`` is their user's home, not this process's."""
     home = environ.get("HOME")

@@ -16,6 +16,7 @@ from vllm_launchers.host.environment import HostEnvironment, read_environment, w
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.host.hub_folders import cache_folder as hub_cache
+from vllm_launchers.host.hub_folders import model_folder
 from vllm_launchers.launch.placement import AUTO
 from vllm_launchers.plan.budget.memory_flags import draft_model
 from vllm_launchers.plan.checks.request import on_ray
@@ -244,7 +245,7 @@ def _stamp(model: str, folder: str | None, environment: Mapping[str, str]) -> St
     if Path(model).is_absolute():
         return _times([Path(model), Path(model) / "config.json"])
     places = [hub_cache(environment), *([Path(folder)] if folder else [])]
-    here = [place / f"models--{model.replace('/', '--')}" for place in places]
+    here = [model_folder(place, model) for place in places]
     return _times([path / part for path in here for part in ("refs/main", "snapshots", "blobs")])
 
 

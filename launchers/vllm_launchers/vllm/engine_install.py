@@ -27,7 +27,7 @@ from vllm_launchers.errors import FleetError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import lock, make_folder, open_file
 from vllm_launchers.units import in_units
-from vllm_launchers.vllm.engines import MARKER, NAME, EngineError, disk_bytes, engine_at, engines_folder
+from vllm_launchers.vllm.engines import MARKER, NAME, EngineError, disk_bytes, engine_at, engines_folder, free_bytes
 from vllm_launchers.vllm.installed_packages import site_packages
 
 Build = Literal["cuda", "cpu"]
@@ -149,7 +149,7 @@ def plan_engine(
     glibc = libc[1] if libc[0] == "glibc" else None
     glibc_needed = max((one.glibc for one in wheels if one.glibc), default=None)
     wheels = _with_sizes(wheels)
-    free = _free_bytes(folder)
+    free = free_bytes(folder)
     least = 2 * sum(one.bytes or 0 for one in wheels)
     if free < least:
         problems.append(
@@ -345,12 +345,6 @@ def _with_sizes(wheels: Sequence[Wheel]) -> list[Wheel]:
             msgspec.structs.replace(one, bytes=found)
             for one, found in zip(wheels, pool.map(lambda one: size(one, client), wheels), strict=True)
         ]
-
-
-def _free_bytes(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
 
 
 def _dotted(version: tuple[int, int] | None) -> str | None:

@@ -115,6 +115,15 @@ def disk_bytes(path: Path) -> int:
     return sum(seen.values())
 
 
+def free_bytes(folder: Path) -> int:
+    """What the disk has left on which a folder is, or would be."""
+    import shutil  # rarely needed, and it imports every archive format
+
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
 def _order(name: str) -> tuple[list[int], bool]:
     version, _, build = name.partition("-")
     return [int(part) for part in re.findall(r"\d+", version)], build != "cpu"

@@ -24,10 +24,10 @@ from typing import Any
 import msgspec
 
 from vllm_launchers.errors import FleetError, UsageError
-from vllm_launchers.host.hub_folders import cache_folder
+from vllm_launchers.host.hub_folders import cache_folder, model_folder
 from vllm_launchers.units import in_units
 from vllm_launchers.vllm import hub_worker
-from vllm_launchers.vllm.engines import disk_bytes, find_engines
+from vllm_launchers.vllm.engines import disk_bytes, find_engines, free_bytes
 from vllm_launchers.vllm.installed_packages import site_packages
 from vllm_launchers.vllm.model_folder import HUB_ID
 
@@ -130,10 +130,7 @@ class Hub:
 
     def free_bytes(self) -> int:
         """What the cache's disk has left."""
-        folder = self.cache
-        while not folder.exists():
-            folder = folder.parent
-        return shutil.disk_usage(folder).free
+        return free_bytes(self.cache)
 
     def no_room(self, found: HubModel) -> str:
         """Why a model can't be downloaded to the cache's disk, a sentence; empty if it can."""
@@ -235,7 +232,7 @@ class Hub:
         return freed
 
     def _folder(self, model: str) -> Path:
-        return self.cache / f"models--{model.replace('/', '--')}"
+        return model_folder(self.cache, model)
 
     def _verify(self, model: str, file: HubFile, path: Path | None) -> None:
         """Compare a file with what the hub reports; one that differs is deleted.

@@ -13,12 +13,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
 
 from vllm_launchers.private import close_to_others, lock, open_file, open_regular, own_folder
+from vllm_launchers.typed_decoding import decode_json
 from vllm_launchers.vllm.flags.speculation import SPECULATION_FLAGS
 
 VERSION = 1
@@ -53,6 +53,14 @@ class StoredReport(msgspec.Struct, frozen=True):
     at: float
     reported: Mapping[str, float]
     predicted: Mapping[str, float]
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class _File(msgspec.Struct):
+    entries: list[StoredReport]
 
 
 def remembered(
@@ -154,17 +162,12 @@ class StartupReportStore:
         try:
             if len(data) > MOST_BYTES:
                 raise ValueError("it is too long")
-            document = json.loads(data)
-            if (
-                isinstance(document, dict)
-                and isinstance(document.get("version"), int)
-                and document["version"] > VERSION
-            ):
+            if decode_json(data, _Version).version > VERSION:
                 self._newer = True
                 self.problem = f"{self.path}: was written by a newer vllm-console and is left as it is"
                 return []
-            return [_entry(one) for one in document["entries"]]
-        except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return decode_json(data, _File).entries
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._set_aside(str(error))
             return []
 
@@ -220,24 +223,3 @@ def _digest(flags: Mapping[str, object]) -> str:
 def _figures(figures: Mapping[str, float]) -> dict[str, float]:
     known = {name: float(value) for name, value in figures.items() if math.isfinite(value)}
     return dict(list(known.items())[:_MOST_FIGURES])
-
-
-def _entry(document: Any) -> StoredReport:
-    """Raises ValueError, OverflowError, KeyError or TypeError for an invalid entry."""
-    texts = {name: document[name] for name in ("model", "gpu", "engine", "flags", "shares")}
-    if not all(isinstance(value, str) for value in texts.values()):
-        raise ValueError("an entry's name is not text")
-    at, reported, predicted = _number(document["at"]), _read(document["reported"]), _read(document["predicted"])
-    return StoredReport(**texts, at=at, reported=reported, predicted=predicted)
-
-
-def _read(figures: Any) -> dict[str, float]:
-    if not isinstance(figures, dict):
-        raise ValueError("figures are not an object")
-    return {str(name): _number(value) for name, value in figures.items()}
-
-
-def _number(value: Any) -> float:
-    if not math.isfinite(number := float(value)):
-        raise ValueError("a figure is not a number")
-    return number

@@ -14,14 +14,13 @@ from vllm_launchers.vllm.model_folder import HUB_ID, config_from_params
 from vllm_launchers.vllm.modelfacts.config import facts_from_config
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError
 from vllm_launchers.vllm.modelfacts.read import from_name, with_parameters
-from vllm_launchers.vllm.modelfacts.values import MOST_BYTES, Config, mapping, number, objects, parse_json, text
+from vllm_launchers.vllm.modelfacts.values import MOST_BYTES, NO, Config, mapping, number, objects, parse_json, text
 from vllm_launchers.vllm.modelfacts.weights import weight_files
 
 if TYPE_CHECKING:
     import httpx
 
 ENDPOINT = "https://huggingface.co"
-_NO = ("", "0", "false", "no", "off")
 _REFUSED = (401, 403)
 
 
@@ -43,7 +42,7 @@ def facts_from_hub(
     import httpx
 
     environ = os.environ if environ is None else environ
-    if any(environ.get(name, "").lower() not in _NO for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+    if any(environ.get(name, "").lower() not in NO for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
         raise ModelFactsError(f"model {model}: the hub is not asked, since HF_HUB_OFFLINE is set; unset it")
     if not HUB_ID.fullmatch(model) or ".." in model:
         raise ModelFactsError(f"model {model}: is not a hub id such as Qwen/Qwen3-8B-AWQ")

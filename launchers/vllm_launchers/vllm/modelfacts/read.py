@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.host.hub_folders import cache_folder
+from vllm_launchers.host.hub_folders import cache_folder, model_folder
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.model_folder import REMOTE, config_from_params, model_folder_problem
 from vllm_launchers.vllm.modelfacts.config import BYTES, facts_from_config
@@ -25,12 +25,11 @@ from vllm_launchers.vllm.modelfacts.facts import (
     split_quantization,
 )
 from vllm_launchers.vllm.modelfacts.known import known_facts
-from vllm_launchers.vllm.modelfacts.values import Config, read_json
+from vllm_launchers.vllm.modelfacts.values import NO, Config, read_json
 from vllm_launchers.vllm.modelfacts.weights import WeightFiles, weights_in
 
 NO_WEIGHTS = "*.safetensors"
 """Reported as missing if there is no weight file and no index with their names."""
-_NO = ("", "0", "false", "no", "off")
 
 
 def model_facts(
@@ -63,7 +62,7 @@ def model_facts(
         raise ModelFactsError(f"model {model}: cannot be read: {error}") from error
     if problem := _problem(model):
         raise ModelFactsError(problem)
-    if environ.get("VLLM_USE_MODELSCOPE", "").lower() not in _NO:
+    if environ.get("VLLM_USE_MODELSCOPE", "").lower() not in NO:
         facts = from_name(model)
         return replace(facts, missing=(*facts.missing, "its files: ModelScope's cache is not read"))
     return _from_cache(model, revision, download_dir, environ) or from_name(model)
@@ -233,7 +232,7 @@ class CachedRevision(msgspec.Struct, frozen=True):
 
 def find_cached(model: str, cache: Path, revision: str | None = None) -> CachedRevision | None:
     """Find a model's revision (a branch, a tag or a commit; default ``main``), or None if it is missing."""
-    folder = cache / ("models--" + model.replace("/", "--"))
+    folder = model_folder(cache, model)
     commit = _commit(folder, revision or "main")
     if commit is None:
         return None
@@ -248,7 +247,7 @@ def find_cached(model: str, cache: Path, revision: str | None = None) -> CachedR
 
 def stored_bytes(model: str, cache: Path) -> int | None:
     """Bytes of a model in the cache, including unfinished downloads; None if there are none."""
-    blobs = cache / ("models--" + model.replace("/", "--")) / "blobs"
+    blobs = model_folder(cache, model) / "blobs"
     try:
         return sum(size for _, size in _blobs(blobs)) if blobs.is_dir() else None
     except OSError:

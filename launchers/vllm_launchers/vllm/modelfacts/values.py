@@ -15,6 +15,8 @@ MOST_BYTES = 16 * 2**20
 """No ``config.json`` is nearly as long; DeepSeek-V3's list of 91,000 weights has 9 MB."""
 MOST = 2**50
 MOST_TEXT = 200
+NO = ("", "0", "false", "no", "off")
+"""What turns a switch off among the variables of the hub's tools."""
 
 
 def number(config: Config, *names: str) -> int | None:
