@@ -26,6 +26,7 @@ from vllm_launchers.keeper import client, errors, processes
 from vllm_launchers.keeper.records import State
 from vllm_launchers.launch.launcher import launch_lock
 from vllm_launchers.vllm import startup_reports
+from vllm_launchers.vllm.startup_reports import remembered
 
 
 @contextlib.contextmanager
@@ -114,7 +115,7 @@ def test_locks_that_are_never_given_back_are_waited_for_only_so_long(tmp_path, m
     monkeypatch.setattr(startup_reports, "LOCK_TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(run_store, "BUSY_TIMEOUT_SECONDS", 0.1)
     book = startup_reports.StartupReportStore(tmp_path / "reports.json")
-    remember = lambda: book.remember("m", "gpu", "new", {}, reported={"gib": 1.0}, predicted={})  # noqa: E731
+    remember = lambda: book.remember(remembered("m", "gpu", "new", {}, reported={"gib": 1.0}, predicted={}))  # noqa: E731
     with locked_file(tmp_path / "reports.json.lock"):
         assert within(20, remember) is False
         assert "another process has been holding its lock" in book.problem

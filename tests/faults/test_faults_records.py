@@ -29,7 +29,7 @@ from vllm_launchers.keeper import client, errors, folders, processes, wire
 from vllm_launchers.keeper.record_writer import Notes, RecordWriter
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.launcher import launch_lock
-from vllm_launchers.vllm.startup_reports import StartupReportStore
+from vllm_launchers.vllm.startup_reports import StartupReportStore, remembered
 
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 MOST_STEPS = 1000
@@ -90,7 +90,7 @@ def history_of(folder: Path) -> list[float]:
 
 def remember(folder: Path, engine: str = "new") -> int:
     book = StartupReportStore(folder / "reports.json")
-    if book.remember("m", "gpu", engine, {}, reported={"gib": 1.0}, predicted={}):
+    if book.remember(remembered("m", "gpu", engine, {}, reported={"gib": 1.0}, predicted={})):
         return DONE
     assert book.problem
     return TOLD

@@ -36,7 +36,7 @@ from vllm_launchers.vllm.flags.cache import FlagCache
 from vllm_launchers.vllm.flags.changes import whole_number
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
 from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
-from vllm_launchers.vllm.startup_reports import StartupReportStore
+from vllm_launchers.vllm.startup_reports import StartupReportStore, remembered
 
 DOWNLOAD_BYTES = 8 << 20
 """Cache growth from which it is a download, and not a tokenizer."""
@@ -177,7 +177,8 @@ def remember_times(times: StartupReportStore, folder: Path, record: ServerRecord
         reader.line("", text, record.current.started_at)
     took = durations(done, reader.facts.prepared_seconds)
     settings = launch_settings(details.flags, details.environment)
-    return times.remember(details.model, _place(details), details.engine.label, settings, reported=took, predicted={})
+    start = remembered(details.model, _place(details), details.engine.label, settings, reported=took, predicted={})
+    return times.remember(start)
 
 
 def earlier_times(state: Path, details: Details) -> Durations:

@@ -91,13 +91,8 @@ def fixed_cache(
 
 def remember_start(reports: StartupReportStore, folder: Path, record: ServerRecord) -> bool:
     """Store the memory report of a server that is ready; returns whether there was anything to store."""
-    details, start = unpack(record.current.spec.details), own_start(folder, record)
-    if start is None or details.engine is None:
-        return False
-    settings = launch_settings(details.flags, details.environment)
-    return reports.remember(
-        start.model, start.gpu, start.engine, settings, reported=start.reported, predicted=start.predicted
-    )
+    start = own_start(folder, record)
+    return start is not None and reports.remember(start)
 
 
 def own_start(folder: Path, record: ServerRecord) -> StoredReport | None:

@@ -43,7 +43,7 @@ _OF_SHARES = (
 
 
 class StoredReport(msgspec.Struct, frozen=True):
-    """One start: figures by name, as passed to `StartupReportStore.remember`. ``at`` is Unix seconds."""
+    """One start: figures by name. ``at`` is Unix seconds."""
 
     model: str
     gpu: str
@@ -71,16 +71,16 @@ def remembered(
     *,
     reported: Mapping[str, float],
     predicted: Mapping[str, float],
-    at: float,
+    at: float | None = None,
 ) -> StoredReport:
-    """A start as stored; ``at`` in Unix seconds."""
+    """A start as stored; ``at`` in Unix seconds, now if None. ``predicted`` must be the uncorrected estimate."""
     return StoredReport(
         model=model[:_MOST_TEXT],
         gpu=gpu[:_MOST_TEXT],
         engine=engine[:_MOST_TEXT],
         flags=flags_digest(flags),
         shares=_shares(flags),
-        at=at,
+        at=time.time() if at is None else at,
         reported=_figures(reported),
         predicted=_figures(predicted),
     )
@@ -102,21 +102,11 @@ class StartupReportStore:
         self.problem = ""
         self._newer = False
 
-    def remember(
-        self,
-        model: str,
-        gpu: str,
-        engine: str,
-        flags: Mapping[str, object],
-        *,
-        reported: Mapping[str, float],
-        predicted: Mapping[str, float],
-    ) -> bool:
+    def remember(self, entry: StoredReport) -> bool:
         """Store a start, replacing an earlier one with the same model, GPU, engine and flags.
 
-        ``predicted`` must be the uncorrected estimate. Returns whether it was stored; else see ``problem``.
+        Returns whether it was stored; else see ``problem``.
         """
-        entry = remembered(model, gpu, engine, flags, reported=reported, predicted=predicted, at=time.time())
         if not entry.reported:
             return False
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vllm_launchers.vllm import startup_reports
-from vllm_launchers.vllm.startup_reports import StartupReportStore, flags_digest
+from vllm_launchers.vllm.startup_reports import StartupReportStore, flags_digest, remembered
 
 REPORTED = {"weights_gib": 15.4, "kv_gib": 20.1}
 PREDICTED = {"weights_gib": 15.0, "kv_gib": 21.0}
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 def keep(
     book: StartupReportStore, model: str = "org/m", gpu: str = "L40S", engine: str = "0.33.0", **more: object
 ) -> bool:
-    return book.remember(model, gpu, engine, {**FLAGS, **more}, reported=REPORTED, predicted=PREDICTED)
+    return book.remember(remembered(model, gpu, engine, {**FLAGS, **more}, reported=REPORTED, predicted=PREDICTED))
 
 
 def test_start_is_found_by_another_program(path: Path) -> None:
@@ -74,13 +74,14 @@ def test_irrelevant_flags_make_no_difference(path: Path) -> None:
 def test_later_start_replaces_an_equal_one(path: Path) -> None:
     book = StartupReportStore(path)
     keep(book)
-    book.remember("org/m", "L40S", "0.33.0", FLAGS, reported={"kv_gib": 1.0}, predicted={})
+    book.remember(remembered("org/m", "L40S", "0.33.0", FLAGS, reported={"kv_gib": 1.0}, predicted={}))
     assert [entry.reported for entry in book.entries()] == [{"kv_gib": 1.0}]
 
 
 def test_empty_report_is_not_stored(path: Path) -> None:
     book = StartupReportStore(path)
-    assert not book.remember("org/m", "L40S", "0.33.0", FLAGS, reported={"kv_gib": float("nan")}, predicted={})
+    empty = remembered("org/m", "L40S", "0.33.0", FLAGS, reported={"kv_gib": float("nan")}, predicted={})
+    assert not book.remember(empty)
     assert not path.exists()
 
 
