@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.finding import MOST_PREEMPTIONS, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import fewer_sequences, more_cache, present
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p50, p99, tokens_p99, totals
-from vllm_console.diagnosis.live.rule import Evidence, Judgement, above
+from vllm_console.diagnosis.live.rule import SILENCE_SECONDS, Evidence, Judgement, above
 from vllm_console.history.frames import Frame, merged
 from vllm_console.metrics.sample import Histogram
 from vllm_console.metrics.window import preemptions_per_request
-from vllm_console.text import UNKNOWN, clock, percent
+from vllm_console.text import UNKNOWN, clock, percent, round_duration
 from vllm_console.text import count as count_text
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.units import counted
@@ -88,7 +88,10 @@ def _trend(frames: Sequence[Frame]) -> str:
 
 
 class Preempting:
-    """Requests are evicted from the KV cache and recomputed."""
+    """Requests are evicted from the KV cache and recomputed.
+
+    Bursts of it that are minutes apart are one finding: it ends after five minutes with hardly any preemption.
+    """
 
     code = "preempting"
 
@@ -111,15 +114,28 @@ class Preempting:
         if count is None:
             return Judgement.UNKNOWN
         if not count:
-            return Judgement.OVER
+            return Judgement.SILENT
         rate = count * 60 / length
         if rate > MOST_PREEMPTIONS or (share is not None and share > objective and count >= FEWEST_PREEMPTIONS):
             return Judgement.BAD
         few = share is not None and share <= objective / 2
-        return Judgement.GOOD if few and rate <= MOST_PREEMPTIONS / 2 else Judgement.BETWEEN
+        return Judgement.SILENT if few and rate <= MOST_PREEMPTIONS / 2 else Judgement.BETWEEN
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """How many, and the effect on the streams."""
+        """How many, and the effect on the streams; of the last burst, if it has paused."""
+        found = self.verdicts(evidence)
+        last = next((at for at in reversed(range(len(found))) if found[at] is not Judgement.SILENT), len(found) - 1)
+        if last == len(found) - 1:
+            return self._described(evidence, since)
+        then = self._described(replace(evidence, frames=evidence.frames[: last + 1], minute=None), since)
+        pause = round_duration(SILENCE_SECONDS)
+        symptom = f"{then.symptom.removesuffix('.')}; hardly any since."
+        cause = f"{then.cause} It comes in bursts: ends after {pause} with hardly any."
+        if then.recovering:
+            cause = then.cause
+        return replace(then, symptom=symptom, cause=cause, recovering=True)
+
+    def _described(self, evidence: Evidence, since: float) -> Finding:
         frames = evidence.last(MINUTE)
         count, finished = (totals(frames, key)[-1] for key in ("preemptions_total", "requests_finished_total"))
         running = frames[-1].grown.requests_running
@@ -147,7 +163,8 @@ class Preempting:
             times = worst.factor_of(usual)
             measures.append(Measure("ITL p99", f"{worst.text}, {times} its median" if times else worst.text))
         if share is not None and share <= objective and rate <= MOST_PREEMPTIONS:
-            cause = "Recovering: ends after 30s with preemptions below half of their objective."
+            pause = round_duration(SILENCE_SECONDS)
+            cause = f"Recovering: ends after {pause} with preemptions below half of their objective."
             symptom = f"Preemptions were above their objective; now {symptom}"
             return Finding(self.code, Severity.CRITICAL, since, symptom, cause, tuple(measures), recovering=True)
         cause = "The KV cache is full: requests are evicted and recomputed from the prompt."

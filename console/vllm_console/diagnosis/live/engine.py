@@ -133,21 +133,29 @@ class EngineHung:
 
 
 class StarvedByClients:
-    """Nothing waits and the GPU is idle: its clients send less than it could serve."""
+    """Requests run all the time, nothing waits, and the GPU is idle: its clients send less than it could serve.
+
+    With pauses between requests this goes without saying, and each request would report it anew.
+    """
 
     code = "starved_by_clients"
     IDLE, BUSY = 20.0, 35.0
     """Percent of the time in which the GPU is busy."""
+    PAUSES = 2
+    """So many frames of a minute without a request are no steady traffic."""
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the GPUs' utilization and the queue; unknown without a sample of the GPUs."""
-        found = []
-        for frame, moments in moments_within(evidence):
+        """By the GPUs' utilization and the queue, in minutes of steady traffic; unknown without a sample of GPUs."""
+        found, served = [], [bool(frame.running_max or frame.waiting_max) for frame in evidence.frames]
+        for at, (frame, moments) in enumerate(moments_within(evidence)):
             busy = [gpu.utilization for moment in moments for gpu in moment.gpus if gpu.utilization is not None]
+            minute = served[max(0, at - MINUTE + 1) : at + 1]
             if not busy or frame.waiting_max is None:
                 found.append(Judgement.UNKNOWN)
-            elif frame.waiting_max >= 1:
+            elif frame.waiting_max >= 1 or minute.count(False) >= self.PAUSES:
                 found.append(Judgement.GOOD)
+            elif sum(minute) < MINUTE:
+                found.append(Judgement.BETWEEN)
             else:
                 used = sum(busy) / len(busy)
                 bad = used < self.IDLE

@@ -95,7 +95,8 @@ OF_TRAFFIC = (
 """Findings about what requests experience: they end with the traffic."""
 
 THROUGH_PAUSES = (
-    KvCachePressure.code, PrefillContention.code, SlowTokens.code, SlowFirstToken.code, DraftsRejected.code,
+    KvCachePressure.code, Preempting.code, PrefillContention.code, SlowTokens.code, SlowFirstToken.code,
+    DraftsRejected.code,
 )  # fmt: skip
 """Those of them that stay open through pauses of slow traffic: their rules say when a pause is the end."""
 
@@ -151,12 +152,18 @@ def _held(rules: Sequence[Rule], evidence: Evidence) -> tuple[list[tuple[Rule, f
         held = [(rule, since) for rule, since in held if rule.code not in OF_TRAFFIC or rule.code in THROUGH_PAUSES]
     if any(rule.code == EngineHung.code for rule, _ in held):
         held = [(rule, since) for rule, since in held if rule.code == EngineHung.code]  # others predate the hang
-    codes = {rule.code for rule, _ in held}
+    calm = {rule.code for rule, found in verdicts if idle < IDLE_SECONDS and _is_calm(found)}
+    codes = {rule.code for rule, _ in held} - calm
     if (served := _served(frames)) < len(frames):
         # What explained a finding when the traffic paused explains it until it could have begun again.
         then = frames[:served]
         codes |= {rule.code for rule, found in verdicts if holds_since(found[:served], then) is not None}
     return held, codes
+
+
+def _is_calm(found: Sequence[Judgement]) -> bool:
+    """Whether what these verdicts are about has paused for a minute: it then explains nothing that goes on."""
+    return all(verdict is Judgement.SILENT for verdict in found[-MINUTE:])
 
 
 def _served(frames: Sequence[Frame]) -> int:

@@ -27,7 +27,7 @@ from vllm_console.diagnosis.live.rule import ELSEWHERE, SILENCE_SECONDS, Evidenc
 from vllm_console.history.frames import Frame, merged, total
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Histogram
-from vllm_console.text import clock, round_duration, seconds
+from vllm_console.text import UNKNOWN, clock, round_duration, seconds
 from vllm_launchers.plan.budget.memory_flags import least_step
 from vllm_launchers.plan.flags import BATCHED, token_count
 from vllm_launchers.plan.model import Changes, Flags
@@ -132,20 +132,20 @@ class PrefillContention:
         then = evidence if minute is not None and minute.count else evidence.when_observed("itl")
         frames, objective = then.last(self.FRAMES), evidence.objectives.itl_p99_seconds
         itl = merged(frames, "itl")
-        peak = highest_gap(itl)
+        low, high = highest_gap(itl)
         usual = text_of(p50(itl))
         span = round_duration(frames[-1].end - frames[0].start)
         spikes = sum(bool(_is_spike(one, objective, evidence.engines)) for one in frames)
         measures = (
             Measure(f"ITL p99 in {span}", text_of(p99(itl)), seconds(objective), evidence.objectives_source),
-            Measure(f"ITL max in {span}", f"~{seconds(peak)}"),
+            Measure(f"ITL max in {span}", _range(low, high)),
             Measure(f"ITL p50 in {span}", usual),
             Measure("ten-second windows with spikes", f"{spikes} of {len(frames)}"),
             Measure(f"prefill mean in {span}", seconds(mean(merged(frames, "prefill")))),
             Measure("peak prompt tokens in 10s", f"{_peak(frames):,.0f}"),
         )
         when = f"In the last {span}" if then is evidence else f"In the {span} to {_end(then)}"
-        symptom = f"{when}, ITL jumped from {usual} to ~{seconds(peak)} during prefill."
+        symptom = f"{when}, ITL jumped from {usual} to {_range(low, high)} during prefill."
         cause = "Prefill shares its step with the decode of all streams and makes that step long."
         return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, self._fixes(then))
 
@@ -207,13 +207,20 @@ def _is_slow(prefill: Histogram | None, limit: float) -> bool:
     return prefill.sum / prefill.count > limit or (longest is not None and longest.within(limit) is False)
 
 
-def highest_gap(itl: Histogram | None) -> float | None:
-    """An upper estimate of the longest gap, leaving out the top three observations."""
+def highest_gap(itl: Histogram | None) -> tuple[float, float]:
+    """The bucket of the longest gap, leaving out the top three observations: above the first, at most the second."""
     if itl is None or not itl.count:
-        return None
+        return 0.0, math.inf
     at_least = itl.count - min(3.0, 0.01 * itl.count)
-    bounds = zip(itl.bounds, itl.counts, strict=True)
-    return next((min(bound, itl.bounds[-2]) for bound, count in bounds if count >= at_least), None)
+    buckets = zip((0.0, *itl.bounds), itl.bounds, itl.counts, strict=False)
+    return next(((low, high) for low, high, count in buckets if count >= at_least), (0.0, math.inf))
+
+
+def _range(low: float, high: float) -> str:
+    """A bucket: ``2.5s–5.0s``, ``<5.0s`` for the first one, ``>80s`` for the open one."""
+    if math.isinf(high):
+        return f">{seconds(low)}" if low else UNKNOWN
+    return f"{seconds(low)}–{seconds(high)}" if low else f"<{seconds(high)}"
 
 
 def _step_within(frames: Sequence[Frame], objective: float) -> float | None:

@@ -2,7 +2,8 @@
 
 A finding begins when three of the last four frames are bad and ends when three in a row are good, so that it does not
 flap, or at once if its whole evaluation window has no occurrence; a neutral frame changes nothing. What is judged by
-requests stays through a silence of some minutes, and then ends: slow traffic has such pauses. After a while without
+requests stays through a silence of some minutes, and then ends: slow traffic has such pauses. So does preemption while
+requests run, since it comes in bursts: one that returns within these minutes is the same finding. After a while without
 reports it is not shown. Everything is recomputed from the frames each time, so every console and command agrees.
 """
 
@@ -63,7 +64,8 @@ class Judgement(Enum):
     OVER = "over"
     """No occurrence in the whole evaluation window: it ends at once, for there is no figure to show."""
     SILENT = "silent"
-    """No request ran, and nothing was observed in a minute: says nothing, and ends a finding once it lasts."""
+    """Nothing was observed in a minute without requests, or what comes in bursts has paused: ends a finding once it
+    lasts."""
     UNKNOWN = "unknown"
     """The figures it is judged by were not reported."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -110,7 +111,7 @@ def test_finding_has_a_measure_and_a_fix(case: str) -> None:
     code, gpu, known, severity = CASES[case]
     finding = find(evidence(lambda _: gpu, **known), code)
     assert finding.severity is severity
-    assert finding.since == START
+    assert finding.since == (START + 50 if case == "idle" else START)  # a whole minute of traffic is idle
     assert finding.measures
     assert finding.fixes
 
@@ -366,19 +367,66 @@ def test_preemption_share_never_exceeds_one(grown: EngineSample, told: str) -> N
     assert find(later, "preempting").symptom == told.format(f"preemptions/min {minute}")
 
 
-def test_preempting_ends_after_a_minute_without_preemptions() -> None:
-    """It stood there as critical for another half minute, over 0 a minute."""
-    calm = replace(FULL, preemptions_total=0, requests_finished_total=1)
-    for frames, holds in ((5, True), (6, False)):
-        preempted = frames_of(*[FULL] * COUNT, *[calm] * frames)
-        found = findings(evidence(frames=preempted, now=preempted[-1].end))
-        assert ("preempting" in [one.code for one in found]) is holds
+CALM = replace(FULL, preemptions_total=0, kv_cache_usage=0.5)
+FEW = replace(CALM, preemptions_total=1, requests_finished_total=100)
+STOPPED = replace(SILENT, requests_running=0, kv_cache_usage=0.0)
+
+
+@pytest.mark.parametrize("pause", [CALM, STOPPED, FEW])
+def test_bursts_of_preemption_within_five_minutes_are_one_finding(pause: EngineSample) -> None:
+    grown = [FULL] * 4
+    for _ in range(2):
+        grown += [pause] * 28 + [FULL] * 4
+    frames = frames_of(*grown)
+    for count in range(4, len(frames) + 1):
+        now = evidence(frames=frames[:count], now=frames[count - 1].end, moments=())
+        assert find(now, "preempting").since == START, count
+
+
+def test_preempting_ends_after_five_minutes_without_a_preemption() -> None:
+    for calm, holds in ((29, True), (30, False)):
+        frames = frames_of(*[FULL] * COUNT, *[CALM] * calm)
+        found = evidence(frames=frames, now=frames[-1].end, moments=())
+        assert ("preempting" in codes(found)) is holds
+
+
+def test_between_bursts_the_last_one_is_shown_with_its_fixes() -> None:
+    frames = frames_of(*[FULL] * COUNT, *[CALM] * 12)
+    flags = {"max-num-seqs": 16}
+    burst = find(evidence(frames=frames[:COUNT], now=frames[COUNT - 1].end, moments=(), flags=flags), "preempting")
+    calm = find(evidence(frames=frames, now=frames[-1].end, moments=(), flags=flags), "preempting")
+    assert (burst.recovering, calm.recovering) == (False, True)
+    assert calm.fixes == burst.fixes != ()
+    at = clock(frames[COUNT + 4].end, frames[-1].end, seconds=True)
+    assert re.fullmatch(rf"\d+ preemptions/min in the minute to {at}, .* request; hardly any since\.", calm.symptom)
+    assert calm.cause.endswith("It comes in bursts: ends after 5m with hardly any.")
+
+
+def test_paused_preemption_hides_no_other_finding() -> None:
+    full = replace(CALM, kv_cache_usage=0.95)
+    frames = frames_of(*[FULL] * COUNT, *[full] * 12)
+    assert {"preempting", "kv_cache_pressure"} <= codes(evidence(frames=frames, now=frames[-1].end, moments=()))
+    just = frames[: COUNT + 3]
+    assert "kv_cache_pressure" not in codes(evidence(frames=just, now=just[-1].end, moments=()))
+
+
+@pytest.mark.parametrize(("busy", "pause"), [(1, 2), (2, 3), (1, 5), (3, 9), (5, 7)])
+def test_no_finding_about_an_idle_gpu_in_sparse_traffic(busy: int, pause: int) -> None:
+    """Requests every 30 to 200 seconds: each of them reported it anew. A pause has no request in it."""
+    frames = frames_of(*([SERVING] * busy + [STOPPED] * pause) * 8)
+    moments = tuple(GpuMoment(frame.start + 1, (replace(GOOD, utilization=5.0),)) for frame in frames)
+    reported = [
+        count
+        for count in range(4, len(frames) + 1)
+        if "starved_by_clients" in codes(evidence(frames=frames[:count], now=frames[count - 1].end, moments=moments))
+    ]
+    assert reported == []
 
 
 @pytest.mark.parametrize(("idle", "holds"), [(20.0, True), (30.0, False)])
 def test_traffic_findings_end_with_the_traffic(idle: float, holds: bool) -> None:
-    found = findings(evidence(grown=FULL, idle_seconds=idle))
-    assert ("preempting" in [one.code for one in found]) is holds
+    found = evidence(lambda _: replace(GOOD, utilization=5.0), idle_seconds=idle)
+    assert ("starved_by_clients" in codes(found)) is holds
 
 
 def test_without_lengths_fewer_sequences_follow_the_fewest_running() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.findings import findings
-from vllm_console.diagnosis.live.latency import answered_by_shorter_steps
+from vllm_console.diagnosis.live.latency import _range, answered_by_shorter_steps, highest_gap
 from vllm_console.diagnosis.live.prefix_cache import LARGE_STEP
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frame
@@ -87,11 +87,25 @@ def test_long_prompts_that_delay_streams_get_smaller_steps() -> None:
     assert changes == [{"max-num-batched-tokens": 768}]
 
 
-def test_prefill_delay_is_an_estimate_over_a_named_time() -> None:
+def test_prefill_delay_is_a_bucket_over_a_named_time() -> None:
     finding = found(4000)["prefill_contention"]
-    assert re.fullmatch(r"In the last \S+, ITL jumped from \S+ to ~\S+ during prefill\.", finding.symptom), (
+    assert re.fullmatch(r"In the last \S+, ITL jumped from \S+ to 100ms–500ms during prefill\.", finding.symptom), (
         finding.symptom
     )
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ((0, 0, 900, 900), "100ms–500ms"),
+        ((900, 900, 900, 900), "<50ms"),
+        ((0, 0, 0, 900), ">500ms"),
+        ((0, 0, 0, 0), "–"),
+    ],
+)
+def test_the_longest_gap_is_shown_as_its_bucket(counts: tuple[float, ...], text: str) -> None:
+    histogram = Histogram((0.05, 0.1, 0.5, math.inf), counts, 0.0)
+    assert _range(*highest_gap(histogram)) == text
 
 
 def test_only_the_p99_measure_has_a_limit() -> None:
