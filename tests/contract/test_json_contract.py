@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -47,7 +48,7 @@ from vllm_launchers.vllm.modelfacts.local import LocalModel
 DESCRIBED = (Path(__file__).parents[2] / "docs/json.md").read_text(encoding="utf-8")
 
 FREE = ("flags", "env", "environment", "failures", "engines", "finding_minutes", "program", "machine", "folders",
-        "servers", "host", "set", "changes", "gpus")  # fmt: skip
+        "servers", "host", "set", "was", "changes", "gpus")  # fmt: skip
 """Keys whose values are keyed by something else (flags, labels), or are described in sentences."""
 
 
@@ -98,12 +99,12 @@ def test_commands(words: list[str], tmp_path: Path) -> None:
     assert not undescribed(json.loads(done.stdout)), done.stderr
 
 
-def test_server_and_its_findings() -> None:
+def test_server_and_its_findings(fakes: ModuleType) -> None:
     fix = Fix(Changes(set={"max-num-seqs": 128}), "why", "trade-off")
     finding = Finding("preempting", Severity.CRITICAL, 0.0, "symptom", "cause", (Measure("a", "1"),), (fix,))
     diagnosis = Diagnosis(Cause.OTHER, 0.5, 1, "line", "explanation", (fix,))
     server = ServerView(name="chat", state=State.READY, state_since=0.0, notice="note", findings=(finding,),
-                        diagnosis=diagnosis)  # fmt: skip
+                        diagnosis=diagnosis, tuner=fakes.tuned(0.0).tuner)  # fmt: skip
     for document in (status_document(server), finding_document(finding), diagnosis_document(diagnosis)):
         assert not undescribed(document)
     report = Report("chat", State.READY, 60.0, (Judged("ttft_p99_seconds", 1.0, 2.0, True, "source"),), (finding,), ())

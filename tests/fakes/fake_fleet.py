@@ -40,6 +40,7 @@ from vllm_console.fleet.verbs import FleetError, NotFoundError, NothingToCompare
 from vllm_console.history.gpu_history import card_of
 from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.history.time_view import LIVE, TimeView
+from vllm_console.load.tuner import TunerBest, TunerFigure, TunerProgress, TunerStep
 from vllm_console.logs.startup import Progress, Startup
 from vllm_console.metrics.quantile import Quantile, Quantiles
 from vllm_console.metrics.sample import EngineSample, Sample, Series, Window
@@ -386,6 +387,27 @@ def lost(at: float) -> ServerView:
 def pressed(at: float) -> ServerView:
     """Ready, under KV cache pressure and preempting, with fixes."""
     return replace(chat(at), findings=PRESSED)
+
+
+def tuned(at: float) -> ServerView:
+    """Ready, while a tuner measures its second candidate."""
+    progress = TunerProgress(
+        "goodput",
+        "requests/s",
+        TunerStep.MEASURING,
+        at - 40,
+        at + 700,
+        4,
+        trial=2,
+        set={"max-num-seqs": 128, "max-num-batched-tokens": 8192},
+        was={"max-num-seqs": 256, "max-num-batched-tokens": 2048},
+        original=TunerFigure(7.9),
+        best=TunerBest(1, {"max-num-seqs": 128}, TunerFigure(9.1)),
+        first_run=1,
+        last_run=3,
+        pid=4711,
+    )
+    return replace(pressed(at), tuner=progress, generation=3)
 
 
 def calm(at: float) -> ServerView:

@@ -22,6 +22,7 @@ from vllm_console.text import duration, objectives_text, plain, rate
 
 if TYPE_CHECKING:
     from vllm_console.load.ramp import EnergyMeter, Ramp, RampOptions, RampProgress, RampStep
+    from vllm_console.load.spans import LoadNote
     from vllm_console.runs.measurement import Measurement
     from vllm_launchers.presets.model import Objectives
 
@@ -158,8 +159,8 @@ def _name(target: Target) -> str:
 
 
 @contextlib.contextmanager
-def only_one(target: Target, rate: float | None = None) -> Iterator[None]:
-    """One measurement of a server at a time, marked in its charts with its rate, if it has one.
+def only_one(target: Target, rate: float | None = None) -> Iterator[LoadNote]:
+    """One measurement of a server at a time, noted with its rate, if it has one, so that its charts mark it.
 
     Raises:
         RefusedError: another one runs.
@@ -168,7 +169,8 @@ def only_one(target: Target, rate: float | None = None) -> Iterator[None]:
     from vllm_launchers.private import lock, open_file
 
     if target.folder is None:
-        yield
+        with noted(None, rate, MOST_SECONDS) as note:
+            yield note
         return
     opened = open_file(target.folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:
@@ -176,8 +178,8 @@ def only_one(target: Target, rate: float | None = None) -> Iterator[None]:
             lock(opened, 0.0)
         except OSError as error:
             raise RefusedError(f"a measurement of {_name(target)} is already running") from error
-        with noted(target.folder, rate, MOST_SECONDS):
-            yield
+        with noted(target.folder, rate, MOST_SECONDS) as note:
+            yield note
     finally:
         os.close(opened)
 

@@ -18,6 +18,7 @@ from vllm_console.text import UNKNOWN, count, duration, percent, plain, seconds,
 from vllm_launchers.values import as_dict
 
 if TYPE_CHECKING:
+    from vllm_console.load.tuner import TunerFigure, TunerProgress
     from vllm_launchers.host.gpu.host import Host
 
 COLUMNS = (
@@ -115,6 +116,8 @@ def servers_table(servers: Sequence[ServerView], now: float) -> list[str]:
             lines.append(f"  {plain(why)}")
         if notice := server.notice if server.recorded else server.exposed:
             lines.append(f"  {plain(notice)}")
+        if server.tuner is not None:
+            lines.append(f"  tuner: {server.tuner.sentence(now)}")
         if server.window is not None and (age := _age(server, now)) is not None:
             lines.append(f"  these metrics are {duration(age)} old")
     return lines
@@ -177,6 +180,8 @@ def describe_server(server: ServerView, now: float, energy: Energy | None = None
         lines.append(f"  sleep       {server.sleep.sentence}")
     if server.partner:
         lines.append(f"  standby     pair with {server.partner}: one of the two sleeps while the other serves")
+    if server.tuner is not None:
+        lines.append(f"  tuner       {server.tuner.sentence(now)}")
     if server.notice:
         lines.append(f"  note        {server.notice}")
     facts = {
@@ -339,6 +344,7 @@ def status_document(server: ServerView) -> Document:
         "warm_up": as_dict(server.warm_up) if server.warm_up else None,
         "restart": _restart(server.restart) if server.restart else None,
         "sleep": _sleep(server.sleep) if server.sleep else None,
+        "tuner": _tuner(server.tuner) if server.tuner else None,
         "attached": _attached(server),
         "host": server.where or None,
         "probe": {"added": not server.no_probe, "why_not": server.no_probe or None} if server.ours else None,
@@ -357,6 +363,21 @@ def _attached(server: ServerView) -> Document | None:
 def _restart(restart: PreparedRestart) -> Document:
     """The restart that is being prepared, or the last one if that did not happen as requested."""
     return fields(restart, "asked_at step changes message memory_mib")
+
+
+def _tuner(tuner: TunerProgress) -> Document:
+    """The tuner that is at work on it."""
+    document = fields(tuner, "objective unit step since until trial trials set was pid")
+    best = tuner.best
+    return {
+        **document,
+        "original": _measured(tuner.original) if tuner.original else None,
+        "best": {**fields(best, "trial set"), "measured": _measured(best.measured)} if best is not None else None,
+    }
+
+
+def _measured(figure: TunerFigure) -> Document:
+    return fields(figure, "value bound")
 
 
 def _sleep(sleep: SleepView) -> Document:

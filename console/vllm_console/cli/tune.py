@@ -10,7 +10,6 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +23,7 @@ from vllm_console.cli.ramp import budget_from, confirm_load, keep_ramp, only_one
 from vllm_console.cli.waiting import Canceling, did_not_happen, is_settled, undone_at_end, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, State
 from vllm_console.fleet.verbs import FleetError, UsageError, flag_difference
+from vllm_console.load.spans import LoadNote
 from vllm_console.load.tune_search import (
     AGAIN_SHARE,
     EVIDENCE_SECONDS,
@@ -51,8 +51,8 @@ from vllm_console.load.tune_search import (
     trial_cost,
     trial_start,
 )
+from vllm_console.load.tuner import TunerBest, TunerFigure, TunerProgress, TunerStep, figure_text, flags_text
 from vllm_console.text import duration, objectives_text, percent, plain, rate
-from vllm_console.text import seconds as latency
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.tuning import CandidateRanking, TuneTarget
     from vllm_console.load.report import LoadReport, Times
     from vllm_launchers.presets.model import Objectives
-    from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+    from vllm_launchers.vllm.flags.changes import Flags
 
 EVIDENCE_SHARE = 0.6
 """Of the measured goodput, the rate of the traffic that predictions are fitted to: busy, and without a long queue."""
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     others = confirm_load(args, target, "a tuner restarts it several times and makes its other clients wait")
     tuner = _Tuner(args, target, target.server, limits, others)
     tuner.refuse_short_budget()
-    with only_one(target), undone_at_end(tuner.end) as tuner.canceling:
+    with only_one(target) as tuner.note, undone_at_end(tuner.end) as tuner.canceling:
         tuner.say(_heading(args, limits, source))
         tuner.tune()
     result = tuner.result()
@@ -169,18 +169,22 @@ class _Tuner:
         self._args, self._target, self._limits, self._others = args, target, limits, others
         self._fleet, self._name = target.fleet, server.name
         self._workload = shaped(args, target.workload)
-        self._begin = time.monotonic()
+        self._begin, self._until = time.monotonic(), time.time() + args.budget
         self._original: Flags = dict(server.flags)
         self._wanted: Flags = self._original
         """The flags to end on."""
-        self._generation = server.generation
+        self._generation = self._first_run = server.generation
         self._asked: tuple[ServerView, ServerView] | None = None
         """While it is waited for a restart: the server before it, and as the verb has returned it."""
         self.canceling = Canceling()
+        self.note = LoadNote(None)
+        """Where it notes its steps for those who watch the server."""
         self._problem = ""
         """Why the last measurement has no value."""
         self._trying = ""
-        """The candidate that is being measured."""
+        """The candidate that is being measured, in words."""
+        self._candidate: Flags = {}
+        """What is set by the candidate that is being tried; empty for the original flags."""
         self._last_start = self._start_seconds()
         self._longest_restart = 0.0
         """Of the restarts here so far, in seconds."""
@@ -221,11 +225,13 @@ class _Tuner:
 
     def tune(self) -> None:
         """Measure the server as it is, rank, try, and decide."""
+        self._step(TunerStep.MEASURING)
         original = self._measured = self._baseline()
         if original is None:
             self._sentence = f"Nothing could be measured, so nothing was restarted: {self._problem}."
             return
         self.say(self._row("original", "", original))
+        self._step(TunerStep.PREDICTING)
         ranking = self._ranking = self._rank(original)
         if not ranking.candidates:
             tried = counted(ranking.considered - ranking.refused, "combination")
@@ -236,8 +242,9 @@ class _Tuner:
             measured, problem = self._try(following, original)
             self._done.append(Trial(following.place, measured))
             self._trials.append(self._document(candidate, measured, problem))
-            expected = self._figure(self._expected(candidate, original)) + ("?" if candidate.outside else "")
-            self.say(self._row(_words(candidate.set), expected, measured, problem))
+            expected = self._text(TunerFigure(self._expected(candidate, original)))
+            expected += "?" if candidate.outside else ""
+            self.say(self._row(flags_text(candidate.set), expected, measured, problem))
             if candidate.outside and not any(candidate.outside == one["outside"] for one in self._trials[:-1]):
                 self.say(_indented(f"? a guess: {candidate.outside}"))
         decision = self._decision = decide(original, self._done, self._args.objective, self._gains())
@@ -247,6 +254,8 @@ class _Tuner:
 
     def end(self) -> None:
         """Put the flags in place that are to stay; say so if it was canceled, or if that failed."""
+        self._candidate = dict(flag_difference(self._original, self._wanted).set)
+        self._step(TunerStep.FINISHING)
         self.misplaced, error = self._put_back(), sys.exception()
         if self.misplaced and self.misplaced not in str(error):
             complain(self.misplaced)
@@ -269,13 +278,14 @@ class _Tuner:
             return ""
         original = self._wanted is self._original
         self.say(f"  restarting with the {'original' if original else 'better'} flags")
+        self._step(TunerStep.FINISHING, restart=True)
         try:
             problem = self._restart(changes)
         except FleetError as error:
             problem = str(error)
         if not problem:
             return ""
-        flags = "its original flags" if original else _words(flag_difference(self._original, self._wanted).set)
+        flags = "its original flags" if original else flags_text(flag_difference(self._original, self._wanted).set)
         return f"{self._name} does not have {flags} now: {problem}"
 
     # -- what is measured ----------------------------------------------------------------------------------------------
@@ -451,16 +461,19 @@ class _Tuner:
         """
         assert self._ranking is not None
         server, candidate = self._server(), self._ranking.candidates[trial.place]
+        self._candidate = candidate.set
         changes = flag_difference(server.flags, {**self._original, **candidate.set})
         if not changes.empty or server.state is not State.READY:
-            self._progress(f"restarting with {_words(candidate.set)}", step=True)
+            self._progress(f"restarting with {flags_text(candidate.set)}", step=True)
+            self._step(TunerStep.RESTARTING, restart=True)
             if problem := self._restart(changes):
                 return None, problem
         start = None
         if self._args.objective == GOODPUT:
             known = measured_of(trial.place, self._done)
             start = trial_start(self._expected(candidate, original), known, guess=bool(candidate.outside))
-        self._trying = _words(candidate.set)
+        self._trying = flags_text(candidate.set)
+        self._step(TunerStep.MEASURING)
         try:
             measured = self._measure(trial.seconds, start)
         except FleetError as error:
@@ -524,6 +537,39 @@ class _Tuner:
 
     # -- what is said --------------------------------------------------------------------------------------------------
 
+    def _step(self, step: TunerStep, *, restart: bool = False) -> None:
+        """Note what begins now; ``restart``: a run of it begins as well."""
+        candidates = self._ranking.candidates if self._ranking is not None else ()
+        flags = dict.fromkeys(name for one in candidates for name in one.set)
+        tried = bool(self._candidate) and step is not TunerStep.FINISHING
+        progress = TunerProgress(
+            objective=self._args.objective,
+            unit=_UNITS[self._args.objective],
+            step=step,
+            since=time.time(),
+            until=self._until,
+            trials=self._args.trials,
+            trial=len(self._done) + 1 if tried else 0,
+            set=self._candidate,
+            was={name: self._original.get(name) for name in flags},
+            original=_figure(self._measured) if self._measured is not None else None,
+            best=self._best(),
+            first_run=self._first_run,
+            last_run=self._generation + (restart or self._asked is not None),
+        )
+        self.note.tuner(progress)
+
+    def _best(self) -> TunerBest | None:
+        """The candidate that was measured to be the best so far; None if none was better than the original flags."""
+        if self._measured is None or self._ranking is None or not self._done:
+            return None
+        place = decide(self._measured, self._done, self._args.objective, self._gains()).place
+        measured = measured_of(place, self._done) if place is not None else None
+        if place is None or measured is None:
+            return None
+        trial = max(number for number, one in enumerate(self._done, 1) if one.place == place)
+        return TunerBest(trial, self._ranking.candidates[place].set, _figure(measured))
+
     def _progress(self, text: str, *, step: bool = False) -> None:
         """Show how it goes; in a file or a pipe, where a line is due or a ``step`` begins. Without a text remove it."""
         tried = f"; with {self._trying}" if self._trying else ""
@@ -536,13 +582,12 @@ class _Tuner:
             print(line, file=sys.stderr, flush=True)
 
     def _row(self, words: str, expected: str, measured: Measured | None, problem: str = "") -> str:
-        found = _bounded(measured, self._figure) if measured is not None else "–"
+        found = self._text(_figure(measured)) if measured is not None else "–"
         row = f"  {plain(words):<44}{expected:>14}{found:>14}"
         return "\n".join([row, _indented(problem)]) if problem else row
 
-    def _figure(self, value: float) -> str:
-        objective = self._args.objective
-        return latency(value) if objective == TTFT else rate(value, "req" if objective == GOODPUT else "tok")
+    def _text(self, found: TunerFigure) -> str:
+        return figure_text(found, _UNITS[self._args.objective])
 
     def _document(self, candidate: Candidate, measured: Measured | None, problem: str) -> dict[str, Any]:
         assert self._ranking is not None
@@ -600,17 +645,12 @@ def _measured(one: Measured) -> dict[str, Any]:
     return {"value": one.value, "error": one.error, "bound": one.bound or None}
 
 
-def _bounded(one: Measured, form: Any) -> str:
-    mark = {"most": "<", "least": "≥"}.get(one.bound, "")
-    return f"{mark}{form(one.value)}"
+def _figure(one: Measured) -> TunerFigure:
+    return TunerFigure(one.value, one.bound)
 
 
 def _indented(text: str) -> str:
     return "\n".join(textwrap.wrap(plain(text), 77, initial_indent="    ", subsequent_indent="    "))
-
-
-def _words(changed: Mapping[str, FlagValue]) -> str:
-    return ", ".join(f"{flag} {value}" for flag, value in changed.items())
 
 
 def _sentence(objective: str, ranking: CandidateRanking, decision: Decision, done: list[Trial]) -> str:
@@ -626,7 +666,7 @@ def _sentence(objective: str, ranking: CandidateRanking, decision: Decision, don
     if decision.place is None or decision.improvement is None:
         many = f"None of {tried} candidates" if tried > 1 else "The candidate that was tried"
         return f"{many} was measured to be better: the original flags stay."
-    one, words = decision.improvement, _words(ranking.candidates[decision.place].set)
+    one, words = decision.improvement, flags_text(ranking.candidates[decision.place].set)
     better = "lower" if objective == TTFT else "higher"
     interval = f"{percent(one.low)} to {percent(one.high)}"
     if decision.significant:

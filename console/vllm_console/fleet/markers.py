@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_console.text import plain, rate
 from vllm_launchers.launch.details import Details, unpack
@@ -55,11 +56,12 @@ class Marker(msgspec.Struct, frozen=True):
     text: str
 
 
-def replay_markers(run: PastRun, generation: Generation, loads: Iterable[LoadSpan]) -> tuple[Marker, ...]:
+def replay_markers(run: PastRun, generation: Generation, loads: Sequence[LoadSpan]) -> tuple[Marker, ...]:
     """All events of a run that has ended, oldest first."""
     end = generation.ended_at if generation.ended_at is not None else generation.started_at
+    start = start_marker(run.started_at, run.generation, ", ".join(flag_change(*change) for change in run.changed))
     found = [
-        start_marker(run.started_at, run.generation, ", ".join(flag_change(*change) for change in run.changed)),
+        *started_by_tuners((start,), loads),
         *_end(generation, None),
         *finding_markers((run,), (), run.started_at),
         *load_markers(loads),
@@ -164,11 +166,28 @@ def load_markers(spans: Iterable[LoadSpan]) -> list[Marker]:
     """Begin and end of the load that was sent."""
     markers = []
     for span in spans:
+        who = "Load" if span.tuner is None else "Tuner"
         what = f": {rate(span.rate, 'req')}" if span.rate is not None else ""
-        markers.append(Marker(span.began_at, MarkerKind.LOAD, "b", f"Load began{what}"))
+        markers.append(Marker(span.began_at, MarkerKind.LOAD, "b", f"{who} began{what}"))
         if span.ended_at is not None:
-            markers.append(Marker(span.ended_at, MarkerKind.LOAD, "b", "Load ended"))
+            markers.append(Marker(span.ended_at, MarkerKind.LOAD, "b", f"{who} ended"))
     return markers
+
+
+def started_by_tuners(markers: Iterable[Marker], spans: Sequence[LoadSpan]) -> list[Marker]:
+    """The markers, of which those of restarts by a tuner say so."""
+    tuners = [(span.began_at, span.tuner) for span in spans if span.tuner is not None]
+
+    def by_tuner(marker: Marker) -> bool:
+        run = marker.label.removeprefix("r")
+        return run.isdecimal() and any(at <= marker.at and tuner.started(int(run)) for at, tuner in tuners)
+
+    found = []
+    for marker in markers:
+        tuned = marker.kind is MarkerKind.START and by_tuner(marker)
+        text = marker.text.replace("Restarted", "Restarted by a tuner", 1) if tuned else marker.text
+        found.append(replace(marker, text=text) if tuned else marker)
+    return found
 
 
 def other_loads(own: Sequence[LoadSpan], noted: Iterable[LoadSpan]) -> list[LoadSpan]:
@@ -206,9 +225,9 @@ class ServerMarkers:
 
     def _make(self, record: ServerRecord, holding: Sequence[Finding], loads: Sequence[LoadSpan]) -> tuple[Marker, ...]:
         runs = self._runs[1]
+        starts = (*self._of_record[1], *run_markers(runs, record))
         found = [
-            *self._of_record[1],
-            *run_markers(runs, record),
+            *started_by_tuners(starts, self._noted),
             *finding_markers(runs, holding, record.created_at),
             *load_markers((*loads, *other_loads(loads, self._noted))),
         ]

@@ -16,6 +16,7 @@ from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, 
 from vllm_console.history.store import HISTORY, HistoryEntry, HistoryError, HistoryMissingError, HistoryReader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, ended, newest_points
+from vllm_console.load.spans import TunerWatch
 from vllm_console.metrics.sample import Series, Window
 from vllm_console.metrics.window import traffic
 from vllm_console.text import plain
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.probe import ProbeView, ServerProbe
     from vllm_console.fleet.startup_progress import StartupProgress
     from vllm_console.load.spans import LoadSpan
+    from vllm_console.load.tuner import TunerProgress
     from vllm_console.logs.startup import Startup
     from vllm_console.runs.store import PastRun
     from vllm_launchers.host.gpu.host import Host
@@ -119,6 +121,7 @@ class WatchedServer:
         self._past_of = 0
         self._restart: LastRestart | None = None
         self._probe: ServerProbe | None = None
+        self._tuner = TunerWatch(folder)
         self._runs: tuple[int, float, Sequence[PastRun]] | None = None
         """The runs up to a generation, and when they were read."""
         self._begun: tuple[float, Mapping[tuple[int, str], float]] = (0.0, {})
@@ -163,10 +166,9 @@ class WatchedServer:
 
             slept = after_sleep(record.sleep, now)
             found = (slept, *(one for one in found if one.severity != "good")) if slept is not None else found
-        restart = self._prepared(record, details)
+        restart, tuner = self._prepared(record, details), self._tuner.progress(now)
         rollback = self._rolled_back(record)
-        mentioned = restart is not None and (restart.under_way or now - restart.since < MENTIONED_SECONDS)
-        about_restart = (restart.sentence if restart is not None and mentioned else "", rollback)
+        about_restart = (_about_restart(restart, tuner, now), rollback)
         return ServerView(
             name=record.name,
             state=record.state,
@@ -212,6 +214,7 @@ class WatchedServer:
             last_window=self._last_window(record),
             no_probe="" if spec.probe else details.no_probe,
             load=load,
+            tuner=tuner,
             findings=found,
             judged=judged,
         )
@@ -614,6 +617,14 @@ class WatchedServer:
 
             self._unset = record.current.number, unset_flags(details)
         return self._unset[1]
+
+
+def _about_restart(restart: PreparedRestart | None, tuner: TunerProgress | None, now: float) -> str:
+    """What is mentioned of the restart that is being prepared, or did not happen; empty if nothing is."""
+    if restart is None or not (restart.under_way or now - restart.since < MENTIONED_SECONDS):
+        return ""
+    by_tuner = tuner is not None and tuner.asked(restart.asked_at)
+    return f"{'tuner: ' if by_tuner else ''}{restart.sentence}"
 
 
 def _sleep(record: ServerRecord, details: Details) -> SleepView | None:

@@ -138,8 +138,11 @@ def _kinds() -> dict[str, Any]:
     """The type of each field that is sent."""
     from vllm_console.diagnosis.finding import Diagnosis, Finding
     from vllm_console.diagnosis.objectives import Judged
+    from vllm_console.load.tuner import TunerProgress
 
-    names: dict[str, Any] = {"Diagnosis": Diagnosis, "Finding": Finding, "Judged": Judged}
+    names: dict[str, Any] = {
+        "Diagnosis": Diagnosis, "Finding": Finding, "Judged": Judged, "TunerProgress": TunerProgress
+    }  # fmt: skip
     names |= dict.fromkeys(("Marker", "ProbeView", "Startup"), object)
     hints = get_type_hints(ServerView, vars(snapshot_module), names)
     return {name: hints[name] for name in ServerView.__struct_fields__ if name not in LEFT_OUT}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.gpu_charts import GpuChart
     from vllm_console.fleet.markers import Marker
     from vllm_console.fleet.probe import ProbeView
+    from vllm_console.load.tuner import TunerProgress
     from vllm_console.logs.startup import Startup
 
     # Not needed to list servers, and much of a command's startup time.
@@ -252,12 +253,23 @@ class ServerView(msgspec.Struct, frozen=True):
     """Its state at ``moment``; ``state`` and flags are current, because keys act on what runs."""
     load: str = ""
     """The load that this console is sending to it, in a few words; empty if none."""
+    tuner: TunerProgress | None = None
+    """The tuner that is at work on it; None if there is none."""
     load_result: str = ""
     """How a load went that has just ended; empty if there was none."""
     replayed: bool = False
     """Whether it is no server but a run that has ended, called ``NAME@GENERATION``: nothing can be done to it."""
     removed: bool = False
     """Whether the server of a replayed run was removed: its log was deleted with it."""
+
+    @property
+    def tuner_restart(self) -> str:
+        """Why the tuner has restarted it, or does; empty if its run was not begun by the tuner that is at work."""
+        tuner = self.tuner
+        if tuner is None:
+            return ""
+        stopping = self.state is State.STOPPING and tuner.started(self.generation + 1)
+        return tuner.restart if stopping or tuner.started(self.generation) else ""
 
     @property
     def simulated(self) -> bool:

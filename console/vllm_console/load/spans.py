@@ -1,6 +1,7 @@
-"""When load was sent to one of our servers: a line per beginning and end, in a file in the server's folder.
+"""When load was sent to one of our servers, and what a tuner does to it, in a file in the server's folder.
 
-Charts mark them. A file that cannot be written does not keep a load from being sent.
+A line per beginning and end, and one per step of a tuner. Charts mark them. A file that cannot be written does not keep
+a load from being sent.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
+from vllm_console.load.tuner import TunerProgress
+from vllm_launchers.keeper import processes
 from vllm_launchers.keeper.folders import replace_file
 from vllm_launchers.private import lock, open_file, open_regular
-from vllm_launchers.procfs import started_at, stat
+from vllm_launchers.procfs import stat
 from vllm_launchers.typed_decoding import decode_json
 
 FILE_NAME = "loads.jsonl"
@@ -23,87 +27,171 @@ MOST_BYTES = 64 << 10
 """From this size on the file is replaced by the newest half of it."""
 LOCK_SECONDS = 10.0
 """A holder needs it for milliseconds, but may wait for a processor."""
-CLOCK_SECONDS = 60.0
-"""By how much the clock may have been set since a load began."""
 
 
 class LoadSpan(msgspec.Struct, frozen=True):
-    """When a load began and ended (Unix seconds; None: not yet), and its rate in requests per second, if it has one."""
+    """When a load began and ended (Unix seconds; None: not yet), and its rate in requests per second, if it has one.
+
+    ``tuner`` is what a tuner noted last, if one sent it.
+    """
 
     began_at: float
     ended_at: float | None
     rate: float | None
+    tuner: TunerProgress | None = None
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``id`` begins with the pid of the process that sends it, ``until`` is when it ends at the latest. A killed one
-    records no end.
+    """A beginning, an end or a step of a tuner. ``until`` is when it ends at the latest; a killed one records no end.
+
+    ``process`` is who sends it: pid, start time and boot, as in a `ProcessIdentity`.
     """
 
     id: str
     began_at: float | None = None
     until: float = 0.0
     rate: float | None = None
+    process: tuple[int, int, str] | None = None
     ended_at: float | None = None
+    tuner: TunerProgress | None = None
+
+
+class LoadNote:
+    """A load that is noted in a file; in none without a path."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._id = f"{os.getpid()}-{time.time():.6f}"
+
+    def begin(self, rate: float | None, seconds: float) -> None:
+        """It begins now and ends within so many seconds."""
+        now, own = time.time(), stat(os.getpid())
+        process = (own.pid, own.start_time, processes.boot_id()) if own is not None else None
+        self._append(_Line(self._id, began_at=now, until=now + seconds, rate=rate, process=process))
+
+    def tuner(self, progress: TunerProgress) -> None:
+        """It is sent by a tuner, which has come so far."""
+        self._append(_Line(self._id, tuner=replace(progress, pid=os.getpid())))
+
+    def end(self) -> None:
+        """It has ended."""
+        self._append(_Line(self._id, ended_at=time.time()))
+
+    def _append(self, line: _Line) -> None:
+        if self._path is not None:
+            _append(self._path, line)
 
 
 @contextlib.contextmanager
-def noted(folder: Path | None, rate: float | None, seconds: float) -> Iterator[None]:
+def noted(folder: Path | None, rate: float | None, seconds: float) -> Iterator[LoadNote]:
     """Note that load is sent while this lasts, ``seconds`` at most; without a folder, nothing is noted."""
-    if folder is None:
-        yield
-        return
-    now = time.time()
-    name = f"{os.getpid()}-{now:.6f}"
-    _append(folder / FILE_NAME, _Line(name, began_at=now, until=now + seconds, rate=rate))
+    note = LoadNote(folder / FILE_NAME if folder is not None else None)
+    note.begin(rate, seconds)
     try:
-        yield
+        yield note
     finally:
-        _append(folder / FILE_NAME, _Line(name, ended_at=time.time()))
+        note.end()
 
 
 def read_spans(folder: Path, now: float) -> tuple[LoadSpan, ...]:
     """The loads noted there, oldest first, as of ``now`` (Unix seconds); unreadable lines are skipped.
 
-    When a killed one ended is not known: it counts as ended at its beginning, or when it would have at the latest.
+    When a killed one ended is not known: it counts as ended at its beginning, a tuner at its last step, or when it
+    would have at the latest.
     """
     try:
-        with open_regular(folder / FILE_NAME) as file:
-            lines = file.read(2 * MOST_BYTES).splitlines()
+        found = _read(folder / FILE_NAME).values()
     except OSError:
         return ()
-    found, ends = _loads(lines)
-    return tuple(
-        LoadSpan(line.began_at, ends[name] if name in ends else _end_of(line, line.began_at, now), line.rate)
-        for name, line in found.items()
-        if line.began_at is not None
-    )
+    return tuple(LoadSpan(one.began_at, one.end(now), one.begin.rate, one.tuner) for one in found if one.begun)
 
 
-def _loads(lines: Iterable[bytes]) -> tuple[dict[str, _Line], dict[str, float]]:
-    """The beginnings of loads, and when some ended, by their ids."""
-    found: dict[str, _Line] = {}
-    ends: dict[str, float] = {}
-    for text in lines:
+class TunerWatch:
+    """The tuner that is at work on a server. The file is read again only when it has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE_NAME
+        self._read_at: tuple[int, int, int] | None = None
+        self._open: tuple[_Load, ...] = ()
+        """Loads of tuners that have no recorded end."""
+
+    def progress(self, now: float) -> TunerProgress | None:
+        """How far it is at ``now`` (Unix seconds); None if there is none, also if it was killed."""
         try:
-            line = decode_json(text, _Line)
-        except msgspec.DecodeError:
-            continue
+            found = self._path.stat()
+            read_at = (found.st_ino, found.st_size, found.st_mtime_ns)
+            if read_at != self._read_at:
+                loads = _read(self._path)
+                self._open = tuple(one for one in loads.values() if one.tuner is not None and one.ended_at is None)
+                self._read_at = read_at
+        except OSError:
+            return None
+        running = [one.tuner for one in self._open if one.end(now) is None]
+        return running[-1] if running else None
+
+
+class _Load:
+    """The lines of one load."""
+
+    def __init__(self) -> None:
+        self.begin = _Line("")
+        self.ended_at: float | None = None
+        self.tuner: TunerProgress | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether its beginning is known."""
+        return self.begin.began_at is not None
+
+    @property
+    def began_at(self) -> float:
+        """When it began (Unix seconds)."""
+        return self.begin.began_at or 0.0
+
+    def add(self, line: _Line) -> None:
+        """Another line of it."""
         if line.ended_at is not None:
-            ends[line.id] = line.ended_at
+            self.ended_at = line.ended_at
         elif line.began_at is not None:
-            found[line.id] = line
-    return found, ends
+            self.begin = line
+        elif line.tuner is not None:
+            self.tuner = line.tuner
+
+    def end(self, now: float) -> float | None:
+        """When it ended, as far as that is known; None while its process runs."""
+        if self.ended_at is not None:
+            return self.ended_at
+        if self.begin.until < now:
+            return self.begin.until
+        return None if _runs(self.begin.process) else self.tuner.since if self.tuner is not None else self.began_at
 
 
-def _end_of(line: _Line, began_at: float, now: float) -> float | None:
-    """When a load without a recorded end ended; None while its process runs."""
-    if line.until < now:
-        return line.until
-    pid = line.id.partition("-")[0]
-    process = stat(int(pid)) if pid.isdecimal() else None
-    runs = process is not None and process.running and started_at(process.start_time) < began_at + CLOCK_SECONDS
-    return None if runs else began_at
+def _runs(process: tuple[int, int, str] | None) -> bool:
+    """Whether this very process runs: its pid may be another one's by now."""
+    if process is None or process[2] != processes.boot_id():
+        return False
+    found = stat(process[0])
+    return found is not None and found.running and found.start_time == process[1]
+
+
+def _read(path: Path) -> dict[str, _Load]:
+    """The loads in a file by their ids.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        return _loads(file.read(2 * MOST_BYTES).splitlines())
+
+
+def _loads(lines: Iterable[bytes]) -> dict[str, _Load]:
+    """The loads that some lines are about, by their ids."""
+    found: dict[str, _Load] = {}
+    for text in lines:
+        with contextlib.suppress(msgspec.DecodeError):
+            line = decode_json(text, _Line)
+            found.setdefault(line.id, _Load()).add(line)
+    return found
 
 
 def _append(path: Path, line: _Line) -> None:
@@ -133,18 +221,21 @@ def _opened(path: Path) -> int:
 
 
 def _worth_keeping(lines: Sequence[bytes]) -> list[bytes]:
-    """The lines of those loads that still run, or have a line in the newest half."""
-    begun, ends = _loads(lines)
+    """The lines of those loads that still run, or have a line in the newest half; of a tuner's steps the newest."""
     now = time.time()
-    kept = {
-        name for name, line in begun.items() if name not in ends and _end_of(line, line.began_at or now, now) is None
-    }
+    kept = {name for name, load in _loads(lines).items() if load.begun and load.end(now) is None}
     recent, size = list[bytes](), 0
     for text in reversed(lines):
         size += len(text)
         if size > MOST_BYTES // 2:
             break
         recent.append(text)
-    of_recent, ended = _loads(recent)
-    kept |= of_recent.keys() | ended.keys()
-    return [text for text in lines if any(kept.intersection(found) for found in _loads([text]))]
+    kept |= _loads(recent).keys()
+    found, stepped = list[bytes](), set[str]()
+    for text in reversed(lines):
+        for name, load in _loads([text]).items():
+            if name in kept and not (load.tuner is not None and name in stepped):
+                found.append(text)
+            if load.tuner is not None:
+                stepped.add(name)
+    return found[::-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from msgspec.structs import replace
 
 from vllm_console.cli.servers import describe_server, no_energy, servers_table, status_document
@@ -31,6 +33,28 @@ def test_server_not_probed_is_running_not_starting() -> None:
     assert "starting" not in row
     assert describe_server(HIDDEN, NOW)[0] == "vllm@pid-123456  running (not probed)"
     assert describe_server(THEIRS, NOW)[0] == "vllm@8001  ready for 1m30s"
+
+
+def test_a_tuner_at_work_is_shown(fakes: ModuleType) -> None:
+    server = fakes.tuned(fakes.NOW)
+    sentence = server.tuner.sentence(fakes.NOW)
+    assert f"  tuner: {sentence}" in servers_table((server,), fakes.NOW)
+    assert f"  tuner       {sentence}" in describe_server(server, fakes.NOW)
+    assert status_document(OURS)["tuner"] is None
+    assert status_document(replace(OURS, tuner=server.tuner))["tuner"] == {
+        "objective": "goodput",
+        "unit": "requests/s",
+        "step": "measuring",
+        "since": fakes.NOW - 40,
+        "until": fakes.NOW + 700,
+        "trial": 2,
+        "trials": 4,
+        "set": {"max-num-seqs": 128, "max-num-batched-tokens": 8192},
+        "was": {"max-num-seqs": 256, "max-num-batched-tokens": 2048},
+        "pid": 4711,
+        "original": {"value": 7.9, "bound": None},
+        "best": {"trial": 1, "set": {"max-num-seqs": 128}, "measured": {"value": 9.1, "bound": None}},
+    }
 
 
 def test_exposed_server_of_others_is_reported() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 
 import pytest
 from msgspec.structs import replace
@@ -18,6 +20,7 @@ from vllm_console.fleet.verbs import FleetError
 from vllm_console.load.client import LoadError
 from vllm_console.load.report import Latency, LoadReport, Times
 from vllm_console.load.run import LoadProgress
+from vllm_console.load.spans import FILE_NAME, TunerWatch
 from vllm_console.load.tune_search import Candidate
 from vllm_launchers.presets.model import Workload
 
@@ -68,7 +71,7 @@ class Fleet:
 def tuned(monkeypatch, capsys):
     """Run the command; gives its exit code, its JSON, and what it says on stderr."""
 
-    def run(fleet, *words):
+    def run(fleet, *words, folder=None):
         async def run_load(*_args, answers, on_progress, **_options):
             on_progress(LoadProgress(1.0, 1, 0, 0, 1, 0))
             if fleet.server.flags["max-num-seqs"] != 4:
@@ -78,7 +81,7 @@ def tuned(monkeypatch, capsys):
             return LoadReport(200, 200, 0, 10.0, 2000, Latency(), Latency(), Latency())
 
         monkeypatch.setattr("vllm_console.load.run.run_load", run_load)
-        monkeypatch.setattr(tune, "find_target", lambda *_a, **_o: Target("", WORK, fleet, fleet.server))
+        monkeypatch.setattr(tune, "find_target", lambda *_a, **_o: Target("", WORK, fleet, fleet.server, None, folder))
         monkeypatch.setattr(tune, "confirm_load", lambda *_: False)
         asked = ["tune", "chat", "--objective", "ttft", "--rate", "1", "--trials", "2", "--budget", "1h", *words]
         code = tune.run(parse(asked))
@@ -175,3 +178,44 @@ def test_server_stopped_at_the_end_stays_stopped(tuned, monkeypatch):
     said = "chat was stopped by somebody else meanwhile: it is left as it is now, with the flags of a trial"
     assert (code, json.loads(out)["sentence"]) == (1, f"{said}.")
     assert (fleet.restarts, err.count(said)) == (2, 1)
+
+
+def noted_steps(folder):
+    """Each step: what it does, the trial, what is set, the best trial, the runs that are the tuner's."""
+    lines = [json.loads(text) for text in (folder / FILE_NAME).read_text().splitlines()]
+    return [
+        (one["step"], one["trial"], one["set"].get("max-num-seqs"), one["best"] and one["best"]["trial"],
+         one["first_run"], one["last_run"])
+        for one in (line["tuner"] for line in lines if "tuner" in line)
+    ]  # fmt: skip
+
+
+def test_each_step_is_noted_for_those_who_watch_the_server(tuned, tmp_path):
+    tuned(Fleet(), folder=tmp_path)
+    assert noted_steps(tmp_path) == [
+        ("measuring", 0, None, None, 1, 1),
+        ("predicting", 0, None, None, 1, 1),
+        ("restarting", 1, 16, None, 1, 2),
+        ("measuring", 1, 16, None, 1, 2),
+        ("restarting", 2, 64, 1, 1, 3),
+        ("measuring", 2, 64, 1, 1, 3),
+        ("finishing", 0, 16, 1, 1, 3),
+        ("finishing", 0, 16, 1, 1, 4),
+    ]
+
+
+def test_a_tuner_is_seen_during_a_trial_and_not_after_it_was_canceled(tuned, tmp_path):
+    fleet, watch, seen = Fleet(), TunerWatch(tmp_path), []
+
+    def canceled():
+        seen.append(watch.progress(time.time()))
+        raise KeyboardInterrupt
+
+    fleet.in_trial = canceled
+    with pytest.raises(KeyboardInterrupt):
+        tuned(fleet, folder=tmp_path)
+    (during,) = seen
+    assert (during.doing, during.trials, during.pid) == ("measuring max-num-seqs 4 → 16", 2, os.getpid())
+    assert during.original.value == pytest.approx(1.02)
+    assert watch.progress(time.time()) is None
+    assert noted_steps(tmp_path)[-1] == ("finishing", 0, None, None, 1, 3)

@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Severity
-from vllm_console.fleet.markers import MarkerKind, ServerMarkers, finding_markers, load_markers, record_markers
+from vllm_console.fleet.markers import (
+    Marker,
+    MarkerKind,
+    ServerMarkers,
+    finding_markers,
+    load_markers,
+    record_markers,
+    started_by_tuners,
+)
 from vllm_console.fleet.moment import read_moment, state_at
 from vllm_console.fleet.own_server import JudgeContext, WatchedServer
 from vllm_console.fleet.runs import RunRecorder
@@ -25,6 +34,7 @@ from vllm_console.history.store import HISTORY, HistoryReader, HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES, LIVE, TimeView
 from vllm_console.load.spans import FILE_NAME as LOADS
 from vllm_console.load.spans import LoadSpan, noted, read_spans
+from vllm_console.load.tuner import TunerProgress, TunerStep
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.runs.store import FILE_NAME, PastRun, RunHead, RunName, RunStore
 from vllm_launchers import values
@@ -330,6 +340,37 @@ def test_killed_load_counts_as_ended(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     (span,) = read_spans(tmp_path, time.time())
     assert span.ended_at == span.began_at
+
+
+def test_restarts_by_a_tuner_are_marked_as_its_own(tmp_path: Path) -> None:
+    progress = TunerProgress("goodput", "requests/s", TunerStep.MEASURING, NOW - 100, NOW, 4, first_run=1, last_run=2)
+    span = LoadSpan(NOW - 400, NOW - 50, None, progress)
+    texts = ["Restarted: run 2: --max-num-seqs 4 → 16", "Started", "Restarted: run 3"]
+    starts = [
+        Marker(NOW - at, MarkerKind.START, label, text)
+        for at, label, text in zip((300, 900, 10), ("r2", "r1", "r3"), texts, strict=True)
+    ]
+    found = [one.text for one in started_by_tuners(starts, (span,))]
+    assert found == ["Restarted by a tuner: run 2: --max-num-seqs 4 → 16", *texts[1:]]
+    earlier = [Marker(NOW - 500, MarkerKind.START, "r2", texts[0])]
+    assert started_by_tuners(earlier, (span,)) == earlier, "a run of that number before the tuner began"
+    assert [one.text for one in load_markers((span,))] == ["Tuner began", "Tuner ended"]
+    lines = [
+        {"id": "a", "began_at": NOW - 3100, "until": NOW, "process": [1, 1, "boot"]},
+        {"id": "a", "tuner": to_builtins(progress)},
+    ]
+    (tmp_path / LOADS).write_text("\n".join(map(json.dumps, lines)))
+    marked = ServerMarkers(tmp_path, tmp_path / FILE_NAME).markers(SERVED, (), (), NOW)
+    assert "Restarted by a tuner: run 2: --max_num_seqs 256 → 128" in [one.text for one in marked]
+
+
+def test_a_tuner_at_work_is_part_of_the_server(folder: Path) -> None:
+    watched = WatchedServer(folder, interactive=False)
+    with contextlib.closing(watched), noted(folder, None, 60.0) as note:
+        note.tuner(TunerProgress("goodput", "requests/s", TunerStep.MEASURING, NOW, NOW, 4, trial=1))
+        found = watched.view(SERVED, time.time(), selected=False, load="").tuner
+        assert found is not None
+        assert found.place == "trial 1 of 4"
 
 
 def test_load_records_its_beginning_and_end(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def test_host_is_split_from_the_server_name() -> None:
     assert [split_host(name) for name in ("chat", "http://h:1", "/x", "a/b/c", "box/")] == [None] * 5
 
 
-@pytest.mark.parametrize("make", [fakes.chat, fakes.docs, fakes.broken, fakes.stopped, fakes.observed, fakes.asleep])
+@pytest.mark.parametrize("make", [fakes.chat, fakes.docs, fakes.broken, fakes.stopped, fakes.observed, fakes.asleep,
+                                  fakes.tuned])  # fmt: skip
 def test_server_is_the_same_on_the_other_side(make: object) -> None:
     view: ServerView = make(fakes.NOW)  # type: ignore[operator]
     view = replace(view, reason="größer …")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import stat
 import subprocess
@@ -9,15 +11,21 @@ import sys
 import time
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from vllm_console.load import spans
-from vllm_console.load.spans import FILE_NAME, MOST_BYTES, noted, read_spans
+from vllm_console.load.spans import FILE_NAME, MOST_BYTES, TunerWatch, noted, read_spans
+from vllm_console.load.tuner import TunerProgress, TunerStep
 
 
 def fill(folder: Path) -> None:
     """Ended loads until the file is over its size."""
-    while (folder / FILE_NAME).stat().st_size <= MOST_BYTES:
-        with noted(folder, 2.0, 60.0):
-            pass
+    with (folder / FILE_NAME).open("a") as file:
+        for number in itertools.count():
+            for line in ({"began_at": 1.0, "until": 9.0, "rate": 2.0}, {"ended_at": 2.0}):
+                file.write(json.dumps({"id": f"1-{number}", **line}) + "\n")
+            if file.tell() > MOST_BYTES:
+                return
 
 
 def test_running_load_is_kept_when_the_file_grows_too_large(tmp_path: Path) -> None:
@@ -66,3 +74,76 @@ def test_concurrent_loads_do_not_lose_each_others_entries(tmp_path: Path) -> Non
         for writer in writers:
             writer.communicate(b"\n")
     assert all(one.ended_at is not None for one in read_spans(tmp_path, time.time()))
+
+
+BEGIN = TunerProgress("goodput", "requests/s", TunerStep.MEASURING, 1.0, 2.0, 4)
+TRIAL = replace(BEGIN, step=TunerStep.RESTARTING, trial=2, set={"max-num-seqs": 16}, was={"max-num-seqs": None})
+
+
+def test_a_tuner_is_seen_from_its_first_step_to_its_end(tmp_path: Path) -> None:
+    watch = TunerWatch(tmp_path)
+    assert watch.progress(time.time()) is None
+    with noted(tmp_path, None, 600.0) as note, noted(tmp_path, 4.0, 600.0):
+        assert watch.progress(time.time()) is None, "a load is no tuner"
+        for step in (BEGIN, TRIAL):
+            note.tuner(step)
+            assert watch.progress(time.time()) == replace(step, pid=os.getpid())
+        assert watch.progress(time.time() + 601) is None, "no tuner takes longer than it may"
+    assert watch.progress(time.time()) is None
+    first, second = read_spans(tmp_path, time.time())
+    assert (first.tuner, second.tuner) == (replace(TRIAL, pid=os.getpid()), None)
+
+
+TUNER = f"""
+import sys
+from pathlib import Path
+from {spans.__name__} import noted
+from {TunerProgress.__module__} import TunerProgress
+with noted(Path(sys.argv[1]), None, 600.0) as note:
+    note.tuner(TunerProgress("goodput", "requests/s", "measuring", 1.0, 2.0, 4))
+    print("said", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_tuner_that_is_killed_is_gone(tmp_path: Path) -> None:
+    tuner = subprocess.Popen(
+        [sys.executable, "-c", TUNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ}
+    )
+    watch = TunerWatch(tmp_path)
+    try:
+        assert tuner.stdout is not None
+        assert tuner.stdout.readline() == b"said\n"
+        found = watch.progress(time.time())
+        assert found is not None
+        assert found.pid == tuner.pid
+    finally:
+        tuner.kill()
+        tuner.communicate()
+    assert watch.progress(time.time()) is None
+    (span,) = read_spans(tmp_path, time.time())
+    assert span.ended_at == 1.0, "at its last step"
+
+
+def test_another_process_with_the_pid_of_a_tuner_is_none(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    with noted(tmp_path, None, 600.0) as note:
+        note.tuner(BEGIN)
+        lines = path.read_text()
+        begin = json.loads(lines.splitlines()[0])
+        pid, started, boot = begin["process"]
+        assert TunerWatch(tmp_path).progress(time.time()) is not None
+        for other in ([pid, started + 1, boot], [pid, started, "another"], None):
+            path.write_text("\n".join([json.dumps({**begin, "process": other}), *lines.splitlines()[1:]]))
+            assert TunerWatch(tmp_path).progress(time.time()) is None, other
+
+
+def test_of_a_tuner_at_work_a_file_that_becomes_too_large_keeps_the_newest_step(tmp_path: Path) -> None:
+    with noted(tmp_path, None, 600.0) as note:
+        note.tuner(BEGIN)
+        note.tuner(TRIAL)
+        fill(tmp_path)
+        with noted(tmp_path, 4.0, 600.0):
+            steps = (tmp_path / FILE_NAME).read_text().count('"tuner"')
+        assert steps == 1
+        assert TunerWatch(tmp_path).progress(time.time()) == replace(TRIAL, pid=os.getpid())

@@ -1,0 +1,139 @@
+"""What a tuner is doing to a server, as it notes it for everyone who watches that server. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from vllm_console.text import duration, plain, rate, seconds
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+
+
+class TunerStep(StrEnum):
+    """What a tuner does."""
+
+    MEASURING = "measuring"
+    PREDICTING = "predicting"
+    RESTARTING = "restarting"
+    FINISHING = "finishing"
+    """It puts the flags in place that are to stay."""
+
+
+class TunerFigure(msgspec.Struct, frozen=True):
+    """A measured value of the objective. ``bound`` is ``most`` or ``least`` where only a bound of it is known."""
+
+    value: float
+    bound: str = ""
+
+
+class TunerBest(msgspec.Struct, frozen=True):
+    """The best candidate so far: the number of its newest trial, what it sets, and what was measured."""
+
+    trial: int
+    set: Flags
+    measured: TunerFigure
+
+
+class TunerProgress(msgspec.Struct, frozen=True):
+    """How far a tuner is. Times are Unix seconds: since when it does its ``step``, and when its budget ends.
+
+    ``trial`` of at most ``trials`` is under way; 0 before the first one and after the last. ``set`` is what its
+    candidate sets (while `FINISHING`: the better flags), empty for the original flags. ``was`` has the original values
+    of all flags that any candidate sets. ``best`` is None while nothing was measured to be better than the original
+    flags. The runs after ``first_run`` up to ``last_run`` are the tuner's. ``pid`` is its process.
+    """
+
+    objective: str
+    unit: str
+    step: TunerStep
+    since: float
+    until: float
+    trials: int
+    trial: int = 0
+    set: Flags = msgspec.field(default_factory=dict)
+    was: Mapping[str, FlagValue | None] = msgspec.field(default_factory=dict)
+    original: TunerFigure | None = None
+    best: TunerBest | None = None
+    first_run: int = 0
+    last_run: int = 0
+    pid: int = 0
+
+    def started(self, run: int) -> bool:
+        """Whether the tuner has started this run, or is about to."""
+        return self.first_run < run <= self.last_run
+
+    def asked(self, at: float) -> bool:
+        """Whether a restart that was requested then (Unix seconds) is the one that the tuner waits for."""
+        return self.step in (TunerStep.RESTARTING, TunerStep.FINISHING) and at >= self.since
+
+    @property
+    def changes(self) -> str:
+        """What the present candidate changes: ``max-num-seqs 4 → 16``; empty for the original flags."""
+        return changes_text(self.set, self.was)
+
+    @property
+    def place(self) -> str:
+        """``trial 2 of 4``; empty before the first one and after the last."""
+        return f"trial {self.trial} of {self.trials}" if self.trial else ""
+
+    @property
+    def doing(self) -> str:
+        """What it does: ``measuring max-num-seqs 4 → 16``."""
+        match self.step:
+            case TunerStep.PREDICTING:
+                return "predicting every combination of flags"
+            case TunerStep.FINISHING:
+                return f"ending with the better flags, {self.changes}" if self.set else "ending with the original flags"
+        what = self.changes or "the original flags"
+        return f"restarting with {what}" if self.step is TunerStep.RESTARTING else f"measuring {what}"
+
+    @property
+    def restart(self) -> str:
+        """Why it restarts the server: ``trial 2 of 4 of a tuner, max-num-seqs 4 → 16``."""
+        if self.step is TunerStep.FINISHING:
+            return f"a tuner ends with {f'the better flags, {self.changes}' if self.set else 'the original flags'}"
+        return f"{self.place} of a tuner, {self.changes}"
+
+    @property
+    def found(self) -> str:
+        """``best so far: max-num-seqs 16, 9.1 req/s (original 7.9 req/s)``; empty if nothing was measured."""
+        if self.original is None:
+            return ""
+        original = figure_text(self.original, self.unit)
+        if self.best is None:
+            return f"best so far: the original flags, {original}"
+        best = figure_text(self.best.measured, self.unit)
+        return f"best so far: {flags_text(self.best.set)}, {best} (original {original})"
+
+    def sentence(self, now: float) -> str:
+        """All of it, for people: what it does at ``now`` (Unix seconds), where it is, what it has found."""
+        left = f"at most {duration(max(0.0, self.until - now))} left"
+        parts = (self.place, f"{self.doing} for {duration(max(0.0, now - self.since))}", self.found, left)
+        return plain("; ".join(filter(None, (*parts, f"pid {self.pid}"))))
+
+    def kept(self, flags: Flags) -> str:
+        """Which of the flags that it has tried a server has, ``max-num-seqs 16``; empty if those are the original
+        ones."""
+        changed = {name: flags.get(name) for name, value in self.was.items() if flags.get(name) != value}
+        return flags_text(changed)
+
+
+def figure_text(one: TunerFigure, unit: str) -> str:
+    """A value of an objective: ``7.9 req/s``, ``410 tok/s``, or a latency; ``≥7.9 req/s`` where that is a bound."""
+    mark = {"most": "<", "least": "≥"}.get(one.bound, "")
+    if unit == "s":
+        return mark + seconds(one.value)
+    return mark + rate(one.value, "req" if unit == "requests/s" else "tok")
+
+
+def flags_text(flags: Mapping[str, FlagValue | None]) -> str:
+    """``max-num-seqs 16, gpu-memory-utilization unset``."""
+    return ", ".join(plain(f"{name} {'unset' if value is None else value}") for name, value in flags.items())
+
+
+def changes_text(flags: Flags, was: Mapping[str, FlagValue | None]) -> str:
+    """``max-num-seqs 4 → 16``."""
+    parts = [f"{name} {'unset' if was.get(name) is None else was[name]} → {value}" for name, value in flags.items()]
+    return plain(", ".join(parts))
