@@ -58,6 +58,11 @@ def test_staged_changes(snap_compare, app, pressing):
     assert snap_compare(app(), terminal_size=(120, 40), run_before=run)
 
 
+@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_a_tuner_at_work(snap_compare, app, pressing, fakes, size):
+    assert snap_compare(app(fakes.tuned, fakes.coder), terminal_size=size, run_before=pressing())
+
+
 def test_wide_names(snap_compare, app, pressing, fakes):
     def wide(at: float) -> Any:
         return replace(fakes.chat(at), name="日本語モデル", preset="😀 preset")

@@ -35,7 +35,7 @@ def test_server_not_probed_is_running_not_starting() -> None:
     assert describe_server(THEIRS, NOW)[0] == "vllm@8001  ready for 1m30s"
 
 
-def test_a_tuner_at_work_is_shown(fakes: ModuleType) -> None:
+def test_running_tuner_is_shown(fakes: ModuleType) -> None:
     server = fakes.tuned(fakes.NOW)
     sentence = server.tuner.sentence(fakes.NOW)
     assert f"  tuner: {sentence}" in servers_table((server,), fakes.NOW)

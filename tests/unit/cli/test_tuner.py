@@ -190,7 +190,7 @@ def noted_steps(folder):
     ]  # fmt: skip
 
 
-def test_each_step_is_noted_for_those_who_watch_the_server(tuned, tmp_path):
+def test_each_step_is_recorded(tuned, tmp_path):
     tuned(Fleet(), folder=tmp_path)
     assert noted_steps(tmp_path) == [
         ("measuring", 0, None, None, 1, 1),
@@ -204,7 +204,7 @@ def test_each_step_is_noted_for_those_who_watch_the_server(tuned, tmp_path):
     ]
 
 
-def test_a_tuner_is_seen_during_a_trial_and_not_after_it_was_canceled(tuned, tmp_path):
+def test_canceled_tuner_is_not_read_anymore(tuned, tmp_path):
     fleet, watch, seen = Fleet(), TunerWatch(tmp_path), []
 
     def canceled():

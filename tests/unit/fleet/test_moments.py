@@ -342,7 +342,7 @@ def test_killed_load_counts_as_ended(tmp_path: Path) -> None:
     assert span.ended_at == span.began_at
 
 
-def test_restarts_by_a_tuner_are_marked_as_its_own(tmp_path: Path) -> None:
+def test_restarts_by_a_tuner_are_marked(tmp_path: Path) -> None:
     progress = TunerProgress("goodput", "requests/s", TunerStep.MEASURING, NOW - 100, NOW, 4, first_run=1, last_run=2)
     span = LoadSpan(NOW - 400, NOW - 50, None, progress)
     texts = ["Restarted: run 2: --max-num-seqs 4 → 16", "Started", "Restarted: run 3"]
@@ -364,7 +364,7 @@ def test_restarts_by_a_tuner_are_marked_as_its_own(tmp_path: Path) -> None:
     assert "Restarted by a tuner: run 2: --max_num_seqs 256 → 128" in [one.text for one in marked]
 
 
-def test_a_tuner_at_work_is_part_of_the_server(folder: Path) -> None:
+def test_running_tuner_is_part_of_the_server(folder: Path) -> None:
     watched = WatchedServer(folder, interactive=False)
     with contextlib.closing(watched), noted(folder, None, 60.0) as note:
         note.tuner(TunerProgress("goodput", "requests/s", TunerStep.MEASURING, NOW, NOW, 4, trial=1))

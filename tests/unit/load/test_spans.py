@@ -80,7 +80,7 @@ BEGIN = TunerProgress("goodput", "requests/s", TunerStep.MEASURING, 1.0, 2.0, 4)
 TRIAL = replace(BEGIN, step=TunerStep.RESTARTING, trial=2, set={"max-num-seqs": 16}, was={"max-num-seqs": None})
 
 
-def test_a_tuner_is_seen_from_its_first_step_to_its_end(tmp_path: Path) -> None:
+def test_tuner_is_read_from_its_first_step_to_its_end(tmp_path: Path) -> None:
     watch = TunerWatch(tmp_path)
     assert watch.progress(time.time()) is None
     with noted(tmp_path, None, 600.0) as note, noted(tmp_path, 4.0, 600.0):
@@ -106,7 +106,7 @@ with noted(Path(sys.argv[1]), None, 600.0) as note:
 """
 
 
-def test_a_tuner_that_is_killed_is_gone(tmp_path: Path) -> None:
+def test_killed_tuner_is_not_read(tmp_path: Path) -> None:
     tuner = subprocess.Popen(
         [sys.executable, "-c", TUNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ}
     )
@@ -125,7 +125,7 @@ def test_a_tuner_that_is_killed_is_gone(tmp_path: Path) -> None:
     assert span.ended_at == 1.0, "at its last step"
 
 
-def test_another_process_with_the_pid_of_a_tuner_is_none(tmp_path: Path) -> None:
+def test_other_process_with_the_same_pid_is_no_tuner(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
     with noted(tmp_path, None, 600.0) as note:
         note.tuner(BEGIN)
@@ -138,7 +138,7 @@ def test_another_process_with_the_pid_of_a_tuner_is_none(tmp_path: Path) -> None
             assert TunerWatch(tmp_path).progress(time.time()) is None, other
 
 
-def test_of_a_tuner_at_work_a_file_that_becomes_too_large_keeps_the_newest_step(tmp_path: Path) -> None:
+def test_newest_step_of_a_running_tuner_is_kept_when_the_file_grows_too_large(tmp_path: Path) -> None:
     with noted(tmp_path, None, 600.0) as note:
         note.tuner(BEGIN)
         note.tuner(TRIAL)

@@ -15,7 +15,7 @@ def tuned(fakes: ModuleType) -> TunerProgress:
     return progress
 
 
-def test_all_of_it_in_a_sentence(fakes: ModuleType) -> None:
+def test_sentence(fakes: ModuleType) -> None:
     assert tuned(fakes).sentence(fakes.NOW) == (
         "trial 2 of 4; measuring max-num-seqs 256 → 128, max-num-batched-tokens 2048 → 8192 for 40s; "
         "best so far: max-num-seqs 128, 9.1 req/s (original 7.9 req/s); at most 11m40s left; pid 4711"
@@ -32,22 +32,22 @@ def test_all_of_it_in_a_sentence(fakes: ModuleType) -> None:
          "best so far: the original flags, 7.9 req/s"),
     ],
 )  # fmt: skip
-def test_before_and_after_the_trials(fakes: ModuleType, changes: dict[str, object], doing: str, found: str) -> None:
+def test_steps_outside_trials(fakes: ModuleType, changes: dict[str, object], doing: str, found: str) -> None:
     progress = replace(tuned(fakes), trial=0, set={}, **changes)
     assert (progress.doing, progress.place, progress.found) == (doing, "", found)
 
 
-def test_only_runs_that_it_has_started_are_its_own(fakes: ModuleType) -> None:
+def test_started_runs(fakes: ModuleType) -> None:
     assert [run for run in range(6) if tuned(fakes).started(run)] == [2, 3]
 
 
-def test_a_restart_is_its_own_only_while_it_waits_for_one(fakes: ModuleType) -> None:
+def test_requested_restart_is_recognized(fakes: ModuleType) -> None:
     restarting = replace(tuned(fakes), step=TunerStep.RESTARTING)
     assert [restarting.asked(restarting.since + by) for by in (-1.0, 0.0, 1.0)] == [False, True, True]
     assert not tuned(fakes).asked(fakes.NOW)
 
 
-def test_which_flags_are_left(fakes: ModuleType) -> None:
+def test_kept_flags(fakes: ModuleType) -> None:
     progress = replace(tuned(fakes), was={"max-num-seqs": 256, "gpu-memory-utilization": None})
     assert progress.kept({"max-num-seqs": 128, "max-model-len": 1}) == "max-num-seqs 128"
     assert progress.kept({"max-num-seqs": 256}) == ""

@@ -22,6 +22,7 @@ from vllm_console.text import UNKNOWN, amount, count, duration, percent, plain
 from vllm_console.ui.findings import worst_sign
 from vllm_console.ui.panes.base import STALE_SECONDS, latencies_of, past_load, usage_missed
 from vllm_console.ui.panes.state import format_left
+from vllm_console.ui.panes.tuner import short_place
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, OK, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, bar, fit, progress_line, rule
@@ -326,7 +327,7 @@ def _status(server: ServerView, now: float, width: int) -> Cell | None:
         quiet = server.startup.quiet_seconds if server.startup is not None else None
         if quiet is not None:
             return f"! {server.stages[-1].name}: no progress for {duration(quiet)}", WARN
-        return starting_text(server, now, width), ACCENT
+        return f"{'tuner: ' if server.tuner_restart else ''}{starting_text(server, now, width)}", ACCENT
     if server.state is State.READY:
         stale = server.sample is not None and now - server.sample.at > STALE_SECONDS
         if server.window is None:
@@ -406,6 +407,8 @@ def _state_cell(server: ServerView, now: float, width: int) -> Cell:
         return _state_then(server, server.moment, width)
     if _can_not_be_asked(server):
         return RUNNING, DIM
+    if server.tuner is not None and server.state is State.READY:
+        return f"tuning {short_place(server.tuner)}".rstrip(), ACCENT
     return _with_age(server.state_text, now - server.state_since, width), STATE_STYLE[server.state]
 
 

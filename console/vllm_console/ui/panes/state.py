@@ -28,6 +28,8 @@ def state_lines(server: ServerView, now: float, width: int, height: int) -> list
     right: tuple[Part, ...] = ((f"{server.state_text} {age}", _STYLE.get(server.state, STRONG)),)
     what = "Start-up of " if server.state is State.STARTING else ""
     lines = [rule(f"{what}{server.marked_name} · run {server.generation}", width, right)]
+    if about := server.tuner_restart:
+        lines.append(line((fit(f" Restarted: {about}", width).rstrip(), ACCENT)))
     lines += _why(server, width)
     advice = _advice(server)
     if server.state is State.FAILED:

@@ -10,6 +10,7 @@ from rich.style import Style
 
 from vllm_console.diagnosis.finding import Severity, title_of_code
 from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.load.tuner import TunerProgress
 from vllm_console.text import took
 from vllm_console.ui.theme import BAD, OK, WARN
 
@@ -28,19 +29,20 @@ class ServerEvent(msgspec.Struct, frozen=True):
 
 
 class SeenServer(msgspec.Struct, frozen=True):
-    """What a snapshot showed of a server: its state, its problems by code, its last restart and any rollback."""
+    """What a snapshot showed of a server: state, problems by code, last restart, any rollback and tuner."""
 
     state: State
     problems: frozenset[str]
     restart: tuple[float, str] | None = None
     """When it was requested, and its step."""
     rollback: str = ""
+    tuner: TunerProgress | None = None
 
 
 def seen_of(servers: Sequence[ServerView]) -> dict[str, SeenServer]:
     """What the next snapshot is compared with."""
     return {
-        server.name: SeenServer(server.state, _problems(server), _restart_of(server), server.rollback)
+        server.name: SeenServer(server.state, _problems(server), _restart_of(server), server.rollback, server.tuner)
         for server in servers
     }
 
@@ -54,8 +56,7 @@ def events_between(before: Mapping[str, SeenServer], servers: Sequence[ServerVie
             continue
         if then.state is not server.state:
             events.append(_change_of_state(server, then.state))
-        if (event := _restart_event(server, then)) is not None:
-            events.append(event)
+        events += filter(None, (_restart_event(server, then), _tuner_event(server, then.tuner)))
         now = _problems(server)
         name = server.name
         events += [
@@ -97,6 +98,17 @@ def _restart_event(server: ServerView, then: SeenServer) -> ServerEvent | None:
     return ServerEvent(name, f"{name}: {restart.sentence}.", style, aloud=server.ours)
 
 
+def _tuner_event(server: ServerView, before: TunerProgress | None) -> ServerEvent | None:
+    """A tuner that has begun or ended."""
+    name, tuner = server.name, server.tuner
+    if tuner is not None and before is None:
+        return ServerEvent(name, f"{name}: a tuner is at work: {tuner.objective}, at most {tuner.trials} trials.")
+    if tuner is None and before is not None:
+        kept = before.kept(server.flags) or "its original flags"
+        return ServerEvent(name, f"{name}: the tuner has ended; {name} has {kept}.")
+    return None
+
+
 def _change_of_state(server: ServerView, before: State) -> ServerEvent:
     return replace(_state_event(server, before), state=server.state)
 
@@ -106,14 +118,16 @@ def _state_event(server: ServerView, before: State) -> ServerEvent:
     if server.state is State.READY:
         downtime = server.downtime_seconds if started else None
         note = f" ({took(downtime)} downtime)" if downtime is not None else ""
-        return ServerEvent(name, f"{name} is {server.state_text}{note}.", OK, aloud=started)
+        tuned = f": {server.tuner_restart}" if started and server.tuner_restart else ""
+        return ServerEvent(name, f"{name} is {server.state_text}{note}{tuned}.", OK, aloud=started and not tuned)
     if server.state is State.FAILED:
         outcome = "did not start" if before is State.STARTING else "failed"
         return ServerEvent(name, f"{name} {outcome}: {server.reason}", BAD, aloud=server.ours)
     if server.state is State.UNRESPONSIVE:
         why = f": {server.reason}" if server.attached is not None and server.reason else "."
         return ServerEvent(name, f"{name} is {server.state_text}{why}", BAD)
-    return ServerEvent(name, f"{name} is {server.state_text}.")
+    why = f": {server.tuner_restart}" if server.tuner_restart else ""
+    return ServerEvent(name, f"{name} is {server.state_text}{why}.")
 
 
 def _problems(server: ServerView) -> frozenset[str]:

@@ -272,7 +272,7 @@ class ServerVerbs:
 
     def _ended_by_restart(self, server: ServerView, staged: Staged) -> list[str]:
         """What a restart ends; empty if it need not be asked about."""
-        verdict, details = self._verdicts.of(server), in_flight(server)
+        verdict, details = self._verdicts.of(server), [*tuner_at_work(server), *in_flight(server)]
         if details and verdict is not None and verdict.refused:
             details = ["The plan refuses these flags: nothing is restarted, and no request is aborted."]
         if server.state is State.STARTING and not staged and server.next_attempt_at is None:
@@ -478,7 +478,7 @@ class ServerVerbs:
             return
         runs = f"preset {server.preset}" if server.preset else "no preset"
         details = [f"Stops {server.name} ({runs}), then starts preset {preset} with its name, GPUs and port."]
-        details += [*in_flight(server), *_exposure(server)]
+        details += [*tuner_at_work(server), *in_flight(server), *_exposure(server)]
         self.ask(f"Switch {server.name} to {preset}?", details, "switch", lambda: self._switch(server, preset))
 
     def _about(self, name: str, text: str) -> str:
@@ -528,7 +528,8 @@ class ServerVerbs:
             self._console.say(text, WARN)
         elif target is None or target.state is not State.ASLEEP:
             text = "Its weights move to host memory and its GPUs are freed; it answers nobody until it is woken up."
-            self.ask(f"Put {server.name} to sleep?", [text, *_draining()], "sleep", partial(self._sleep, server))
+            details = [*tuner_at_work(server), text, *_draining()]
+            self.ask(f"Put {server.name} to sleep?", details, "sleep", partial(self._sleep, server))
         else:
             details = [f"{target.name} wakes up; its answers are compared with those before it slept."]
             if asleep is not target and asleep.state is State.READY:
@@ -577,6 +578,11 @@ class ServerVerbs:
             self._console.act("", lambda: fleet.start_load(name), lambda _: said)
 
         others = round((window.requests_running or 0) + (window.requests_waiting or 0)) if window is not None else 0
+        if server.tuner is not None:
+            self.ask(
+                f"A tuner measures {name}. Send a load anyway?", ["What it measures would be wrong."], "send", send
+            )
+            return
         if not others:
             send()
             return
@@ -711,9 +717,26 @@ def in_flight(server: ServerView) -> list[str]:
     return [f"{counted(running + waiting, 'request')} in flight{queued} will be aborted{ours}."]
 
 
+def tuner_at_work(server: ServerView) -> list[str]:
+    """That a tuner gives up when somebody else changes the server, and how it is ended instead; else nothing."""
+    tuner = server.tuner
+    if tuner is None:
+        return []
+    trial = f" ({tuner.place}: {tuner.changes})" if tuner.place else ""
+    stay = ", and these flags stay" if tuner.place else ""
+    return [
+        f"! A tuner is at work{trial}: it gives up{stay}.",
+        f"Ctrl+c in its terminal (pid {tuner.pid}) ends it with the original flags.",
+    ]
+
+
 def _ended_by_stop(server: ServerView) -> list[str]:
     """What ends with it: its requests, and the other nodes of a server over several machines."""
-    return [*in_flight(server), *([f"It is {server.node}: the other nodes end with it."] if server.node else [])]
+    return [
+        *tuner_at_work(server),
+        *in_flight(server),
+        *([f"It is {server.node}: the other nodes end with it."] if server.node else []),
+    ]
 
 
 def _downtime(server: ServerView) -> str:

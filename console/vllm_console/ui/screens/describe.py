@@ -170,6 +170,7 @@ def describe_facts(server: ServerView, now: float) -> Mapping[str, str]:
         "pid": str(server.pid) if server.pid is not None else "",
         "run": str(server.generation),
         "probe": f"none: {server.no_probe}" if server.no_probe else "",
+        "tuner": server.tuner.sentence(now) if server.tuner is not None else "",
         "attempt": str(server.attempt) if server.attempt else "",
         "downtime": f"{took(server.downtime_seconds)} at the last restart" if server.downtime_seconds else "",
         "last exit": server.exit.reason if server.exit else "",

@@ -51,6 +51,7 @@ from vllm_console.ui.panes.servers import (
 from vllm_console.ui.panes.sparks import spark_lines
 from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.throughput import throughput_lines
+from vllm_console.ui.panes.tuner import tuner_line
 from vllm_console.ui.parts import change_report, staging
 from vllm_console.ui.parts.change_report import ChangeReport
 from vllm_console.ui.parts.filter_line import FilterLine, matches
@@ -567,7 +568,8 @@ class OperationsScreen(PartialRepaintScreen):
         if server.moment is not None:
             found = finding_lines(server, staged, server.moment, width, most)
             return found or [event_line(server, None, server.moment, width)]
-        lines = [restart_line(server, snapshot.at, width)] if preparing(server) else []
+        lines = [tuner_line(server, snapshot.at, width)] if server.tuner is not None else []
+        lines += [restart_line(server, snapshot.at, width)] if preparing(server) else []
         room = most - len(lines)
         change = self.changes.lines(server, snapshot.at, width, 1)
         kept = room > 2 or (room == 2 and self.changes.judged(server))  # on two rows too little data displaces nothing

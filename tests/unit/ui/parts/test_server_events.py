@@ -56,3 +56,20 @@ def test_unreachable_endpoint_event_has_its_reason(fakes):
 
 def test_new_server_reports_nothing(fakes):
     assert told([], [fakes.pressed(fakes.NOW)]) == []
+
+
+def test_tuner_events(fakes):
+    tuned = fakes.tuned(fakes.NOW)
+    before, starting = replace(tuned, tuner=None), replace(tuned, state=State.STARTING)
+    why = "trial 2 of 4 of a tuner, max-num-seqs 256 → 128, max-num-batched-tokens 2048 → 8192"
+    assert told([before], [tuned]) == [("chat: a tuner is at work: goodput, at most 4 trials.", False)]
+    assert (f"chat is starting: {why}.", False) in told([tuned], [starting])
+    assert told([starting], [replace(tuned, downtime_seconds=4.8)]) == [
+        (f"chat is ready (4.8s downtime): {why}.", False)
+    ]
+    flags = {**tuned.flags, "max-num-batched-tokens": 2048}
+    assert told([tuned], [replace(before, flags=flags)]) == [
+        ("chat: the tuner has ended; chat has its original flags.", False)
+    ]
+    left = replace(before, flags={**flags, "max-num-seqs": 128})
+    assert told([tuned], [left]) == [("chat: the tuner has ended; chat has max-num-seqs 128.", False)]

@@ -1,0 +1,72 @@
+"""A tuner at work: shown above the panes, its restarts are its own, keys that change the server warn."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.fleet.snapshot import Changes
+
+WARNING = "! A tuner is at work (trial 2 of 4: max-num-seqs 256 → 128, max-num-batched-tokens 2048 → 8192): it"
+
+
+@pytest.fixture
+def fleet(fakes):
+    """One server; a tuner is at work on it while ``tuning``, and clients send requests while ``busy``."""
+
+    class Fleet(fakes.FakeFleet):
+        def __init__(self):
+            self.tuning, self.busy = True, True
+            super().__init__(self.server)
+
+        def server(self, at):
+            server = fakes.tuned(at)
+            if not self.busy:
+                idle = {"requests_running": 0.0, "requests_waiting": 0.0, "requests_per_second": 0.0}
+                server = replace(server, window=replace(server.window, **idle))
+            return server if self.tuning else replace(server, tuner=None)
+
+    return Fleet()
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (60, 15)])
+async def test_tuner_is_shown_while_it_runs(console, fleet, size):
+    async with console(fleet=fleet, size=size) as c:
+        await c.sees("± chat  tuner 2/4: measuring")
+        await c.sees("tuning 2/4")
+        fleet.tuning = False
+        await c.lacks("tuner 2/4")
+        await c.lacks("tuning")
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_restart_warns(console, fleet, busy):
+    fleet.busy = busy
+    async with console(fleet=fleet, size=(160, 40)) as c:
+        await c.press("r")
+        await c.sees("Restart chat?")
+        await c.sees(WARNING)
+        await c.sees("Ctrl+c in its terminal (pid 4711) ends it with the original flags.")
+        fleet.tuning = False
+        await c.lacks("A tuner is at work")
+        await c.press("y")
+        await c.until(lambda: fleet.calls == [("restart", "chat", Changes())])
+
+
+async def test_stop_warns(console, fleet):
+    async with console(fleet=fleet, size=(160, 40)) as c:
+        await c.press("s")
+        await c.sees("Stop chat?")
+        await c.sees(WARNING)
+        await c.press("n")
+        await c.lacks("Stop chat?")
+        assert fleet.calls == []
+
+
+async def test_load_asks_first(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("b")
+        await c.sees("A tuner measures chat. Send a load anyway?")
+        await c.press("n")
+        await c.lacks("anyway?")
+        assert fleet.calls == []
