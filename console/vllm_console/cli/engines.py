@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from
 from vllm_console.cli.options import add_json, text_from
-from vllm_console.cli.output import Document, DownloadLine, ProgressLine, complain, confirmed, fields, print_json, prose
+from vllm_console.cli.output import Document, complain, confirmed, fields, print_json, prose
+from vllm_console.cli.progress import ProgressLine
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import plain, size
 
@@ -101,8 +102,8 @@ def _install(args: argparse.Namespace) -> int:
     if args.dry_run or there:
         return _installed(args, plan, there=there)
     confirmed(args, f"Install it ({size(plan.download_bytes)} to download)?")
-    with DownloadLine(plan.download_bytes, silent=args.json) as line:
-        install_engine(plan, line.show)
+    with ProgressLine(silent=args.json) as line:
+        install_engine(plan, line.download(plan.download_bytes))
     return _installed(args, plan, there=True)
 
 

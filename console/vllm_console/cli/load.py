@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.load_target import add_shape, find_target, shaped
 from vllm_console.cli.options import add_json, count_from, duration_type, number_type, share_from
 from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.progress import ProgressLine
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import duration, plain
 from vllm_launchers.units import counted
@@ -24,12 +23,6 @@ MOST_SECONDS = 86_400
 
 MOST_RATE = 10_000
 """Requests per second."""
-
-LINE_SECONDS, OFTEN_SECONDS = 10.0, 60.0
-"""Seconds between two lines of progress where stderr is no terminal, until the second of these; from then on it."""
-
-WIPE = "\r\x1b[K"
-"""Returns to the beginning of the line and clears it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,31 +108,27 @@ def run(args: argparse.Namespace) -> int:
     workload, recorded = shaped(args, target.workload), _recorded(args, target.fleet)
     if recorded is not None:
         args.requests, rate = len(recorded.due), None
-    terminal = sys.stderr.isatty()
-    seen = terminal and not args.json
     most = args.concurrency or max(4 * workload.concurrency, 64)
-    tell = _tell if terminal else _ProgressLines(_sent_text(args, rate, most))
-    try:
-        with noted(target.folder, rate, MOST_SECONDS if args.requests else args.duration):
-            report = run_load_sync(
-                target.url,
-                None,
-                workload,
-                rate,
-                MOST_SECONDS if args.requests else args.duration,
-                requests=args.requests,
-                recorded=recorded,
-                exact=Exact(args.input_tokens, args.output_tokens),
-                access=target.access,
-                max_in_flight=most,
-                seed=args.seed,
-                allow_remote=args.remote,
-                lookup=target.lookup,
-                on_progress=None if args.json else tell,
-            )
-    finally:
-        if seen and waited_for():
-            print(WIPE, end="", file=sys.stderr, flush=True)
+    with (
+        ProgressLine(silent=args.json, first=_sent_text(args, rate, most)) as line,
+        noted(target.folder, rate, MOST_SECONDS if args.requests else args.duration),
+    ):
+        report = run_load_sync(
+            target.url,
+            None,
+            workload,
+            rate,
+            MOST_SECONDS if args.requests else args.duration,
+            requests=args.requests,
+            recorded=recorded,
+            exact=Exact(args.input_tokens, args.output_tokens),
+            access=target.access,
+            max_in_flight=most,
+            seed=args.seed,
+            allow_remote=args.remote,
+            lookup=target.lookup,
+            on_progress=lambda progress: line.show(_progress_text(progress), progress.elapsed),
+        )
     if args.json:
         print_json(report.document())
     else:
@@ -147,20 +136,6 @@ def run(args: argparse.Namespace) -> int:
     if report.failed:
         complain(f"{report.failed:,} of {counted(report.sent, 'request')} failed: {report.failure}")
     return 0 if report.completed and report.failed_share <= args.max_failed else 1
-
-
-def waited_for() -> bool:
-    """Whether somebody waits at the terminal for this: in the background its line would go over other programs."""
-    try:
-        return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
-    except (OSError, ValueError):  # no terminal, or not the one that controls this process
-        return False
-
-
-def _tell(progress: LoadProgress) -> None:
-    """Overwrite one line again and again, on a terminal where this runs in the foreground."""
-    if waited_for():
-        print(f"{WIPE}{_progress_text(progress)}", end="", file=sys.stderr, flush=True)
 
 
 def _progress_text(progress: LoadProgress) -> str:
@@ -181,30 +156,3 @@ def _sent_text(args: argparse.Namespace, rate: float | None, most: int) -> str:
         amount = counted(args.requests, kind)
     pace = f" at {rate:g} req/s" if rate is not None else ""
     return f"sending to {plain(args.server)}: {amount}{pace}, at most {most:,} in flight"
-
-
-class Pacing:
-    """When a line of progress is due in a file or a pipe: often at first, then once a minute."""
-
-    def __init__(self) -> None:
-        self._due = 0.0
-
-    def due(self, elapsed: float) -> bool:
-        """Whether one is due after so many seconds; the next one then is later."""
-        if elapsed < self._due:
-            return False
-        every = LINE_SECONDS if elapsed < OFTEN_SECONDS - LINE_SECONDS / 2 else OFTEN_SECONDS
-        self._due = (elapsed // every + 1) * every
-        return True
-
-
-class _ProgressLines:
-    """Prints what is sent, then the progress in lines, for a file or a pipe."""
-
-    def __init__(self, start: str) -> None:
-        self._start, self._pacing = start, Pacing()
-
-    def __call__(self, progress: LoadProgress) -> None:
-        if self._pacing.due(progress.elapsed):
-            print(self._start or _progress_text(progress), file=sys.stderr, flush=True)
-            self._start = ""

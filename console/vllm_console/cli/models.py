@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from
 from vllm_console.cli.options import add_json, gpus_from, text_from
-from vllm_console.cli.output import Document, DownloadLine, complain, confirmed, fields, print_json, prose
+from vllm_console.cli.output import Document, complain, confirmed, fields, print_json, prose
+from vllm_console.cli.progress import ProgressLine
 from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.model_text import COLUMNS, fit_text, model_cells
@@ -230,8 +231,8 @@ def get_model(args: argparse.Namespace) -> int:
     hub, model = _hub(args), _one_word(args)
     found = hub.about(model, args.revision, args.include)
     missing = _admitted(args, hub, found)
-    with DownloadLine(missing, silent=args.json or not missing) as line:
-        folder = hub.get(found, line.show)
+    with ProgressLine(silent=args.json or not missing) as line:
+        folder = hub.get(found, line.download(missing))
     if args.json:
         print_json(
             {"model": model, "revision": found.commit, "folder": str(folder), "bytes": found.bytes,

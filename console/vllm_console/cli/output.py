@@ -6,8 +6,7 @@ import io
 import json
 import os
 import sys
-import time
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm_console.text import plain
 from vllm_launchers.private import open_standard_streams
@@ -159,53 +158,6 @@ def confirmed(args: argparse.Namespace, question: str) -> None:
     from vllm_console.fleet.verbs import RefusedError
 
     raise RefusedError("canceled" if answer is not None else f"{plain(question)} Without a terminal, give --yes")
-
-
-REDRAWN_SECONDS = 0.1
-"""The least time between two states of a line of progress."""
-
-
-class ProgressLine:
-    """How far something is: a line on the terminal that is overwritten; elsewhere a line for each step."""
-
-    def __init__(self, *, silent: bool) -> None:
-        self._silent = silent
-        self._drawn = sys.stderr.isatty()
-        self._step = ""
-        self._drawn_at = 0.0
-
-    def say(self, step: str, text: str) -> None:
-        """Show how far a step is, a few times a second."""
-        if self._silent:
-            return
-        if self._drawn and (step != self._step or time.monotonic() - self._drawn_at >= REDRAWN_SECONDS):
-            self._drawn_at = time.monotonic()
-            print(f"\r\x1b[K{plain(text)}", end="", file=sys.stderr, flush=True)
-        elif not self._drawn and step != self._step:
-            print(plain(step), file=sys.stderr, flush=True)
-        self._step = step
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the line."""
-        if self._drawn and self._step:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-class DownloadLine(ProgressLine):
-    """The progress of a download."""
-
-    def __init__(self, total: int, *, silent: bool) -> None:
-        from vllm_console.fleet.downloads import DownloadText
-
-        super().__init__(silent=silent)
-        self._text = DownloadText(total)
-
-    def show(self, step: str, done: int) -> None:
-        """Show that ``done`` of the bytes are here."""
-        self.say(step, self._text.of(step, done))
 
 
 def row_line(cells: Sequence[str], columns: Sequence[tuple[str, int]]) -> str:

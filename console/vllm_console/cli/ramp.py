@@ -6,16 +6,16 @@ import argparse
 import asyncio
 import contextlib
 import os
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.load import MOST_SECONDS, WIPE, Pacing, waited_for
+from vllm_console.cli.load import MOST_SECONDS
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json, duration_type, number_type
 from vllm_console.cli.output import ask, complain, print_json
+from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.runs_text import step_heading, step_line
 from vllm_console.fleet.verbs import FleetError, RefusedError
 from vllm_console.text import duration, objectives_text, plain, rate
@@ -257,53 +257,29 @@ class _Reports:
     """
 
     def __init__(self, args: argparse.Namespace, stop: asyncio.Event) -> None:
-        self._events, self._json, self._stop = args.events, args.json, stop
-        self._line = None if args.events else _Progress(args.budget)
+        self._args, self._stop = args, stop
+        self._line = ProgressLine(silent=args.events)
+        self.end = self._line.clear
 
     def step(self, step: RampStep) -> None:
         """A step has ended."""
         self.end()
-        if self._events:
+        if self._args.events:
             _event("step", step.document(), self._stop)
-        elif not self._json:
+        elif not self._args.json:
             print(step_line(step.document()), flush=True)
 
     def progress(self, progress: RampProgress) -> None:
         """Show the progress."""
-        if self._events:
+        if self._args.events:
             from msgspec.structs import asdict
 
             _event("progress", asdict(progress), self._stop)
-        elif self._line is not None:
-            self._line.show(progress)
-
-    def end(self) -> None:
-        """Nothing is under way any more."""
-        if self._line is not None:
-            self._line.clear()
-
-
-class _Progress:
-    """How it goes: a line on the terminal that is overwritten; in a file or a pipe a line now and then."""
-
-    def __init__(self, budget: float) -> None:
-        self._budget, self._pacing = budget, None if sys.stderr.isatty() else Pacing()
-
-    def show(self, progress: RampProgress) -> None:
-        """Redraw it, or print a line if one is due."""
+            return
         what = "warming up at" if progress.warming_up else "measuring"
-        left = duration(max(0.0, self._budget - progress.elapsed))
+        left = duration(max(0.0, self._args.budget - progress.elapsed))
         text = f"{what} {rate(progress.rate, 'req')}, {progress.in_flight:,} under way; at most {left} left"
-        if self._pacing is None:
-            if waited_for():
-                print(f"{WIPE}{text}", end="", file=sys.stderr, flush=True)
-        elif self._pacing.due(progress.elapsed):
-            print(text, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Remove it from the terminal."""
-        if self._pacing is None and waited_for():
-            print(WIPE, end="", file=sys.stderr, flush=True)
+        self._line.show(text, progress.elapsed)
 
 
 def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:

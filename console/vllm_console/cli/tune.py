@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import math
-import shutil
 import sys
 import textwrap
 import time
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vllm_console.cli.fleet_access import refuse_read_only
-from vllm_console.cli.load import WIPE, Pacing, waited_for
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.ramp import budget_from, confirm_load, keep_ramp, only_one, rate_from
 from vllm_console.cli.waiting import Canceling, did_not_happen, is_settled, undone_at_end, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, State
@@ -198,11 +197,11 @@ class _Tuner:
         """What came of it, if the server runs with the flags to end on."""
         self.misplaced = ""
         """Why it does not, after `end`; else empty."""
-        self._pacing = None if sys.stderr.isatty() else Pacing()
+        self._line = ProgressLine()
 
     def say(self, text: str) -> None:
         """Print a line for people."""
-        self._progress("")
+        self._line.clear()
         if not self._args.json:
             print(text, flush=True)
 
@@ -571,15 +570,10 @@ class _Tuner:
         return TunerBest(trial, self._ranking.candidates[place].set, _figure(measured))
 
     def _progress(self, text: str, *, step: bool = False) -> None:
-        """Show how it goes; in a file or a pipe, where a line is due or a ``step`` begins. Without a text remove it."""
+        """Show how it goes; in a file or a pipe, where a line is due or a ``step`` begins."""
         tried = f"; with {self._trying}" if self._trying else ""
-        line = plain(f"{text}; at most {duration(max(0.0, self._left))} left{tried}" if text else "")
-        if self._pacing is None:
-            if waited_for():
-                fitting = line[: shutil.get_terminal_size().columns - 1]  # a longer one could not be wiped
-                print(f"{WIPE}{fitting}", end="", file=sys.stderr, flush=True)
-        elif line and (step or self._pacing.due(time.monotonic() - self._begin)):
-            print(line, file=sys.stderr, flush=True)
+        line = f"{text}; at most {duration(max(0.0, self._left))} left{tried}"
+        self._line.show(line, time.monotonic() - self._begin, always=step)
 
     def _row(self, words: str, expected: str, measured: Measured | None, problem: str = "") -> str:
         found = self._text(_figure(measured)) if measured is not None else "–"

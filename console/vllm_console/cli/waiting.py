@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.servers import server_document
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.fleet.verbs import FleetError
@@ -31,33 +32,30 @@ def wait_until(
         FleetError: it took longer than ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
-    show = sys.stderr.isatty() and not quiet
-    shown = ""
-    while True:
-        server = fleet.snapshot().server(name)
-        if server is None:
-            raise FleetError(f"{name} was removed while this command waited")
-        if done(server):
-            break
-        if time.monotonic() > deadline:
-            raise FleetError(
-                f"{name} is still {server.state} after {duration(timeout)}, and continues without this command. "
-                f"See 'vllm-console logs {name}', or wait longer with --timeout"
-            )
-        stage = server.stages[-1] if server.stages else None
-        line = f"{name}: {server.state}" + (f" · {stage.name} {stage.detail}" if stage else "")
-        if server.node and server.pid is None and server.reason:
-            line = f"{name}: {server.reason}"
-        if server.restart is not None and server.restart.under_way and server.state is State.READY:
-            line = f"{name}: {server.restart.sentence}"
-        if show and line != shown:
-            sys.stderr.write(f"\r\x1b[2K{plain(line)}")
-            sys.stderr.flush()
-            shown = line
-        time.sleep(0.2)
-    if show:
-        sys.stderr.write("\r\x1b[2K")
-    return server
+    with ProgressLine(silent=quiet or not sys.stderr.isatty()) as line:
+        while True:
+            server = fleet.snapshot().server(name)
+            if server is None:
+                raise FleetError(f"{name} was removed while this command waited")
+            if done(server):
+                return server
+            if time.monotonic() > deadline:
+                raise FleetError(
+                    f"{name} is still {server.state} after {duration(timeout)}, and continues without this command. "
+                    f"See 'vllm-console logs {name}', or wait longer with --timeout"
+                )
+            line.show(_progress_text(server), 0.0)
+            time.sleep(0.2)
+
+
+def _progress_text(server: ServerView) -> str:
+    """What a server that is waited for does."""
+    if server.restart is not None and server.restart.under_way and server.state is State.READY:
+        return f"{server.name}: {server.restart.sentence}"
+    if server.node and server.pid is None and server.reason:
+        return f"{server.name}: {server.reason}"
+    stage = server.stages[-1] if server.stages else None
+    return f"{server.name}: {server.state}" + (f" · {stage.name} {stage.detail}" if stage else "")
 
 
 def wait_for_restart(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import os
 import select
@@ -17,6 +18,7 @@ from fakes.endpoint import FakeEndpoint, document
 from vllm_console.cli import ramp, tune
 from vllm_console.cli.bench import check_access, check_words, lengths, reason
 from vllm_console.cli.main import CHANGING, parse
+from vllm_console.cli.progress import ProgressLine
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.load.ramp import RampProgress
 from vllm_launchers.presets.model import Workload
@@ -145,10 +147,10 @@ def test_tool_failure_reason_is_extracted():
 
 
 def test_ramp_prints_progress_lines_when_stderr_is_not_a_terminal(capsys):
-    line = ramp._Progress(600.0)
+    reports = ramp._Reports(argparse.Namespace(events=False, json=False, budget=600.0), asyncio.Event())
     for half in range(2 * 130):
-        line.show(RampProgress(4.2, half < 20, half / 2 + 0.1, 12))
-    line.clear()
+        reports.progress(RampProgress(4.2, half < 20, half / 2 + 0.1, 12))
+    reports.end()
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == ""
@@ -162,7 +164,7 @@ def test_ramp_prints_progress_lines_when_stderr_is_not_a_terminal(capsys):
 def test_tune_prints_progress_to_stderr_only(capsys, json):
     tuner = object.__new__(tune._Tuner)
     tuner._args = argparse.Namespace(json=json, budget=600.0)
-    tuner._begin, tuner._pacing, tuner._trying = time.monotonic(), tune.Pacing(), ""
+    tuner._begin, tuner._line, tuner._trying = time.monotonic(), ProgressLine(), ""
     for _ in range(3):
         tuner._progress("measuring 4.2 req/s")
     tuner._progress("restarting with max-num-seqs 64", step=True)

@@ -10,10 +10,10 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.cli import tune
-from vllm_console.cli.load import WIPE
+from vllm_console.cli import progress, tune
 from vllm_console.cli.load_target import Target
 from vllm_console.cli.main import parse
+from vllm_console.cli.progress import WIPE
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
 from vllm_console.fleet.tuning import CandidateRanking
 from vllm_console.fleet.verbs import FleetError
@@ -103,7 +103,7 @@ def test_better_candidate_is_kept(tuned):
 @pytest.mark.parametrize(("columns", "named"), [(55, "; with max-num"), (120, "left; with max-num-seqs 16")])
 def test_measured_candidate_name_is_cut_to_the_line(tuned, monkeypatch, columns, named):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(tune, "waited_for", lambda: True)
+    monkeypatch.setattr(progress, "waited_for", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
     lines = tuned(Fleet(), "--json")[2].split(WIPE)
     assert all(len(text) < columns for text in lines)

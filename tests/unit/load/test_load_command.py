@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from vllm_console.cli.main import main
+from vllm_console.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from conftest import Stub
@@ -97,7 +98,7 @@ def test_invalid_options_are_usage_errors(tmp_path: Path, stub: Stub, words: tup
 
 def test_background_load_does_not_write_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its line would go over the screen of the program in the foreground."""
-    import vllm_console.cli.load as command
+    import vllm_console.cli.progress as command
 
     monkeypatch.setattr(command.os, "tcgetpgrp", lambda _descriptor: 1)
     assert not command.waited_for()
@@ -108,7 +109,7 @@ def test_background_load_does_not_write_to_the_terminal(monkeypatch: pytest.Monk
 def test_progress_lines_are_printed_if_stderr_is_not_a_terminal(
     tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import vllm_console.cli.load as command
+    import vllm_console.cli.progress as command
 
     monkeypatch.setattr(command, "LINE_SECONDS", 0.001)
     assert load(tmp_path, stub.url, *FEW) == 0
@@ -130,7 +131,7 @@ def test_requests_held_back_by_the_limit_are_in_the_progress() -> None:
 def test_open_loop_reports_its_limit_and_late_requests(
     tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import vllm_console.cli.load as command
+    import vllm_console.cli.progress as command
 
     monkeypatch.setattr(command, "LINE_SECONDS", 0.001)
     assert load(tmp_path, stub.url, "--rate", "1000", "--requests", "20", "--concurrency", "1") == 0
@@ -140,11 +141,9 @@ def test_open_loop_reports_its_limit_and_late_requests(
 
 
 def test_progress_lines_are_frequent_at_first_then_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
-    from vllm_console.cli.load import _ProgressLines
-    from vllm_console.load.run import LoadProgress
-
-    tell = _ProgressLines("sending")
+    line = ProgressLine(first="sending")
     for half in range(2 * 200):
-        tell(LoadProgress(half / 2 + 0.1, half, half, 0, 0, 0))
-    at = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
-    assert at == ["sending", "10s", "20s", "30s", "40s", "50s", "1m00s", "2m00s", "3m00s"]
+        elapsed = half / 2 + 0.1
+        line.show(f"{elapsed:.0f}s", elapsed)
+    at = capsys.readouterr().err.splitlines()
+    assert at == ["sending", "10s", "20s", "30s", "40s", "50s", "60s", "120s", "180s"]
