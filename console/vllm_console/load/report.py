@@ -14,6 +14,12 @@ from vllm_console.text import rate, took
 from vllm_console.text import seconds as latency_text
 from vllm_launchers.units import counted
 
+LATENCIES = ("ttft", "tpot", "itl", "e2e", "send_delay")
+_COUNTS = (
+    "sent", "completed", "failed", "prompt_tokens", "output_tokens", "held_back", "cut_off", "overdue", "other_prompt",
+    "other_output",
+)  # fmt: skip
+
 SAMPLES_KEPT = 100_000
 KINDS_KEPT = 20
 
@@ -195,25 +201,15 @@ class LoadReport(msgspec.Struct, frozen=True):
 
     def document(self) -> dict[str, Any]:
         """The JSON contract of ``vllm-console load --json``."""
+        counts = ("sent", "completed", "failed", "unfinished", "not_sent", "held_back")
+        sizes = ("shape", "duration_s", "prompt_tokens", "output_tokens")
         return {
-            "sent": self.sent,
-            "completed": self.completed,
-            "failed": self.failed,
-            "unfinished": self.unfinished,
-            "not_sent": self.not_sent,
-            "held_back": self.held_back,
+            **{name: getattr(self, name) for name in counts},
             "failures": dict(self.failures),
-            "shape": self.shape,
-            "duration_s": self.duration_s,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
+            **{name: getattr(self, name) for name in sizes},
             "output_tokens_per_s": self.tokens_per_second,
             "other_length": {"prompt": self.other_prompt, "output": self.other_output},
-            "ttft_seconds": self.ttft.document(),
-            "tpot_seconds": self.tpot.document(),
-            "itl_seconds": self.itl.document(),
-            "e2e_seconds": self.e2e.document(),
-            "send_delay_seconds": self.send_delay.document(),
+            **{f"{name}_seconds": getattr(self, name).document() for name in LATENCIES},
         }
 
     def summary(self) -> str:
@@ -253,15 +249,8 @@ class Tally:
         self.answers: dict[int, Times] | None = None
         """If it is not None, the times of each answer that ended, by its place in the load."""
         self.good = 0
-        self.sent = 0
-        self.completed = 0
-        self.prompt_tokens = 0
-        self.output_tokens = 0
-        self.held_back = 0
-        self.cut_off = 0
-        self.overdue = 0
-        self.other_prompt = 0
-        self.other_output = 0
+        self.sent = self.completed = self.held_back = self.cut_off = self.overdue = 0
+        self.prompt_tokens = self.output_tokens = self.other_prompt = self.other_output = 0
         self.failures: Counter[str] = Counter()
         self.ttft = Samples(seed=seed, bound=limits[0])
         self.tpot = Samples(seed=seed)
@@ -302,25 +291,14 @@ class Tally:
 
     def report(self, duration_s: float, planned: int, *, stopped: bool = False, shape: str = "") -> LoadReport:
         """The report of a load of ``planned`` requests that took ``duration_s``; ``stopped``: a user ended it."""
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        latencies = {name: getattr(self, name).latency() for name in LATENCIES}
         return LoadReport(
-            sent=self.sent,
-            completed=self.completed,
-            failed=self.failed,
+            **counts,
+            **latencies,
             duration_s=duration_s,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
-            ttft=self.ttft.latency(),
-            tpot=self.tpot.latency(),
-            itl=self.itl.latency(),
-            e2e=self.e2e.latency(),
-            send_delay=self.send_delay.latency(),
             failures=dict(self.failures),
-            held_back=self.held_back,
             not_sent=max(0, planned - self.sent),
-            cut_off=self.cut_off,
-            overdue=self.overdue,
-            other_prompt=self.other_prompt,
-            other_output=self.other_output,
             stopped=stopped,
             shape=shape,
         )
