@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,9 +14,8 @@ from vllm_console.metrics.parse import NotMetricsError, parse_metrics
 from vllm_console.text import UNKNOWN, count, size
 from vllm_launchers.host.environment import memory_available_gib
 from vllm_launchers.keeper.records import ServerRecord, State
-from vllm_launchers.keeper.server_client import Response, ServerClient
+from vllm_launchers.keeper.server_client import Response, client_of
 from vllm_launchers.launch.details import unpack
-from vllm_launchers.listeners import Owner
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.checks.request import ranks
 from vllm_launchers.plan.flags import LORA
@@ -99,11 +97,8 @@ class ServerAdapters:
             raise RefusedError(f"{record.name} is {record.current.spec.node.text}: it serves no requests; node 0 does")
         if record.server is None or record.state is not State.READY:
             raise FleetError(f"{record.name} is {record.state}, not ready: its adapters can't be known now")
-        spec = record.current.spec
-        self._name, self._details = record.name, unpack(spec.details)
-        key = os.environ.get(API_KEY, "") if API_KEY in spec.secret_names else ""
-        owner = Owner(record.server.pid, record.server.start_time)
-        self._client = ServerClient(owner, spec.host, spec.port, key, tls=spec.tls)
+        self._name, self._details = record.name, unpack(record.current.spec.details)
+        self._client = client_of(record, record.server)
 
     def served(self) -> Adapters:
         """What it serves."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -30,7 +29,6 @@ from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.window import is_idle
 from vllm_console.text import plain
-from vllm_launchers.addresses import tls_to_own
 from vllm_launchers.engine_model.gpus import SMALL_BATCHES, find_model
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib
@@ -43,6 +41,7 @@ from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import batch_sizes, draft_model, max_tokens_per_mm_item
 from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
+from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, ModelFactsError
 from vllm_launchers.vllm.modelfacts.read import model_facts
@@ -105,50 +104,30 @@ class OneToken:
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self, owner: Owner, port: int, model: str, tls: bool) -> None:
-        import http.client  # this import and that of `_complete` take a tenth of a console's start
+        from vllm_launchers.keeper.health import TEXT  # these imports take a tenth of a console's start
+        from vllm_launchers.keeper.server_client import RequestTimeoutError, ServerClient
 
+        key = os.environ.get(API_KEY, "")
+        if not (key.isascii() and key.isprintable()):
+            self._refuse(f"it could not be sent: {API_KEY} has characters that no HTTP header can carry")
+            return
+        client = ServerClient(owner, "localhost", port, key, tls=tls)
+        body = {"model": model, "prompt": TEXT, "max_tokens": 1}
         try:
-            status = _complete(owner, port, model, tls=tls)
-        except TimeoutError:
+            status = client.ask("POST", "/v1/completions", body, seconds=DEADLINE_SECONDS).status
+        except RequestTimeoutError:
             self._answered, self.refused = False, ""
-            return
-        except (OSError, http.client.HTTPException) as error:  # no connection, or cut off: not the engine's answer
-            self._silent_since = None
-            self.refused = f"it could not be sent: {plain(str(error), 120) or type(error).__name__}"
-            return
-        except ValueError:  # the error's text would contain the key
-            self._silent_since = None
-            self.refused = "it could not be sent: VLLM_API_KEY has characters that no HTTP header can carry"
-            return
-        if status == http.client.OK:
-            self._answered, self.refused = True, ""
+        except OSError as error:  # no connection, or cut off: not the engine's answer
+            self._refuse(f"it could not be sent: {plain(str(error), 120) or type(error).__name__}")
         else:
-            # A refusal (an API key, a model that completes nothing) comes from the API server, not from the engine.
-            self._silent_since = None
-            self.refused = f"the API server answered it with {status}"
+            if status == 200:
+                self._answered, self.refused = True, ""
+            else:
+                # A refusal (an API key, a model that completes nothing) comes from the API server, not from the engine.
+                self._refuse(f"the API server answered it with {status}")
 
-
-def _complete(owner: Owner, port: int, model: str, *, tls: bool) -> int:
-    """The status of a completion of one token. Raises TimeoutError after the deadline.
-
-    The peer is verified before anything is sent: the key goes to no other process.
-    """
-    import http.client
-
-    from vllm_launchers.keeper.health import TEXT
-
-    headers = {"content-type": "application/json"}
-    if key := os.environ.get("VLLM_API_KEY"):
-        headers["authorization"] = f"Bearer {key}"
-    body = json.dumps({"model": model, "prompt": TEXT, "max_tokens": 1})
-    with owner.connect(port, DEADLINE_SECONDS) as plain_socket:
-        connection = http.client.HTTPConnection(plain_socket.getpeername()[0], port)
-        connection.sock = tls_to_own().wrap_socket(plain_socket) if tls else plain_socket
-        try:
-            connection.request("POST", "/v1/completions", body, headers)
-            return connection.getresponse().status
-        finally:
-            connection.close()
+    def _refuse(self, why: str) -> None:
+        self._silent_since, self.refused = None, why
 
 
 HISTORY_SECONDS = FRAMES * STEP_SECONDS

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 
 from vllm_console.fleet.verbs import FleetError
 from vllm_launchers.keeper import golden
 from vllm_launchers.keeper.health import requests
 from vllm_launchers.keeper.records import ServerRecord, State
-from vllm_launchers.keeper.server_client import ServerClient, base_model
-from vllm_launchers.listeners import Owner
-from vllm_launchers.secrets import API_KEY
+from vllm_launchers.keeper.server_client import ServerClient, base_model, client_of
 
 ANSWER_SECONDS = 120.0
 """For one answer of 16 tokens: the old server is in use."""
@@ -69,7 +65,4 @@ def _warm_up(client: ServerClient) -> None:
 def _client(record: ServerRecord) -> ServerClient:
     if record.server is None or record.state is not State.READY:
         raise FleetError(f"{record.name} is {record.state}: only the answers of ready servers can be compared")
-    spec = record.current.spec
-    owner = Owner(record.server.pid, record.server.start_time)
-    key = os.environ.get(API_KEY, "") if API_KEY in spec.secret_names else ""
-    return ServerClient(owner, spec.host, spec.port, key, tls=spec.tls)
+    return client_of(record, record.server)

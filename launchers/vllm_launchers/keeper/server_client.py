@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_launchers.addresses import tls_to_own
 from vllm_launchers.listeners import Owner
+from vllm_launchers.secrets import API_KEY
 from vllm_launchers.values import Value
+
+if TYPE_CHECKING:
+    from vllm_launchers.keeper.records import ProcessIdentity, ServerRecord
 
 ASK_SECONDS = 10.0
 """Timeout for a response that needs no engine, and for a connection."""
@@ -111,6 +116,13 @@ class ServerClient:
         if self._key and path != "/metrics":
             head.append(f"Authorization: Bearer {self._key}")
         return "\r\n".join([*head, "", ""]).encode()
+
+
+def client_of(record: ServerRecord, server: ProcessIdentity) -> ServerClient:
+    """What sends requests to the process that a record names; an API key comes from this process's environment."""
+    spec = record.current.spec
+    key = os.environ.get(API_KEY, "") if API_KEY in spec.secret_names else ""
+    return ServerClient(Owner(server.pid, server.start_time), spec.host, spec.port, key, tls=spec.tls)
 
 
 def over_tls(connection: socket.socket) -> socket.socket:
