@@ -120,6 +120,27 @@ def lock(opened: int, seconds: float) -> None:
         time.sleep(0.02)
 
 
+@contextlib.contextmanager
+def locked(path: Path, seconds: float, busy: Exception | None = None) -> Iterator[int]:
+    """Hold the lock of a file, which is created if it is missing; yields its descriptor.
+
+    Raises:
+        OSError: it can't be locked, or another process has held it for longer than ``seconds``; ``busy`` if that is
+            given, instead.
+    """
+    opened = open_file(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        try:
+            lock(opened, seconds)
+        except OSError as error:
+            if busy is None:
+                raise
+            raise busy from error
+        yield opened
+    finally:
+        os.close(opened)
+
+
 def check(state: Path, *, fix: bool) -> list[str]:
     """Check that a state folder and everything in it is private; returns sentences about what was not.
 

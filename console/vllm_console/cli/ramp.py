@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import textwrap
 import time
 from collections.abc import Iterator
@@ -166,22 +165,15 @@ def only_one(target: Target, rate: float | None = None) -> Iterator[LoadNote]:
         RefusedError: another one runs.
     """
     from vllm_console.load.spans import noted
-    from vllm_launchers.private import lock, open_file
+    from vllm_launchers.private import locked
 
     if target.folder is None:
         with noted(None, rate, MOST_SECONDS) as note:
             yield note
         return
-    opened = open_file(target.folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        try:
-            lock(opened, 0.0)
-        except OSError as error:
-            raise RefusedError(f"a measurement of {_name(target)} is already running") from error
-        with noted(target.folder, rate, MOST_SECONDS) as note:
-            yield note
-    finally:
-        os.close(opened)
+    busy = RefusedError(f"a measurement of {_name(target)} is already running")
+    with locked(target.folder / LOCK, 0.0, busy), noted(target.folder, rate, MOST_SECONDS) as note:
+        yield note
 
 
 def _search(args: argparse.Namespace, target: Target, objectives: Objectives, options: RampOptions) -> Ramp:

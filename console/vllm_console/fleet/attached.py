@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -36,7 +36,7 @@ from vllm_launchers.keeper import client, folders, wire
 from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
 from vllm_launchers.keeper.files import RECORD
 from vllm_launchers.keeper.records import ServerRecord
-from vllm_launchers.private import ATTACHED, lock, make_folder, open_file, own_folder
+from vllm_launchers.private import ATTACHED, lock, locked, make_folder, open_file, own_folder
 from vllm_launchers.values import replace as replace_value
 
 if TYPE_CHECKING:
@@ -207,27 +207,15 @@ class AttachedServers:
         endpoint = _checked(url, key_env, ca)
         if is_loopback(endpoint.host) and (here := own.get(endpoint.port)) is not None:
             raise FleetError(f"{endpoint.url} is {here}, a server of your own: it is in the table already")
-        with self._alone():
-            return self._attach(endpoint, name)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One command attaches at a time. Raises FleetError."""
         folder = self._state / ATTACHED
+        busy = FleetError(f"another command is attaching an endpoint ({folder}): try again")
         try:
             own_folder(self._state)
             make_folder(folder)
-            opened = open_file(folder / _ATTACHING, os.O_RDWR | os.O_NOFOLLOW)
+            with locked(folder / _ATTACHING, ATTACH_SECONDS, busy):
+                return self._attach(endpoint, name)
         except OSError as error:
             raise FleetError(f"{folder} can't be written: {error.strerror}") from error
-        try:
-            lock(opened, ATTACH_SECONDS)
-        except OSError as error:
-            raise FleetError(f"another command is attaching an endpoint ({folder}): try again") from error
-        else:
-            yield
-        finally:
-            os.close(opened)
 
     def _attach(self, endpoint: Endpoint, name: str | None) -> str:
         present = {record.name: found for record in self.read()[0] if (found := endpoint_of(record)) is not None}

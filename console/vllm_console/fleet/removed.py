@@ -20,7 +20,7 @@ from vllm_console.history.store import HISTORY
 from vllm_console.load.spans import FILE_NAME as LOADS
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.private import REMOVED, lock, make_folder, not_ours, open_file, own_folder
+from vllm_launchers.private import REMOVED, locked, make_folder, not_ours, open_file, own_folder
 
 if TYPE_CHECKING:
     from vllm_console.runs.store import Run
@@ -81,7 +81,7 @@ class RemovedServers:
             return False
         try:
             own_folder(self._folder)
-            with _closed(home / HISTORY):
+            with locked(home / (HISTORY + ".lock"), LOCK_SECONDS):  # its recorder has written all it had
                 kept = self._new(name, created_at)
                 _move(home, kept)
         except OSError as error:
@@ -186,17 +186,6 @@ def _move(home: Path, kept: Path) -> None:
             (kept / name).rename(home / name)
         kept.rmdir()
         raise
-
-
-@contextlib.contextmanager
-def _closed(history: Path) -> Iterator[None]:
-    """Hold the lock of a history: its recorder has written all it had. Raises OSError."""
-    descriptor = open_file(history.with_name(history.name + ".lock"), os.O_RDWR)
-    try:
-        lock(descriptor, LOCK_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _settle(history: Path) -> None:

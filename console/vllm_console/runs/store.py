@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from vllm_console.metrics.quantile import middle
 from vllm_console.runs.measurement import Measurement
 from vllm_console.runs.windows import FIGURES, RunWindow, kept
 from vllm_launchers.errors import FleetError
-from vllm_launchers.private import lock, open_file, own_folder
+from vllm_launchers.private import locked, own_folder
 from vllm_launchers.typed_decoding import convert, decode_json
 
 _Answer = TypeVar("_Answer")
@@ -253,7 +252,7 @@ class RunStore:
                 _enter(connection, head)
             thin(connection)
 
-        self.notice = write(self.path, act) or self.notice
+        self._write(act)
 
     def note_findings(
         self, run: RunName, at: float, codes: Iterable[str], since: Mapping[str, float] | None = None
@@ -276,7 +275,7 @@ class RunStore:
                 if not known.rowcount:
                     connection.execute("INSERT INTO findings VALUES (?, ?, ?, ?)", (number, code, began, at))
 
-        self.notice = write(self.path, act) or self.notice
+        self._write(act)
 
     def note_past(
         self, run: RunName, stretches: Mapping[str, Sequence[tuple[float, float]]], since: float, until: float
@@ -295,11 +294,9 @@ class RunStore:
                 connection.execute("DELETE FROM findings WHERE run = ? AND code = ?", (number, code))
                 rows = [(number, code, *stretch) for stretch in _merged([*known, *new])]
                 connection.executemany("INSERT INTO findings VALUES (?, ?, ?, ?)", rows)
-            (text,) = connection.execute("SELECT document FROM runs WHERE id = ?", (number,)).fetchone()
-            document = _document(text) | {"judged_until": until}
-            connection.execute("UPDATE runs SET document = ? WHERE id = ?", (json.dumps(document), number))
+            _write_document(connection, number, _read_document(connection, number) | {"judged_until": until})
 
-        self.notice = write(self.path, act) or self.notice
+        self._write(act)
 
     def add_measurement(self, run: RunName, found: Measurement) -> None:
         """Keep what a client measured of a run; a run has at most `MOST_MEASUREMENTS`."""
@@ -313,33 +310,30 @@ class RunStore:
                 f"DELETE FROM measurements WHERE run = ? AND at IN ({old})", (number, number, MOST_MEASUREMENTS)
             )
 
-        self.notice = write(self.path, act) or self.notice
+        self._write(act)
 
     def runs(self, server: str | None = None, most: int = 100) -> list[Run]:
         """The newest runs, newest first; of one server (by generation) or of all. Empty if none is recorded."""
         if server is not None and any("\ud800" <= character <= "\udfff" for character in server):
             return []  # not valid text, as a command line may contain: no server has this name
         newest = "SELECT id FROM runs ORDER BY started_at DESC, id DESC LIMIT ?"
-        query = "SELECT id, key, server, generation, started_at, document FROM runs WHERE id = ?"
 
         def ask(connection: sqlite3.Connection) -> list[Run]:
             if server is None:
                 numbers = [number for (number,) in connection.execute(newest, (most,)).fetchall()]
             else:
                 numbers = _by_generation(connection, server)[:most]
-            rows = [connection.execute(query, (number,)).fetchone() for number in numbers]
-            return [_measured(connection, _run(row)) for row in rows]
+            return [_measured(connection, _stored(connection, number)[0]) for number in numbers]
 
         return self._ask(ask, [])
 
     def past(self, server: str, most: int = 200) -> list[PastRun]:
         """When a server's newest runs began and which findings were open when, newest first; without their figures."""
-        query = "SELECT id, key, server, generation, started_at, document FROM runs WHERE id = ?"
 
         def ask(connection: sqlite3.Connection) -> list[PastRun]:
             held, found = _held(connection), []
             for number in _by_generation(connection, server)[:most]:
-                run = _run(connection.execute(query, (number,)).fetchone())
+                run, _ = _stored(connection, number)
                 changed = tuple((one.flag, one.before, one.after) for one in run.changed)
                 stretches = tuple(connection.execute(held, (number,)).fetchall())
                 found.append(PastRun(run.generation, run.started_at, changed, stretches, run.flags))
@@ -349,19 +343,14 @@ class RunStore:
 
     def findings(self, number: int) -> tuple[tuple[str, float, float], ...]:
         """The stretches in which findings were open in a run: code, since and until (Unix seconds)."""
-
-        def ask(connection: sqlite3.Connection) -> tuple[tuple[str, float, float], ...]:
-            return tuple(connection.execute(_held(connection), (number,)).fetchall())
-
-        return self._ask(ask, ())
+        return self._ask(lambda connection: tuple(connection.execute(_held(connection), (number,)).fetchall()), ())
 
     def run(self, number: int) -> Run | None:
         """The run of that number."""
-        query = "SELECT id, key, server, generation, started_at, document FROM runs WHERE id = ?"
 
         def ask(connection: sqlite3.Connection) -> Run | None:
-            row = connection.execute(query, (number,)).fetchone()
-            return _measured(connection, _run(row)) if row else None
+            known = connection.execute("SELECT 1 FROM runs WHERE id = ?", (number,)).fetchone()
+            return _measured(connection, _stored(connection, number)[0]) if known else None
 
         return self._ask(ask, None)
 
@@ -370,19 +359,17 @@ class RunStore:
 
         def act(connection: sqlite3.Connection) -> None:
             number = run_id(connection, run, at)
-            (text,) = connection.execute("SELECT document FROM runs WHERE id = ?", (number,)).fetchone()
-            document = _document(text) | {"predictions": list(predictions)[-MOST_PREDICTIONS:]}
-            connection.execute("UPDATE runs SET document = ? WHERE id = ?", (json.dumps(document), number))
+            document = _read_document(connection, number) | {"predictions": list(predictions)[-MOST_PREDICTIONS:]}
+            _write_document(connection, number, document)
 
-        self.notice = write(self.path, act) or self.notice
+        self._write(act)
 
     def predictions(self, server: str) -> list[tuple[Run, list[dict[str, Any]]]]:
         """A server's runs, newest first, each with what was predicted for changes of it, as it was noted."""
-        query = "SELECT id, key, server, generation, started_at, document FROM runs WHERE id = ?"
 
         def ask(connection: sqlite3.Connection) -> list[tuple[Run, list[dict[str, Any]]]]:
-            rows = [connection.execute(query, (one,)).fetchone() for one in _by_generation(connection, server)]
-            return [(_run(row), _document(row[-1]).get("predictions") or []) for row in rows]
+            stored = [_stored(connection, number) for number in _by_generation(connection, server)]
+            return [(run, document.get("predictions") or []) for run, document in stored]
 
         return self._ask(ask, [])
 
@@ -403,6 +390,9 @@ class RunStore:
             return float(row[0]) if row else None
 
         return self._ask(ask, None)
+
+    def _write(self, act: Callable[[sqlite3.Connection], None]) -> None:
+        self.notice = write(self.path, act) or self.notice
 
     def _ask(self, question: Callable[[sqlite3.Connection], _Answer], nothing: _Answer) -> _Answer:
         try:
@@ -448,9 +438,7 @@ _NOT_STORED = (
 
 def _enter(connection: sqlite3.Connection, head: RunHead) -> None:
     number = run_id(connection, RunName(head.key, head.server, head.generation), head.started_at)
-    query = "SELECT started_at, document FROM runs WHERE id = ?"
-    began, text = connection.execute(query, (number,)).fetchone()
-    document = _document(text)
+    run, document = _stored(connection, number)
     fresh = {name: getattr(head, name) for name in RunHead.__struct_fields__ if name not in _IN_COLUMNS}
     if head.attempts > document.get("attempts", 0):
         for name in ("ended_at", "ended", "cause"):  # it was restarted automatically
@@ -459,19 +447,16 @@ def _enter(connection: sqlite3.Connection, head: RunHead) -> None:
     if "before" not in document and head.flags:
         document |= _since_before(connection, head, number)
     # An automatic restart begins the process again; the run began with its first.
-    connection.execute(
-        "UPDATE runs SET started_at = ?, document = ? WHERE id = ?",
-        (min(float(began), head.started_at), json.dumps(document), number),
-    )
+    began = min(run.started_at, head.started_at)
+    connection.execute("UPDATE runs SET started_at = ? WHERE id = ?", (began, number))
+    _write_document(connection, number, document)
 
 
 def _since_before(connection: sqlite3.Connection, head: RunHead, number: int) -> dict[str, Any]:
     """The previous run of that server, and the differences; stored, because that run may be thinned out."""
     numbers = _by_generation(connection, head.server)
     for other in numbers[numbers.index(number) + 1 :]:
-        (text,) = connection.execute("SELECT document FROM runs WHERE id = ?", (other,)).fetchone()
-        flags = _document(text).get("flags")
-        if flags:
+        if flags := _read_document(connection, other).get("flags"):
             different = changes(flags, head.flags)
             return {"before": other, "changed": [[c.flag, c.before, c.after] for c in different]}
     return {"before": None, "changed": []}
@@ -493,7 +478,8 @@ def _by_generation(connection: sqlite3.Connection, server: str) -> list[int]:
     return [use[generation] for use in reversed(uses) for generation in sorted(use, reverse=True)]
 
 
-def _document(text: str) -> dict[str, Any]:
+def _read_document(connection: sqlite3.Connection, number: int) -> dict[str, Any]:
+    (text,) = connection.execute("SELECT document FROM runs WHERE id = ?", (number,)).fetchone()
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -501,23 +487,22 @@ def _document(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _run(row: tuple[int, str, str, int, float, str]) -> Run:
-    number, key, server, generation, started_at, text = row
-    known = {name: value for name, value in _document(text).items() if name in Run.__struct_fields__}
-    for name in _NOT_STORED:
-        known.pop(name, None)
-    columns: dict[str, Any] = {
-        "key": key,
-        "server": server,
-        "generation": generation,
-        "started_at": started_at,
-        "id": number,
-    }
+def _write_document(connection: sqlite3.Connection, number: int, document: Mapping[str, Any]) -> None:
+    connection.execute("UPDATE runs SET document = ? WHERE id = ?", (json.dumps(document), number))
+
+
+def _stored(connection: sqlite3.Connection, number: int) -> tuple[Run, dict[str, Any]]:
+    """A run without the figures of its minutes, and its whole document."""
+    query = f"SELECT {', '.join(_IN_COLUMNS)} FROM runs WHERE id = ?"
+    columns: dict[str, Any] = dict(zip(_IN_COLUMNS, connection.execute(query, (number,)).fetchone(), strict=True))
+    columns["id"] = number
+    document = _read_document(connection, number)
+    known = {name: document[name] for name in Run.__struct_fields__ if name in document and name not in _NOT_STORED}
     try:
         changed = [dict(zip(("flag", "before", "after"), change, strict=True)) for change in known.get("changed", ())]
-        return convert({**known, "changed": changed, **columns}, Run)
+        return convert({**known, "changed": changed, **columns}, Run), document
     except (TypeError, ValueError):  # written by another version, or damaged: the columns still hold
-        return Run(**columns)
+        return Run(**columns), document
 
 
 def _held(connection: sqlite3.Connection) -> str:
@@ -697,7 +682,7 @@ def set_aside(path: Path) -> Path | None:
         RunStoreError: it can't be renamed.
     """
     try:
-        with _file_lock(path):
+        with locked(path.with_name(path.name + ".lock"), BUSY_TIMEOUT_SECONDS):
             return None if _sound(path) else sqlite_files.move_aside(path, keep_earlier=True)
     except OSError as error:
         raise store_error(error, path) from None
@@ -757,13 +742,3 @@ def _sound(path: Path) -> bool:
         return True
     except RunStoreDamagedError:
         return False
-
-
-@contextlib.contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
-    descriptor = open_file(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        lock(descriptor, BUSY_TIMEOUT_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)

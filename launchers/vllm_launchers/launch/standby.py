@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -60,20 +59,13 @@ def one_switch(state: Path, records: Sequence[ServerRecord], name: str) -> Itera
     """
     first = min([name, *(one.name for one in sharing(records, name))])
     path = client.folder(state, first) / SWITCH_LOCK
-    try:
-        opened = private.open_file(path, os.O_RDWR)
-    except OSError as error:
-        raise FleetError(f"{path}: cannot be written: {error.strerror}") from error
-    try:
+    busy = FleetError(f"another command wakes up or starts {name} or its partner; try again later")
+    with contextlib.ExitStack() as held:
         try:
-            private.lock(opened, 0.0)
-        except BlockingIOError:
-            raise FleetError(f"another command wakes up or starts {name} or its partner; try again later") from None
+            held.enter_context(private.locked(path, 0.0, busy))
         except OSError as error:
             raise FleetError(f"{path}: cannot be locked: {error.strerror}") from error
         yield
-    finally:
-        os.close(opened)
 
 
 def find_other(records: Sequence[ServerRecord], name: str) -> ServerRecord:

@@ -25,7 +25,7 @@ import msgspec
 
 from vllm_launchers.errors import FleetError
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.private import lock, make_folder, open_file
+from vllm_launchers.private import locked, make_folder
 from vllm_launchers.units import in_units
 from vllm_launchers.vllm.engines import MARKER, NAME, EngineError, disk_bytes, engine_at, engines_folder, free_bytes
 from vllm_launchers.vllm.installed_packages import site_packages
@@ -480,16 +480,9 @@ def _alone(folder: Path) -> Iterator[int]:
         InstallError: another one runs.
     """
     make_folder(folder.parent)
-    opened = open_file(folder.parent / f".{folder.name}.lock", os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        lock(opened, 0.0)
-    except OSError as error:
-        os.close(opened)
-        raise InstallError(f"{folder.name} is being installed by another process") from error
-    try:
+    busy = InstallError(f"{folder.name} is being installed by another process")
+    with locked(folder.parent / f".{folder.name}.lock", 0.0, busy) as opened:
         yield opened
-    finally:
-        os.close(opened)
 
 
 def refuse_while_installing(version: str, build: Build, environ: Mapping[str, str] | None = None) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import asdict
 
-from vllm_launchers.private import close_to_others, lock, open_file, open_regular, own_folder
+from vllm_launchers.private import close_to_others, locked, open_regular, own_folder
 from vllm_launchers.typed_decoding import decode_json
 from vllm_launchers.vllm.flags.speculation import SPECULATION_FLAGS
 
@@ -188,12 +188,8 @@ class StartupReportStore:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         own_folder(self.path.parent)
-        opened = open_file(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_NOFOLLOW)
-        try:
-            lock(opened, LOCK_TIMEOUT_SECONDS)
+        with locked(self.path.with_name(f"{self.path.name}.lock"), LOCK_TIMEOUT_SECONDS):
             yield
-        finally:
-            os.close(opened)
 
 
 def _key(entry: StoredReport) -> tuple[str, str, str, str]:
