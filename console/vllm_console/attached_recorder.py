@@ -363,10 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folders.write_record(folder, failed)
         return 1
     recording = EndpointRecording(state, found, replace_struct(endpoint, keyed=bool(key)), scraper)
-    try:
+    with contextlib.closing(recording):
         record(folder, recording)
-    finally:
-        recording.close()
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,18 +92,16 @@ def _bucket(one: Judged) -> dict[str, Any]:
 def check_server(server: ServerView, now: float, window: float, *, allow_idle: bool = False) -> Report:
     """Read a server's history of the last ``window`` seconds before ``now`` and judge it."""
     folder = Path(server.folder)
-    reader = HistoryReader(folder / HISTORY)
-    try:
-        entries = reader.range(now - window, now, MOST_POINTS)
-        often = _often(reader, now, window) if window > TIERS[0].step * TIERS[0].rows else None
-        probe = folder / PROBE if window <= LONGEST_EXACT_SECONDS else None
-        return check_window(server, entries, now, window, allow_idle=allow_idle, often=often, probe=probe)
-    except HistoryMissingError:
-        return check_window(server, (), now, window, allow_idle=allow_idle)
-    except HistoryError as error:
-        return check_window(server, (), now, window, allow_idle=allow_idle, trouble=str(error))
-    finally:
-        reader.close()
+    with contextlib.closing(HistoryReader(folder / HISTORY)) as reader:
+        try:
+            entries = reader.range(now - window, now, MOST_POINTS)
+            often = _often(reader, now, window) if window > TIERS[0].step * TIERS[0].rows else None
+            probe = folder / PROBE if window <= LONGEST_EXACT_SECONDS else None
+            return check_window(server, entries, now, window, allow_idle=allow_idle, often=often, probe=probe)
+        except HistoryMissingError:
+            return check_window(server, (), now, window, allow_idle=allow_idle)
+        except HistoryError as error:
+            return check_window(server, (), now, window, allow_idle=allow_idle, trouble=str(error))
 
 
 def _often(reader: HistoryReader, now: float, window: float) -> Iterator[HistoryEntry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -40,16 +41,13 @@ def open_on(
     With ``chat`` on a chat with the server ``args.server``.
     """
     config = settings_from(args)
-    fleet = open_fleet(args, config, interactive=True, remote=True)
-    try:
+    with contextlib.closing(open_fleet(args, config, interactive=True, remote=True)) as fleet:
         replay = wanted(fleet)
         if args.picture is not None:
             return write_picture(fleet, args, replay=replay)
         need_screen("the console needs a terminal; for scripts use a command, see 'vllm-console --help'")
         server = args.server or ""
         return show(fleet, config, args, to_demo=_open_demo, server=server, replay=replay, chat=chat)
-    finally:
-        fleet.close()
 
 
 def _replay_of(fleet: LocalFleet, args: argparse.Namespace) -> Replay | None:

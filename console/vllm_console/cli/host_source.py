@@ -92,13 +92,9 @@ def this_host(args: argparse.Namespace) -> Host:
 @contextlib.contextmanager
 def watched_gpus(args: argparse.Namespace) -> Iterator[Callable[[], Host] | None]:
     """Monitors this machine's GPUs from a thread; yields a function for the latest host, or None without a driver."""
-    import ctypes
+    from vllm_launchers.host.gpu.host import has_driver
 
-    from vllm_console.fleet.gpus import DRIVER_LIBRARY
-
-    try:
-        ctypes.CDLL(DRIVER_LIBRARY)
-    except OSError:
+    if not has_driver():
         yield None
         return
     from vllm_launchers.host.gpu.monitor import GpuMonitor

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from vllm_console.history.energy import Energy, newest_energy, totals_of
 from vllm_console.history.gpu_samples import GPU_SAMPLES, KEPT_SECONDS, read_gpu_samples
 from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_launchers.host.gpu.hardware_warnings import IDLE
-from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, with_claims, with_servers
+from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, has_driver, with_claims, with_servers
 from vllm_launchers.host.gpu.vendors import no_driver
 from vllm_launchers.keeper import client, processes
 from vllm_launchers.keeper.process_group import recorded
@@ -28,8 +29,6 @@ from vllm_launchers.vllm.release_defaults import default_utilization
 if TYPE_CHECKING:
     from vllm_launchers.host.board import Board
     from vllm_launchers.host.gpu.monitor import GpuMonitor
-
-DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 
 class KnownGpus(msgspec.Struct, frozen=True):
@@ -47,7 +46,11 @@ class FleetGpus:
 
     def __init__(self, file: Path | None, state: Path) -> None:
         self._state = state
-        self._recorded = _read(file) if file is not None else None
+        self._recorded: Host | None = None
+        if file is not None:
+            from vllm_launchers.host.gpu.document import read_host
+
+            self._recorded = read_host(file)
         self._servers: Mapping[int, str] = {}
         self.claims: Mapping[int, tuple[GpuClaim, ...]] = {}
         """What people claim of GPUs, by index; set by the fleet."""
@@ -67,13 +70,8 @@ class FleetGpus:
             threading.Thread(target=self._begin, name="gpus", daemon=True).start()
 
     def _begin(self) -> None:
-        import ctypes
-
-        try:
-            ctypes.CDLL(DRIVER_LIBRARY)
-        except OSError:
-            # No driver, and none will come while the console is open: not worth asking again.
-            self._problem = no_driver()
+        if not has_driver():
+            self._problem = no_driver()  # none will come while the console is open: not worth asking again
             return
         from vllm_launchers.host.gpu.monitor import GpuMonitor
 
@@ -89,16 +87,10 @@ class FleetGpus:
         if self._recorded is not None:
             self._occupants = [view for view in views if view.ours and view.simulated and view.state.alive]
 
-    @cached_property
+    @property
     def has_driver(self) -> bool:
         """Whether GPUs can be asked after at all; costs next to nothing."""
-        import ctypes
-
-        try:
-            ctypes.CDLL(DRIVER_LIBRARY)
-        except OSError:
-            return False
-        return True
+        return has_driver()
 
     def latest(self) -> KnownGpus:
         """What is known now."""
@@ -286,12 +278,6 @@ def _working(gpu: Gpu, running: float) -> Gpu:
     return replace(seen, power_w=round(power, 1), temperature_c=heat)
 
 
-def _read(file: Path) -> Host:
-    from vllm_launchers.host.gpu.document import read_host
-
-    return read_host(file)
-
-
 TOLERANCE_GIB = 0.5
 """A driver keeps a little for itself; less than this does not count as missing."""
 
@@ -427,13 +413,11 @@ def recent_energy(state: Path, record: ServerRecord, gpus: Sequence[int], now: f
     hosts = read_gpu_samples(state / GPU_SAMPLES, since)
     if not any(gpu.energy_mj is not None for host in hosts for gpu in host.gpus):
         return None
-    reader = HistoryReader(client.folder(state, record.name) / HISTORY)
-    try:
-        entries = reader.since(since)
-    except HistoryError:
-        return None  # the snapshot says what is wrong with it
-    finally:
-        reader.close()
+    with contextlib.closing(HistoryReader(client.folder(state, record.name) / HISTORY)) as reader:
+        try:
+            entries = reader.since(since)
+        except HistoryError:
+            return None  # the snapshot says what is wrong with it
     totals = [totals_of(entry.sample) for entry in entries if entry.generation == record.current.number]
     found = newest_energy(hosts, record.server.pid, totals)
     if found is None or set(found.gpus) != set(gpus):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -213,11 +214,8 @@ def reported_cache(record: ServerRecord) -> CacheConfig:
     flags = unpack(spec.details).flags
     url = base_url(spec.host, spec.port, tls=bool(flags.get("ssl-certfile") or flags.get("ssl-keyfile")))
     try:
-        scraper = Scraper(url, owner=Owner(server.pid, server.start_time))
-        try:
+        with contextlib.closing(Scraper(url, owner=Owner(server.pid, server.start_time))) as scraper:
             found = cache_config(scraper.metrics_text())
-        finally:
-            scraper.close()
     except ScrapeError as error:
         raise FleetError(f"{record.name}: {error}") from error
     if found is None:
@@ -370,24 +368,20 @@ def present_run(state: Path, record: ServerRecord) -> RunRecording:
 
 def _seen(state: Path, record: ServerRecord, generation: int, begin: float, until: float | None = None) -> RunRecording:
     """What is recorded of a run in a time (Unix seconds). Raises FleetError."""
-    folder = client.folder(state, record.name)
+    folder, end = client.folder(state, record.name), until or math.inf
     try:
         reader = ProbeReader(folder / PROBE)
-        requests = [
-            one for one in reader.requests() if begin <= one.arrived_at and (not until or one.finished_at <= until)
-        ]
-        steps = [one for one in reader.steps() if begin <= one.at and (not until or one.at <= until)]
+        requests = [one for one in reader.requests() if begin <= one.arrived_at and one.finished_at <= end]
+        steps = [one for one in reader.steps() if begin <= one.at <= end]
     except OSError as error:
         raise FleetError(f"the records of {record.name} can't be read: {error.strerror}") from error
     if requests:
         return RunRecording(requests, steps)
-    history = HistoryReader(folder / HISTORY)
-    try:
-        rows = [one for one in history.since(begin) if one.generation == generation and (not until or one.at <= until)]
-    except HistoryError as error:
-        raise FleetError(f"{record.name} has no probe's records, and its metrics can't be read: {error}") from error
-    finally:
-        history.close()
+    with contextlib.closing(HistoryReader(folder / HISTORY)) as history:
+        try:
+            rows = [one for one in history.since(begin) if one.generation == generation and one.at <= end]
+        except HistoryError as error:
+            raise FleetError(f"{record.name} has no probe's records, and its metrics can't be read: {error}") from error
     return RunRecording((), (), [one.sample for one in rows])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -379,23 +380,21 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
         return None
     longest = token_count(details.flags.get("max-model-len"))
     objectives = details.objectives or DEFAULT_OBJECTIVES
-    reader = HistoryReader(folder / HISTORY)
-    try:
-        samples = list(reader.range(now - SEEN_SECONDS, now, MOST_SAMPLES))
-        ended = _ended(folder / PROBE, now)
-        whole = seen_workload(
-            samples, details.workload, longest=longest, objective=objectives.kv_cache_usage, recorded=ended
-        )
-        present = [one for one in samples if one.generation == record.current.number]
-        own = seen_workload(present, details.workload, longest=longest, span=PRESENT_RUN, recorded=ended)
-        # Other flags had other queues; what the KV cache has room for is also known from them.
-        return whole if own.workload is None or len(present) == len(samples) else replace(own, room=whole.room)
-    except HistoryMissingError:
-        return seen_workload((), details.workload, longest=longest)
-    except HistoryError as error:
-        return SeenWorkload(None, 0, 0.0, str(error))
-    finally:
-        reader.close()
+    with contextlib.closing(HistoryReader(folder / HISTORY)) as reader:
+        try:
+            samples = list(reader.range(now - SEEN_SECONDS, now, MOST_SAMPLES))
+            ended = _ended(folder / PROBE, now)
+            whole = seen_workload(
+                samples, details.workload, longest=longest, objective=objectives.kv_cache_usage, recorded=ended
+            )
+            present = [one for one in samples if one.generation == record.current.number]
+            own = seen_workload(present, details.workload, longest=longest, span=PRESENT_RUN, recorded=ended)
+            # Other flags had other queues; what the KV cache has room for is also known from them.
+            return whole if own.workload is None or len(present) == len(samples) else replace(own, room=whole.room)
+        except HistoryMissingError:
+            return seen_workload((), details.workload, longest=longest)
+        except HistoryError as error:
+            return SeenWorkload(None, 0, 0.0, str(error))
 
 
 def _ended(folder: Path, now: float) -> Sequence[FinishedRequest]:

@@ -5,6 +5,7 @@ A run's history lies in its server's folder, or is kept of a server that was rem
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -225,17 +226,15 @@ def _span(run: Run) -> tuple[float, float]:
 
 def _last_at(place: Path, begin: float, end: float) -> float | None:
     """When the last row of a run was recorded; its end where rows are too coarse to tell, None without any row."""
-    reader = HistoryReader(place / HISTORY)
-    try:
-        last = [entry.at for entry in reader.range(max(begin, end - LAST_SECONDS), end, _MOST_ROWS)]
-        if last:
-            return last[-1]
-        parts = reader.stretches(begin, end, end - begin)
-        return end if any(reader.read(part, 1) for part in parts) else None
-    except HistoryError:
-        return None
-    finally:
-        reader.close()
+    with contextlib.closing(HistoryReader(place / HISTORY)) as reader:
+        try:
+            last = [entry.at for entry in reader.range(max(begin, end - LAST_SECONDS), end, _MOST_ROWS)]
+            if last:
+                return last[-1]
+            parts = reader.stretches(begin, end, end - begin)
+            return end if any(reader.read(part, 1) for part in parts) else None
+        except HistoryError:
+            return None
 
 
 def _source(path: Path, generation: int) -> ChartSource[HistoryEntry, Timeline]:

@@ -8,6 +8,7 @@ of it are replaced one by one as their time comes again.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sqlite3
 import sys
@@ -384,11 +385,8 @@ def last_cards(path: Path) -> tuple[Card, ...]:
         row = connection.execute(f"SELECT data FROM machines WHERE id = ({newest})").fetchone()
         return row[0] if row is not None else None
 
-    file = HistoryFile(path, FORMAT)
-    try:
+    with contextlib.closing(HistoryFile(path, FORMAT)) as file:
         return _cards(file.ask(ask))
-    finally:
-        file.close()
 
 
 def _same_gpu(one: Card, other: Card) -> bool:

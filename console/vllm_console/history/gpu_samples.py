@@ -31,7 +31,6 @@ TIDY_EVERY = 60
 """Samples between two removals of what is older."""
 
 MOST_BYTES = 32 << 20
-DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 _GPU = (
     "index", "name", "memory_gib", "free_gib", "used_gib", "utilization", "memory_utilization", "temperature_c",
@@ -49,10 +48,10 @@ class GpuSampleStore:
     history that was set aside.
     """
 
-    def __init__(self, path: Path, step: float = STEP_SECONDS) -> None:
+    def __init__(self, path: Path) -> None:
         self.trouble = ""
         self.notice = ""
-        self._path, self._step = path, step
+        self._path = path
         self._lock: int | None = None
         self._watch: GpuMonitor | None = None
         self._newest: float | None = None
@@ -97,18 +96,15 @@ class GpuSampleStore:
         except BlockingIOError:
             return False
         # Only now: the driver's library costs memory, and one process of a person pays it for all servers.
-        import ctypes
-
         from vllm_console.history.gpu_history import GPU_HISTORY, GpuHistoryWriter
+        from vllm_launchers.host.gpu.host import has_driver
         from vllm_launchers.host.gpu.monitor import GpuMonitor
 
-        try:
-            ctypes.CDLL(DRIVER_LIBRARY)
-        except OSError:
+        if not has_driver():
             self._vain = True
             return False
         self._history = GpuHistoryWriter(self._path.with_name(GPU_HISTORY))
-        self._watch = GpuMonitor(interval=self._step)
+        self._watch = GpuMonitor(interval=STEP_SECONDS)
         self._watch.start()
         return True
 

@@ -7,6 +7,7 @@ only in some versions.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,8 +77,5 @@ def refusals_in(lines: Sequence[str], most: int) -> Refusals:
 
 def read_refusals(log: Path, most: int) -> Refusals:
     """The newest refused requests in a log, at most ``most``; none if it can't be read."""
-    file = LogFile(log)
-    try:
+    with contextlib.closing(LogFile(log)) as file:
         return refusals_in([line.text for line in file.tail(SEARCHED_LINES)], most)
-    finally:
-        file.close()

@@ -5,6 +5,7 @@ Standard library only: the recorder runs beside every server and must stay small
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -240,8 +241,5 @@ def _split(url: str) -> tuple[str, str, int, str]:
 
 def scrape_once(url: str, at: float, timeout: float = 5.0) -> Sample:
     """Scrape a server once; raises `ScrapeError`."""
-    scraper = Scraper(url, timeout)
-    try:
+    with contextlib.closing(Scraper(url, timeout)) as scraper:
         return scraper.sample(at)
-    finally:
-        scraper.close()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.history import gpu_samples
 from vllm_console.history.gpu_history import GPU_HISTORY, last_cards
 from vllm_console.history.gpu_samples import GPU_SAMPLES, GpuSampleStore, read_gpu_samples
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, Link
@@ -18,9 +17,11 @@ from vllm_launchers.host.gpu.monitor import GpuReading
 TAKES_TURNS = """
 import json, sys, time
 from pathlib import Path
+from vllm_console.history import gpu_samples
 from vllm_console.history.gpu_samples import GpuSampleStore, read_gpu_samples
+gpu_samples.STEP_SECONDS = 0.02
 path = Path(sys.argv[1])
-first, second = GpuSampleStore(path, 0.02), GpuSampleStore(path, 0.02)
+first, second = GpuSampleStore(path), GpuSampleStore(path)
 def until(count, *looks):
     end = time.monotonic() + 60
     while len(read_gpu_samples(path, 0.0)) < count and time.monotonic() < end:
@@ -60,7 +61,7 @@ def looks(tmp_path: Path, monkeypatch: Any) -> Callable[..., GpuSampleStore]:
     """``looks(host, …)`` is a writer whose driver shows these, one after another."""
 
     def looks(*hosts: Host) -> GpuSampleStore:
-        monkeypatch.setattr(gpu_samples, "DRIVER_LIBRARY", "libc.so.6")
+        monkeypatch.setattr("vllm_launchers.host.gpu.host.has_driver", lambda: True)
         monkeypatch.setattr("vllm_launchers.host.gpu.monitor.GpuMonitor", lambda **_: Watching(*hosts))
         return GpuSampleStore(tmp_path / GPU_SAMPLES)
 
@@ -134,7 +135,7 @@ def test_unwritable_folder_is_reported_and_retried(looks: Callable[..., GpuSampl
 
 
 def test_nothing_is_kept_without_a_driver(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(gpu_samples, "DRIVER_LIBRARY", "libthere-is-none.so.1")
+    monkeypatch.setattr("vllm_launchers.host.gpu.host.has_driver", lambda: False)
     writer = GpuSampleStore(tmp_path / GPU_SAMPLES)
     for _ in range(3):
         writer.record()

@@ -25,6 +25,17 @@ class DriverError(Exception):
 NO_DRIVER = "no NVIDIA driver was found on this machine; GPUs are not shown"
 
 
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is here, so that GPUs can be asked after; costs next to nothing."""
+    import ctypes
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
 class Holder(msgspec.Struct, frozen=True):
     """A process that holds GPU memory.
 
