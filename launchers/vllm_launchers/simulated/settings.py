@@ -293,22 +293,13 @@ def resolve_settings(args: argparse.Namespace, simulated: Simulated) -> EngineSe
 def _check_ranges(args: argparse.Namespace) -> None:
     utilization = args.gpu_memory_utilization
     if not 0 < utilization <= 1:
-        word, kind = (
-            ("less than or equal to 1", "less_than_equal")
-            if utilization > 1
-            else (
-                "greater than 0",
-                "greater_than",
-            )
-        )
-        raise _out_of_range("CacheConfig", "gpu_memory_utilization", utilization, f"Input should be {word}", kind)
+        wanted = "less than or equal to 1" if utilization > 1 else "greater than 0"
+        raise _out_of_range("CacheConfig", "gpu_memory_utilization", utilization, wanted)
     for config, names in _POSITIVE.items():
         for name in names:
             value = getattr(args, name)
             if value is not None and value < 1:
-                raise _out_of_range(
-                    config, name, value, "Input should be greater than or equal to 1", "greater_than_equal"
-                )
+                raise _out_of_range(config, name, value, "greater than or equal to 1")
     size = args.block_size
     if size is not None and size % 16:
         raise validation_error(
@@ -323,9 +314,10 @@ _POSITIVE = {
 }
 
 
-def _out_of_range(config: str, field: str, value: float, message: str, kind: str) -> ValidationError:
+def _out_of_range(config: str, field: str, value: float, wanted: str) -> ValidationError:
+    kind = "_".join(word for word in wanted.split()[:-1] if word not in ("or", "to"))  # greater_than_equal
     return ValidationError(
-        f"1 validation error for {config}\n{field}\n  {message} [type={kind}, input_value={value!r}, "
+        f"1 validation error for {config}\n{field}\n  Input should be {wanted} [type={kind}, input_value={value!r}, "
         f"input_type={type(value).__name__}]\n    For further information visit "
         f"https://errors.pydantic.dev/2.14/v/{kind}"
     )
@@ -384,9 +376,7 @@ def _max_model_len(asked: int | None, model: Geometry) -> int:
     if asked is None or asked == -1:
         return model.max_len
     if asked < 1:
-        raise _out_of_range(
-            "ModelConfig", "max_model_len", asked, "Input should be greater than or equal to -1", "greater_than_equal"
-        )
+        raise _out_of_range("ModelConfig", "max_model_len", asked, "greater than or equal to -1")
     if asked > model.max_len and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
         raise validation_error(
             "ModelConfig",
