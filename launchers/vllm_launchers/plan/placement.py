@@ -23,7 +23,7 @@ from vllm_launchers.host.gpu.sharing import (
     is_held_by_others,
     slice_gpu,
 )
-from vllm_launchers.host.gpu.topology import LinkLevel, link_level, nvlinks_in, pcie_groups, spans
+from vllm_launchers.host.gpu.topology import LinkLevel, near_groups, nvlinks_in, pair_level, spans
 from vllm_launchers.units import counted
 
 MOST_SETS = 20_000
@@ -126,11 +126,7 @@ class _Asked(msgspec.Struct, frozen=True):
         return self.links.get((a, b) if a < b else (b, a))
 
     def level(self, a: int, b: int) -> LinkLevel:
-        link = self.link(a, b)
-        if link is not None:
-            return link_level(link.kind)
-        together = any(a in island and b in island for island in self.host.islands)
-        return LinkLevel.NVLINK if together else LinkLevel.UNKNOWN
+        return pair_level(self.host, a, b, self.link(a, b))
 
 
 def rank_placements(
@@ -255,7 +251,7 @@ def _placement(asked: _Asked, indices: Sequence[int]) -> Placement:
     sentences = held_by(gpus)
     sentences += [words for gpu in gpus if (words := format_share(gpu, asked.shares))]
     if level is not None and level >= LinkLevel.SYS:
-        sentences.append(crossing(order, _near_groups(asked, indices), level))
+        sentences.append(crossing(order, near_groups(indices, asked.level, asked.host.links), level))
     if len({gpu.name for gpu in gpus if gpu.name}) > 1:
         sentences.append("mixed GPUs: the slowest limits speed, the smallest limits memory")
     return Placement(
@@ -319,16 +315,9 @@ def _broken(asked: _Asked, indices: Sequence[int]) -> float:
     return sum(1.0 for i in left if i in island) + len(switch) / BESIDES
 
 
-def _near_groups(asked: _Asked, indices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The set's parts that do not cross the CPU interconnect, or its NVLink islands if these are finer."""
-    nvlink = connected(indices, [p for p in combinations(indices, 2) if asked.level(*p) is LinkLevel.NVLINK])
-    groups = pcie_groups(indices, asked.host.links)
-    return groups if len(nvlink) == len(indices) else nvlink
-
-
 def _in_groups(asked: _Asked, indices: Sequence[int]) -> list[int]:
     """The order for the server: neighbors side by side, so that tensor-parallel ranks of a pipeline stage are near."""
-    return [index for group in _near_groups(asked, indices) for index in group]
+    return [index for group in near_groups(indices, asked.level, asked.host.links) for index in group]
 
 
 def _sets(asked: _Asked, usable: Sequence[int], size: int) -> Iterator[Sequence[int]]:

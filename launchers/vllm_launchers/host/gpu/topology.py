@@ -135,6 +135,22 @@ def pcie_groups(indices: Sequence[int], links: Sequence[Link]) -> tuple[tuple[in
     )
 
 
+def pair_level(host: Host, a: int, b: int, link: Link | None) -> LinkLevel:
+    """The level of two GPUs: that of their ``link``, or where that is unknown, of the island they are both in."""
+    if link is not None:
+        return link_level(link.kind)
+    together = any(a in island and b in island for island in host.islands)
+    return LinkLevel.NVLINK if together else LinkLevel.UNKNOWN
+
+
+def near_groups(
+    indices: Sequence[int], level: Callable[[int, int], LinkLevel], links: Sequence[Link]
+) -> tuple[tuple[int, ...], ...]:
+    """A set's parts that do not cross the CPU interconnect, or its NVLink islands if these are finer."""
+    nvlink = connected(indices, [pair for pair in combinations(indices, 2) if level(*pair) is LinkLevel.NVLINK])
+    return pcie_groups(indices, links) if len(nvlink) == len(indices) else nvlink
+
+
 CELL = 5
 """Columns of a cell: four for the longest kinds (``NODE``, ``NV18``) and one space."""
 

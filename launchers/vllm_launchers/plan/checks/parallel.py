@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from vllm_launchers.engine_model.gpus import find_model
-from vllm_launchers.host.gpu.host import Gpu, Host, connected
-from vllm_launchers.host.gpu.topology import LinkLevel, link_level, pcie_groups, spans
+from vllm_launchers.host.gpu.host import Gpu, Host
+from vllm_launchers.host.gpu.topology import LinkLevel, near_groups, pair_level, spans
 from vllm_launchers.plan.checks.request import gpus_of, local_ranks, most_gpus, simulated, spread, way_without_flags
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS
@@ -170,17 +170,12 @@ def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[PlanFindin
     indices = [gpu.index for gpu in gpus]
 
     def level(a: int, b: int) -> LinkLevel:
-        link = host.link(a, b)
-        if link is not None:
-            return link_level(link.kind)
-        return LinkLevel.NVLINK if any(a in island and b in island for island in host.islands) else LinkLevel.UNKNOWN
+        return pair_level(host, a, b, host.link(a, b))
 
     found = set_level(level, indices)
     if found is None or found <= LinkLevel.PXB:
         return
-    pairs = [(a, b) for a in indices for b in indices if a < b]
-    nvlink = connected(indices, [pair for pair in pairs if level(*pair) is LinkLevel.NVLINK])
-    groups = pcie_groups(indices, host.links) if len(nvlink) == len(indices) else nvlink
+    groups = near_groups(indices, level, host.links)
     if found < LinkLevel.SYS:
         text = (
             f"tensor parallelism over {spans(sorted(indices))} uses PCIe ({found.words}) at every layer"
