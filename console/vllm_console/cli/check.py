@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.fleet_access import open_fleet, settings_from
+from vllm_console.cli.fleet_access import open_fleet, settings_from, state_of
 from vllm_console.cli.options import add_changes, add_engine, add_json, changes_from, duration_type
 from vllm_console.cli.output import complain, fields, print_json
 from vllm_console.fleet.snapshot import LaunchRequest, Preset
-from vllm_console.fleet.verbs import NotFoundError, RefusedError, UsageError
+from vllm_console.fleet.verbs import RefusedError, UsageError
 from vllm_console.text import duration, plain
 
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ def check_launch(args: argparse.Namespace) -> int:
     from vllm_console.cli.plan import plan_of
 
     fleet = open_fleet(args, observe=False)
-    preset = next((one for one in fleet.presets()[0] if one.name == args.before_launch), None)
-    if preset is None:
-        raise NotFoundError(f"no preset is called '{plain(args.before_launch)}'; see 'vllm-console presets'")
+    preset = fleet.preset(args.before_launch)
     request = LaunchRequest(
         preset.name,
         args.model,
@@ -146,11 +144,10 @@ def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, prese
     from vllm_console.diagnosis.objectives import objectives_of
     from vllm_console.doctor import NO_VLLM, examine
     from vllm_console.settings import config_folder
-    from vllm_launchers.keeper.client import default_root
     from vllm_launchers.launch.earlier_starts import gpu_kind
 
     config = settings_from(args)
-    state, host = args.state or default_root(), this_host(args)
+    state, host = state_of(args), this_host(args)
     gpus = tuple(gpu for index in plan.gpus if (gpu := host.gpu(index)) is not None)
     found = examine(state, config_folder(), tuple(fleet.engines()), host)
     without = NO_VLLM if plan.engine.kind == "simulated" else ""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.fleet_access import open_fleet, settings_from
+from vllm_console.cli.fleet_access import open_fleet, settings_from, state_of
 from vllm_console.cli.options import text_from
 from vllm_console.cli.picture_options import write_picture
 from vllm_console.fleet.verbs import NotFoundError, Replay, UsageError
@@ -115,7 +115,6 @@ def show(
     from vllm_console.crash_report import in_threads
     from vllm_console.ui.app import ConsoleApp
     from vllm_console.ui.keymap import KeysError, chosen_keys
-    from vllm_launchers.keeper.client import default_root
 
     try:
         chosen_keys(config.keymap, config.keys)
@@ -136,10 +135,10 @@ def show(
         theme=config.theme,
         columns=config.columns,
         at=args.at,
-        state=None if demo else args.state or default_root(),
+        state=None if demo else state_of(args),
         cast=cast,
         hints=hints,
-        pictures=(Path.cwd(), args.state or default_root()),
+        pictures=(Path.cwd(), state_of(args)),
         server=server,
         replay=replay,
         chat=chat,
@@ -166,9 +165,8 @@ def show(
 
 def _notifier(config: Config, args: argparse.Namespace, *, read_only: bool) -> Notifier:
     from vllm_console.alerts.notifier import Notifier
-    from vllm_launchers.keeper.client import default_root
 
-    return Notifier(args.state or default_root(), config.alerts, environ=os.environ, read_only=read_only)
+    return Notifier(state_of(args), config.alerts, environ=os.environ, read_only=read_only)
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:

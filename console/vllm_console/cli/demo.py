@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from vllm_console.cli import demo_recording as recording
 from vllm_console.cli.console import need_screen, show
 from vllm_console.cli.demo_servers import SERVERS, WINDOW_SECONDS, DemoServer
+from vllm_console.cli.fleet_access import state_of
 from vllm_console.cli.options import DAY, duration_type
 from vllm_console.cli.picture_options import add_picture_arguments, check_picture_options, write_picture
 from vllm_console.fleet.local import LocalFleet
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         if args.record is not None and not args.record.absolute().parent.is_dir():
             raise UsageError(f"--record {args.record}: the folder {args.record.absolute().parent} does not exist")
         print("Starting the demo's two simulated servers…", flush=True)
-    root = (args.state or client.default_root()) / "demo"
+    root = state_of(args) / "demo"
     _sweep(root)
     with _servers(root / str(os.getpid()), args.host_file) as fleet:
         if args.picture is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from vllm_console.cli.fleet_access import open_fleet, settings_from
+from vllm_console.cli.fleet_access import open_fleet, settings_from, state_of
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import print_json
 
@@ -19,10 +19,9 @@ def run(args: argparse.Namespace) -> int:
     from vllm_console.cli.host_source import this_host
     from vllm_console.doctor import examine, format_report
     from vllm_console.settings import config_folder
-    from vllm_launchers.keeper.client import default_root
     from vllm_launchers.vllm.engines import engine_problems
 
-    state = args.state or default_root()
+    state = state_of(args)
     config = args.config.parent if args.config is not None else config_folder()
     found = settings_from(args)
     engines = tuple(open_fleet(args, found, check=False).engines())

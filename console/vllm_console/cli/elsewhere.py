@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import IO, TextIO
 
-from vllm_console.cli.fleet_access import read_only_by, settings_from
+from vllm_console.cli.fleet_access import read_only_by, settings_from, state_of
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
 
@@ -35,14 +35,13 @@ def run_elsewhere(args: argparse.Namespace) -> int | None:
         FleetError: ssh can't be run, the command names two machines, or it needs a terminal there.
     """
     from vllm_console.fleet.remote_hosts import read_hosts, split_host
-    from vllm_launchers.keeper.folders import default_root
 
     named = [getattr(args, name, None) for name in POSITIONS]
     split = [(word, found) for word in named if isinstance(word, str) and (found := split_host(word)) is not None]
     if not split:
         return None
     name = split[0][1][0]
-    host = next((one for one in read_hosts(args.state or default_root()) if one.name == name), None)
+    host = next((one for one in read_hosts(state_of(args)) if one.name == name), None)
     if host is None:
         return None
     if others := [word for word, (other, _) in split if other != name]:

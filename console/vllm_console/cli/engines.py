@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from
+from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from, state_of
 from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import Document, complain, confirmed, fields, print_json, prose
 from vllm_console.cli.progress import ProgressLine
@@ -153,7 +153,6 @@ def _remove(args: argparse.Namespace) -> int:
     Raises:
         FleetError: it can't be removed.
     """
-    from vllm_launchers.keeper.folders import default_root
     from vllm_launchers.vllm.engine_install import users_of
     from vllm_launchers.vllm.engines import managed_engine, managed_engines, remove_engine
 
@@ -166,7 +165,7 @@ def _remove(args: argparse.Namespace) -> int:
         raise NotFoundError(f"no engine installed here is called '{args.version}'; there are: {names}")
     if users := users_of(path):
         raise RefusedError(f"{path.name} is used by process {users[0]}; stop its server first")
-    started = ", ".join(_started_from(args.state or default_root(), path))
+    started = ", ".join(_started_from(state_of(args), path))
     note = f" It started {started}, which can't be restarted without it." if started else ""
     confirmed(args, f"Delete {path}?{note}")
     step = f"removing {path.name}"

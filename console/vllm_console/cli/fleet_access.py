@@ -10,6 +10,8 @@ from vllm_console.text import plain
 from vllm_launchers.launch.errors import read_only_error
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vllm_console.fleet.local import LocalFleet
     from vllm_console.history.energy import Tariff
     from vllm_console.settings import Settings
@@ -34,6 +36,14 @@ def settings_from(args: argparse.Namespace) -> Settings:
         complain(f"{first}{'' if first.endswith('?') else '.'} This command leaves it out; others refuse it")
     args.settings = found
     return found
+
+
+def state_of(args: argparse.Namespace) -> Path:
+    """The folder with the records of this user's servers."""
+    from vllm_launchers.keeper.folders import default_root
+
+    state: Path | None = args.state
+    return state or default_root()
 
 
 def read_only_by(args: argparse.Namespace, config: Settings) -> str:
@@ -115,10 +125,9 @@ def check_state(args: argparse.Namespace, config: Settings) -> list[str]:
 
     The sentences go to standard error, and are returned so that the caller can show them too.
     """
-    from vllm_launchers.keeper.folders import default_root
     from vllm_launchers.private import check
 
-    warnings = [plain(one) for one in check(args.state or default_root(), fix=not read_only_by(args, config))]
+    warnings = [plain(one) for one in check(state_of(args), fix=not read_only_by(args, config))]
     for sentence in warnings:
         complain(sentence)
     return warnings

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from statistics import fmean
 
-from vllm_console.cli.fleet_access import settings_from
+from vllm_console.cli.fleet_access import settings_from, state_of
 from vllm_console.cli.host_source import add_host, host_from_matrix, load_host, recorded_host
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.output import Document, fields, print_json
@@ -25,7 +25,6 @@ from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
 from vllm_console.text import UNKNOWN, plain
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, format_share
-from vllm_launchers.keeper import client
 from vllm_launchers.plan.placement import Placement
 
 
@@ -147,7 +146,7 @@ def read_charts(args: argparse.Namespace, span: ChartRange, recorded: Host | Non
     Raises:
         FleetError: nothing was recorded, or it cannot be read.
     """
-    state = args.state or client.default_root()
+    state = state_of(args)
     path = history_path(state, recorded)
     charts = []
     with closing(GpuCharts(state, recorded, write=False)) as source:

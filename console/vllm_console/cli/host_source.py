@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from vllm_console.cli.fleet_access import check_state, settings_from
+from vllm_console.cli.fleet_access import check_state, settings_from, state_of
 from vllm_console.cli.options import text_from
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_launchers.host.gpu.host import Host, HostError
@@ -115,7 +115,7 @@ def server_pids(args: argparse.Namespace) -> Mapping[int, str]:
     from vllm_launchers.keeper import client
     from vllm_launchers.keeper.errors import KeeperError
 
-    state = args.state or client.default_root()
+    state = state_of(args)
     try:
         records, _ = client.list_records(state)
     except (KeeperError, OSError):

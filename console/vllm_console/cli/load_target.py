@@ -118,11 +118,7 @@ def _workload(args: argparse.Namespace, fleet: LocalFleet, known: Workload | Non
     """The traffic of the preset that was asked for, else the server's own, else that of the chatbot preset."""
     if known is not None and not args.preset:
         return known
-    wanted = args.preset or "chatbot"
-    chosen = next((preset for preset in fleet.presets()[0] if preset.name == wanted), None)
-    if chosen is None:
-        raise NotFoundError(f"no preset is called '{wanted}'; see 'vllm-console presets'")
-    return chosen.workload
+    return fleet.preset(args.preset or "chatbot").workload
 
 
 def _refuse_others(fleet: LocalFleet, url: str, flag: str, *, allowed: bool) -> None:

@@ -173,9 +173,7 @@ def _fits(
     """
     from vllm_launchers.plan.model import MemoryFit, fit_of
 
-    presets = [preset.name for preset in fleet.presets()[0]]
-    if args.fits not in presets:
-        raise NotFoundError(f"no preset is called '{args.fits}'; there are {', '.join(presets)}")
+    fleet.preset(args.fits)
     place = {None: "offered", "auto": "auto"}.get(args.gpus, "")
     fits = {}
     for model in models:

@@ -8,10 +8,8 @@ from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import Document, complain, print_json
 from vllm_console.fleet.snapshot import Preset
-from vllm_console.fleet.verbs import NotFoundError
 from vllm_console.text import objectives_text, plain
 from vllm_launchers.plan.flags import flag_words
-from vllm_launchers.presets.load import near
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,18 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List them; invalid files are reported on stderr."""
-    presets, problems = open_fleet(args).presets()
+    fleet = open_fleet(args)
+    presets, problems = fleet.presets()
     for problem in problems:
         complain(problem.message)
     if args.name:
-        chosen = [preset for preset in presets if preset.name == args.name]
-        if not chosen:
-            hint = near(args.name, (preset.name for preset in presets), "there are ")
-            raise NotFoundError(f"no preset is called '{plain(args.name)}'{hint}")
+        chosen = fleet.preset(args.name)
         if args.json:
-            print_json(preset_document(chosen[0]))
+            print_json(preset_document(chosen))
         else:
-            print("\n".join(describe_preset(chosen[0])))
+            print("\n".join(describe_preset(chosen)))
         return 0
     if args.json:
         print_json([preset_document(preset) for preset in presets])

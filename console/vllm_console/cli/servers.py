@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.fleet_access import open_fleet, state_of
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, complain, fields, print_json
 from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, State
@@ -79,9 +79,8 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
 def run_status(args: argparse.Namespace) -> int:
     """Show it; of an attached machine that can't be reached, why."""
     from vllm_console.fleet.remote_hosts import read_hosts
-    from vllm_launchers.keeper.folders import default_root
 
-    machine = any(host.name == args.name for host in read_hosts(args.state or default_root()))
+    machine = any(host.name == args.name for host in read_hosts(state_of(args)))
     fleet = open_fleet(args, remote=machine)
     snapshot = fleet.snapshot(args.name)
     if there := [server.name for server in snapshot.servers if server.remote == args.name]:

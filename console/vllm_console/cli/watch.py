@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.fleet_access import open_fleet, settings_from
+from vllm_console.cli.fleet_access import open_fleet, settings_from, state_of
 from vllm_console.cli.options import add_json
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Watch until signaled to end."""
     from vllm_console.alerts.notifier import Notifier
-    from vllm_launchers.keeper import client
 
     config = settings_from(args)
     ended = threading.Event()
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     terminal = sys.stderr.isatty()
     fleet = open_fleet(args, config, interactive=True, observe=False)
     notifier = Notifier(
-        args.state or client.default_root(),
+        state_of(args),
         config.alerts,
         environ=os.environ,
         write=_to_terminal if terminal else None,
