@@ -400,6 +400,10 @@ class LocalFleet:
         presets, problems = self._launcher.planner.presets()
         return tuple(presets.values()), tuple(PresetProblem(str(error.path), str(error)) for error in problems)
 
+    def preset(self, name: str) -> Preset:
+        """The preset of that name. Raises NotFoundError."""
+        return self._launcher.planner.preset(name)
+
     def engines(self) -> Sequence[Engine]:
         """The engines found here, the simulated one last."""
         return self._launcher.planner.engines()
@@ -609,15 +613,15 @@ class LocalFleet:
     def _sleeping(self) -> Sleeping:
         from vllm_console.fleet.standby import Sleeping
 
-        def facts(details: Details) -> ModelFacts | None:
-            inputs = self._launcher.planner.inputs
-            return inputs.model(details.model, details.flags, os.environ, token=None).facts
-
         def host() -> Host | None:
             self._refresh_gpus()
             return self._gpus.read() if self._gpus is not None else None
 
-        return Sleeping(self._state, self._records, facts, host, self._loads.stop)
+        return Sleeping(self._state, self._records, self._facts, host, self._loads.stop)
+
+    def _facts(self, details: Details) -> ModelFacts | None:
+        """What is known of a server's model."""
+        return self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
 
     def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
         """Launch a server with changed flags beside a ready one; errors as `Launcher.start_beside`."""
@@ -951,8 +955,7 @@ class LocalFleet:
         record = self._recorded(name, "its flags are not known well enough to predict a change of them")
         self._refresh_gpus()
         plans = self._launcher.plan_restart(record, Changes()).plan, self._launcher.plan_restart(record, changes).plan
-        details = unpack(record.current.spec.details)
-        facts = self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
+        facts = self._facts(unpack(record.current.spec.details))
         return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
 
     def rank_changes(self, name: str, target: TuneTarget) -> CandidateRanking:
@@ -964,8 +967,7 @@ class LocalFleet:
 
         record = self._recorded(name)
         self._refresh_gpus()
-        details = unpack(record.current.spec.details)
-        facts = self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
+        facts = self._facts(unpack(record.current.spec.details))
         return rank_changes(
             self._state, record, facts, lambda changes: self._launcher.plan_restart(record, changes).plan, target
         )

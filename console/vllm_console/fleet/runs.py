@@ -163,7 +163,7 @@ class RunRecorder:
     def _write(
         self, due: Sequence[tuple[ServerRecord, ServerView | None]], holding: Sequence[tuple[ServerRecord, ServerView]]
     ) -> None:
-        from vllm_console.runs.store import RunName, RunStoreError
+        from vllm_console.runs.store import RunStoreError
 
         store, now = self.open(), time.time()
         self._tried_at = time.monotonic()
@@ -172,9 +172,7 @@ class RunRecorder:
                 store.enter([head for record, view in due for head in self._heads(record, view)])
             self._seen.update((record.name, _stamp(record)) for record, _ in due)
             for record, view in holding:
-                held = _Held(
-                    RunName(run_key(record, record.current), record.name, record.current.number), now, _holding(view)
-                )
+                held = _Held(self.name(record), now, _holding(view))
                 last = self._held.get(record.name)
                 if last is not None and (ended := last.ended(held)):
                     store.note_findings(last.run, now, ended, last.since)

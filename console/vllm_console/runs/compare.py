@@ -19,13 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from statistics import median
 
 import msgspec
 from msgspec.structs import replace
 
 from vllm_console.history import energy
 from vllm_console.metrics.quantile import PARTS, Quantile, middle
-from vllm_console.runs.confidence import difference, median
+from vllm_console.runs.confidence import difference
 from vllm_console.runs.store import FlagChange, Run, changes
 from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, by_exact, exact_keys
 

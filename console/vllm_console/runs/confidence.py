@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 import msgspec
 
@@ -19,13 +19,6 @@ LONGER = 2
 WILDER = 3.0
 """An earlier series that scatters this many times as much is not comparable."""
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64 - 1
-
-
-def median(values: Sequence[float]) -> float:
-    """The median of at least one value."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def difference(

@@ -9,7 +9,7 @@ import msgspec
 
 from vllm_console.metrics.sample import StartupFacts
 from vllm_console.runs.store import Run
-from vllm_console.text import UNKNOWN, plain, took
+from vllm_console.text import UNKNOWN, gib, plain, took
 from vllm_launchers.typed_decoding import convert
 from vllm_launchers.vllm.fast_loaders import FAST_LOADERS
 
@@ -108,7 +108,7 @@ def startup_lines(runs: Sequence[Run], width: int) -> list[str]:
             ("compile cache", [_CACHE.get(one.compile_cache, UNKNOWN) for one in all_facts]),
             ("KV cache size", [_kv_size(one) for one in all_facts]),
             ("prepared in", [took(one.prepared_seconds) for one in all_facts]),
-            ("read ahead", [_gib(one.read_ahead_gib) for one in all_facts]),
+            ("read ahead", [gib(one.read_ahead_gib) for one in all_facts]),
             ("load format", [str(run.flags.get("load-format", UNKNOWN)) for run in shown]),
         )
         if any(cell != UNKNOWN for cell in cells)
@@ -130,10 +130,6 @@ def _kv_size(found: StartupFacts) -> str:
     if found.kv_pinned:
         return "fixed"
     return "measured" if found.kv_measure_seconds is not None else UNKNOWN
-
-
-def _gib(amount: float | None) -> str:
-    return UNKNOWN if amount is None else f"{amount:.1f} GiB"
 
 
 def _whole(run: Run) -> float | None:
