@@ -13,7 +13,7 @@ from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import load_ended
 from vllm_console.text import UNKNOWN, clock, count, duration
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.terminal.lines import BLANK, clickable_line, line
+from vllm_console.ui.terminal.lines import BLANK, clickable_line, line, wheel_step
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.widgets.chart import NOTHING, PLAIN, ChartView, place_at
 from vllm_console.ui.widgets.draw import Part, paragraph, rule
@@ -47,7 +47,7 @@ class ChartedView(FramedView):
         if place_at(self.lines, event.x, event.y) is None:
             return
         event.stop()
-        by = -1 if isinstance(event, events.MouseScrollUp | events.MouseScrollLeft) else 1
+        by = wheel_step(event)
         await self.run_action(f"screen.step_range({by})" if event.ctrl else f"screen.time({by})")
 
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.style import Style
-from textual import events
+from textual import events, on
 from textual.message import Message
 from textual.strip import Strip
 
@@ -23,7 +23,7 @@ from vllm_console.ui.findings import worst_sign
 from vllm_console.ui.panes.base import STALE_SECONDS, latencies_of, past_load, usage_missed
 from vllm_console.ui.panes.state import format_left
 from vllm_console.ui.panes.tuner import short_place
-from vllm_console.ui.terminal.lines import clickable, line
+from vllm_console.ui.terminal.lines import clickable, line, wheel_step
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, OK, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, bar, fit, progress_line, rule
 from vllm_console.ui.widgets.framed import FramedView
@@ -561,13 +561,6 @@ class ServersTable(FramedView):
             super().__init__()
             self.name, self.times, self.mark = name, times, mark
 
-    class Scrolled(Message):
-        """The wheel was turned, down or up (negative)."""
-
-        def __init__(self, by: int) -> None:
-            super().__init__()
-            self.by = by
-
     _arguments: tuple[Sequence[ServerView], float, TableState] | None = None
     _shown: tuple[Entry, ...] = ()
     _top = 0
@@ -623,15 +616,11 @@ class ServersTable(FramedView):
             mark = event.ctrl or event.x < 2 + self.framed
             self.post_message(self.Picked(self._shown[index].server.name, event.chain, mark))
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """The server above."""
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollDown)
+    async def _wheel(self, event: events.MouseEvent) -> None:
         event.stop()
-        self.post_message(self.Scrolled(-1))
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """The server below."""
-        event.stop()
-        self.post_message(self.Scrolled(1))
+        await self.run_action(f"screen.cursor({wheel_step(event)})")
 
 
 SHRINK_SECONDS = 15.0

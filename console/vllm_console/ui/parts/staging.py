@@ -218,16 +218,6 @@ class Tuned(msgspec.Struct, frozen=True):
     hint: str = ""
     """What its keys change, in a word; empty: as ``short``."""
 
-    @property
-    def lower(self) -> TuningKey:
-        """The key that lowers or switches it."""
-        return self.keys[0]
-
-    @property
-    def raise_(self) -> TuningKey:
-        """The key that raises or switches it."""
-        return self.keys[-1]
-
 
 TUNED = (
     Tuned("max-num-seqs", "sequences", "seqs", (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from rich.cells import cell_len
-from textual import events
+from textual import events, on
 from textual.binding import BindingType
 from textual.strip import Strip
 
@@ -18,7 +18,7 @@ from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.staging import Staged, Staging, TuningKey
-from vllm_console.ui.terminal.lines import LineView, clickable, line
+from vllm_console.ui.terminal.lines import LineView, clickable, line, wheel_step
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, KEY
 from vllm_console.ui.widgets.draw import Part, fit, parts_length
 
@@ -71,13 +71,9 @@ class TuningBar(LineView, can_focus=True):
 
     # -- keys and mouse --------------------------------------------------------------------------------------------
 
-    def action_tuning_right(self) -> None:
-        """The next flag."""
-        self.action_choose((self._at + 1) % len(staging.TUNED))
-
-    def action_tuning_left(self) -> None:
-        """The previous flag."""
-        self.action_choose((self._at - 1) % len(staging.TUNED))
+    def action_move(self, by: int) -> None:
+        """The next or previous flag."""
+        self.action_choose((self._at + by) % len(staging.TUNED))
 
     def action_choose(self, at: int) -> None:
         """A flag, by number from 0."""
@@ -85,13 +81,10 @@ class TuningBar(LineView, can_focus=True):
             self._at, self._note = at, ""
             self._changed()
 
-    def action_tuning_up(self) -> None:
-        """Raise the flag's value, or switch it."""
-        self._step(staging.TUNED[self._at].raise_)
-
-    def action_tuning_down(self) -> None:
-        """Lower the flag's value, or switch it."""
-        self._step(staging.TUNED[self._at].lower)
+    def action_step(self, by: int) -> None:
+        """Raise the flag's value, lower it for -1, or switch it."""
+        keys = staging.TUNED[self._at].keys
+        self._step(keys[-1] if by > 0 else keys[0])
 
     def action_tuning_keep(self) -> None:
         """Keep what is staged and leave."""
@@ -105,15 +98,11 @@ class TuningBar(LineView, can_focus=True):
         if name and not restarted and self._staging.of(name) != before:
             self._staging.put(name, before)
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Raise the flag's value."""
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollDown)
+    def _wheel(self, event: events.MouseEvent) -> None:
         event.stop()
-        self.action_tuning_up()
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Lower the flag's value."""
-        event.stop()
-        self.action_tuning_down()
+        self.action_step(-wheel_step(event))
 
     def _step(self, key: TuningKey) -> None:
         server = self._server

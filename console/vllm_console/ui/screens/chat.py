@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec.structs import replace
 from rich.cells import cell_len, chop_cells
 from rich.style import Style
-from textual import events
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
@@ -182,12 +182,10 @@ class ChatScreen(TerminalScreen[None]):
         """A page up or down."""
         self.action_scroll(by * max(1, self._scroll.size.height - 1))
 
-    def on_mouse_scroll_up(self) -> None:
-        """The end does not stay in sight."""
-        self.call_after_refresh(self._scrolled)
-
-    def on_mouse_scroll_down(self) -> None:
-        """At the end it does."""
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollDown)
+    def _wheel(self) -> None:
+        """Where the end is in sight, it stays there."""
         self.call_after_refresh(self._scrolled)
 
     def _scrolled(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
-from textual import events
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -17,10 +18,12 @@ from vllm_console.text import plain
 from vllm_console.ui.actions import action_named, bindings
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_label, key_of, keys_of
-from vllm_console.ui.terminal.lines import LineView, clickable, line
+from vllm_console.ui.terminal.lines import LineView, clickable, line, wheel_step
 from vllm_console.ui.terminal.screens import TerminalModal
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import Part, fit, paragraph
+
+Answer = TypeVar("Answer")
 
 
 class DialogAnswer(NamedTuple):
@@ -31,7 +34,44 @@ class DialogAnswer(NamedTuple):
     then: Callable[[], object]
 
 
-class Confirm(TerminalModal[bool]):
+class Dialog(TerminalModal[Answer]):
+    """A box with lines, drawn anew for each size of the screen."""
+
+    CSS_PATH = "dialogs.tcss"
+
+    def compose(self) -> ComposeResult:
+        """The box."""
+        yield Vertical(LineView(id="question"), id="dialog")
+
+    def on_mount(self) -> None:
+        """Show the lines."""
+        self.query_one("#dialog").set_class(getattr(self.app, "ascii", False), "-ascii")
+        self.query_one("#question", LineView).show(self.lines())
+
+    def on_resize(self) -> None:
+        """Draw for the new size."""
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Draw what there is to say now."""
+        if self.is_mounted:
+            self.query_one("#question", LineView).show(self.lines())
+
+    @abstractmethod
+    def lines(self) -> list[Strip]:
+        """What the box holds."""
+
+    @property
+    def room(self) -> int:
+        """Cells that a line may take."""
+        return max(20, int(0.9 * self.app.size.width) - 8)
+
+    def action_leave(self) -> None:
+        """Close without an answer."""
+        close_screen(self)
+
+
+class Confirm(Dialog[bool]):
     """Asks before a destructive action. ``y`` or enter confirms, ``n``, ``q`` or escape cancels; ``other`` is done
     instead.
 
@@ -39,7 +79,6 @@ class Confirm(TerminalModal[bool]):
     meant for something else: it does not take enter for a yes.
     """
 
-    CSS_PATH = "dialogs.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("question")]
 
     def __init__(
@@ -56,34 +95,19 @@ class Confirm(TerminalModal[bool]):
         self._question, self._details, self._yes = plain(question), [plain(text) for text in details], yes
         self._note: Part = ""
 
-    def compose(self) -> ComposeResult:
-        """A box with the question."""
-        yield Vertical(LineView(id="question"), id="dialog")
-
-    def on_mount(self) -> None:
-        """Show the question."""
-        self.query_one("#dialog").set_class(getattr(self.app, "ascii", False), "-ascii")
-        self._draw()
-
-    def on_resize(self) -> None:
-        """Wrap for the new size."""
-        if self.is_mounted:
-            self._draw()
-
     def set_note(self, note: Part) -> None:
         """Show a note below the details, in place of the one before; it may arrive while the question is open."""
         self._note = note
-        if self.is_mounted:
-            self._draw()
+        self.redraw()
 
     def set_details(self, details: Sequence[str]) -> None:
         """Show other details: they may change while the question is open."""
         self._details = [plain(text) for text in details]
-        if self.is_mounted:
-            self._draw()
+        self.redraw()
 
-    def _draw(self) -> None:
-        width = max(20, int(0.9 * self.app.size.width) - 8)
+    def lines(self) -> list[Strip]:
+        """The question, its details and note, and the answers."""
+        width = self.room
         text, style = (self._note, None) if isinstance(self._note, str) else self._note
         question = paragraph(self._question, width, STRONG, "")
         note = paragraph(text, width, style, "")
@@ -97,7 +121,7 @@ class Confirm(TerminalModal[bool]):
             other = [(self._other.key, self._other.text, "other")] if self._other is not None else []
             answers = [(yes, self._yes, "answer(True)"), *other, (no, "cancel", "answer(False)")]
         keys = line(*[part for key, text, action in answers for part in answer_parts(key, text, f"screen.{action}")])
-        self.query_one(LineView).show([*question, line(), *rows, *([line()] if rows else []), keys])
+        return [*question, line(), *rows, *([line()] if rows else []), keys]
 
     def action_answer(self, answer: bool) -> None:
         """Close with the answer."""
@@ -138,10 +162,9 @@ def _at_most(rows: Sequence[Strip], room: int) -> list[Strip]:
     return [*rows[:kept], *([line((f"… {len(rows) - kept} more lines", DIM))] if kept < len(rows) else [])]
 
 
-class Choose(TerminalModal[str | None]):
+class Choose(Dialog[str]):
     """Picks one of a list of (name, explanation); dismisses with the name, or None."""
 
-    CSS_PATH = "dialogs.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("list")]
 
     def __init__(self, question: str, choices: Sequence[tuple[str, str]], at: str | None = None) -> None:
@@ -150,18 +173,10 @@ class Choose(TerminalModal[str | None]):
         self._choices = list(choices)
         self._index = next((i for i, (name, _) in enumerate(self._choices) if name == at), 0)
 
-    def compose(self) -> ComposeResult:
-        """A box with the list."""
-        yield Vertical(LineView(id="question"), id="dialog")
-
-    def on_mount(self) -> None:
-        """Show the list."""
-        self.query_one("#dialog").set_class(getattr(self.app, "ascii", False), "-ascii")
-        self._draw()
-
-    def _draw(self) -> None:
+    def lines(self) -> list[Strip]:
+        """The question, as much of the list as fits, and the keys."""
         width = max((len(name) for name, _ in self._choices), default=0) + 2
-        room = max(20, int(0.9 * self.app.size.width) - 8)
+        room = self.room
         question = paragraph(self._question, room, STRONG, "")
         rows = max(3, self.app.size.height - 11 - len(question))
         top = max(0, self._index - rows + 1)
@@ -180,64 +195,47 @@ class Choose(TerminalModal[str | None]):
                 )
             )
         hidden = max(0, len(self._choices) - rows)
-        lines += [
-            line((f"  {hidden} more ↑↓" if hidden else "", DIM)),
-            line(
-                *answer_parts(key_of("list_take"), "choose", "screen.take"),
-                *answer_parts(key_of("list_leave"), "cancel", "screen.leave"),
-            ),
+        keys = [
+            *answer_parts(key_of("list_take"), "choose", "screen.take"),
+            *answer_parts(key_of("list_leave"), "cancel", "screen.leave"),
         ]
-        self.query_one(LineView).show(lines)
+        return [*lines, line((f"  {hidden} more ↑↓" if hidden else "", DIM)), line(*keys)]
 
     def action_move(self, by: int) -> None:
         """Move the cursor, round the ends."""
         if self._choices:
             self._index = (self._index + by) % len(self._choices)
-            self._draw()
+            self.redraw()
 
     def action_edge(self, to: int) -> None:
         """The first or the last one."""
         if self._choices:
             self._index = 0 if to < 0 else len(self._choices) - 1
-            self._draw()
+            self.redraw()
 
     def action_choose(self, index: int) -> None:
         """Close with the one that was clicked."""
         self._index = index
         self.action_take()
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """The one above."""
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollDown)
+    def _wheel(self, event: events.MouseEvent) -> None:
         event.stop()
-        self.action_move(-1)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """The one below."""
-        event.stop()
-        self.action_move(1)
+        self.action_move(wheel_step(event))
 
     def action_take(self) -> None:
         """Close with what is under the cursor."""
         close_screen(self, self._choices[self._index][0] if self._choices else None)
 
-    def action_leave(self) -> None:
-        """Close without a choice."""
-        close_screen(self)
 
-    def on_resize(self) -> None:
-        """Draw for the new size."""
-        if self.is_mounted:
-            self._draw()
-
-
-class LineDialog(TerminalModal[str | None]):
+class LineDialog(Dialog[str]):
     """Shows lines and takes one that is typed; dismisses with it, or None.
 
     ``content`` gives the lines for so many cells and rows. ``check`` raises `UsageError` for a line that can't be
     understood. ``enter`` says what a line does.
     """
 
-    CSS_PATH = "dialogs.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave", show=False)]
 
     def __init__(
@@ -245,6 +243,7 @@ class LineDialog(TerminalModal[str | None]):
     ) -> None:
         super().__init__()
         self._input, self._enter, self._content, self._check = name, enter, content, check
+        self._wrong = ""
 
     def compose(self) -> ComposeResult:
         """A box with the lines and one to type into."""
@@ -252,24 +251,17 @@ class LineDialog(TerminalModal[str | None]):
         yield Vertical(LineView(id="question"), typed, LineView(id="answers"), id="dialog")
 
     def on_mount(self) -> None:
-        """Show the lines."""
-        self.query_one("#dialog").set_class(getattr(self.app, "ascii", False), "-ascii")
-        self._draw("")
+        """Take what is typed. (Textual has the lines shown as well: it calls every class's handler.)"""
+        answers = [*answer_parts("enter", self._enter, "screen.take"), *answer_parts("esc", "cancel", "screen.leave")]
+        self.query_one("#answers", LineView).show([line(), line(*answers)])
         self.set_focus(self.query_one(Input))  # at once: keys typed next are for it
 
-    def _draw(self, wrong: str) -> None:
+    def lines(self) -> list[Strip]:
+        """As much as fits, and what is wrong with what was typed."""
         width = max(40, min(76, self.app.size.width - 14))
         # Nine tenths of the screen, without the border, the line to type into, what is wrong with it, and the keys.
         rows = int(0.9 * self.app.size.height) - 6
-        lines = self._content(width, rows)
-        self.query_one("#question", LineView).show([*lines, line((fit(plain(wrong), width).rstrip(), BAD))])
-        answers = [*answer_parts("enter", self._enter, "screen.take"), *answer_parts("esc", "cancel", "screen.leave")]
-        self.query_one("#answers", LineView).show([line(), line(*answers)])
-
-    def on_resize(self) -> None:
-        """Show as much as fits now."""
-        if self.is_mounted:
-            self._draw("")
+        return [*self._content(width, rows), line((fit(plain(self._wrong), width).rstrip(), BAD))]
 
     async def action_take(self) -> None:
         """As enter does in the line."""
@@ -280,10 +272,7 @@ class LineDialog(TerminalModal[str | None]):
         try:
             self._check(event.value)
         except UsageError as error:
-            self._draw(str(error))
+            self._wrong = str(error)
+            self.redraw()
         else:
             close_screen(self, event.value)
-
-    def action_leave(self) -> None:
-        """Close without a change."""
-        close_screen(self)

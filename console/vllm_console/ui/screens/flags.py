@@ -23,7 +23,7 @@ from vllm_console.ui.panes.bars import footer, note_lines
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.flag_edits import FlagEdits
 from vllm_console.ui.parts.staging import MeasuredTraffic, measured_traffic
-from vllm_console.ui.terminal.lines import LineView, line
+from vllm_console.ui.terminal.lines import LineView, line, wheel_step
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
@@ -226,15 +226,11 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         """So many flags down, or up."""
         self._move(self._index + step)
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Flags below."""
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollDown)
+    def _wheel(self, event: events.MouseEvent) -> None:
         event.stop()
-        self._move(self._index + WHEEL)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Flags above."""
-        event.stop()
-        self._move(self._index - WHEEL)
+        self.action_move(wheel_step(event) * WHEEL)
 
     def on_click(self, event: events.Click) -> None:
         """Move to the clicked flag; a double click edits it."""

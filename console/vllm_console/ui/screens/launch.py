@@ -39,7 +39,7 @@ from vllm_console.ui.parts.launch_planner import LaunchPlanner, PlanOutcome
 from vllm_console.ui.parts.model_download import ModelDownloads
 from vllm_console.ui.parts.model_picker import ModelPicker
 from vllm_console.ui.terminal.clipboard import copy
-from vllm_console.ui.terminal.lines import LineView
+from vllm_console.ui.terminal.lines import LineView, wheel_step
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
@@ -450,15 +450,11 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self._selected = min(max(0, self._selected + step), max(0, len(self.planner.outcome.findings) - 1))
         self.redraw()
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Next line."""
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollDown)
+    def _wheel(self, event: events.MouseEvent) -> None:
         event.stop()
-        self.action_move(1)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Previous line."""
-        event.stop()
-        self.action_move(-1)
+        self.action_move(wheel_step(event))
 
     def on_click(self, event: events.Click) -> None:
         """Go to the section that was clicked."""

@@ -852,10 +852,6 @@ class OperationsScreen(PartialRepaintScreen):
             elif event.times == 2:
                 self.action_describe()
 
-    @on(ServersTable.Scrolled)
-    def _scrolled(self, event: ServersTable.Scrolled) -> None:
-        self.action_cursor(event.by)
-
     # -- order and marks -------------------------------------------------------------------------------------------
 
     def action_sort_by(self, title: str) -> None:

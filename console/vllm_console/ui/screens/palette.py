@@ -21,7 +21,7 @@ from vllm_console.ui.closing import close_screen
 from vllm_console.ui.commands import CommandError, Commands, Do, TypedCommand
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.recent_commands import RecentCommands
-from vllm_console.ui.terminal.lines import LineView, clickable, line
+from vllm_console.ui.terminal.lines import LineView, clickable, line, wheel_step
 from vllm_console.ui.terminal.screens import TerminalModal
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG, WARN
 from vllm_console.ui.threads import answer_for
@@ -198,15 +198,11 @@ class PaletteScreen(TerminalModal[Do | None]):
         """Close without a command."""
         close_screen(self)
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """The command above."""
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollDown)
+    def _wheel(self, event: events.MouseEvent) -> None:
         event.stop()
-        self._move(-1)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """The command below."""
-        event.stop()
-        self._move(1)
+        self._move(wheel_step(event))
 
 
 def _known(fleet: LocalFleet, engine: Engine | None, recent: RecentCommands) -> tuple[Sequence[Preset], FlagCatalog]:

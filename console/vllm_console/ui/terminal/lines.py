@@ -53,6 +53,11 @@ def action_of(style: Style | None) -> str:
     return str(style.meta.get(_ACTION, "")) if style is not None else ""
 
 
+def wheel_step(event: events.MouseEvent) -> int:
+    """-1 for the mouse wheel turned up or to the left, else 1."""
+    return -1 if isinstance(event, events.MouseScrollUp | events.MouseScrollLeft) else 1
+
+
 def actions_of(strips: Sequence[Strip]) -> frozenset[str]:
     """The actions that clicks on these lines run."""
     return frozenset(action_of(style) for strip in strips for _, style, _ in strip) - {""}

@@ -13,14 +13,14 @@ from pathlib import Path
 from msgspec.structs import replace
 from rich.segment import Segment
 from rich.style import Style
-from textual import events
+from textual import events, on
 from textual.message import Message
 from textual.strip import Strip
 
 from vllm_console.logs.file import Line, LogFile, LogLevel, compile_pattern
 from vllm_console.logs.vllm_lines import parse_line
 from vllm_console.text import UNKNOWN
-from vllm_console.ui.terminal.lines import LineView, line
+from vllm_console.ui.terminal.lines import LineView, line, wheel_step
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, WARN
 from vllm_console.ui.threads import begin_worker, in_thread, woken
 from vllm_console.ui.widgets.draw import fit
@@ -461,15 +461,11 @@ class LogView(LineView):
         """Read at once when the view becomes visible."""
         self._wake.set()
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Scroll up."""
+    @on(events.MouseScrollUp)
+    @on(events.MouseScrollDown)
+    def _wheel(self, event: events.MouseEvent) -> None:
         event.stop()
-        self.scroll_rows(-WHEEL)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Scroll down."""
-        event.stop()
-        self.scroll_rows(WHEEL)
+        self.scroll_rows(wheel_step(event) * WHEEL)
 
     async def on_click(self, event: events.Click) -> None:
         """Select the line under the mouse."""
