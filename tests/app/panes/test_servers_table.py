@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from msgspec.structs import replace
+from textual.events import MouseScrollDown, MouseScrollUp
 
 from vllm_console.attached import Endpoint
 from vllm_console.fleet.snapshot import State
@@ -176,8 +177,9 @@ async def test_clicks_move_mark_and_describe(console, fakes):
 
 async def test_the_wheel_moves_through_the_table(console, fakes):
     async with console(fakes.chat, fakes.coder) as c:
-        c.app.operations._table.post_message(c.app.operations._table.Scrolled(1))
-        await c.sees("▸ coder")
+        for event, server in ((MouseScrollDown, "coder"), (MouseScrollUp, "chat")):
+            await c.pilot._post_mouse_events([event], widget=c.app.operations._table, offset=(5, 3))
+            await c.sees(f"▸ {server}")
 
 
 async def test_marked_servers_are_stopped_after_one_question_that_lists_them(console, fakes):

@@ -37,7 +37,7 @@ from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, bar, fit, keys_line, paragraph, parts_length, side_by_side
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
-from vllm_console.ui.widgets.reader import TextReader
+from vllm_console.ui.widgets.reader import ReaderScreen, TextReader
 from vllm_launchers.plan.flags import served_name
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.units import counted
@@ -336,22 +336,17 @@ class ChatScreen(TerminalScreen[None]):
             self._main.say("There is no answer to copy.", WARN)
 
 
-class CodeScreen(TerminalScreen[None]):
+class CodeScreen(ReaderScreen):
     """A request as code in one language at a time."""
 
     SCOPE = "code"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("code")]
 
     def __init__(self, console: ConsoleApp, codes: dict[Language, str]) -> None:
-        super().__init__()
+        hints = [(key_of(one.id), one.short, f"screen.{one.call}") for one in scoped("code")]
+        super().__init__(TextReader(lambda: f"The same request: {self._language}", self._code_lines, lambda: hints))
         self._main, self._codes = console, codes
         self._language = next(iter(codes))
-        hints = [(key_of(one.id), one.short, f"screen.{one.call}") for one in scoped("code")]
-        self._reader = TextReader(lambda: f"The same request: {self._language}", self._code_lines, lambda: hints)
-
-    def compose(self) -> ComposeResult:
-        """The code."""
-        yield self._reader
 
     def _code_lines(self, width: int) -> list[Strip]:
         rows = [row for text in self._codes[self._language].split("\n") for row in _wrapped(text, width - 1)]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import msgspec
 from msgspec.structs import replace
 from rich.cells import cell_len
-from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.strip import Strip
 
@@ -52,11 +51,10 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.distributions import distribution_lines
 from vllm_console.ui.screens.dialogs import Choose
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import KeyHint, fit, paragraph
-from vllm_console.ui.widgets.reader import TextReader, scroll_hint
+from vllm_console.ui.widgets.reader import ReaderScreen, TextReader, scroll_hint
 
 if TYPE_CHECKING:
     from vllm_console.history.energy import Tariff
@@ -103,7 +101,7 @@ class RecordedRuns(Protocol):
         """What was predicted of the change between two compared runs, and came of it."""
 
 
-class CompareScreen(TerminalScreen[None]):
+class CompareScreen(ReaderScreen):
     """Shows a comparison, and keeps comparing these two runs, or two others that are chosen from ``recorded``.
 
     ``revert_to`` gives what restarts with the flags of a run, None where that may not be or would change nothing.
@@ -118,22 +116,11 @@ class CompareScreen(TerminalScreen[None]):
         revert_to: Callable[[Run], Callable[[], None] | None] = lambda _: None,
         recorded: RecordedRuns | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(TextReader(self._title, self._lines, self._hints))
         self.found, self._revert_to, self._recorded = found, revert_to, recorded
         self._predicted: Sequence[str] = ()
         """What was predicted of the change, next to what came."""
         self._tariff = recorded.tariff if recorded is not None else None
-        self._reader = TextReader(
-            self._title,
-            lambda width: compare_lines(
-                self.found, width, may_revert=self._revert is not None, predicted=self._predicted, tariff=self._tariff
-            ),
-            self._hints,
-        )
-
-    def compose(self) -> ComposeResult:
-        """The comparison."""
-        yield self._reader
 
     def on_mount(self) -> None:
         """Look for a prediction of the change, and keep comparing while it is open."""
@@ -144,6 +131,10 @@ class CompareScreen(TerminalScreen[None]):
     @property
     def _revert(self) -> Callable[[], None] | None:
         return self._revert_to(self.found.before.run)
+
+    def _lines(self, width: int) -> list[Strip]:
+        revertible = self._revert is not None
+        return compare_lines(self.found, width, may_revert=revertible, predicted=self._predicted, tariff=self._tariff)
 
     def _hints(self) -> Sequence[KeyHint]:
         hints = [scroll_hint()]
@@ -264,19 +255,10 @@ def _prediction_lines(recorded: RecordedRuns, found: Comparison) -> Sequence[str
     return outcome_lines(kept, judged=judged) if kept is not None else ()
 
 
-class NothingToCompareScreen(TerminalScreen[None]):
+def nothing_screen(server: str, reason: str) -> ReaderScreen:
     """In place of a comparison: why there is none of this server, and what leads to one."""
-
-    def __init__(self, server: str, reason: str) -> None:
-        super().__init__()
-        self._server, self._reason = plain(server), plain(reason)
-
-    def compose(self) -> ComposeResult:
-        """The reason, and the steps."""
-        yield TextReader(
-            lambda: f"{self._server}: before and after",
-            lambda width: nothing_lines(self._server, self._reason, width),
-        )
+    name, why = plain(server), plain(reason)
+    return ReaderScreen(TextReader(lambda: f"{name}: before and after", lambda width: nothing_lines(name, why, width)))
 
 
 def nothing_lines(server: str, reason: str, width: int) -> list[Strip]:

@@ -8,7 +8,6 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rich.cells import cell_len
-from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.strip import Strip
 
@@ -26,12 +25,11 @@ from vllm_console.ui.panes.state import memory_lines, stage_lines
 from vllm_console.ui.screens.compare import RecordedRuns
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, DIM, SIMULATED, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_console.ui.widgets.draw import beside, fit
-from vllm_console.ui.widgets.reader import TextReader, scroll_hint
-from vllm_console.ui.widgets.table import Column, Value, heading, table
+from vllm_console.ui.widgets.draw import KeyHint, beside, fit
+from vllm_console.ui.widgets.reader import ReaderScreen, TextReader, scroll_hint
+from vllm_console.ui.widgets.table import Value, facts, section, sections, table
 from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.model import same_value
 from vllm_launchers.units import counted
@@ -53,7 +51,7 @@ class DescribedFleet(RecordedRuns, Protocol):
         """The LoRA adapters that it serves. Raises FleetError."""
 
 
-class DescribeScreen(TerminalScreen[None]):
+class DescribeScreen(ReaderScreen):
     """Describes one server as it was when the screen was opened. ``y`` copies its command line.
 
     ``moment`` (Unix seconds) is the earlier one that the operations screen shows, if it does.
@@ -65,22 +63,17 @@ class DescribeScreen(TerminalScreen[None]):
     def __init__(
         self, server: ServerView, now: float, moment: float | None = None, fleet: DescribedFleet | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(TextReader(lambda: server.marked_name, self._lines, self._hints))
         self._server, self._now, self._moment, self._fleet = server, now, moment, fleet
         self._runs: Sequence[Run] = ()
         self._adapters: Adapters | None = None
-        self._reader = TextReader(
-            lambda: self._server.marked_name,
-            lambda width: [
-                *now_lines(self._moment, self._now, width),
-                *describe_lines(self._server, self._now, width, self._runs, self._adapters),
-            ],
-            lambda: (scroll_hint(), (key_of("describe_copy"), "copy command line", "screen.describe_copy")),
-        )
 
-    def compose(self) -> ComposeResult:
-        """The description."""
-        yield self._reader
+    def _lines(self, width: int) -> list[Strip]:
+        about = describe_lines(self._server, self._now, width, self._runs, self._adapters)
+        return [*now_lines(self._moment, self._now, width), *about]
+
+    def _hints(self) -> Sequence[KeyHint]:
+        return scroll_hint(), (key_of("describe_copy"), "copy command line", "screen.describe_copy")
 
     def on_mount(self) -> None:
         """Add the earlier start-ups once they were read."""
@@ -126,33 +119,26 @@ def describe_lines(
     top = _beside(server, now, width)
     parts = [
         top or _facts(server, now, width),
-        _section("Data-parallel ranks", _ranks(server, width)),
-        _section("LoRA adapters", _adapters(adapters, width)),
-        [] if top else _section("Command", _command(server.command, width)),
-        _section("Flags", _flags(server, width)),
+        section("Data-parallel ranks", _ranks(server, width)),
+        section("LoRA adapters", _adapters(adapters, width)),
+        [] if top else section("Command", _command(server.command, width)),
+        section("Flags", _flags(server, width)),
         _changed(server, width),
         _startup(server, now, width),
-        _section("Start-ups side by side", _startups(runs, width)),
-        _section("Sized for", _workload(server, width)),
+        section("Start-ups side by side", _startups(runs, width)),
+        section("Sized for", _workload(server, width)),
     ]
-    lines: list[Strip] = []
-    for part in filter(None, parts):
-        lines += [line(), *part] if lines else part
-    return lines
+    return sections(parts)
 
 
 def _beside(server: ServerView, now: float, width: int) -> list[Strip]:
     """The facts with the command at their right, on a wide screen; empty where a row of either would not fit."""
     known = _facts(server, now, width)
     left = max(strip.cell_length for strip in known) + GAP
-    command = _section("Command", _command(server.command, width - left))
+    command = section("Command", _command(server.command, width - left))
     if width < TWO_COLUMNS or not command or max(strip.cell_length for strip in command) > width - left:
         return []
     return [beside(one, left, other) for one, other in zip_longest(known, command, fillvalue=line())]
-
-
-def _section(title: str, lines: Sequence[Strip]) -> list[Strip]:
-    return [heading(title), *lines] if lines else []
 
 
 def describe_facts(server: ServerView, now: float) -> Mapping[str, str]:
@@ -189,15 +175,13 @@ def _owner(server: ServerView) -> str:
 
 def _facts(server: ServerView, now: float, width: int) -> list[Strip]:
     """Names and values; why it is down, and what the user should know, last."""
-    rows: list[tuple[Value, Value]] = []
+    rows: list[tuple[str, Value]] = []
     for name, value in describe_facts(server, now).items():
         if value:
             simulated = name == "engine" and value.startswith("simulated")
-            rows.append(((name, DIM), (value, SIMULATED if simulated else None)))
-    for name, value in (("why", server.reason), ("note", server.notice)):
-        if value:
-            rows.append(((name, DIM), (value, WARN)))
-    return table((Column(""), Column("")), rows, width)[1:]
+            rows.append((name, (value, SIMULATED if simulated else None)))
+    rows += [(name, (value, WARN)) for name, value in (("why", server.reason), ("note", server.notice)) if value]
+    return facts(rows, width)
 
 
 def _command(words: Sequence[str], width: int) -> list[Strip]:
@@ -219,7 +203,7 @@ def _flags(server: ServerView, width: int) -> list[Strip]:
         [f"--{flag}", (_short(value), ACCENT), (server.reasons.get(flag, ""), DIM)]
         for flag, value in server.flags.items()
     ]
-    return table((Column("FLAG"), Column("VALUE"), Column("WHY")), rows, width)
+    return table(("FLAG", "VALUE", "WHY"), rows, width)
 
 
 def _short(value: FlagValue | None) -> str:
@@ -236,14 +220,14 @@ def _changed(server: ServerView, width: int) -> list[Strip]:
         for flag in sorted({*before, *after})
         if not same_value(before.get(flag), after.get(flag))
     ]
-    lines = table((Column("FLAG"), Column("BEFORE"), Column("NOW")), rows, width)
-    return _section("Changed since the previous run", lines or [line((" nothing", DIM))])
+    lines = table(("FLAG", "BEFORE", "NOW"), rows, width)
+    return section("Changed since the previous run", lines or [line((" nothing", DIM))])
 
 
 def _startup(server: ServerView, now: float, width: int) -> list[Strip]:
     if not server.stages:
         return []
-    return _section("Start-up", [*stage_lines(server.stages, now, width), *memory_lines(server.startup, width)])
+    return section("Start-up", [*stage_lines(server.stages, now, width), *memory_lines(server.startup, width)])
 
 
 def _startups(runs: Sequence[Run], width: int) -> list[Strip]:
@@ -261,8 +245,7 @@ def _ranks(server: ServerView, width: int) -> list[Strip]:
          count(one.generation_tokens_total)]
         for label, one in engines.items()
     ]  # fmt: skip
-    columns = [Column(title) for title in ("rank", "KV cache", "running", "waiting", "tokens since its start")]
-    return table(columns, rows, width)
+    return table(("rank", "KV cache", "running", "waiting", "tokens since its start"), rows, width)
 
 
 def _adapters(found: Adapters | None, width: int) -> list[Strip]:
@@ -274,7 +257,7 @@ def _adapters(found: Adapters | None, width: int) -> list[Strip]:
          count(one.rank), size(one.size), (plain(one.path), DIM)]
         for one in found.adapters
     ]  # fmt: skip
-    columns = (Column("ADAPTER"), Column("REQUESTS"), Column("RANK", True), Column("SIZE", True), Column("PATH"))
+    columns = ("ADAPTER", "REQUESTS", ">RANK", ">SIZE", "PATH")
     limits = line((fit(f" at most {limits_text(found)}", width).rstrip(), DIM))
     return [*(table(columns, rows, width) or [line((" none is loaded", DIM))]), limits]
 
@@ -283,9 +266,10 @@ def _workload(server: ServerView, width: int) -> list[Strip]:
     load = server.workload
     if load is None:
         return []
-    rows: list[list[Value]] = [
-        [("prompts", DIM), f"{count(load.input_tokens_p95)} tokens (p95), {percent(load.prefix_reuse)} of them shared"],
-        [("answers", DIM), f"{count(load.output_tokens_p95)} tokens (p95)"],
-        [("concurrent", DIM), counted(load.concurrency, "request")],
+    shared = f"{percent(load.prefix_reuse)} of them shared"
+    rows: list[tuple[str, Value]] = [
+        ("prompts", f"{count(load.input_tokens_p95)} tokens (p95), {shared}"),
+        ("answers", f"{count(load.output_tokens_p95)} tokens (p95)"),
+        ("concurrent", counted(load.concurrency, "request")),
     ]
-    return table((Column(""), Column("")), rows, width)[1:]
+    return facts(rows, width)

@@ -9,7 +9,6 @@ from typing import ClassVar
 import msgspec
 from rich.cells import cell_len
 from textual import events
-from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.strip import Strip
 
@@ -28,12 +27,11 @@ from vllm_console.ui.panes.pane_bar import FINDING_PANES, KV_CACHE, LATENCY, PRE
 from vllm_console.ui.panes.preemptions import preemption_lines
 from vllm_console.ui.panes.throughput import throughput_lines
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG
 from vllm_console.ui.widgets.chart import ChartView
 from vllm_console.ui.widgets.draw import KeyHint, Part, beside, fit, paragraph, wrapped
-from vllm_console.ui.widgets.reader import TextReader, scroll_hint
-from vllm_console.ui.widgets.table import LEAST_LAST, Column, table
+from vllm_console.ui.widgets.reader import ReaderScreen, TextReader, scroll_hint
+from vllm_console.ui.widgets.table import LEAST_LAST, table
 
 LEAST_MEASURE = 26
 """Columns of the names of figures, at least."""
@@ -82,7 +80,7 @@ class FindingsPage(msgspec.Struct, frozen=True):
     items: tuple[FindingItem, ...]
 
 
-class FindingsScreen(TerminalScreen[None]):
+class FindingsScreen(ReaderScreen):
     """Shows the findings of one server as it was when the screen was opened.
 
     ``stage`` receives the chosen fix; without it (read-only, someone else's server) none can be chosen. ``predicted``
@@ -99,17 +97,12 @@ class FindingsScreen(TerminalScreen[None]):
         stage: Callable[[Fix], None] | None,
         predicted: Predicted = _not_predicted,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            TextReader(lambda: f"Findings · {server.marked_name}", lambda width: self._page(width).lines, self._hints)
+        )
         self._server, self._now, self._stage, self._predicted = server, now, stage, predicted
         self._picked: Choice = (0, None)
         """By what it is, not by its place: which findings can be picked depends on the width."""
-        self._reader = TextReader(
-            lambda: f"Findings · {server.marked_name}", lambda width: self._page(width).lines, self._hints
-        )
-
-    def compose(self) -> ComposeResult:
-        """The findings."""
-        yield self._reader
 
     def _page(self, width: int) -> FindingsPage:
         return findings_page(
@@ -329,7 +322,7 @@ def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:
     cells = [(plain(one.name), plain(one.value), plain(one.limit or "–"), plain(one.source)) for one in measures]
     *fixed, sources = (max(cell_len(row[at]) for row in cells) + 2 for at in range(4))
     if INDENT + sum(fixed) + (LEAST_LAST if width >= WRAPPING_TABLE else sources) <= width:
-        columns = (Column("MEASURED"), Column("VALUE", right=True), Column("LIMIT", right=True), Column("SOURCE"))
+        columns = ("MEASURED", ">VALUE", ">LIMIT", "SOURCE")
         rows = [(name, (value, STRONG), limit, (source, DIM)) for name, value, limit, source in cells]
         return [line(), *(beside(line(), INDENT - 1, strip) for strip in table(columns, rows, width - INDENT + 1))]
     lines = [line()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from textual.app import ComposeResult
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import FleetSnapshot
@@ -14,11 +13,10 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import now_lines
 from vllm_console.ui.panes.gpu_lines import colors_of, process_count, process_lines
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.widgets.draw import paragraph
-from vllm_console.ui.widgets.reader import TextReader
-from vllm_console.ui.widgets.table import Column, Value, heading, table
+from vllm_console.ui.widgets.reader import ReaderScreen, TextReader
+from vllm_console.ui.widgets.table import Value, facts, section, sections, table
 from vllm_launchers.host.gpu.hardware_warnings import HOT, IDLE, hardware_warnings
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.topology import links_summary
@@ -26,7 +24,7 @@ from vllm_launchers.host.gpu.topology import links_summary
 REDRAW_SECONDS = 1.0
 
 
-class GpuDetailsScreen(TerminalScreen[None]):
+class GpuDetailsScreen(ReaderScreen):
     """Describes the machine and stays up to date: ``latest`` returns the newest snapshot.
 
     ``moment`` (Unix seconds) is the earlier one that the operations screen shows, if it does.
@@ -35,19 +33,16 @@ class GpuDetailsScreen(TerminalScreen[None]):
     def __init__(
         self, snapshot: FleetSnapshot, latest: Callable[[], FleetSnapshot | None], moment: float | None = None
     ) -> None:
-        super().__init__()
-        self._snapshot, self._latest = snapshot, latest
-        self._reader = TextReader(
-            lambda: "GPUs" + (" · recorded host" if self._snapshot.host_recorded else ""),
-            lambda width: [
-                *now_lines(moment, self._snapshot.at, width, f"the charts ({key_of('gpu_history')}) reach back"),
-                *details_lines(self._snapshot, width),
-            ],
+        super().__init__(
+            TextReader(
+                lambda: "GPUs" + (" · recorded host" if self._snapshot.host_recorded else ""),
+                lambda width: [
+                    *now_lines(moment, self._snapshot.at, width, f"the charts ({key_of('gpu_history')}) reach back"),
+                    *details_lines(self._snapshot, width),
+                ],
+            )
         )
-
-    def compose(self) -> ComposeResult:
-        """The description."""
-        yield self._reader
+        self._snapshot, self._latest = snapshot, latest
 
     def on_mount(self) -> None:
         """Show what changes."""
@@ -79,23 +74,20 @@ def details_lines(snapshot: FleetSnapshot, width: int) -> list[Strip]:
         _slices(host, width),
         _identifiers(host, width),
     ]
-    lines: list[Strip] = []
-    for part in filter(None, parts):
-        lines += [line(), *part] if lines else part
-    return lines
+    return sections(parts)
 
 
 def _machine(host: Host, width: int) -> list[Strip]:
     threads = f", {host.cpu_cores} threads" if host.cpu_cores else ""
     busy = f", {host.cpu_percent:.0f}% busy" if host.cpu_percent is not None else ""
-    rows: list[tuple[Value, Value]] = [
-        (("host", DIM), host.hostname or UNKNOWN),
-        (("driver", DIM), f"{host.driver or UNKNOWN}, CUDA {host.cuda or UNKNOWN}"),
-        (("CPU", DIM), f"{host.cpu or UNKNOWN}{threads}{busy}"),
-        (("memory", DIM), f"{figure(host.memory_free_gib, 1)} free of {figure(host.memory_gib, 1)} GiB{_swap(host)}"),
+    rows: list[tuple[str, Value]] = [
+        ("host", host.hostname or UNKNOWN),
+        ("driver", f"{host.driver or UNKNOWN}, CUDA {host.cuda or UNKNOWN}"),
+        ("CPU", f"{host.cpu or UNKNOWN}{threads}{busy}"),
+        ("memory", f"{figure(host.memory_free_gib, 1)} free of {figure(host.memory_gib, 1)} GiB{_swap(host)}"),
     ]
-    rows += [(("problem", DIM), (host.problem, WARN))] if host.problem else []
-    return table((Column(""), Column("")), rows, width)[1:]
+    rows += [("problem", (host.problem, WARN))] if host.problem else []
+    return facts(rows, width)
 
 
 def _swap(host: Host) -> str:
@@ -105,11 +97,11 @@ def _swap(host: Host) -> str:
 def _load(host: Host, width: int) -> list[Strip]:
     """Memory, use, temperature, power and clock."""
     columns = (
-        Column("GPU", True), Column("FREE GiB", True), Column("OF", True), Column("UTIL", True),
-        Column("MEM BW", True), Column("TEMP", True), Column("POWER W", True), Column("CLOCK MHz", True),
-        Column("THROTTLED BY"),
+        ">GPU", ">FREE GiB", ">OF", ">UTIL",
+        ">MEM BW", ">TEMP", ">POWER W", ">CLOCK MHz",
+        "THROTTLED BY",
     )  # fmt: skip
-    return [heading("Memory, load and power"), *table(columns, [_load_row(gpu) for gpu in host.gpus], width)]
+    return section("Memory, load and power", table(columns, [_load_row(gpu) for gpu in host.gpus], width))
 
 
 def _load_row(gpu: Gpu) -> list[Value]:
@@ -131,26 +123,26 @@ def _load_row(gpu: Gpu) -> list[Value]:
 
 
 def _kinds(host: Host, width: int) -> list[Strip]:
-    columns = (Column("GPU", True), Column("NAME"), Column("ARCHITECTURE"), Column("COMPUTE"), Column("NUMA", True),
-               Column("CPUS"))  # fmt: skip
+    columns = (">GPU", "NAME", "ARCHITECTURE", "COMPUTE", ">NUMA",
+               "CPUS")  # fmt: skip
     rows = [
         [str(gpu.index), gpu.name or UNKNOWN, gpu.architecture or UNKNOWN, gpu.compute_capability or UNKNOWN,
          figure(gpu.numa_node), gpu.cpu_affinity or UNKNOWN]
         for gpu in host.gpus
     ]  # fmt: skip
-    return [heading("Models"), *table(columns, rows, width)]
+    return section("Models", table(columns, rows, width))
 
 
 def _processes(snapshot: FleetSnapshot, host: Host, width: int) -> list[Strip]:
     listed = process_lines(host, snapshot.at, width, process_count(host) + 2, colors_of(snapshot))
-    return [heading("Processes"), *listed] if listed else []
+    return section("Processes", listed)
 
 
 def _claims(host: Host, width: int) -> list[Strip]:
     rows: list[list[Value]] = [
         [str(gpu.index), (claim.words, None if claim.mine else WARN)] for gpu in host.gpus for claim in gpu.claims
     ]
-    return [heading("Claims on the board"), *table((Column("GPU", True), Column("CLAIM")), rows, width)] if rows else []
+    return section("Claims on the board", table((">GPU", "CLAIM"), rows, width))
 
 
 def _links(host: Host, width: int) -> list[Strip]:
@@ -158,11 +150,11 @@ def _links(host: Host, width: int) -> list[Strip]:
     lines = paragraph(links_summary(host) or "", width)
     rows: list[list[Value]] = [_links_row(gpu) for gpu in host.gpus if gpu.nvlinks]
     columns = (
-        Column("GPU", True), Column("NVLINKS UP"), Column("VERSION"), Column("TO"), Column("↑ GB/s", True),
-        Column("↓ GB/s", True), Column("SINGLE LINKS"),
+        ">GPU", "NVLINKS UP", "VERSION", "TO", ">↑ GB/s",
+        ">↓ GB/s", "SINGLE LINKS",
     )  # fmt: skip
     lines += table(columns, rows, width)
-    return [heading("Links"), *lines] if lines else []
+    return section("Links", lines)
 
 
 def _links_row(gpu: Gpu) -> list[Value]:
@@ -182,22 +174,22 @@ def _links_row(gpu: Gpu) -> list[Value]:
 
 
 def _pcie(host: Host, width: int) -> list[Strip]:
-    columns = (Column("GPU", True), Column("GENERATION"), Column("LANES"), Column("REPLAYS", True), Column("BUS"))
+    columns = (">GPU", "GENERATION", "LANES", ">REPLAYS", "BUS")
     rows = [
         [str(gpu.index), f"{figure(gpu.pcie_generation)} of {figure(gpu.pcie_generation_max)}",
          f"×{figure(gpu.pcie_width)} of ×{figure(gpu.pcie_width_max)}", figure(gpu.pcie_replays),
          gpu.pci_bus_id or UNKNOWN]
         for gpu in host.gpus
     ]  # fmt: skip
-    return [heading("PCIe"), *table(columns, rows, width)]
+    return section("PCIe", table(columns, rows, width))
 
 
 def _health(host: Host, width: int) -> list[Strip]:
     """Memory errors, the newest Xid, persistence; nothing where no GPU reports any of them."""
     reported = [gpu for gpu in host.gpus if (gpu.ecc, gpu.xid, gpu.persistence) != (None, None, None)]
     columns = (
-        Column("GPU", True), Column("ECC"), Column("CORRECTED", True), Column("UNCORRECTABLE", True),
-        Column("NEWEST XID", True), Column("PERSISTENCE"),
+        ">GPU", "ECC", ">CORRECTED", ">UNCORRECTABLE",
+        ">NEWEST XID", "PERSISTENCE",
     )  # fmt: skip
     rows: list[list[Value]] = [
         [str(gpu.index), _on_off(gpu.ecc), figure(gpu.ecc_corrected),
@@ -205,22 +197,22 @@ def _health(host: Host, width: int) -> list[Strip]:
          (figure(gpu.xid), WARN if gpu.xid is not None else None), _on_off(gpu.persistence)]
         for gpu in reported
     ]  # fmt: skip
-    return [heading("Health"), *table(columns, rows, width)] if rows else []
+    return section("Health", table(columns, rows, width))
 
 
 def _slices(host: Host, width: int) -> list[Strip]:
-    columns = (Column("GPU", True), Column("PROFILE"), Column("FREE GiB", True), Column("OF", True), Column("UUID"))
+    columns = (">GPU", "PROFILE", ">FREE GiB", ">OF", "UUID")
     rows = [
         [str(gpu.index), part.profile or UNKNOWN, figure(part.free_gib, 1), figure(part.memory_gib, 1), part.uuid]
         for gpu in host.gpus
         for part in gpu.mig
     ]
-    return [heading("MIG slices"), *table(columns, rows, width)] if rows else []
+    return section("MIG slices", table(columns, rows, width))
 
 
 def _identifiers(host: Host, width: int) -> list[Strip]:
     rows = [[str(gpu.index), gpu.uuid] for gpu in host.gpus if gpu.uuid]
-    return [heading("UUIDs"), *table((Column("GPU", True), Column("UUID")), rows, width)] if rows else []
+    return section("UUIDs", table((">GPU", "UUID"), rows, width))
 
 
 def _on_off(value: bool | None) -> str:

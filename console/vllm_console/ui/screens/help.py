@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from textual import on
-from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.strip import Strip
 from textual.widgets import Input
@@ -15,11 +14,10 @@ from vllm_console.text import plain
 from vllm_console.ui.actions import SCREENS, TEXT_SCREENS, Action, bindings, grouped, title_of
 from vllm_console.ui.keymap import key_of, label_of
 from vllm_console.ui.terminal.lines import BLANK, line
-from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import beside, fit, paragraph
 from vllm_console.ui.widgets.entry import Entry
-from vllm_console.ui.widgets.reader import TextReader, scroll_hint
+from vllm_console.ui.widgets.reader import ReaderScreen, TextReader, scroll_hint
 
 # Width of the keys, in cells.
 _KEYS = 10
@@ -55,7 +53,7 @@ Applying = tuple[str, Sequence[Action]]
 """A heading, and what can be done now."""
 
 
-class HelpScreen(TerminalScreen[None]):
+class HelpScreen(ReaderScreen):
     """Every key with what it does, in two columns where they fit; a search leaves those that match."""
 
     SCOPE = "help"
@@ -67,24 +65,18 @@ class HelpScreen(TerminalScreen[None]):
         """``scope`` is that of the screen from which help is asked for: its keys stand first. ``now`` is what can be
         done there with what is selected, under a heading: it stands before them.
         """
-        super().__init__()
         self._read_only, self._demo = read_only, demo
-        self._scope, self._now = scope, now
         self._wanted = ""
         self._entry = Entry(id="help-input")
-        self._reader = TextReader(
-            self._title,
-            lambda width: help_lines(
-                width, self._read_only, self._wanted, demo=self._demo, scope=self._scope, now=self._now
-            ),
-            lambda: (scroll_hint(), (key_of("help_search"), "search", "screen.help_search")),
-            entry=self._entry,
-            step_back=self._end_search,
+        super().__init__(
+            TextReader(
+                self._title,
+                lambda width: help_lines(width, read_only, self._wanted, demo=demo, scope=scope, now=now),
+                lambda: (scroll_hint(), (key_of("help_search"), "search", "screen.help_search")),
+                entry=self._entry,
+                step_back=self._end_search,
+            )
         )
-
-    def compose(self) -> ComposeResult:
-        """The keys."""
-        yield self._reader
 
     def _title(self) -> str:
         if not self._wanted:

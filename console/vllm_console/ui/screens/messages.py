@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from rich.style import Style
-from textual.app import ComposeResult
 from textual.strip import Strip
 
 from vllm_console.ui.parts.messages import Message
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import DIM
 from vllm_console.ui.widgets.draw import paragraph
-from vllm_console.ui.widgets.reader import TextReader
+from vllm_console.ui.widgets.reader import ReaderScreen, TextReader
 
 _TIME = 11
 
@@ -24,26 +22,19 @@ _NONE_YET = (
 )
 
 
-class MessagesScreen(TerminalScreen[None]):
-    """Shows messages and events since the console was opened; ``history`` gives them, the oldest first.
+def messages_screen(
+    history: Callable[[], Sequence[Message]], notices: Callable[[], Sequence[tuple[str, Style | None]]]
+) -> ReaderScreen:
+    """Messages and events since the console was opened; ``history`` gives them, the oldest first.
 
     ``notices`` gives what holds now, with its style: it stands above them.
     """
-
-    def __init__(
-        self,
-        history: Callable[[], Sequence[Message]],
-        notices: Callable[[], Sequence[tuple[str, Style | None]]] = tuple,
-    ) -> None:
-        super().__init__()
-        self._history, self._notices = history, notices
-
-    def compose(self) -> ComposeResult:
-        """The messages."""
-        yield TextReader(
+    return ReaderScreen(
+        TextReader(
             lambda: "Messages since the console was opened, newest first",
-            lambda width: [*notice_lines(self._notices(), width), *history_lines(self._history(), width)],
+            lambda width: [*notice_lines(notices(), width), *history_lines(history(), width)],
         )
+    )
 
 
 def notice_lines(notices: Sequence[tuple[str, Style | None]], width: int) -> list[Strip]:

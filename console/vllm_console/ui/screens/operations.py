@@ -1173,9 +1173,9 @@ class OperationsScreen(PartialRepaintScreen):
         def failed(error: Exception) -> bool:
             if not (isinstance(error, NothingToCompareError | NotFoundError) and self.on_top):
                 return False
-            from vllm_console.ui.screens.compare import NothingToCompareScreen
+            from vllm_console.ui.screens.compare import nothing_screen
 
-            self.app.push_screen(NothingToCompareScreen(name, str(error).partition(". ")[0]))
+            self.app.push_screen(nothing_screen(name, str(error).partition(". ")[0]))
             return True
 
         doing = f"Comparing {name} with its previous run…"
@@ -1294,12 +1294,12 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_messages(self) -> None:
         """Show all messages."""
-        from vllm_console.ui.screens.messages import MessagesScreen
+        from vllm_console.ui.screens.messages import messages_screen
 
         self.console.messages_seen()
-        self.app.push_screen(
-            MessagesScreen(lambda: self.console.messages.history, lambda: notices_of(self.live, self.console.snapshot))
-        )
+        console = self.console
+        screen = messages_screen(lambda: console.messages.history, lambda: notices_of(self.live, console.snapshot))
+        self.app.push_screen(screen)
 
     def action_describe_gpus(self) -> None:
         """Describe the machine's GPUs."""

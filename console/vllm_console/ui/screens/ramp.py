@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.style import Style
-from textual.app import ComposeResult
 from textual.strip import Strip
 
 from vllm_console.fleet.background_commands import RampView
@@ -16,12 +15,11 @@ from vllm_console.text import count, duration, percent, rate, seconds
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import BAD, DIM, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit, paragraph
-from vllm_console.ui.widgets.reader import TextReader
+from vllm_console.ui.widgets.reader import ReaderScreen, TextReader
 from vllm_console.ui.widgets.scatter import scatter
-from vllm_console.ui.widgets.table import Column, Value, table
+from vllm_console.ui.widgets.table import Value, table
 from vllm_launchers.units import three_digits
 
 if TYPE_CHECKING:
@@ -33,36 +31,33 @@ SLOWER_FOR_OTHERS = "Other clients will be slower meanwhile."
 """What a measurement does to those who use the server."""
 
 _COLUMNS = (
-    Column("REQ/S", True), Column("DONE", True), Column("FAILED", True), Column("TTFT p99", True),
-    Column("ITL p99", True), Column("TOK/S", True), Column("KV", True), Column("WAIT", True),
-    Column("ATTAINED", True), Column("OK"),
+    ">REQ/S", ">DONE", ">FAILED", ">TTFT p99",
+    ">ITL p99", ">TOK/S", ">KV", ">WAIT",
+    ">ATTAINED", "OK",
 )  # fmt: skip
 
 _CURVES = (("TTFT p99", "ttft_seconds", "ttft_p99_seconds"), ("ITL p99", "itl_seconds", "itl_p99_seconds"))
 """Title, latency and limit of each."""
 
 
-class RampScreen(TerminalScreen[None]):
+class RampScreen(ReaderScreen):
     """Shows the ramp on a server. While it runs, leaving asks whether to end it; what it has is shown then."""
 
     def __init__(self, console: ConsoleApp, title: str, server: str) -> None:
-        super().__init__()
+        super().__init__(
+            TextReader(
+                lambda: f"{title}: ramp to the highest rate that meets the objectives",
+                lambda width: ramp_lines(self._view, width, self.app.size.height),
+                step_back=self._end,
+            )
+        )
         self._main, self._server = console, server
         self._asked = False
-        self._reader = TextReader(
-            lambda: f"{title}: ramp to the highest rate that meets the objectives",
-            lambda width: ramp_lines(self._view, width, self.app.size.height),
-            step_back=self._end,
-        )
 
     @property
     def _view(self) -> RampView:
         """As it is now; a server that is gone has none."""
         return self._main.fleet.ramp(self._server) or RampView(running=False, problem="the server is gone")
-
-    def compose(self) -> ComposeResult:
-        """Everything, in one reader."""
-        yield self._reader
 
     def on_mount(self) -> None:
         """Follow the ramp."""

@@ -16,6 +16,7 @@ from vllm_console.ui.actions import bindings
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView
+from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.widgets.draw import KeyHint, keys_line
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
@@ -110,6 +111,18 @@ class TextReader(Vertical, can_focus=True):
             self._scroll.scroll_home(animate=False)
         else:
             self._scroll.scroll_end(animate=False)
+
+
+class ReaderScreen(TerminalScreen[None]):
+    """A screen with nothing but text."""
+
+    def __init__(self, reader: TextReader) -> None:
+        super().__init__()
+        self._reader = reader
+
+    def compose(self) -> ComposeResult:
+        """The text."""
+        yield self._reader
 
 
 def scroll_hint() -> KeyHint:

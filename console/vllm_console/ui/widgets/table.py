@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-import msgspec
 from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
@@ -28,40 +27,45 @@ BELOW = 5
 """How far what stands below its row is indented."""
 
 
-class Column(msgspec.Struct, frozen=True):
-    """A column's heading, and whether it stands at the right, as figures do."""
-
-    title: str
-    right: bool = False
-
-
 Value = str | tuple[str, Style | None]
 
 
-def heading(text: str) -> Strip:
-    """The line above a table."""
-    return line((f" {text}", STRONG))
+def section(title: str, lines: Sequence[Strip]) -> list[Strip]:
+    """Lines below a title; none where there are none."""
+    return [line((f" {title}", STRONG)), *lines] if lines else []
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[Value]], width: int) -> list[Strip]:
-    """The heading and the rows; none where there are no rows."""
+def sections(parts: Iterable[Sequence[Strip]]) -> list[Strip]:
+    """Those that have lines, a blank line between them."""
+    return [strip for part in parts if part for strip in (line(), *part)][1:]
+
+
+def facts(rows: Sequence[tuple[str, Value]], width: int) -> list[Strip]:
+    """Names and values."""
+    return table(("", ""), [((name, DIM), value) for name, value in rows], width)[1:]
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Value]], width: int) -> list[Strip]:
+    """The headings of the columns, and the rows; none where there are no rows.
+
+    Where a heading begins with ``>`` the column stands at the right, as figures do.
+    """
     if not rows:
         return []
     texts = [[_parts(value)[0] for value in row] for row in rows]
-    widths = [max(len(column.title), *(cell_len(row[at]) for row in texts)) for at, column in enumerate(columns[:-1])]
+    titles, sides = [one.removeprefix(">") for one in columns], [">" if one[:1] == ">" else "<" for one in columns]
+    widths = [max(len(title), *(cell_len(row[at]) for row in texts)) for at, title in enumerate(titles[:-1])]
     gap = GAP if 1 + sum(widths) + GAP * len(widths) + LEAST_LAST <= width else 1
     indent = 1 + sum(widths) + gap * len(widths)
     below = width - indent < LEAST_BESIDE
-    titles = [
-        fit(column.title, room, ">" if column.right else "<") for column, room in zip(columns, widths, strict=False)
-    ]
-    last = "" if below else columns[-1].title
-    lines = [line((" " + (" " * gap).join([*titles, last]), DIM)).crop(0, width)]
+    heads = [fit(title, room, side) for title, room, side in zip(titles, widths, sides, strict=False)]
+    last = "" if below else titles[-1]
+    lines = [line((" " + (" " * gap).join([*heads, last]), DIM)).crop(0, width)]
     for row in rows:
         cells: list[Value] = [" "]
-        for column, room, value in zip(columns, widths, row, strict=False):
+        for side, room, value in zip(sides, widths, row, strict=False):
             text, style = _parts(value)
-            cells += [(fit(text, room, ">" if column.right else "<"), style), " " * gap]
+            cells += [(fit(text, room, side), style), " " * gap]
         lines += _with_last(cells, row[-1], BELOW if below else indent, width, below=below)
     return lines
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from vllm_console.ui.theme import WARN
-from vllm_console.ui.widgets.table import Column, table
+from vllm_console.ui.widgets.table import table
 
-COLUMNS = (Column("GPU", right=True), Column("NAME"), Column("WHY"))
+COLUMNS = (">GPU", "NAME", "WHY")
 ROWS = [["0", "RTX A6000", ("too hot, so that its clock is lowered", WARN)], ["11", "L40S", ""]]
 
 
