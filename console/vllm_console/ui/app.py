@@ -597,7 +597,7 @@ class ConsoleApp(App[None]):
         """Take a command; not over a dialog, because what it does would happen below."""
         if isinstance(self.screen, ModalScreen):
             return
-        from vllm_console.ui.commands import commands_of
+        from vllm_console.ui.commands import Commands
         from vllm_console.ui.screens.palette import PaletteScreen
 
         server = self.operations.live
@@ -610,7 +610,7 @@ class ConsoleApp(App[None]):
                 await self._remember_commands()
 
         engine = server.engine if server is not None else None
-        self.push_screen(PaletteScreen(commands_of(self), self.recent, self.fleet, engine), chosen)
+        self.push_screen(PaletteScreen(Commands(self, self.screen), self.recent, self.fleet, engine), chosen)
 
     async def _remember_commands(self) -> None:
         if self.read_only:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from textual.screen import Screen
 
+from vllm_console.fleet.markers import flag_change
 from vllm_console.fleet.snapshot import Changes, Preset, ServerView
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.history.time_view import CHART_RANGES, moment_from
 from vllm_console.text import clock, duration, plain
-from vllm_console.ui.actions import Action, scoped, title_of
+from vllm_console.ui.actions import Action, action_named, scoped, title_of
 from vllm_console.ui.keymap import key_of, label_of
 from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.panes.pane_bar import NAMES
@@ -126,6 +127,9 @@ def _by_letters(wanted: str, text: str, name: int) -> Match | None:
 Do = Callable[[], object]
 """Does a command; what it returns is awaited where that is a coroutine."""
 
+ReadStep = Callable[[str], tuple[ServerView, StagedStep]]
+"""What is typed as a change of the selected server's flags."""
+
 EXPORTS = {
     "shell": "sh", "config": "yaml", "systemd": "service", "systemd-user": "service", "compose": "compose.yaml",
     "kubernetes": "k8s.yaml", "kserve": "kserve.yaml", "llm-d": "llm-d.yaml", "production-stack": "stack.yaml",
@@ -200,7 +204,7 @@ class Commands:
         self._on_servers = ServerCommands(console) if screen is console.operations else None
         verbs = [
             *(self._on_servers.verbs if self._on_servers is not None else ()),
-            Verb("theme", "Color theme", self._themes, self._theme),
+            _choice("theme", "Color theme", lambda: {name: one.title for name, one in THEMES.items()}, self._theme),
         ]
         self._verbs = {verb.name: verb for verb in verbs}
         self._known: list[TypedCommand] | None = None
@@ -237,9 +241,10 @@ class Commands:
         verb, argument = self._split(typed)
         if verb is None:
             word = plain(typed.split(maxsplit=1)[0]) if typed.split() else ""
-            if self._on_servers is None and word in OPERATIONS_VERBS:
+            elsewhere = () if self._on_servers is not None else ServerCommands(self._console).verbs
+            if any(one.name == word for one in elsewhere):
                 return f"{word} is a command of the operations screen; leave this one first."
-            if self._console.read_only and word in CHANGING_VERBS:
+            if word in self._verbs:
                 return f"{word} changes something, and this console is read-only."
             return f"No command matches '{plain(typed.strip())}'."
         try:
@@ -321,11 +326,7 @@ class Commands:
         title = title_of(action, demo=self._console.polling.demo)
         return TypedCommand(words, title, prepare, label_of(action), action.changes)
 
-    def _themes(self) -> Sequence[Argument]:
-        return [Argument(name, theme.title) for name, theme in THEMES.items()]
-
     def _theme(self, name: str) -> Do:
-        _one_of(name, tuple(THEMES), "theme")
         if why := self._console.theme_refusal(name):
             raise CommandError(why)
         return partial(self._console.choose_theme, name)
@@ -356,32 +357,6 @@ _OF_A_SERVER = {
     "sleep": "Put SERVER to sleep, and wake up its standby pair's other server", "wake": "Wake up SERVER",
 }  # fmt: skip
 
-OPERATIONS_VERBS = frozenset(
-    {*SERVER_ACTIONS, "go", "set", "unset", "range", "at", "layout", "pane", "columns", "copy", "export"}
-)
-CHANGING_VERBS = frozenset(
-    {
-        "launch",
-        "set",
-        "unset",
-        "restart",
-        "update",
-        "stop",
-        "remove",
-        "load",
-        "ramp",
-        "chat",
-        "fix",
-        "flags",
-        "tune",
-        "mark",
-        "revert",
-        "switch",
-        "sleep",
-        "wake",
-    }
-)
-
 
 class ServerCommands:
     """The verbs of the operations screen."""
@@ -390,37 +365,46 @@ class ServerCommands:
         self._console = console
         self.presets: Sequence[Preset] = ()
         self.catalog = FlagCatalog()
+        screen = console.operations
         self.verbs = (
             Verb("go", "Select a server", self._servers("Select SERVER"), self._go),
             *(
                 Verb(name, title.replace("SERVER", "the selected server"), self._servers(title),
-                     partial(self._act, name), name in CHANGING_VERBS, optional=True)
+                     partial(self._act, name), action_named(SERVER_ACTIONS[name]).changes, optional=True)
                 for name, title in _OF_A_SERVER.items()
             ),
             Verb("launch", "Launch a new server from a preset", self._to_launch, self._launch, changes=True,
                  optional=True),
             Verb("switch", "Switch the selected server to another preset", self._to_switch, self._switch, changes=True,
                  optional=True),
-            Verb("set", "Stage a change: set max-num-seqs=64", self._flags, self._set, changes=True,
-                 preview=self._preview_set),
-            Verb("unset", "Stage leaving a flag out", self._set_flags, self._unset, changes=True,
-                 preview=self._preview_unset),
-            Verb("range", "Range of the charts: range 6h", self._ranges, self._range),
-            Verb("at", "Show an earlier moment: at 03:10, at 11-22 03:10; at end: live again", self._moments, self._at,
-                 preview=self._preview_at),
-            Verb("layout", "Layout of the panes: layout focus", self._layouts, self._layout),
-            Verb("pane", "Show a pane large", self._panes, self._pane),
+            Verb("set", "Stage a change: set max-num-seqs=64", self._flags, partial(self._stage, self._step),
+                 changes=True, preview=partial(self._preview, self._step)),
+            Verb("unset", "Stage leaving a flag out", self._set_flags, partial(self._stage, self._unset_step),
+                 changes=True, preview=partial(self._preview, self._unset_step)),
+            Verb("range", "Range of the charts: range 6h",
+                 lambda: [Argument(one.name, f"Charts over {one.name}") for one in CHART_RANGES], self._range),
+            Verb("at", "Show an earlier moment: at 03:10, at 11-22 03:10; at end: live again",
+                 lambda: [Argument("end", "Back to live")], self._at, preview=self._preview_at),
+            _choice("layout", "Layout of the panes: layout focus", lambda: _LAYOUTS,
+                    lambda name: partial(screen.choose_layout, PaneLayout(name))),
+            _choice("pane", "Show a pane large",
+                    lambda: {pane: f"Show {NAMES[number]} large" for number, pane in enumerate(PANES, 1)},
+                    lambda name: partial(screen.show_pane, name)),
             Verb("columns", "Columns of the table: columns +hit -preset", self._columns, self._choose_columns,
-                 preview=self._preview_columns),
+                 preview=lambda text: f"Columns: {' '.join(self._column_names(text)) or 'as by default'}"),
             Verb("replay", "Replay a run that has ended, also of a removed server: replay chat@2", lambda: (),
-                 self._replay, optional=True, preview=lambda text: f"Replay run {plain(text)}"),
-            Verb("sort", "Sort servers by a column", self._sorts, self._sort, optional=True),
-            Verb("filter", "Filter the servers", lambda: (), self._filter, optional=True,
+                 lambda text: partial(screen.replay, text) if text else screen.action_replay, optional=True,
+                 preview=lambda text: f"Replay run {plain(text)}"),
+            _choice("sort", "Sort servers by a column",
+                    lambda: {name: f"Sort servers by {COLUMNS[name]}" for name in sort_names(screen.servers)},
+                    lambda name: partial(screen.action_sort_by, COLUMNS[name]), "column", screen.action_sort),
+            Verb("filter", "Filter the servers", lambda: (),
+                 lambda text: partial(screen.filter_by, text) if text else screen.action_filter, optional=True,
                  preview=lambda text: f"Show only servers that match '{text}'"),
-            Verb("copy", "Copy the URL, command line or flags of the selected server", self._copies, self._copy),
-            Verb("export", "Write the selected server's launch as a script, unit, Compose or Kubernetes file, or for a "
-                 "proxy (marked servers, too)",
-                 self._exports, self._export),
+            _choice("copy", "Copy the URL, command line or flags of the selected server", lambda: _COPIES, self._copy,
+                    "thing to copy"),
+            _choice("export", "Write the selected server's launch as a script, unit, Compose or Kubernetes file, or "
+                    "for a proxy (marked servers, too)", self._exports, self._export, "form of export"),
         )  # fmt: skip
 
     @property
@@ -434,6 +418,12 @@ class ServerCommands:
         if server is None:
             raise CommandError(no_server(self._console.snapshot))
         return server
+
+    @property
+    def _mine(self) -> ServerView | None:
+        """The selected server, if its flags can be changed here."""
+        server = self._screen.live
+        return server if server is not None and server.ours else None
 
     def _own(self) -> ServerView:
         server = self._selected()
@@ -485,8 +475,8 @@ class ServerCommands:
         return partial(self._screen.launch, preset or None)
 
     def _to_switch(self) -> Sequence[Argument]:
-        server = self._screen.live
-        if server is None or not server.ours:
+        server = self._mine
+        if server is None:
             return ()
         name = plain(server.name)
         others = [preset for preset in self.presets if preset.name != server.preset]
@@ -504,10 +494,9 @@ class ServerCommands:
     # -- flags -----------------------------------------------------------------------------------------------------
 
     def _flags(self) -> Sequence[Argument]:
-        server = self._screen.live
-        if server is None or not server.ours:
+        if (server := self._mine) is None:
             return ()
-        after = staging.staged_flags(server.flags, self._screen.staging.of(server.name))
+        after = self._screen.staging.flags_of(server)
         names = dict.fromkeys([*after, *(flag.name for flag in COMMON_FLAGS), *self.catalog.names])
         found = []
         for name in names:
@@ -527,8 +516,7 @@ class ServerCommands:
             flag = self.catalog.named(name)
             step = StagedStep(flag, self.catalog.value(flag, value))
         except FlagError as error:
-            text = str(error)
-            raise CommandError(text if text.endswith(("?", ".")) else f"{text}.") from error
+            raise CommandError(_sentence(str(error))) from error
         return server, self._allowed(server, step)
 
     def _allowed(self, server: ServerView, step: StagedStep) -> StagedStep:
@@ -536,57 +524,40 @@ class ServerCommands:
         if problem := staging.refused(server, step):
             raise CommandError(problem)
         if staging.stage(server.flags, staged, step) == staged:
-            value = "it unset" if step.value is None else shown_value(step.value)
-            raise CommandError(f"{server.name} already has --{step.flag} {value}.".replace(" it unset", " unset"))
+            raise CommandError(f"{server.name} already has --{step.flag} {shown_value(step.value)}.")
         return step
 
-    def _preview_set(self, text: str) -> str:
-        return self._preview(*self._step(text))
+    def _preview(self, read: ReadStep, text: str) -> str:
+        server, step = read(text)
+        return f"Stage {flag_change(step.flag, server.flags.get(step.flag), step.value)} on {server.name}"
 
-    def _preview(self, server: ServerView, step: StagedStep) -> str:
-        before = shown_value(server.flags.get(step.flag))
-        return f"Stage --{step.flag} {before} → {shown_value(step.value)} on {server.name}"
-
-    def _set(self, text: str) -> Do:
-        return partial(self._screen.stage_step, *self._step(text))
+    def _stage(self, read: ReadStep, text: str) -> Do:
+        return partial(self._screen.stage_step, *read(text))
 
     def _set_flags(self) -> Sequence[Argument]:
-        server = self._screen.live
-        if server is None or not server.ours:
+        if (server := self._mine) is None:
             return ()
-        after = staging.staged_flags(server.flags, self._screen.staging.of(server.name))
+        after = self._screen.staging.flags_of(server)
         return [Argument(name, f"Leave --{name} out; now {shown_value(value)}") for name, value in after.items()]
 
     def _unset_step(self, text: str) -> tuple[ServerView, StagedStep]:
         server = self._own()
         name = text.strip().lstrip("-").replace("_", "-")
-        after = staging.staged_flags(server.flags, self._screen.staging.of(server.name))
+        after = self._screen.staging.flags_of(server)
         try:
             name = name if name in after else normalise(name)
         except FlagError as error:
             raise CommandError(str(error)) from error
         if refusal := not_set(server.name, name, after):
-            raise CommandError(refusal if refusal.endswith("?") else f"{refusal}.")
+            raise CommandError(_sentence(refusal))
         return server, self._allowed(server, StagedStep(name, None))
 
-    def _preview_unset(self, text: str) -> str:
-        return self._preview(*self._unset_step(text))
-
-    def _unset(self, text: str) -> Do:
-        return partial(self._screen.stage_step, *self._unset_step(text))
-
     # -- view ------------------------------------------------------------------------------------------------------
-
-    def _ranges(self) -> Sequence[Argument]:
-        return [Argument(one.name, f"Charts over {one.name}") for one in CHART_RANGES]
 
     def _range(self, text: str) -> Do:
         name = text.replace(" ", "").replace("min", "m")
         _one_of(name, [one.name for one in CHART_RANGES], "range")
         return partial(self._screen.time.choose, name)
-
-    def _moments(self) -> Sequence[Argument]:
-        return [Argument("end", "Back to live")]
 
     def _moment(self, text: str) -> float:
         try:
@@ -609,20 +580,6 @@ class ServerCommands:
         if text == "end":
             return self._screen.time.live
         return partial(self._screen.time.go, self._moment(text))
-
-    def _layouts(self) -> Sequence[Argument]:
-        return [Argument(str(one), _LAYOUTS[one]) for one in PaneLayout]
-
-    def _layout(self, name: str) -> Do:
-        _one_of(name, [str(one) for one in PaneLayout], "layout")
-        return partial(self._screen.choose_layout, PaneLayout(name))
-
-    def _panes(self) -> Sequence[Argument]:
-        return [Argument(pane, f"Show {NAMES[number]} large") for number, pane in enumerate(PANES, 1)]
-
-    def _pane(self, name: str) -> Do:
-        _one_of(name, PANES, "pane")
-        return partial(self._screen.show_pane, name)
 
     def _columns(self) -> Sequence[Argument]:
         shown = self._screen.columns or DEFAULT_COLUMNS
@@ -647,36 +604,14 @@ class ServerCommands:
             raise CommandError("The table needs a column.")
         return tuple(kept)
 
-    def _preview_columns(self, text: str) -> str:
-        return f"Columns: {' '.join(self._column_names(text)) or 'as by default'}"
-
     def _choose_columns(self, text: str) -> Do:
         if not text:
             raise CommandError(f"columns needs names: {' '.join(COLUMNS)}.")
         return partial(self._screen.choose_columns, self._column_names(text))
 
-    def _sorts(self) -> Sequence[Argument]:
-        return [Argument(name, f"Sort servers by {COLUMNS[name]}") for name in sort_names(self._screen.servers)]
-
-    def _sort(self, name: str) -> Do:
-        if not name:
-            return self._screen.action_sort
-        _one_of(name, sort_names(self._screen.servers), "column")
-        return partial(self._screen.action_sort_by, COLUMNS[name])
-
-    def _replay(self, text: str) -> Do:
-        return partial(self._screen.replay, text) if text else self._screen.action_replay
-
-    def _filter(self, text: str) -> Do:
-        return partial(self._screen.filter_by, text) if text else self._screen.action_filter
-
     # -- taking something along ------------------------------------------------------------------------------------
 
-    def _copies(self) -> Sequence[Argument]:
-        return [Argument(what, title) for what, title in _COPIES.items()]
-
     def _copy(self, what: str) -> Do:
-        _one_of(what, tuple(_COPIES), "thing to copy")
         server = self._selected()
         texts = {
             "url": server.url if server.port else "",
@@ -690,13 +625,12 @@ class ServerCommands:
         subject = f"{_COPIED[what][0].upper()}{_COPIED[what][1:]} of {server.name}"
         return partial(copy, self._console, plain(texts[what]), subject, self._console.say)
 
-    def _exports(self) -> Sequence[Argument]:
+    def _exports(self) -> Mapping[str, str]:
         server = self._screen.live
         name = plain(server.name) if server is not None else "NAME"
-        return [Argument(form, f"Write ./{name}.{ending}") for form, ending in EXPORTS.items()]
+        return {form: f"Write ./{name}.{ending}" for form, ending in EXPORTS.items()}
 
     def _export(self, form: str) -> Do:
-        _one_of(form, tuple(EXPORTS), "form of export")
         server = self._own()
         path = Path(f"{server.name}.{EXPORTS[form]}").absolute()
         if path.exists():
@@ -727,7 +661,7 @@ class ServerCommands:
         return partial(self._console.act, f"Exporting {name}…", write, lambda done: f"{name} written to {done}")
 
 
-_LAYOUTS = {
+_LAYOUTS: Mapping[str, str] = {
     PaneLayout.AUTO: "The best layout for the terminal's size",
     PaneLayout.OVERVIEW: "All panes",
     PaneLayout.FOCUS: "One large pane, the others as a line each",
@@ -743,6 +677,35 @@ _COPIES = {
     "log": "Copy the path of its log",
 }
 _COPIED = {"url": "URL", "command": "command line", "flags": "flags", "model": "model", "log": "log file"}
+
+
+def _choice(
+    name: str,
+    title: str,
+    table: Callable[[], Mapping[str, str]],
+    prepare: Callable[[str], Do],
+    kind: str = "",
+    alone: Do | None = None,
+) -> Verb:
+    """A verb that takes a name of a table, which says what each comes to; ``alone`` is what it does without one.
+
+    ``kind`` is what the names are of, if that is not the verb's own name.
+    """
+
+    def arguments() -> Sequence[Argument]:
+        return [Argument(text, about) for text, about in table().items()]
+
+    def checked(text: str) -> Do:
+        if not text and alone is not None:
+            return alone
+        _one_of(text, tuple(table()), kind or name)
+        return prepare(text)
+
+    return Verb(name, title, arguments, checked, optional=alone is not None)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(("?", ".")) else f"{text}."
 
 
 def _one_of(name: str, known: Sequence[str], kind: str) -> None:
@@ -774,8 +737,3 @@ def _ranked(typed: str, commands: Sequence[TypedCommand], recent: Sequence[str],
             rank = (best.kind, last.get(command.text, len(last)), command.open, best, at)
             found.append((rank, command))
     return [command for _, command in sorted(found, key=lambda pair: pair[0])]
-
-
-def commands_of(console: ConsoleApp) -> Commands:
-    """The commands of the screen that is on top."""
-    return Commands(console, console.screen)

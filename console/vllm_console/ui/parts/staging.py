@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,9 +21,29 @@ if TYPE_CHECKING:
     from vllm_launchers.plan.choices.inputs import Choice
 
 UTILIZATION_STEP = 0.02
-LARGEST_CONTEXT = 4 * 1024 * 1024
-FALLBACK_CONTEXT = 8192
-"""Taken as the present context when neither a flag sets it nor the model's own is known."""
+
+
+class _Size(msgspec.Struct, frozen=True):
+    """A flag that keys halve and double: its bounds, and what is taken as its value where that is not known.
+
+    ``known`` and ``unknown`` say what is started from where it is unset.
+    """
+
+    least: int
+    most: int
+    fallback: int
+    known: str
+    unknown: str
+
+
+_SIZES = {
+    "max-num-seqs": _Size(
+        1, 65536, 256, "vLLM's default here", "vLLM's default of 256 (1024 on GPUs with 70 GiB or more)"
+    ),
+    "max-model-len": _Size(
+        16, 4 * 1024 * 1024, 8192, "the model's own limit", "8192 (the model's own limit is unknown)"
+    ),
+}
 
 
 class StagedStep(msgspec.Struct, frozen=True):
@@ -32,9 +53,6 @@ class StagedStep(msgspec.Struct, frozen=True):
     value: FlagValue | None
     note: str = ""
 
-
-FALLBACK_SEQUENCES = 256
-"""The same of sequences, where vLLM's default for the GPU is not known: that of GPUs of less than 70 GiB."""
 
 DEFAULTS: Flags = {
     "enable-prefix-caching": True,
@@ -104,6 +122,10 @@ class Staging:
         """What is staged for a server."""
         return self.by_server.get(name, ())
 
+    def flags_of(self, server: ServerView) -> Flags:
+        """The flags that a restart with what is staged would run with."""
+        return staged_flags(server.flags, self.of(server.name))
+
     def put(self, name: str, staged: Staged) -> None:
         """Stage this in place of what is staged for a server."""
         if staged:
@@ -138,53 +160,56 @@ def default_value(server: ServerView, flag: str) -> FlagValue | None:
     return server.unset.max_model_len if flag == "max-model-len" else DEFAULTS.get(flag)
 
 
-def halve_sequences(server: ServerView, flags: Flags) -> StagedStep:
-    """Half as many sequences at once."""
-    present, note = _sequences(server, flags)
-    return _step(server, "max-num-seqs", max(1, present // 2), note)
+def _resize(server: ServerView, flags: Flags, flag: str, *, double: bool) -> StagedStep:
+    """Twice as many or half as many. Whether the model can do it is for the plan to say."""
+    size, note = _SIZES[flag], ""
+    present = token_count(flags.get(flag))
+    if not present:
+        known = token_count(default_value(server, flag))
+        present = known or size.fallback
+        note = f"--{flag} was unset; starting from {f'{size.known}, {known:,}' if known else size.unknown}"
+    return _step(server, flag, min(size.most, present * 2) if double else max(size.least, present // 2), note)
 
 
-def double_sequences(server: ServerView, flags: Flags) -> StagedStep:
-    """Twice as many sequences at once."""
-    present, note = _sequences(server, flags)
-    return _step(server, "max-num-seqs", min(65536, present * 2), note)
+def _toggle(server: ServerView, flags: Flags, flag: str) -> StagedStep:
+    """On or off; vLLM has it on when the model allows it."""
+    if flag in flags:
+        return _step(server, flag, not flags[flag])
+    return StagedStep(flag, False, f"--{flag} was unset; vLLM enables it where the model supports it")
 
 
-def halve_context(server: ServerView, flags: Flags) -> StagedStep:
-    """Half the context length."""
-    present, note = _context(server, flags)
-    return _step(server, "max-model-len", max(16, present // 2), note)
-
-
-def double_context(server: ServerView, flags: Flags) -> StagedStep:
-    """Twice the context length. Whether the model can do it is for the plan to say."""
-    present, note = _context(server, flags)
-    return _step(server, "max-model-len", min(LARGEST_CONTEXT, present * 2), note)
-
-
-def lower_utilization(server: ServerView, flags: Flags) -> StagedStep:
-    """0.02 less of the GPU's memory."""
-    return _utilization(server, flags, -UTILIZATION_STEP)
-
-
-def raise_utilization(server: ServerView, flags: Flags) -> StagedStep:
-    """0.02 more of the GPU's memory."""
-    return _utilization(server, flags, UTILIZATION_STEP)
-
-
-def toggle_prefix_caching(server: ServerView, flags: Flags) -> StagedStep:
-    """Prefix caching on or off; vLLM has it on when the model allows it."""
-    return _toggle(server, flags, "enable-prefix-caching")
-
-
-def toggle_chunked_prefill(server: ServerView, flags: Flags) -> StagedStep:
-    """Chunked prefill on or off; vLLM has it on when the model allows it."""
-    return _toggle(server, flags, "enable-chunked-prefill")
-
-
-def cycle_kv_dtype(server: ServerView, flags: Flags) -> StagedStep:
+def _cycle_kv_dtype(server: ServerView, flags: Flags) -> StagedStep:
     """KV cache in FP8, or in the model's own type."""
     return _step(server, "kv-cache-dtype", "auto" if is_fp8(flags.get("kv-cache-dtype")) else "fp8")
+
+
+def _utilization(server: ServerView, flags: Flags, by: float) -> StagedStep:
+    """More or less of the GPU's memory."""
+    value, note = flags.get("gpu-memory-utilization"), ""
+    if value is None or isinstance(value, bool):
+        value = _default_utilization(server)
+        note = f"--gpu-memory-utilization was unset; starting from vLLM's default of {value}"
+    if "kv-cache-memory-bytes" in flags:
+        note = "--kv-cache-memory-bytes fixes the KV cache's size: this changes only what must be free at the start"
+    try:
+        present = float(value)
+    except ValueError:
+        present = _default_utilization(server)
+    lowest, highest = min(0.1, present), max(0.98, present)  # a step up never lowers what was set by hand
+    return StagedStep("gpu-memory-utilization", round(min(highest, max(lowest, present + by)), 2), note)
+
+
+def _default_utilization(server: ServerView) -> float:
+    return default_utilization(server.engine.release if server.engine else None)
+
+
+def _step(server: ServerView, flag: str, value: FlagValue, note: str = "") -> StagedStep:
+    """A step to a value; a flag that the server does not set is unset again where that is what it starts from."""
+    start = default_value(server, flag)
+    if start is None and flag in _SIZES:
+        start = _SIZES[flag].fallback
+    back = flag not in server.flags and same_value(value, start)
+    return StagedStep(flag, None if back else value, note)
 
 
 def refused(server: ServerView, step: StagedStep) -> str:
@@ -219,88 +244,42 @@ class Tuned(msgspec.Struct, frozen=True):
     """What its keys change, in a word; empty: as ``short``."""
 
 
+_SEQUENCES, _CONTEXT, _MEMORY = "max-num-seqs", "max-model-len", "gpu-memory-utilization"
+_PREFIX, _CHUNKED = "enable-prefix-caching", "enable-chunked-prefill"
+
 TUNED = (
-    Tuned("max-num-seqs", "sequences", "seqs", (
-        TuningKey("halve_sequences", "left_square_bracket", "Halve --max-num-seqs", halve_sequences),
-        TuningKey("double_sequences", "right_square_bracket", "Double --max-num-seqs", double_sequences),
+    Tuned(_SEQUENCES, "sequences", "seqs", (
+        TuningKey("halve_sequences", "left_square_bracket", "Halve --max-num-seqs",
+                  partial(_resize, flag=_SEQUENCES, double=False)),
+        TuningKey("double_sequences", "right_square_bracket", "Double --max-num-seqs",
+                  partial(_resize, flag=_SEQUENCES, double=True)),
     )),
-    Tuned("max-model-len", "context", "context", (
-        TuningKey("halve_context", "left_curly_bracket", "Halve --max-model-len", halve_context),
-        TuningKey("double_context", "right_curly_bracket", "Double --max-model-len", double_context),
+    Tuned(_CONTEXT, "context", "context", (
+        TuningKey("halve_context", "left_curly_bracket", "Halve --max-model-len",
+                  partial(_resize, flag=_CONTEXT, double=False)),
+        TuningKey("double_context", "right_curly_bracket", "Double --max-model-len",
+                  partial(_resize, flag=_CONTEXT, double=True)),
     )),
-    Tuned("gpu-memory-utilization", "GPU memory", "memory", (
-        TuningKey("lower_utilization", "less_than_sign", "Lower --gpu-memory-utilization by 0.02", lower_utilization),
+    Tuned(_MEMORY, "GPU memory", "memory", (
+        TuningKey("lower_utilization", "less_than_sign", "Lower --gpu-memory-utilization by 0.02",
+                  partial(_utilization, by=-UTILIZATION_STEP)),
         TuningKey("raise_utilization", "greater_than_sign", "Raise --gpu-memory-utilization by 0.02",
-                  raise_utilization),
+                  partial(_utilization, by=UTILIZATION_STEP)),
     )),
-    Tuned("enable-prefix-caching", "prefix cache", "prefix", (
-        TuningKey("toggle_prefix_caching", "p", "Toggle prefix caching", toggle_prefix_caching),
+    Tuned(_PREFIX, "prefix cache", "prefix", (
+        TuningKey("toggle_prefix_caching", "p", "Toggle prefix caching", partial(_toggle, flag=_PREFIX)),
     )),
-    Tuned("enable-chunked-prefill", "chunked prefill", "chunks", (
-        TuningKey("toggle_chunked_prefill", "P", "Toggle chunked prefill", toggle_chunked_prefill),
+    Tuned(_CHUNKED, "chunked prefill", "chunks", (
+        TuningKey("toggle_chunked_prefill", "P", "Toggle chunked prefill", partial(_toggle, flag=_CHUNKED)),
     )),
     Tuned("kv-cache-dtype", "KV dtype", "kv", (
-        TuningKey("cycle_kv_dtype", "v", "Toggle FP8 KV cache", cycle_kv_dtype),
+        TuningKey("cycle_kv_dtype", "v", "Toggle FP8 KV cache", _cycle_kv_dtype),
     ), hint="fp8"),
 )  # fmt: skip
 """The flags that single keys change, in the order of the tuning bar."""
 
 TUNING_KEYS = {key.id: key for tuned in TUNED for key in tuned.keys}
 """Their keys, by the action's id."""
-
-
-def _step(server: ServerView, flag: str, value: FlagValue, note: str = "") -> StagedStep:
-    """A step to a value; a flag that the server does not set is unset again where that is what it starts from."""
-    start = default_value(server, flag)
-    if start is None:
-        start = {"max-num-seqs": FALLBACK_SEQUENCES, "max-model-len": FALLBACK_CONTEXT}.get(flag)
-    back = flag not in server.flags and same_value(value, start)
-    return StagedStep(flag, None if back else value, note)
-
-
-def _sequences(server: ServerView, flags: Flags) -> tuple[int, str]:
-    present = token_count(flags.get("max-num-seqs"))
-    if present:
-        return present, ""
-    if known := server.unset.max_num_seqs:
-        return known, f"--max-num-seqs was unset; starting from vLLM's default here, {known}"
-    start = FALLBACK_SEQUENCES
-    note = f"--max-num-seqs was unset; starting from vLLM's default of {start} (1024 on GPUs with 70 GiB or more)"
-    return start, note
-
-
-def _context(server: ServerView, flags: Flags) -> tuple[int, str]:
-    present = token_count(flags.get("max-model-len"))
-    if present:
-        return present, ""
-    if known := server.unset.max_model_len:
-        return known, f"--max-model-len was unset; starting from the model's own limit, {known:,}"
-    return FALLBACK_CONTEXT, f"--max-model-len was unset (the model's own limit); starting from {FALLBACK_CONTEXT}"
-
-
-def _utilization(server: ServerView, flags: Flags, step: float) -> StagedStep:
-    value, note = flags.get("gpu-memory-utilization"), ""
-    if value is None or isinstance(value, bool):
-        value = _default_utilization(server)
-        note = f"--gpu-memory-utilization was unset; starting from vLLM's default of {value}"
-    if "kv-cache-memory-bytes" in flags:
-        note = "--kv-cache-memory-bytes fixes the KV cache's size: this changes only what must be free at the start"
-    try:
-        present = float(value)
-    except ValueError:
-        present = _default_utilization(server)
-    lowest, highest = min(0.1, present), max(0.98, present)  # a step up never lowers what was set by hand
-    return StagedStep("gpu-memory-utilization", round(min(highest, max(lowest, present + step)), 2), note)
-
-
-def _default_utilization(server: ServerView) -> float:
-    return default_utilization(server.engine.release if server.engine else None)
-
-
-def _toggle(server: ServerView, flags: Flags, flag: str) -> StagedStep:
-    if flag in flags:
-        return _step(server, flag, not flags[flag])
-    return StagedStep(flag, False, f"--{flag} was unset; vLLM enables it where the model supports it")
 
 
 class MeasuredTraffic(msgspec.Struct, frozen=True):

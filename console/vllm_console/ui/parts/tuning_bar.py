@@ -109,7 +109,7 @@ class TuningBar(LineView, can_focus=True):
         if server is None:
             return
         staged = self._staging.of(server.name)
-        step = key.step(server, staging.staged_flags(server.flags, staged))
+        step = key.step(server, self._staging.flags_of(server))
         problem = staging.refused(server, step)
         staged = staged if problem else staging.stage(server.flags, staged, step)
         self._note = problem or step.note or staging.combined_warning(server, staged)

@@ -1028,8 +1028,7 @@ class OperationsScreen(PartialRepaintScreen):
         server = self.verbs.tunable(self.live)
         if server is None:
             return
-        staged = self.staging.of(server.name)
-        step = staging.TUNING_KEYS[id].step(server, staging.staged_flags(server.flags, staged))
+        step = staging.TUNING_KEYS[id].step(server, self.staging.flags_of(server))
         if problem := staging.refused(server, step):
             self.console.say(problem, WARN)
             return

@@ -425,10 +425,10 @@ def test_documented_table_of_keys():
 def test_utilization_stays_in_bounds_and_knows_the_old_default(fakes):
     old = replace(fakes.VLLM, version="0.11.2")
     server = replace(fakes.chat(0), flags={}, engine=old)
-    assert staging.raise_utilization(server, {}).value == 0.92
-    assert staging.raise_utilization(fakes.chat(0), {}).value == 0.94
-    assert staging.raise_utilization(server, {"gpu-memory-utilization": 0.98}).value == 0.98
-    assert staging.lower_utilization(server, {"gpu-memory-utilization": 0.11}).value == 0.1
+    assert staging.TUNING_KEYS["raise_utilization"].step(server, {}).value == 0.92
+    assert staging.TUNING_KEYS["raise_utilization"].step(fakes.chat(0), {}).value == 0.94
+    assert staging.TUNING_KEYS["raise_utilization"].step(server, {"gpu-memory-utilization": 0.98}).value == 0.98
+    assert staging.TUNING_KEYS["lower_utilization"].step(server, {"gpu-memory-utilization": 0.11}).value == 0.1
 
 
 def test_changes_and_steps_convert_into_each_other():

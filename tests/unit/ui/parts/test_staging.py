@@ -32,7 +32,7 @@ def test_unset_flags_start_from_the_values_in_effect(key: str, value: int) -> No
 
 
 def test_note_states_what_was_assumed_for_an_unknown_gpu() -> None:
-    step = staging.halve_sequences(server(), {})
+    step = staging.TUNING_KEYS["halve_sequences"].step(server(), {})
     assert (step.value, "256 (1024 on GPUs" in step.note) == (128, True)
 
 
