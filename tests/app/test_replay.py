@@ -157,7 +157,7 @@ async def test_a_key_lists_what_can_be_replayed(console, fakes, fleet):
         await c.sees("gone@2")
         await c.lacks("chat@9")  # it runs
         await c.lacks("gone@1")  # its history is gone
-        await c.sees("gone@2 (run 3)")
+        await c.sees("gone@2 (3)")
         await c.press("down", "enter")
         await replayed(c, fakes)
         assert fleet.times[-1].run == 3

@@ -16,8 +16,8 @@ class Action(msgspec.Struct, frozen=True):
 
     ``id`` is its name in settings; ``keys`` are Textual key names, the first is shown; ``scope`` is ``app``,
     ``operations`` or one of `SCREENS`; ``changes`` marks what changes a server or the shared board: it is absent with
-    ``--read-only``; ``footer`` lets it into the footer line (of the operations screen: where it applies); ``short`` is
-    its name there; ``group`` is its heading in help; ``call`` is Textual's action, by default the method
+    ``--read-only``; ``short`` is its name in the footer line (of the operations screen: where it applies), empty if it
+    has no place there; ``group`` is its heading in help; ``call`` is Textual's action, by default the method
     ``action_<id>``.
     """
 
@@ -26,7 +26,6 @@ class Action(msgspec.Struct, frozen=True):
     title: str
     scope: str
     changes: bool = False
-    footer: bool = False
     short: str = ""
     group: str = ""
     call: str = ""
@@ -35,13 +34,13 @@ class Action(msgspec.Struct, frozen=True):
 def _action(
     id: str, keys: str, title: str, scope: str, group: str, short: str = "", *, changes: bool = False, call: str = ""
 ) -> Action:
-    return Action(id, tuple(keys.split()), title, scope, changes, bool(short), short, group, call or id)
+    return Action(id, tuple(keys.split()), title, scope, changes, short, group, call or id)
 
 
 def _on(
     scope: str, id: str, keys: str, title: str, short: str = "", *, changes: bool = False, call: str = ""
 ) -> Action:
-    return Action(id, tuple(keys.split()), title, scope, changes, bool(short), short, SCREENS[scope], call or id)
+    return Action(id, tuple(keys.split()), title, scope, changes, short, SCREENS[scope], call or id)
 
 
 SCREENS = {
@@ -348,5 +347,5 @@ def grouped(read_only: bool = False) -> dict[str, list[Action]]:
     groups: dict[str, list[Action]] = {}
     for action in actions():
         if not (read_only and action.changes):
-            groups.setdefault(SCREENS.get(action.scope) or action.group, []).append(action)
+            groups.setdefault(action.group, []).append(action)
     return groups

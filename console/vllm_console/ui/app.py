@@ -13,6 +13,7 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from msgspec.structs import replace
 from rich.style import Style
 from textual import events
 from textual.app import App
@@ -279,7 +280,7 @@ class ConsoleApp(App[None]):
         names = [plain(server.name) for server in self.snapshot.servers if server.ours and server.state.alive]
         if not names:
             return "No servers running."
-        return f"{len(names)} {'server' if len(names) == 1 else 'servers'} still running: {', '.join(names)}"
+        return f"{counted(len(names), 'server')} still running: {', '.join(names)}"
 
     def hints_ended(self) -> None:
         """Have hints not come back in a later console. Where that can't be written, they do."""
@@ -319,7 +320,9 @@ class ConsoleApp(App[None]):
         self._polled_for = self.operations.selected_name
         self._await_late_poll(loop)
         try:
-            self.snapshot = await in_thread(self._snapshot_call(), "poll")
+            screen = self.operations
+            take = partial(self._take_snapshot, screen.selected_name, screen.wanted_time, screen.log_reader)
+            self.snapshot = await in_thread(take, "poll")
         except Exception as error:  # noqa: BLE001 - the poll's boundary: shown, and tried again
             self.say(f"Could not read the servers: {error_sentence(error)}", BAD)
             self._set_polling(hanging=loop.time() - self._polled_at)
@@ -331,7 +334,7 @@ class ConsoleApp(App[None]):
         if self._polled_for == FIRST:
             self._polled_for = next((one.name for one in self.snapshot.servers if one.series is not None), FIRST)
         self._report_trouble()
-        self.polling = _with(self.polling, hanging=None, resuming=False)
+        self.polling = replace(self.polling, hanging=None, resuming=False)
         leaving = self.operations.is_mounted and not self.screen_stack
         if not leaving:
             self.operations.show_snapshot()
@@ -344,10 +347,6 @@ class ConsoleApp(App[None]):
             self._set_polling(hanging=loop.time() - self._polled_at)
 
         self._late = loop.call_later(max(LATE_SECONDS, self.polling.refresh), is_late)
-
-    def _snapshot_call(self) -> Callable[[], FleetSnapshot]:
-        screen = self.operations
-        return partial(self._take_snapshot, screen.selected_name, screen.wanted_time, screen.log_reader)
 
     def _take_snapshot(self, selected: str, time: TimeView, read_log: Callable[[], None] | None) -> FleetSnapshot:
         """In a thread: take a snapshot, read the log beside it, and notify of findings that begin and end."""
@@ -387,7 +386,7 @@ class ConsoleApp(App[None]):
         self._wake.set()
 
     def _set_polling(self, **changes: object) -> None:
-        self.polling = _with(self.polling, **changes)
+        self.polling = replace(self.polling, **changes)
         if self.operations.is_mounted and self.screen_stack:
             self.operations.draw_header()
 
@@ -669,12 +668,6 @@ async def _settled(field: Input) -> None:
                 if isinstance(node, App) or not isinstance(node, MessagePump) or not node.call_later(heard.set):
                     return
                 await heard.wait()
-
-
-def _with(polling: Polling, **changes: object) -> Polling:
-    from msgspec.structs import replace
-
-    return replace(polling, **changes)
 
 
 def error_sentence(error: BaseException) -> str:

@@ -8,9 +8,9 @@ import msgspec
 from rich.style import Style
 
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Finding, Fix, Measure, Severity, title_of_code
+from vllm_console.fleet.markers import flag_change
 from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
 from vllm_console.text import percent, plain, shortened
-from vllm_console.ui.panes.bars import shown_value
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.theme import ACCENT, BAD, OK, WARN
@@ -146,9 +146,8 @@ def staged_fix(server: ServerView, fixes: Sequence[Fix], staged: Staged) -> int 
 
 def flag_change_text(flags: Flags, changes: Changes) -> str:
     """A change and the present value: ``--max-num-seqs 256 → 128``."""
-    parts = [f"--{name} {shown_value(flags.get(name))} → {shown_value(value)}" for name, value in changes.set.items()]
-    parts += [f"--{name} {shown_value(flags.get(name))} → unset" for name in changes.unset]
-    return ", ".join(map(plain, parts))
+    steps = staging.staged_of(changes)
+    return ", ".join(flag_change(step.flag, flags.get(step.flag), step.value) for step in steps)
 
 
 def fix_texts(flags: Flags, fix: Fix, effect: str = "") -> list[str]:

@@ -12,6 +12,8 @@ from typing import Any, ClassVar, TypeVar
 
 from textual.dom import DOMNode
 
+from vllm_console.fleet.verbs import FleetError
+
 T = TypeVar("T")
 
 SWITCH_SECONDS = 0.0005
@@ -108,6 +110,11 @@ async def answer_for(asker: DOMNode, call: Callable[[], T], name: str) -> T:
     finally:
         if not asker.display:
             raise asyncio.CancelledError
+
+
+def failure(error: Exception, doing: str) -> str:
+    """What to say of a call that failed: the fleet's own sentence; of any other error what was not done, too."""
+    return str(error) if isinstance(error, FleetError) else f"{doing}: {error}"
 
 
 def begin_worker(node: DOMNode, work: Callable[[], Coroutine[Any, Any, None]], name: str, group: str) -> None:

@@ -57,7 +57,7 @@ async def test_r_restarts_with_what_the_bar_shows(console, fakes):
     async with console(fakes.chat) as c:
         await c.press("a", "down", "r")
         await c.sees("Restart chat?")
-        await c.sees("--max-num-seqs  256 → 128")
+        await c.sees("--max-num-seqs 256 → 128")
 
 
 async def test_another_server_closes_it(console, fakes):

@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
+from vllm_console.fleet.markers import flag_change
 from vllm_console.fleet.snapshot import Flags, FlagValue, FleetSnapshot, ServerView, State
 from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import action_named, scoped
@@ -222,7 +223,7 @@ def staged_line(
 def _staged_texts(flags: Flags, staged: Staged, room: int) -> list[str]:
     """Each staged change, all in the longest form in which they fit; in the shortest if none does."""
     forms = (
-        [f"  --{step.flag} {shown_value(flags.get(step.flag))} → {shown_value(step.value)}" for step in staged],
+        [f"  {flag_change(step.flag, flags.get(step.flag), step.value)}" for step in staged],
         [f"  --{step.flag} {shown_value(step.value)}" for step in staged],
         [f"  {_SHORT_NAMES.get(step.flag, step.flag)} {shown_value(step.value)}" for step in staged],
     )
@@ -234,15 +235,10 @@ def _stage_hint(ids: Sequence[str], text: str) -> KeyHint:
     return " ".join(map(key_of, ids)), text, "|".join(calls)
 
 
-def footer_line(hints: Sequence[KeyHint], tail: Sequence[KeyHint], width: int) -> Strip:
-    """The footer: the keys given, most important first, as many as fit; those of the tail are always there."""
-    return keys_line(hints, width, tail)
-
-
 def footer(scope: str, width: int, without: Collection[str] = ()) -> Strip:
     """The most needed keys of a screen, but for actions that can do nothing now; the way back, which the registry
     names last, and help are always there."""
-    known = [action for action in scoped(scope) if action.footer and action.id not in without]
+    known = [action for action in scoped(scope) if action.short and action.id not in without]
     pairs = [(key_of(action.id), action.short, f"screen.{action.call}") for action in known]
     return keys_line(pairs[:-1], width, (pairs[-1], (key_of("help"), "help", "app.help")))
 

@@ -26,7 +26,7 @@ from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.terminal.lines import cells, clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, fit, parts_length, wrapped
+from vllm_console.ui.widgets.draw import Part, fit, paragraph, parts_length, wrapped
 from vllm_launchers.keeper.records import SleepStep
 from vllm_launchers.patterns import lazy_pattern
 
@@ -36,8 +36,8 @@ WIDE = 100
 MOST_LINES = 3
 """On a large screen."""
 
-_CLICKABLE = ("stage_fix", "findings", "compare", "new_server")
-"""Actions whose hints can be clicked."""
+Hint = tuple[str, str]
+"""A key with what it does, and its action."""
 
 
 def finding_rows(height: int) -> int:
@@ -48,12 +48,12 @@ def finding_rows(height: int) -> int:
 def event_line(server: ServerView, event: tuple[float, str] | None, now: float, width: int) -> Strip:
     """What happened last to a server without findings: an event with its time, else since when it is in its state."""
     if server.moment is not None:
-        return line((fit(f" · {plain(server.name)}  {_then(server.then, server.moment)}", width).rstrip(), DIM))
-    if event is not None:
-        at, text = event
-        return line((fit(f" · {since_text(at, now).removeprefix('since ')}  {plain(text)}", width).rstrip(), DIM))
-    text = f" · {plain(server.name)}  {server.state_text} {since_text(server.state_since, now)}"
-    return line((fit(text, width).rstrip(), DIM))
+        text = f"{plain(server.name)}  {_then(server.then, server.moment)}"
+    elif event is not None:
+        text = f"{since_text(event[0], now).removeprefix('since ')}  {plain(event[1])}"
+    else:
+        text = f"{plain(server.name)}  {server.state_text} {since_text(server.state_since, now)}"
+    return line((fit(f" · {text}", width).rstrip(), DIM))
 
 
 def preparing(server: ServerView) -> bool:
@@ -70,21 +70,19 @@ def draining(server: ServerView) -> bool:
 def restart_line(server: ServerView, now: float, width: int) -> Strip:
     """How far the preparation of its restart is, or that it is about to sleep, and the key that cancels it."""
     if server.sleep is not None and draining(server):
-        text = f"{server.sleep.sentence} · {duration(max(0.0, now - server.sleep.since))}"
-        about: list[Part] = [(" ↻ ", ACCENT), (f"{plain(server.name)}  ", STRONG), text]
-        return _with_key(about, f"{key_of('clear')} cancel", width)
-    restart = server.restart
-    if restart is None:
+        facts = [f"{server.sleep.sentence} · {duration(max(0.0, now - server.sleep.since))}"]
+    elif (restart := server.restart) is not None:
+        facts = [
+            f"restart: {restart.doing} {duration(max(0.0, now - restart.asked_at))}",
+            ", ".join(restart.changes),
+            "keeps serving",
+            f"+{size(restart.memory_mib * 2**20)} RAM" if restart.memory_mib is not None else "",
+        ]
+    else:
         return line()
-    facts = [
-        f"restart: {restart.doing} {duration(max(0.0, now - restart.asked_at))}",
-        ", ".join(restart.changes),
-        "keeps serving",
-        f"+{size(restart.memory_mib * 2**20)} RAM" if restart.memory_mib is not None else "",
-    ]
     text = plain(" · ".join(filter(None, facts)))
     parts: list[Part] = [(" ↻ ", ACCENT), (f"{plain(server.name)}  ", STRONG), text]
-    return _with_key(parts, f"{key_of('clear')} cancel", width)
+    return _with_keys(parts, [(f"{key_of('clear')} cancel", "clear")], width)
 
 
 def _then(then: StateThen, moment: float) -> str:
@@ -130,32 +128,31 @@ def finding_lines(
     parts = finding_heading(top, name, now)
     if top.severity is Severity.GOOD:
         verdict_lines = _verdict_lines(server, staged, width, most - 1)
-        return [_good_line(top, parts, width, _findings_key(top, others)), *verdict_lines]
-    indent = cells(name) + 5 if width >= WIDE else 3
-    fix, why = _fix_key(server, top, state), _findings_key(top, others)
-    keys = ("", _short_keys(fix, top, others)) if width < WIDE else (why, fix)
-    symptom = _one_line(top, parts, width, keys[1])
+        return [_good_line(top, parts, width, _findings_hint(top, others, wide=True)), *verdict_lines]
+    wide = width >= WIDE
+    indent = cells(name) + 5 if wide else 3
+    fix, why = _fix_hint(server, top, state, wide=wide), _findings_hint(top, others, wide=wide)
+    above, below = (fix, why) if wide else ([*fix, *why], [])
+    symptom = _one_line(top, parts, width, above)
     style = staged.style if staged is not None else None
     texts = _fix_texts(server, top, state.effect) if staged is None else _verdict_texts(server, top, state, staged)
-    below = len(_rows(_fitting(texts, indent, width, keys[0], most - 1), style, indent, width, keys[0], most))
-    room_below = most - 1 - below
+    text = _fitting(texts, indent, width, below, most - 1)
+    room_below = most - 1 - len(_rows(text, style, indent, width, below, most))
     if symptom:
         parts = [*parts, f": {symptom}"]
     elif room_below <= 0:
-        parts = _with_figure(top, parts, width, keys[1])
-    lines = [_with_key(parts, keys[1], width)]
+        parts = _with_figure(top, parts, width, above)
+    lines = [_with_keys(parts, above, width)]
     if not symptom and room_below > 0:
-        lines += _rows(top.symptom, None, indent, width, "", room_below)
-    text = _fitting(texts, indent, width, keys[0], most - len(lines))
-    return [*lines, *(_rows(text, style, indent, width, keys[0], most - len(lines)))][:most]
+        lines += _rows(top.symptom, None, indent, width, (), room_below)
+    text = _fitting(texts, indent, width, below, most - len(lines))
+    return [*lines, *(_rows(text, style, indent, width, below, most - len(lines)))][:most]
 
 
 def _unreachable_lines(server: ServerView, now: float, width: int, most: int) -> list[Strip]:
     """Since when an endpoint or a machine can't be reached, and why."""
     text = f"{server.state_text} {since_text(server.state_since, now)}: {server.reason}"
-    rows = _rows(text, BAD, cells(plain(server.name)) + 5, width, "", most)
-    first = line((" ! ", BAD), (f"{plain(server.name)}  ", STRONG))
-    return [Strip.join([first, rows[0].crop(first.cell_length)]), *rows[1:]]
+    return _named_lines(server, "!", text, BAD, width, most)
 
 
 def _verdict_texts(server: ServerView, top: ServerFinding, state: StagedState, verdict: PlanVerdict) -> list[str]:
@@ -168,15 +165,20 @@ def _verdict_lines(server: ServerView, verdict: PlanVerdict | None, width: int, 
     """The verdict on what is staged, where no finding stands above it."""
     if verdict is None:
         return []
-    rows = _rows(f"staged: {verdict.message}", verdict.style, cells(plain(server.name)) + 5, width, "", most)
-    first = line((" · ", verdict.style), (f"{plain(server.name)}  ", STRONG))
-    return [Strip.join([first, rows[0].crop(first.cell_length)]), *rows[1:]] if rows else []
+    return _named_lines(server, "·", f"staged: {verdict.message}", verdict.style, width, most)
 
 
-def _one_line(top: ServerFinding, parts: Sequence[Part], width: int, key: str) -> str:
+def _named_lines(server: ServerView, sign: str, text: str, style: Style, width: int, most: int) -> list[Strip]:
+    """A text behind a sign and the server's name."""
+    name = f"{plain(server.name)}  "
+    indent = " " * (cells(name) + 3)
+    return paragraph(text, width - 1, style, indent, first=[(f" {sign} ", style), (name, STRONG)], most=most)[:most]
+
+
+def _one_line(top: ServerFinding, parts: Sequence[Part], width: int, hints: Sequence[Hint]) -> str:
     """The symptom, with as many of its figures as fit behind the heading; empty where it does not fit itself."""
     text_so_far = top.symptom
-    room = width - parts_length(parts) - len(key) - 6
+    room = width - parts_length(parts) - _length(hints) - 6
     if cells(text_so_far) > room:
         return ""
     for measure in top.measures:
@@ -186,12 +188,12 @@ def _one_line(top: ServerFinding, parts: Sequence[Part], width: int, key: str) -
     return text_so_far
 
 
-def _with_figure(top: ServerFinding, parts: list[Part], width: int, key: str) -> list[Part]:
+def _with_figure(top: ServerFinding, parts: list[Part], width: int, hints: Sequence[Hint]) -> list[Part]:
     """The heading with one figure and its limit, where the symptom has no room: the time gives way to a figure."""
     without_time = parts[:-1] if top.since is not None else parts
     for figures in (_figures(top), _bare_figures(top)):
         for heading_parts in (parts, without_time):
-            room = width - parts_length(heading_parts) - len(key) - 6
+            room = width - parts_length(heading_parts) - _length(hints) - 6
             fitting = next((text for text in figures if cells(text) <= room), None)
             if fitting is not None:
                 return [*heading_parts, f": {fitting}"]
@@ -245,26 +247,23 @@ def _fix_texts(server: ServerView, top: ServerFinding, effect: str = "") -> list
     return fix_texts(server.flags, offered[0], effect if top.flag_fixes else "") if offered else shortened(top.cause)
 
 
-def _rows(text: str, style: Style | None, indent: int, width: int, key: str, most: int) -> list[Strip]:
-    """A text over at most so many lines; the key stands at the right of the first, and keeps its columns free."""
+def _rows(text: str, style: Style | None, indent: int, width: int, hints: Sequence[Hint], most: int) -> list[Strip]:
+    """A text over at most so many lines; keys stand at the right of the first, and keep their columns free."""
     if most <= 0:
         return []
-    room = _row_width(indent, width, key)
-    rows = wrapped(plain(text), room, most) or ("",)
-    return [_with_key([" " * indent, (row, style)], key if not at else "", width) for at, row in enumerate(rows)]
+    rows = wrapped(plain(text), _row_width(indent, width, hints), most) or ("",)
+    return [_with_keys([" " * indent, (row, style)], hints if not at else (), width) for at, row in enumerate(rows)]
 
 
-def _row_width(indent: int, width: int, key: str) -> int:
-    return max(20, width - indent - (len(key) + 3 if key else 1))
+def _row_width(indent: int, width: int, hints: Sequence[Hint]) -> int:
+    return max(20, width - indent - (_length(hints) + 3 if hints else 1))
 
 
-def _fitting(texts: Sequence[str], indent: int, width: int, key: str, most: int) -> str:
+def _fitting(texts: Sequence[str], indent: int, width: int, hints: Sequence[Hint], most: int) -> str:
     """The first of the texts that fits into so many lines; else the last one, the shortest."""
-    room = _row_width(indent, width, key)
-    for text in texts:
-        if len(wrapped(plain(text), room)) <= most:
-            return text
-    return texts[-1] if texts else ""
+    room = _row_width(indent, width, hints)
+    short = (text for text in texts if len(wrapped(plain(text), room)) <= most)
+    return next(short, texts[-1] if texts else "")
 
 
 def since_text(since: float, now: float) -> str:
@@ -298,71 +297,51 @@ def finding_heading(found: ServerFinding, name: str, now: float) -> list[Part]:
     return parts
 
 
-def _good_line(top: ServerFinding, parts: list[Part], width: int, key: str) -> Strip:
+def _good_line(top: ServerFinding, parts: list[Part], width: int, hints: Sequence[Hint]) -> Strip:
     text_so_far = ""
-    room = width - parts_length(parts) - len(key) - len(WINDOW) - 8
+    room = width - parts_length(parts) - _length(hints) - len(WINDOW) - 8
     for measure in top.measures:
         text = measure_text(measure)
         if cells(text_so_far) + cells(text) + 3 <= room:
             text_so_far = f"{text_so_far} · {text}" if text_so_far else text
-    return _with_key(parts + ([(f", {WINDOW}: {text_so_far}", DIM)] if text_so_far else []), key, width)
+    return _with_keys(parts + ([(f", {WINDOW}: {text_so_far}", DIM)] if text_so_far else []), hints, width)
 
 
-def _findings_key(top: ServerFinding, others: int) -> str:
+def _findings_hint(top: ServerFinding, others: int, *, wide: bool) -> list[Hint]:
     if top.severity is Severity.GOOD and not others:
-        return ""
-    return f"{key_of('findings')} findings" + (f", {others} more" if others else "")
+        return []
+    more = (f", {others} more" if wide else f" +{others}") if others else ""
+    return [(f"{key_of('findings')} findings{more}", "findings")]
 
 
-def _fix_key(server: ServerView, top: ServerFinding, state: StagedState) -> str:
+def _fix_hint(server: ServerView, top: ServerFinding, state: StagedState, *, wide: bool) -> list[Hint]:
+    """The key for the next step towards a fix; what is staged already where there is room to say it."""
     fixes = top.flag_fixes
     if state.read_only or not server.ours or server.moment is not None:
-        return ""
+        return []
     if not fixes:
-        return (
-            f"{key_of('new_server')} new server" if any(fix.why.startswith(SECOND_SERVER) for fix in top.fixes) else ""
-        )
-    at = staged_fix(server, fixes, state.staged)
+        another = any(fix.why.startswith(SECOND_SERVER) for fix in top.fixes)
+        return [(f"{key_of('new_server')} {'new server' if wide else 'new'}", "new_server")] if another else []
+    at, key = staged_fix(server, fixes, state.staged), key_of("stage_fix")
     if at is None:
-        return f"{key_of('stage_fix')} stage fix"
-    return f"fix {at + 1}/{len(fixes)}, {key_of('stage_fix')} next" if len(fixes) > 1 else "fix staged"
+        return [(f"{key} {'stage fix' if wide else 'fix'}", "stage_fix")]
+    if len(fixes) == 1:
+        return [("fix staged", "stage_fix")] if wide else []
+    return [(f"fix {at + 1}/{len(fixes)}, {key} next" if wide else f"{key} next", "stage_fix")]
 
 
-def _short_keys(fix: str, top: ServerFinding, others: int) -> str:
-    """The keys where width is scarce."""
-    key, new = key_of("stage_fix"), key_of("new_server")
-    short = {f"{key} stage fix": f"{key} fix", "fix staged": "", f"{new} new server": f"{new} new"}
-    fix = short.get(fix, f"{key} next" if fix else "")
-    good = top.severity is Severity.GOOD and not others
-    why = "" if good else f"{key_of('findings')} findings{f' +{others}' if others else ''}"
-    return "  ".join(filter(None, (fix, why)))
+def _length(hints: Sequence[Hint]) -> int:
+    return sum(len(text) + 2 for text, _ in hints) - 2 if hints else 0
 
 
-def _with_key(parts: list[Part], key: str, width: int) -> Strip:
-    """The parts cut to what the key leaves, and the key at the right, where it fits."""
-    key = key if len(key) + 3 <= width else ""
-    room = width - (len(key) + 3 if key else 1)
+def _with_keys(parts: Sequence[Part], hints: Sequence[Hint], width: int) -> Strip:
+    """The parts cut to what the keys leave, and these at the right, where they fit, to be clicked."""
+    hints = hints if _length(hints) + 3 <= width else ()
+    room = width - (_length(hints) + 3 if hints else 1)
     kept: list[Part] = []
     for part in parts:
         text, style = (part, None) if isinstance(part, str) else part
-        if cells(text) > room:
-            kept.append((fit(text, room), style))
-            room = 0
-            break
-        kept.append((text, style))
-        room -= cells(text)
-    return line(*kept, " " * (room + 1), *_key_parts(key))
-
-
-def _key_parts(key: str) -> list[Part]:
-    """Hints of keys, each with what a click on it does."""
-    parts: list[Part] = []
-    for hint in filter(None, key.split("  ")):
-        action = "stage_fix" if hint.startswith("fix ") else _action_of(hint)
-        parts += [" " if not parts else "  ", (hint, clickable(f"screen.{action}", KEY) if action else KEY)]
-    return parts
-
-
-def _action_of(hint: str) -> str:
-    """The action whose key a hint begins with; empty where it names none."""
-    return next((id for id in _CLICKABLE if hint.startswith(f"{key_of(id)} ")), "")
+        kept.append((fit(text, min(room, cells(text))), style))
+        room -= min(room, cells(text))
+    keys = [part for text, action in hints for part in ("  ", (text, clickable(f"screen.{action}", KEY)))]
+    return line(*kept, " " * (room + 1), *([" ", *keys[1:]] if keys else []))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 
 import msgspec
 from rich.cells import cell_len
@@ -19,8 +18,8 @@ from vllm_console.text import UNKNOWN, plain
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, SECOND, SIMULATED, STRONG, WARN
-from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, axis_above, chart_of, value_at
-from vllm_console.ui.widgets.draw import Part, fit, rule, side_by_side
+from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, axis_above, chart_of, mean, value_at
+from vllm_console.ui.widgets.draw import Part, fit, rule, shares, side_by_side
 
 COLUMN = 36
 """The least width of a chart beside another."""
@@ -69,7 +68,7 @@ def _gbs(value: float) -> str:
 
 
 def _mean(key: str, name: str = "", second: bool = False) -> Curve:
-    return Curve(key, name, SECOND if second else ACCENT, fmean)
+    return Curve(key, name, SECOND if second else ACCENT, mean)
 
 
 def _plots(card: Card) -> list[Plot]:
@@ -155,9 +154,8 @@ def gpu_chart_lines(snapshot: FleetSnapshot, view: GpuHistoryView, width: int, h
     if note := _mig_note(snapshot, chart):
         lines.append(line((fit(f" {note}", width).rstrip(), DIM)))
     rows = math.ceil(len(shown) / columns)
-    room, cell = height - len(lines), (width - columns + 1) // columns
-    for row in range(rows):
-        tall = room // rows + (1 if row < room % rows else 0)
+    cell = (width - columns + 1) // columns
+    for row, tall in enumerate(shares(height - len(lines), rows)):
         cells = [_chart(plot, chart, view, cell, tall) for plot in shown[row * columns : (row + 1) * columns]]
         lines += side_by_side(cells, cell, tall)
     return lines[:height]

@@ -10,7 +10,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.host_text import format_links
-from vllm_console.text import UNKNOWN, clock, duration, plain
+from vllm_console.text import UNKNOWN, clock, duration, figure, plain, temperature
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, clickable_line, line
 from vllm_console.ui.theme import BAD, DIM, KEY, PAST, SIMULATED, STRONG, WARN
@@ -203,13 +203,13 @@ class _Columns:
         if gpu.lost:
             return [(fit(plain(gpu.lost), self.words + self.bar + _FIGURES), BAD)]
         parts = _bar(gpu, self.bar, colors)
-        parts.append(f"{_number(gpu.free_gib, '.1f'):>9}{_number(gpu.utilization, '.0f', '%'):>5}")
+        parts.append(f"{figure(gpu.free_gib, 1):>9}{figure(gpu.utilization, 0, '%'):>5}")
         if self.temperature:
             hot = WARN if set(HOT) & set(gpu.throttle or ()) else None
-            parts.append((f"{_number(gpu.temperature_c, '.0f', '°C'):>5}", hot))
+            parts.append((f"{temperature(gpu.temperature_c):>5}", hot))
         if self.power:
             limit = f"/{gpu.power_limit_w:.0f}" if gpu.power_limit_w is not None else ""
-            parts.append(f"{_number(gpu.power_w, '.0f', limit):>9}")
+            parts.append(f"{figure(gpu.power_w, 0, limit):>9}")
         return [*parts, " ", *_held(gpu, self.words, colors)]
 
 
@@ -250,7 +250,7 @@ def _held(gpu: Gpu, width: int, colors: Mapping[str, Style]) -> list[Part]:
 
 
 def _slice(profile: str | None, free: float | None, memory: float | None, uuid: str, width: int) -> Strip:
-    size = f"{_number(free, '.1f'):>5} of {_number(memory, '.1f')} GiB free"
+    size = f"{figure(free, 1):>5} of {figure(memory, 1)} GiB free"
     return line((fit(f"     MIG {plain(profile or UNKNOWN):<10} {size}  {plain(uuid)}", width), None))
 
 
@@ -304,7 +304,7 @@ def _traffic(host: Host, width: int) -> list[Strip]:
     linked = [gpu for gpu in host.gpus if gpu.nvlinks or _reports_traffic(gpu)]
     if any(map(_reports_traffic, linked)):
         traffic = [
-            f"GPU {gpu.index} ↑{_number(gpu.nvlink_sent_gbs, '.1f')} ↓{_number(gpu.nvlink_received_gbs, '.1f')}"
+            f"GPU {gpu.index} ↑{figure(gpu.nvlink_sent_gbs, 1)} ↓{figure(gpu.nvlink_received_gbs, 1)}"
             for gpu in linked
             if _reports_traffic(gpu)
         ]
@@ -336,10 +336,6 @@ def _legend(host: Host, width: int) -> list[Strip]:
     if links_summary(host) is not None:
         meanings = [text for text in meanings if not text.startswith("NV")]
     return paragraph(" · ".join(meanings), width, DIM)
-
-
-def _number(value: float | None, how: str, unit: str = "") -> str:
-    return UNKNOWN if value is None else format(value, how) + unit
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

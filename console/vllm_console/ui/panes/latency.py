@@ -28,7 +28,7 @@ from vllm_console.ui.panes.distributions import MARKS, quantile_bar
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, STRONG, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
-from vllm_console.ui.widgets.draw import Part, fit
+from vllm_console.ui.widgets.draw import Part, fit, shares
 
 LABELS = {
     "ttft": "TTFT",
@@ -103,8 +103,7 @@ def _charts(server: ServerView, width: int, room: int, view: ChartView, note: st
     """As many charts as there is room for, each with a heading, in which ``note`` stands."""
     lines = list[Strip]()
     fitting = min(len(CHARTS), room // SMALLEST_CHART) or int(room >= SMALLEST_CHART - 1)
-    for index, latency in enumerate(list(CHARTS)[:fitting]):
-        share = room // fitting + (1 if index < room % fitting else 0)
+    for latency, share in zip(CHARTS, shares(room, fitting) if fitting else (), strict=False):
         lines += latency_chart(server, latency, width, share, view, note)
     return lines
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec.structs import replace
 from textual.strip import Strip
 
@@ -13,7 +11,7 @@ from vllm_console.text import UNKNOWN, count
 from vllm_console.ui.panes.base import age_note, marked, title_line, why_empty, window_note
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM
-from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
+from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of, mean
 from vllm_console.ui.widgets.draw import Part
 
 WIDE = 56
@@ -38,7 +36,7 @@ def preemption_lines(server: ServerView, now: float, width: int, height: int, vi
     if objective is not None:
         parts += [(" · objective ", DIM), f"{objective:g}"]
     per_minute = 60.0 / server.series.step if server.series else 1.0
-    curve = Curve("preemptions", how=_mean, scale=per_minute)
+    curve = Curve("preemptions", how=mean, scale=per_minute)
     chart = chart_of(
         server.series,
         (curve,),
@@ -53,7 +51,3 @@ def preemption_lines(server: ServerView, now: float, width: int, height: int, vi
         empty=why_empty(server),
     )
     return [title_line(2, "Preemptions", width, right), *chart, line(*parts)][:height]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)  # `statistics` would add milliseconds to the start of the console

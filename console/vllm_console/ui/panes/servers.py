@@ -477,16 +477,7 @@ def state_counts(servers: Sequence[ServerView]) -> str:
     here = [server for server in listed if server.attached is None]
     states = [RUNNING if _can_not_be_asked(server) else server.state for server in here]
     attached = [server.state_text for server in listed if server.attached is not None]
-    order = (
-        State.READY,
-        RUNNING,
-        State.ASLEEP,
-        State.STARTING,
-        State.STOPPING,
-        State.UNRESPONSIVE,
-        State.FAILED,
-        State.STOPPED,
-    )
+    order = dict.fromkeys((State.READY, RUNNING, *STATE_STYLE))
     parts = [f"{states.count(state)} {state}" for state in order if state in states]
     return " · ".join(parts + [f"{attached.count(text)} {text}" for text in dict.fromkeys(sorted(attached))])
 

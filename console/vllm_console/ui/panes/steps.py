@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
@@ -14,17 +14,13 @@ from vllm_console.text import UNKNOWN, amount, clock, duration, seconds
 from vllm_console.ui.panes.base import nothing_recorded, title_line
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, SECOND
-from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of, value_at
-from vllm_console.ui.widgets.draw import Part, side_by_side
+from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of, mean, value_at
+from vllm_console.ui.widgets.draw import Part, shares, side_by_side
 
 COLUMN = 44
 """The least width of a chart beside another."""
 
 SMALLEST_CHART = 4
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 class _Plot(msgspec.Struct, frozen=True):
@@ -37,7 +33,7 @@ class _Plot(msgspec.Struct, frozen=True):
 PLOTS = (
     _Plot(
         "tokens per step",
-        (Curve("decode_tokens", "decode", ACCENT, _mean), Curve("prompt_tokens", "prompt", SECOND, _mean)),
+        (Curve("decode_tokens", "decode", ACCENT, mean), Curve("prompt_tokens", "prompt", SECOND, mean)),
         amount,
     ),
     _Plot(
@@ -47,7 +43,7 @@ PLOTS = (
     ),
     _Plot(
         "requests per step",
-        (Curve("running", "run", ACCENT, _mean), Curve("waiting", "wait", SECOND)),
+        (Curve("running", "run", ACCENT, mean), Curve("waiting", "wait", SECOND)),
         amount,
     ),
 )
@@ -68,8 +64,7 @@ def step_lines(server: ServerView, _now: float, width: int, height: int, view: C
     latest = f"latest {duration(series.step)}" if view.cursor is None and series.values else ""
     note = " · ".join(filter(None, (_begins(series), more, latest)))
     lines = [title_line(8, "Steps", width, ((note, DIM),) if note else ())]
-    for row in range(rows):
-        tall = room // rows + (1 if row < room % rows else 0)
+    for row, tall in enumerate(shares(room, rows)):
         shown = PLOTS[row * columns : min(fitting, (row + 1) * columns)]
         wide = (width - len(shown) + 1) // len(shown)
         lines += side_by_side([_chart(plot, series, server, view, wide, tall) for plot in shown], wide, tall)

@@ -13,7 +13,7 @@ from vllm_console.ui.panes.base import age_note, longest_wait, title_line, why_e
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, SECOND, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
-from vllm_console.ui.widgets.draw import Part, paragraph
+from vllm_console.ui.widgets.draw import Part, paragraph, shares
 
 CHARTS = (
     ("tokens/s out", (Curve("generation_tokens_per_second", "out", ACCENT),)),
@@ -67,8 +67,7 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
     drafts = server.series is not None and any(server.series.values.get("acceptance_length", ()))
     charts = (*CHARTS, DRAFTED) if drafts else CHARTS
     fitting = min(len(charts), max(1, room // SMALLEST_CHART))
-    for index, (title, curves) in enumerate(charts[:fitting]):
-        share = room // fitting + (1 if index < room % fitting else 0)
+    for (title, curves), share in zip(charts, shares(room, fitting), strict=False):
         if share >= 2:
             lines.append(line((f" {title}", DIM)))
             lines += chart_of(

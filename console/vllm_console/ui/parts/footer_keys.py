@@ -102,7 +102,7 @@ _PAST = (
 
 def footer_hints(now: FooterContext) -> list[KeyHint]:
     """The keys that apply, with what a click on each does, but for those that stand above the panes."""
-    found = [(action, f"screen.{action.call}") for action in applying(now) if action.footer]
+    found = [(action, f"screen.{action.call}") for action in applying(now) if action.short]
     return [(key_of(action.id), _label(action, now), call) for action, call in found if call not in now.named]
 
 
@@ -115,7 +115,7 @@ def applying(now: FooterContext) -> list[Action]:
 
 def tail_hints() -> list[KeyHint]:
     """The keys that are always there: help and quit."""
-    return [(key_of(action.id), action.short, f"app.{action.call}") for action in scoped("app") if action.footer]
+    return [(key_of(action.id), action.short, f"app.{action.call}") for action in scoped("app") if action.short]
 
 
 def _wanted(now: FooterContext) -> Sequence[str]:

@@ -14,7 +14,7 @@ from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import LaunchDraft
-from vllm_console.ui.threads import answer_for, begin_worker
+from vllm_console.ui.threads import answer_for, begin_worker, failure
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict, with_verdict
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.model import Plan
@@ -172,10 +172,8 @@ class LaunchPlanner:
             judged = await answer_for(self._screen, partial(self._fleet.judged_plan, request), "judge")
             same = judged is not None and _start_of(judged, request.name) == asked
             verdict = judged.verdict if judged is not None and same else None
-        except FleetError as error:
-            verdict = EngineVerdict(EngineAnswer.UNKNOWN, str(error).partition("\n")[0])
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
-            verdict = EngineVerdict(EngineAnswer.UNKNOWN, f"unexpected error: {error}")
+            verdict = EngineVerdict(EngineAnswer.UNKNOWN, failure(error, "unexpected error").partition("\n")[0])
         if self._asked != asked:
             return  # another question came first
         if verdict is None or verdict.answer is not EngineAnswer.ACCEPTED:

@@ -16,7 +16,7 @@ from vllm_console.text import plain, size
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.theme import BAD, WARN
-from vllm_console.ui.threads import answer_for, begin_worker
+from vllm_console.ui.threads import answer_for, begin_worker, failure
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
@@ -73,10 +73,8 @@ class ModelDownloads:
     async def _ask(self, model: str) -> None:
         try:
             found = await answer_for(self._screen, partial(self._fleet.model_download, model), "download")
-        except FleetError as error:
-            self._tell(str(error), BAD)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
-            self._tell(f"can't ask the hub about {model}: {error}", BAD)
+            self._tell(failure(error, f"can't ask the hub about {model}"), BAD)
         else:
             self._offer(found)
 

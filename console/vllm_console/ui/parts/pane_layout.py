@@ -13,6 +13,7 @@ import msgspec
 from textual.geometry import Region, Size
 
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+from vllm_console.ui.widgets.draw import shares
 
 PANES = ("kv-cache", "preemptions", "latency", "throughput", "log", "gpus", "requests", "steps")
 """The panes' ids, in the order of their numbers."""
@@ -122,7 +123,7 @@ def _overview(area: Region, shown: LayoutInputs) -> dict[str, Region]:
         return regions | ({GPUS: middle} if gpus else {})
     columns = max(1, min(2, area.width // COLUMN))
     count = max(1, min(-(-5 // columns), area.height // SMALLEST_PANE))
-    rows = _rows(area, _shares(area.height, count))
+    rows = _rows(area, shares(area.height, count))
     return dict(zip(PANES, [region for row in rows for region in _columns(row, columns)], strict=False))
 
 
@@ -145,7 +146,7 @@ def _tall(area: Region, shown: LayoutInputs) -> dict[str, Region]:
 def _state(area: Region) -> dict[str, Region]:
     """How a start goes, or why a server is down, with the log below or beside it."""
     if area.height >= 20:
-        upper, lower = _rows(area, _shares(area.height, 2))
+        upper, lower = _rows(area, shares(area.height, 2))
         return {STATE: upper, LOG: lower}
     if area.width >= 4 * COLUMN:
         left, right = _columns(area, 2)
@@ -159,11 +160,6 @@ def _welcome(area: Region, shown: LayoutInputs) -> dict[str, Region]:
     return {WELCOME: upper} | ({GPUS: lower} if gpus else {})
 
 
-def _shares(total: int, count: int) -> list[int]:
-    """``total`` cells in ``count`` parts that differ by one at most."""
-    return [total // count + (1 if index < total % count else 0) for index in range(count)]
-
-
 def _rows(area: Region, heights: Sequence[int]) -> list[Region]:
     """Regions below each other."""
     return [Region(area.x, area.y + sum(heights[:at]), area.width, height) for at, height in enumerate(heights)]
@@ -171,7 +167,7 @@ def _rows(area: Region, heights: Sequence[int]) -> list[Region]:
 
 def _columns(area: Region, count: int) -> list[Region]:
     """Regions beside each other, a blank column between them."""
-    widths = _shares(area.width - (count - 1), count)
+    widths = shares(area.width - (count - 1), count)
     return [Region(area.x + sum(widths[:at]) + at, area.y, width, area.height) for at, width in enumerate(widths)]
 
 

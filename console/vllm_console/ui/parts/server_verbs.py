@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from vllm_console.fleet.markers import flag_change
 from vllm_console.fleet.snapshot import Changes, FleetSnapshot, Preset, ServerView, State
 from vllm_console.fleet.verbs import DRAIN_SECONDS, FleetError, NoPlaceError, UnfitError
 from vllm_console.text import plain, rate, took
@@ -138,9 +139,7 @@ class RollingUpdates:
             f"{server.name} on port {server.port}{gpus} keeps serving until you stop it.",
             "The second one starts on another port, on GPUs with room.",
         ]
-        details += [
-            f"--{step.flag}  {shown_value(server.flags.get(step.flag))} → {shown_value(step.value)}" for step in staged
-        ] or ["No flag changes."]
+        details += change_rows(server, staged)
         self._verbs.ask(
             f"Start a second {server.name} next to it?", details, "start", lambda: self._start(server, staged)
         )
@@ -284,10 +283,11 @@ class ServerVerbs:
     @staticmethod
     def _changed_by_restart(server: ServerView, staged: Staged) -> list[str]:
         """The flags that change, and what follows from the restart."""
-        details = [
-            f"--{step.flag}  {shown_value(server.flags.get(step.flag))} → {shown_value(step.value)}" for step in staged
-        ] or ["No flag changes."]
-        return [*details, *filter(None, [combined_warning(server, staged), _downtime(server)]), *_exposure(server)]
+        return [
+            *change_rows(server, staged),
+            *filter(None, [combined_warning(server, staged), _downtime(server)]),
+            *_exposure(server),
+        ]
 
     def observe(self, servers: Sequence[ServerView]) -> None:
         """Keep the question about a restart up to date while it is open: requests in flight, and the verdict."""
@@ -417,10 +417,8 @@ class ServerVerbs:
 
     def _staged_note(self, server: ServerView) -> str:
         """What is staged for a server, in one line."""
-        return ", ".join(
-            f"--{step.flag} {shown_value(server.flags.get(step.flag))} → {shown_value(step.value)}"
-            for step in self._staging.of(server.name)
-        )
+        staged = self._staging.of(server.name)
+        return ", ".join(change_rows(server, staged)) if staged else ""
 
     def remove(self, selected: ServerView | None) -> None:
         """Remove a stopped server, after a yes: with its history, or so that its runs can still be replayed."""
@@ -458,16 +456,11 @@ class ServerVerbs:
             if not choices:
                 return "There is no other preset to switch to."
             if self._console.operations.on_top:
-                from vllm_console.ui.screens.dialogs import Choose
+                from vllm_console.ui.screens.dialogs import choose
 
-                self._console.push_screen(
-                    Choose(f"Switch {name} to which preset? (keeps name, GPUs, port)", choices), picked
-                )
+                question = f"Switch {name} to which preset? (keeps name, GPUs, port)"
+                choose(self._console, question, choices, partial(self.switch_to, server))
             return ""
-
-        def picked(preset: str | None) -> None:
-            if preset is not None:
-                self.switch_to(server, preset)
 
         self._console.act("", self._console.fleet.presets, listed, once=f"presets for {name}")
 
@@ -697,6 +690,12 @@ def no_server(snapshot: FleetSnapshot | None) -> str:
 def edits_flags() -> str:
     """How flags are changed that prevent a restart."""
     return f"{key_of('edit_flags')} edits the flags"
+
+
+def change_rows(server: ServerView, staged: Staged) -> list[str]:
+    """Each flag that changes, or that none does."""
+    rows = [flag_change(step.flag, server.flags.get(step.flag), step.value) for step in staged]
+    return rows or ["No flag changes."]
 
 
 def in_flight(server: ServerView) -> list[str]:

@@ -29,7 +29,7 @@ from vllm_console.ui.actions import bindings, scoped
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.servers import starting_text
-from vllm_console.ui.screens.dialogs import Choose
+from vllm_console.ui.screens.dialogs import choose
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.terminal.screens import TerminalScreen
@@ -263,14 +263,14 @@ class ChatScreen(TerminalScreen[None]):
         """Choose an option to change."""
         shown = _values(self._chat.options)
         choices = [(name, f"{shown[name]} · {about}" if shown[name] else about) for name, about in _OPTIONS.items()]
-        self._main.push_screen(Choose("Which option of the chat?", choices), self._edit)
+        choose(self._main, "Which option of the chat?", choices, self._edit)
 
-    def _edit(self, name: str | None) -> None:
+    def _edit(self, name: str) -> None:
         options = self._chat.options
         if name == "raw text":
             self._chat.options = replace(options, raw=not options.raw)
             self._redraw()
-        elif name is not None:
+        else:
             self._entry.open(name, as_line(_values(options)[name]), placeholder=f"{name}: {_OPTIONS[name]}")
 
     def _take(self, name: str, text: str) -> None:
@@ -299,13 +299,12 @@ class ChatScreen(TerminalScreen[None]):
             self._main.say("No other server of yours is ready.", WARN)
             return
 
-        def chosen(name: str | None) -> None:
-            if name is not None:
-                self._chat.add(name)
-                self._redraw()
+        def add(name: str) -> None:
+            self._chat.add(name)
+            self._redraw()
 
         choices = [(one.name, plain(one.model)) for one in others]
-        self._main.push_screen(Choose("Send the same to which server?", choices), chosen)
+        choose(self._main, "Send the same to which server?", choices, add)
 
     def action_chat_code(self) -> None:
         """The request as code: of what is typed, else of the last prompt, which may not be answered yet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -81,10 +81,6 @@ def claim_gpus(console: ConsoleApp) -> None:
         if until is None:
             console.act("", lambda: fleet.release(gpus), lambda _: "Released your claims.")
         else:
-            console.act("", _claiming(console, gpus, until, why), lambda _: f"{gpus_text(gpus)} claimed by you.")
+            console.act("", partial(fleet.claim, gpus, until, why), lambda _: f"{gpus_text(gpus)} claimed by you.")
 
     console.act("", fleet.board, ask, once="board")
-
-
-def _claiming(console: ConsoleApp, gpus: Sequence[int], until: float, why: str) -> Callable[[], Board]:
-    return lambda: console.fleet.claim(gpus, until, why)

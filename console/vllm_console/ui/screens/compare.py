@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 from msgspec.structs import replace
@@ -49,7 +49,7 @@ from vllm_console.ui.actions import bindings
 from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.distributions import distribution_lines
-from vllm_console.ui.screens.dialogs import Choose
+from vllm_console.ui.screens.dialogs import choose
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
@@ -57,8 +57,8 @@ from vllm_console.ui.widgets.draw import KeyHint, fit, paragraph
 from vllm_console.ui.widgets.reader import ReaderScreen, TextReader, scroll_hint
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
     from vllm_console.history.energy import Tariff
-    from vllm_console.prediction.score import KeptPrediction
 
 VERDICT_STYLES = {
     ComparisonVerdict.BETTER: OK,
@@ -86,21 +86,6 @@ LEAST_BAR = 9
 """Cells that a change is drawn in at least."""
 
 
-class RecordedRuns(Protocol):
-    """The runs of servers; all calls block. ``tariff`` is what energy costs, if that is configured."""
-
-    tariff: Tariff | None
-
-    def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
-        """The newest runs of a server, newest first; and notices."""
-
-    def compare_again(self, before: int, after: int) -> Comparison:
-        """Compare two runs by their numbers."""
-
-    def outcome(self, found: Comparison) -> KeptPrediction | None:
-        """What was predicted of the change between two compared runs, and came of it."""
-
-
 class CompareScreen(ReaderScreen):
     """Shows a comparison, and keeps comparing these two runs, or two others that are chosen from ``recorded``.
 
@@ -114,7 +99,7 @@ class CompareScreen(ReaderScreen):
         self,
         found: Comparison,
         revert_to: Callable[[Run], Callable[[], None] | None] = lambda _: None,
-        recorded: RecordedRuns | None = None,
+        recorded: LocalFleet | None = None,
     ) -> None:
         super().__init__(TextReader(self._title, self._lines, self._hints))
         self.found, self._revert_to, self._recorded = found, revert_to, recorded
@@ -170,7 +155,7 @@ class CompareScreen(ReaderScreen):
         if self._recorded is not None:
             begin_worker(self, partial(self._list_runs, self._recorded, after), "runs", "runs")
 
-    async def _list_runs(self, recorded: RecordedRuns, after: bool) -> None:
+    async def _list_runs(self, recorded: LocalFleet, after: bool) -> None:
         """Ask which run it is to be."""
         before, present = self.found.before.run, self.found.after.run
         here, other = (present, before) if after else (before, present)
@@ -189,14 +174,13 @@ class CompareScreen(ReaderScreen):
         at = next((name for name, run in runs.items() if run.id == here.id), None)
         which = f"after, compared with {other.name}" if after else f"before, with which {other.name} is compared"
 
-        def chosen(name: str | None) -> None:
-            if name is not None:
-                pair = (other.id, runs[name].id) if after else (runs[name].id, other.id)
-                begin_worker(self, partial(self._compare, recorded, pair), "compare", "runs")
+        def compare(name: str) -> None:
+            pair = (other.id, runs[name].id) if after else (runs[name].id, other.id)
+            begin_worker(self, partial(self._compare, recorded, pair), "compare", "runs")
 
-        self.app.push_screen(Choose(f"Which run is the one {which}?", choices, at), chosen)
+        choose(self.app, f"Which run is the one {which}?", choices, compare, at)
 
-    async def _compare(self, recorded: RecordedRuns, pair: tuple[int, int]) -> None:
+    async def _compare(self, recorded: LocalFleet, pair: tuple[int, int]) -> None:
         """Show the comparison of two other runs."""
         try:
             self.found, self._predicted = await answer_for(self, partial(_compared, recorded, pair), "compare")
@@ -240,13 +224,13 @@ class CompareScreen(ReaderScreen):
         return self.found.before.run.id, self.found.after.run.id
 
 
-def _compared(recorded: RecordedRuns, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
+def _compared(recorded: LocalFleet, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
     """The comparison of two runs, and what was predicted of the change between them."""
     found = recorded.compare_again(*pair)
     return found, _prediction_lines(recorded, found)
 
 
-def _prediction_lines(recorded: RecordedRuns, found: Comparison) -> Sequence[str]:
+def _prediction_lines(recorded: LocalFleet, found: Comparison) -> Sequence[str]:
     """What was predicted of the change between two compared runs."""
     from vllm_console.prediction.score import outcome_lines
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
 from textual.binding import BindingType
@@ -22,7 +22,6 @@ from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import now_lines, shown_value
 from vllm_console.ui.panes.state import memory_lines, stage_lines
-from vllm_console.ui.screens.compare import RecordedRuns
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, SIMULATED, WARN
@@ -36,19 +35,13 @@ from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.adapters import Adapters
+    from vllm_console.fleet.local import LocalFleet
 
 TWO_COLUMNS, GAP = 110, 4
 """Minimum width for the command beside the facts, and the cells between them."""
 
 MOST_VALUE = 32
 """Cells of a flag's value; the command line has it whole."""
-
-
-class DescribedFleet(RecordedRuns, Protocol):
-    """What is asked about a server; all calls block."""
-
-    def adapters(self, name: str) -> Adapters:
-        """The LoRA adapters that it serves. Raises FleetError."""
 
 
 class DescribeScreen(ReaderScreen):
@@ -61,7 +54,7 @@ class DescribeScreen(ReaderScreen):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("describe")]
 
     def __init__(
-        self, server: ServerView, now: float, moment: float | None = None, fleet: DescribedFleet | None = None
+        self, server: ServerView, now: float, moment: float | None = None, fleet: LocalFleet | None = None
     ) -> None:
         super().__init__(TextReader(lambda: server.marked_name, self._lines, self._hints))
         self._server, self._now, self._moment, self._fleet = server, now, moment, fleet
@@ -82,14 +75,14 @@ class DescribeScreen(ReaderScreen):
         if self._fleet is not None and self._moment is None and serves_adapters(self._server):
             begin_worker(self, partial(self._read_adapters, self._fleet), "adapters", "adapters")
 
-    async def _read_runs(self, fleet: DescribedFleet) -> None:
+    async def _read_runs(self, fleet: LocalFleet) -> None:
         try:
             self._runs, _ = await answer_for(self, partial(fleet.runs, self._server.name), "runs")
         except FleetError:
             return  # none is recorded
         self._reader.redraw()
 
-    async def _read_adapters(self, fleet: DescribedFleet) -> None:
+    async def _read_adapters(self, fleet: LocalFleet) -> None:
         try:
             self._adapters = await answer_for(self, partial(fleet.adapters, self._server.name), "adapters")
         except FleetError:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from textual import events, on
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.strip import Strip
@@ -227,6 +227,22 @@ class Choose(Dialog[str]):
     def action_take(self) -> None:
         """Close with what is under the cursor."""
         close_screen(self, self._choices[self._index][0] if self._choices else None)
+
+
+def choose(
+    app: App[Any],
+    question: str,
+    choices: Sequence[tuple[str, str]],
+    then: Callable[[str], object],
+    at: str | None = None,
+) -> None:
+    """Have one of a list of (name, explanation) chosen; ``then`` is called with its name, if one is."""
+
+    def chosen(name: str | None) -> None:
+        if name is not None:
+            then(name)
+
+    app.push_screen(Choose(question, choices, at), chosen)
 
 
 class LineDialog(Dialog[str]):

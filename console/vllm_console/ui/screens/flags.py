@@ -14,7 +14,6 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import Changes, FlagValue, ServerView
-from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.closing import close_screen
@@ -26,7 +25,7 @@ from vllm_console.ui.parts.staging import MeasuredTraffic, measured_traffic
 from vllm_console.ui.terminal.lines import LineView, line, wheel_step
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
-from vllm_console.ui.threads import answer_for, begin_worker
+from vllm_console.ui.threads import answer_for, begin_worker, failure
 from vllm_console.ui.widgets.draw import KeyHint, Part, cut_rows, fit, keys_line, paragraph
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
@@ -110,8 +109,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         try:
             table = await answer_for(self, partial(self._fleet.flags, self._server.engine), "flags")
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
-            what = "" if isinstance(error, FleetError) else "can't read the flags of its vLLM: "
-            self._say(f"{what}{error}", WARN)
+            self._say(failure(error, "can't read the flags of its vLLM"), WARN)
             self.redraw()
             return
         if table is not None:
@@ -378,10 +376,8 @@ class FlagsScreen(TerminalScreen[Changes | None]):
     async def _analyze(self) -> None:
         try:
             self._suggest(await answer_for(self, partial(measured_traffic, self._fleet, self._server), "traffic"))
-        except FleetError as error:
-            self._say(str(error), BAD)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
-            self._say(f"can't analyze its traffic: {error}", BAD)
+            self._say(failure(error, "can't analyze its traffic"), BAD)
         self._analyzing = False
         self.redraw()
 

@@ -42,7 +42,7 @@ from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, wheel_step
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import BAD, DIM, WARN
-from vllm_console.ui.threads import answer_for, begin_worker
+from vllm_console.ui.threads import answer_for, begin_worker, failure
 from vllm_console.ui.widgets.draw import KeyHint, keys_line, rule, title_bar
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.framed import FramedView, frames_fit
@@ -177,10 +177,8 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
                     self.editor.edit("model")
             else:
                 self._say("No usable preset: the list shows each file's problem.", BAD)
-        except FleetError as error:
-            self._say(str(error), BAD)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
-            self._say(f"can't read presets and engines: {error}", BAD)
+            self._say(failure(error, "can't read presets and engines"), BAD)
         self.redraw()
 
     async def _offer_model(self, draft: LaunchDraft) -> None:
@@ -690,10 +688,9 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
     async def _start(self, request: LaunchRequest) -> None:
         try:
             server = await answer_for(self, partial(self._fleet.start, request), "start")
-        except FleetError as error:
-            self._say(f"Not launched: {str(error).partition(chr(10))[0]}", BAD)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
-            self._say(f"Not launched: unexpected error: {error}", BAD)
+            why = failure(error, "unexpected error").partition("\n")[0]
+            self._say(f"Not launched: {why}", BAD)
         else:
             close_screen(self, server)
             return

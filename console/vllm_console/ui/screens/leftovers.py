@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vllm_console.fleet.leftovers import Leftovers, Removed, format_leftovers, format_process, name_and_size
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.theme import WARN
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
@@ -29,12 +30,9 @@ def confirm_leftovers(console: ConsoleApp) -> None:
         if not console.operations.on_top:
             return f"Ended servers left {format_leftovers(left)}: {key_of('remove_leftovers')} removes them."
 
-        def answered(yes: bool | None) -> None:
-            if yes:
-                console.act("Removing leftovers…", lambda: fleet.remove_leftovers(left), done)
-
         verb = "End and remove" if left.processes else "Remove"
-        console.push_screen(Confirm(f"{verb} {format_leftovers(left)}?", _details(left), "remove", late=True), answered)
+        remove = partial(console.act, "Removing leftovers…", lambda: fleet.remove_leftovers(left), done)
+        console.operations.verbs.ask(f"{verb} {format_leftovers(left)}?", _details(left), "remove", remove, late=True)
         return ""
 
     def done(removed: Removed) -> str:
@@ -56,8 +54,8 @@ def _details(left: Leftovers) -> list[str]:
     for why, files in by_reason.items():
         if room <= 0:
             break
-        number = "1 file" if len(files) == 1 else f"{len(files)} files"
-        rows.append(f"{number} in /dev/shm: {why}; no process has {'it' if len(files) == 1 else 'them'} open")
+        them = "it" if len(files) == 1 else "them"
+        rows.append(f"{counted(len(files), 'file')} in /dev/shm: {why}; no process has {them} open")
         rows += [f"  {name_and_size(file)}" for file in files[:room]]
         room -= len(files)
     hidden = len(left.processes) + len(left.files) - MOST_SHOWN

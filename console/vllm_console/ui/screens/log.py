@@ -23,6 +23,7 @@ from vllm_console.ui.theme import ACCENT, DIM, WARN
 from vllm_console.ui.widgets.draw import KeyHint, Part, keys_line
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_console.ui.widgets.log_view import ACCESS_NAMES, FILTER_NAMES, LogView
+from vllm_launchers.units import counted
 
 PLACEHOLDERS = {
     "search": "search text; case-sensitive if it contains capitals",
@@ -207,6 +208,5 @@ class LogScreen(TerminalScreen[None]):
         text = self._view.copied_text
         if not text:
             return
-        count = text.count("\n") + 1
-        what = f"{count} {'line' if count == 1 else 'lines'}"
+        what = counted(text.count("\n") + 1, "line")
         copy(self.app, text, what, lambda message: self.notify(message, markup=False, timeout=4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,7 +28,7 @@ from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import Action, bindings, changing
 from vllm_console.ui.findings import findings_of, steps_of, unjudged
 from vllm_console.ui.keymap import changing_keys, key_of
-from vllm_console.ui.panes.bars import footer_line, header_line, message_lines, notices_of, staged_line
+from vllm_console.ui.panes.bars import header_line, message_lines, notices_of, staged_line
 from vllm_console.ui.panes.base import Pane
 from vllm_console.ui.panes.finding import StagedState, event_line, finding_lines, finding_rows, preparing, restart_line
 from vllm_console.ui.panes.gpus import GpusPane
@@ -73,7 +73,7 @@ from vllm_console.ui.parts.pane_layout import (
 )
 from vllm_console.ui.parts.plan_verdict import PlanVerdicts
 from vllm_console.ui.parts.server_events import SeenServer, events_between, seen_of
-from vllm_console.ui.parts.server_verbs import ServerVerbs, no_server
+from vllm_console.ui.parts.server_verbs import ServerVerbs, change_rows, no_server
 from vllm_console.ui.parts.staged_prediction import Predictions, prediction_text
 from vllm_console.ui.parts.staging import MeasuredTraffic, Staged, StagedStep, Staging, measured_traffic
 from vllm_console.ui.parts.time_cursor import TimeCursor
@@ -84,7 +84,7 @@ from vllm_console.ui.terminal.lines import LineView, actions_of, clickable, line
 from vllm_console.ui.terminal.repaint import PartialRepaintScreen
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.chart import ChartView
-from vllm_console.ui.widgets.draw import Part
+from vllm_console.ui.widgets.draw import Part, keys_line
 from vllm_console.ui.widgets.framed import frames_fit
 from vllm_console.ui.widgets.placed_area import PlacedArea, set_display, set_height
 from vllm_launchers.units import counted
@@ -164,8 +164,6 @@ class OperationsScreen(PartialRepaintScreen):
         self._welcome = LineView(id="welcome")
         self._state = Pane(lambda server, now, width, height, _: state_lines(server, now, width, height), id="state")
         self._pane_bar = LineView(id="pane-bar", classes="bar")
-        self._bar_of: tuple[tuple[int, ...], int, frozenset[int], str, int, bool] | None = None
-        """What the bar of panes was drawn for."""
         self._sparks = LineView(id=SPARKS)
         self._panes = (
             Pane(kv_cache_lines, id="kv-cache", number=1),
@@ -396,7 +394,8 @@ class OperationsScreen(PartialRepaintScreen):
             self._tuning.close()  # the cursor went to another server: its flags are not those that were tuned
             return  # closing has drawn everything
         self.predictions.observe(server)
-        self._observe_hints(server)
+        if server is not None:  # a hint that was followed makes room for the next one
+            self.hints.observe(server, bool(self.staging.of(server.name)))
         self._arrange(server)
         self.draw_header()
         if snapshot is not None:
@@ -409,7 +408,7 @@ class OperationsScreen(PartialRepaintScreen):
                     if pane.display:
                         pane.show_server(shown, snapshot.at, charts)
                 self._log.show_server(server)
-            self._draw_finding(server, snapshot)
+            self._finding.show(self._finding_lines(server, snapshot) if server is not None else [])
             if self._gpus.display:
                 self._gpus.show_snapshot(snapshot, self._gpu_history_view(server), self.time.view.at)
         self._draw_panes(server)
@@ -424,28 +423,19 @@ class OperationsScreen(PartialRepaintScreen):
         markers = server.markers if server is not None else ()
         return GpuHistoryView(self.gpu_history.page, self.time.charts, markers)
 
-    def _observe_hints(self, server: ServerView | None) -> None:
-        """A hint that was followed makes room for the next one."""
-        if server is not None:
-            self.hints.observe(server, bool(self.staging.of(server.name)))
-
     def _draw_panes(self, server: ServerView | None) -> None:
         """The bar of panes, and those that are drawn as one line."""
         arrangement, width = self._arrangement, self.app.size.width
         if arrangement is None:
             return
         if server is None:  # there is nothing that they could show
-            self._bar_of = None
             self._pane_bar.show([line()])
             return
         in_sight = [number for number, pane in enumerate(PANES, 1) if pane in arrangement.regions]
         large = PANES.index(arrangement.large) + 1 if arrangement.large in PANES else 0
         problems = problem_panes(server, self.console.snapshot)
-        layout, legend = self._layout_name(), bool(server.markers)
-        wanted = (tuple(in_sight), large, problems, layout, width, legend)
-        if wanted != self._bar_of:
-            self._bar_of = wanted
-            self._pane_bar.show([pane_bar(in_sight, large, problems, layout, width, legend=legend)])
+        bar = pane_bar(in_sight, large, problems, self._layout_name(), width, legend=bool(server.markers))
+        self._pane_bar.show([bar])
         if self._sparks.display:
             self._sparks.show(spark_lines(_with_last_window(server), arrangement.spark_panes, width))
 
@@ -475,7 +465,7 @@ class OperationsScreen(PartialRepaintScreen):
         if server is not None and self._tuning.display:
             self._tuning.draw(server, self.staged_state(server).verdict, width)
         self._staged_bar.show([self._staged_line(server, width)])
-        self._footer.show([footer_line(footer_hints(self._situation(server)), tail_hints(), width)])
+        self._footer.show([keys_line(footer_hints(self._situation(server)), width, tail_hints())])
 
     def _staged_line(self, server: ServerView | None, width: int) -> Strip:
         if self.console.read_only:
@@ -553,9 +543,6 @@ class OperationsScreen(PartialRepaintScreen):
         if matching:
             return len(entries_of(matching, self._expanded))
         return len(entries_of(snapshot.servers, self._expanded)) + (self.time.replay is not None)
-
-    def _draw_finding(self, server: ServerView | None, snapshot: FleetSnapshot) -> None:
-        self._finding.show(self._finding_lines(server, snapshot) if server is not None else [])
 
     def _finding_lines(self, server: ServerView, snapshot: FleetSnapshot) -> list[Strip]:
         """The top finding, or what happened last; below it whether the newest change helped.
@@ -775,27 +762,20 @@ class OperationsScreen(PartialRepaintScreen):
             if not runs:
                 return "There is no run to replay: none has served and ended, or their histories were deleted."
             if self.on_top:
-                from vllm_console.ui.screens.dialogs import Choose
+                from vllm_console.ui.screens.compare import run_names
+                from vllm_console.ui.screens.dialogs import choose
 
-                labeled = _labeled(runs)
-                here = next((label for label, run in labeled.items() if run.server == selected), None)
-                choices = [(label, _run_note(run)) for label, run in labeled.items()]
-                self.app.push_screen(Choose("Replay which run?", choices, here), partial(chosen, labeled))
+                named = run_names(runs)
+                here = next((name for name, run in named.items() if run.server == selected), None)
+                choices = [(name, _run_note(run)) for name, run in named.items()]
+                choose(self.app, "Replay which run?", choices, lambda name: self.replay(str(named[name].id)), here)
             return ""
-
-        def chosen(labeled: Mapping[str, Run], label: str | None) -> None:
-            if label is not None:
-                self.replay(str(labeled[label].id))
 
         self.console.act("", fleet.runs, listed, once="runs to replay")
 
     def action_marker(self, by: int) -> None:
         """To the marker before or after the cursor."""
         self.time.to_marker(self.selected, by)
-
-    def action_range(self, name: str) -> None:
-        """Show the range of that name."""
-        self.time.choose(name)
 
     def action_step_range(self, by: int) -> None:
         """The next longer or shorter range."""
@@ -861,16 +841,12 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_sort(self) -> None:
         """Choose the column to sort by."""
-        from vllm_console.ui.screens.dialogs import Choose
+        from vllm_console.ui.screens.dialogs import choose
 
         titles = [column.title for column in columns_of(self.servers, self.app.size.width, self.columns)]
         choices = [(title, _order_note(self._order, title)) for title in titles]
-
-        def chosen(title: str | None) -> None:
-            if title is not None:
-                self.action_sort_by(title)
-
-        self.app.push_screen(Choose("Sort servers by which column?", choices, self._order.title or None), chosen)
+        present = self._order.title or None
+        choose(self.app, "Sort servers by which column?", choices, self.action_sort_by, present)
 
     def action_ranks(self) -> None:
         """Show each data-parallel rank of the server under the cursor on a row of its own, or no longer."""
@@ -950,21 +926,17 @@ class OperationsScreen(PartialRepaintScreen):
 
     def _drop_staged(self, server: ServerView, staged: Staged) -> None:
         """Drop what is staged; several changes only after a yes, since the key is pressed out of habit, too."""
-        rows = [flag_change(step.flag, server.flags.get(step.flag), step.value) for step in staged]
+        rows = change_rows(server, staged)
         if len(staged) == 1:
             self.staging.drop(server.name)
             self.console.say(f"Dropped {rows[0]}.")
             return
 
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self.staging.drop(server.name)
-                self.console.say(f"Dropped {len(staged)} changes of {server.name}.")
+        def drop() -> None:
+            self.staging.drop(server.name)
+            self.console.say(f"Dropped {len(staged)} changes of {server.name}.")
 
-        from vllm_console.ui.screens.dialogs import Confirm
-
-        question = f"Drop {len(staged)} staged changes of {server.name}?"
-        self.app.push_screen(Confirm(question, rows, "drop all"), answered)
+        self.verbs.ask(f"Drop {len(staged)} staged changes of {server.name}?", rows, "drop all", drop)
 
     def action_hide_hints(self) -> None:
         """Show no more hints."""
@@ -1165,7 +1137,8 @@ class OperationsScreen(PartialRepaintScreen):
             if not self.on_top:
                 return f"The comparison of {name} is ready: {key_of('compare')} shows it."
             self.hints.followed("compare")
-            revert = _no_revert if server.replayed else partial(self._revert_to, name)
+            # A run that is replayed can't be reverted to: its server may be gone.
+            revert = (lambda _: None) if server.replayed else partial(self._revert_to, name)
             self.app.push_screen(CompareScreen(found, revert, fleet))
             return ""
 
@@ -1344,14 +1317,6 @@ def _no_log(server: ServerView) -> str:
     return f"{server.name} was not started here: no log."
 
 
-def _labeled(runs: Sequence[Run]) -> dict[str, Run]:
-    """Runs by name, the newest first; one of an earlier server with the same name by its number, too."""
-    found: dict[str, Run] = {}
-    for run in runs:
-        found[f"{run.name} (run {run.id})" if run.name in found else run.name] = run
-    return found
-
-
 def _run_note(run: Run) -> str:
     """When a run began and how long it lasted, and what ran."""
     began = clock(run.started_at, time.time())
@@ -1389,8 +1354,3 @@ def _welcome(snapshot: FleetSnapshot, wanted: str, read_only: bool) -> list[Stri
         )
         lines += [line(" ", (key_of(name), clickable(f"screen.{name}", KEY)), f"  {text}") for name, text in offers]
     return [*lines, line(" ", (key_of("help"), clickable("app.help", KEY)), "  shows all keys")]
-
-
-def _no_revert(run: Run) -> None:
-    """A run that is replayed can't be reverted to: its server may be gone."""
-    del run

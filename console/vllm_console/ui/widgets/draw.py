@@ -166,6 +166,11 @@ def side_by_side(blocks: Sequence[Sequence[Strip]], width: int, height: int) -> 
     return lines
 
 
+def shares(total: int, count: int) -> list[int]:
+    """``total`` cells in ``count`` parts that differ by one at most."""
+    return [total // count + (1 if index < total % count else 0) for index in range(count)]
+
+
 KeyHint = tuple[str, str] | tuple[str, str, str]
 """A key, what it does in a word, and the action that a click on both runs. Two keys in one hint, such as ``[ ]``, have
 two actions with a ``|`` between."""

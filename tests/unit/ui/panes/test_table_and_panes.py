@@ -16,7 +16,7 @@ from vllm_console.metrics.sample import EngineSample, Sample, Series, Speculatio
 from vllm_console.metrics.window import without_rates
 from vllm_console.text import clock
 from vllm_console.ui.actions import actions
-from vllm_console.ui.panes.bars import Polling, footer_line, header_line, message_lines, notices_of, staged_line
+from vllm_console.ui.panes.bars import Polling, header_line, message_lines, notices_of, staged_line
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines, on_log_scale
 from vllm_console.ui.panes.preemptions import preemption_lines
@@ -31,6 +31,7 @@ from vllm_console.ui.screens.describe import describe_lines
 from vllm_console.ui.screens.help import help_lines
 from vllm_console.ui.theme import DIM, OK, PAST, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView
+from vllm_console.ui.widgets.draw import keys_line
 
 
 def text(strips: object) -> str:
@@ -396,7 +397,7 @@ def test_verdict_after_staged_changes_has_whole_clauses():
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120])
 def test_help_and_quit_are_always_in_the_footer(width):
-    shown = footer_line(footer_hints(FooterContext()), tail_hints(), width)
+    shown = keys_line(footer_hints(FooterContext()), width, tail_hints())
     assert shown.cell_length <= width
     assert "? help" in text(shown)
     assert "q quit" in text(shown)
