@@ -36,8 +36,10 @@ def longest_supported(plan: Plan, inputs: PlanInputs) -> int | None:
     if any(name.partition(".")[0] == "rope-scaling" for name in plan.flags):
         return None
     changed = _overrides(plan.flags)
-    if changed is None or any(_MAY_MATTER.search(key) for key in changed if key not in _ROPE):
+    if changed is None or any(_MAY_MATTER.search(key) for key in changed if key not in (*_ROPE, _POSITIONS)):
         return None
+    if _POSITIONS in changed:
+        return _overridden(changed, inputs.facts)
     if any(key in changed for key in _ROPE) and not _only_yarn(plan, changed):
         return None
     return inputs.facts.max_context
@@ -51,7 +53,9 @@ def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surel
     text = f"--{LENGTH} {asked:,} exceeds the {most:,} tokens that {facts.model} supports; vLLM will refuse it"
     fix = Changes(set={LENGTH: most})
     changed = _overrides(plan.flags) or {}
-    if any(key in changed for key in _ROPE):
+    if _POSITIONS in changed:
+        text = f"--{LENGTH} {asked:,} exceeds the {most:,} tokens that --{_OVERRIDES} sets; vLLM will refuse it"
+    elif any(key in changed for key in _ROPE):
         text += f", since YaRN's factor does not raise them: set {_POSITIONS} in --{_OVERRIDES} as well"
         whole = json.dumps({**changed, _POSITIONS: asked})
         if not facts.multimodal:  # a model that also takes images has them in a config within its config
@@ -60,6 +64,17 @@ def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surel
             raised = {_OVERRIDES: whole} if at_once else {f"{_OVERRIDES}.{_POSITIONS}": asked}
             fix = Changes(set=dict(raised))
     yield PlanFinding("context_over_model", Level.ERROR, text, fix, surely=surely)
+
+
+def _overridden(changed: Mapping[str, Any], facts: ModelFacts) -> int | None:
+    """The limit with another ``max_position_embeddings``; None if a rotary embedding may stretch it.
+
+    vLLM takes the smallest of a config's lengths, so the real limit may be lower.
+    """
+    positions: object = changed[_POSITIONS]
+    if facts.positions is None or facts.multimodal or any(key in changed for key in _ROPE):
+        return None
+    return positions if isinstance(positions, int) and positions > 0 and positions is not True else None
 
 
 def _overrides(flags: Flags) -> Mapping[str, Any] | None:

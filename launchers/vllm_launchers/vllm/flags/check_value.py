@@ -510,6 +510,47 @@ def _draft_parallel(given: Given) -> str | None:
     return f"--{config} has draft_tensor_parallel_size in place of tensor_parallel_size, which vLLM refuses"
 
 
+def _draft_shards(given: Given) -> str | None:
+    """A draft model is split like the target, or not at all; methods without one do not read the number."""
+    config, tensor = "speculative-config", given.count("tensor-parallel-size") or 1
+    shards = given.key(config, "draft_tensor_parallel_size")
+    method = given.key(config, "method") or given.text("spec-method")
+    model = str(given.key(config, "model") or given.text("spec-model") or "")
+    drafts = method in _WITH_A_DRAFT if method else "/" in model
+    if not drafts or not isinstance(shards, int) or isinstance(shards, bool) or shards < 1 or shards in (1, tensor):
+        return None
+    return f"--{config}: draft_tensor_parallel_size {shards} must be 1 or --tensor-parallel-size, which is {tensor}"
+
+
+_COUNTED_METHODS = (*_WITH_A_DRAFT, "dspark", "extract_hidden_states", "mtp")
+"""Methods whose number of tokens can only be left out if a draft model's configuration has it."""
+
+
+def _uncounted(given: Given) -> tuple[str, str]:
+    """The method that has neither a draft model nor a number of tokens, and what gives the number; or empty texts."""
+    config = "speculative-config"
+    method = str(given.key(config, "method") or given.text("spec-method") or "")
+    counted = given.has("spec-tokens") or given.key(config, "num_speculative_tokens") is not None
+    modeled = given.has("spec-model") or given.key(config, "model") is not None
+    if counted or modeled or not (method in _COUNTED_METHODS or method.endswith("_mtp")):
+        return "", ""
+    return method, "num_speculative_tokens" if given.configured(config) else "--spec-tokens"
+
+
+def _counts(given: Given) -> str | None:
+    method, needed = _uncounted(given)
+    if not method or not given.configured("speculative-config"):
+        return None
+    return f"--speculative-config needs {needed}, the tokens per step, with the method {method}"
+
+
+def _counts_in_short(given: Given) -> str | None:
+    method, needed = _uncounted(given)
+    if not method or given.configured("speculative-config"):
+        return None
+    return f"--spec-method {method} needs {needed}, the tokens per step"
+
+
 def _draft(given: Given) -> str | None:
     config = "speculative-config"
     tokens = given.key(config, "num_speculative_tokens") or given.count("spec-tokens", given=True)
@@ -717,6 +758,9 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("mamba-ssu-algorithm", "mamba-backend"), _ssu),
     Condition(("speculative-config",), _draft, (0, 11)),
     Condition(("speculative-config",), _draft_parallel, _CHECKED),
+    Condition(("speculative-config", "tensor-parallel-size"), _draft_shards, _CHECKED),
+    Condition(("speculative-config",), _counts, _CHECKED),
+    Condition(("spec-method", "spec-tokens"), _counts_in_short, _CHECKED),
     _set_twice("spec-tokens", "speculative-config", "num_speculative_tokens", _CHECKED),
     _set_twice("spec-method", "speculative-config", "method", _CHECKED),
     _set_twice("spec-model", "speculative-config", "model", _CHECKED),

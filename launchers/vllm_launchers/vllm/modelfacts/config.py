@@ -139,6 +139,7 @@ def facts_from_config(model: str, config: Config, quant_config: Config | None = 
         intermediate_size=number(merged, *_INTERMEDIATE),
         vocabulary=number(merged, "vocab_size", "padded_vocab_size"),
         max_context=max_context(merged, model_type),
+        positions=_positions(merged),
         dtype=dtype,
         multimodal=part is not config or any(config.get(name) for name in _OTHER_PARTS),
         encoder=encoder_of(config, root_type or model_type),
@@ -327,6 +328,17 @@ def max_context(config: Config, model_type: str) -> int | None:
         else:
             stretched = int(derived * times)
     return stretched
+
+
+def _positions(config: Config) -> int | None:
+    """``max_position_embeddings``, if it alone is the longest context."""
+    positions = number(config, "max_position_embeddings")
+    others = any(number(config, name) for name in _LENGTHS if name != "max_position_embeddings")
+    scaled = any(
+        factor(rope, "factor") is not None and text(rope, "rope_type", "type") not in _ALREADY_LONG
+        for rope in _ropes(config)
+    )
+    return None if others or scaled else positions
 
 
 def _ropes(config: Config) -> Iterator[Config]:

@@ -96,6 +96,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """Width of one expert; ``intermediate_size`` is that of dense layers if a model has both."""
     vocabulary: int | None = None
     max_context: int | None = None
+    positions: int | None = None
+    """The config's ``max_position_embeddings`` if that alone is ``max_context``: no rotary scaling changes it."""
     dtype: str | None = None
     """From the config: ``bfloat16``, ``float16``, ``float32``."""
     quantization: Quantization | None = None

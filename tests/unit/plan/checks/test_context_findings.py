@@ -80,3 +80,16 @@ def test_fix_next_to_single_keys_is_a_single_key(find: Find) -> None:
 def test_override_that_may_extend_the_context_is_accepted(find: Find, changed: dict[str, Any]) -> None:
     assert over(find, {"hf-overrides": json.dumps(changed)}) is None
     assert over(find, {"hf-overrides": "{"}) is None
+
+
+@pytest.mark.parametrize(
+    "flags", [{"hf-overrides": '{"max_position_embeddings": 2048}'}, {"hf-overrides.max_position_embeddings": 2048}]
+)
+def test_override_that_lowers_the_context_counts(find: Find, flags: dict[str, Any]) -> None:
+    model = replace(MODEL, positions=4096)
+    finding = over(find, {"max-model-len": 4096, **flags}, facts=model)
+    assert finding is not None
+    assert "exceeds the 2,048 tokens that --hf-overrides sets" in finding.message
+    assert finding.fix == Changes(set={"max-model-len": 2048})
+    assert over(find, {"max-model-len": 2048, **flags}, facts=model) is None
+    assert over(find, {"max-model-len": 4096, **flags}) is None  # a rotary embedding may stretch it

@@ -203,7 +203,7 @@ CASES: list[tuple[str, Flags, Flags]] = [
     (
         "async-scheduling",
         {"async-scheduling": True, "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'},
-        {"async-scheduling": True, "speculative-config": '{"method": "mtp"}'},
+        {"async-scheduling": True, "speculative-config": '{"method": "mtp", "num_speculative_tokens": 1}'},
     ),
     (
         "speculative-config",
@@ -223,11 +223,28 @@ CASES: list[tuple[str, Flags, Flags]] = [
         },
         {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2}'},
     ),
-    ("spec-method", {"spec-method": "ngram_gpu"}, {"spec-method": "mtp"}),
+    ("spec-method", {"spec-method": "ngram_gpu"}, {"spec-method": "mtp", "spec-tokens": 1}),
     (
         "speculative-config",
         {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 0}'},
-        {"speculative-config": '{"method": "mtp"}'},
+        {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 1}'},
+    ),
+    (
+        "speculative-config",
+        {"speculative-config": '{"method": "eagle3"}'},
+        {"speculative-config": '{"method": "eagle3", "model": "org/head"}'},
+    ),
+    ("speculative-config", {"speculative-config.method": "qwen3_next_mtp"}, {"speculative-config.method": "suffix"}),
+    ("spec-method", {"spec-method": "mtp"}, {"spec-method": "eagle", "spec-model": "org/head"}),
+    (
+        "speculative-config",
+        {"speculative-config": '{"model": "org/draft", "draft_tensor_parallel_size": 2}', "tensor-parallel-size": 4},
+        {"speculative-config": '{"model": "org/draft", "draft_tensor_parallel_size": 2}', "tensor-parallel-size": 2},
+    ),
+    (
+        "speculative-config",
+        {"speculative-config.method": "eagle", "speculative-config.draft_tensor_parallel_size": 2, "spec-model": "a/b"},
+        {"speculative-config.method": "suffix", "speculative-config.draft_tensor_parallel_size": 2},
     ),
     (
         "per-request-spec-decode-metrics",
@@ -256,8 +273,8 @@ CASES: list[tuple[str, Flags, Flags]] = [
     ),
     (
         "speculative-config",
-        {"speculative-config": '{"method": "mtp", "tensor_parallel_size": 1}'},
-        {"speculative-config": '{"method": "mtp", "draft_tensor_parallel_size": 1}'},
+        {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 1, "tensor_parallel_size": 1}'},
+        {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 1, "draft_tensor_parallel_size": 1}'},
     ),
     (
         "spec-tokens",

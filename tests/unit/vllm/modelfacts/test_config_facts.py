@@ -390,3 +390,17 @@ def test_any_config_is_read_without_an_exception(config: dict[str, Any], beside:
     for value in (facts.heads, facts.kv_heads, facts.head_dim, facts.max_context, facts.state_bytes, facts.window):
         assert value is None or (isinstance(value, int) and value > 0)
     assert facts_from_config("org/any", json.loads(json.dumps(config))).model == "org/any"
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ({}, 8192),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 8192),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, None),
+        ({"rope_scaling": {"type": "yarn", "factor": 1.0}}, None),
+        ({"model_max_length": 16384}, None),
+    ],
+)
+def test_positions_are_known_only_if_they_alone_are_the_context(entries: dict[str, Any], expected: int | None) -> None:
+    assert read(**entries).positions == expected
