@@ -9,7 +9,6 @@ from vllm_console.fleet.background_commands import RampView
 from vllm_console.fleet.snapshot import State
 from vllm_console.load.ramp import RampProgress
 from vllm_console.runs.measurement import RAMP, Measurement
-from vllm_console.ui.closing import close_screen
 
 LIMITS = {"ttft_p99_seconds": 1.0, "itl_p99_seconds": 0.1}
 SENTENCE = "The objectives hold up to 6 req/s; at 8 req/s, TTFT p99 was 2.4s (limit 1s)."
@@ -135,10 +134,10 @@ async def test_a_screen_closes_once_and_with_what_is_above_it(console, fleet):
         await c.press("escape")
         await c.sees("End the ramp on chat?")
         question = c.app.screen
-        close_screen(ramp)
+        ramp.close_with()
         assert c.app.operations.on_top
-        close_screen(ramp)
-        close_screen(question, True)
+        ramp.close_with()
+        question.close_with(True)
         await c.pilot.pause()
         assert c.app.operations.on_top
 

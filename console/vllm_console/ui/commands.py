@@ -159,7 +159,6 @@ class TypedCommand(msgspec.Struct, frozen=True):
     title: str
     prepare: Callable[[], Do]
     key: str = ""
-    changes: bool = False
     open: bool = False
     wrong: str = ""
 
@@ -261,7 +260,7 @@ class Commands:
     def _with(self, verb: Verb, argument: Argument) -> TypedCommand:
         text = f"{verb.name} {argument.text}"
         prepare = partial(verb.prepare, argument.text)
-        return TypedCommand(text, argument.title, prepare, changes=verb.changes, open=argument.open)
+        return TypedCommand(text, argument.title, prepare, open=argument.open)
 
     def _free(self, verb: Verb, argument: str) -> TypedCommand:
         """A command whose argument is not listed, with what it would do, or why it can't."""
@@ -271,7 +270,7 @@ class Commands:
         except CommandError as error:
             wrong = str(error)
         text = f"{verb.name} {argument}"
-        return TypedCommand(text, title, partial(verb.prepare, argument), changes=verb.changes, wrong=wrong)
+        return TypedCommand(text, title, partial(verb.prepare, argument), wrong=wrong)
 
     def _typed_before(self, text: str) -> TypedCommand | None:
         """A command that was typed before and is not listed, if it can still be done."""
@@ -305,7 +304,7 @@ class Commands:
         action = SERVER_ACTIONS.get(verb.name)
         key = key_of(action) if action is not None else ""
         text = verb.name if verb.optional else f"{verb.name} "
-        return TypedCommand(text, verb.title, partial(verb.prepare, ""), key, verb.changes, open=not verb.optional)
+        return TypedCommand(text, verb.title, partial(verb.prepare, ""), key, open=not verb.optional)
 
     def _of_registry(self) -> Iterator[TypedCommand]:
         """The actions of the screen, and those that hold everywhere; not those that a verb stands for."""
@@ -324,7 +323,7 @@ class Commands:
             return partial(owner.run_action, action.call)
 
         title = title_of(action, demo=self._console.polling.demo)
-        return TypedCommand(words, title, prepare, label_of(action), action.changes)
+        return TypedCommand(words, title, prepare, label_of(action))
 
     def _theme(self, name: str) -> Do:
         if why := self._console.theme_refusal(name):

@@ -374,28 +374,25 @@ class ServerVerbs:
     def stop_all(self, servers: Sequence[ServerView], began: Callable[[], None]) -> None:
         """Stop several servers, after one question that lists them; ``began`` is called when they are being stopped."""
         able = [server for server in servers if server.state.alive and not self.in_progress.on(server, to_stop=True)]
-        self._all("Stop", "stop", servers, able, began, self._stop, lambda _: "")
+        self._all("stop", RunningVerb.STOP, servers, able, began, self._stop)
 
     def restart_all(self, servers: Sequence[ServerView], began: Callable[[], None]) -> None:
         """Restart several servers, each with what is staged for it, after one question that lists them."""
         able = [server for server in servers if not self.in_progress.on(server)]
-        self._all("Restart", "restart", servers, able, began, self._restart_staged, self._staged_note)
+        self._all("restart", RunningVerb.RESTART, servers, able, began, self._restart_staged)
 
     def _all(
         self,
-        title: str,
-        yes: str,
+        word: str,
+        verb: RunningVerb,
         servers: Sequence[ServerView],
         able: Sequence[ServerView],
         began: Callable[[], None],
         do: Callable[[ServerView], None],
-        note: Callable[[ServerView], str],
     ) -> None:
         if not able:
             names = ", ".join(server.name for server in servers)
-            self._console.say(
-                f"None of the marked servers can be {yes}{'p' if yes == 'stop' else ''}ed: {names}.", WARN
-            )
+            self._console.say(f"None of the marked servers can be {verb}: {names}.", WARN)
             return
 
         def doing() -> None:
@@ -405,20 +402,17 @@ class ServerVerbs:
 
         details = []
         for server in able:
-            facts = [str(server.state), *_ended_by_stop(server), *filter(None, [note(server)])]
+            facts = [str(server.state), *_ended_by_stop(server)]
+            if verb is RunningVerb.RESTART and (staged := self._staging.of(server.name)):
+                facts.append(", ".join(change_rows(server, staged)))
             clauses = [fact[0].lower() + fact[1:].removesuffix(".") for fact in facts]
             details.append(f"{server.name}: {'; '.join(clauses)}")
         details += [f"{server.name}: {server.state}, left as it is" for server in servers if server not in able]
         number = len(able)
-        self.ask(f"{title} {counted(number, 'server')}?", details, f"{yes} {number}", doing)
+        self.ask(f"{word.capitalize()} {counted(number, 'server')}?", details, f"{word} {number}", doing)
 
     def _restart_staged(self, server: ServerView) -> None:
         self._restart(server, self._staging.of(server.name))
-
-    def _staged_note(self, server: ServerView) -> str:
-        """What is staged for a server, in one line."""
-        staged = self._staging.of(server.name)
-        return ", ".join(change_rows(server, staged)) if staged else ""
 
     def remove(self, selected: ServerView | None) -> None:
         """Remove a stopped server, after a yes: with its history, or so that its runs can still be replayed."""

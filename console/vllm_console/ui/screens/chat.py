@@ -26,7 +26,6 @@ from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.metrics.window import combine
 from vllm_console.text import count, duration, percent, plain, printed
 from vllm_console.ui.actions import bindings, scoped
-from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.servers import starting_text
 from vllm_console.ui.screens.dialogs import choose
@@ -237,7 +236,7 @@ class ChatScreen(TerminalScreen[None]):
         elif self._chat.running or self._chat.waiting:
             self._stop()
         else:
-            close_screen(self)
+            self.close_with()
 
     def action_chat_stop(self) -> None:
         """Stop the answer."""

@@ -46,7 +46,6 @@ from vllm_console.runs.text import (
 )
 from vllm_console.text import clock, plain
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.distributions import distribution_lines
 from vllm_console.ui.screens.dialogs import choose
@@ -140,7 +139,7 @@ class CompareScreen(ReaderScreen):
     def action_compare_revert(self) -> None:
         """Close, and restart with the flags of the run before."""
         if (revert := self._revert) is not None:
-            close_screen(self)
+            self.close_with()
             revert()
 
     def action_compare_before(self) -> None:

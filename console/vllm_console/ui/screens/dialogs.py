@@ -16,7 +16,6 @@ from textual.widgets import Input
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
 from vllm_console.ui.actions import action_named, bindings
-from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_label, key_of, keys_of
 from vllm_console.ui.terminal.lines import LineView, clickable, line, wheel_step
 from vllm_console.ui.terminal.screens import TerminalModal
@@ -68,7 +67,7 @@ class Dialog(TerminalModal[Answer]):
 
     def action_leave(self) -> None:
         """Close without an answer."""
-        close_screen(self)
+        self.close_with()
 
 
 class Confirm(Dialog[bool]):
@@ -125,7 +124,7 @@ class Confirm(Dialog[bool]):
 
     def action_answer(self, answer: bool) -> None:
         """Close with the answer."""
-        close_screen(self, answer and bool(self._yes))
+        self.close_with(answer and bool(self._yes))
 
     def on_key(self, event: events.Key) -> None:
         """The key of the third answer."""
@@ -136,7 +135,7 @@ class Confirm(Dialog[bool]):
     def action_other(self) -> None:
         """Close, and do what the third answer says."""
         if self._other is not None:
-            close_screen(self, False)
+            self.close_with(False)
             self._other.then()
 
     def action_enter(self) -> None:
@@ -226,7 +225,7 @@ class Choose(Dialog[str]):
 
     def action_take(self) -> None:
         """Close with what is under the cursor."""
-        close_screen(self, self._choices[self._index][0] if self._choices else None)
+        self.close_with(self._choices[self._index][0] if self._choices else None)
 
 
 def choose(
@@ -291,4 +290,4 @@ class LineDialog(Dialog[str]):
             self._wrong = str(error)
             self.redraw()
         else:
-            close_screen(self, event.value)
+            self.close_with(event.value)

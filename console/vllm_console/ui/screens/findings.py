@@ -16,7 +16,6 @@ from vllm_console.diagnosis.finding import Fix, Measure, Severity
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.closing import close_screen
 from vllm_console.ui.findings import SIGNS, ServerFinding, findings_of, flag_change_text, unjudged
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.base import Draw
@@ -165,7 +164,7 @@ class FindingsScreen(ReaderScreen):
         items = self._page(self._reader.width).items
         if self._stage is None or not items or (fix := items[self._at(self._reader.width)].fix) is None:
             return
-        close_screen(self)
+        self.close_with()
         self._stage(fix)
 
 

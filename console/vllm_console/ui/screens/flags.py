@@ -16,7 +16,6 @@ from textual.widgets import Input
 from vllm_console.fleet.snapshot import Changes, FlagValue, ServerView
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer, note_lines
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
@@ -404,7 +403,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
             self._say(f"First accept the value with enter, or cancel with {key_of('flags_back')}.", WARN)
             self.redraw()
             return
-        close_screen(self, self._edits.changes)
+        self.close_with(self._edits.changes)
 
     def action_flags_back(self) -> None:
         """Close the input; show all flags again; go back, the second time also if changes are lost."""
@@ -423,7 +422,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
             self._say(f"Changes not staged yet: {keep} stages them, {back} again discards them.", WARN)
             self.redraw()
         else:
-            close_screen(self)
+            self.close_with()
 
 
 def flags_heading(width: int) -> Strip:

@@ -19,7 +19,6 @@ from vllm_console.fleet.snapshot import LaunchRequest, Preset, ServerView
 from vllm_console.fleet.verbs import FleetError, PresetProblem
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer, note_lines
 from vllm_console.ui.panes.launch_models import model_lines
@@ -543,7 +542,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             self._say(f"Not launched yet: {start} launches, {back} again discards your changes.", WARN)
             self.redraw()
         else:
-            close_screen(self)
+            self.close_with()
 
     # -- editing ---------------------------------------------------------------------------------------------------
 
@@ -692,7 +691,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
             why = failure(error, "unexpected error").partition("\n")[0]
             self._say(f"Not launched: {why}", BAD)
         else:
-            close_screen(self, server)
+            self.close_with(server)
             return
         self._launching = False
         self.planner.plan_soon()  # the cause may be visible now

@@ -13,7 +13,6 @@ from textual.widgets import Input
 from vllm_console.logs.times import HINT
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer
 from vllm_console.ui.terminal.clipboard import copy
@@ -153,7 +152,7 @@ class LogScreen(TerminalScreen[None]):
         elif self._view.page.wanted:
             self._view.find("")
         else:
-            close_screen(self)
+            self.close_with()
 
     def action_next_match(self, step: int) -> None:
         """The next match below, or above for -1."""

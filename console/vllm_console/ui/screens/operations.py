@@ -264,9 +264,11 @@ class OperationsScreen(PartialRepaintScreen):
             return None
         return server if server.replayed else snapshot.server(server.name)
 
-    @property
-    def _no_server(self) -> str:
-        return no_server(self.console.snapshot)
+    def _chosen(self, server: ServerView | None) -> ServerView | None:
+        """The server; says that none is selected."""
+        if server is None:
+            self.console.say(no_server(self.console.snapshot), WARN)
+        return server
 
     @property
     def past(self) -> bool:
@@ -850,10 +852,10 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_ranks(self) -> None:
         """Show each data-parallel rank of the server under the cursor on a row of its own, or no longer."""
-        server = self.live
+        server = self._chosen(self.live)
         if server is None:
-            self.console.say(self._no_server, WARN)
-        elif not ranks_of(server):
+            return
+        if not ranks_of(server):
             self.console.say(f"{server.name} has no data-parallel ranks, or reports none.", WARN)
         else:
             self._expanded ^= {server.name}
@@ -1099,9 +1101,8 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_findings(self) -> None:
         """Show everything found on the selected server."""
-        server, snapshot = self.selected, self.console.snapshot
+        server, snapshot = self._chosen(self.selected), self.console.snapshot
         if server is None or snapshot is None:
-            self.console.say(self._no_server, WARN)
             return
         from vllm_console.ui.screens.findings import FindingsScreen
 
@@ -1122,12 +1123,11 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_compare(self) -> None:
         """Compare the selected server's run with the one before; from there one key reverts."""
-        server = self.selected
-        if server is None or not server.recorded:
-            self.console.say(
-                self._no_server if server is None else "Only runs of your own servers can be compared.",
-                WARN,
-            )
+        server = self._chosen(self.selected)
+        if server is None:
+            return
+        if not server.recorded:
+            self.console.say("Only runs of your own servers can be compared.", WARN)
             return
         fleet, name = self.console.fleet, server.name
 
@@ -1176,9 +1176,8 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_describe(self) -> None:
         """Describe the selected server as it is now, whatever moment is shown: that is what the keys act on."""
-        server, snapshot = self.live, self.console.snapshot
+        server, snapshot = self._chosen(self.live), self.console.snapshot
         if server is None or snapshot is None:
-            self.console.say(self._no_server, WARN)
             return
         from vllm_console.ui.screens.describe import DescribeScreen
 
@@ -1186,9 +1185,11 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_open_log(self) -> None:
         """Read the log on the whole screen."""
-        server = self.selected
-        if server is None or not server.log_path:
-            self.console.say(self._no_server if server is None else _no_log(server), WARN)
+        server = self._chosen(self.selected)
+        if server is None:
+            return
+        if not server.log_path:
+            self.console.say(_no_log(server), WARN)
             return
         from vllm_console.ui.screens.log import LogScreen
 
@@ -1236,12 +1237,11 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_copy_command(self) -> None:
         """Copy the server's command line."""
-        server = self.selected
-        if server is None or not server.argv:
-            self.console.say(
-                self._no_server if server is None else f"{server.name} has no known command line.",
-                WARN,
-            )
+        server = self._chosen(self.selected)
+        if server is None:
+            return
+        if not server.argv:
+            self.console.say(f"{server.name} has no known command line.", WARN)
             return
         copy(self.app, " ".join(server.command), f"Command line of {server.name}", self.console.say)
 

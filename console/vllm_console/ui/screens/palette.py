@@ -17,7 +17,6 @@ from textual.widgets import Input
 from vllm_console.fleet.snapshot import Preset
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
-from vllm_console.ui.closing import close_screen
 from vllm_console.ui.commands import CommandError, Commands, Do, TypedCommand
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.recent_commands import RecentCommands
@@ -169,7 +168,7 @@ class PaletteScreen(TerminalModal[Do | None]):
         if self._at is not None:
             self._run(self._found[self._at])
         elif not self._entry.value.strip():
-            close_screen(self)
+            self.close_with()
         elif self._found:
             self._wrong = "Choose a command with ↓ first."
             self._draw()
@@ -192,11 +191,11 @@ class PaletteScreen(TerminalModal[Do | None]):
             self._draw()
             return
         self._recent.add(command.text)
-        close_screen(self, do)
+        self.close_with(do)
 
     def action_leave(self) -> None:
         """Close without a command."""
-        close_screen(self)
+        self.close_with()
 
     @on(events.MouseScrollUp)
     @on(events.MouseScrollDown)

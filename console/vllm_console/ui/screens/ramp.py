@@ -12,7 +12,6 @@ from textual.strip import Strip
 from vllm_console.fleet.background_commands import RampView
 from vllm_console.metrics.quantile import p99_in
 from vllm_console.text import count, duration, percent, rate, seconds
-from vllm_console.ui.closing import close_screen
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import BAD, DIM, OK, STRONG, WARN
@@ -73,7 +72,7 @@ class RampScreen(ReaderScreen):
 
     def _others_asked(self, yes: bool | None) -> None:
         if not yes:
-            close_screen(self)
+            self.close_with()
             return
         fleet, name = self._main.fleet, self._server
         self._main.act("", lambda: fleet.start_ramp(name, others_allowed=True), lambda _: "")
@@ -96,7 +95,7 @@ class RampScreen(ReaderScreen):
             return
         self._asked = True  # it shall not be measured
         if not self._view.running:  # it ended while the question was open
-            close_screen(self)
+            self.close_with()
             return
         fleet, name = self._main.fleet, self._server
         self._main.act("", lambda: fleet.cancel_ramp(name), lambda _: "")

@@ -25,6 +25,19 @@ class TerminalScreen(Screen[Result]):
         thread found out may come then."""
         return super().is_mounted and not self._pruning
 
+    def close_with(self, result: Result | None = None) -> None:
+        """Close it with its result. Screens above it, such as questions, are closed first, without a result.
+
+        Does nothing for one that is already closed. Textual's `dismiss` alone would close whichever screen is on top,
+        and raise an exception the second time.
+        """
+        app = self.app
+        if self not in app.screen_stack:
+            return
+        while app.screen is not self:
+            app.pop_screen()
+        self.dismiss(result)
+
     def _on_resize(self, event: events.Resize) -> None:  # type: ignore[override]
         """Leave out Textual's own handler, which comes next, for an outdated size."""
         if event.size != self.app.size:

@@ -29,8 +29,8 @@ class FramedView(LineView):
     framed = False
     focused_frame = False
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
         self._frame = TextFrame()
 
     @property

@@ -134,15 +134,6 @@ class LogView(LineView):
     class Moved(Message):
         """What the view shows or does has changed; never sent by a compact one."""
 
-        def __init__(self, view: LogView) -> None:
-            super().__init__()
-            self.view = view
-
-        @property
-        def control(self) -> LogView:
-            """The view."""
-            return self.view
-
     def __init__(self, *, compact: bool = True, id: str | None = None) -> None:
         super().__init__(id=id)
         self.page = LogPage()
@@ -239,7 +230,7 @@ class LogView(LineView):
         self.wrap, self._left = not self.wrap, 0
         self._resize()
         self._draw()
-        self.post_message(self.Moved(self))
+        self.post_message(self.Moved())
 
     def find(self, text: str) -> None:
         """Search upwards from what is shown; an empty text ends the search."""
@@ -407,7 +398,7 @@ class LogView(LineView):
         if changed:
             self._draw()
             if not self._compact:
-                self.post_message(self.Moved(self))
+                self.post_message(self.Moved())
 
     def _draw(self) -> None:
         width, height = self.outer_size

@@ -87,7 +87,8 @@ def budget_rows(memory: MemoryBudget, width: int, most: int) -> list[Strip]:
     if len(groups) > most:
         groups = _alike(memory.per_gpu)
     if not groups:
-        return [line((fit(f" {_weights_alone(memory)}", width), None))]
+        weights = size_text(memory.weights_gib * GIB)
+        return [line(fit(f" weights {weights}; no GPU data to compare with", width))]
     hidden = len(groups) - max(1, most)
     if hidden > 0:
         groups = sorted(groups, key=lambda group: (group[0].kv_gib, group[0].free_gib))[: max(1, most)]
@@ -138,10 +139,6 @@ def _label(gpus: Sequence[GpuBudget]) -> str:
         else:
             runs.append([index])
     return ",".join(map(spans, runs)) or "each"
-
-
-def _weights_alone(memory: MemoryBudget) -> str:
-    return f"weights {size_text(memory.weights_gib * GIB)}; no GPU data to compare with"
 
 
 def room_words(memory: MemoryBudget, width: int) -> list[Part]:

@@ -13,7 +13,6 @@ from textual.geometry import Offset, Region
 from textual.strip import Strip
 
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.closing import close_screen
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView
 from vllm_console.ui.terminal.screens import TerminalScreen
@@ -94,8 +93,8 @@ class TextReader(Vertical, can_focus=True):
 
     def action_back(self) -> None:
         """End what was begun, such as a search; else close the screen."""
-        if not self._step_back():
-            close_screen(self.screen)
+        if not self._step_back() and isinstance(self.screen, TerminalScreen):
+            self.screen.close_with()
 
     def action_scroll(self, by: int) -> None:
         """Scroll by lines."""
