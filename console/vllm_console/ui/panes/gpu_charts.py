@@ -19,7 +19,7 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, SECOND, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, axis_above, chart_of, mean, value_at
-from vllm_console.ui.widgets.draw import Part, fit, rule, shares, side_by_side
+from vllm_console.ui.widgets.draw import Part, fit, parts_length, rule, shares, side_by_side, whole_clauses
 
 COLUMN = 36
 """The least width of a chart beside another."""
@@ -217,5 +217,6 @@ def _heading(plot: Plot, series: Series, cursor: float | None, width: int) -> St
         text = " ".join(f"{name}{figure}" for name, figure in zip(short, shown, strict=True))
     parts.append((f"{text} !", BAD) if over else text)
     if plot.limit is not None:
-        parts.append((f" {plot.limit_name} {plot.label(plot.limit)}", DIM))
-    return line(*parts).crop(0, width)
+        limit = f" {plot.limit_name} {plot.label(plot.limit)}"
+        parts += [(limit, DIM)] if parts_length(parts) + cell_len(limit) <= width else []
+    return whole_clauses(line(*parts), width)

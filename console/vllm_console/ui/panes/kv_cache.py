@@ -11,7 +11,7 @@ from vllm_console.ui.panes.base import age_note, marked, over, title_line, usage
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
-from vllm_console.ui.widgets.draw import Part
+from vllm_console.ui.widgets.draw import Part, whole_clauses
 
 USAGE = Curve("kv_cache_usage")
 
@@ -69,5 +69,5 @@ def _figures(server: ServerView, width: int) -> list[Strip]:
     if window and over(window.kv_cache_usage_max, (usage or 0) + 0.02):
         hits = (*hits, (" · fullest engine ", DIM), percent(window.kv_cache_usage_max))
     if width >= 42 or UNKNOWN in (count(used), count(total)):
-        return [line(*tokens, (" · ", DIM), *hits)]
-    return [line(*tokens), line(" ", *hits)]
+        return [whole_clauses(line(*tokens, (" · ", DIM), *hits), width)]
+    return [whole_clauses(row, width) for row in (line(*tokens), line(" ", *hits))]

@@ -28,7 +28,7 @@ from vllm_console.ui.panes.distributions import MARKS, quantile_bar
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, STRONG, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
-from vllm_console.ui.widgets.draw import Part, fit, shares
+from vllm_console.ui.widgets.draw import Part, fit, shares, whole_clauses
 
 LABELS = {
     "ttft": "TTFT",
@@ -157,7 +157,7 @@ def _notes(server: ServerView, width: int) -> list[Strip]:
     notes = _waiting(server, width)
     if (exact := _exact(server)) and exact != _known(server):
         text = f" exact: {', '.join(LABELS[latency] for latency in exact)}"
-        notes.append(line((fit(text, width).rstrip(), DIM)))
+        notes.append(whole_clauses(line((text, DIM)), width))
     if server.window is not None and contradicting(server.window.latencies):
         text = " queue to e2e: finished requests only"
         notes.append(line((fit(text, width).rstrip(), DIM)))
@@ -167,7 +167,7 @@ def _notes(server: ServerView, width: int) -> list[Strip]:
 def _waiting(server: ServerView, width: int) -> list[Strip]:
     """The requests that still wait, if there are any."""
     waiting = format_waiting(server.window)
-    return [line((fit(f" {waiting}: not in TTFT", width).rstrip(), WARN))] if waiting else []
+    return [whole_clauses(line((f" {waiting}: not in TTFT", WARN)), width)] if waiting else []
 
 
 def _known(server: ServerView) -> list[str]:

@@ -12,7 +12,7 @@ from vllm_console.ui.panes.base import age_note, marked, title_line, why_empty, 
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of, mean
-from vllm_console.ui.widgets.draw import Part
+from vllm_console.ui.widgets.draw import Part, whole_clauses
 
 WIDE = 56
 """Minimum width for the rate's window in full."""
@@ -50,4 +50,4 @@ def preemption_lines(server: ServerView, now: float, width: int, height: int, vi
         markers=server.markers,
         empty=why_empty(server),
     )
-    return [title_line(2, "Preemptions", width, right), *chart, line(*parts)][:height]
+    return [title_line(2, "Preemptions", width, right), *chart, whole_clauses(line(*parts), width)][:height]

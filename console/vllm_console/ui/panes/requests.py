@@ -21,7 +21,7 @@ from vllm_console.ui.panes.base import nothing_recorded, title_line
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView
-from vllm_console.ui.widgets.draw import Part, bar, beside, fit, paragraph, parts_length
+from vllm_console.ui.widgets.draw import Part, bar, beside, fit, paragraph, parts_length, whole_clauses
 from vllm_console.ui.widgets.scatter import scatter
 
 SCATTER_WIDTH, SCATTER_HEIGHT = 40, 9
@@ -130,7 +130,7 @@ def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> 
         when = "" if server.moment is not None else " in the last minute"
         shown = shown if parts_length(shown) + len(unserved + when) + 3 <= width else [" "]
         shown += [(" · " if len(shown) > 1 else "", DIM), (unserved, WARN), (when, DIM)]
-    return line(*shown).crop(0, width)
+    return whole_clauses(line(*shown), width)
 
 
 def _running(last: EngineStep, now: float) -> list[Part]:
@@ -266,9 +266,9 @@ def _below(use: PrefixUse, window: Window | None, width: int) -> list[Strip]:
                          (" prompt tokens cached", DIM)]  # fmt: skip
     if step is not None:
         whole += [(" · found in steps of ", DIM), count(step)]
-    lines = [line(*whole).crop(0, width)]
+    lines = [whole_clauses(line(*whole), width)]
     if use.resumed is not None and use.resumed.tokens:
-        lines.append(_resumed(use.resumed).crop(0, width))
+        lines.append(whole_clauses(_resumed(use.resumed), width))
     return lines
 
 

@@ -15,7 +15,7 @@ from vllm_console.ui.panes.base import nothing_recorded, title_line
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, SECOND
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of, mean, value_at
-from vllm_console.ui.widgets.draw import Part, shares, side_by_side
+from vllm_console.ui.widgets.draw import Part, shares, side_by_side, whole_clauses
 
 COLUMN = 44
 """The least width of a chart beside another."""
@@ -103,4 +103,4 @@ def _heading(plot: _Plot, series: Series, cursor: float | None, width: int) -> S
         value = value_at(series, curve.key, cursor)
         text = UNKNOWN if value is None else plot.label(value)
         parts += [(f" {curve.name} ", curve.style), text]
-    return line(*parts).crop(0, width)
+    return whole_clauses(line(*parts), width)

@@ -13,7 +13,7 @@ from vllm_console.ui.panes.base import age_note, longest_wait, title_line, why_e
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, SECOND, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
-from vllm_console.ui.widgets.draw import Part, paragraph, shares
+from vllm_console.ui.widgets.draw import Part, paragraph, shares, whole_clauses
 
 CHARTS = (
     ("tokens/s out", (Curve("generation_tokens_per_second", "out", ACCENT),)),
@@ -57,7 +57,8 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
     if server.last_window is not None:
         load = []  # it has ended
     note = age_note(server, now) or ((window_note(server, now), DIM),)
-    lines = [title_line(4, "Throughput", width, note), line(*figures), *([line(*load)] if load else [])]
+    rows = [whole_clauses(line(*parts), width) for parts in (figures, load) if parts]
+    lines = [title_line(4, "Throughput", width, note), *rows]
     if about := server.load or server.load_result:
         sent: list[Part] = [(plain(about), ACCENT)]
         beside = bool(load) and lines[-1].cell_length + 3 + cell_len(about) <= width

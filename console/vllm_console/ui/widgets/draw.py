@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
@@ -36,6 +37,27 @@ def fit(text: str, width: int, align: str = "<") -> str:
 def parts_length(parts: Sequence[Part]) -> int:
     """How many cells these pieces take."""
     return sum([cells(part if isinstance(part, str) else part[0]) for part in parts])
+
+
+_CLAUSE_ENDS = re.compile(r" · |, |: |; | \(")
+"""Where a line of figures may end."""
+
+
+def whole_clauses(strip: Strip, width: int) -> Strip:
+    """A line of figures in at most ``width`` cells: clauses that don't fit are left out as a whole.
+
+    Where not even the first one fits, it is cut between words with an ellipsis: a figure is never cut in its middle,
+    where it would read as another one.
+    """
+    if strip.cell_length <= width:
+        return strip
+    text = strip.text
+    ends = [cells(text[: at.start()]) for at in _CLAUSE_ENDS.finditer(text) if text[: at.start()].strip()]
+    if fitting := [end for end in ends if end <= width]:
+        return strip.crop(0, fitting[-1])
+    words = [cells(text[: at.start()]) for at in re.finditer(r"(?<=\S) ", text)]
+    end = max((end for end in words if end < width), default=0)
+    return Strip.join([strip.crop(0, end), line(("…", DIM))]) if width > 0 else BLANK
 
 
 @lru_cache(maxsize=128)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from rich.cells import cell_len
 from textual.strip import Strip
 
 from tools import generate_docs
@@ -245,6 +246,41 @@ def test_waiting_requests_are_reported_as_not_in_ttft(fakes):
     assert "1 queued, longest ≥ 2s" in text(latency_lines(one, fakes.NOW, 60, 12))
     none = replace(server, window=replace(server.window, requests_waiting=0, longest_wait=None))
     assert "queued" not in text(latency_lines(none, fakes.NOW, 60, 12))
+
+
+@pytest.mark.parametrize("width", range(14, 90))
+def test_no_figure_is_cut_in_its_middle(fakes, width):
+    server = fakes.chat(fakes.NOW)
+    window = replace(server.window, requests_running=17, requests_waiting=149, longest_wait=45.4)
+    server = replace(server, window=window)
+    for lines, height in ((kv_cache_lines, 9), (preemption_lines, 9), (latency_lines, 40), (throughput_lines, 9)):
+        words = (" tokens · ", "per request", " queued", " out ", "running ·")
+        wide = [strip.text for strip in lines(server, fakes.NOW, 200, height)]
+        whole = [one for one in wide if any(word in one for word in words)]
+        assert whole
+        for strip in lines(server, fakes.NOW, width, height):
+            shown = strip.text.rstrip().removesuffix("…")
+            for full in (one for one in whole if shown.strip() and one.startswith(shown) and one != shown):
+                assert cell_len(strip.text) <= width
+                assert full[len(shown)] in " ,:", f"{shown!r} of {full!r}"
+
+
+def test_clauses_that_do_not_fit_are_left_out_from_the_end(fakes):
+    server = fakes.chat(fakes.NOW)
+    server = replace(server, window=replace(server.window, requests_running=17, requests_waiting=149, longest_wait=45))
+    shown = {
+        width: [
+            next(strip.text.strip() for strip in lines(server, fakes.NOW, width, 20) if word in strip.text)
+            for lines, word in ((throughput_lines, "17 running"), (latency_lines, "149 queued"))
+        ]
+        for width in (60, 38, 30, 24)
+    }
+    assert shown == {
+        60: ["17 running · 149 waiting, longest ≥ 45s", "149 queued, longest ≥ 45s: not in TTFT"],
+        38: ["17 running · 149 waiting", "149 queued, longest ≥ 45s"],
+        30: ["17 running · 149 waiting", "149 queued, longest ≥ 45s"],
+        24: ["17 running", "149 queued"],
+    }
 
 
 @pytest.mark.parametrize("lines", [kv_cache_lines, preemption_lines, latency_lines, throughput_lines, state_lines])
