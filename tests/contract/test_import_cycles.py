@@ -78,7 +78,7 @@ def reachable(edges: Graph, start: str) -> set[str]:
     return found
 
 
-def circles(edges: Graph) -> list[frozenset[str]]:
+def cycles(edges: Graph) -> list[frozenset[str]]:
     """Strongly connected components of more than one module."""
     reach = {name: reachable(edges, name) for name in edges}
     groups = {
@@ -106,15 +106,15 @@ def shortest(edges: Graph, group: frozenset[str]) -> str:
     return best[0] + "".join(f"\n  line {edges[one][other]} imports {other}" for one, other in steps)
 
 
-def told(edges: Graph, groups: list[frozenset[str]]) -> str:
+def format_cycles(edges: Graph, groups: list[frozenset[str]]) -> str:
     return "\n".join(f"{len(group)} modules import each other: {shortest(edges, group)}" for group in groups)
 
 
 def test_no_import_cycles() -> None:
     edges = graph(*SOURCES)
     assert len(edges) > 200, "the modules were not found"
-    found = circles(edges)
-    assert not found, told(edges, found)
+    found = cycles(edges)
+    assert not found, format_cycles(edges, found)
 
 
 def test_import_cycle_detection(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_import_cycle_detection(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / "made" / f"{name}.py").write_text(text)
     edges = graph(tmp_path)
-    assert circles(edges) == [frozenset({"made.one", "made.two", "made.three"})]
-    assert told(edges, circles(edges)) == (
+    assert cycles(edges) == [frozenset({"made.one", "made.two", "made.three"})]
+    assert format_cycles(edges, cycles(edges)) == (
         "3 modules import each other: made.one\n  line 1 imports made.two\n"
         "  line 2 imports made.three\n  line 2 imports made.one"
     )

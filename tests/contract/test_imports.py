@@ -1,4 +1,4 @@
-"""Who may import whom: the static graph by import-linter, and what each package really loads in a process of its own.
+"""Who may import whom: the static graph by import-linter, and what each package actually loads in a separate process.
 
 A static graph does not see imports made by name or at run time; the list of loaded modules does.
 """
@@ -62,7 +62,7 @@ FOUNDATION = {
         *("units", "values"),
     )
 }
-"""What stands below all packages and needs the standard library only."""
+"""The lowest layer, which needs only the standard library."""
 
 LOAD_A_PACKAGE = """
 import importlib, json, pkgutil, sys

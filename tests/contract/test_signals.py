@@ -1,4 +1,4 @@
-"""Signals leave the program by one door, which looks first who is behind a pid."""
+"""Signals are sent in one place, which first verifies the process behind a pid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-DOOR = "launchers/vllm_launchers/keeper/processes.py"
+SENDER = "launchers/vllm_launchers/keeper/processes.py"
 SENDS = {"kill", "killpg", "pidfd_send_signal", "tgkill", "sigqueue", "pthread_kill", "send_signal"}
 """Functions and methods that signal whatever has a number; ``kill`` and ``terminate`` are methods of children too."""
 OWN_CHILDREN = {
@@ -31,7 +31,7 @@ UNREAPED = {("launchers/vllm_launchers/prepared/bootstrap.py", "os.kill(self._pi
 
 
 def calls() -> Iterator[tuple[str, str, ast.Call, str]]:
-    """Every call that could send a signal: file, function it stands in, the call, and what is called."""
+    """Every call that could send a signal: file, enclosing function, the call, and what is called."""
     for folder in ("console", "launchers"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             tree = ast.parse(path.read_text())
@@ -51,15 +51,15 @@ def to_itself(call: ast.Call) -> bool:
 
 
 def test_signals_are_sent_in_one_place() -> None:
-    through_the_door = set()
+    sent = set()
     for file, function, call, name in calls():
-        if file == DOOR:
-            through_the_door.add((function, ast.unparse(call.func)))
+        if file == SENDER:
+            sent.add((function, ast.unparse(call.func)))
         elif name in OWN_CHILDREN.get(file, ()):
             assert not call.args, f"{file}: {ast.unparse(call)}"
         elif (file, ast.unparse(call)) not in UNREAPED:
             assert to_itself(call), f"{file}: {ast.unparse(call)} in {function}"
-    assert through_the_door == {("send", "os.kill"), ("send", "signal.pidfd_send_signal")}
+    assert sent == {("send", "os.kill"), ("send", "signal.pidfd_send_signal")}
 
 
 def test_no_shell_or_signaling_program_is_run() -> None:
@@ -73,7 +73,7 @@ def test_no_shell_or_signaling_program_is_run() -> None:
 
 
 def test_send_verifies_the_process_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The descriptor is opened before the look, so that a pid given to somebody else in between is never hit."""
+    """The descriptor is opened before the check, so that a pid reused in between is never signaled."""
     from vllm_launchers.keeper import processes
     from vllm_launchers.keeper.records import ProcessIdentity
 

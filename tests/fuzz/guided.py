@@ -1,11 +1,11 @@
-"""Looks for bytes that break a reader, guided by the lines and branches that they reach (atheris: Linux, CPython).
+"""Searches for bytes that break a reader, guided by the covered lines and branches (atheris: Linux, CPython).
 
     python tests/fuzz/guided.py --list
     python tests/fuzz/guided.py "metrics page" --seconds 3600 --seed 7 --folder FOLDER
     python tests/fuzz/guided.py "metrics page" --runs 5000 --seed 7
 
-It does not stop at what it finds: each fault, told apart by its kind and place, is kept once, with its bytes, in
-``FOLDER/findings``; what reached something new is kept in ``FOLDER/corpus`` and gone on from next time. The last line
+It does not stop at what it finds: each fault, identified by its kind and place, is kept once, with its bytes, in
+``FOLDER/findings``; inputs with new coverage are kept in ``FOLDER/corpus`` for the next run. The last line
 says how much was tried. The exit code is 1 when something was found.
 """
 
@@ -34,7 +34,7 @@ with atheris.instrument_imports(include=["vllm_console", "vllm_launchers"], enab
     from fuzz.readers import BYTES, READERS, TEXTS, Reader, try_
 
 
-class Hunt:
+class Search:
     """One reader, what was tried on it and what broke it."""
 
     def __init__(self, name: str, folder: Path, seconds: float) -> None:
@@ -48,12 +48,12 @@ class Hunt:
         atexit.register(self.tell)
 
     def try_one(self, data: bytes) -> None:
-        """Never raises: a fault is written down, and the hunt goes on."""
+        """Never raises: a fault is recorded, and the search continues."""
         self.tried += 1
         began = time.thread_time()
         try:
             try_(self.reader, data)
-        except Exception as error:  # noqa: BLE001 - all that may go wrong is looked for
+        except Exception as error:  # noqa: BLE001 - any exception is a fault
             self._keep(data, f"{type(error).__name__} at {_place(error)}", "".join(traceback.format_exception(error)))
         if (took := time.thread_time() - began) > SLOW_SECONDS:
             self._keep(data, "slow", f"{took:.1f} s for {len(data)} bytes")
@@ -116,19 +116,19 @@ def main() -> None:
         print("\n".join(READERS))
         return
     folder = args.folder or Path(tempfile.mkdtemp(prefix="vllm-console-fuzz-"))
-    hunt = Hunt(args.reader, folder, args.seconds)
+    search = Search(args.reader, folder, args.seconds)
     options = {
         "atheris_runs": args.runs,
         "seed": args.seed,
         "max_len": LONGEST,
         "rss_limit_mb": MEMORY_MIB,
         "timeout": 60,
-        "dict": dictionary(hunt.reader, folder),
-        "artifact_prefix": f"{hunt.findings}/",
+        "dict": dictionary(search.reader, folder),
+        "artifact_prefix": f"{search.findings}/",
         "verbosity": 0,
     }
     words = [f"-{name}={value}" for name, value in options.items()]
-    atheris.Setup([sys.argv[0], *words, str(corpus(hunt.reader, folder))], hunt.try_one)
+    atheris.Setup([sys.argv[0], *words, str(corpus(search.reader, folder))], search.try_one)
     atheris.Fuzz()
 
 

@@ -1,6 +1,6 @@
-"""All that reads bytes from outside: what these look like when all is well, and the errors that are a sentence.
+"""All readers of bytes from outside: valid input, and the errors that are one sentence.
 
-The tests beside it read this table, and so does ``guided.py``.
+The tests in this folder and ``guided.py`` use this table.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ BYTES = (
     b"INFO 11-20 11:53:24 [u.py:1] non-default args: {'seed': 007, 'max_num_seqs': " + b"9" * 400 + b", 'x': <o>}\n"
     b"Traceback (most recent call last):\nValueError: To serve at least one request with the models's max seq len (1)",
 )
-"""Deep nests, numbers longer than Python reads, no numbers, keys told twice, halves of characters, one long line,
+"""Deep nests, numbers longer than Python reads, non-numbers, duplicate keys, halves of characters, one long line,
 arguments that are no Python."""
 
 METRICS = b"""# HELP vllm:num_requests_running Number of requests.
@@ -298,7 +298,7 @@ def keeper_request(data: bytes) -> object:
 
 
 class Reader(NamedTuple):
-    """What reads bytes from outside, what they look like when all is well, and the errors with a sentence."""
+    """The readers of bytes from outside, their valid input, and their one-sentence errors."""
 
     read: Callable[[bytes], object]
     good: bytes

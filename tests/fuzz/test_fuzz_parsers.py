@@ -1,6 +1,6 @@
-"""Whatever stands in a file, in a log or in an answer: a value or a sentence comes of it, never another error.
+"""Any content of a file, log or answer gives a value or a one-sentence error, never another error.
 
-``VLLMCONSOLE_FUZZ_LONG=5000`` tries so many of each, other ones each time; ``tests/fuzz/guided.py`` goes on for hours.
+``VLLMCONSOLE_FUZZ_LONG=5000`` tries that many of each, new ones each time; ``tests/fuzz/guided.py`` runs for hours.
 """
 
 from __future__ import annotations

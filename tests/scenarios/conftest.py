@@ -72,7 +72,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Server:
-    """Flags, model and GPU of a simulated server, and what its console knows beside."""
+    """Flags, model and GPU of a simulated server, and what else its console knows."""
 
     flags: Flags
     model: str = "Qwen/Qwen3-8B-AWQ"

@@ -1,4 +1,4 @@
-"""What is recorded of an attached endpoint, step by step, without a process of its own."""
+"""What is recorded for an attached endpoint, step by step, without a separate process."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_redirect_is_reported_and_not_followed(tmp_path: Path, fake: FakeEndpoin
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "said"),
+    ("endpoint", "reason"),
     [
         (Endpoint("", "FAR_KEY", keyed=True), "refuses the API key in FAR_KEY"),
         (Endpoint("", "FAR_KEY"), "FAR_KEY was not set"),
@@ -145,13 +145,13 @@ def test_redirect_is_reported_and_not_followed(tmp_path: Path, fake: FakeEndpoin
     ],
 )
 def test_missing_or_wrong_key_is_named_by_its_variable(
-    tmp_path: Path, fake: FakeEndpoint, endpoint: Endpoint, said: str
+    tmp_path: Path, fake: FakeEndpoint, endpoint: Endpoint, reason: str
 ) -> None:
     refused = document({"error": "Unauthorized"}, 401)
     fake.answers = {"/metrics": refused, "/v1/models": refused}
     one = Endpoint(fake.url, endpoint.key_env, keyed=endpoint.keyed)
     recording(tmp_path, one, key="k-1" if endpoint.keyed else "").step()
-    assert said in recorded(tmp_path)[0].reason
+    assert reason in recorded(tmp_path)[0].reason
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")

@@ -16,7 +16,7 @@ SECRET = "hf_" + "Q7" * 17
 
 @pytest.fixture
 def failed(monkeypatch, tmp_path, capsys):
-    """The program after a fault whose text, cause and command line hold a secret: exit code, what was said, report."""
+    """The program after a crash whose text, cause and command line hold a secret: exit code, output, report."""
 
     def run(args):
         raise KeyError(f"no such slot {SECRET} \x1b]0;title\x07") from ValueError(f"--api-key {SECRET}")
@@ -30,12 +30,12 @@ def failed(monkeypatch, tmp_path, capsys):
 
 
 def test_crash_ends_with_one_sentence_that_names_the_report(failed):
-    code, said, report = failed
+    code, output, report = failed
     assert code == 1
-    assert said.out == ""
-    assert len(said.err.splitlines()) == 1
-    assert str(report) in said.err
-    assert "Servers keep running" in said.err
+    assert output.out == ""
+    assert len(output.err.splitlines()) == 1
+    assert str(report) in output.err
+    assert "Servers keep running" in output.err
 
 
 def test_report_has_exception_command_and_versions(failed):
@@ -58,15 +58,15 @@ def test_report_is_private(failed):
 
 def test_unwritable_report_is_reported(tmp_path):
     (tmp_path / "state").write_text("a file where the folder should be")
-    said = crash_report.write_report(RuntimeError("lost"), ["list"], tmp_path / "state")
-    assert "The report could not be saved" in said
-    assert "RuntimeError: lost" in said
+    message = crash_report.write_report(RuntimeError("lost"), ["list"], tmp_path / "state")
+    assert "The report could not be saved" in message
+    assert "RuntimeError: lost" in message
 
 
 def test_demo_crash_says_that_its_servers_were_stopped(tmp_path):
-    said = crash_report.write_report(RuntimeError("lost"), ["demo"], tmp_path, demo=True)
-    assert "The demo has stopped its servers" in said
-    assert "keep running" not in said
+    message = crash_report.write_report(RuntimeError("lost"), ["demo"], tmp_path, demo=True)
+    assert "The demo has stopped its servers" in message
+    assert "keep running" not in message
 
 
 def test_old_reports_are_deleted(tmp_path):
@@ -83,8 +83,8 @@ def test_old_reports_are_deleted(tmp_path):
 def test_lost_terminal_is_not_a_crash(tmp_path, monkeypatch):
     """Textual writes from a thread: what that gets from a lost terminal once led to a report at every hang-up."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    told: list[str] = []
-    crash_report.in_threads([], tmp_path, told)
+    messages: list[str] = []
+    crash_report.in_threads([], tmp_path, messages)
     primary, secondary = os.openpty()
     failures: list[int] = []
 
@@ -101,14 +101,14 @@ def test_lost_terminal_is_not_a_crash(tmp_path, monkeypatch):
     thread.join()
     os.close(secondary)
     assert failures == [errno.EIO]
-    assert told == []
+    assert messages == []
     assert crash_report.reports(tmp_path) == []
 
 
 def test_failing_thread_is_reported_and_prints_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    told: list[str] = []
-    crash_report.in_threads(["list"], tmp_path, told)
+    messages: list[str] = []
+    crash_report.in_threads(["list"], tmp_path, messages)
 
     def fail():
         raise LookupError("in a thread")
@@ -116,6 +116,6 @@ def test_failing_thread_is_reported_and_prints_nothing(tmp_path, monkeypatch, ca
     thread = threading.Thread(target=fail)
     thread.start()
     thread.join()
-    assert len(told) == 1
+    assert len(messages) == 1
     assert "LookupError" in crash_report.reports(tmp_path)[0].read_text()
     assert capsys.readouterr().err == ""

@@ -36,7 +36,7 @@ def test_model_that_does_not_fit_differs_from_one_that_cannot_start():
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "text"),
     [
         (ModelFacts("a", dtype="bfloat16"), "bf16"),
         (ModelFacts("a"), "–"),
@@ -46,5 +46,5 @@ def test_model_that_does_not_fit_differs_from_one_that_cannot_start():
         (ModelFacts("a", quantization=Quantization("mxfp4", 4, 32)), "mxfp4"),
     ],
 )
-def test_weight_format_text(facts, said):
-    assert weights_text(LocalModel("a", "cache", "/a", facts=facts)) == said
+def test_weight_format_text(facts, text):
+    assert weights_text(LocalModel("a", "cache", "/a", facts=facts)) == text

@@ -1,4 +1,4 @@
-"""A mistake in ``config.toml`` is told with the file, the key and what was expected."""
+"""An error in ``config.toml`` is reported with the file, the key and the expected value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_console.settings import ConfigError, read_settings
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("keys = { restart = 1 }", "keys.restart: expected a string, not a number"),
         ("keys = 3", "keys: expected a table, not a number"),
@@ -28,12 +28,12 @@ from vllm_console.settings import ConfigError, read_settings
         ('alerts = { severity = "loud" }', 'alerts.severity: expected "critical" or "warning" or "note", not "loud"'),
     ],
 )
-def test_error_names_the_key_and_the_expected_value(tmp_path: Path, text: str, told: str) -> None:
+def test_error_names_the_key_and_the_expected_value(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
         read_settings(path)
-    assert str(error.value).startswith(f"{path}: {told}")
+    assert str(error.value).startswith(f"{path}: {message}")
 
 
 def test_named_config_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_pipe_is_not_a_config_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("price = 0.3", "unknown key 'energy.price'"),
         ('price_per_kwh = "0.3"', "energy.price_per_kwh: expected a number, not a string"),
@@ -63,17 +63,17 @@ def test_pipe_is_not_a_config_file(tmp_path: Path) -> None:
         ('currency = "nine chars"', "energy.currency: expected up to 8 characters"),
     ],
 )
-def test_invalid_price_is_refused(tmp_path, text, told):
+def test_invalid_price_is_refused(tmp_path, text, message):
     path = tmp_path / "config.toml"
     path.write_text(f"[energy]\n{text}\n")
     with pytest.raises(ConfigError) as error:
         read_settings(path)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\x1b" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "kept", "told"),
+    ("text", "kept", "message"),
     [
         ('ascii = true\nrefesh_seconds = 2\ntheme = "dark"', {"ascii": True, "theme": "dark"}, "unknown key 'refesh_"),
         ("refresh_seconds = 900\nascii = true", {"ascii": True, "refresh_seconds": 1.0}, "must be between"),
@@ -87,13 +87,13 @@ def test_invalid_price_is_refused(tmp_path, text, told):
     ],
 )
 def test_invalid_setting_is_skipped_except_read_only(
-    tmp_path: Path, text: str, kept: dict[str, object], told: str
+    tmp_path: Path, text: str, kept: dict[str, object], message: str
 ) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     found = read_settings(path, forgiving=True)
     assert {name: getattr(found, name) for name in kept} == kept
-    assert [told in mistake for mistake in found.mistakes] == [True], found.mistakes
+    assert [message in mistake for mistake in found.mistakes] == [True], found.mistakes
 
 
 def test_administrators_invalid_setting_is_never_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vllm_console.load.ramp_search import NEAR, StepFigures, TriedRate, bracket, ceiling, judge_step, next_step
 from vllm_launchers.presets.model import Objectives
 
-GOALS = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+OBJECTIVES = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
 CALM = StepFigures(
     rate=8.0, seconds=30.0, ttft=(240, 0), itl=(20_000, 0), in_flight=(20.0,) * 60, kv_cache_usage=(0.5,) * 30,
     preemptions=0.0, finished=240.0, running=20.0,
@@ -26,7 +26,7 @@ def searched(miss, start, *, steps=40, seed=0, requests=1500):
             count += 10
             late += sum(chance.random() < probability for _ in range(10))
             figures = replace(CALM, rate=wanted.rate, ttft=(count - late, late))
-            outcome = judge_step(figures, GOALS, final=count >= requests, early=not wanted.full)
+            outcome = judge_step(figures, OBJECTIVES, final=count >= requests, early=not wanted.full)
         tried.append(TriedRate(wanted.rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
     return ceiling(tried), tried
 
@@ -84,7 +84,7 @@ def test_full_cache_is_bisected_to_the_end():
     tried = []
     while (wanted := next_step(tried, 1.0, 0.1, 1000.0)) is not None:
         figures = replace(CALM, rate=wanted.rate, kv_cache_usage=(wanted.rate / 10,) * 30)
-        outcome = judge_step(figures, GOALS, final=True)
+        outcome = judge_step(figures, OBJECTIVES, final=True)
         tried.append(TriedRate(wanted.rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
     assert ceiling(tried).limited_by == "kv_cache_usage"
     assert 8.5 / 1.04 <= ceiling(tried).rate <= 8.5
@@ -107,31 +107,31 @@ def test_full_cache_is_bisected_to_the_end():
     ],
 )
 def test_missed_limit_of_a_finished_step(changed, reason):
-    outcome = judge_step(replace(CALM, **changed), GOALS, final=True)
+    outcome = judge_step(replace(CALM, **changed), OBJECTIVES, final=True)
     assert (outcome.ok, outcome.limited_by) == (not reason, reason)
 
 
 def test_step_continues_while_its_queue_grows_or_it_is_short():
-    assert judge_step(CALM, GOALS) is not None
-    assert judge_step(replace(CALM, seconds=3.0), GOALS) is None
-    assert judge_step(replace(CALM, ttft=(20, 0)), GOALS) is None
-    assert judge_step(replace(CALM, in_flight=tuple(float(20 + 2 * at) for at in range(60))), GOALS) is None
-    assert judge_step(CALM, GOALS, early=False) is None
+    assert judge_step(CALM, OBJECTIVES) is not None
+    assert judge_step(replace(CALM, seconds=3.0), OBJECTIVES) is None
+    assert judge_step(replace(CALM, ttft=(20, 0)), OBJECTIVES) is None
+    assert judge_step(replace(CALM, in_flight=tuple(float(20 + 2 * at) for at in range(60))), OBJECTIVES) is None
+    assert judge_step(CALM, OBJECTIVES, early=False) is None
 
 
 def test_random_increase_in_flight_is_not_a_queue():
     chance = replace(CALM, in_flight=(*(16.0,) * 20, *(20.0,) * 20, *(26.0,) * 20))
-    assert judge_step(chance, GOALS, final=True).ok
+    assert judge_step(chance, OBJECTIVES, final=True).ok
     queue = replace(CALM, in_flight=(*(16.0,) * 20, *(24.0,) * 20, *(36.0,) * 20))
-    assert judge_step(queue, GOALS, final=True).limited_by == "queue"
+    assert judge_step(queue, OBJECTIVES, final=True).limited_by == "queue"
 
 
 def test_few_slow_gaps_at_the_start_do_not_end_a_step():
-    assert judge_step(replace(CALM, seconds=1.0, ttft=(4, 0), itl=(300, 60)), GOALS) is None
+    assert judge_step(replace(CALM, seconds=1.0, ttft=(4, 0), itl=(300, 60)), OBJECTIVES) is None
 
 
 def test_empty_step_fails():
-    outcome = judge_step(StepFigures(1.0, 10.0), GOALS, final=True)
+    outcome = judge_step(StepFigures(1.0, 10.0), OBJECTIVES, final=True)
     assert not outcome.ok
     assert outcome.attained is None
 

@@ -1,4 +1,4 @@
-"""Durations and work of recorded steps, beside the truth, with and without asynchronous scheduling."""
+"""Durations and work of recorded steps compared with the truth, with and without asynchronous scheduling."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_only_steps_with_a_preempted_request_are_excluded() -> None:
     whole = gather(run.requests, run.steps, 16, BUDGET)
     disturbed = list(run.requests)
     disturbed[20] = disturbed[20]._replace(preemptions=1, prompt_tokens=(disturbed[20].prompt_tokens or 0) + 1)
-    beside = gather(disturbed, run.steps, 16, BUDGET).steps
-    assert 0.9 * len(whole.steps) < len(beside) < len(whole.steps)
+    compared_steps = gather(disturbed, run.steps, 16, BUDGET).steps
+    assert 0.9 * len(whole.steps) < len(compared_steps) < len(whole.steps)
 
 
 def test_step_before_an_unknown_prefill_is_not_a_long_decode() -> None:

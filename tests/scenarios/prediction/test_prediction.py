@@ -243,7 +243,7 @@ def test_missing_requests_are_noticed() -> None:
 
 
 def test_missing_requests_are_not_counted_as_running() -> None:
-    """Two minutes after a load had disconnected, "some of its requests have not ended yet" was said of them."""
+    """Two minutes after a load had disconnected, "some of its requests have not ended yet" was once shown."""
     found = recorded()
     middle = found.requests[len(found.requests) // 2].arrived_at
     late = found.requests[-20].arrived_at
@@ -289,8 +289,8 @@ def test_measured_latency_of_zero_is_refused_in_words() -> None:
 
 def test_missing_e2e_times_are_the_sum_of_their_parts() -> None:
     found = recorded()
-    untold = [one._replace(e2e_seconds=None) for one in found.requests]
-    evidence = evidence_of(Recorded(untold, found.steps, found.limits))
+    without_e2e = [one._replace(e2e_seconds=None) for one in found.requests]
+    evidence = evidence_of(Recorded(without_e2e, found.steps, found.limits))
     whole = evidence_of(found).observed.e2e_seconds
     assert evidence.observed.e2e_seconds.p50 == pytest.approx(whole.p50, rel=0.02)
     assert not predict(evidence, fitted()[2], Change(found.limits, found.limits)).outside

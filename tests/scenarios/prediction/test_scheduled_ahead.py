@@ -196,5 +196,5 @@ def test_median_ttft_between_waiting_and_other_requests(p50: float, mean: float,
         ttft=Known(waits, 2.14),
         front=0.006,
     )
-    said = _missed(measured, replace(measured.observed, ttft_seconds=Spread(p50, mean=mean)), found)
-    assert sentence in said if sentence else not said
+    message = _missed(measured, replace(measured.observed, ttft_seconds=Spread(p50, mean=mean)), found)
+    assert sentence in message if sentence else not message

@@ -37,7 +37,7 @@ def test_secret_may_go_to_loopback_or_https_only(tmp_path: Path, url: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('webhok = "https://example.org"', "unknown key 'alerts.webhok'; did you mean 'alerts.webhook'?"),
         ('severity = "loud"', "severity"),
@@ -53,9 +53,9 @@ def test_secret_may_go_to_loopback_or_https_only(tmp_path: Path, url: str) -> No
         ('webhook_header_env = "KEY"', "alerts.webhook is not"),
     ],
 )
-def test_invalid_alert_settings_are_named(tmp_path: Path, text: str, told: str) -> None:
+def test_invalid_alert_settings_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         read(tmp_path, text)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "config.toml" in str(error.value)
     assert "private" not in str(error.value)

@@ -34,7 +34,7 @@ def run(**changes: object) -> Run:
     return Run(key="k", server="chat", generation=3, started_at=0.0, **fields | changes)
 
 
-def around(**changes: object) -> ChecklistInputs:
+def inputs(**changes: object) -> ChecklistInputs:
     fields = {
         "gpu_kind": "NVIDIA RTX A6000", "hosts": ("127.0.0.1", "gpubox"), "runs": [run()],
         "disks": [Disk("model cache", "/data", 80.0)], "wanted_alerts": ("A", "B"),
@@ -48,13 +48,13 @@ def item(name: str, wanted_plan: Plan, surroundings: ChecklistInputs):
 
 
 def test_every_checklist_item_is_ok_and_says_what_it_checked():
-    items = checklist(plan(), WORK, around())
+    items = checklist(plan(), WORK, inputs())
     assert {one.status for one in items} == {"ok"}
     assert [one.name for one in items] == [
         "model", "context", "memory", "links", "flags", "port", "key", "disk", "scraping", "alerts", "ramp", "machine",
     ]  # fmt: skip
     assert all(one.message and not one.fix for one in items)
-    assert "9.4 req/s (chat@3)" in item("ramp", plan(), around()).message
+    assert "9.4 req/s (chat@3)" in item("ramp", plan(), inputs()).message
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_every_checklist_item_is_ok_and_says_what_it_checked():
 )
 def test_plan_finding_belongs_to_one_item(code, name, level, status):
     finding = PlanFinding(code, level, "why", Changes(set={"max-model-len": 8192, "x": True}, unset=("y",)))
-    items = checklist(plan(finding), WORK, around())
+    items = checklist(plan(finding), WORK, inputs())
     touched = [one for one in items if one.status != "ok"]
     assert [(one.name, one.status) for one in touched] == ([] if status == "ok" else [(name, status)])
     for one in touched:
@@ -78,16 +78,16 @@ def test_plan_finding_belongs_to_one_item(code, name, level, status):
 
 def test_fix_can_be_pasted_into_a_shell():
     finding = PlanFinding("port_taken", Level.ERROR, "why", Changes(set={"speculative-config": '{"a": 1}'}))
-    (item,) = [one for one in checklist(plan(finding), WORK, around()) if one.fix]
+    (item,) = [one for one in checklist(plan(finding), WORK, inputs()) if one.fix]
     assert item.fix == """--set 'speculative-config={"a": 1}'"""
 
 
 @pytest.mark.parametrize(("gpus", "why"), [((), "no GPU is known"), ((0,), "too little is known of the model")])
 def test_memory_without_a_budget_is_unknown(gpus, why):
-    found = item("memory", plan(memory=None, gpus=gpus), around())
+    found = item("memory", plan(memory=None, gpus=gpus), inputs())
     assert (found.status, found.message) == ("unknown", f"not known whether it fits: {why}")
     held = PlanFinding("memory_held", Level.ERROR, "others hold it")
-    assert item("memory", plan(held, memory=None), around()).status == "error"
+    assert item("memory", plan(held, memory=None), inputs()).status == "error"
 
 
 @pytest.mark.parametrize(
@@ -104,22 +104,22 @@ def test_memory_without_a_budget_is_unknown(gpus, why):
     ],
 )  # fmt: skip
 def test_missing_requirement_is_a_warning_with_a_fix(name, changes, words):
-    found = item(name, plan(), around(**changes))
+    found = item(name, plan(), inputs(**changes))
     assert found.status == "warning"
     assert words in found.message
     assert found.fix
 
 
 def test_model_not_downloaded_is_a_warning():
-    one = item("model", plan(), around(model_missing=True))
+    one = item("model", plan(), inputs(model_missing=True))
     assert (one.status, one.fix) == ("warning", "vllm-console models get org/model")
     assert "is not on this machine" in one.message
     finding = PlanFinding("model_missing", Level.ERROR, "why")
-    assert item("model", plan(finding), around(model_missing=True)).message == "why"
+    assert item("model", plan(finding), inputs(model_missing=True)).message == "why"
 
 
 def test_webhook_counts_as_alerting():
-    found = item("alerts", plan(), around(monitoring=Monitoring(URL, problem="none"), webhook=True))
+    found = item("alerts", plan(), inputs(monitoring=Monitoring(URL, problem="none"), webhook=True))
     assert found.status == "ok"
 
 

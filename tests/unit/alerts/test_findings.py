@@ -1,4 +1,4 @@
-"""What begins and ends is told once each; the log, the terminal's bytes, and the notifier that ties them together."""
+"""Beginnings and ends are each reported once; the log, the terminal's bytes, and the notifier that combines them."""
 
 from __future__ import annotations
 
@@ -23,105 +23,110 @@ HEALTHY = Finding("healthy", Severity.GOOD, NOW - 100, "Healthy.", "")
 CHAT = ServerView("chat", State.READY, NOW - 3600, preset="chatbot", findings=(HEALTHY,))
 
 
-def with_(*findings: Finding, **more: object) -> ServerView:
+def chat_with(*findings: Finding, **more: object) -> ServerView:
     return replace(CHAT, findings=findings, **more)  # type: ignore[arg-type]
 
 
-def told_by(tracker: FindingTracker, server: ServerView | None, at: float) -> list[tuple[str, str]]:
+def events_of(tracker: FindingTracker, server: ServerView | None, at: float) -> list[tuple[str, str]]:
     servers = [server] if server is not None else []
     return [(str(one.event), one.finding.finding.code) for one in tracker.update(servers, at)]
 
 
 def test_finding_is_reported_at_its_beginning_and_end() -> None:
     tracker = FindingTracker()
-    assert told_by(tracker, CHAT, NOW) == []
-    assert told_by(tracker, with_(PRESSURE), NOW + 5) == [("began", "kv_cache_pressure")]
-    assert told_by(tracker, with_(PRESSURE), NOW + 10) == []
-    assert told_by(tracker, CHAT, NOW + 15) == []
-    assert told_by(tracker, CHAT, NOW + 80) == [("ended", "kv_cache_pressure")]
-    assert told_by(tracker, CHAT, NOW + 200) == []
-    assert told_by(tracker, with_(PRESSURE), NOW + 300) == [("began", "kv_cache_pressure")]
+    assert events_of(tracker, CHAT, NOW) == []
+    assert events_of(tracker, chat_with(PRESSURE), NOW + 5) == [("began", "kv_cache_pressure")]
+    assert events_of(tracker, chat_with(PRESSURE), NOW + 10) == []
+    assert events_of(tracker, CHAT, NOW + 15) == []
+    assert events_of(tracker, CHAT, NOW + 80) == [("ended", "kv_cache_pressure")]
+    assert events_of(tracker, CHAT, NOW + 200) == []
+    assert events_of(tracker, chat_with(PRESSURE), NOW + 300) == [("began", "kv_cache_pressure")]
 
 
 def test_flapping_finding_is_reported_once() -> None:
     tracker = FindingTracker()
-    told = [
-        one for step in range(60) for one in told_by(tracker, with_(PRESSURE) if step % 4 else CHAT, NOW + step * 10)
+    events = [
+        one
+        for step in range(60)
+        for one in events_of(tracker, chat_with(PRESSURE) if step % 4 else CHAT, NOW + step * 10)
     ]
-    assert told == [("began", "kv_cache_pressure")]
+    assert events == [("began", "kv_cache_pressure")]
 
 
 def test_finding_ends_when_it_was_last_seen() -> None:
     tracker = FindingTracker()
-    tracker.update([with_(PRESSURE)], NOW)
-    tracker.update([with_(PRESSURE)], NOW + 50)
+    tracker.update([chat_with(PRESSURE)], NOW)
+    tracker.update([chat_with(PRESSURE)], NOW + 50)
     tracker.update([CHAT], NOW + 60)
-    (told,) = tracker.update([CHAT], NOW + 130)
-    assert (told.event, told.at) == (Event.ENDED, NOW + 50)
+    (event,) = tracker.update([CHAT], NOW + 130)
+    assert (event.event, event.at) == (Event.ENDED, NOW + 50)
 
 
 def test_restart_does_not_end_a_finding_that_returns() -> None:
     tracker = FindingTracker()
-    told_by(tracker, with_(PRESSURE), NOW)
-    assert told_by(tracker, with_(state=State.STOPPING), NOW + 10) == []
-    assert told_by(tracker, with_(state=State.STARTING), NOW + 100) == []
-    assert told_by(tracker, with_(state_since=NOW + 200), NOW + 250) == []
-    assert told_by(tracker, with_(PRESSURE, state_since=NOW + 200), NOW + 300) == []
+    events_of(tracker, chat_with(PRESSURE), NOW)
+    assert events_of(tracker, chat_with(state=State.STOPPING), NOW + 10) == []
+    assert events_of(tracker, chat_with(state=State.STARTING), NOW + 100) == []
+    assert events_of(tracker, chat_with(state_since=NOW + 200), NOW + 250) == []
+    assert events_of(tracker, chat_with(PRESSURE, state_since=NOW + 200), NOW + 300) == []
 
 
 def test_restart_that_fixes_a_finding_ends_it() -> None:
     tracker = FindingTracker()
-    told_by(tracker, with_(PRESSURE), NOW)
-    assert told_by(tracker, with_(state_since=NOW + 100), NOW + 150) == []
-    assert told_by(tracker, with_(state_since=NOW + 100), NOW + 165) == []
-    assert told_by(tracker, with_(state_since=NOW + 100), NOW + 230) == [("ended", "kv_cache_pressure")]
+    events_of(tracker, chat_with(PRESSURE), NOW)
+    assert events_of(tracker, chat_with(state_since=NOW + 100), NOW + 150) == []
+    assert events_of(tracker, chat_with(state_since=NOW + 100), NOW + 165) == []
+    assert events_of(tracker, chat_with(state_since=NOW + 100), NOW + 230) == [("ended", "kv_cache_pressure")]
 
 
 def test_stopped_server_has_no_findings() -> None:
     tracker = FindingTracker()
-    told_by(tracker, with_(PRESSURE), NOW)
-    assert told_by(tracker, with_(state=State.STOPPED), NOW + 5) == [("ended", "kv_cache_pressure")]
-    assert told_by(tracker, with_(state=State.STOPPED), NOW + 6) == []
+    events_of(tracker, chat_with(PRESSURE), NOW)
+    assert events_of(tracker, chat_with(state=State.STOPPED), NOW + 5) == [("ended", "kv_cache_pressure")]
+    assert events_of(tracker, chat_with(state=State.STOPPED), NOW + 6) == []
 
 
 def test_findings_of_a_removed_server_end_after_a_delay() -> None:
     tracker = FindingTracker()
-    told_by(tracker, with_(PRESSURE), NOW)
-    assert told_by(tracker, None, NOW + 5) == []
-    assert told_by(tracker, with_(PRESSURE), NOW + 6) == []
-    assert told_by(tracker, None, NOW + 7) == []
-    assert told_by(tracker, None, NOW + 8 + ENDS_AFTER_SECONDS) == [("ended", "kv_cache_pressure")]
-    assert told_by(tracker, None, NOW + 9 + ENDS_AFTER_SECONDS) == []
+    events_of(tracker, chat_with(PRESSURE), NOW)
+    assert events_of(tracker, None, NOW + 5) == []
+    assert events_of(tracker, chat_with(PRESSURE), NOW + 6) == []
+    assert events_of(tracker, None, NOW + 7) == []
+    assert events_of(tracker, None, NOW + 8 + ENDS_AFTER_SECONDS) == [("ended", "kv_cache_pressure")]
+    assert events_of(tracker, None, NOW + 9 + ENDS_AFTER_SECONDS) == []
 
 
 def test_failure_is_reported_once_over_retries_until_ready() -> None:
     tracker = FindingTracker()
-    failed = with_(state=State.FAILED, reason="CUDA out of memory", next_attempt_at=NOW + 20)
-    (told,) = tracker.update([failed], NOW)
-    assert told.finding.finding.severity is Severity.CRITICAL
-    assert "CUDA out of memory" in told.sentence
-    assert told_by(tracker, with_(state=State.STARTING), NOW + 20) == []
-    assert told_by(tracker, failed, NOW + 30) == []
-    assert told_by(tracker, CHAT, NOW + 60) == [("ended", "failed")]
+    failed = chat_with(state=State.FAILED, reason="CUDA out of memory", next_attempt_at=NOW + 20)
+    (event,) = tracker.update([failed], NOW)
+    assert event.finding.finding.severity is Severity.CRITICAL
+    assert "CUDA out of memory" in event.sentence
+    assert events_of(tracker, chat_with(state=State.STARTING), NOW + 20) == []
+    assert events_of(tracker, failed, NOW + 30) == []
+    assert events_of(tracker, CHAT, NOW + 60) == [("ended", "failed")]
 
 
 def test_final_failure_ends_earlier_findings() -> None:
     tracker = FindingTracker()
-    told_by(tracker, with_(PRESSURE), NOW)
-    assert told_by(tracker, with_(state=State.FAILED), NOW + 5) == [("ended", "kv_cache_pressure"), ("began", "failed")]
+    events_of(tracker, chat_with(PRESSURE), NOW)
+    assert events_of(tracker, chat_with(state=State.FAILED), NOW + 5) == [
+        ("ended", "kv_cache_pressure"),
+        ("began", "failed"),
+    ]
 
 
 def test_only_a_long_silence_is_a_finding() -> None:
-    silent = with_(state=State.UNRESPONSIVE, state_since=NOW)
+    silent = chat_with(state=State.UNRESPONSIVE, state_since=NOW)
     tracker = FindingTracker()
-    assert told_by(tracker, silent, NOW + 5) == []
-    assert told_by(tracker, silent, NOW + 20) == [("began", "unresponsive")]
+    assert events_of(tracker, silent, NOW + 5) == []
+    assert events_of(tracker, silent, NOW + 20) == [("began", "unresponsive")]
     dead = Finding("engine_dead", Severity.CRITICAL, NOW, "/health answers 503.", "")
-    assert told_by(FindingTracker(), replace(silent, findings=(dead,)), NOW + 20) == [("began", "engine_dead")]
+    assert events_of(FindingTracker(), replace(silent, findings=(dead,)), NOW + 20) == [("began", "engine_dead")]
 
 
 def test_servers_of_others_are_ignored() -> None:
-    assert told_by(FindingTracker(), with_(PRESSURE, ours=False), NOW) == []
+    assert events_of(FindingTracker(), chat_with(PRESSURE, ours=False), NOW) == []
 
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
@@ -235,8 +240,8 @@ def lines(folder: Path) -> list[dict[str, object]]:
 def test_finding_goes_to_the_log_and_the_terminal(tmp_path: Path) -> None:
     written: list[bytes] = []
     notifier = Notifier(tmp_path, Alerts(terminal=("bell",)), environ={}, write=written.append)
-    notifier.update(snapshot(with_(PRESSURE)))
-    notifier.update(snapshot(with_(PRESSURE), at=NOW + 1))
+    notifier.update(snapshot(chat_with(PRESSURE)))
+    notifier.update(snapshot(chat_with(PRESSURE), at=NOW + 1))
     notifier.close()
     (line,) = lines(tmp_path)
     assert (line["event"], line["server"], line["preset"]) == ("began", "chat", "chatbot")
@@ -248,22 +253,22 @@ def test_finding_goes_to_the_log_and_the_terminal(tmp_path: Path) -> None:
 def test_findings_below_the_severity_go_only_to_the_log(tmp_path: Path) -> None:
     written: list[bytes] = []
     notifier = Notifier(tmp_path, Alerts(severity="critical", terminal=("bell",)), environ={}, write=written.append)
-    notifier.update(snapshot(with_(PRESSURE, UNUSED)))
+    notifier.update(snapshot(chat_with(PRESSURE, UNUSED)))
     assert [line["code"] for line in lines(tmp_path)] == ["kv_cache_pressure", "context_unused"]
     assert written == []
-    notifier.update(snapshot(with_(PRESSURE, PREEMPTING)))
+    notifier.update(snapshot(chat_with(PRESSURE, PREEMPTING)))
     assert written == [b"\x07"]
     notifier.close()
 
 
 def test_next_console_repeats_no_beginning_and_reports_the_end(tmp_path: Path) -> None:
     first = Notifier(tmp_path, Alerts(), environ={})
-    first.update(snapshot(with_(PRESSURE)))
+    first.update(snapshot(chat_with(PRESSURE)))
     first.close()
     second = Notifier(tmp_path, Alerts(), environ={})
-    assert second.update(snapshot(with_(PRESSURE), at=NOW + 500)) == ()
+    assert second.update(snapshot(chat_with(PRESSURE), at=NOW + 500)) == ()
     second.update(snapshot(CHAT, at=NOW + 505))
-    assert [told.event for told in second.update(snapshot(CHAT, at=NOW + 600))] == [Event.ENDED]
+    assert [event.event for event in second.update(snapshot(CHAT, at=NOW + 600))] == [Event.ENDED]
     second.close()
     assert [line["event"] for line in lines(tmp_path)] == ["began", "ended"]
 
@@ -272,7 +277,7 @@ def test_two_consoles_write_each_finding_once(tmp_path: Path) -> None:
     written: list[bytes] = []
     wanted = Alerts(terminal=("bell",))
     consoles = [Notifier(tmp_path, wanted, environ={}, write=written.append) for _ in range(2)]
-    for server in (CHAT, with_(PREEMPTING)):
+    for server in (CHAT, chat_with(PREEMPTING)):
         for console in consoles:
             console.update(snapshot(server))
     assert len(lines(tmp_path)) == 1
@@ -285,5 +290,5 @@ def test_webhook_is_not_used_when_its_secret_is_missing(tmp_path: Path) -> None:
     wanted = Alerts(webhook="https://example.org/hook", webhook_header_env="NOT_THERE")
     notifier = Notifier(tmp_path, wanted, environ={})
     assert notifier.trouble == "alerts: NOT_THERE is not set, so the webhook is not used"
-    notifier.update(snapshot(with_(PREEMPTING)))
+    notifier.update(snapshot(chat_with(PREEMPTING)))
     notifier.close()

@@ -122,18 +122,18 @@ def test_only_sustained_usage_misses_the_objective() -> None:
     assert with_peak(45) == 0.99
 
 
-def by_the(step: int, peaks: Callable[[int], float], count: int) -> list[Sample]:
-    """A look every ``step`` seconds."""
+def samples_every(step: int, peaks: Callable[[int], float], count: int) -> list[Sample]:
+    """A sample every ``step`` seconds."""
     return [Sample(NOW + step * at, {"0": engine(step * at, usage=peaks(at))}) for at in range(count)]
 
 
 def test_peaks_in_minute_rows_are_not_sustained() -> None:
     """Such a row holds the highest of its minute."""
-    assert served_window(by_the(60, lambda at: 0.99, 30)).usage is None
-    assert served_window(by_the(10, lambda at: 0.99 if at in (5, 6, 7) else 0.3, 30)).usage == 0.99
-    gap = [one for at, one in enumerate(by_the(10, lambda at: 0.99 if at in (5, 7, 8) else 0.3, 30)) if at != 6]
+    assert served_window(samples_every(60, lambda at: 0.99, 30)).usage is None
+    assert served_window(samples_every(10, lambda at: 0.99 if at in (5, 6, 7) else 0.3, 30)).usage == 0.99
+    gap = [one for at, one in enumerate(samples_every(10, lambda at: 0.99 if at in (5, 7, 8) else 0.3, 30)) if at != 6]
     assert served_window(gap).usage == 0.3
-    coarse = served_window(by_the(60, lambda at: 0.99, 30), by_the(10, lambda at: 0.4, 90))
+    coarse = served_window(samples_every(60, lambda at: 0.99, 30), samples_every(10, lambda at: 0.4, 90))
     assert (coarse.usage, coarse.usage_seconds) == (0.4, 900.0)
 
 
@@ -199,7 +199,7 @@ def test_idle_but_full_server_fails_the_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "problem"),
     [
         (State.STARTING, "is not serving: starting"),
         (State.FAILED, "is not serving: failed for 15m00s: out of memory"),
@@ -207,12 +207,12 @@ def test_idle_but_full_server_fails_the_check() -> None:
         (State.UNRESPONSIVE, "is not serving: unresponsive"),
     ],
 )
-def test_server_that_does_not_serve_fails_even_with_allow_idle(state: State, told: str) -> None:
+def test_server_that_does_not_serve_fails_even_with_allow_idle(state: State, problem: str) -> None:
     server = replace(SERVER, state=state, reason="out of memory" if state is State.FAILED else "")
     report = check_window(server, entries_of(*STEADY), NOW, 300, allow_idle=True)
     assert not report.ok
     assert len(report.problems) == 1
-    assert told in report.problems[0]
+    assert problem in report.problems[0]
 
 
 @pytest.mark.parametrize("code", ["engine_dead", "engine_hung"])
@@ -238,7 +238,7 @@ def test_running_requests_without_tokens_are_a_hang() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "now", "trouble", "told"),
+    ("entries", "now", "trouble", "problem"),
     [
         ([], NOW, "", "nothing recorded"),
         (entries_of(*STEADY), NOW + 120, "", "last read 2m00s ago"),
@@ -248,11 +248,11 @@ def test_running_requests_without_tokens_are_a_hang() -> None:
     ],
 )
 def test_check_without_data_fails_with_the_reason(
-    entries: list[HistoryEntry], now: float, trouble: str, told: str
+    entries: list[HistoryEntry], now: float, trouble: str, problem: str
 ) -> None:
     report = check_window(SERVER, entries, now, 300, allow_idle=True, trouble=trouble)
     assert not report.ok
-    assert told in report.problems[0]
+    assert problem in report.problems[0]
 
 
 def test_default_objectives_are_used_without_a_preset() -> None:
@@ -298,8 +298,8 @@ def test_objective_inside_the_first_bucket_is_not_judged() -> None:
 def test_ttft_without_waiting_requests_says_so() -> None:
     waiting = Window(NOW - 60, NOW, requests_running=4.0, requests_waiting=36.0, longest_wait=49.0)
     report = check_window(replace(SERVER, window=waiting), entries_of(*STEADY), NOW, 300)
-    told = "; 36 waiting requests are not included yet, the longest has waited at least 49s"
-    assert [one.sentence.endswith(told) for one in report.objectives] == [False, False, True, False]
+    ending = "; 36 waiting requests are not included yet, the longest has waited at least 49s"
+    assert [one.sentence.endswith(ending) for one in report.objectives] == [False, False, True, False]
     assert "not included" not in check_window(SERVER, entries_of(*STEADY), NOW, 300).objectives[2].sentence
 
 

@@ -76,7 +76,7 @@ def test_later_or_invalid_moment_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("--at nonsense list", "'nonsense': expected an earlier time"),
         ("--at 0001-01-01T00:00 list", "expected an earlier time"),
@@ -95,12 +95,12 @@ def test_later_or_invalid_moment_is_refused(text):
     ],
 )
 def test_out_of_range_numbers_are_refused_with_the_limit(
-    words: str, told: str, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(words.split())
     assert ended.value.code == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 DURATIONS = [
@@ -174,10 +174,10 @@ def test_server_variables_need_valid_names_and_hide_secrets(
         with pytest.raises(UsageError, match="--env"):
             pairs_from([word])
     assert pairs_from(["NAME_1=a b", "HF_TOKEN=abc"]) == {"NAME_1": "a b", "HF_TOKEN": "abc"}
-    told = capsys.readouterr().err
-    assert "--env HF_TOKEN=…: every user of this machine can read command lines" in told
-    assert "abc" not in told
-    assert "NAME_1" not in told
+    output = capsys.readouterr().err
+    assert "--env HF_TOKEN=…: every user of this machine can read command lines" in output
+    assert "abc" not in output
+    assert "NAME_1" not in output
 
 
 def test_closed_pipe_ends_a_command_like_sigpipe(tmp_path: Path) -> None:

@@ -91,19 +91,19 @@ sys.exit(main(["bench", "chat"]))
 """
 """`bench` on a server whose vLLM is the command in its arguments."""
 
-TOOL = "import os, time; print(os.getpid(), file=open(os.environ['TOLD'], 'w'), flush=True); time.sleep(600)"
+TOOL = "import os, time; print(os.getpid(), file=open(os.environ['PID_FILE'], 'w'), flush=True); time.sleep(600)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_that_ends_a_benchmark_ends_the_tool(tmp_path, number):
-    told = tmp_path / "pid"
-    os.mkfifo(told)
+    pid_file = tmp_path / "pid"
+    os.mkfifo(pid_file)
     words = [sys.executable, "-c", ENDED_WITH, sys.executable, "-c", TOOL]
     bench = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TOLD": str(told)}
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PID_FILE": str(pid_file)}
     )
     try:
-        tool = int(told.read_text())  # waits until the tool runs
+        tool = int(pid_file.read_text())  # waits until the tool runs
         with closing_pidfd(tool) as watched:
             bench.send_signal(number)
             _, errors = bench.communicate(timeout=60)
@@ -136,12 +136,12 @@ def test_benchmark_is_refused_without_a_required_api_key():
 
 
 def test_tool_failure_reason_is_extracted():
-    said = [
+    output = [
         "W1125 Triton not available",
         "usage: vllm [-h] [-v]",
         "vllm: error: unrecognized arguments: --no-such-flag",
     ]
-    assert reason(said) == "vllm: error: unrecognized arguments: --no-such-flag"
+    assert reason(output) == "vllm: error: unrecognized arguments: --no-such-flag"
     assert reason(["Traceback:", "ValueError: no tokenizer"]) == "ValueError: no tokenizer"
     assert reason(["one", "two"]) == "one / two"
 

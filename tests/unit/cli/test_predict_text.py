@@ -1,4 +1,4 @@
-"""Predict for people: whatever is unknown stands as a dash, and a line says why."""
+"""The text output of ``predict``: unknown values are dashes, and a line says why."""
 
 from __future__ import annotations
 

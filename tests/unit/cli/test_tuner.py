@@ -113,7 +113,7 @@ def test_measured_candidate_name_is_cut_to_the_line(tuned, monkeypatch, columns,
 
 
 @pytest.mark.parametrize(
-    ("failing", "said"),
+    ("failing", "message"),
     [
         ("refused", "chat does not have max-num-seqs 16 now: the port is taken"),
         ("rolled back", "chat does not have max-num-seqs 16 now: max-num-seqs 16 failed: back to what ran before"),
@@ -121,17 +121,17 @@ def test_measured_candidate_name_is_cut_to_the_line(tuned, monkeypatch, columns,
         ("restarted", "chat does not have max-num-seqs 16 now: it was restarted meanwhile"),
     ],
 )
-def test_better_candidate_is_not_kept_if_its_restart_fails(tuned, failing, said):
+def test_better_candidate_is_not_kept_if_its_restart_fails(tuned, failing, message):
     """Both candidates are tried, so that the better one takes a third restart."""
     code, out, err = tuned(Fleet(failing, 3), "--json")
     result = json.loads(out)
-    assert (code, result["kept"], result["sentence"]) == (1, None, f"{said}.")
+    assert (code, result["kept"], result["sentence"]) == (1, None, f"{message}.")
     assert result["improvement"]["value"] == pytest.approx(0.8)
-    assert said in err
+    assert message in err
     code, out, err = tuned(Fleet(failing, 3))
     assert code == 1
     assert "stays" not in out
-    assert said in err
+    assert message in err
 
 
 def test_failure_to_restore_original_flags_is_reported(tuned, monkeypatch):
@@ -139,30 +139,30 @@ def test_failure_to_restore_original_flags_is_reported(tuned, monkeypatch):
     monkeypatch.setitem(TTFT, 64, 1.0)
     code, out, err = tuned(Fleet("refused", 3), "--json")
     result = json.loads(out)
-    said = "chat does not have its original flags now: the port is taken"
-    assert (code, result["kept"], result["sentence"]) == (1, None, f"{said}.")
-    assert said in err
+    message = "chat does not have its original flags now: the port is taken"
+    assert (code, result["kept"], result["sentence"]) == (1, None, f"{message}.")
+    assert message in err
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_abandoned_trial_is_named_in_the_error(tuned, capsys, stopped):
     """Its server was killed, which puts the original flags back; or somebody has stopped it, who is not overruled."""
     fleet = Fleet()
-    said = "the server stopped answering"
+    message = "the server stopped answering"
 
     def killed():
         if stopped:
             fleet.server = replace(fleet.server, state=State.STOPPED)
-        raise LoadError(said)
+        raise LoadError(message)
 
     fleet.in_trial = killed
-    with pytest.raises(FleetError) as told:
+    with pytest.raises(FleetError) as raised:
         tuned(fleet)
     if stopped:
-        said = "chat was stopped by somebody else meanwhile: it is left as it is now, with the flags of a trial"
-    assert str(told.value) == f"the trial with max-num-seqs 16 was given up; of that trial: {said}"
+        message = "chat was stopped by somebody else meanwhile: it is left as it is now, with the flags of a trial"
+    assert str(raised.value) == f"the trial with max-num-seqs 16 was given up; of that trial: {message}"
     assert fleet.server.flags == {"max-num-seqs": 16 if stopped else 4}
-    assert "somebody else" not in capsys.readouterr().err, "it is said once"
+    assert "somebody else" not in capsys.readouterr().err, "it is reported once"
 
 
 def test_server_stopped_at_the_end_stays_stopped(tuned, monkeypatch):
@@ -175,9 +175,9 @@ def test_server_stopped_at_the_end_stays_stopped(tuned, monkeypatch):
 
     monkeypatch.setattr(tune._Tuner, "end", stopped_first)
     code, out, err = tuned(fleet, "--json")
-    said = "chat was stopped by somebody else meanwhile: it is left as it is now, with the flags of a trial"
-    assert (code, json.loads(out)["sentence"]) == (1, f"{said}.")
-    assert (fleet.restarts, err.count(said)) == (2, 1)
+    message = "chat was stopped by somebody else meanwhile: it is left as it is now, with the flags of a trial"
+    assert (code, json.loads(out)["sentence"]) == (1, f"{message}.")
+    assert (fleet.restarts, err.count(message)) == (2, 1)
 
 
 def noted_steps(folder):

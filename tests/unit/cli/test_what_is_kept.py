@@ -19,5 +19,5 @@ def test_replay_of_kept_history_is_named(
         monkeypatch.setattr(module, "open_fleet", lambda args, **options: fleet)
     args = argparse.Namespace(name="chat", json=False, purge=False)
     assert (stop.run_remove if command == "removed" else attach.run_detach)(args) == 0
-    said = capsys.readouterr().out
-    assert said == f"chat: {command}; 'vllm-console replay chat' shows its newest run, for 30 days\n"
+    output = capsys.readouterr().out
+    assert output == f"chat: {command}; 'vllm-console replay chat' shows its newest run, for 30 days\n"

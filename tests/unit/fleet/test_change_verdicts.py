@@ -50,7 +50,7 @@ def fleet(state):
 
 
 @pytest.mark.parametrize(
-    ("change", "flags", "verdict", "told"),
+    ("change", "flags", "verdict", "beginning"),
     [
         ({"slower": 0.6}, OTHERS, ComparisonVerdict.BETTER, "Better: "),
         ({"slower": 1.6, "preempted": 0.05}, OTHERS, ComparisonVerdict.WORSE, "Worse: "),
@@ -60,12 +60,12 @@ def fleet(state):
     ],
     ids=["helps", "harms", "nothing", "unlike traffic", "several flags"],
 )
-def test_each_change_gets_its_verdict(fleet, serve, change, flags, verdict, told):
+def test_each_change_gets_its_verdict(fleet, serve, change, flags, verdict, beginning):
     serve(1, FLAGS)
     serve(2, flags, **change)
     found = fleet.compare("chat")
     assert found.verdict is verdict
-    assert brief(found).startswith(told)
+    assert brief(found).startswith(beginning)
     assert (found.traffic is TrafficMatch.DIFFERENT) is (verdict is ComparisonVerdict.NOT_COMPARABLE)
     assert any("can't attribute" in note for note in notes(found)) is (len(found.differences) > 1)
     for figure in found.judged:

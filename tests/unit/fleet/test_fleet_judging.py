@@ -1,4 +1,4 @@
-"""How the fleet judges servers: by their history, by the GPUs around, and by a request where one seems to hang."""
+"""How the fleet judges servers: by their history, by the GPUs, and by a request if one seems to hang."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BOUNDS = (0.01, 0.1, 1.0, float("inf"))
 
 
 def sample(at: float, *, usage: float = 0.5, tokens: float | None = None) -> Sample:
-    """A look at a server that has served evenly since the beginning; ``tokens`` stops its counters there."""
+    """A sample of a server with steady traffic; ``tokens`` stops its counters there."""
     done = (at - NOW + 3600) * 10 if tokens is None else tokens
     itl = Histogram(BOUNDS, (0.0, done, done, done), done * 0.03)
     ttft = Histogram(BOUNDS, (0.0, done / 20, done / 20, done / 20), done / 20 * 0.05)
@@ -139,7 +139,7 @@ def test_full_disk_is_the_reason_for_missing_metrics(folder: Path, monkeypatch: 
 
 
 def test_findings_and_panes_show_the_same_latencies() -> None:
-    """A finding said ``ITL p99 is 974ms`` above a pane with 838ms: an estimate, and up to ten seconds old."""
+    """A finding once showed ``ITL p99 is 974ms`` above a pane with 838ms: an estimate, up to ten seconds old."""
     judge = Judge("chat")
     for second in range(300):
         seen = sample(NOW - 300 + second)
@@ -172,22 +172,22 @@ def test_health_503_is_a_dead_engine(tmp_path: Path) -> None:
     assert finding.since == NOW - 300
 
 
-def judged(gpu: Gpu, around: JudgeContext, *, flags: Any = None) -> dict[str, Any]:
-    """What is found of a server under pressure whose GPU is looked at for a minute."""
+def judged(gpu: Gpu, context: JudgeContext, *, flags: Any = None) -> dict[str, Any]:
+    """The findings of a server under pressure whose GPU is sampled for a minute."""
     judge = Judge("chat")
     for second in range(120):
         judge.append(sample(NOW - 120 + second, usage=0.9), 1)
         judge.add_gpus(Host(gpus=(gpu,)), (0,), NOW - 120 + second)
     details = Details(preset="chatbot", model="Qwen/Qwen3-8B-AWQ", flags=flags or {}, objectives=OBJECTIVES, gpus=(0,))
-    return {one.code: one for one in judge.findings(record(), details, around, NOW)}
+    return {one.code: one for one in judge.findings(record(), details, context, NOW)}
 
 
 CARD = Gpu(index=0, name="NVIDIA L40S", memory_gib=45.0, free_gib=6.0, used_gib=39.0, used_by=(), utilization=90.0)
 
 
 def test_fixes_respect_the_gpu_and_its_other_tenants() -> None:
-    def offered(around: JudgeContext, gpu: Gpu = CARD) -> list[dict[str, Any]]:
-        found = judged(gpu, around, flags={"gpu-memory-utilization": 0.8})
+    def offered(context: JudgeContext, gpu: Gpu = CARD) -> list[dict[str, Any]]:
+        found = judged(gpu, context, flags={"gpu-memory-utilization": 0.8})
         return [dict(fix.changes.set) for fix in found["kv_cache_pressure"].fixes]
 
     more = {"gpu-memory-utilization": 0.83}
@@ -280,7 +280,7 @@ def test_gpus_of_a_recorded_host_are_not_judged() -> None:
 
 
 def hot_since(at: float, until: float = NOW) -> list[str]:
-    """Lines of the file of looks: GPU 0 is too hot from a moment on."""
+    """Lines of the samples file: GPU 0 is too hot from ``at`` on."""
     lines = []
     for seen in range(int(NOW) - 600, int(until), 5):
         gpu = {"index": 0, "name": "NVIDIA L40S", "utilization": 90, "throttle": ["too hot (hardware)"][: seen >= at]}
@@ -310,9 +310,9 @@ def test_recorded_gpu_samples_count_from_the_first_snapshot(served: Path, intera
         return {one.code: one.since for one in view.findings}
 
     assert "gpu_throttled" not in found()
-    told = found(*hot_since(NOW - 300), "", '{"at":', "no json")
-    assert abs(told["gpu_throttled"] - (NOW - 300)) <= 10, "since when, though nobody else was there to see"
-    assert "gpu_throttled" not in found(*hot_since(NOW - 300, until=NOW - 60)), "nobody has looked for a minute"
+    begun = found(*hot_since(NOW - 300), "", '{"at":', "no json")
+    assert abs(begun["gpu_throttled"] - (NOW - 300)) <= 10, "since when, though nobody else was there to see"
+    assert "gpu_throttled" not in found(*hot_since(NOW - 300, until=NOW - 60)), "no sample for a minute"
     assert "gpu_throttled" not in found(*hot_since(NOW - 300), gpus=FleetGpus(Path("4xa6000"), Path()))
     board = SharedBoard(served, watched=False, read_only=True)
     claim = Claim((0,), NOW - 200, time.time() + 3600, "training", uid=os.getuid() + 1, user="anna")
@@ -379,7 +379,7 @@ Answering = Callable[..., SimpleNamespace]
 
 @pytest.fixture
 def answering() -> Iterator[Answering]:
-    """``answering(status)`` is a server on a port of its own; with 0 it answers when its event is set."""
+    """``answering(status)`` is a server on its own port; with 0 it answers when its event is set."""
     servers = []
 
     def start(status: int) -> SimpleNamespace:
@@ -485,7 +485,7 @@ def test_hang_is_reported_only_if_the_request_confirms_it(answering: Answering, 
 
 def test_hang_of_one_engine_is_reported_without_a_request(answering: Answering) -> None:
     def in_part(stands_still: float) -> Judge:
-        """Engine 1 stops after so many seconds of three minutes; the others go on."""
+        """Engine 1 stops after so many seconds of three minutes; the others continue."""
         judge = Judge("chat")
         for second in range(180):
             at = NOW - 180 + second
@@ -631,7 +631,7 @@ def test_new_generation_has_no_metrics_until_it_answers(tmp_path: Path) -> None:
     watched = WatchedServer(tmp_path, interactive=True)
     seen = watched.view(starting, NOW, selected=True, load="", context=JudgeContext())
     assert (seen.sample, seen.window) == (None, None)
-    assert watched.in_time(seen, starting, NOW, LIVE).series is not None, "charts go on over a restart"
+    assert watched.in_time(seen, starting, NOW, LIVE).series is not None, "charts continue over a restart"
     assert status_document(seen)["metrics"] is None
     writer.append(sample(NOW - 1), 2)
     writer.close()
@@ -655,7 +655,7 @@ def test_automatic_restart_shows_no_values_of_the_old_process(tmp_path: Path) ->
 
 
 def test_findings_persist_through_a_pause_and_end_with_the_traffic(folder: Path) -> None:
-    """Five minutes after the last request nothing is said of the cache or latencies any more."""
+    """Five minutes after the last request no finding about the cache or latencies is left."""
     watched = WatchedServer(folder, interactive=False)
     assert watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings
     last = sample(NOW - 1, usage=0.9).engines["0"]

@@ -1,4 +1,4 @@
-"""A server's way up as a console follows it: its log, its model's cache, an earlier start, and silence."""
+"""Startup progress in a console: the log, the model's cache, an earlier start, and silence."""
 
 from __future__ import annotations
 
@@ -70,68 +70,68 @@ def names(found):
 
 def test_growing_cache_is_a_download_with_bytes_and_rate(tmp_path, log, blobs):
     of = cached(tmp_path)
-    way = StartupProgress(log, record(of), of, {})
-    assert "download" not in names(way.update(record(of), BEGUN + 5))
+    progress = StartupProgress(log, record(of), of, {})
+    assert "download" not in names(progress.update(record(of), BEGUN + 5))
     grow(blobs, 4)
-    assert "download" not in names(way.update(record(of), BEGUN + 6)), "a tokenizer is no download"
+    assert "download" not in names(progress.update(record(of), BEGUN + 6)), "a tokenizer is no download"
     grow(blobs, 24)
-    stages, _ = way.update(record(of), BEGUN + 9)
+    stages, _ = progress.update(record(of), BEGUN + 9)
     assert stages[-1].name == "download"
     assert stages[-1].detail == "24 MiB, 6 MiB/s"
 
 
 def test_download_is_compared_with_the_planned_weights(tmp_path, log, blobs):
     of = cached(tmp_path, predicted={"weights_gib": 0.05}, flags={"tensor-parallel-size": 2})
-    way = StartupProgress(log, record(of), of, {})
-    way.update(record(of), BEGUN + 5)
+    progress = StartupProgress(log, record(of), of, {})
+    progress.update(record(of), BEGUN + 5)
     grow(blobs, 51)
-    stages, _ = way.update(record(of), BEGUN + 8)
+    stages, _ = progress.update(record(of), BEGUN + 8)
     assert stages[-1].detail.startswith("51 MiB of about 102 MiB, ")
     assert stages[-1].detail.endswith(" 50%")
 
 
 def test_local_model_is_not_sought_in_the_cache(tmp_path, log):
     of = replace(cached(tmp_path), model=str(tmp_path))
-    way = StartupProgress(log, record(of), of, {})
-    assert names(way.update(record(of), BEGUN + 5))[-1] == "weights"
+    progress = StartupProgress(log, record(of), of, {})
+    assert names(progress.update(record(of), BEGUN + 5))[-1] == "weights"
 
 
 def test_silence_longer_than_usual_for_the_stage_is_reported(log):
     of = details()
-    way = StartupProgress(log, record(of), of, {})
-    assert way.update(record(of), BEGUN + 100)[1].quiet_seconds is None
-    assert way.update(record(of), BEGUN + 200)[1].quiet_seconds == 200
+    progress = StartupProgress(log, record(of), of, {})
+    assert progress.update(record(of), BEGUN + 100)[1].quiet_seconds is None
+    assert progress.update(record(of), BEGUN + 200)[1].quiet_seconds == 200
     os.utime(log, (BEGUN + 190, BEGUN + 190))
-    assert way.update(record(of), BEGUN + 201)[1].quiet_seconds is None
+    assert progress.update(record(of), BEGUN + 201)[1].quiet_seconds is None
 
 
 def test_growing_cache_counts_as_activity(tmp_path, log, blobs):
     of = cached(tmp_path)
-    way = StartupProgress(log, record(of), of, {})
-    way.update(record(of), BEGUN + 5)
+    progress = StartupProgress(log, record(of), of, {})
+    progress.update(record(of), BEGUN + 5)
     grow(blobs, (DOWNLOAD_BYTES >> 20) + 1)
-    assert way.update(record(of), BEGUN + 500)[1].quiet_seconds is None
-    assert way.update(record(of), BEGUN + 570)[1].quiet_seconds == 70
+    assert progress.update(record(of), BEGUN + 500)[1].quiet_seconds is None
+    assert progress.update(record(of), BEGUN + 570)[1].quiet_seconds == 70
 
 
 def test_progress_never_decreases(log):
     of = details()
-    way = StartupProgress(log, record(of), of, {"process": 5.0, "imports": 5.0, "config": 10.0, "weights": 80.0})
-    first = way.update(record(of), BEGUN + 60)[1].progress
+    progress = StartupProgress(log, record(of), of, {"process": 5.0, "imports": 5.0, "config": 10.0, "weights": 80.0})
+    first = progress.update(record(of), BEGUN + 60)[1].progress
     assert first is not None
     with log.open("a") as file:
         file.write("Loading safetensors checkpoint shards:   1% Completed | 1/99 [00:01<00:03,  1.10s/it]\n")
-    second = way.update(record(of), BEGUN + 61)[1].progress
+    second = progress.update(record(of), BEGUN + 61)[1].progress
     assert second is not None
     assert second.share >= first.share > 0.5
 
 
 def test_memory_reported_by_the_engine_is_parsed(log):
     of = details()
-    way = StartupProgress(log, record(of), of, {})
+    progress = StartupProgress(log, record(of), of, {})
     with log.open("a") as file:
         file.write("Model loading took 14.9890 GiB memory and 12.1 seconds\nGPU KV cache size: 176,240 tokens\n")
-    report = way.update(record(of), BEGUN + 5)[1].report
+    report = progress.update(record(of), BEGUN + 5)[1].report
     assert (report.weights_gib, report.kv_tokens) == (14.989, 176_240)
 
 
@@ -165,10 +165,10 @@ def test_start_without_a_log_is_not_kept(tmp_path):
 
 def test_nothing_is_read_once_ready(log):
     of = details()
-    way = StartupProgress(log, record(of), of, {})
-    done = way.update(record(of, ready_at=BEGUN + 50), BEGUN + 60)
+    progress = StartupProgress(log, record(of), of, {})
+    done = progress.update(record(of, ready_at=BEGUN + 50), BEGUN + 60)
     log.unlink()
-    assert way.update(record(of, ready_at=BEGUN + 50), BEGUN + 70) == done
+    assert progress.update(record(of, ready_at=BEGUN + 50), BEGUN + 70) == done
     assert done[1].progress is None
 
 

@@ -104,9 +104,9 @@ def test_read_only_console_records_nothing(night, tmp_path):
 
 
 def served(folder: Path, waiting: Callable[[int], float], *, step: int = 10, slow: float = 0.0) -> set[str]:
-    """What is found afterwards of forty minutes with that queue, looked at every ``step`` seconds.
+    """The findings for forty recorded minutes with that queue, sampled every ``step`` seconds.
 
-    Of twenty requests a second the share ``slow`` has a TTFT of over two seconds.
+    Of twenty requests a second, the share ``slow`` has a TTFT above two seconds.
     """
     begun = 1e9
     spec = LaunchSpec(
@@ -132,7 +132,7 @@ def test_short_bursts_in_coarse_rows_are_not_a_growing_queue(tmp_path):
 
 
 def test_growing_queue_is_found_now_and_by_ttft_before(tmp_path):
-    """The last half hour is there by the second; of earlier ones the TTFT tells, where it misses its goal."""
+    """The last half hour has one-second rows; earlier, a TTFT above its objective shows the queue."""
     now, before = tmp_path / "now", tmp_path / "before"
     now.mkdir()
     before.mkdir()
@@ -167,7 +167,7 @@ def test_run_list_shows_findings_and_their_coverage(night):
     assert "(findings about GPUs not included)" in text
 
 
-class Looked:
+class CheckedFleet:
     """A fleet with one server that does not run, as ``check`` asks it."""
 
     def __init__(self, view, trouble):
@@ -183,20 +183,20 @@ class Looked:
 
 def test_check_judges_the_past_of_its_server(fakes, monkeypatch, capsys, tmp_path):
     view = replace(fakes.stopped(fakes.NOW), log_path=str(tmp_path / "server.log"))
-    fleet = Looked(view, "runs.sqlite is full")
+    fleet = CheckedFleet(view, "runs.sqlite is full")
     monkeypatch.setattr(check, "open_fleet", lambda _args: fleet)
     assert check.run(argparse.Namespace(name="old", before_launch=None, window=300.0, allow_idle=True, json=False)) == 1
     assert fleet.asked == ["old"]
-    said = capsys.readouterr()
-    assert said.out, "what is wrong with the server is told all the same"
-    assert said.err == "vllm-console: runs.sqlite is full\n"
+    output = capsys.readouterr()
+    assert output.out, "the server's problem is still reported"
+    assert output.err == "vllm-console: runs.sqlite is full\n"
 
 
 def test_restart_with_several_changes_warns_about_attribution(capsys):
     flags = {"max-num-seqs": 64, "enable-prefix-caching": True, "kv-cache-dtype": "fp8"}
     restart.say_several(flags, Changes({"max-num-seqs": 32, "enable-prefix-caching": True}))
-    assert capsys.readouterr().err == "", "one of the two stands already"
+    assert capsys.readouterr().err == "", "one of the two is already set"
     restart.say_several(flags, Changes({"max-num-seqs": 32}, unset=("kv-cache-dtype", "max-model-len")))
-    said = capsys.readouterr().err
-    assert "2 changes at once (max-num-seqs, kv-cache-dtype)" in said
-    assert "can't attribute the effect" in said
+    output = capsys.readouterr().err
+    assert "2 changes at once (max-num-seqs, kv-cache-dtype)" in output
+    assert "can't attribute the effect" in output

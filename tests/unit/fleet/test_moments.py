@@ -229,7 +229,7 @@ def test_finding_markers_have_a_beginning_and_an_end() -> None:
         (-3800, MarkerKind.FINDING_END),
         (-230, MarkerKind.FINDING),
     ]
-    assert finding_markers(runs, (), NOW - 3000)[0].at == NOW - 200, "an earlier server's are none of it"
+    assert finding_markers(runs, (), NOW - 3000)[0].at == NOW - 200, "those of an earlier server are not included"
 
 
 def test_load_markers_have_a_beginning_and_an_end() -> None:
@@ -258,8 +258,8 @@ def test_run_database_keeps_starts_that_the_record_dropped(tmp_path: Path) -> No
 def test_markers_contain_no_secret() -> None:
     details = Details(flags={"api-key": "sk-secret-1234567890"})
     other = values.replace(SERVED.current, spec=LaunchSpec(("vllm",), "h", 1, details=pack(details)))
-    told = record_markers(record(SERVED.generations[0], other))[-1].text
-    assert "sk-secret" not in told
+    text = record_markers(record(SERVED.generations[0], other))[-1].text
+    assert "sk-secret" not in text
 
 
 def test_ended_finding_is_recorded_at_once(tmp_path: Path) -> None:

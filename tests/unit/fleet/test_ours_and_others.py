@@ -69,7 +69,7 @@ def test_invalid_address_in_a_command_line_affects_only_that_server(host: str) -
 
 
 def test_server_of_others_is_as_old_as_its_process() -> None:
-    """Not as old as the console that looks at it."""
+    """Not as old as the console that observes it."""
     own = psutil.Process()
     started = procfs.stat(own.pid)
     assert started is not None
@@ -79,7 +79,7 @@ def test_server_of_others_is_as_old_as_its_process() -> None:
 
 
 def test_command_waits_for_a_slow_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks once: what it has not heard by then it never hears. A console looks again."""
+    """A command polls once, so a later answer is lost. A console polls again."""
     page = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n"
     listener = socket.create_server(("127.0.0.1", 0))
     answered = threading.Event()

@@ -77,7 +77,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def blocks_after(facts: ModelFacts, before: dict[str, Any], change: dict[str, Any]) -> tuple[int | str, float]:
-    """The blocks of 20,000 that a change leaves, or why they are not told; and the ratio of the bytes by the plans."""
+    """The blocks of 20,000 after a change, or why they are unknown; and the planned ratio of the bytes."""
     flags = {"max-model-len": 131072, **before}
     plans: list[Any] = [
         SimpleNamespace(findings=(), flags=one, memory=estimate(facts, one, [GpuShape(A100, 80.0)]))
@@ -111,8 +111,8 @@ def test_cache_blocks_follow_the_cache_size() -> None:
 )
 def test_effects_on_window_and_state_layers_are_not_modeled(facts: ModelFacts, change: dict[str, Any]) -> None:
     (flag,) = change
-    said = blocks_after(facts, {}, change)[0]
-    assert str(said).startswith(f"The effect of {flag} on models with layers that keep a window or a state")
+    reason = blocks_after(facts, {}, change)[0]
+    assert str(reason).startswith(f"The effect of {flag} on models with layers that keep a window or a state")
 
 
 @pytest.mark.parametrize(

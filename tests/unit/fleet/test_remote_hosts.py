@@ -66,10 +66,10 @@ def test_option_or_command_is_not_an_address(url: str) -> None:
 
 def test_words_reach_the_other_machine_unchanged() -> None:
     argv = RemoteHost("box", "anna@box").argv(["stop", "a; rm -rf /", "$(x)"])
-    before, said = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    before, command = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     assert "BatchMode=yes" in before
-    assert said[0] == "anna@box"
-    assert shlex.split(said[1]) == ["vllm-console", "stop", "a; rm -rf /", "$(x)"]
+    assert command[0] == "anna@box"
+    assert shlex.split(command[1]) == ["vllm-console", "stop", "a; rm -rf /", "$(x)"]
 
 
 def test_invalid_hosts_file_starts_nothing(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_deeply_nested_answer_is_a_protocol_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "reason"),
     [
         ("echo 'no route' >&2; exit 255", "no route"),
         ("cat /dev/null", "the connection was closed"),
@@ -131,7 +131,9 @@ def test_deeply_nested_answer_is_a_protocol_error() -> None:
         ('echo \'{"hello": {"protocol": 1}}\'; read l; echo \'{"id": 1, "snapshot": {}}\'; cat', "can't be read"),
     ],
 )
-def test_faulty_connection_is_one_row(script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_connection_is_one_row(
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "box").mkdir()
     monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))
@@ -140,7 +142,7 @@ def test_faulty_connection_is_one_row(script: str, said: str, tmp_path: Path, mo
     assert connection.answered.wait(30)
     (row,), notices = connection.views(None)
     connection.close()
-    assert said in row.reason
+    assert reason in row.reason
     assert (row.name, row.state_text, notices) == ("box", "unreachable", [])
     with pytest.raises(FleetError, match="box is not connected"):
         connection.do("stop", "chat")

@@ -204,7 +204,7 @@ def test_replay_history_is_cached_and_then_closed(fleet, state, monkeypatch):
     shown(fleet, fleet.replay("chat"))
     assert opened()
     fleet.runs()
-    assert opened(), "a verb took a snapshot of its own"
+    assert opened(), "a verb took its own snapshot"
     now = time.time()
     monkeypatch.setattr("vllm_console.fleet.local.time.time", lambda: now + 60)
     fleet.snapshot()
@@ -228,7 +228,7 @@ def test_history_removed_during_a_replay_is_reported(fleet, state):
 
 @pytest.fixture
 def present(state: Path) -> Path:
-    """Another server has the name now, and two runs of its own."""
+    """Another server has the name now, and two runs."""
     spans = ((NOW - 400, NOW - 300), (NOW - 300, None))
     details = pack(Details(preset="chatbot", model="m", flags={"max-num-seqs": 7}))
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=details)

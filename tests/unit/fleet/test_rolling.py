@@ -1,4 +1,4 @@
-"""What is said of the answers of two servers."""
+"""The comparison of two servers' answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vllm_launchers.keeper.server_client import Response
 
 
 @pytest.mark.parametrize(
-    ("compared", "said"),
+    ("compared", "sentence"),
     [
         (AnswerComparison(0), "answers were not compared: the servers do not complete the golden prompts"),
         (AnswerComparison(4), "same answers to all 4 golden prompts"),
@@ -31,8 +31,8 @@ from vllm_launchers.keeper.server_client import Response
         ),
     ],
 )
-def test_difference_is_reported_with_possible_reasons(compared: AnswerComparison, said: str) -> None:
-    assert compared.sentence == said
+def test_difference_is_reported_with_possible_reasons(compared: AnswerComparison, sentence: str) -> None:
+    assert compared.sentence == sentence
 
 
 def test_server_without_warm_up_gets_a_longer_first_prompt(
@@ -56,11 +56,11 @@ def test_server_without_warm_up_gets_a_longer_first_prompt(
 
 
 @pytest.mark.parametrize(
-    ("old", "said"),
+    ("old", "sentence"),
     [(State.READY, "chat keeps serving"), (State.FAILED, "chat-2 is ready at http://127.0.0.1:8001")],
 )
-def test_final_message_names_the_serving_server(old: State, said: str) -> None:
+def test_final_message_names_the_serving_server(old: State, sentence: str) -> None:
     views = {name: ServerView(name, state, 0.0) for name, state in (("chat", old), ("chat-2", State.READY))}
     views["chat-2"] = replace(views["chat-2"], port=8001)
     fleet = cast("LocalFleet", SimpleNamespace(snapshot=lambda: SimpleNamespace(server=views.get)))
-    assert who_serves(fleet, "chat", views["chat-2"]) == said
+    assert who_serves(fleet, "chat", views["chat-2"]) == sentence

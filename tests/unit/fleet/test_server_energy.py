@@ -63,8 +63,8 @@ def test_energy_covers_the_time_since_ready(measured: Callable[..., Energy | Non
     assert found.per_output_token == pytest.approx(9.0)
     assert found.per_token == pytest.approx(4.5)
     view = ServerView(name="chat", state=State.READY, state_since=NOW - 300)
-    told = describe_server(view, NOW, replace(found, tariff=Tariff(0.5, "CHF")))
-    lines = [line for line in told if "J per" in line or "CHF" in line]
+    described = describe_server(view, NOW, replace(found, tariff=Tariff(0.5, "CHF")))
+    lines = [line for line in described if "J per" in line or "CHF" in line]
     assert lines[0].startswith("  energy      9 J per output token, 4.5 J per token: GPU 0 in the last 4m")
     assert lines[1].strip() == "1.25 CHF per million output tokens, 0.625 CHF with prompts"
     assert not [line for line in describe_server(view, NOW) if "energy" in line]

@@ -32,7 +32,7 @@ def record(name: str, state: State, *, standby_of: str = "", **details: Any) -> 
 
 
 class Keepers:
-    """In place of the keepers' client: what is asked of them takes effect at once, or fails as told."""
+    """Replaces the keepers' client: requests take effect at once, or fail as configured."""
 
     def __init__(self, state: Path, *records: ServerRecord) -> None:
         self.state = state
@@ -84,10 +84,10 @@ def sleeping(keepers: Keepers, facts: ModelFacts | None = None) -> Sleeping:
 
 
 def test_switch_sleeps_one_checks_memory_and_wakes_the_other(keepers: Keepers) -> None:
-    said: list[str] = []
-    sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, said.append)
+    messages: list[str] = []
+    sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, messages.append)
     assert keepers.asked == ["chat", "sleep chat 1 60", "wake coder"]
-    assert said[-3:] == [
+    assert messages[-3:] == [
         "coder: GPU 0 has the 42.7 GiB it needs",
         "coder: waking up",
         "coder: awake; 4 golden prompts answered as before",
@@ -109,10 +109,10 @@ def test_half_failed_switch_says_that_neither_serves(keepers: Keepers) -> None:
 
 
 def test_without_a_driver_free_memory_is_not_confirmed(keepers: Keepers) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     keepers.host = lambda: Host(problem="no driver")  # type: ignore[method-assign]
-    sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, said.append)
-    assert "coder: not confirmed that its GPUs have free memory: no driver" in said
+    sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, messages.append)
+    assert "coder: not confirmed that its GPUs have free memory: no driver" in messages
 
 
 def test_server_that_stays_awake_keeps_the_other_asleep(keepers: Keepers) -> None:

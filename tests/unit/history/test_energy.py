@@ -51,7 +51,7 @@ def first_gpu(**facts: Any) -> Callable[[Host], Host]:
 
 
 def less(joules: float) -> Callable[[Host], Host]:
-    """As after the driver was loaded again: the counter began anew."""
+    """As after a reload of the driver: the counter restarted."""
 
     def change(host: Host) -> Host:
         return first_gpu(energy_mj=(host.gpus[0].energy_mj or 0) - round(joules * 1000))(host)
@@ -118,7 +118,7 @@ def test_only_samples_after_a_gap_count(change: Callable[[Host], Host], since: f
     assert found.joules == pytest.approx(300 * len(found.gpus) * found.seconds)
     assert set(found.figures) == {"joules_per_output_token"}
     whole = energy_within(seen(change), PID, totals, 1001.0, found.since + found.seconds + 1)
-    assert (whole is None) == (since > 1002.0), "no part of a window stands for all of it"
+    assert (whole is None) == (since > 1002.0), "a part of a window does not represent all of it"
 
 
 def test_window_is_covered_except_for_its_edges() -> None:

@@ -1,4 +1,4 @@
-"""The history of GPUs: what is written, joined and read again, by whoever writes it."""
+"""The history of GPUs: writing, joining and reading rows, with several writers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_next_writer_continues_after_the_last(path: Path) -> None:
         (first if number < 6 else second).append(host(BUSY), START + 5 * number)
     second.append(host(BUSY), START + 56.0)
     first.append(host(BUSY), START + 57.0)
-    assert len(rows(path, BUSY)) == 12, "a step is written once, whoever writes it"
+    assert len(rows(path, BUSY)) == 12, "a step is written once, by any writer"
     first.append(host(BUSY), START + 60.0)
     assert len(rows(path, BUSY, MINUTES)) == 1
     first.close()

@@ -1,4 +1,4 @@
-"""Looks at the GPUs that recorders keep: one of them looks for all, and what it wrote is read again."""
+"""GPU samples of the recorders: one of them samples for all, and the others read its file."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ class Watching:
 
 
 @pytest.fixture
-def looks(tmp_path: Path, monkeypatch: Any) -> Callable[..., GpuSampleStore]:
-    """``looks(host, …)`` is a writer whose driver shows these, one after another."""
+def sample_writer(tmp_path: Path, monkeypatch: Any) -> Callable[..., GpuSampleStore]:
+    """``sample_writer(host, …)`` is a writer whose driver returns these hosts one after another."""
 
-    def looks(*hosts: Host) -> GpuSampleStore:
+    def sample_writer(*hosts: Host) -> GpuSampleStore:
         monkeypatch.setattr("vllm_launchers.host.gpu.host.has_driver", lambda: True)
         monkeypatch.setattr("vllm_launchers.host.gpu.monitor.GpuMonitor", lambda **_: Watching(*hosts))
         return GpuSampleStore(tmp_path / GPU_SAMPLES)
 
-    return looks
+    return sample_writer
 
 
 def host(at: float, **facts: Any) -> Host:
@@ -77,8 +77,8 @@ def test_one_process_samples_and_another_takes_over(
 ) -> None:
     seen = recorded("4xa6000")
     stub = make_stub(seen)
-    looked, (before, after), facts, pids, links = stub.run(TAKES_TURNS, str(tmp_path / GPU_SAMPLES))
-    assert looked == [True, False]
+    sampled, (before, after), facts, pids, links = stub.run(TAKES_TURNS, str(tmp_path / GPU_SAMPLES))
+    assert sampled == [True, False]
     assert before >= 3
     assert after >= before + 2
     assert facts == [seen.gpus[0].name, pytest.approx(seen.gpus[0].free_gib, abs=0.01), seen.gpus[0].pcie_width]
@@ -90,10 +90,10 @@ def test_one_process_samples_and_another_takes_over(
     assert {card.temperature_slowdown_c for card in recorded_cards} == {95}
 
 
-def test_samples_are_restored_without_secrets(looks: Callable[..., GpuSampleStore], tmp_path: Path) -> None:
+def test_samples_are_restored_without_secrets(sample_writer: Callable[..., GpuSampleStore], tmp_path: Path) -> None:
     holder = Holder(9, "anna", 1.5, command="train --hf-token hf_abcdefghijklmnopqrstuvwxyz0123456789", ancestors=(8,))
     seen = host(100.0, free_gib=4.0, throttle=("power limit",), pcie_width=4, pcie_width_max=16, used_by=(holder,))
-    looks(seen).record()
+    sample_writer(seen).record()
     (found,) = read_gpu_samples(tmp_path / GPU_SAMPLES, 0.0)
     command = found.gpus[0].holders[0].command
     assert found == replace(
@@ -104,28 +104,30 @@ def test_samples_are_restored_without_secrets(looks: Callable[..., GpuSampleStor
 
 
 def test_each_sample_is_written_once_and_none_of_a_hung_driver(
-    looks: Callable[..., GpuSampleStore], tmp_path: Path
+    sample_writer: Callable[..., GpuSampleStore], tmp_path: Path
 ) -> None:
     hung = replace(host(102.0), problem="driver not answering since 12:00:00")
-    writer = looks(Host(at=99.0), host(100.0), host(100.0), hung, host(105.0))
+    writer = sample_writer(Host(at=99.0), host(100.0), host(100.0), hung, host(105.0))
     for _ in range(6):
         writer.record()
     assert [one.at for one in read_gpu_samples(tmp_path / GPU_SAMPLES, 0.0)] == [100.0, 105.0]
     assert [one.at for one in read_gpu_samples(tmp_path / GPU_SAMPLES, 100.0)] == [105.0]
 
 
-def test_old_and_damaged_samples_are_removed(looks: Callable[..., GpuSampleStore], tmp_path: Path) -> None:
+def test_old_and_damaged_samples_are_removed(sample_writer: Callable[..., GpuSampleStore], tmp_path: Path) -> None:
     path = tmp_path / GPU_SAMPLES
     path.write_bytes(b'{"at":1.0,"gpus":[]}\n{"at":9990.0,"gpus":[{"ind\n\xff\xfe\n')
-    looks(host(10_000.0)).record()
+    sample_writer(host(10_000.0)).record()
     assert [one.at for one in read_gpu_samples(path, 0.0)] == [10_000.0]
     assert b'"at":1.0,' not in path.read_bytes()
 
 
-def test_unwritable_folder_is_reported_and_retried(looks: Callable[..., GpuSampleStore], tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported_and_retried(
+    sample_writer: Callable[..., GpuSampleStore], tmp_path: Path
+) -> None:
     path = tmp_path / GPU_SAMPLES
     path.mkdir()
-    writer = looks(host(100.0), host(105.0))
+    writer = sample_writer(host(100.0), host(105.0))
     writer.record()
     assert "are lost" in writer.trouble
     path.rmdir()

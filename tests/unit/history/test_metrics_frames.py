@@ -1,4 +1,4 @@
-"""Frames of ten seconds: what was counted in each, its highest gauges, and where a gap begins anew."""
+"""Frames of ten seconds: the counts of each, its highest gauges, and restarts after a gap."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_only_the_last_frames_are_kept() -> None:
 
 
 def test_gauge_minimum_needs_several_samples() -> None:
-    """A coarse row of history is one look, with the highest gauges of its step."""
+    """A coarse row of history is one sample with the highest gauges of its step."""
     coarse, fine = Frames(), Frames()
     for second in range(0, 61, 10):
         coarse.append(poll(float(second), second, waiting=7.0))

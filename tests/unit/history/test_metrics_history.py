@@ -363,7 +363,7 @@ def test_coarser_steps_continue_after_a_kill(path, engine, sample):
 
 
 def test_reader_keeps_nothing_of_old_runs(path, body):
-    """Every restart begins a base of its own, of some 8 KiB: 120 of them are read, and memory stays as it was."""
+    """Every restart begins a new base of some 8 KiB: 120 of them are read, and memory does not grow."""
     sampled = parse_metrics(body(engines=[{"running": 1, "ttft": [0.01, 0.3], "itl": [0.5]}]), START)
     writer, reader = HistoryWriter(path), HistoryReader(path)
     sequence, read, sizes = 0, 0, {}
@@ -411,7 +411,7 @@ def test_stretch_begins_right_after_its_start(filled, start):
 def test_joined_rows_keep_totals_peaks_and_restarts(path, engine, sample):
     writer = HistoryWriter(path)
     for second in range(600):
-        tokens = 10.0 * (second if second < 307 else second - 307)  # the process began anew, the generation did not
+        tokens = 10.0 * (second if second < 307 else second - 307)  # the process restarted, the generation did not
         usage = 0.9 if second == 123 else 0.1
         writer.append(sample(START + second, engine(usage=usage, generation=tokens, ttft=(0, 1, second, second))), 1)
     writer.close()

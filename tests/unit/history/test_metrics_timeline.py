@@ -107,7 +107,7 @@ def test_old_samples_are_ignored_and_a_clock_set_back_restarts(engine, sample):
 
 
 def test_incremental_and_final_series_are_equal(engine, sample):
-    """Asked for its points after each look, or once at the end."""
+    """Points are requested after each sample, or once at the end."""
     samples = [sample(1000.0 + 0.7 * n, engine(running=float(n % 7), generation=n * 3.0)) for n in range(300)]
     asked, silent = Timeline(step=2.0, points=20), Timeline(step=2.0, points=20)
     for item in samples:
@@ -145,7 +145,7 @@ def test_rates_end_with_the_traffic(engine, sample):
         timeline.append(sample(float(second), over))
     found = timeline.window()
     assert (found.generation_tokens_per_second, found.requests_per_second, found.preemptions_per_minute) == (0, 0, 0)
-    assert found.preemption_share is None, "no share of requests stands over a rate of nothing"
+    assert found.preemption_share is None, "no share of requests is shown at a rate of zero"
 
 
 def test_server_that_only_refuses_requests_counts_them(engine, sample):

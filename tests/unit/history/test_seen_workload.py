@@ -133,7 +133,7 @@ def test_unmeasured_values_stay() -> None:
     assert (found.workload.prefix_reuse, found.workload.concurrency) == (0.77, 33)
     assert found.kept == ("prefix_reuse", "concurrency")
     assert "prefix reuse not measured" in found.sentence
-    off = seen(poll(0, engine()), poll(60, engine([50] * 600, [50] * 600, running=1)))  # no prompt was looked up
+    off = seen(poll(0, engine()), poll(60, engine([50] * 600, [50] * 600, running=1)))  # no prefix cache lookups
     assert off.kept == ("prefix_reuse",)
 
 
@@ -151,7 +151,7 @@ def test_restarts_and_several_engines_are_summed() -> None:
         poll(10, engine([50] * 110, [50] * 110, running=2), engine([50] * 100, [50] * 100, running=3)),
         # A new generation that has already counted more than the old one.
         poll(20, engine([50] * 300, [50] * 300, running=1), engine(), generation=2),
-        # The same generation began anew by itself: its counters fell.
+        # The same generation restarted automatically: its counters fell.
         poll(30, engine([50] * 40, [50] * 40, running=1), engine(), generation=2),
     )
     assert found.requests == 100 + 100 + 300 + 40
@@ -173,7 +173,7 @@ def finished(at: float, prompt: int, answer: int) -> FinishedRequest:
 
 
 def test_lengths_are_exact_if_a_probe_recorded_all_requests() -> None:
-    """A bucket's 195 was said of 150: what is between two buckets is not known from them."""
+    """Buckets once gave 195 for 150: values between two bounds are unknown."""
     polls = poll(0, engine()), poll(3600, engine([150] * 1000, [50] * 1000, running=3))
     records = [finished(1.0 + at, 150, 50) for at in range(1000)]
     found = seen_workload(polls, BEFORE, recorded=records)
@@ -213,7 +213,7 @@ def test_workload_from_the_history_on_disk(tmp_path: Path) -> None:
 
 
 def test_current_run_alone_counts_once_it_has_enough_traffic(tmp_path: Path) -> None:
-    """257 in flight was said of a run with 95: an earlier one had been overloaded."""
+    """257 in flight were once shown for a run with 95: an earlier run had been overloaded."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(0, 1000, 5):
         writer.append(Sample(1e9 + second, {"0": engine([150] * second, [50] * second, running=257)}), 1)
@@ -230,12 +230,12 @@ def test_current_run_alone_counts_once_it_has_enough_traffic(tmp_path: Path) -> 
         assert found.workload is not None
         return found.workload.concurrency, found.sentence
 
-    many, said = in_flight(2, 1099)
+    many, sentence = in_flight(2, 1099)
     assert many == 95
-    assert "ended in the present run" in said
-    few, said = in_flight(2, 1030)
+    assert "ended in the present run" in sentence
+    few, sentence = in_flight(2, 1030)
     assert few == 257, "too few yet"
-    assert "ended in the last hour" in said
+    assert "ended in the last hour" in sentence
 
 
 def test_server_without_a_history_is_reported_in_a_sentence(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_server_without_a_history_is_reported_in_a_sentence(tmp_path: Path) -> N
 
 
 def hour(*, crowd: int, usage: float, preempted: float = 0.0) -> list[Sampled]:
-    """An hour of traffic: prompts and answers that are seldom long, so that the p95 of both is far from the mean."""
+    """An hour of traffic: prompts and answers that are rarely long, so that the p95 of both is far from the mean."""
     found = []
     for step in range(60):
         ended = [150.0] * (10 * step) + [1900.0] * step

@@ -119,11 +119,11 @@ def test_rejected_drafts_persist_through_a_pause() -> None:
     drafted = [*minutes(6, 0.04)][:361]
     for sample in drafted:
         frames.append(sample)
-    told = []
+    symptoms = []
     for at in range(370, 670, 10):
         frames.append(scraped(at, 3600.0, 144.0, 0.0, 0.0, running=0.0))
         known = frames.since(0)
         evidence = Evidence(now=known[-1].end, ready_at=START - 60, frames=known, idle_seconds=at - 360.0)
-        told.append([one.symptom for one in findings(evidence) if one.code == "drafts_rejected"])
-    assert all(len(one) == 1 and "of which 0.04 are accepted" in one[0] for one in told[:-1])
-    assert told[-1] == [], "five minutes after the last one"
+        symptoms.append([one.symptom for one in findings(evidence) if one.code == "drafts_rejected"])
+    assert all(len(one) == 1 and "of which 0.04 are accepted" in one[0] for one in symptoms[:-1])
+    assert symptoms[-1] == [], "five minutes after the last one"

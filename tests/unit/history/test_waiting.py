@@ -91,7 +91,7 @@ def test_wait_is_never_overstated(seed: int, patience: float) -> None:
     chance, timeline = random.Random(seed), Timeline(5.0, 10)
     waiting: deque[tuple[int, bool]] = deque()
     running: list[bool] = []
-    finished = preempted = first = told = 0
+    finished = preempted = first = known = 0
     queries = 100
     for at in range(1000):
         busy = at % 40 < 20  # and then a time in which nobody is let in
@@ -115,5 +115,5 @@ def test_wait_is_never_overstated(seed: int, patience: float) -> None:
         assert found is not None
         if waiting and found.longest_wait:
             assert found.longest_wait <= at - min(at for at, _ in waiting)
-            told += 1
-    assert told > 50
+            known += 1
+    assert known > 50

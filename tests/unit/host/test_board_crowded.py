@@ -98,7 +98,7 @@ def test_lock_file_of_another_user_blocks_no_claim(board: Path) -> None:
         for why in ("first", "second"):
             page = change_page(board, lambda page, why=why: BoardPage((*page.claims, claim(now, why))), now)
         assert [one.why for one in page.claims] == ["first", "second"]
-        assert len(list(board.glob(".0.lock.*"))) == 1, "both commands used one lock of their own"
+        assert len(list(board.glob(".0.lock.*"))) == 1, "both commands used the same new lock"
         assert (board / ".0.lock").stat().st_uid == NOBODY
     finally:
         other.communicate("")

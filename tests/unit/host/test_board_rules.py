@@ -77,7 +77,7 @@ def test_page_has_only_one_valid_name(tmp_path: Path) -> None:
     found = read_board(tmp_path, now)
     assert [(one.uid, one.gpus) for one in found.claims] == [(uid, (2,))]
     assert len(found.notices) == len(others)
-    assert all("is not a valid board page" in told for told in found.notices)
+    assert all("is not a valid board page" in notice for notice in found.notices)
 
 
 def test_gpus_claimed_by_others_are_not_chosen(tmp_path: Path) -> None:

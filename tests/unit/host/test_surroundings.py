@@ -1,4 +1,4 @@
-"""The machine beside its GPUs, seen once."""
+"""The machine's environment without its GPUs."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_repeated_lines_survive_a_change_of_keepers(tmp_path):
 
 
 def test_line_with_a_possible_secret_waits_for_its_end(tmp_path):
-    """In the pipe: a keeper that is killed meanwhile has not taken it out."""
+    """It stays in the pipe, so a keeper killed meanwhile loses nothing."""
     server, path = open_for_server(tmp_path), tmp_path / "server.log"
 
     def forwarder():
@@ -388,7 +388,7 @@ def test_non_file_in_place_of_the_position_is_left_alone(tmp_path):
 
 
 def test_chunk_is_cut_at_the_beginning_of_a_line(tmp_path):
-    """So no secret is missed because a look at a full pipe ended in the middle of its name."""
+    """A read from a full pipe may end in the middle of a secret's name."""
     server, path = open_for_server(tmp_path), tmp_path / "server.log"
     line = b"x" * 90 + b" api_key=very-secret\n"
     count = 3 * CHUNK // len(line)

@@ -40,7 +40,7 @@ from vllm_launchers.values import replace
 TIMEOUTS = StopTimeouts(interrupt=10, terminate=8, rest=5, kill=3)
 
 
-def climb(sequence, times):
+def signals_at(sequence, times):
     return [(sequence.current(now).number.name, sequence.current(now).whole_group) for now in times]
 
 
@@ -51,7 +51,7 @@ def test_starting_server_gets_two_sigints_then_sigterm_then_sigkill():
         sequence.current(now)
         steps.append(sequence.index)
     assert steps == [0, 0, 1, 1]
-    assert climb(sequence, [110, 119.9, 120, 124.9, 125, 500]) == [
+    assert signals_at(sequence, [110, 119.9, 120, 124.9, 125, 500]) == [
         ("SIGINT", False),
         ("SIGINT", False),
         ("SIGTERM", True),
@@ -64,13 +64,13 @@ def test_starting_server_gets_two_sigints_then_sigterm_then_sigkill():
 
 def test_serving_server_gets_its_drain_time():
     sequence = StopSequence.serving(0.0, TIMEOUTS, drain_seconds=60)
-    assert climb(sequence, [0, 67.9, 68]) == [("SIGTERM", False), ("SIGTERM", False), ("SIGTERM", True)]
+    assert signals_at(sequence, [0, 67.9, 68]) == [("SIGTERM", False), ("SIGTERM", False), ("SIGTERM", True)]
 
 
 def test_remaining_processes_are_signaled_when_the_server_ends():
     sequence = StopSequence.serving(0.0, TIMEOUTS, drain_seconds=60)
     sequence.server_ended(2.0)
-    assert climb(sequence, [2, 6.9, 7]) == [("SIGTERM", True), ("SIGTERM", True), ("SIGKILL", True)]
+    assert signals_at(sequence, [2, 6.9, 7]) == [("SIGTERM", True), ("SIGTERM", True), ("SIGKILL", True)]
     assert not sequence.stuck(9.9)
     assert sequence.stuck(10)
 
@@ -223,9 +223,9 @@ def test_process_name_with_parentheses_is_parsed(tmp_path, wait_until):
 
 @pytest.mark.parametrize("call", ["fork", "pipe"])
 def test_failed_fork_leaks_no_descriptor(call):
-    """It is tried again and again: each failure would take four descriptors with it.
+    """It is retried repeatedly, and each failure would leak four descriptors.
 
-    It runs in a process of its own, since other threads of this one open and close descriptors too.
+    It runs in a separate process, since other threads of this one open and close descriptors too.
     """
     script = """
 import errno, os, sys

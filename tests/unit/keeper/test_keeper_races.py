@@ -106,7 +106,7 @@ class Unkillable:
 
 
 def test_process_that_survives_sigkill_is_polled_less_often(server):
-    """It may stay for days, and each look reads all of /proc."""
+    """It may last for days, and each poll reads all of /proc."""
     server._group = held = Unkillable()
     server.stop()
     now, pauses = time.monotonic(), []

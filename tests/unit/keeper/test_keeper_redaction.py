@@ -13,7 +13,7 @@ TEXT = (
 ).encode()
 
 
-def blanked(parts: list[bytes]) -> bytes:
+def redacted(parts: list[bytes]) -> bytes:
     """What is written when the output comes in these parts, and what is held is handed in again with the next."""
     redaction, held, written = Redaction([KEY]), b"", []
     for number, part in enumerate(parts, 1):
@@ -28,7 +28,7 @@ def blanked(parts: list[bytes]) -> bytes:
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_known_secret_is_found_across_reads(cuts: list[int]) -> None:
     parts = [TEXT[a:b] for a, b in zip([0, *cuts], [*cuts, len(TEXT)], strict=True)]
-    found = blanked(parts)
+    found = redacted(parts)
     assert KEY.encode() not in found
     assert found.replace("•••".encode(), b"").count(b"k3y") == 2
     assert found.endswith(b"is only the beginning k3y")
@@ -37,13 +37,13 @@ def test_known_secret_is_found_across_reads(cuts: list[int]) -> None:
 @given(st.lists(st.binary(max_size=40), max_size=8))
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_text_without_a_secret_is_unchanged(parts: list[bytes]) -> None:
-    assert blanked(parts) == b"".join(parts)
+    assert redacted(parts) == b"".join(parts)
 
 
 def test_possible_key_is_redacted_by_line() -> None:
-    assert blanked([TEXT]).decode().splitlines()[4] == "{'api_key': ['•••']}"
+    assert redacted([TEXT]).decode().splitlines()[4] == "{'api_key': ['•••']}"
 
 
 def test_redacted_values() -> None:
-    around = {"MY_TOKEN": "long-enough", "A_KEY": "on", "PATH": "/usr/bin:/bin"}
-    assert values_of({"VLLM_API_KEY": "abcd", "HF_TOKEN": "1"}, around) == {"abcd", "long-enough"}
+    environment = {"MY_TOKEN": "long-enough", "A_KEY": "on", "PATH": "/usr/bin:/bin"}
+    assert values_of({"VLLM_API_KEY": "abcd", "HF_TOKEN": "1"}, environment) == {"abcd", "long-enough"}

@@ -63,7 +63,7 @@ def test_older_record_does_not_state_latent_attention() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "offered"),
+    ("log_line", "offered"),
     [
         ("Using AttentionBackendEnum.TRITON_MLA backend.", False),
         ("Using Triton MLA backend on V1 engine.", False),
@@ -71,8 +71,8 @@ def test_older_record_does_not_state_latent_attention() -> None:
         ("FlashMLA is not supported on this GPU.", True),
     ],
 )
-def test_log_shows_latent_attention(said: str, offered: bool) -> None:
+def test_log_shows_latent_attention(log_line: str, offered: bool) -> None:
     info = "INFO 11-20 10:00:00 [api_server.py:1] "
-    lines = [f"{info}vLLM API server version 0.17.1", f"{info}{said}", "Traceback (most recent call last):", SHORT]
+    lines = [f"{info}vLLM API server version 0.17.1", f"{info}{log_line}", "Traceback (most recent call last):", SHORT]
     failed = diagnose(lines, 1, {}, "NVIDIA L40S")
     assert any("kv-cache-dtype" in one.changes.set for one in failed.fixes) == offered

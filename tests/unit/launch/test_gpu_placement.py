@@ -58,9 +58,9 @@ def test_text_size_is_parsed_like_vllm() -> None:
 
 
 def test_placement_that_does_not_fit_names_holders_and_sets() -> None:
-    with pytest.raises(NoPlaceError, match=r"43\.2 GiB free.*anna holds 20\.5 GiB.*utilization 0\.56") as told:
+    with pytest.raises(NoPlaceError, match=r"43\.2 GiB free.*anna holds 20\.5 GiB.*utilization 0\.56") as raised:
         place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.9)
-    assert told.value.sets[0].gpus == (0, 1, 2, 3)
+    assert raised.value.sets[0].gpus == (0, 1, 2, 3)
     assert place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.5).gpus == (0, 1, 2, 3)
 
 
@@ -148,7 +148,7 @@ def test_each_of_unequal_gpus_needs_its_own_share() -> None:
     mixed = replace(host, gpus=(*host.gpus[:2], *small))
     assert place(mixed, gpu_memory_utilization=0.9).gpus == (1,)
     assert place(mixed, tensor_parallel_size=2, gpu_memory_utilization=0.9).gpus == (2, 3)
-    # 0.55 of 48 GiB is free beside anna, and then the larger GPUs' pair stands before none of the smaller one's.
+    # 0.55 of 48 GiB is free next to anna's, so the pair of larger GPUs is the only one.
     assert place(mixed, "", 0, gpu_memory_utilization=0.55).warnings == ("GPU 0: anna holds 20.5 GiB",)
     with pytest.raises(NoPlaceError, match=r"19\.2 to 40\.8 GiB free each.*anna.*utilization 0\.56"):
         place(mixed, tensor_parallel_size=4, gpu_memory_utilization=0.85)
@@ -338,13 +338,13 @@ def test_shares_in_the_config_file(tmp_path: Path) -> None:
         GpuShare(2, fraction=0.25),
     )
     assert gpu_shares(Config()) == ()
-    for line, told in (
+    for line, message in (
         ('first = "24 GiB"', "'first' is not a GPU index"),
         ('0 = "a lot"', "is not a part of its memory; expected '24 GiB'"),
         ("0 = true", "shares"),
     ):
         path.write_text(f"[shares]\n{line}\n")
-        with pytest.raises(ConfigError, match=told) as error:
+        with pytest.raises(ConfigError, match=message) as error:
             read_settings(path)
         assert str(error.value).startswith(str(path))
         assert "\n" not in str(error.value)

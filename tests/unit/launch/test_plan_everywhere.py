@@ -93,16 +93,16 @@ def oldest(host: Host) -> float:
 def contradictions(made: Plan, host: Host, model: str) -> Iterator[str]:
     """What a plan says that is not so, or that vLLM would refuse."""
     tensor, stages, copies = laid(made)
-    said = " ".join(f"{choice.reason} {choice.tradeoff}" for choice in made.choices)
+    reasons = " ".join(f"{choice.reason} {choice.tradeoff}" for choice in made.choices)
     codes = {finding.code for finding in made.findings if finding.level is Level.ERROR}
     facts = known_facts(model)
     assert facts is not None
     if made.memory is not None and not made.memory.fits and not codes & {"weights_do_not_fit", "kv_too_small"}:
         yield "there is no room, and nothing says so"
     fits = made.memory is not None and made.memory.fits and (tensor, stages, copies) == (1, 1, 1)
-    if "The model fits on one GPU" in said and not fits and not host.gpus[0].mig_mode:
+    if "The model fits on one GPU" in reasons and not fits and not host.gpus[0].mig_mode:
         yield "it says that the model fits on one GPU"
-    if re.search(r"\d copies", said) and copies == 1:
+    if re.search(r"\d copies", reasons) and copies == 1:
         yield "it speaks of copies that there are not"
     if split_problem(facts, tensor):
         yield "its heads do not divide"
@@ -215,9 +215,9 @@ def test_slow_links_are_named_even_where_they_are_faster() -> None:
     assert found.fix is not None
     cut = plan("chatbot", model, host, found.fix)
     assert laid(cut) == (4, 1, 1)
-    (said,) = [one for one in cut.findings if one.code == "tp_over_pcie"]
-    assert (said.level, said.fix) == (Level.ADVICE, None)  # not advised back and forth
-    assert "for PP 4" in said.message
+    (finding,) = [one for one in cut.findings if one.code == "tp_over_pcie"]
+    assert (finding.level, finding.fix) == (Level.ADVICE, None)  # not advised back and forth
+    assert "for PP 4" in finding.message
     apart = plan("chatbot", MODELS[5], HOSTS["2xa6000-apart"], Changes(set={"tensor-parallel-size": 2}))
     (slow,) = [one for one in apart.findings if one.code == "tp_over_pcie"]
     assert slow.level is Level.WARNING
@@ -266,7 +266,7 @@ def test_applied_fix_lasts_and_causes_no_new_error(name: str, seed: int) -> None
 
 
 def test_smaller_cache_is_offered_with_a_fitting_layout() -> None:
-    """By itself it would need fewer GPUs, one of which has less room beside a larger part of the weights."""
+    """Alone it would need fewer GPUs, but each holds more of the weights and has less room."""
     host, model = HOSTS["4xa6000"], "Qwen/Qwen3-4B-Instruct-2507-FP8"
     asked = Changes(set={"num-gpu-blocks-override": 200_000})
     made = plan("chatbot", model, host, asked, place="")

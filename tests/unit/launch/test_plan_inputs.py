@@ -77,13 +77,13 @@ def test_console_continues_while_flags_are_learned(cache: Cache, monkeypatch: py
     assert first is not None
     assert first.source == "release"
     assert begun.wait(20)
-    assert known.flags(VLLM) == first  # asked again meanwhile: still under way, and not begun twice
+    assert known.flags(VLLM) == first  # requested again: still running, and not started twice
     go.set()
     assert done.wait(20)
     assert known.flags(VLLM) is LEARNED
     assert len(runs) == 1
     assert runs[0][-1] == VLLM.path
-    assert cache.learned == 0  # in a process of its own
+    assert cache.learned == 0  # in a separate process
 
 
 @pytest.mark.parametrize("engine", [SIMULATED, Engine(EngineKind.VLLM, ("vllm",), "0.30.0", "cuda", "")])
@@ -142,8 +142,8 @@ def test_hub_is_queried_only_on_request_for_missing_models(
     assert silent.source == "table"
     assert asked == []
     for _ in range(2):
-        told = known.model("org/some-7b", {}, here, from_hub=True, token=None).facts
-        assert told is not None
-        assert told.source == "hub"
+        facts = known.model("org/some-7b", {}, here, from_hub=True, token=None).facts
+        assert facts is not None
+        assert facts.source == "hub"
     assert asked == ["org/some-7b"]
     assert "not on the hub" in known.model("org/gone", {}, here, from_hub=True, token=None).problem

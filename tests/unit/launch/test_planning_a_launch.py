@@ -1,4 +1,4 @@
-"""A launch worked out from what is known: flags, GPUs, memory, and what stands in its way."""
+"""A launch planned from its inputs: flags, GPUs, memory, and what prevents it."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_reported_memory_replaces_and_corrects_the_estimate(
     assert first.plan.estimated is None
     assert (
         same.details.predicted == first.details.predicted
-    )  # what is kept beside the next report is never a corrected estimate
+    )  # the estimate stored with the next report is never a corrected one
 
     other = resolve_launch(ask(set={"max-num-seqs": 64}), known, book)
     assert other.plan.memory is not None
@@ -231,7 +231,7 @@ def test_restart_uses_the_servers_own_log(ask: Callable[..., ResolvedRequest], t
 
 
 def test_block_override_says_nothing_about_memory(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
-    """vLLM logs the memory that it could have had, and the tokens of the blocks that it was told to take."""
+    """vLLM logs the available memory, but the tokens of the overridden blocks."""
     known = PlanInputs(EIGHT, host=host("4xa6000"))
     own = own_start(tmp_path, ready(resolve_launch(ask(set={"num-gpu-blocks-override": 40}), known), tmp_path))
     assert own is not None
@@ -279,14 +279,14 @@ def test_findings_that_block_a_start(
     if not standing:
         refuse_unfit(plan_with(*found), force=force)
         return
-    with pytest.raises(UnfitError) as told:
+    with pytest.raises(UnfitError) as raised:
         refuse_unfit(plan_with(*found), force=force)
-    assert told.value.findings == standing
-    assert told.value.forceable is (SURE not in found)
-    assert told.value.exit_code == 1
+    assert raised.value.findings == standing
+    assert raised.value.forceable is (SURE not in found)
+    assert raised.value.exit_code == 1
     for one in standing:
-        assert f"{one.message} [{one.code}]" in str(told.value)
-    assert ("--force" in str(told.value)) is (SURE not in found)
+        assert f"{one.message} [{one.code}]" in str(raised.value)
+    assert ("--force" in str(raised.value)) is (SURE not in found)
 
 
 def test_fix_is_shown_as_command_options() -> None:

@@ -40,7 +40,7 @@ def test_only_node_0_keeps_its_port() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "request_", "said"),
+    ("nodes", "request_", "message"),
     [
         (replace(NODES, master_addr=""), REQUEST, "--master-addr"),
         (replace(NODES, master_addr="0.0.0.0"), REQUEST, "one address"),
@@ -49,8 +49,8 @@ def test_only_node_0_keeps_its_port() -> None:
         (NODES, replace(REQUEST, warm_up=False), "--no-warm-up"),
     ],
 )
-def test_unsupported_node_options_are_usage_errors(nodes: NodesRequest, request_: LaunchRequest, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_unsupported_node_options_are_usage_errors(nodes: NodesRequest, request_: LaunchRequest, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         startable(request_, nodes)
 
 

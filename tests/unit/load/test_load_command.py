@@ -124,8 +124,8 @@ def test_requests_held_back_by_the_limit_are_in_the_progress() -> None:
     from vllm_console.cli.load import _progress_text
     from vllm_console.load.run import LoadProgress
 
-    told = _progress_text(LoadProgress(60.0, 400, 144, 0, 256, 0, 40, 256))
-    assert told == "1m00s: 400 sent, 256 under way, 144 answered, 40 sent late: at most 256 in flight"
+    text = _progress_text(LoadProgress(60.0, 400, 144, 0, 256, 0, 40, 256))
+    assert text == "1m00s: 400 sent, 256 under way, 144 answered, 40 sent late: at most 256 in flight"
 
 
 def test_open_loop_reports_its_limit_and_late_requests(

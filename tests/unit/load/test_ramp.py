@@ -14,7 +14,7 @@ from vllm_console.load.ramp_search import StepOutcome
 from vllm_console.load.report import Latency
 from vllm_launchers.presets.model import Objectives
 
-GOALS = Objectives(ttft_p99_seconds=60.0, itl_p99_seconds=60.0, kv_cache_usage=0.85, preemption_rate=0.02)
+OBJECTIVES = Objectives(ttft_p99_seconds=60.0, itl_p99_seconds=60.0, kv_cache_usage=0.85, preemption_rate=0.02)
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def short_steps(monkeypatch):
 
 
 def run(url, workload, rates=(30.0, 60.0), budget=120.0, **more):
-    return asyncio.run(run_ramp(url, workload, GOALS, RampOptions(rates, budget_seconds=budget), **more))
+    return asyncio.run(run_ramp(url, workload, OBJECTIVES, RampOptions(rates, budget_seconds=budget), **more))
 
 
 def test_fixed_rates_that_are_all_sustained(stub, workload):
@@ -131,7 +131,7 @@ def step(rate, reason="", goodput=None):
     ],
 )
 def test_ramp_conclusion(steps, more, ceiling, words):
-    found = conclude(steps, GOALS, **more)
+    found = conclude(steps, OBJECTIVES, **more)
     assert found.ceiling == ceiling
     assert (found.interval is None) == (ceiling is None)
     assert words in found.sentence

@@ -13,7 +13,7 @@ from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.presets.model import Objectives
 
 PID = 4100
-GOALS = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=1.0, kv_cache_usage=0.85, preemption_rate=0.02)
+OBJECTIVES = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=1.0, kv_cache_usage=0.85, preemption_rate=0.02)
 
 
 def host(at: float, watts: float = 250.0) -> Host:
@@ -68,6 +68,6 @@ def test_result_has_the_energy_of_the_step_near_the_ceiling() -> None:
         )
         for rate, ok, why, known in ((2.0, True, "", energy), (4.0, False, "ttft_p99_seconds", None))
     ]
-    document = conclude(steps, GOALS, fixed=True).document()
+    document = conclude(steps, OBJECTIVES, fixed=True).document()
     assert document["energy"]["joules_per_output_token"] == pytest.approx(5.0)
     assert ["energy" in step for step in document["steps"]] == [True, False]

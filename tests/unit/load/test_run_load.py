@@ -1,4 +1,4 @@
-"""A load over HTTP: sent as asked, bounded, refused where it must be, failures told apart."""
+"""A load over HTTP: sent as requested, bounded, refused where necessary, with failures distinguished."""
 
 from __future__ import annotations
 
@@ -218,11 +218,11 @@ async def test_server_that_goes_away_counts_as_refused(
 
 
 async def test_progress_is_reported_and_ends_with_the_total(stub: Stub, workload: Workload) -> None:
-    told: list[LoadProgress] = []
-    report = await run_load(stub.url, None, workload, 10, 0.3, on_progress=told.append)
-    assert told[0].sent == 0
-    assert told[-1].completed == report.completed == 3
-    assert told[-1].in_flight == 0
+    reported: list[LoadProgress] = []
+    report = await run_load(stub.url, None, workload, 10, 0.3, on_progress=reported.append)
+    assert reported[0].sent == 0
+    assert reported[-1].completed == report.completed == 3
+    assert reported[-1].in_flight == 0
 
 
 async def test_api_key_comes_from_the_environment(

@@ -1,4 +1,4 @@
-"""A scenario goes through its phases, survives a restart of its server, and stops when told."""
+"""A scenario runs its phases, survives a restart of its server, and stops on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def phases(workload: Workload) -> tuple[Phase, ...]:
 
 
 async def test_scenario_repeats_until_it_is_stopped(stub: Stub, workload: Workload) -> None:
-    """Each phase has a length of its own, by which its requests are known."""
+    """Each phase has a unique prompt length that identifies its requests."""
     begin, calm, rush = (Phase("", 0.2, 20, workload, Exact(tokens, 4)) for tokens in (100, 200, 300))
     stop = asyncio.Event()
     story = asyncio.create_task(run_scenario(stub.url, (calm, rush), first=(begin,), stop=stop))

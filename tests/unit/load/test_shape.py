@@ -160,12 +160,12 @@ def starts(shape: TrafficShape) -> set[tuple[int, ...]]:
 
 
 def test_shape_describes_lengths_cut_by_the_context() -> None:
-    told = TrafficShape(WORKLOAD, max_model_len=300).words()
-    assert "prompt tokens up to 299 (cut to the server's context; 1,000 for 95% without)" in told
-    assert "output tokens up to 150 (cut to the server's context; 200 for 95% without)" in told
-    told = TrafficShape(WORKLOAD, exact=Exact(output_tokens=100), max_model_len=300).words()
-    assert "prompt tokens up to 200 (cut" in told
-    assert "output tokens 100," in told
+    text = TrafficShape(WORKLOAD, max_model_len=300).words()
+    assert "prompt tokens up to 299 (cut to the server's context; 1,000 for 95% without)" in text
+    assert "output tokens up to 150 (cut to the server's context; 200 for 95% without)" in text
+    text = TrafficShape(WORKLOAD, exact=Exact(output_tokens=100), max_model_len=300).words()
+    assert "prompt tokens up to 200 (cut" in text
+    assert "output tokens 100," in text
     sent = list(TrafficShape(WORKLOAD, max_model_len=300).stream(20, 20))
     assert max(len(request.prompt) for request in sent) <= 299
     assert max(request.output_tokens for request in sent) <= 150

@@ -154,7 +154,7 @@ def walk(log: LogFile, pattern: module.Pattern, at: int, backwards: bool) -> lis
             matches.append(found.line.text)
         if found.done:
             return matches
-        assert found.next_offset != at, "every step goes on"
+        assert found.next_offset != at, "every step makes progress"
         at = found.next_offset
 
 

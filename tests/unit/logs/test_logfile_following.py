@@ -115,7 +115,7 @@ def test_following_while_another_thread_writes_and_rotates(make_writer):
     writer = make_writer(3)
     log = LogFile(writer.path)
     total, seen = 30_000, []
-    rotated = threading.Semaphore(1)  # a keeper rotates after megabytes, so a reader gets to look in between
+    rotated = threading.Semaphore(1)  # a keeper rotates after megabytes, so a reader polls in between
 
     def write() -> None:
         with_pieces = 0

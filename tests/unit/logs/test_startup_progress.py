@@ -1,4 +1,4 @@
-"""How far a start has come by an earlier one, how long it will go on, and when its silence is too long."""
+"""Progress of a start relative to an earlier one, remaining time, and when its silence is too long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAGES = (
 """All stages in their usual order."""
 
 
-def way(*stages, now, earlier=EARLIER):
+def progress_of(*stages, now, earlier=EARLIER):
     """Stages as (name, begun) and what comes of them; the last still runs."""
     made = [
         Stage(name, at, (stages[index + 1][1] - at) if index + 1 < len(stages) else None, *detail)
@@ -28,7 +28,7 @@ def way(*stages, now, earlier=EARLIER):
 
 
 def test_half_the_usual_time_is_half_the_progress():
-    found = way(("process", 0.0), ("config", 1.0), ("weights", 10.0), now=50.0)
+    found = progress_of(("process", 0.0), ("config", 1.0), ("weights", 10.0), now=50.0)
     assert found is not None
     assert found.share == pytest.approx(0.5)
     assert found.seconds_left == pytest.approx(50)
@@ -36,44 +36,44 @@ def test_half_the_usual_time_is_half_the_progress():
 
 
 def test_no_progress_without_an_earlier_start():
-    assert way(("process", 0.0), now=5.0, earlier={}) is None
-    assert way(now=5.0) is None
+    assert progress_of(("process", 0.0), now=5.0, earlier={}) is None
+    assert progress_of(now=5.0) is None
 
 
 def test_stages_own_percentage_overrides_the_clock():
-    found = way(("process", 0.0), ("config", 1.0), ("weights", 10.0, "10 %"), now=50.0)
+    found = progress_of(("process", 0.0), ("config", 1.0), ("weights", 10.0, "10 %"), now=50.0)
     assert found is not None
     assert found.share == pytest.approx(0.15)
 
 
 def test_stage_longer_than_before_has_no_remaining_time():
-    late = way(("process", 0.0), ("config", 1.0), ("weights", 10.0), now=500.0)
+    late = progress_of(("process", 0.0), ("config", 1.0), ("weights", 10.0), now=500.0)
     assert late is not None
     assert late.seconds_left is None
     assert late.share < 0.6
 
 
 def test_skipped_stage_counts_as_done_once_a_later_one_began():
-    found = way(("process", 0.0), ("weights", 1.0), ("graphs", 40.0), now=40.0)
+    found = progress_of(("process", 0.0), ("weights", 1.0), ("graphs", 40.0), now=40.0)
     assert found is not None
     assert found.share == pytest.approx(0.9)
     assert found.seconds_left == pytest.approx(10)
 
 
 def test_new_stage_keeps_the_share_without_remaining_time():
-    found = way(("process", 0.0), ("config", 1.0), ("download", 10.0), now=99.0)
+    found = progress_of(("process", 0.0), ("config", 1.0), ("download", 10.0), now=99.0)
     assert found is not None
     assert found.share == pytest.approx(0.1)
     assert found.seconds_left is None
 
 
 def test_imports_count_before_the_first_log_line():
-    """While nothing is said the process seems to take the time that imports turn out to have taken."""
+    """Before the first log line the process stage includes the time of the imports."""
     earlier = {"process": 0.0, "imports": 20.0, "config": 20.0}
-    found = way(("process", 0.0), now=10.0, earlier=earlier)
+    found = progress_of(("process", 0.0), now=10.0, earlier=earlier)
     assert found is not None
     assert (found.share, found.seconds_left) == (pytest.approx(0.25), pytest.approx(30))
-    later = way(("process", 0.0), ("imports", 0.1), now=10.0, earlier=earlier)
+    later = progress_of(("process", 0.0), ("imports", 0.1), now=10.0, earlier=earlier)
     assert later is not None
     assert (later.share, later.seconds_left) == (pytest.approx(0.25), pytest.approx(30))
 
@@ -81,7 +81,7 @@ def test_imports_count_before_the_first_log_line():
 def test_download_is_not_stored_or_counted():
     stages = [Stage("process", 0.0, 1.0), Stage("download", 1.0, 600.0), Stage("weights", 601.0, 9.0)]
     assert durations(stages, None) == {"process": 1.0, "weights": 9.0}
-    found = way(("process", 0.0), now=0.5, earlier={"process": 1.0, "download": 600.0, "weights": 9.0})
+    found = progress_of(("process", 0.0), now=0.5, earlier={"process": 1.0, "download": 600.0, "weights": 9.0})
     assert found is not None
     assert found.usual == 10
 

@@ -15,7 +15,7 @@ BEGUN = datetime(2026, 5, 4, 11, 59, 55)
 
 
 def log(*lines, begun=BEGUN, prefix=""):
-    """Lines as ``(seconds after the start, message)``; without seconds a line stands as it is."""
+    """Lines as ``(seconds after the start, message)``; without seconds a line is unchanged."""
     made = []
     for line in lines:
         if isinstance(line, str):
@@ -264,7 +264,7 @@ def watch_until(*lines):
     return watch
 
 
-def told(watch, seconds):
+def stages_at(watch, seconds):
     return [(s.name, s.seconds, s.detail) for s in watch.stages(BEGUN.timestamp() + seconds)]
 
 
@@ -283,21 +283,21 @@ def test_cached_weights_are_not_a_download():
 def test_growing_cache_is_a_download_while_the_log_is_silent():
     watch = watch_until(*GPU[1:6])
     watch.downloaded(BEGUN.timestamp() + 25, "1.2 GiB")
-    assert told(watch, 26)[-1] == ("download", None, "1.2 GiB")
+    assert stages_at(watch, 26)[-1] == ("download", None, "1.2 GiB")
     watch.downloaded(BEGUN.timestamp() + 60, "3.4 GiB")
-    assert told(watch, 61)[-1] == ("download", None, "3.4 GiB")
+    assert stages_at(watch, 61)[-1] == ("download", None, "3.4 GiB")
     for line in log(*GPU[6:8]):
         watch.line(line)
-    assert [name for name, *_ in told(watch, 90)][-2:] == ["download", "weights"]
+    assert [name for name, *_ in stages_at(watch, 90)][-2:] == ["download", "weights"]
 
 
 def test_cache_growing_for_another_process_is_not_a_download():
     watch = watch_until(*GPU[1:8])
     watch.downloaded(BEGUN.timestamp() + 40, "9.9 GiB")
-    assert "download" not in [name for name, *_ in told(watch, 41)]
+    assert "download" not in [name for name, *_ in stages_at(watch, 41)]
     watch = watch_until(*GPU[1:12])
     watch.downloaded(BEGUN.timestamp() + 80, "9.9 GiB")
-    assert "download" not in [name for name, *_ in told(watch, 81)]
+    assert "download" not in [name for name, *_ in stages_at(watch, 81)]
 
 
 def carried(prefix="", json_records=False):
@@ -323,7 +323,7 @@ def test_log_collector_prefix_does_not_change_the_stages(prefix, json_records):
     names = [(name, detail) for name, _, detail in seen(log(*GPU))]
     found = seen(carried(prefix, json_records))
     assert [(name, detail) for name, _, detail in found] == names
-    if not prefix:  # elsewhere lines without a record of their own have a time as well
+    if not prefix:  # with other collectors, continuation lines have a time as well
         assert found == seen(log(*GPU))
 
 

@@ -129,7 +129,7 @@ def test_server_without_vllm_families_has_no_engines():
         ({}, 1, 1600),
         ({}, 4, 1600),  # num_gpu_blocks is the sum over engines already
         ({"kv_cache_size_tokens": "1111"}, 1, 1111),
-        ({"kv_cache_size_tokens": "1111"}, 3, 3333),  # this one is told per engine
+        ({"kv_cache_size_tokens": "1111"}, 3, 3333),  # this one is reported per engine
         ({"kv_cache_size_tokens": "None"}, 1, 1600),
         ({"num_gpu_blocks": "None"}, 1, None),
         ({"num_gpu_blocks": "99999999999999999999999"}, 1, None),

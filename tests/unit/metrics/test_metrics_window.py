@@ -1,4 +1,4 @@
-"""Rates, shares and quantiles between two looks; restarts, several engines, different bounds."""
+"""Rates, shares and quantiles between two samples; restarts, several engines, different bounds."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def answered(responses: Responses | None, at: float = 0.0) -> Sample:
     ("before", "after", "between"),
     [
         (Responses(5.0, 1.0, 0.0), Responses(9.0, 4.0, 2.0), Responses(4.0, 3.0, 2.0)),
-        (Responses(5.0, 1.0), Responses(2.0, 1.0), Responses(2.0, 0.0)),  # counted anew
+        (Responses(5.0, 1.0), Responses(2.0, 1.0), Responses(2.0, 0.0)),  # counted from zero
         (None, Responses(9.0, 4.0), None),
         (Responses(9.0, 4.0), None, None),
         (Responses(5.0, 1.0, 0.0, 7.0), Responses(6.0, 1.0, 0.0, 9.0), Responses(1.0, 0.0, 0.0, 2.0)),

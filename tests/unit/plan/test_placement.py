@@ -1,4 +1,4 @@
-"""Which GPUs are offered, in what order, and what is said of them."""
+"""Which GPUs are offered, in what order, and with which messages."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_gpu_is_idle_within_a_share() -> None:
 
 def test_slice_held_by_hidden_processes_is_not_free(recorded: Callable[[str], Host]) -> None:
     host = recorded("1xa100-mig")
-    # The driver names no process to people without rights; 13.5 of the largest slice's 19.6 GiB are held all the same.
+    # The driver hides processes from users without permission; 13.5 of the largest slice's 19.6 GiB are still held.
     unseen = replace(host, gpus=(replace(host.gpus[0], used_by=None),))
     found = rank_placements(unseen, 1, need_gib=5.0).placements
     tiers = {one.mig.profile: one.tier for one in found if one.mig is not None}

@@ -82,7 +82,7 @@ def test_fp8_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "release", "said", "unsaid"),
+    ("capability", "release", "expected", "unexpected"),
     [
         (
             8.6,
@@ -101,8 +101,8 @@ def test_fp8_values() -> None:
     ],
 )
 def test_refusal_names_the_backends_that_vllm_tries(
-    capability: float, release: tuple[int, int, int] | None, said: str, unsaid: str
+    capability: float, release: tuple[int, int, int] | None, expected: str, unexpected: str
 ) -> None:
     why = fp8_cache_support({}, {}, release, capability, mla=False).why
-    assert said in why
-    assert unsaid not in why
+    assert expected in why
+    assert unexpected not in why

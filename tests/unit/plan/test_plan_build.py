@@ -82,8 +82,8 @@ def test_cpu_build_drops_the_utilization(plan: MakePlan) -> None:
     assert "gpu-memory-utilization" not in made.flags
     assert made.environment["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert [(found.code, found.level) for found in made.findings] == [("cpu_kv_cache", "advice")]
-    for said in ({"environment": {"VLLM_CPU_KVCACHE_SPACE": "1"}}, {"inherited": {"VLLM_CPU_KVCACHE_SPACE": "1"}}):
-        quiet = plan(build="cpu", **said)
+    for variables in ({"environment": {"VLLM_CPU_KVCACHE_SPACE": "1"}}, {"inherited": {"VLLM_CPU_KVCACHE_SPACE": "1"}}):
+        quiet = plan(build="cpu", **variables)
         assert quiet.findings == ()
         assert quiet.environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
     mine = plan(build="cpu", set={"gpu-memory-utilization": 0.3})

@@ -162,11 +162,11 @@ def test_any_text_is_a_setting_or_an_error(text: str) -> None:
     try:
         name, _ = parse_set(text)
     except FlagError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = ""
+        message = ""
         assert normalise(name) == name
-    assert said.isprintable()
+    assert message.isprintable()
 
 
 @given(NAMES, st.text(min_size=1, max_size=12).filter(lambda text: "\0" not in text))

@@ -1,4 +1,4 @@
-"""What an expert would take on every recorded host, set by set, with the reason and what is to be said of it."""
+"""An expert's ranking on every recorded host, set by set, with the reason and warnings."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ SAID: dict[tuple[str, int], tuple[str, ...]] = {
         "GPU 3: chat (yours) holds 71.0 GiB",
     ),
 }
-"""What is said of the first set; nothing of those that are not named."""
+"""The warnings of the first set; the others have none."""
 
 
-def told(ranking: PlacementRanking) -> list[str]:
+def ranking_lines(ranking: PlacementRanking) -> list[str]:
     return [found.reason if found.fits else f"- {found.reason}" for found in ranking.placements]
 
 
@@ -88,7 +88,7 @@ def told(ranking: PlacementRanking) -> list[str]:
 def test_sets_are_ranked_like_an_expert_would(name: str, size: int, recorded: Callable[[str], Host]) -> None:
     ranking = rank_placements(recorded(name), size)
     expected = RANKED[name, size]
-    assert tuple(told(ranking)[: len(expected)]) == expected
+    assert tuple(ranking_lines(ranking)[: len(expected)]) == expected
     assert ranking.placements[0].warnings == SAID.get((name, size), ())
     assert (ranking.best is None) == expected[0].startswith("- ")
 

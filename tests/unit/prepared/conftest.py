@@ -97,9 +97,9 @@ import os
 import sys
 def work():
     from vllm.engine import worker
-    told = ctypes.c_int(-1)
-    ctypes.CDLL(None).prctl(2, ctypes.byref(told))
-    assert not told.value
+    number = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(2, ctypes.byref(number))
+    assert not number.value
     print('in the child', os.getppid(), os.environ.get('ADDED'), worker.IMPORTED_BY == sys.argv, flush=True)
     print(sorted(os.listdir('/proc/self/fd')), file=sys.stderr, flush=True)
     sys.exit(5)
@@ -186,10 +186,10 @@ class ServeSubcommand:
     def cmd(args):
         args.model = args.model_tag
         AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context='server')
-        told = ctypes.c_int(-1)
-        ctypes.CDLL(None).prctl(2, ctypes.byref(told))
+        number = ctypes.c_int(-1)
+        ctypes.CDLL(None).prctl(2, ctypes.byref(number))
         print(json.dumps({
-            'argv': sys.argv, 'path': sys.path[0], 'death_signal': told.value, 'port': args.port,
+            'argv': sys.argv, 'path': sys.path[0], 'death_signal': number.value, 'port': args.port,
             'descriptors': sorted(os.listdir('/proc/self/fd')), 'method': os.environ['VLLM_WORKER_MULTIPROC_METHOD'],
             'sigint': signal.getsignal(signal.SIGINT) is signal.default_int_handler,
         }), flush=True)

@@ -22,7 +22,7 @@ from vllm_launchers.prepared.command import BOOTSTRAP
 Start = Callable[..., Prepared]
 
 
-def told(prepared: Prepared) -> dict[str, Any]:
+def server_facts(prepared: Prepared) -> dict[str, Any]:
     """What the fake server has printed about its process."""
     lines = prepared.server_output.read_text().splitlines()
     answer: dict[str, Any] = json.loads(next(line for line in lines if line.startswith("{")))
@@ -36,7 +36,7 @@ def served(prepared: Prepared) -> dict[str, Any]:
     assert prepared.step() == {"step": "started"}
     assert prepared.step() == {}, "the socket is closed"
     assert prepared.wait() == 7, "what vLLM's main returns"
-    return told(prepared)
+    return server_facts(prepared)
 
 
 # -- accepted, go -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ CHUNK = 1000
 
 
 class PageCache:
-    """What is in memory: chunks by their offset; what was read stays there unless told otherwise."""
+    """The page cache: chunks by their offset; chunks that were read stay unless ``keeps`` is false."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held: set[int] = set()

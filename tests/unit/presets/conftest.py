@@ -37,7 +37,7 @@ def read(own: Path) -> Callable[[], tuple[dict[str, Preset], list[PresetError]]]
 
 @pytest.fixture
 def complaint(own: Path, write: Write) -> Callable[[str], str]:
-    """What is said first of a preset with that text; the shipped ones must not suffer from it."""
+    """The first error of a preset with that text; the shipped presets must not be affected."""
 
     def complaint(text: str) -> str:
         path = write("mine", text)

@@ -75,8 +75,8 @@ def test_all_errors_of_a_file_are_reported_at_once(own: Path, write: Callable[..
     path = write("mine", text)
     presets, problems = read_presets(own)
     assert [problem.path for problem in problems] == [path] * 4
-    said = [str(problem).removeprefix(f"{path}: ") for problem in problems]
-    assert [one.partition(": ")[0].partition(";")[0] for one in said] == [
+    messages = [str(problem).removeprefix(f"{path}: ") for problem in problems]
+    assert [one.partition(": ")[0].partition(";")[0] for one in messages] == [
         "unknown key 'titel'",
         "flags.port",
         "flags.max_num_seqs",
@@ -84,7 +84,7 @@ def test_all_errors_of_a_file_are_reported_at_once(own: Path, write: Callable[..
     ]
     with pytest.raises(PresetError) as error:
         find_preset("mine", presets, problems)
-    assert str(error.value).startswith(f"{path}: 4 mistakes: (1) {said[0]} (2) {said[1]} (3)")
+    assert str(error.value).startswith(f"{path}: 4 mistakes: (1) {messages[0]} (2) {messages[1]} (3)")
 
 
 def test_secret_is_not_repeated(complaint: Complaint) -> None:

@@ -54,13 +54,13 @@ DOCUMENTS = st.dictionaries(
 @given(DOCUMENTS, st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_any_document_gives_a_preset_or_a_problem(document: dict[str, Any], complete: bool) -> None:
-    said = None
+    message = None
     try:
         check_document(document, complete=complete)
         assert isinstance(to_preset(document, name="x", source="x", shipped=False), Preset)
     except Problem as problem:
-        said = str(problem)
-    assert said is None or (said.isprintable() and len(said) < 600)
+        message = str(problem)
+    assert message is None or (message.isprintable() and len(message) < 600)
 
 
 @given(st.binary(max_size=400) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))

@@ -42,15 +42,15 @@ def test_ramp_is_stored_with_its_run_and_listed(store):
 
 
 @pytest.mark.parametrize(
-    ("limited_by", "told"),
+    ("limited_by", "ending"),
     [("itl_p99_seconds", "the objectives held at no rate, limited by ITL p99"), (None, "ceiling not reached")],
 )
-def test_missing_ceiling_is_explained(store, limited_by, told):
+def test_missing_ceiling_is_explained(store, limited_by, ending):
     store.enter([RunHead("chat-1", "chat", 1, 500.0, preset="chatbot")])
     found = replace(ramp(), ceiling_requests_per_second=None, goodput=None, limited_by=limited_by)
     store.add_measurement(RunName("chat-1", "chat", 1), found)
     (line,) = (line for line in run_lines(store.runs("chat"), 2000.0) if "ramp " in line)
-    assert line.endswith(told)
+    assert line.endswith(ending)
 
 
 def test_run_keeps_the_newest_measurements(store, monkeypatch):

@@ -258,8 +258,8 @@ def test_verdict_states_its_time_spans(made):
     assert times_note(found, made.BEGAN) == (
         "Compared: 10:34–10:44 before, 11:31–11:36 after. Later traffic does not change the verdict."
     )
-    told = times_note(found, made.BEGAN + 30 * 86_400).split("Compared: ")[1].split(" after")[0]
-    assert told.count(time.strftime("%b ", time.localtime(made.BEGAN))) == 2, "a date once for each run"
+    spans = times_note(found, made.BEGAN + 30 * 86_400).split("Compared: ")[1].split(" after")[0]
+    assert spans.count(time.strftime("%b ", time.localtime(made.BEGAN))) == 2, "a date once for each run"
     little = compare(*made.pair(made.minutes(1), made.minutes(2, 2)))
     assert times_note(little, made.BEGAN) == ""
 
@@ -433,28 +433,28 @@ def test_comparison_uses_neither_clock_nor_randomness():
 def test_long_run_shows_the_drift_of_a_short_one(made):
     alarms = {ComparisonVerdict.BETTER, ComparisonVerdict.WORSE, ComparisonVerdict.MIXED}
 
-    def said(seed, slower):
+    def verdict_of(seed, slower):
         before = made.minutes(2 * seed, 60, drift=(0.8, 0.1))
         after = made.minutes(2 * seed + 1, 10, drift=(0.8, 0.1), slower=slower)
         return compare(*made.pair(before, after)).verdict
 
-    assert sum(said(seed, 1.0) in alarms for seed in range(20)) <= 2
-    assert sum(said(seed, 2.0) is ComparisonVerdict.WORSE for seed in range(10)) >= 9
+    assert sum(verdict_of(seed, 1.0) in alarms for seed in range(20)) <= 2
+    assert sum(verdict_of(seed, 2.0) is ComparisonVerdict.WORSE for seed in range(10)) >= 9
 
 
 def test_earlier_long_run_shows_the_drift_of_two_short_ones(made):
     alarms = {ComparisonVerdict.BETTER, ComparisonVerdict.WORSE, ComparisonVerdict.MIXED}
     drift = (0.9, 0.1)
 
-    def said(seed, slower, known):
+    def verdict_of(seed, slower, known):
         before = made.minutes(2 * seed, 10, drift=drift)
         after = made.minutes(2 * seed + 1, 10, drift=drift, slower=slower)
         earlier = Recorded(made.run(3), made.minutes(9000 + seed, 60, drift=drift), 0.0)
         return compare(*made.pair(before, after), earlier if known else None).verdict
 
-    without = sum(said(seed, 1.0, False) in alarms for seed in range(20))
-    assert sum(said(seed, 1.0, True) in alarms for seed in range(20)) < without / 2
-    assert sum(said(seed, 2.0, True) is ComparisonVerdict.WORSE for seed in range(8)) >= 7
+    without = sum(verdict_of(seed, 1.0, False) in alarms for seed in range(20))
+    assert sum(verdict_of(seed, 1.0, True) in alarms for seed in range(20)) < without / 2
+    assert sum(verdict_of(seed, 2.0, True) is ComparisonVerdict.WORSE for seed in range(8)) >= 7
 
 
 def test_earlier_run_of_another_kind_changes_nothing(made):
@@ -481,7 +481,7 @@ def test_noisy_minutes_do_not_prove_no_difference(made):
         assert verdict_text(found).startswith("Inconclusive: ")
         assert "may be noise: the 10 + 10 minutes vary too much" in verdict_text(found)
         assert brief(found).endswith(" may be noise")
-        assert not any("met:" in note for note in notes(found)), "a goal that is met by chance is not told"
+        assert not any("met:" in note for note in notes(found)), "an objective met by chance is not reported"
 
 
 def with_figures(windows, **figures):
@@ -548,7 +548,7 @@ def test_headline_omits_minor_values_if_a_major_one_is_inconclusive(made):
 
 
 def test_headline_is_about_the_objective_missed_before(made):
-    """``Inconclusive: TTFT`` was said of a change that a finding offered against preemptions, and that ended them."""
+    """``Inconclusive: TTFT`` was once shown for a change that was offered against preemptions and ended them."""
     wild = with_figures(made.minutes(1, preempted=0.5), ttft_mean=(4.7, 4.9, 5.1))
     found = compare(*made.pair(wild, with_figures(made.minutes(2), ttft_mean=WILD)))
     assert (
@@ -560,10 +560,13 @@ def test_headline_is_about_the_objective_missed_before(made):
     assert verdict_text(found).endswith("; TTFT mean 4.9s → 40s is inconclusive.")
     assert brief(found).startswith("Better: preemptions/req −0.5")
     # More has changed in other figures, and even so; also where that objective is missed as before.
-    for preempted, said in ((0.0, "preemptions/req fell from"), (0.5, "preemptions/req did not clearly improve (0.5")):
+    for preempted, sentence in (
+        (0.0, "preemptions/req fell from"),
+        (0.5, "preemptions/req did not clearly improve (0.5"),
+    ):
         found = compare(*made.pair(made.minutes(1, preempted=0.5), made.minutes(2, preempted=preempted, slower=0.3)))
         assert found.verdict is ComparisonVerdict.BETTER
-        assert said in plain_sentence(found)
+        assert sentence in plain_sentence(found)
         assert "preemptions/req" in brief(found)
 
 
@@ -612,7 +615,7 @@ def test_quantile_leaving_the_first_bucket_changed_by_a_minimum(made):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "change"),
     [
         ({"gpu_kind": "NVIDIA RTX A6000", "gpus": (0, 1)}, {"gpu_kind": "", "gpus": (0, 1)}, None),
         ({"gpu_kind": "NVIDIA RTX A6000", "gpus": (0, 1)}, {"gpu_kind": "", "gpus": ()}, None),
@@ -622,13 +625,13 @@ def test_quantile_leaving_the_first_bucket_changed_by_a_minimum(made):
          ("NVIDIA L40S 0", "NVIDIA H100 0")),
     ],
 )  # fmt: skip
-def test_gpus_unknown_in_one_run_are_not_a_change(made, before, after, told):
+def test_gpus_unknown_in_one_run_are_not_a_change(made, before, after, change):
     found = [one for one in differences(made.run(1, **before), made.run(2, **after)) if one.flag == "GPUs"]
-    assert [(one.before, one.after) for one in found] == ([told] if told else [])
+    assert [(one.before, one.after) for one in found] == ([change] if change else [])
 
 
 @pytest.mark.parametrize(
-    ("after", "said"),
+    ("after", "sentence"),
     [
         ({"slower": 0.6}, "The change helped: "),
         ({"slower": 1.6}, "The change made it worse: "),
@@ -637,14 +640,14 @@ def test_gpus_unknown_in_one_run_are_not_a_change(made, before, after, told):
         ({"count": 2}, "It is too early to tell."),
     ],
 )
-def test_plain_sentence_states_the_outcome(made, after, said):
+def test_plain_sentence_states_the_outcome(made, after, sentence):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, **after)))
-    assert plain_sentence(found).startswith(said)
+    assert plain_sentence(found).startswith(sentence)
     assert "%" not in plain_sentence(found)
 
 
 def test_decrease_is_limited_to_all_and_zero_interval_is_unclear():
-    """``preemptions −100% (−158 to −42%)`` and, of −43 to +46%, ``no change`` were said."""
+    """``preemptions −100% (−158 to −42%)`` and, for −43 to +46%, ``no change`` were once shown."""
     gone = ComparedFigure(
         "preemptions_per_minute", "preemptions", "/min", 12.0, 0.0, change=-12.0, low=-19.0, high=-5.0
     )

@@ -1,4 +1,4 @@
-"""The run database: what is entered stays, whoever is killed, however full the disk, whatever wrote the file."""
+"""The run database: stored data survives kills, a full disk, and files of other versions."""
 
 from __future__ import annotations
 

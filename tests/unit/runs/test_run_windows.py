@@ -11,7 +11,7 @@ INF = float("inf")
 
 
 def poll(at, finished=0.0, running=2.0, waiting=1.0, tokens=0.0, preempted=0.0, usage=0.5):
-    """One look; each request took 0.4 s to its first token, had a prompt of 300 tokens and an answer of 40."""
+    """One sample; each request took 0.4 s to its first token, had a prompt of 300 tokens and an answer of 40."""
     counts = (0.0, finished, finished)
     engine = EngineSample(
         requests_running=running,

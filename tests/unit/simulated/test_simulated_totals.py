@@ -1,4 +1,4 @@
-"""An engine that goes on from a recording counts on from its totals."""
+"""An engine that continues a recording starts with its totals."""
 
 from __future__ import annotations
 

@@ -134,13 +134,13 @@ def test_docker_wrapper_is_refused(tmp_path: Path, executable: Executable, line:
     script = executable(tmp_path / "vllm", f"#!/bin/bash\n{line}\n")
     with pytest.raises(EngineError) as caught:
         engine_at(str(script), {})
-    said = str(caught.value)
-    assert said.startswith(f"{script}: runs vLLM in Docker")
-    assert "install vLLM in an environment, or run the container yourself" in said
-    assert "\n" not in said
+    message = str(caught.value)
+    assert message.startswith(f"{script}: runs vLLM in Docker")
+    assert "install vLLM in an environment, or run the container yourself" in message
+    assert "\n" not in message
     on_path = {"PATH": str(tmp_path)}
     assert str(script) not in [engine.path for engine in find_engines((), on_path)]
-    assert engine_problems((), on_path)[0] == said
+    assert engine_problems((), on_path)[0] == message
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_several_installations_are_listed_once_each(environment: Environment, tm
     (tmp_path / "bin" / "vllm").symlink_to(one / "bin" / "vllm")
     environ = {"PATH": f"{tmp_path / 'bin'}:{one / 'bin'}:{two / 'bin'}:/nowhere", "VIRTUAL_ENV": str(two)}
     found = find_engines((str(three), str(tmp_path / "gone")), environ)
-    beside = {str(path.parent) for path in [Path(sys.executable)] if (path.parent / "vllm").is_file()}
-    assert [engine.version for engine in found][: 3 + len(beside)] == ["0.33.0", "0.31.0", "0.32.0"]
+    others = {str(path.parent) for path in [Path(sys.executable)] if (path.parent / "vllm").is_file()}
+    assert [engine.version for engine in found][: 3 + len(others)] == ["0.33.0", "0.31.0", "0.32.0"]
 
 
 def test_conda(environment: Environment) -> None:

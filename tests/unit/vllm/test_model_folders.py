@@ -1,4 +1,4 @@
-"""A model that is given as a folder is looked at before vLLM is."""
+"""A model given as a folder is checked before vLLM starts."""
 
 from __future__ import annotations
 

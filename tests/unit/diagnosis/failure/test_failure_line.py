@@ -1,4 +1,4 @@
-"""The line that shows why a server died is found, whatever stands after it and in whatever form the log is written."""
+"""The line that shows why a server died is found, whatever follows it and in every log format."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_http_port_is_distinguished_from_internal_addresses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "fix_text"),
     [
         ("RuntimeError: ifa != nullptr. Unable to find address for: eth9", "an interface of this node, not to eth9"),
         ("zmq.error.ZMQError: Cannot assign requested address (addr='tcp://10.99.9.9:0')",
@@ -214,9 +214,9 @@ def test_http_port_is_distinguished_from_internal_addresses() -> None:
          "each node reaches the first one (fd00::1, port 29501)"),
     ],
 )  # fmt: skip
-def test_nodes_that_cannot_connect_get_a_matching_fix(message: str, said: str) -> None:
+def test_nodes_that_cannot_connect_get_a_matching_fix(message: str, fix_text: str) -> None:
     fixes = diagnose(traceback(message)).fixes
-    assert said in " ".join(fix.why for fix in fixes)
+    assert fix_text in " ".join(fix.why for fix in fixes)
     assert ("getent" in " ".join(fix.why for fix in fixes)) == ("node-0" in message)
 
 
@@ -516,11 +516,11 @@ def test_nccl_error_is_not_explained_by_the_next_exception() -> None:
 
 
 def test_waiting_process_repeats_the_workers_error() -> None:
-    told = "RuntimeError: Worker failed with error 'a shape is odd', please check the stack trace above"
+    repeated = "RuntimeError: Worker failed with error 'a shape is odd', please check the stack trace above"
     died = "Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
-    line = found([*traceback(told), record("EngineCore", died)])
-    assert (line.text, line.cause) == (told, Cause.OTHER)
-    silent = told.replace("a shape is odd", "")
+    line = found([*traceback(repeated), record("EngineCore", died)])
+    assert (line.text, line.cause) == (repeated, Cause.OTHER)
+    silent = repeated.replace("a shape is odd", "")
     assert found([*traceback(silent), record("EngineCore", died)]).cause is Cause.ENGINE_DIED
 
 

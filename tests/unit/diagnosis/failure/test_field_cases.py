@@ -1,6 +1,6 @@
-"""Failures as they are met in the field are named, at the line that shows them first, whoever carried the log.
+"""Failures from the field are named at the line that shows them first, with any log collector.
 
-``field/*.txt`` hold the cases: a headline with the causes that are right, then the log, in which ``@@`` stands before
+``field/*.txt`` hold the cases: a headline with the causes that are right, then the log, in which ``@@`` marks
 the line that shows the cause. ``known.txt`` was written with the rules; the others after them, from logs that people
 published, to measure the rules by (59 of 65 causes and 56 of 65 lines were right at first).
 """

@@ -1,4 +1,4 @@
-"""What a keeper is told of failures that another start cannot mend."""
+"""Which failures the keeper does not retry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_launchers.keeper.records import NotRetryable
 
 
 def found(log: str) -> NotRetryable | None:
-    """As the keeper looks."""
+    """As the keeper searches."""
     return next((one for one in NOT_RETRYABLE if re.search(one.pattern, log, re.IGNORECASE | re.MULTILINE)), None)
 
 

@@ -1,4 +1,4 @@
-"""The quick look before the rules: nothing that a rule matches is passed over, and long lines do not take long."""
+"""The quick search before the rules: no match is missed, and long lines are fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More demand than the hardware can serve is said so, with its cause, only where the figures show it."""
+"""Demand above the hardware's capacity is reported with its cause, only if the metrics show it."""
 
 from __future__ import annotations
 

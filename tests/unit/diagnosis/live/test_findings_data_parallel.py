@@ -32,7 +32,7 @@ def found(
     one: EngineSample, *, engines: int = 4, growth: float = 0.0, prompt: float = 150.0, answer: float = 300.0,
     cache: int = 50_000, **known: Any,
 ) -> dict[str, Finding]:  # fmt: skip
-    """What is found of two minutes of the same on each engine, whose queue grows by so many in each look.
+    """The findings after two minutes with equal samples on each engine, whose queue grows in each sample.
 
     ``cache`` is what each holds, ``prompt`` and ``answer`` are the lengths of each request; without an answer no
     lengths are known.
@@ -84,7 +84,7 @@ def test_fewer_sequences_fit_the_cache_of_each_engine() -> None:
     pressed = replace(BUSY, requests_running=100, kv_cache_usage=0.99, preemptions_total=1)
     finding = found(pressed, prompt=300, answer=400, flags={"max-num-seqs": 128})["preempting"]
     (fix,) = [one for one in finding.fixes if "max-num-seqs" in one.changes.set]
-    # Each holds its prompt and half of its answer or more, some 500 tokens: 85 are within the goal.
+    # Each holds its prompt and half of its answer or more, some 500 tokens: 85 are within the objective.
     assert 48 <= int(fix.changes.set["max-num-seqs"]) <= 88
     assert "sequences in each engine" in fix.why
     alone = found(pressed, engines=1, prompt=300, answer=400, flags={"max-num-seqs": 128})["preempting"]

@@ -38,7 +38,7 @@ SILENT = replace(SERVING, prompt_tokens_total=0, generation_tokens_total=0, requ
 
 
 def frames_of(*grown: EngineSample) -> tuple[Frame, ...]:
-    """Frames in each of which so much was counted, as they come of a look every two and a half seconds."""
+    """Frames with these counts each, from samples every 2.5 seconds."""
     frames, counted = Frames(), EngineSample()
     for at, one in enumerate(grown):
         if at == 0:
@@ -53,9 +53,9 @@ def frames_of(*grown: EngineSample) -> tuple[Frame, ...]:
 def evidence(
     gpu: Callable[[int], Gpu | None] = lambda _: GOOD, grown: EngineSample = SERVING, **known: Any
 ) -> Evidence:
-    """Two minutes of the same; ``gpu`` is asked for each look, every five seconds."""
-    looks = [(at, gpu(at)) for at in range(2 * COUNT)]
-    moments = tuple(GpuMoment(START + 5 * at + 1, (seen,)) for at, seen in looks if seen is not None)
+    """Two minutes of equal frames; ``gpu`` returns each sample, every five seconds."""
+    samples = [(at, gpu(at)) for at in range(2 * COUNT)]
+    moments = tuple(GpuMoment(START + 5 * at + 1, (seen,)) for at, seen in samples if seen is not None)
     frames = frames_of(*[grown] * COUNT)
     return Evidence(
         **{
@@ -135,7 +135,7 @@ def test_one_sample_or_none_gives_no_finding(case: str) -> None:
     good = replace(GOOD, free_gib=6.0)
     assert code not in codes(evidence(lambda at: gpu if at in (8, 9) else good, **known))
     assert code not in codes(evidence(lambda _: None, **known))
-    assert code not in codes(evidence(lambda at: gpu if at < 12 else None, **known)), "not looked at for a minute"
+    assert code not in codes(evidence(lambda at: gpu if at < 12 else None, **known)), "not sampled for a minute"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_own_growing_server_can_be_stopped() -> None:
 
 
 def test_ending_finding_keeps_its_last_values() -> None:
-    """Until three frames in a row are good it holds on; the newest look says nothing of it any more."""
+    """It lasts until three frames in a row are good; the newest sample no longer shows it."""
     hot = replace(GOOD, throttle=("too hot (hardware)",), temperature_c=96.0)
     ending = find(evidence(lambda at: hot if at < 2 * COUNT - 2 else GOOD), "gpu_throttled")
     assert ending.severity is Severity.WARNING
@@ -302,7 +302,7 @@ def test_unconfirmable_hang_is_reported_as_apparent() -> None:
     assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
     assert found.symptom.startswith("It seems to hang: ")
     assert "read-only sends none" in found.cause
-    assert found.since == hung.frames[1].start  # the first frame that a frame like it stands before
+    assert found.since == hung.frames[1].start  # the first frame after an equal one
     short = frames_of(*[SERVING] * 6, *[SILENT] * 5)
     assert "engine_hung" not in codes(evidence(**known, frames=short, now=short[-1].end))
 
@@ -349,7 +349,7 @@ FULL = replace(
 
 
 @pytest.mark.parametrize(
-    ("grown", "told"),
+    ("grown", "symptom"),
     [
         (FULL, "12 {}, 2 per finished request."),
         (replace(FULL, requests_finished_total=0), "12 {}, 2.4 per running request."),
@@ -359,12 +359,12 @@ FULL = replace(
         ),
     ],
 )
-def test_preemption_share_never_exceeds_one(grown: EngineSample, told: str) -> None:
+def test_preemption_share_never_exceeds_one(grown: EngineSample, symptom: str) -> None:
     known = evidence(grown=grown)
-    assert find(known, "preempting").symptom == told.format("preemptions in the last minute")
+    assert find(known, "preempting").symptom == symptom.format("preemptions in the last minute")
     later = replace(known, now=known.frames[-1].end + 25)
     minute = f"in the minute to {clock(known.frames[-1].end, later.now, seconds=True)}"
-    assert find(later, "preempting").symptom == told.format(f"preemptions/min {minute}")
+    assert find(later, "preempting").symptom == symptom.format(f"preemptions/min {minute}")
 
 
 CALM = replace(FULL, preemptions_total=0, kv_cache_usage=0.5)
@@ -449,7 +449,7 @@ def test_server_without_a_gpu_is_advised_another_machine() -> None:
 
 
 def test_canceling_clients_do_not_hide_a_hang() -> None:
-    """Their requests are counted as ended: so is the one for one token, of every console that looks."""
+    """Their requests count as ended, and so does the one-token request of each console."""
     gives_up = replace(SILENT, requests_finished_total=1)
     assert suspected_hang(frames_of(SERVING, *[gives_up] * 6)) is not None
     hung = evidence(grown=replace(gives_up, requests_waiting=9), silent_seconds=30.0)
@@ -478,7 +478,7 @@ def fix(found: Evidence, code: str) -> Any:
 
 
 def test_reason_for_fewer_sequences_matches_their_number() -> None:
-    """``--max-num-seqs 1: 1 sequences fit into the KV cache`` was said while 12 ran, for a frame in which one did."""
+    """``--max-num-seqs 1: 1 sequences fit into the KV cache`` was once shown while 12 ran: one frame had one."""
     frames = frames_of(*[TIGHT] * COUNT)
     alone = replace(frames[-2], usage_max=0.05, grown=replace(frames[-2].grown, requests_running=1))
     seen = evidence(frames=(*frames[:-2], alone, frames[-1]), flags={"max-num-seqs": 16}, build="cpu")

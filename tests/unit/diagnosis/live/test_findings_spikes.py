@@ -195,15 +195,15 @@ def at(seconds: float) -> str:
 
 
 def test_missed_objective_persists_through_a_pause_with_its_values() -> None:
-    told = [finding for idle in range(PAUSE) if (finding := found(120, idle=idle).get("slow_tokens"))]
-    assert len(told) == PAUSE, "all along"
-    assert {one.since for one in told} == {START}
-    assert {one.cause for one in told} == {told[0].cause}
-    for one in told[:6]:
+    shown = [finding for idle in range(PAUSE) if (finding := found(120, idle=idle).get("slow_tokens"))]
+    assert len(shown) == PAUSE, "all along"
+    assert {one.since for one in shown} == {START}
+    assert {one.cause for one in shown} == {shown[0].cause}
+    for one in shown[:6]:
         assert one.symptom.startswith("ITL p99 of the last minute is ~")
     until = at(START + 10 * COUNT)
-    for one in told[6:]:
-        assert one.measures == told[0].measures
+    for one in shown[6:]:
+        assert one.measures == shown[0].measures
         p99 = one.measures[0].value
         assert one.symptom == (
             f"ITL p99 was {p99} in the minute to {until}, and nothing was measured since; the objective is 100ms."
@@ -244,8 +244,8 @@ def test_slow_sparse_traffic_is_one_finding_until_it_improves() -> None:
 
 def test_missed_objective_persists_while_running_requests_get_no_token() -> None:
     """Nobody's gap is counted until its token is there."""
-    told = found(120, idle=9, running_idle=3)["slow_tokens"].symptom
-    assert "nothing was measured since" in told
+    symptom = found(120, idle=9, running_idle=3)["slow_tokens"].symptom
+    assert "nothing was measured since" in symptom
 
 
 def test_stall_in_one_engine_is_found_while_others_run() -> None:

@@ -37,8 +37,8 @@ def first(end: str, flags: Flags | None = None, *before: str) -> Changes:
 
 
 def test_fitting_context_is_vllms_own_estimate() -> None:
-    told = f"{SHORT} Based on the available memory, the estimated maximum model length is 16410. Try …"
-    assert first(told) == Changes({"max-model-len": 16400})
+    message = f"{SHORT} Based on the available memory, the estimated maximum model length is 16410. Try …"
+    assert first(message) == Changes({"max-model-len": 16400})
 
 
 def test_without_an_estimate_the_context_scales_with_memory() -> None:
@@ -388,23 +388,25 @@ def test_process_that_may_be_the_servers_own_is_not_called_another() -> None:
 
 def test_insufficient_fixes_say_they_are_not_enough_alone() -> None:
     text = SHORT.replace("4.50 GiB", "16.00 GiB").replace("2.25", "5.61")
-    whys = {name: fix.why for fix in of(text).fixes for name in fix.changes.set}
-    assert whys["kv-cache-dtype"].endswith(": not enough alone for 32,768.")
-    assert whys["gpu-memory-utilization"].endswith(": not enough alone for 32,768.")
+    reasons = {name: fix.why for fix in of(text).fixes for name in fix.changes.set}
+    assert reasons["kv-cache-dtype"].endswith(": not enough alone for 32,768.")
+    assert reasons["gpu-memory-utilization"].endswith(": not enough alone for 32,768.")
     enough = {name: fix.why for fix in of(SHORT).fixes for name in fix.changes.set}
     assert enough["kv-cache-dtype"].endswith(": enough for 32,768.")
     assert "not enough" not in enough["gpu-memory-utilization"]
     estimated = f"{SHORT[:90]}, the estimated maximum model length is 10000."
-    told = diagnose(["INFO 11-20 10:00:00 [c.py:1] Using max model len 32768", f"ValueError: {estimated}"], 1)
-    assert any("not enough alone for 32,768" in fix.why for fix in told.fixes if "kv-cache-dtype" in fix.changes.set)
+    estimated_run = diagnose(["INFO 11-20 10:00:00 [c.py:1] Using max model len 32768", f"ValueError: {estimated}"], 1)
+    assert any(
+        "not enough alone for 32,768" in fix.why for fix in estimated_run.fixes if "kv-cache-dtype" in fix.changes.set
+    )
     stored = "max seq len ({}) is larger than the maximum number of tokens that can be stored in KV cache (39648)."
     for length, enough in ((131072, False), (65536, True)):
-        whys = {
+        reasons = {
             name: fix.why
             for fix in of(f"ValueError: The model's {stored.format(length)}").fixes
             for name in fix.changes.set
         }
-        assert whys["kv-cache-dtype"].endswith("16-bit one." if enough else f": not enough alone for {length:,}.")
+        assert reasons["kv-cache-dtype"].endswith("16-bit one." if enough else f": not enough alone for {length:,}.")
 
 
 def test_killed_process_is_reported_as_killed() -> None:
@@ -666,7 +668,7 @@ def test_no_value_is_invented_that_the_log_does_not_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "offered"),
+    ("warning", "offered"),
     [
         ("(compute capability 8.6)", False),
         ("Your NVIDIA T4 GPU has compute capability 7.5.", False),
@@ -678,8 +680,8 @@ def test_no_value_is_invented_that_the_log_does_not_state() -> None:
         ("Using default MoE config, E=8,N=3584,device_name=NVIDIA_H200.json", True),
     ],
 )
-def test_log_tells_whether_the_gpu_supports_an_fp8_cache(told: str, offered: bool) -> None:
-    found = of(SHORT, None, f"WARNING 11-20 10:00:00 [a.py:1] {told}")
+def test_log_tells_whether_the_gpu_supports_an_fp8_cache(warning: str, offered: bool) -> None:
+    found = of(SHORT, None, f"WARNING 11-20 10:00:00 [a.py:1] {warning}")
     assert any("kv-cache-dtype" in one.changes.set for one in found.fixes) == offered
 
 
@@ -744,9 +746,9 @@ def _case(version: str | None, text: str = "") -> Case:
     ],
 )
 def test_only_flags_of_the_release_are_named(version: str | None, named: list[str]) -> None:
-    said = " ".join(one.why for one in environment.main_memory(_case(version)))
+    advice = " ".join(one.why for one in environment.main_memory(_case(version)))
     names = ("--swap-space", "--cpu-offload-gb", "--kv-offloading-size")
-    assert [name for name in names if name in said] == named
+    assert [name for name in names if name in advice] == named
 
 
 @pytest.mark.parametrize(
@@ -754,14 +756,14 @@ def test_only_flags_of_the_release_are_named(version: str | None, named: list[st
     [("0.11.0", False, True), ("0.13.0", True, True), ("0.32.0", True, False), (None, True, True)],
 )
 def test_backend_is_removed_in_the_releases_form(version: str | None, flag: bool, variable: bool) -> None:
-    (said,) = (one.why for one in settings.backend_fixes(_case(version, "Selected backend X is not valid")))
-    assert ("--attention-backend" in said, "VLLM_ATTENTION_BACKEND" in said) == (flag, variable)
+    (advice,) = (one.why for one in settings.backend_fixes(_case(version, "Selected backend X is not valid")))
+    assert ("--attention-backend" in advice, "VLLM_ATTENTION_BACKEND" in advice) == (flag, variable)
 
 
 def test_remapped_row_is_not_a_gpu_fault() -> None:
-    said = environment.kernel_crash(_case(None))[0].why
-    assert "64" in said
-    assert "63" not in said
+    advice = environment.kernel_crash(_case(None))[0].why
+    assert "64" in advice
+    assert "63" not in advice
 
 
 MISSING = (

@@ -1,4 +1,4 @@
-"""Findings of prefix caching: which cause is named, what is offered, and when nothing is said."""
+"""Findings about prefix caching: the named cause, the offered fix, and when nothing is reported."""
 
 from __future__ import annotations
 

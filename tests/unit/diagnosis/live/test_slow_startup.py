@@ -95,7 +95,7 @@ def test_memory_taken_by_a_neighbor_during_startup_is_reported() -> None:
         ("non-torch memory", "8.0 GiB", "4.0 GiB"), ("KV cache tokens", "144k", "204k"),
     ]  # fmt: skip
     assert found.fixes[0].changes.empty
-    assert len(disturbed_start(report, None, 5.0).measures) == 2, "without a plan its own figure is told"
+    assert len(disturbed_start(report, None, 5.0).measures) == 2, "without a plan its own value is reported"
 
 
 def test_memory_of_vllm_and_nccl_is_not_a_disturbance() -> None:

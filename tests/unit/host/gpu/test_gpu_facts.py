@@ -1,4 +1,4 @@
-"""Links' bandwidths, who holds what, shares, and what is told as wrong."""
+"""Bandwidths of links, memory holders, shares, and reported problems."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ PORT = NvLink(0, active=True, version="3.1", remote=1, errors={"replay": 0, "crc
 
 
 @pytest.mark.parametrize(
-    ("gpu", "says"),
+    ("gpu", "message"),
     [
         (Gpu(0, lost="fell off the bus"), "fell off the bus"),
         (Gpu(0, xid=48), "Xid 48"),
@@ -150,9 +150,9 @@ PORT = NvLink(0, active=True, version="3.1", remote=1, errors={"replay": 0, "crc
         (Gpu(0, pcie_replays=5000), "5000 PCIe replays"),
     ],
 )
-def test_gpu_problems_are_reported(gpu: Gpu, says: str) -> None:
+def test_gpu_problems_are_reported(gpu: Gpu, message: str) -> None:
     (text,) = hardware_warnings(Host(gpus=(gpu,)))
-    assert says in text
+    assert message in text
 
 
 def test_normal_gpus_are_not_reported(recorded: Callable[[str], Host]) -> None:

@@ -43,7 +43,7 @@ FOUND_ELSEWHERE = {
     "nvmlEventSetFree",
     "nvmlEventSetWait_v2",
 }
-"""Functions whose loss costs nothing on these hosts: another function tells the same, or nothing was told."""
+"""Functions whose failure changes nothing on these hosts: another one returns the same, or they return nothing."""
 
 LOSES = {
     "nvmlSystemGetDriverVersion": {"driver"},
@@ -262,7 +262,7 @@ def test_decreased_counter_gives_no_rate_for_its_link_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "message"),
     [
         (9, "not loaded"),
         (4, "no permission"),
@@ -272,7 +272,7 @@ def test_decreased_counter_gives_no_rate_for_its_link_only() -> None:
     ],
 )
 def test_driver_that_cannot_be_opened_is_one_sentence(
-    code: int, says: str, recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
+    code: int, message: str, recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     stub = make_stub(recorded("4xa6000"))
     stub.set(f"nvmlInitWithFlags -1 {code} 0")
@@ -280,7 +280,7 @@ def test_driver_that_cannot_be_opened_is_one_sentence(
         "import json; from vllm_launchers.host.gpu.monitor import read_once; print(json.dumps(read_once().problem))"
     )
     problem = stub.run(source)
-    assert says in problem
+    assert message in problem
     assert "\n" not in problem
 
 

@@ -271,8 +271,8 @@ def holding(free: float, *holders: Holder) -> Host:
 
 
 def test_memory_being_freed_is_waited_for() -> None:
-    looks = iter([holding(10.0), holding(30.0), holding(47.0)])
-    assert wait_until_freed(lambda: next(looks), {0: 45.0}, poll=0.001).freed
+    samples = iter([holding(10.0), holding(30.0), holding(47.0)])
+    assert wait_until_freed(lambda: next(samples), {0: 45.0}, poll=0.001).freed
 
 
 def test_unreleased_memory_names_its_holder() -> None:

@@ -1,4 +1,4 @@
-"""Host documents from elsewhere: read with care, told in one sentence when they are wrong."""
+"""Host documents from outside: validated, with errors in one sentence."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_derivable_values_may_be_omitted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message_pattern"),
     [
         (b"", "not JSON"),
         (b"[1]", "not a host document"),
@@ -91,8 +91,8 @@ def test_derivable_values_may_be_omitted() -> None:
         pytest.param(b'{"hostname": "' + b"x" * 9_000_000 + b'"}', "larger than", id="huge"),
     ],
 )
-def test_errors_are_reported_in_one_sentence(data: bytes, says: str) -> None:
-    with pytest.raises(HostError, match=says) as caught:
+def test_errors_are_reported_in_one_sentence(data: bytes, message_pattern: str) -> None:
+    with pytest.raises(HostError, match=message_pattern) as caught:
         decode_host(data)
     assert "\n" not in str(caught.value)
 
@@ -105,12 +105,12 @@ def test_errors_are_reported_in_one_sentence(data: bytes, says: str) -> None:
     )
 )
 def test_any_json_gives_a_host_or_a_message(document: object) -> None:
-    told = ""
+    message = ""
     try:
         decode_host(json.dumps(document).encode())
     except HostError as error:
-        told = str(error)
-    assert "\n" not in told
+        message = str(error)
+    assert "\n" not in message
 
 
 def test_error_messages_name_the_file(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_servers_are_matched_to_processes_by_ancestors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("typed", "expected"),
     [
         ("H100", "NVIDIA H100 PCIe"),
         ("h100 80gb hbm3", "NVIDIA H100 80GB HBM3"),
@@ -150,6 +150,6 @@ def test_servers_are_matched_to_processes_by_ancestors() -> None:
         ("", None),
     ],
 )
-def test_gpu_models_are_found_by_common_names(said: str, meant: str | None) -> None:
-    found = find_model(said)
-    assert (found.name if found else None) == meant
+def test_gpu_models_are_found_by_common_names(typed: str, expected: str | None) -> None:
+    found = find_model(typed)
+    assert (found.name if found else None) == expected

@@ -24,7 +24,7 @@ def host_of(kinds: dict[tuple[int, int], str], count: int) -> Host:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "summary"),
     [
         ("1xrtx4090", ""),
         ("2xrtx3090", "all-to-all NV4"),
@@ -33,8 +33,8 @@ def host_of(kinds: dict[tuple[int, int], str], count: int) -> Host:
         ("8xl40s", "PIX within 0,1 | 2,3 | 4,5 | 6,7 · NODE within 0-3 | 4-7 · SYS between them"),
     ],
 )
-def test_regular_hosts_need_no_matrix(name: str, said: str) -> None:
-    assert links_summary(read_host(Path(name))) == said
+def test_regular_hosts_need_no_matrix(name: str, summary: str) -> None:
+    assert links_summary(read_host(Path(name))) == summary
 
 
 def test_partially_linked_mesh_needs_a_matrix() -> None:

@@ -124,7 +124,7 @@ def test_no_devices_to_read(tmp_path: Path, dev: Path):
     assert found(tmp_path / "pci", dev) == []
 
 
-def said(build: str | None, inputs: PlanInputs, kind: EngineKind = EngineKind.VLLM) -> list[str]:
+def vendor_messages(build: str | None, inputs: PlanInputs, kind: EngineKind = EngineKind.VLLM) -> list[str]:
     engine = Engine(kind, ("/opt/vllm",), "0.33.0", build, "/opt/vllm")
     plan = Plan("chatbot", "org/model", engine, "127.0.0.1", 8000, (), {}, {}, {}, gpus=(0,))
     return [one.message for one in hardware_findings(plan, inputs) if one.code == "hardware_unsupported"]
@@ -134,8 +134,8 @@ def test_plan_mentions_another_vendor_once():
     host = Host(gpus=tuple(Gpu(index, name="AMD Instinct MI300X", memory_gib=191.5) for index in range(2)))
     amd = vendor_of_build("rocm")
     assert amd is not None
-    assert said("rocm", PlanInputs()) == said("cuda", PlanInputs(host=host)) == [amd.sentence]
+    assert vendor_messages("rocm", PlanInputs()) == vendor_messages("cuda", PlanInputs(host=host)) == [amd.sentence]
     here = PlanInputs(environment=HostEnvironment(accelerators=(amd.sentence,)))
-    assert said("cuda", here) == [amd.sentence]
-    assert said("cpu", here) == said("cuda", PlanInputs()) == []
-    assert said("simulated", here, EngineKind.SIMULATED) == []
+    assert vendor_messages("cuda", here) == [amd.sentence]
+    assert vendor_messages("cpu", here) == vendor_messages("cuda", PlanInputs()) == []
+    assert vendor_messages("simulated", here, EngineKind.SIMULATED) == []

@@ -109,7 +109,7 @@ def test_asymmetric_links_use_the_farther_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message_pattern"),
     [
         ("", "no matrix"),
         ("nvidia-smi has failed because it couldn't communicate with the driver", "no matrix"),
@@ -122,8 +122,8 @@ def test_asymmetric_links_use_the_farther_kind() -> None:
         pytest.param("\t" + "\t".join(f"GPU{i}" for i in range(200)) + "\tCPU Affinity\n", "200 GPUs", id="many"),
     ],
 )
-def test_invalid_matrix_is_reported_in_one_sentence(text: str, says: str) -> None:
-    with pytest.raises(HostError, match=says) as caught:
+def test_invalid_matrix_is_reported_in_one_sentence(text: str, message_pattern: str) -> None:
+    with pytest.raises(HostError, match=message_pattern) as caught:
         host_from_topo(text)
     assert "\n" not in str(caught.value)
 
@@ -135,10 +135,10 @@ def test_unknown_model_is_reported_with_a_similar_one() -> None:
 
 @given(st.text(alphabet="GPU01NIC\tX VS4YHB-,\n\x1b[m", max_size=300))
 def test_any_text_gives_a_host_or_a_message(text: str) -> None:
-    told, host = "", Host(gpus=(Gpu(0),))
+    message, host = "", Host(gpus=(Gpu(0),))
     try:
         host = host_from_topo(text)
     except HostError as error:
-        told = str(error)
-    assert "\n" not in told
+        message = str(error)
+    assert "\n" not in message
     assert host.gpus

@@ -44,7 +44,7 @@ def test_weights_of_a_known_draft_model_are_counted() -> None:
 
 
 def test_draft_kv_cache_is_counted_in_layers_of_the_model() -> None:
-    """Both have 8 KV heads of 128, so the draft's 28 layers stand beside the model's 36."""
+    """Both have 8 KV heads of 128, so the draft adds 28 layers to the model's 36."""
     flags = speculative(model=DRAFT)
     plain = budget({"max-model-len": 8192}, None)
     draft = budget(flags, known(DRAFT))

@@ -1,4 +1,4 @@
-"""What an encoder takes of the memory: its peak at startup, and the embeddings that are kept meanwhile."""
+"""Memory of an encoder: its peak at startup, and the embeddings kept during it."""
 
 from __future__ import annotations
 
@@ -84,12 +84,16 @@ def test_items_are_limited_by_the_requests() -> None:
 
 def test_fewer_pixels_take_less() -> None:
     facts = seeing()
-    for said in (
+    for limits in (
         {"max_pixels": 1_003_520},
         {"size": {"longest_edge": 1_003_520}},
         {"images_kwargs": {"max_pixels": 1_003_520}},
     ):
-        flags: Flags = {"mm-processor-kwargs": json.dumps(said), "max-num-batched-tokens": 1280, "max-model-len": 2048}
+        flags: Flags = {
+            "mm-processor-kwargs": json.dumps(limits),
+            "max-num-batched-tokens": 1280,
+            "max-model-len": 2048,
+        }
         limited = measured(facts, flags)
         assert limited[1] == 1280 * 3584 * 2
         assert limited[0] < measured(facts, {})[0] / 10

@@ -411,7 +411,7 @@ def test_unknown_cache_facts_are_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "expected"),
     [
         ("eagle3", "weights are not counted; its KV cache is, with 1 layer(s)"),
         ("draft_model", "weights are not counted; its KV cache neither"),
@@ -419,14 +419,14 @@ def test_unknown_cache_facts_are_reported() -> None:
         ("ngram", ""),
     ],
 )
-def test_unknown_draft_facts_are_reported(method: str, said: str) -> None:
-    told = plan(speculative_config=f'{{"method": "{method}", "num_speculative_tokens": 2}}').assumed
-    assert bool(told) == bool(said)
-    assert all(said in sentence for sentence in told)
+def test_unknown_draft_facts_are_reported(method: str, expected: str) -> None:
+    assumed = plan(speculative_config=f'{{"method": "{method}", "num_speculative_tokens": 2}}').assumed
+    assert bool(assumed) == bool(expected)
+    assert all(expected in sentence for sentence in assumed)
 
 
 def test_tokens_per_gib_follow_the_engines_report() -> None:
-    """62,700 tokens were shown for a staged change beside a measured 54,500."""
+    """62,700 tokens were once shown for a staged change next to a measured 54,500."""
     before = plan(max_num_seqs=64)
     assert before.kv_tokens is not None
     report = EngineReport(kv_gib=before.kv_gib, kv_tokens=round(before.kv_tokens * 0.87))

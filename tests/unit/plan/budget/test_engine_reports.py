@@ -114,12 +114,17 @@ BUDGET = MemoryBudget(
 
 
 def test_reported_values_replace_the_estimate() -> None:
-    told = as_reported(BUDGET, EngineReport(15.5, 18.0, 147456, 18.0, 0.7, 8192))
-    assert told.source == "engine"
-    assert (told.weights_gib, told.kv_gib, told.kv_tokens, told.max_concurrency) == (15.5, 18.0, 147456, 18.0)
-    before, after = BUDGET.per_gpu[0], told.per_gpu[0]
+    reported = as_reported(BUDGET, EngineReport(15.5, 18.0, 147456, 18.0, 0.7, 8192))
+    assert reported.source == "engine"
+    assert (reported.weights_gib, reported.kv_gib, reported.kv_tokens, reported.max_concurrency) == (
+        15.5,
+        18.0,
+        147456,
+        18.0,
+    )
+    before, after = BUDGET.per_gpu[0], reported.per_gpu[0]
     assert (after.weights_gib, after.kv_gib, after.graphs_gib) == pytest.approx((15.5, 18.0, 0.7))
-    # What the engine has not said of is what is left of the same memory.
+    # Parts that the engine did not report are the rest of the same memory.
     assert after.free_gib == pytest.approx(before.free_gib)
     assert after.overhead_gib == pytest.approx(1.5 + 2.0 - 0.5 - 0.2)
 

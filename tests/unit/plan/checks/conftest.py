@@ -54,7 +54,7 @@ A_HOST = Host(gpus=(Gpu(0, "GPU-0", "NVIDIA RTX A6000", 48.0, 47.6, compute_capa
 
 @pytest.fixture(scope="session")
 def find() -> Callable[..., list[PlanFinding]]:
-    """Findings of a launch: ``find(set={…}, facts=…, gpus=(0,), host=…, around={…})``; all is well by default."""
+    """Findings of a launch: ``find(set={…}, facts=…, gpus=(0,), host=…, host_environment={…})``; valid by default."""
     presets = read_presets(None)[0]
 
     def find(
@@ -69,7 +69,7 @@ def find() -> Callable[..., list[PlanFinding]]:
         facts: ModelFacts | None = AN_8B_IN_AWQ,
         host: Host | None = A_HOST,
         host_address: str = "127.0.0.1",
-        around: dict[str, Any] | None = None,
+        host_environment: dict[str, Any] | None = None,
         table: bool = True,
         model_problem: str = "",
         **more: Any,
@@ -79,7 +79,7 @@ def find() -> Callable[..., list[PlanFinding]]:
         chosen, changes = presets[preset], Changes(set or {}, unset)
         plan = make_plan(chosen, engine, changes, host=host_address, port=8000, model="/models/eight", **more)
         flags = release_table(version) if table and version else None
-        environment = replace(ROOMY, **(around or {}))
+        environment = replace(ROOMY, **(host_environment or {}))
         inputs = PlanInputs(facts, flags, host, environment=environment, model_problem=model_problem)
 
         def budget(flags: Flags, /) -> MemoryBudget | None:

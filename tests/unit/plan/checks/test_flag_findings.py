@@ -1,4 +1,4 @@
-"""What is said of flags and variables before a launch: each check fires on a made case and not on a good one."""
+"""Findings about flags and variables before a launch: each check fires on a constructed case and not on a valid one."""
 
 from __future__ import annotations
 
@@ -223,17 +223,17 @@ def test_quantizations_before_their_removal(value: str, version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "meant"),
+    ("flags", "suggestion"),
     [
         ({"kv-cache-dtype": "fp8_e4m"}, "fp8_e4m3"),
         ({"load-format": "safetensor"}, "safetensors"),
         ({"config-format": "mistrl"}, "mistral"),
     ],
 )
-def test_choices_that_plugins_may_extend(flags: dict[str, Any], meant: str) -> None:
+def test_choices_that_plugins_may_extend(flags: dict[str, Any], suggestion: str) -> None:
     finding = only(flags)
     assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, False)
-    assert finding.fix == Changes(dict.fromkeys(flags, meant))
+    assert finding.fix == Changes(dict.fromkeys(flags, suggestion))
 
 
 def with_keys(name: str, *parts: FlagSpec) -> FlagTable:
@@ -318,10 +318,10 @@ def test_deprecated_flag() -> None:
     assert "logging-config.pylogging_config_file" in finding.message
 
 
-@pytest.mark.parametrize(("version", "said"), [("0.27.1", True), ("0.32.0", True), ("0.33.0", False)])
-def test_config_file_drops_false(version: str, said: bool) -> None:
+@pytest.mark.parametrize(("version", "reported"), [("0.27.1", True), ("0.32.0", True), ("0.33.0", False)])
+def test_config_file_drops_false(version: str, reported: bool) -> None:
     found = findings({"config": "/c.yaml"}, version=version)
-    assert [finding.code for finding in found] == (["config_drops_false"] if said else [])
+    assert [finding.code for finding in found] == (["config_drops_false"] if reported else [])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Each check fires on a made case, with its level and its way out, and is silent on a good one."""
+"""Each check fires on a constructed case, with its level and its fix, and not on a valid one."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("model_missing", Level.ERROR, {"facts": replace(HUB, source="table"), "environment": {"HF_HUB_OFFLINE": "1"}}),
     ("model_gated", Level.ERROR, {"facts": replace(HUB, gated=True)}),
     ("model_gated", Level.WARNING, {"facts": replace(HUB, model="meta-llama/X", source="table"),
-                                    "around": {"has_hub_token": False}}),
+                                    "host_environment": {"has_hub_token": False}}),
     ("model_incomplete", Level.ERROR, {"facts": replace(BF16, files_missing=("model-2.safetensors",))}),
     ("model_incomplete", Level.WARNING, {"facts": replace(BF16, source="cache", files_missing=("a.safetensors",))}),
     ("remote_code", Level.WARNING, {"facts": replace(BF16, needs_remote_code=True)}),
@@ -169,7 +169,7 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("block_size", Level.WARNING, {"build": "cpu", "host": None, "set": {"block-size": 16}, "version": "0.28.0"}),
     ("variable_value", Level.ERROR, {"environment": {"VLLM_ENGINE_READY_TIMEOUT_S": "abc"}}),
     ("variable_value", Level.ERROR, {"environment": {"VLLM_WORKER_MULTIPROC_METHOD": "thread"}}),
-    ("variable_inherited", Level.ERROR, {"around": {"variables": {"VERBOSE": "yes"}}}),
+    ("variable_inherited", Level.ERROR, {"host_environment": {"variables": {"VERBOSE": "yes"}}}),
     ("variable_value", Level.WARNING, {"environment": {"VLLM_IMAGE_FETCH_TIMEOUT": "5s"}, "version": "0.10.2"}),
     ("chunked_prefill_off", Level.WARNING, {"set": {"enable-chunked-prefill": False, "max-num-batched-tokens": 32768}}),
     ("chunked_prefill_off", Level.WARNING, {"set": {"enable-chunked-prefill": False, "max-model-len": 512}}),
@@ -178,12 +178,13 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("bf16_unsupported", Level.ERROR, {"host": T4, "set": {"dtype": "bfloat16"}}),
     ("bf16_unsupported", Level.WARNING, {"host": V100, "facts": BF16}),
     ("quantization_unsupported", Level.ERROR, {"host": V100, "version": "0.19.1"}),
-    ("port_taken", Level.ERROR, {"around": {"port_holder": "by python (pid 4711, user anna)"}}),
+    ("port_taken", Level.ERROR, {"host_environment": {"port_holder": "by python (pid 4711, user anna)"}}),
     ("open_to_all_without_key", Level.WARNING, {"host_address": "0.0.0.0"}),
-    ("disk_for_download", Level.ERROR, {"facts": HUB, "around": {"model_disk_free_gib": 3.0}}),
-    ("open_files_low", Level.WARNING, {"around": {"open_files": 1024}}),
-    ("shm_small", Level.WARNING, {"host": PAIR, "set": {"tensor-parallel-size": 2}, "around": {"shm_free_gib": 0.06}}),
-    ("another_starting", Level.WARNING, {"around": {"starting": ("docs",)}}),
+    ("disk_for_download", Level.ERROR, {"facts": HUB, "host_environment": {"model_disk_free_gib": 3.0}}),
+    ("open_files_low", Level.WARNING, {"host_environment": {"open_files": 1024}}),
+    ("shm_small", Level.WARNING, {"host": PAIR, "set": {"tensor-parallel-size": 2},
+                                  "host_environment": {"shm_free_gib": 0.06}}),
+    ("another_starting", Level.WARNING, {"host_environment": {"starting": ("docs",)}}),
     ("unwatchable", Level.WARNING, {"set": {"disable-log-stats": True}}),
     ("unwatchable", Level.WARNING, {"set": {"ssl-cert-reqs": 2}}),
     ("unwatchable", Level.WARNING, {"set": {"grpc": True}}),
@@ -412,7 +413,7 @@ def test_force_overrides_only_uncertain_findings(find: Find) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "said"),
+    ("name", "kind", "comparison"),
     [
         ("NVIDIA GeForce RTX 3090", "PHB", "63 GB/s: NVLink, available for these GPUs, carries 112 GB/s, 1.8×"),
         ("NVIDIA GeForce RTX 4090", "PHB", "63 GB/s (no NVLink on this GPU model)"),
@@ -420,7 +421,7 @@ def test_force_overrides_only_uncertain_findings(find: Find) -> None:
         ("something new", "NODE", "63 GB/s; use no more"),
     ],
 )
-def test_links_are_compared_by_their_bandwidth(find: Find, name: str, kind: str, said: str) -> None:
+def test_links_are_compared_by_their_bandwidth(find: Find, name: str, kind: str, comparison: str) -> None:
     def advice(width: int) -> str:
         model = find_model(name)
         fast = model.pcie_generation if model is not None else 4
@@ -430,11 +431,11 @@ def test_links_are_compared_by_their_bandwidth(find: Find, name: str, kind: str,
         (slow,) = [one for one in found if one.code == "tp_over_pcie"]
         return slow.message
 
-    assert f"at {said}" in advice(16)
+    assert f"at {comparison}" in advice(16)
     narrow = advice(8)
-    assert said not in narrow
+    assert comparison not in narrow
     assert "ten times" not in narrow
-    if "1.8" in said:
+    if "1.8" in comparison:
         assert "at 31 GB/s" in narrow
         assert "3.6×" in narrow
 
@@ -449,7 +450,7 @@ def test_launch_below_its_workload_is_reported(find: Find) -> None:
     fitting = found.fix.set["max-num-seqs"]
     assert isinstance(fitting, int)
     worst = int(found.message.split(", or ")[1].split()[0])
-    assert f"holds about {fitting} of " in found.message, "as many as the fix admits, said once"
+    assert f"holds about {fitting} of " in found.message, "as many as the fix allows, shown once"
     assert fitting >= 1.3 * worst, "all at p95 of prompt and answer, at full length at once, is a worst case"
     assert "half of its answer" in found.message
     (mended,) = [one for one in find(**CROWD, set=found.fix.set) if one.code == "workload_not_held"]
@@ -554,11 +555,11 @@ BOTH_HELD = Host(gpus=(ANNAS, BERTS, gpu(2, mig_mode=True, mig=SLICES)))
 def test_only_gpus_named_by_the_environment_are_judged(find: Find, devices: str | None, judged: list[str]) -> None:
     variables = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     own = find(host=BOTH_HELD, environment=variables)
-    inherited = find(host=BOTH_HELD, around={"variables": variables})
+    inherited = find(host=BOTH_HELD, host_environment={"variables": variables})
     for found in (own, inherited):
-        said = [one.message for one in found if one.code == "memory_held"]
-        assert len(said) == len(judged)
-        assert all(name in text for name, text in zip(judged, said, strict=True))
+        messages = [one.message for one in found if one.code == "memory_held"]
+        assert len(messages) == len(judged)
+        assert all(name in text for name, text in zip(judged, messages, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -577,16 +578,16 @@ def test_gpus_that_the_environment_hides_are_not_there(
 ) -> None:
     variables = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     case = {"host": machine(*map(gpu, range(4))), "gpus": gpus, "set": {"tensor-parallel-size": 4}}
-    for where in ({"environment": variables}, {"around": {"variables": variables}}):
+    for where in ({"environment": variables}, {"host_environment": {"variables": variables}}):
         found = [one.message for one in find(**case, **where) if one.code == "gpus_too_few"]
         assert len(found) == (ending is not None)
         assert all(message.endswith(ending or "") for message in found)
 
 
 def test_devices_hidden_by_a_launch_are_not_judged(find: Find) -> None:
-    around = {"variables": {"CUDA_VISIBLE_DEVICES": "0"}}
-    assert "memory_held" in [one.code for one in find(host=BOTH_HELD, around=around)]
-    hidden = find(host=BOTH_HELD, around=around, environment={"CUDA_VISIBLE_DEVICES": ""})
+    host_environment = {"variables": {"CUDA_VISIBLE_DEVICES": "0"}}
+    assert "memory_held" in [one.code for one in find(host=BOTH_HELD, host_environment=host_environment)]
+    hidden = find(host=BOTH_HELD, host_environment=host_environment, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert "memory_held" not in [one.code for one in hidden]
 
 
@@ -641,7 +642,7 @@ def test_empty_cache_size_is_refused_or_ignored_like_vllm(
 
 
 @pytest.mark.parametrize(
-    ("workload", "itl", "flags", "gpus", "says"),
+    ("workload", "itl", "flags", "gpus", "reason"),
     [
         (Workload(40_000, 1000, 0.1, 16), 0.04, {}, 2, "a second vLLM that only computes prompts"),
         (Workload(40_000, 1000, 0.1, 16), 0.035, {}, 2, ""),  # without the prompts it would be missed, too
@@ -658,7 +659,7 @@ def test_empty_cache_size_is_refused_or_ignored_like_vllm(
     ],
 )
 def test_workload_that_suits_another_tool_names_it_with_the_reason(
-    workload: Workload, itl: float, flags: dict[str, Any], gpus: int, says: str
+    workload: Workload, itl: float, flags: dict[str, Any], gpus: int, reason: str
 ) -> None:
     """Of a launch in which a token takes 20 ms with one request and 60 ms with all, 38 of them without prompts."""
     engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "")
@@ -667,7 +668,7 @@ def test_workload_that_suits_another_tool_names_it_with_the_reason(
     plan = Plan("mine", AWQ.model, engine, "127.0.0.1", 8000, (), flags, {}, {}, gpus=(0,), paces=paces)
     host = machine(*(gpu(index) for index in range(gpus)))
     found = list(other_tools(plan, PlanInputs(AWQ, host=host), workload, Objectives(1.0, itl, 0.9, 0.02)))
-    assert [says in one.message for one in found] == ([True] if says else []), found
+    assert [reason in one.message for one in found] == ([True] if reason else []), found
     assert all("(source: " in one.message and one.level is Level.ADVICE for one in found)
 
 

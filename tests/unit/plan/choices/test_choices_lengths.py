@@ -75,7 +75,7 @@ def test_sequences_fit_the_cache(chosen: Chosen, held: float, sequences: int, tr
 
 
 @pytest.mark.parametrize(
-    ("ran", "each", "sequences", "told"),
+    ("ran", "each", "sequences", "reason"),
     [
         (49, 0.0155, 49, "49 fit in 85% of the KV cache"),
         (49, 0.014, 56, "so 56 fit"),
@@ -84,12 +84,12 @@ def test_sequences_fit_the_cache(chosen: Chosen, held: float, sequences: int, tr
     ],
 )
 def test_sequences_of_a_server_with_history_follow_observations(
-    chosen: Chosen, ran: int, each: float, sequences: int, told: str
+    chosen: Chosen, ran: int, each: float, sequences: int, reason: str
 ) -> None:
     seen = SeenRoom(0.85, each, ran, 40_000)
     found = chosen("8b", "h100", budget=holds(13.0), seen=seen)["max-num-seqs"]
     assert found.value == sequences
-    assert told in found.reason
+    assert reason in found.reason
     assert "observed" in found.reason
     assert "p95 length" not in found.reason
 

@@ -213,7 +213,7 @@ def test_model_that_fits_nowhere_gets_all_gpus_and_a_report(chosen: Chosen, mode
 
 
 @pytest.mark.parametrize(
-    ("model", "host", "workload", "said"),
+    ("model", "host", "workload", "reason"),
     [
         ("8b", "h100", CHAT, "no need for FP8"),
         ("8b", "h100", BATCH, "your choice"),
@@ -222,10 +222,10 @@ def test_model_that_fits_nowhere_gets_all_gpus_and_a_report(chosen: Chosen, mode
         ("4b", "2xt4", BATCH, "vLLM can refuse an FP8 cache on this GPU"),
     ],
 )
-def test_fp8_cache_is_never_chosen(chosen: Chosen, model: str, host: str, workload: Workload, said: str) -> None:
+def test_fp8_cache_is_never_chosen(chosen: Chosen, model: str, host: str, workload: Workload, reason: str) -> None:
     found = chosen(model, host, workload)["kv-cache-dtype"]
     assert found.value is None
-    assert said in found.reason
+    assert reason in found.reason
 
 
 PRESET = {"kv-cache-dtype": FlagSetting(value="fp8", why="the preset's own")}

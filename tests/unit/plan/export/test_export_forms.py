@@ -1,4 +1,4 @@
-"""What each export says beside the command: restarts, limits, probes, folders; and never a secret."""
+"""What each export contains besides the command: restarts, limits, probes, folders; and never a secret."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def test_shell_keeps_unknown_words(make: Make) -> None:
 
 def test_config_file(make: Make) -> None:
     text = config_yaml(make({"enable-prefix-caching": False, "enforce-eager": True, "disable-log-stats": False}))
-    said = yaml.safe_load(text)
-    assert said["no-enable-prefix-caching"] is True
-    assert said["enforce-eager"] is True
-    assert "disable-log-stats" not in said
-    assert False not in said.values()
-    assert said["model"]
-    assert (said["host"], said["port"]) == ("127.0.0.1", 8000)
-    assert said["gpu-memory-utilization"] == 0.92
+    config = yaml.safe_load(text)
+    assert config["no-enable-prefix-caching"] is True
+    assert config["enforce-eager"] is True
+    assert "disable-log-stats" not in config
+    assert False not in config.values()
+    assert config["model"]
+    assert (config["host"], config["port"]) == ("127.0.0.1", 8000)
+    assert config["gpu-memory-utilization"] == 0.92
 
 
 def test_flags_unsupported_by_a_config_file_are_in_its_command(make: Make) -> None:
@@ -180,9 +180,9 @@ def test_tools_next_to_the_program_are_on_the_path(make: Make) -> None:
 
 def test_files_that_another_account_must_read_are_named(make: Make) -> None:
     plan = make(command=("/home/anna/venv/bin/vllm",), model="/home/anna/m 1")
-    said = "# vllm must be able to read /home/anna/venv/bin/vllm and '/home/anna/m 1'\n"
-    assert said in systemd_unit(plan, user=False)
-    assert said not in systemd_unit(plan, user=True)
+    comment = "# vllm must be able to read /home/anna/venv/bin/vllm and '/home/anna/m 1'\n"
+    assert comment in systemd_unit(plan, user=False)
+    assert comment not in systemd_unit(plan, user=True)
     assert "must be able to read" not in systemd_unit(make(), user=False)
 
 
@@ -326,7 +326,7 @@ def test_unknown_version_is_reported(make: Make) -> None:
     assert service_of(compose(make(version="0.20.1+cu129")))["image"].endswith(":v0.20.1")
 
 
-# What cannot be said
+# What cannot be exported
 
 
 @pytest.mark.parametrize("form", [compose, kubernetes, config_yaml])

@@ -133,7 +133,7 @@ def test_no_failover_between_different_models_is_reported(make: Make, form: Prox
 
 
 def test_name_with_a_space_is_one_name(make: Make) -> None:
-    """vLLM gets it as one word of its command line, and answers to none of its words."""
+    """vLLM gets it as one argument, and does not answer to its parts."""
     servers = [
         ProxiedServer("a", make({"served-model-name": "new qwen"})),
         ProxiedServer("b", make({"served-model-name": "qwen"})),

@@ -1,4 +1,4 @@
-"""A failed server whose log shows no cause: its reason is said, and no fix is offered that there is not."""
+"""A failed server whose log shows no cause: its reason is shown without a fix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_console.ui.panes.throughput import throughput_lines
 REASON = "Ended by SIGKILL, which it did not ask for: most often the kernel, out of memory (dmesg says)."
 
 
-def told(server, now):
+def message_and_pane(server, now):
     message = "\n".join(strip.text for strip in message_lines(None, server, None, 200))
     return message, "\n".join(strip.text for strip in state_lines(server, now, 100, 30))
 
@@ -25,12 +25,12 @@ def test_kill_reason_is_shown_if_the_log_shows_nothing(fakes):
         reason=REASON,
         diagnosis=Diagnosis(Cause.OTHER, 0.0, None, "", "its log does not say why", (advice,)),
     )
-    message, pane = told(killed, fakes.NOW)
+    message, pane = message_and_pane(killed, fakes.NOW)
     assert REASON in message
     assert "f fix" not in pane
     assert "i findings" in pane
     known = replace(fakes.diagnosed(fakes.NOW), reason=REASON)
-    message, pane = told(known, fakes.NOW)
+    message, pane = message_and_pane(known, fakes.NOW)
     assert REASON not in message, "the line of findings says it"
     assert "f fix   i findings" in pane
 
@@ -45,6 +45,6 @@ def test_killed_server_shows_no_running_or_waiting_requests(fakes):
 
 
 def test_without_a_diagnosis_no_findings_key_is_shown(fakes):
-    _, pane = told(fakes.broken(fakes.NOW), fakes.NOW)
+    _, pane = message_and_pane(fakes.broken(fakes.NOW), fakes.NOW)
     assert "i findings" not in pane
     assert "l log" in pane

@@ -76,8 +76,8 @@ def test_reason_for_an_empty_list_is_shown_in_full(fakes, recorded):
     none = replace(recorded.probe.requests, listed=((),) * len(ORDERS))
     server = replace(recorded, probe=replace(recorded.probe, requests=none))
     lines = requests_lines(server, fakes.NOW, 118, 24, replace(PLAIN, order="aborted"))
-    told = " ".join("".join(strip.text[:70] for strip in lines).split())
-    assert "None aborted. Not recorded: those cut off by a stop, a restart or their client." in told
+    shown = " ".join("".join(strip.text[:70] for strip in lines).split())
+    assert "None aborted. Not recorded: those cut off by a stop, a restart or their client." in shown
 
 
 def test_requests_of_a_failed_server_show_until_when(fakes, recorded):

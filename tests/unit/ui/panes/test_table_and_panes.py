@@ -82,7 +82,7 @@ def test_row_marks_missed_objectives(fakes):
 
 
 def test_marks_and_findings_agree(fakes):
-    """ "Healthy … 55 % (limit 85 %)" stood above a pane that showed 91 % in red: one peak."""
+    """ "Healthy … 55 % (limit 85 %)" was once shown above a pane with 91 % in red: one peak."""
     chat = fakes.chat(fakes.NOW)
     calm = replace(chat.window, kv_cache_usage=0.91, kv_cache_usage_max=0.91, preemption_share=0.0, latencies={})
     peak = fakes.judged(replace(chat, window=calm, findings=()), held=0.55)
@@ -110,7 +110,9 @@ def test_marks_and_findings_agree(fakes):
     assert agreed((good,), full.judged) == (), "what is missed now is not healthy"
     assert "91%!" in row_text(full, fakes.NOW, 120)
     lasting = Finding("kv_cache_pressure", Severity.WARNING, fakes.NOW - 60, "", "")
-    assert "91%!" not in row_text(replace(peak, findings=(lasting,)), fakes.NOW, 120), "what held is in its goal"
+    assert "91%!" not in row_text(replace(peak, findings=(lasting,)), fakes.NOW, 120), (
+        "the sustained value is within its objective"
+    )
     assert "91%!" in row_text(replace(peak, findings=(lasting,), judged=()), fakes.NOW, 120), "no figure tells"
 
 
@@ -425,10 +427,10 @@ def test_staged_line_shows_changes_and_how_many_more(fakes):
 def test_verdict_after_staged_changes_has_whole_clauses():
     staged = (staging.StagedStep("max-num-seqs", 14),)
     verdict = PlanVerdict("fits (estimate); KV cache 19.3k → 20.1k tokens", OK)
-    told = [text(staged_line({"max-num-seqs": 32}, staged, width, fits=verdict)) for width in (80, 100)]
-    assert "…" not in "".join(told)
-    assert "fits (estimate). " in told[0]
-    assert "20.1k tokens" not in told[0]
+    lines_drawn = [text(staged_line({"max-num-seqs": 32}, staged, width, fits=verdict)) for width in (80, 100)]
+    assert "…" not in "".join(lines_drawn)
+    assert "fits (estimate). " in lines_drawn[0]
+    assert "20.1k tokens" not in lines_drawn[0]
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120])

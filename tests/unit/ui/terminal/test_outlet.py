@@ -15,7 +15,7 @@ SECONDS = 120.0
 
 
 class Pipe:
-    """An outlet into a pipe, and what it said."""
+    """An outlet into a pipe, with the events that it reported."""
 
     def __init__(self) -> None:
         self.reads, self.writes = os.pipe()

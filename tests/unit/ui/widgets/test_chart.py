@@ -80,7 +80,7 @@ def test_only_the_upper_edge_above_the_objective_is_red():
 def test_full_area_reaches_its_tick_and_not_above(height):
     strips = chart_of(made(kv_cache_usage=1.0), (USAGE,), 40, height, percent, hi=1.0, area=True)
     assert strips[0].text.startswith(" 100%┤")
-    assert strips[0].text.rstrip()[-1] == "⣤", "the lower half of the cell: the tick stands in its middle"
+    assert strips[0].text.rstrip()[-1] == "⣤", "the lower half of the cell: the tick is in its middle"
 
 
 def test_peak_is_red_if_the_objective_is_in_the_top_row():
@@ -186,7 +186,7 @@ def test_clock_times_are_centered_below_their_ticks(width):
 def test_low_chart_has_its_clock_times_in_the_axis():
     axis = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 5, percent, hi=1.0))[-1]
     assert "┬12:30─" in axis
-    assert not re.search(r"\d┬", axis), "no time stands left of its tick"
+    assert not re.search(r"\d┬", axis), "no time is left of its tick"
 
 
 def test_midnight_shows_its_date_and_a_minute_shows_seconds():

@@ -1,4 +1,4 @@
-"""Where a reader stands in a log: at an earlier moment nothing later is shown, whatever is left out or resized."""
+"""The position in a log: at an earlier moment nothing later is shown, whatever is hidden or resized."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_wrapped_lines_scroll_without_a_jump(long_lines):
     pager = LogPager(long_lines, 10, wrap=40)
     before = rows_of(pager.poll(), 10)
     assert before[-1] == (99, 0)
-    assert rows_of(pager.hold(), 10) == before, "what stands still is what was followed"
+    assert rows_of(pager.hold(), 10) == before, "holding shows the same lines as following"
     while before[0] != (0, 0):
         after = rows_of(pager.scroll(-1), 10)
         assert after[0] < before[0] <= after[-1], "a row at least comes, and the row that was the first is still there"

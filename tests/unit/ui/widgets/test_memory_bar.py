@@ -1,4 +1,4 @@
-"""The memory bar: its parts to scale, told apart without colour, with figures that are never prettier than they are."""
+"""The memory bar: its parts are to scale and differ without color, and its values are never rounded up."""
 
 from __future__ import annotations
 

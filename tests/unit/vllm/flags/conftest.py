@@ -1,4 +1,4 @@
-"""Made-up packages that register flags as vLLM's releases do, in environments that look installed."""
+"""Fake packages that register flags like vLLM's releases, in environments that appear installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 Files = Mapping[str, str]
 
 FILLERS = 30
-"""Flags that only make up the number: so few as a test needs would not be taken for vLLM's."""
+"""Flags that only make up the number: the few that a test needs would not be accepted as vLLM's."""
 
 UTILS = """
     from pydantic import ConfigDict
@@ -165,7 +165,7 @@ MADE_FLAGS = """
 """
 
 
-class MadeEnvironment:
+class FakeEnvironment:
     """A virtual environment by its files alone: ``bin``, ``site-packages``, vLLM's metadata and package."""
 
     def __init__(self, root: Path, version: str = "0.32.0+cpu") -> None:
@@ -198,9 +198,9 @@ class MadeEnvironment:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> MadeEnvironment:
+def environment(tmp_path: Path) -> FakeEnvironment:
     """An environment without the package."""
-    return MadeEnvironment(tmp_path / "venv")
+    return FakeEnvironment(tmp_path / "venv")
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def test_concurrent_reads_and_writes(cache, engine) -> None:
             for _ in range(3):
                 own.learn(engine)
                 assert own.get(engine) is not None
-        except BaseException as error:  # noqa: BLE001 - a thread's failure is told by the test
+        except BaseException as error:  # noqa: BLE001 - a thread's failure is reported by the test
             failures.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(4)]

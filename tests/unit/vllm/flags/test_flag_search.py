@@ -46,7 +46,7 @@ def test_typo_still_finds_the_flag(table: FlagTable) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("typed", "expected"),
     [
         ("max-num-seq", "max-num-seqs"),
         ("max_num_seqz", "max-num-seqs"),
@@ -57,8 +57,8 @@ def test_typo_still_finds_the_flag(table: FlagTable) -> None:
         ("compilation.mode", "compilation-config"),
     ],
 )
-def test_nearest_name_is_suggested(table: FlagTable, typed: str, meant: str) -> None:
-    assert meant in closest(table, typed)
+def test_nearest_name_is_suggested(table: FlagTable, typed: str, expected: str) -> None:
+    assert expected in closest(table, typed)
     assert len(closest(table, typed)) <= 3
 
 

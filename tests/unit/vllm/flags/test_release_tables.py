@@ -156,7 +156,7 @@ def test_variables_are_added_and_removed() -> None:
 
 
 def test_importing_reads_no_data() -> None:
-    """The commands that only look must stay light."""
+    """Read-only commands must stay light."""
     script = (
         "import io, sys; opened = []; sys.addaudithook(lambda e, a: opened.append(str(a[0])) if e == 'open' else None);"
         "import vllm_launchers.vllm.flags.releases as r; assert not any('releases.json' in o for o in opened);"

@@ -262,11 +262,14 @@ def test_quantization(settings: dict[str, Any], expected: Quantization | None) -
 
 
 def test_quantization_from_a_separate_file_or_the_text_part() -> None:
-    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
-    facts = facts_from_config("org/some", LLAMA, beside)
+    separate_file = {
+        "producer": {"name": "modelopt"},
+        "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"},
+    }
+    facts = facts_from_config("org/some", LLAMA, separate_file)
     assert facts.quantization == Quantization("modelopt_fp4", 4, 16)
     assert facts.kv_cache_quantization == "fp8"
-    own = facts_from_config("org/some", {**LLAMA, "quantization_config": {"quant_method": "awq"}}, beside)
+    own = facts_from_config("org/some", {**LLAMA, "quantization_config": {"quant_method": "awq"}}, separate_file)
     assert own.quantization == Quantization("awq", 4)
     nested = {"model_type": "llava", "text_config": {**LLAMA, "quantization_config": {"quant_method": "fp8"}}}
     assert facts_from_config("org/some", nested).quantization == Quantization("fp8", 8)
@@ -384,8 +387,8 @@ JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dicti
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(WORDS, JSON, max_size=8), st.dictionaries(WORDS, JSON, max_size=4))
-def test_any_config_is_read_without_an_exception(config: dict[str, Any], beside: dict[str, Any]) -> None:
-    facts = facts_from_config("org/any", {**LLAMA, **config}, beside)
+def test_any_config_is_read_without_an_exception(config: dict[str, Any], separate_file: dict[str, Any]) -> None:
+    facts = facts_from_config("org/any", {**LLAMA, **config}, separate_file)
     assert len(facts.layers) <= 4000
     for value in (facts.heads, facts.kv_heads, facts.head_dim, facts.max_context, facts.state_bytes, facts.window):
         assert value is None or (isinstance(value, int) and value > 0)

@@ -85,14 +85,14 @@ def test_fewer_pixels_make_fewer_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "tokens"),
+    ("settings", "tokens"),
     [({"max_pixels": 1_003_520}, 1280), ({"size": {"longest_edge": 1_003_520}}, 1280), ({"max_pixels": None}, 16384),
      (None, 16384)],
 )  # fmt: skip
-def test_preprocessor_config_limits_images(tmp_path: Path, said: Any, tokens: int) -> None:
+def test_preprocessor_config_limits_images(tmp_path: Path, settings: Any, tokens: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": QWEN_TOWER}))
-    if said is not None:
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    if settings is not None:
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     encoder = facts_of_files("org/m", tmp_path).encoder
     assert encoder is not None
     assert encoder.item_tokens == tokens
