@@ -1,4 +1,4 @@
-"""The documents say what the program says: links, generated parts, and that nothing is left out."""
+"""The documents match the program: links, generated parts, and completeness."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def page(name: str) -> str:
 
 
 def prose(text: str) -> str:
-    """A page without its blocks of code, where brackets are no links and ``#`` begins no heading."""
+    """A page without its code blocks, where brackets are not links and ``#`` is not a heading."""
     return CODE_BLOCK.sub("", text)
 
 
 def anchors(path: Path) -> Iterator[str]:
-    """What GitHub makes of a page's headings."""
+    """The anchors that GitHub creates for a page's headings."""
     for heading in HEADING.findall(prose(path.read_text(encoding="utf-8"))):
         yield re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
@@ -53,7 +53,7 @@ def sections(text: str, level: int) -> list[str]:
 
 
 def words_of_first_column(table: str) -> list[str]:
-    """The first word of each row's first cell, where that is code."""
+    """The first word of each row's first cell, if that is code."""
     return re.findall(r"^\| `(\w+)[^`]*` \|", table, re.MULTILINE)
 
 
@@ -87,7 +87,7 @@ def test_named_project_files_exist(path: Path) -> None:
 
 
 def with_runs(path: Path) -> Any:
-    """A page to check; the one with runs of the model where ``test_guides.py`` has run them already."""
+    """A page to check; the one with model runs is checked where ``test_guides.py`` has already run them."""
     return pytest.param(path, marks=pytest.mark.xdist_group("guides") if path.name == "guides.md" else ())
 
 

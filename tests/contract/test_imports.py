@@ -145,7 +145,7 @@ def test_command_line_loads_little() -> None:
 
 @pytest.mark.parametrize("module", ["fleet.gpus", "fleet.local", "ui.app"])
 def test_console_opens_before_gpu_libraries_are_loaded(module: str) -> None:
-    """A thread loads it, where there is a driver: its libraries take 30 ms."""
+    """A thread loads it if there is a driver: its libraries take 30 ms."""
     assert tops(modules_of(f"vllm_console.{module}")) & {"psutil", "pynvml"} == set()
 
 

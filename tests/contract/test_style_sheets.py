@@ -1,4 +1,4 @@
-"""Style sheets name widgets by their classes: a selector that names none applies to nothing, and nobody is warned."""
+"""Style sheets select widgets by class: a selector without a class applies to nothing, without a warning."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ours() -> set[str]:
 
 
 def sheets() -> Iterator[tuple[str, str]]:
-    """Every style sheet: where it is, and its text."""
+    """Every style sheet: its location and its text."""
     for path in sorted(UI.rglob("*.tcss")):
         yield path.name, path.read_text()
     for path in SOURCES:

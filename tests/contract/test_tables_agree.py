@@ -1,4 +1,4 @@
-"""What two packages that do not know each other both say must be the same."""
+"""Facts stated in two packages that do not import each other must be equal."""
 
 from __future__ import annotations
 

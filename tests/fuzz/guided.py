@@ -86,7 +86,7 @@ def _place(error: Exception) -> str:
 
 
 def corpus(reader: Reader, folder: Path) -> Path:
-    """Where the hunt begins: what is good, and what is odd in known ways."""
+    """The initial corpus: valid input, and known odd input."""
     place = folder / "corpus"
     place.mkdir(parents=True, exist_ok=True)
     for data in (reader.good, *(some for some in BYTES if len(some) <= LONGEST)):
@@ -95,7 +95,7 @@ def corpus(reader: Reader, folder: Path) -> Path:
 
 
 def dictionary(reader: Reader, folder: Path) -> Path:
-    """Words that are worth putting in, as libFuzzer reads them."""
+    """Useful words, in libFuzzer's dictionary format."""
     words = [*(key.encode() for key in reader.keys), *(text.encode(errors="surrogatepass") for text in TEXTS)]
     lines = ['"' + "".join(f"\\x{byte:02x}" for byte in word[:60]) + '"' for word in words]
     path = folder / "dictionary"

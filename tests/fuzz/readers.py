@@ -220,7 +220,7 @@ def details(data: bytes) -> object:
 
 
 def http_answer(data: bytes) -> object:
-    """An answer as it comes over a connection that is there already (the scraper's own: no port is used up)."""
+    """A response over an existing connection (the scraper's own: no port is used)."""
     for ask in (lambda one: one.sample(1.0), lambda one: one.metrics_text()):
         scraper = Scraper("http://127.0.0.1:9")
         near, far = socket.socketpair()

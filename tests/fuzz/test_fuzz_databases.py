@@ -1,4 +1,4 @@
-"""RunStore and history with bytes changed, cut off and made up: an answer, or an error of the package's own."""
+"""RunStore and history with changed, truncated and invented bytes: a result, or one of the package's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guided hunt as a test: so many inputs from a seed on the parsers of others' words, where atheris is installed."""
+"""The guided search as a test: so many inputs from a seed for each parser, if atheris is installed."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def written(keys: tuple[str, ...]) -> st.SearchStrategy[bytes]:
 
 
 def damaged(good: bytes) -> st.SearchStrategy[bytes]:
-    """Good bytes with a few of them changed, cut out or put in: what a disk or a fault makes of them."""
+    """Valid bytes with some changed, removed or inserted, as by a disk fault."""
     put = st.binary(max_size=4) | st.sampled_from(
         [*(text.encode(errors="surrogatepass") for text in TEXTS), b"9" * 5000, b"9" * 400, b"1e999"]
     )

@@ -1,4 +1,4 @@
-"""What a claim of an operating guide is, and what comes of running it."""
+"""A claim of an operating guide, and the outcome of running it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Source(StrEnum):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of running a claim. ``figures`` fill its texts.
+    """The outcome of running a claim. ``figures`` fill its texts.
 
     ``as_claimed`` is whether direction or order is as the guide has it, ``with_condition`` whether it is so where the
     claim's reason says. ``explained`` is whether what the reason says was seen in the run.

@@ -83,7 +83,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What came of serving, over its measured part. Seconds; ``reused`` is a share of the prompt tokens.
+    """The outcome of serving, over its measured part. Seconds; ``reused`` is a share of the prompt tokens.
 
     ``sequences`` is the mean number that run at once, ``preempted`` the preemptions per finished request,
     ``kv_usage`` the mean share of the KV cache in use.

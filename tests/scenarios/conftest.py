@@ -46,7 +46,7 @@ MOST_TOGETHER = 4096
 
 @dataclass
 class Served:
-    """What came of serving: the frames, and the ctx at the end."""
+    """The result of serving: the frames, and the context at the end."""
 
     frames: Frames
     ctx: Evidence

@@ -87,7 +87,7 @@ def test_preempting_is_fixed_by_fewer_sequences_as_a_last_resort(server) -> None
 
 
 def test_fewer_sequences_fit_the_recent_requests(server) -> None:
-    """``32 → 17`` did not end preemptions: 17 had run well, of requests that were a third as long."""
+    """``32 → 17`` once did not end preemptions: 17 had run well with requests a third as long."""
     short = steadily(4.4, 60, 400, 150)
     bursts = [60.0 + 20 * burst + 0.2 * at for burst in range(7) for at in range(20)]
     flags = {"max-model-len": 2048, "num-gpu-blocks-override": 1200, "max-num-seqs": 32}
@@ -135,7 +135,7 @@ def test_sequence_limit_and_memory_shortage_are_distinguished(server) -> None:
 
 
 def test_sudden_queue_is_offered_more_sequences(server) -> None:
-    """A backlog that does not grow is no oversubscription, but its requests wait, and for nothing but the limit."""
+    """A constant backlog is no oversubscription, but its requests wait only because of the limit."""
     few = server({"max-model-len": 4096, "max-num-seqs": 16}, gpu="H100 80GB", **KNOWN)
 
     def traffic() -> list[Request]:
@@ -149,7 +149,7 @@ def test_sudden_queue_is_offered_more_sequences(server) -> None:
 
 
 def test_prompts_arriving_faster_than_computed(server) -> None:
-    """Neither sequences nor memory hold the queue back: quantized weights compute faster."""
+    """Neither sequences nor memory limit the queue: quantized weights compute faster."""
     plain = server(
         {"max-model-len": 8192}, "Qwen/Qwen3-8B", gpu="L40S", compute_capability=(8, 9), quantized=False, **KNOWN
     )

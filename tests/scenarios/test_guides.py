@@ -1,4 +1,4 @@
-"""What operating guides say of vLLM, run in the model: the verdicts of ``docs/guides.md`` are what comes out."""
+"""Claims of operating guides about vLLM, run in the model: the verdicts of ``docs/guides.md`` are its results."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_reused_pid_is_not_the_server(foreign: Start) -> None:
 
 
 def test_socket_replaced_while_connecting_is_not_trusted(itself: Owner) -> None:
-    """Another process that holds the port for a moment gets a connection, and no byte over it."""
+    """Another process that briefly holds the port gets a connection, but no byte."""
     servers = [listening("127.0.0.1")]
     port = servers[0].getsockname()[1]
 

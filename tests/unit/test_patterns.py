@@ -39,7 +39,7 @@ def test_invalid_pattern_is_refused_when_used() -> None:
 
 
 def test_every_defined_pattern_is_valid() -> None:
-    """One that is compiled when it is first used would fail only there."""
+    """A pattern compiled on first use would fail only there."""
     done = subprocess.run([sys.executable, "-c", EVERY_PATTERN], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 150

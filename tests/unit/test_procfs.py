@@ -1,4 +1,4 @@
-"""What ``/proc`` says, read from the real one and from lines that are odd."""
+"""Parsing of ``/proc``, the real one and unusual lines."""
 
 from __future__ import annotations
 

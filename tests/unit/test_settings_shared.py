@@ -1,4 +1,4 @@
-"""Whether vLLM judges launches by itself: not on a machine that the settings show to be shared."""
+"""Whether vLLM judges launches automatically: not on a machine that the settings show to be shared."""
 
 from __future__ import annotations
 

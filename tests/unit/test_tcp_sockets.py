@@ -1,4 +1,4 @@
-"""Which sockets listen, as both ways to ask the kernel say it."""
+"""Which sockets listen, by both kernel interfaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of the standard library alone: made, compared and refused as frozen dataclasses are."""
+"""Standard-library value classes: created, compared and refused like frozen dataclasses."""
 
 from __future__ import annotations
 

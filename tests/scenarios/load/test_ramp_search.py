@@ -18,7 +18,7 @@ CALM = StepFigures(
 
 
 def searched(miss, start, *, steps=40, seed=0, requests=1500):
-    """The ceiling found where a request at a rate is late with probability ``miss(rate)``."""
+    """The ceiling found if a request at a rate is late with probability ``miss(rate)``."""
     chance, tried = random.Random(seed), []
     while len(tried) < steps and (wanted := next_step(tried, start, start / 32, 10_000)) is not None:
         outcome, late, count, probability = None, 0, 0, miss(wanted.rate)
@@ -32,7 +32,7 @@ def searched(miss, start, *, steps=40, seed=0, requests=1500):
 
 
 def curve(at, steepness):
-    """A share of misses that is 1% at a rate, and rises with that power of it."""
+    """A share of misses that is 1% at a rate, and grows with that power of it."""
     return lambda rate: 1 / (1 + 99 * (at / rate) ** steepness)
 
 
@@ -147,7 +147,7 @@ def test_grown_queue_limits_the_ceiling_without_lowering_it():
 
 
 def test_one_queue_in_a_short_step_does_not_fix_the_bracket():
-    """Many requests came at once in its eleven seconds; minutes at about that rate show that it was chance."""
+    """Many requests arrived at once in its eleven seconds; minutes at about that rate show that it was random."""
     early = [
         TriedRate(10.3, True, ttft=(86, 0), itl=(406, 2)),
         TriedRate(14.6, False, "itl_p99_seconds", ttft=(115, 0), itl=(287, 4)),

@@ -32,7 +32,7 @@ def arrivals(rate: float, prompts: tuple[int, int], *, count: int = 150, output:
 def compared(
     run: Run, evidence: TrafficEvidence, requests: Sequence[FinishedRequest] = ()
 ) -> list[tuple[SeenStep, float, int]]:
-    """Each step of the evidence, its true duration and its true prompt tokens; ``requests`` are those it is made of."""
+    """Each step of the evidence with its true duration and true prompt tokens; ``requests`` are its sources."""
     times = [(one.finished_at, one.prefill_seconds or 0, one.decode_seconds or 0) for one in requests or run.requests]
     zero = min(at - prefill - decode for at, prefill, decode in times)
     ends = [one.at for one in run.steps]

@@ -1,4 +1,4 @@
-"""A server's objectives over a window, and what ``check`` makes of them."""
+"""A server's objectives over a window, and the results of ``check``."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def samples_every(step: int, peaks: Callable[[int], float], count: int) -> list[
 
 
 def test_peaks_in_minute_rows_are_not_sustained() -> None:
-    """Such a row holds the highest of its minute."""
+    """A minute row holds the maximum of its minute."""
     assert served_window(samples_every(60, lambda at: 0.99, 30)).usage is None
     assert served_window(samples_every(10, lambda at: 0.99 if at in (5, 6, 7) else 0.3, 30)).usage == 0.99
     gap = [one for at, one in enumerate(samples_every(10, lambda at: 0.99 if at in (5, 7, 8) else 0.3, 30)) if at != 6]
@@ -138,7 +138,7 @@ def test_peaks_in_minute_rows_are_not_sustained() -> None:
 
 
 def test_long_window_is_judged_by_its_ten_second_rows(tmp_path: Path) -> None:
-    """A peak every minute: the rows by the minute, which such a window is read by, hold nothing else."""
+    """One peak a minute: the minute rows, which such a window is read from, show nothing else."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for at in (-40_000, *range(-600, 1, 10)):
         writer.append(Sample(NOW + at, {"0": engine(50_000 + at, usage=0.3 if at % 60 else 0.99)}), 2)
@@ -267,7 +267,7 @@ def test_value_just_above_its_limit_is_not_rounded_to_the_limit() -> None:
 
 
 def latency(limit: float, counts: tuple[float, ...], bounds: tuple[float, ...] = (0.3, 0.5, INF)) -> dict[str, object]:
-    """What ``check`` says of a TTFT objective; so many requests in each bucket, the rest of the service steady."""
+    """The document of a TTFT objective with so many requests in each bucket; the rest of the service is steady."""
     objectives = Objectives(ttft_p99_seconds=limit, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
     ttft = Histogram(bounds, counts, 1.0)
     last = engine(119, histograms={"ttft": ttft, "itl": STEADY[-1].histograms["itl"]})

@@ -21,7 +21,7 @@ SECRET = "Bearer very-secret-token"
 
 
 class Receiver:
-    """What was asked of it, and what it answers: the next of ``answers``, the last of them for ever."""
+    """Stores its requests and returns the next of ``answers``; the last one repeats."""
 
     def __init__(self) -> None:
         self.answers = [204]

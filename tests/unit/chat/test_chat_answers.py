@@ -1,4 +1,4 @@
-"""What a stream says becomes parts and figures; what it must not say becomes one sentence."""
+"""A stream becomes parts and measured values; invalid streams become one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which command a command line means, and what its output cannot say."""
+"""Parsing of command lines, and output that a terminal can't encode."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_every_duration_option_has_units() -> None:
 def test_console_options_are_refused_for_other_commands(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`list` showed the present, whatever moment was asked for, and no picture was saved."""
+    """``list`` used to ignore the requested moment, and no picture was saved."""
     with pytest.raises(SystemExit) as ended:
         parse([*option, "list"])
     assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""The demo's recording: made with today's flags, entered as a recorder enters it, with a verdict on its restart."""
+"""The demo's recording: made with the current flags, entered like a recorder would, with a verdict on its restart."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_recording_covers_the_last_25_minutes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["docs", "editor"])
 def test_steps_and_requests_match_the_probe_format(tmp_path: Path, name: str) -> None:
-    """They are the whole traffic, up to the last moment without a request, and a prediction can be made from them."""
+    """They are all of the traffic until the last request ended, and allow a prediction."""
     demo_recording.enter_probes(demo_recording.read_probes()[name], tmp_path, NOW)
     reader = ProbeReader(tmp_path / "probe")
     requests, steps = reader.requests(), reader.steps()

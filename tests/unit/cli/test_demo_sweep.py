@@ -1,4 +1,4 @@
-"""A demo removes what killed ones left behind, and nothing of one that runs elsewhere on the same home folder."""
+"""A demo removes leftovers of killed demos, but nothing of one on another machine with the same home folder."""
 
 from __future__ import annotations
 

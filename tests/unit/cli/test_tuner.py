@@ -1,4 +1,4 @@
-"""What a tuning says and returns, on a fleet whose servers restart at once."""
+"""Output and exit code of a tuning, on a fleet whose servers restart immediately."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TTFT = {4: 1.0, 16: 0.2, 64: 0.9}
 
 
 class Fleet:
-    """One server; its restarts give it other flags at once, or fail as ``failing`` says, from the given one on."""
+    """One server; restarts change its flags immediately, or fail with ``failing`` from the given restart on."""
 
     def __init__(self, failing: str = "", begin: int = 0) -> None:
         self.server = ServerView("chat", State.READY, 0.0, flags={"max-num-seqs": 4}, generation=1)
@@ -69,7 +69,7 @@ class Fleet:
 
 @pytest.fixture
 def tuned(monkeypatch, capsys):
-    """Run the command; gives its exit code, its JSON, and what it says on stderr."""
+    """Run the command; returns its exit code, its JSON, and its stderr."""
 
     def run(fleet, *words, folder=None):
         async def run_load(*_args, answers, on_progress, **_options):
@@ -146,7 +146,7 @@ def test_failure_to_restore_original_flags_is_reported(tuned, monkeypatch):
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_abandoned_trial_is_named_in_the_error(tuned, capsys, stopped):
-    """Its server was killed, which puts the original flags back; or somebody has stopped it, who is not overruled."""
+    """Its server was killed, which restores the original flags; or another user stopped it, which is respected."""
     fleet = Fleet()
     message = "the server stopped answering"
 

@@ -1,4 +1,4 @@
-"""``remove`` and ``detach`` say that the history is kept, and how it is seen."""
+"""``remove`` and ``detach`` say that the history is kept and how to see it."""
 
 from __future__ import annotations
 

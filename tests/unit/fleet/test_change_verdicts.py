@@ -1,4 +1,4 @@
-"""From the ledger on disk to the verdict on a change that helps, one that harms, and one that does nothing."""
+"""From the run database to the verdict on a change that helps, one that harms, and one without effect."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_no_change_gives_none(fleet, serve):
 
 @pytest.fixture
 def record(state):
-    """The record of ``chat``, whose second generation the ledger may not know of yet."""
+    """The record of ``chat``; the run database may not know its second generation yet."""
     began = time.time() - 3600
     details = Details(preset="chatbot", model="m", flags=OTHERS)
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details), sidecar=("--run", "key2"))

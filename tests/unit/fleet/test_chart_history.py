@@ -1,4 +1,4 @@
-"""Charts over any range: read once in a thread, then kept up to date with what comes."""
+"""Charts over any range: read once in a thread, then updated with new rows."""
 
 from __future__ import annotations
 

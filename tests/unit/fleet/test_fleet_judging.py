@@ -74,7 +74,7 @@ def record(port: int = 1, state: State = State.READY, reason: str = "", flags: A
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A server's folder whose history is of ten minutes under pressure."""
+    """A server's folder with a history of ten minutes under pressure."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(600):
         writer.append(sample(NOW - 600 + second, usage=0.9))
@@ -290,7 +290,7 @@ def hot_since(at: float, until: float = NOW) -> list[str]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Path:
-    """A server's folder within a state folder, and ten minutes in which it served well."""
+    """A server's folder within a state folder, with ten healthy minutes."""
     folder = tmp_path / "servers" / "chat"
     folder.mkdir(parents=True)
     writer = HistoryWriter(folder / HISTORY)
@@ -529,7 +529,7 @@ def test_reserves_in_the_config_file(tmp_path: Path) -> None:
 
 
 def test_one_peak_is_not_marked_and_stays_healthy(tmp_path: Path) -> None:
-    """Marks, findings and figures come from one judgement of the last minute."""
+    """Marks, findings and values use the same judgement of the last minute."""
     writer = HistoryWriter(tmp_path / HISTORY)
     for second in range(600):
         writer.append(sample(NOW - 600 + second, usage=0.91 if second >= 596 else 0.5))
@@ -583,7 +583,7 @@ def test_values_of_the_previous_run_are_not_judged_after_a_restart(folder: Path)
 
 @pytest.mark.parametrize("state", [State.STOPPED, State.READY])
 def test_silent_server_keeps_its_last_frame(folder: Path, state: State) -> None:
-    """Also one that runs and is not recorded any more, and in a console that was opened only now."""
+    """Also a running server that is no longer recorded, in a newly opened console."""
     watched = WatchedServer(folder, interactive=True)
     later = NOW + 7200
     last = record(state=state)
@@ -597,7 +597,7 @@ def test_silent_server_keeps_its_last_frame(folder: Path, state: State) -> None:
 
 
 def test_charts_change_only_at_the_end_of_a_point(tmp_path: Path) -> None:
-    """Figures are of this second; a chart of points of five seconds is the same until the next of them has ended."""
+    """Values change each second; a chart with points of five seconds changes when its next point has ended."""
     writer = HistoryWriter(tmp_path / HISTORY)
     watched = WatchedServer(tmp_path, interactive=True)
     served, drawn = record(), []

@@ -1,4 +1,4 @@
-"""The load that a console sends: what it says of one that went well, went badly, or could not begin."""
+"""The load that a console sends: its message after success, after failures, or if it could not start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ramps that a console runs: what it makes of their events, of one that could not begin, and of one it cancels."""
+"""The ramps that a console runs: their events, ramps that could not start, and canceled ramps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a console keeps and shows of GPUs: the recorders' history, and its own where no recorder writes."""
+"""GPU history in a console: the recorders' history, and its own where no recorder writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After a stop: memory that comes back, memory that does not, memory that somebody else took at once."""
+"""After a stop: memory that is released, memory that is not, memory that another process took."""
 
 from __future__ import annotations
 

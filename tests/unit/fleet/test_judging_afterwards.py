@@ -126,7 +126,7 @@ def served(folder: Path, waiting: Callable[[int], float], *, step: int = 10, slo
 
 
 def test_short_bursts_in_coarse_rows_are_not_a_growing_queue(tmp_path):
-    """Each row holds the longest queue of its ten seconds: nothing waited for most of them."""
+    """Each row holds the longest queue of its ten seconds; most of the time nothing waited."""
     sizes = random.Random(1)
     assert served(tmp_path, lambda _: sizes.randrange(5, 60)) == set()
 
@@ -168,7 +168,7 @@ def test_run_list_shows_findings_and_their_coverage(night):
 
 
 class CheckedFleet:
-    """A fleet with one server that does not run, as ``check`` asks it."""
+    """A fleet with one stopped server, as ``check`` uses it."""
 
     def __init__(self, view, trouble):
         self.view, self.trouble, self.asked = view, trouble, []

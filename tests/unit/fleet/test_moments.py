@@ -162,7 +162,7 @@ def test_past_view_has_the_preset_and_objectives_of_that_time(folder: Path) -> N
 
 
 def test_server_that_failed_while_serving_keeps_its_last_minute(folder: Path) -> None:
-    """One whose start failed has none, though there is history of the generation, and of the one before."""
+    """A server whose start failed has none, though the generation and the one before have history."""
     served = record(*SERVED.generations, state=State.FAILED)
     again = record(SERVED.generations[0], values.replace(SERVED.current, ready_at=None), state=State.FAILED)
     later = record(SERVED.generations[0], values.replace(SERVED.current, number=3), state=State.FAILED)

@@ -1,4 +1,4 @@
-"""A console stays open while others remove servers and give their names to new ones."""
+"""A console stays open while other consoles remove servers and reuse their names."""
 
 from __future__ import annotations
 

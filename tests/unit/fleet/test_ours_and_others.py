@@ -146,7 +146,7 @@ def test_server_with_an_unknown_port_was_not_probed() -> None:
 
 
 def test_container_server_is_not_probed_on_this_machines_port() -> None:
-    """Whoever answers there is another server: its figures must not be shown as the container's."""
+    """Another server answers there; its metrics must not be shown as the container's."""
     script = "print(flush=True); import sys; sys.stdin.read()"
     words = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", script]
     with (
@@ -171,7 +171,7 @@ def test_container_server_is_not_probed_on_this_machines_port() -> None:
 
 
 def test_failure_line_is_counted_from_the_beginning_of_the_log(tmp_path: Path) -> None:
-    """The log holds earlier generations too, and progress bars that are drawn over."""
+    """The log also holds earlier generations and redrawn progress bars."""
     before = "INFO all well\n" * 40 + "1 %\r50 %\r100 %\n"
     failed = values.replace(record("chat", 8055, State.FAILED), log_offset=len(before))
     folder = folders.prepare(tmp_path, "chat")

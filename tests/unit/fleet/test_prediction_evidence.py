@@ -1,4 +1,4 @@
-"""What a run's records must tell before a prediction is made from them."""
+"""What a run's records must contain for a prediction."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ RANGE = CHART_RANGES[0]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two requests a second for two minutes, up to now: each second of them one was preempted, each tenth aborted."""
+    """Two requests a second for the last two minutes; each second one was preempted, each tenth aborted."""
     now = time.monotonic()
     rows: dict[str, list[bytes]] = {kind: [] for kind in plugin.LAYOUTS}
     for second in range(120):

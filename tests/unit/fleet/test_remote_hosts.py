@@ -1,4 +1,4 @@
-"""Fleets of other machines: addresses, what travels over ssh, and connections that are not as they should be."""
+"""Fleets of other machines: addresses, messages over ssh, and faulty connections."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_faulty_connection_is_one_row(
 
 @pytest.mark.parametrize("streams", ["", "2>&1", "1>&2"])
 def test_process_left_by_ssh_does_not_delay_the_end(streams: str) -> None:
-    """A master of shared connections may hold ssh's standard error for hours."""
+    """The master of shared connections may keep ssh's standard error open for hours."""
     script = f"""sleep 30 {streams} & echo '{{"hello": {{"protocol": 1}}, "pid": '$!'}}'; exec cat"""
     session = Session(["sh", "-c", script])
     left = int(session._answer(0, 20.0)["pid"])

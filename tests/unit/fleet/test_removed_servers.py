@@ -1,4 +1,4 @@
-"""What is kept of a server that is removed, for how long, and that nothing else is."""
+"""What is kept of a removed server, and for how long."""
 
 from __future__ import annotations
 

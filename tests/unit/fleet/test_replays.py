@@ -1,4 +1,4 @@
-"""Runs that have ended, shown again from what is recorded of them."""
+"""Ended runs, replayed from their records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Energy per token and request: by the counters of GPUs that serve nobody else, or no figure at all."""
+"""Energy per token and request: from the counters of GPUs that serve only this server, or unknown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gpu(index: int, joules: float | None, **facts: Any) -> Gpu:
 
 
 def seen(*changes: Callable[[Host], Host], watts: float = 300.0) -> list[Host]:
-    """Two GPUs of the server, and one of somebody else, every five seconds; ``changes`` apply from the 12th on."""
+    """Samples every five seconds of the server's two GPUs and another user's; ``changes`` apply from the 12th on."""
     hosts = []
     for number in range(24):
         at = 1002.0 + 5 * number

@@ -1,4 +1,4 @@
-"""History on disk: tiers, bounds, crashes, and files that are not what they should be."""
+"""History on disk: tiers, bounds, crashes, and invalid files."""
 
 from __future__ import annotations
 

@@ -320,7 +320,7 @@ def test_negligible_changes_are_not_offered() -> None:
 
 
 def test_more_sequences_do_not_exceed_the_reduced_number() -> None:
-    """A calm minute after a full hour: 48 fit by what requests held, whatever the last minute polls like."""
+    """A calm minute after a full hour: 48 fit by the requests' usage, whatever the last minute shows."""
     polls = [*hour(crowd=60, usage=0.95, preempted=2.0)]
     frames = frames_of(polls)
     calm = (*frames[:-6], *(replace(one, usage_max=0.2) for one in frames[-6:]))

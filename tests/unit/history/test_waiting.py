@@ -1,4 +1,4 @@
-"""How long requests in the queue have waited at least, against a queue whose waits are known."""
+"""The minimum wait of queued requests, compared with a queue of known waits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_without_a_queue_there_is_no_wait() -> None:
 
 
 def test_queue_of_equal_length_may_hold_other_requests() -> None:
-    """Three wait, three are let in, three come: nobody is known to have waited since."""
+    """Three wait, three are admitted, three arrive: nobody is known to have waited since."""
     assert longest((0.0, engine(1, 3)), (2.0, engine(4, 3, first=3))) == 0.0
     assert longest((0.0, engine(1, 3)), (2.0, engine(3, 3, first=2))) == 2.0, "one of the first three is left"
 
@@ -75,7 +75,7 @@ def test_without_prefix_caching_the_wait_is_unknown(queries: float | None) -> No
 
 
 def test_clients_leaving_before_the_first_token_make_room() -> None:
-    """Each second all five that run are given up, the five that waited run, and five more come."""
+    """Each second all five running requests are canceled, the five waiting ones run, and five more arrive."""
     found = longest(*((float(at), engine(5, 5, queries=500.0 + 500.0 * at)) for at in range(30)))
     assert found is not None
     assert found <= 1.0
@@ -84,7 +84,7 @@ def test_clients_leaving_before_the_first_token_make_room() -> None:
 @pytest.mark.parametrize("patience", [1.0, 0.6, 0.2])
 @pytest.mark.parametrize("seed", range(10))
 def test_wait_is_never_overstated(seed: int, patience: float) -> None:
-    """A queue with requests that come and end, a limit of those that run, preemptions, and clients that give up.
+    """A queue with arrivals, a limit of running requests, preemptions, and clients that cancel.
 
     ``patience`` is how many of the clients wait for the first token once their request runs.
     """

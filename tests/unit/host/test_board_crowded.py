@@ -1,4 +1,4 @@
-"""A board full of other people's files: claims are still read, and one's own page can still be written."""
+"""A board full of other users' files: claims are still read, and the own page can still be written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def board() -> Iterator[Path]:
-    """As an administrator makes it, where everybody may go: pytest's own folders are this user's alone."""
+    """A board as an administrator creates it, open to everybody; pytest's own folders are private."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -46,7 +46,7 @@ def claim(now: float, why: str = "training") -> Claim:
 
 
 def hold(*paths: Path) -> subprocess.Popen[str]:
-    """Another user puts these files there, and holds their locks."""
+    """Another user creates these files and holds their locks."""
     words = [sys.executable, "-c", HOLDER, *map(str, paths)]
     other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None

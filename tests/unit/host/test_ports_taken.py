@@ -1,4 +1,4 @@
-"""Ports: free, taken, by whom."""
+"""Ports: free, taken, and by whom."""
 
 from __future__ import annotations
 

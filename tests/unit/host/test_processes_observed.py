@@ -67,7 +67,7 @@ def proc(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def process(proc: Path) -> Process:
-    """A process in a made-up ``/proc``."""
+    """A process in a fake ``/proc``."""
 
     def process(pid: int, line: str, parent: int = 1, start: int = 100) -> None:
         folder = proc / str(pid)
@@ -116,7 +116,7 @@ def test_new_ended_and_changed_processes_are_noticed(proc: Path, process: Proces
 
 
 def test_port_of_a_real_process_is_found(tmp_path: Path) -> None:
-    """A stand-in for vLLM that listens on a port which its command line does not name."""
+    """A stand-in for vLLM that listens on a port missing from its command line."""
     script = tmp_path / "vllm"
     script.write_text(
         "import socket, time\ns = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen()\n"

@@ -1,4 +1,4 @@
-"""What ends at logout, over made folders of /etc, /proc and /var."""
+"""Which processes end at logout, with fake folders for /etc, /proc and /var."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from vllm_launchers.keeper.server_client import Response, ServerClient
 
 
 class Scripted:
-    """Answers prompts as ``answer`` says, which gets the prompt and how often it was asked before."""
+    """Answers prompts with ``answer``, which gets the prompt and how often it was requested before."""
 
     def __init__(self, answer: Callable[[str, int], Response]) -> None:
         self._answer = answer

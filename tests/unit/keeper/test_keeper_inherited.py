@@ -1,4 +1,4 @@
-"""What of an environment is written down and brought back, and what is made of a dead keeper's record."""
+"""Which parts of an environment are recorded and restored, and how a dead keeper's record is handled."""
 
 from __future__ import annotations
 

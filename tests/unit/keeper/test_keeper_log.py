@@ -33,7 +33,7 @@ def everything(path):
 
 
 class Disk:
-    """Takes a number of bytes, then says that it is full."""
+    """Accepts a number of bytes, then reports a full disk."""
 
     def __init__(self):
         self.room = 1 << 30
@@ -273,7 +273,7 @@ def test_pipe_of_an_earlier_version_is_read_and_replaced_by_a_file(tmp_path, old
 
 
 def test_server_never_waits_for_a_reader_and_loses_nothing(tmp_path):
-    """Forty times what a pipe can hold, with nobody there."""
+    """Forty times the capacity of a pipe, without a reader."""
     server, path = open_for_server(tmp_path), tmp_path / "server.log"
     line = b"z" * 1023 + b"\n"
     for _ in range(40_000):
@@ -333,7 +333,7 @@ LINES = [b"line %08d %s\n" % (number, b"z" * 85) for number in range(30_000)]
 
 @pytest.mark.parametrize("unread", [0, 1000])
 def test_unknown_read_position_claims_no_loss(tmp_path, unread):
-    """Of 3,000,000 bytes some were read and given back; what is there since comes out, with nothing before it."""
+    """Some of 3,000,000 bytes were read and released; later output is forwarded, with nothing before it."""
     server, whole = open_for_server(tmp_path), b"".join(LINES)
     os.write(server, whole)
     read = len(whole) - 100 * unread

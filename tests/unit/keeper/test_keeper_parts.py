@@ -1,4 +1,4 @@
-"""The keeper's parts by themselves: sequence, transitions, probes, processes, the wire."""
+"""The keeper's parts separately: sequence, transitions, probes, processes, the wire."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ assert os.listdir("/proc/self/fd") == before, os.listdir("/proc/self/fd")
 
 
 class NoDescriptors:
-    """A listening socket whose process has no descriptor left, for some calls."""
+    """A listening socket whose process is out of descriptors for some calls."""
 
     def __init__(self, real, times):
         self.real, self.left = real, times

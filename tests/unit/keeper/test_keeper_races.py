@@ -1,4 +1,4 @@
-"""Events that come late, as the one owner of the state meets them."""
+"""Late events, as the single owner of the state receives them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class QuietForwarder:
 
 @pytest.fixture
 def server(bench, tmp_path):
-    """A started server whose helper threads never run: the test posts what they would."""
+    """A started server without helper threads: the test posts their events."""
     record = ServerRecord("one", State.STARTING, 1.0, 1.0, (Generation(1, bench.spec("--never-ready"), 1.0),))
     context = KeeperContext(tmp_path, dict(os.environ), 0o022, Tuning())
     it = Supervisor(context, record, {}, QuietForwarder(tmp_path), lambda event: None)
@@ -97,7 +97,7 @@ def test_server_is_stoppable_after_a_restart_that_could_not_be_recorded(server):
 
 
 class Unkillable:
-    """Stands in for a group with a process that the kernel holds."""
+    """Replaces a group with a process that the kernel holds."""
 
     proven, left = False, (ProcessIdentity(1 << 30, 1, "another boot"),)
 

@@ -1,4 +1,4 @@
-"""Which of Ray's workers a server has: those that map one of its queues, wherever the raylet is among the processes."""
+"""Which Ray workers belong to a server: those that map one of its queues, wherever the raylet is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets are taken out of a log however its bytes are cut, and nothing else is changed."""
+"""Secrets are removed from a log however its bytes are split, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = (
 
 
 def redacted(parts: list[bytes]) -> bytes:
-    """What is written when the output comes in these parts, and what is held is handed in again with the next."""
+    """The written output for these parts; what is held back is passed in again with the next part."""
     redaction, held, written = Redaction([KEY]), b"", []
     for number, part in enumerate(parts, 1):
         text, used = redaction.clean(held + part, whole=number == len(parts))

@@ -1,4 +1,4 @@
-"""What a node says of others: how their fingerprints differ, and who did not come."""
+"""What a node reports about others: how their fingerprints differ, and which did not join."""
 
 from __future__ import annotations
 

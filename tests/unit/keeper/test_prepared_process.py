@@ -1,4 +1,4 @@
-"""A prepared process that can't be listened to, and a keeper that is killed while it reports."""
+"""A prepared process that can't be read from, and a keeper killed while it reports."""
 
 from __future__ import annotations
 

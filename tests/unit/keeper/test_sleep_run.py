@@ -1,4 +1,4 @@
-"""Going to sleep, request by request: what is recorded never differs from what the server does."""
+"""Going to sleep, request by request: the record always matches the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUSY = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 1.0\n"
 
 
 class Server:
-    """In place of a `ServerClient`. ``sleep`` is what ``POST /sleep`` does."""
+    """Replaces a `ServerClient`. ``sleep`` is the effect of ``POST /sleep``."""
 
     def __init__(self, sleep: Callable[[Server], Response], metrics: bytes = IDLE, *, asleep: bool = False) -> None:
         self.canceled, self.asleep = threading.Event(), asleep

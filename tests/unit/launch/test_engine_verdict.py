@@ -1,4 +1,4 @@
-"""A first launch that is prepared: the engine's verdict, one process at a time, launched or gone."""
+"""A prepared first launch: the engine's verdict, one process at a time, launched or ended."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """The engine never answers; returns the pids of its process and of that one's child, once they run."""
+    """The engine never answers; returns the pids of its process and of that process's child, once they run."""
     pipe = tmp_path / "pids"
     os.mkfifo(pipe)
     monkeypatch.setattr(engine_verdict, "prepared_command", lambda *_: (sys.executable, "-c", HANGS, str(pipe)))

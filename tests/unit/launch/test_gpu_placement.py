@@ -1,4 +1,4 @@
-"""Which GPUs a launch gets, on recorded hosts: the best set, the one asked for, within one's share, or a reason."""
+"""Which GPUs a launch gets on recorded hosts: the best set, the requested one, within a share, or a reason."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ HOSTS_FOLDER = Path(__file__).parents[3] / "launchers/vllm_launchers/host/gpu/ho
 
 
 def made(count: int, kind: str, gpu: str) -> Host:
-    """A host by its matrix: every pair joined alike."""
+    """A host by its matrix, with equal links between all pairs."""
     names = [f"GPU{i}" for i in range(count)]
     rows = [" ".join([name, *("X" if other == name else kind for other in names), "0-7", "0"]) for name in names]
     return host_from_topo("\n".join([" ".join([*names, "CPU", "Affinity", "NUMA", "Affinity"]), *rows]), gpu)
@@ -91,7 +91,7 @@ def oldest(host: Host) -> float:
 
 
 def contradictions(made: Plan, host: Host, model: str) -> Iterator[str]:
-    """What a plan says that is not so, or that vLLM would refuse."""
+    """Statements of a plan that are wrong, or that vLLM would refuse."""
     tensor, stages, copies = laid(made)
     reasons = " ".join(f"{choice.reason} {choice.tradeoff}" for choice in made.choices)
     codes = {finding.code for finding in made.findings if finding.level is Level.ERROR}
@@ -244,7 +244,7 @@ def errors_of(made: Plan) -> Counter[str]:
 
 @pytest.mark.parametrize(("name", "seed"), [("4xa6000", 2), ("4xa6000", 6), ("2xrtx3090-pcie", 1)])
 def test_applied_fix_lasts_and_causes_no_new_error(name: str, seed: int) -> None:
-    """With fewer and more GPUs named than needed, and with none; on the first host others hold memory."""
+    """With fewer and more named GPUs than needed, and with none; on the first host others hold memory."""
     host, some, wrong = HOSTS[name], Random(seed), []
     every = tuple(gpu.index for gpu in host.gpus)
     for _ in range(24):

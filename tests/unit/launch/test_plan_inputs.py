@@ -1,4 +1,4 @@
-"""What a plan is checked against is gathered once and kept while it holds true."""
+"""The inputs of a plan are collected once and kept while they are valid."""
 
 from __future__ import annotations
 

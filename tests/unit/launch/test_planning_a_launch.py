@@ -221,7 +221,7 @@ def test_start_disturbed_by_a_neighbor_corrects_nothing(ask: Callable[..., Resol
 
 
 def test_restart_uses_the_servers_own_log(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
-    """Also where nothing was kept: a read-only console keeps none."""
+    """Also if nothing was stored: a read-only console stores nothing."""
     known = PlanInputs(EIGHT, host=host("4xa6000"))
     first = resolve_launch(ask(), known)
     own = own_start(tmp_path, ready(first, tmp_path))

@@ -37,7 +37,7 @@ def planned(
     nodes: NodesRequest | None = TWO, *, host: str = "2xrtx3090", facts: ModelFacts | None = THIRTY,
     version: str = "0.33.0", build: str = "cuda", changes: Any = None, gpus: tuple[int, ...] = (),
 ) -> Plan:  # fmt: skip
-    """The plan for a recorded host, each of whose machines is the same."""
+    """The plan for a recorded host; all machines are equal."""
     engine = Engine(EngineKind.VLLM, ("/opt/vllm",), version, build, "/opt/vllm")
     request = ResolvedRequest(
         read_presets(None)[0]["chatbot"], engine, Changes(changes or {}), "/models/made", "127.0.0.1", 8000, {},

@@ -1,4 +1,4 @@
-"""A server that answers as vLLM's API does, in a thread, with knobs for what can go wrong."""
+"""A stub of vLLM's API in a thread, with settings for what can go wrong."""
 
 from __future__ import annotations
 

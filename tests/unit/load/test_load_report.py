@@ -1,4 +1,4 @@
-"""Figures of a load are exact, bounded in memory, and say nothing where nothing was seen."""
+"""A load's values are exact, bounded in memory, and unknown if nothing was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ramp on a server: what it sends, when it ends, and what it says."""
+"""A ramp on a server: what it sends, when it ends, and its conclusion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of a ramp says of energy: by readings from its first to its last sample, of the server's GPUs alone."""
+"""Energy of a ramp's step: from readings between its first and last sample, of the server's GPUs only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream of requests has the lengths, arrivals and shared prefixes that a workload says."""
+"""The stream of requests has the lengths, arrivals and shared prefixes of its workload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lean transport reads every answer as it was sent, however the network cuts it, and refuses what is no HTTP."""
+"""The small transport reads every response however the network splits it, and refuses non-HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def chunked(pieces: Sequence[bytes]) -> bytes:
 
 
 async def read(parts: Sequence[bytes], *, end: bool = False) -> tuple[int, bytes, bool]:
-    """Status, body and whether the connection may be used again, of an answer that comes in these parts."""
+    """Status, body and whether the connection can be reused, of a response that arrives in these parts."""
     connection = _Connection()
 
     async def come() -> None:

@@ -85,7 +85,7 @@ def test_rounds_use_all_trials_and_shrink(trials):
 
 
 def play(values, *, trials=4, seconds=1000.0, restart=20.0, objective=GOODPUT, count=None):
-    """Every trial of candidates whose measured values these are, until the search ends."""
+    """All trials of candidates with these measured values, until the search ends."""
     done, left, steps = [], seconds, []
     while True:
         step = next_trial(
@@ -207,7 +207,7 @@ def test_bounds_are_not_treated_as_values():
 
 
 def test_ramp_that_started_too_high_is_retried_lower():
-    """Its prediction counts, up to the lowest rate that did not hold."""
+    """Its prediction counts, up to the lowest rate that failed."""
     too_high, held = Measured(3.0, 0.1, "most"), Measured(2.5, 0.1)
     done = [Trial(0, too_high), Trial(1, held), Trial(2, Measured(1.5, 0.1))]
     following = next_trial([4.0, 2.0, 1.5], done, ORIGINAL, GOODPUT, trials=4, seconds_left=900.0, restart_seconds=60.0)

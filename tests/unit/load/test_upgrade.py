@@ -1,4 +1,4 @@
-"""Whether a second engine is slower: a change in every round is found, noise alone is not, failures are no speed."""
+"""Whether a second engine is slower: a change in every round is found, noise is not, failures do not count."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 
 
 class Writer:
-    """Writes a log as a keeper does: appends, and rotates by renaming."""
+    """Writes a log like a keeper: appends, and rotates by renaming."""
 
     def __init__(self, path: Path, keep: int = 20) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Log lines are taken apart in every form that vLLM has written them in."""
+"""Log lines are parsed in every format of vLLM's releases."""
 
 from __future__ import annotations
 

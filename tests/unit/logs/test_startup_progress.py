@@ -19,7 +19,7 @@ STAGES = (
 
 
 def progress_of(*stages, now, earlier=EARLIER):
-    """Stages as (name, begun) and what comes of them; the last still runs."""
+    """The progress for stages as (name, start time); the last one still runs."""
     made = [
         Stage(name, at, (stages[index + 1][1] - at) if index + 1 < len(stages) else None, *detail)
         for index, (name, at, *detail) in enumerate(stages)

@@ -1,4 +1,4 @@
-"""The first requests of a run that nobody warmed up are recognized, and left out of what is judged and compared."""
+"""The first requests of a run without warm-up are recognized and excluded from judgement and comparison."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_warmed_up_run_has_no_first_requests_left() -> None:
 
 
 def test_first_requests_end_after_a_limit() -> None:
-    """A request that hangs is no compilation."""
+    """A hanging request is not a compilation."""
     first = FirstRequests()
     assert not first.add(poll(0.0, running=1.0))
     assert not first.add(poll(MOST_SECONDS, running=1.0))

@@ -1,4 +1,4 @@
-"""What a histogram knows of a quantile: its bucket, and a value only where that bucket has two ends."""
+"""What a histogram knows about a quantile: its bucket, and a value only if that bucket has two ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOUNDS = (0.3, 0.5, 0.8, 2.0, INF)
 
 
 def of(*counts: float, q: float = 0.5, bounds: tuple[float, ...] = BOUNDS) -> Quantile | None:
-    """A quantile of so many observations in each bucket."""
+    """A quantile with so many observations in each bucket."""
     return quantile(q, bounds, tuple(itertools.accumulate(counts)))
 
 

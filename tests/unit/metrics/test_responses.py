@@ -1,4 +1,4 @@
-"""Answered HTTP requests: which count, what came between two samples, and those without a valid key."""
+"""HTTP responses: which count, how many between two samples, and those without a valid key."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ GIB = 48.0
 
 
 def box(kinds: dict[tuple[int, int], str], count: int, used: dict[int, tuple[Holder, ...]] | None = None) -> Host:
-    """A host of 48 GiB GPUs; pairs that are not named are SYS."""
+    """A host of 48 GiB GPUs; unnamed pairs are SYS."""
     gpus = []
     for index in range(count):
         holders = (used or {}).get(index, ())

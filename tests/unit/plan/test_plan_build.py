@@ -1,4 +1,4 @@
-"""Preset, engine and changes come to a plan."""
+"""Preset, engine and changes become a plan."""
 
 from __future__ import annotations
 

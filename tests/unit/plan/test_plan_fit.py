@@ -1,4 +1,4 @@
-"""Whether a model fits, in short: the plan's own judgement, and no guess where it knows too little."""
+"""Whether a model fits: the plan's judgement, and unknown if it lacks facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's own verdict in the findings of a plan, in place of what is known of its release."""
+"""The engine's own verdict in the findings of a plan replaces what is known about its release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A change that is offered is one that vLLM accepts, or it is offered without the flags that contradict it."""
+"""An offered change is accepted by vLLM, or is offered without the flags that contradict it."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_every_recorded_host_is_ranked() -> None:
 
 
 def mixed() -> Host:
-    """Two of 24 GiB and two of 80 GiB, all behind one host bridge; anna holds 10 GiB of the last."""
+    """Two GPUs of 24 GiB and two of 80 GiB behind one host bridge; anna holds 10 GiB of the last."""
     sizes = (24.0, 24.0, 80.0, 80.0)
     held = {3: (Holder(7, user="anna", gib=10.0),)}
     gpus = tuple(

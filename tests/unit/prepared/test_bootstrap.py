@@ -363,7 +363,7 @@ def holder() -> Iterator[subprocess.Popen[bytes]]:
 def test_start_waits_until_the_ended_servers_gpu_memory_is_free(
     start: Start, tmp_path: Path, holder: subprocess.Popen[bytes]
 ) -> None:
-    """A neighbor keeps its memory and is not waited for, nor is a process that this machine does not have."""
+    """Memory of a neighbor or of a process unknown to this machine is not waited for."""
     listed = tmp_path / "listed"
     listed.write_text(f"{os.getpid()} 4194305\n{holder.pid}\n")
     prepared = start(FAKE_CUDA="12.9", FAKE_HOLDERS=str(listed))

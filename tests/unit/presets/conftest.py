@@ -20,7 +20,7 @@ def own(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write(own: Path) -> Write:
-    """Write a preset of one's own: ``write("mine", "extends = …")``."""
+    """Write a user's preset: ``write("mine", "extends = …")``."""
 
     def write(name: str, text: str) -> Path:
         path = own / f"{name}.toml"

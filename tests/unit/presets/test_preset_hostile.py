@@ -1,4 +1,4 @@
-"""Whatever a file holds, the answer is a preset or a sentence."""
+"""Any file content gives a preset or a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped presets say what they promise."""
+"""The shipped presets have the documented values."""
 
 from __future__ import annotations
 

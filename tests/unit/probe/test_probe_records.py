@@ -1,4 +1,4 @@
-"""The probe: what it records of vLLM's statistics, what it never does to vLLM, and what a reader makes of its files."""
+"""The probe: what it records of vLLM's statistics, that it never disturbs vLLM, and how its files are read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAME = "vllm_console_probe"
 
 
 class FinishReason(IntEnum):
-    """As in vLLM: an integer, 0 for the usual end, that is a word as text."""
+    """As in vLLM: an integer with a word as its text; 0 is the usual end."""
 
     STOP = 0
     LENGTH = 1
@@ -143,7 +143,7 @@ def test_request_that_ended_before_its_first_token(recorder: Recorder, tmp_path:
 
 
 class Hostile:
-    """Statistics that raise whatever is asked of them."""
+    """Statistics that raise on every access."""
 
     def __getattr__(self, name: str) -> object:
         raise RuntimeError(name)
@@ -228,7 +228,7 @@ def segments_in(folder: Path) -> plugin.Segments:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of ten records, three of them."""
+    """Three segments of ten records."""
     size = HEADER_BYTES + 10 * plugin.STEP.size
     monkeypatch.setattr(plugin, "SEGMENT_BYTES", size)
     monkeypatch.setattr(plugin, "KEPT", {"steps": 3 * size, "requests": size})

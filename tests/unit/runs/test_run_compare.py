@@ -1,4 +1,4 @@
-"""The verdict on made minutes: changes that help, harm and do nothing, and traffic that was not alike."""
+"""The verdict on constructed minutes: changes that help, harm or do nothing, and different traffic."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_values_and_uncertainty_accompany_the_verdict(made):
 
 
 def with_exact_ttft(windows, factor, but=()):
-    """The windows with exact quantiles of TTFT, so much larger than the estimates."""
+    """The windows with exact TTFT quantiles, so much larger than the estimates."""
     return [
         window
         if number in but
@@ -514,7 +514,7 @@ def test_certain_change_keeps_its_wide_interval(made):
 
 
 def test_large_uncertain_change_is_inconclusive(made):
-    """TTFT from 4.9 to 40 s with a huge interval was "none seen"."""
+    """TTFT from 4.9 to 40 s with a huge interval was once "none seen"."""
     before = with_figures(made.minutes(1), ttft_mean=(4.7, 4.9, 5.1))
     found = compare(*made.pair(before, with_figures(made.minutes(2), ttft_mean=WILD)))
     ttft = next(figure for figure in found.figures if figure.key == "ttft_mean")

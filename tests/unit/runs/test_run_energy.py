@@ -1,4 +1,4 @@
-"""Energy in the minutes of a run, in what two runs are compared by, and nothing of it where it is not known."""
+"""Energy in the minutes of a run and in comparisons, and nothing if it is unknown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TARIFF = Tariff(0.30, "EUR")
 
 
 def gpu_lines(watts: float, others: tuple[int, ...] = ()) -> str:
-    """What the sampler of a machine writes while a server's GPU takes so much."""
+    """Lines of a machine's sampler while a server's GPU uses so much power."""
     pids = [{"pid": pid} for pid in (PID, *others)]
     return "".join(
         json.dumps({"at": at, "gpus": [{"index": 0, "energy_mj": round(at * watts * 1000), "used_by": pids}]}) + "\n"

@@ -1,4 +1,4 @@
-"""What is known of flags: all of one vLLM's, the common ones first; typed values are judged by that vLLM."""
+"""Flags of one vLLM, the common ones first; typed values are judged by that vLLM."""
 
 from __future__ import annotations
 

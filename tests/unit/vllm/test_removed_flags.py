@@ -1,4 +1,4 @@
-"""What guides still say: since when it is dead, and the new spelling where the meaning carries over."""
+"""Flags that guides still name: since when they are removed, and the replacement if the meaning is the same."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def traceback(*ends: str, functions: Sequence[str] = ("run_engine_core", "__init
 
 
 def engine_failure(end: str, form: Form, **options: Sequence[str]) -> list[str]:
-    """A start as vLLM logs it: the engine's exception twice, then what the API server makes of it."""
+    """A start as vLLM logs it: the engine's exception twice, then the API server's."""
     lines = [
         record("APIServer", "non-default args: {'model': 'tiny'}", "INFO"),
         record("EngineCore", "something deprecated, ValueError: not this", "WARNING"),

@@ -22,7 +22,7 @@ FIELD = Path(__file__).with_name("field")
 
 @dataclass(frozen=True)
 class FieldCase:
-    """A log, the causes that are right, and the number from 1 of the line that shows it; None where none does."""
+    """A log, the correct causes, and the number (from 1) of the line that shows the cause, or None."""
 
     name: str
     causes: frozenset[Cause]

@@ -102,7 +102,7 @@ def test_sequence_limit_is_the_cause_when_the_cache_has_room() -> None:
 
 
 def test_full_cache_finding_shows_the_values_that_raised_it() -> None:
-    """Not by the newest ones, while it is kept for half a minute more."""
+    """Not by the newest values, while the finding is kept for another half minute."""
     finding = found(FAST, usage=0.95, at_last=0.75)["oversubscribed_memory"]
     assert "the KV cache is 95% full" in finding.symptom
     assert [one.value for one in finding.measures if one.name == "KV cache usage"] == ["95%"]

@@ -1,4 +1,4 @@
-"""Servers with several engines: limits hold for each of them, and requests and tokens are counted over all."""
+"""Servers with several engines: limits apply to each of them, and requests and tokens are summed."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_unseen_engines_are_counted_from_the_flags(flags: dict[str, Any], engine
 
 
 def hung(*still: int, silent: float | None = None, unasked: str = "") -> dict[str, Finding]:
-    """Two minutes of four engines of which some stand still with requests running, and the last has none."""
+    """Two minutes of four engines; some are stalled with running requests, and the last is idle."""
     frames = Frames()
     for at in range(49):
         moving = replace(BUSY, **{name: getattr(BUSY, name) * at for name in COUNTED})
@@ -180,7 +180,7 @@ def test_hang_of_all_engines_is_confirmed_by_a_request() -> None:
 
 
 def uneven(ranks: dict[str, tuple[float, float, float]], *, lockstep: bool = False) -> Finding | None:
-    """What is found of two minutes in which each rank runs and queues so many, at so much KV cache usage.
+    """The finding after two minutes with so many running and queued requests per rank, and its KV cache usage.
 
     ``lockstep``: all requests of a rank end together, so that none waits every third second.
     """

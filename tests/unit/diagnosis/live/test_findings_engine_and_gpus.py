@@ -1,4 +1,4 @@
-"""Findings of the engine and of GPUs on made cases: named where they should be, and quiet else."""
+"""Findings about the engine and GPUs in constructed cases: reported where expected, and nowhere else."""
 
 from __future__ import annotations
 
@@ -603,7 +603,7 @@ def test_api_server_is_not_blamed_while_requests_wait_in_the_engine() -> None:
 
 
 def test_earlier_engine_queue_is_not_blamed_on_the_api_server() -> None:
-    """The end of a burst with long outputs: nothing waits any more, and those that have ended had hardly waited."""
+    """The end of a burst with long outputs: nothing waits, and the ended requests had hardly waited."""
     frames = busy_api_server(0)
     earlier = [replace(one, waiting_max=40.0) for one in frames[:-6]]
     assert "API server" not in find(evidence(frames=(*earlier, *frames[-6:])), "slow_first_token").cause

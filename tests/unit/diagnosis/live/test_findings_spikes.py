@@ -1,4 +1,4 @@
-"""Spikes of ITL on made frames: prompts hold up others only where there is something of them to compute."""
+"""ITL spikes in constructed frames: prompts delay others only if there is something to compute."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_steps_keep_room_for_a_whole_video() -> None:
     ],
 )
 def test_earlier_step_reductions_are_recognized(before: int | None, now: int | None, code: str, kept: bool) -> None:
-    """The traffic proposed 2048 tokens right after this finding's fix had made 512 of 4096."""
+    """The workload proposed 2048 tokens right after this finding's fix had reduced 4096 to 512."""
 
     def flags(tokens: int | None) -> dict[str, int]:
         return {"max-num-batched-tokens": tokens} if tokens is not None else {}
@@ -152,7 +152,7 @@ def test_earlier_step_reductions_are_recognized(before: int | None, now: int | N
 
 @pytest.mark.parametrize("limit", [2048, 4096])
 def test_prompts_shorter_than_a_step_delay_nobody(limit: int) -> None:
-    """A host that is too busy makes spikes too; a smaller limit, which no step comes near, would change nothing."""
+    """A busy host causes spikes too; a smaller limit, which no step reaches, would change nothing."""
     codes = set(found(120, limit))
     assert "prefill_contention" not in codes
     assert "slow_tokens" in codes
@@ -222,7 +222,7 @@ def test_nothing_is_reported_after_five_minutes_without_requests(prompt_tokens: 
 
 
 def test_slow_sparse_traffic_is_one_finding_until_it_improves() -> None:
-    """A request every hundred seconds: it came and went with each, in every console."""
+    """A request every hundred seconds: the finding used to appear and end with each, in every console."""
     slow = EngineSample(generation_tokens_total=105, requests_running=1, histograms={"itl": SPIKES})
     well = replace(SPIKES, counts=(105.0,) * len(BOUNDS), sum=2.0)
     none = replace(SPIKES, counts=(0.0,) * len(BOUNDS), sum=0.0)

@@ -12,7 +12,7 @@ from vllm_console.metrics.sample import EngineSample
 
 
 def frames(*usages: float | None) -> list[Frame]:
-    """Ten seconds each, in which tokens were made."""
+    """Frames of ten seconds in which tokens were generated."""
     grown = EngineSample(generation_tokens_total=500.0, requests_running=2.0)
     return [
         Frame(1, 10.0 * at, 10.0 * at + 10, grown, usage_max=usage, running_max=2.0) for at, usage in enumerate(usages)

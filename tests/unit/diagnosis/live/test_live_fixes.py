@@ -380,7 +380,7 @@ def test_memory_held_by_another_process_is_reported_first(place: str) -> None:
 
 
 def test_process_that_may_be_the_servers_own_is_not_called_another() -> None:
-    """In a container it does not know its own number, and lists itself like the others."""
+    """In a container it does not know its own pid outside, and lists itself like the others."""
     assert of(OUT + OTHER).fixes[0].why.startswith("Process 4711 holds 18.0 of the GPU's 23.6 GiB: unless it is this")
     for alone in ("Process 1 has 22.10 GiB memory in use. ", "Process 7 has 300.00 MiB memory in use. " + OWN, OWN, ""):
         assert not any("rocess" in fix.why for fix in of(OUT + alone).fixes), alone

@@ -1,4 +1,4 @@
-"""A flood of refused requests is named, with its number, its reason and a fix where one helps."""
+"""Many refused requests are reported with their number, reason and, if possible, a fix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAD = (("400 Bad Request", 40),)
 
 
 def frames(answers: Sequence[Responses | None], kv_cache_tokens: int = 100_000) -> tuple[Frame, ...]:
-    """Frames of ten seconds that end now; tokens come, so that the server is healthy but for what is refused."""
+    """Frames of ten seconds until now; tokens arrive, so the server is healthy except for refused requests."""
     served = EngineSample(generation_tokens_total=100.0, requests_running=1.0, requests_waiting=0.0)
     begin = NOW - 10 * len(answers)
     return tuple(

@@ -1,4 +1,4 @@
-"""Fixes that bring back the flags of an earlier run say what that run had."""
+"""Fixes that restore the flags of an earlier run report what happened in that run."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def without_machine(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def differing(one: Any, other: Any, key: str = "") -> set[str]:
-    """Keys whose values differ, the innermost ones."""
+    """The innermost keys whose values differ."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return set().union(*(differing(one[name], other[name], name) for name in one))
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):

@@ -1,4 +1,4 @@
-"""Watching: a driver that hangs, fails, comes back; a GPU that falls off the bus; memory that comes back or not."""
+"""The monitor: a driver that hangs, fails, recovers; a GPU that falls off the bus; memory released or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOST = Host(hostname="box", gpus=(Gpu(0, memory_gib=24.0, free_gib=20.0),))
 
 
 class FakeReader:
-    """A driver whose every sample does what the test says."""
+    """A driver whose samples are set by the test."""
 
     def __init__(self) -> None:
         self.hold = threading.Event()

@@ -1,4 +1,4 @@
-"""Accelerators that are not NVIDIA's get one sentence that says what can be done with them, and no guess at a name."""
+"""Accelerators of other vendors get one sentence about what works with them, and no guessed name."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def measured(facts: ModelFacts, flags: Flags) -> tuple[float, float]:
 
 
 def test_item_larger_than_a_step_is_run_whole() -> None:
-    """The budget is the largest item's tokens where a step has fewer (``compute_mm_encoder_budget``)."""
+    """The budget is the largest item's tokens if a step has fewer (``compute_mm_encoder_budget``)."""
     facts = seeing()
     assert measured(facts, {"max-num-batched-tokens": 2048}) == measured(facts, {"max-num-batched-tokens": 16384})
     peak, kept = measured(facts, {"max-num-batched-tokens": 2048})
@@ -135,7 +135,7 @@ def test_data_parallel_encoders_share_items() -> None:
 
 
 def test_embeddings_are_kept_while_the_language_model_runs() -> None:
-    """With long steps the language model has the peak, and the embeddings come on top of it."""
+    """With long steps the language model has the peak, and the embeddings are added to it."""
     facts = seeing("gemma3")
     settings = settings_of(facts, {"max-num-batched-tokens": 16384, "max-num-seqs": 1})
     text = replace(facts, multimodal=False, encoder=None)

@@ -1,4 +1,4 @@
-"""What must hold of every budget, whatever the model, the flags and the GPU."""
+"""Invariants of every budget, for any model, flags and GPU."""
 
 from __future__ import annotations
 

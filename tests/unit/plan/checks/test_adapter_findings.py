@@ -1,4 +1,4 @@
-"""LoRA adapters that clients may load: off by default, and a plan says whom they expose a server to."""
+"""LoRA adapters that clients may load: off by default, and a plan names the clients that could load them."""
 
 from __future__ import annotations
 

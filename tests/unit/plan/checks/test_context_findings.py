@@ -1,4 +1,4 @@
-"""The longest context of a model whose config is changed by ``--hf-overrides``."""
+"""The longest context of a model with a config changed by ``--hf-overrides``."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_typo_is_named_and_corrected(flags: dict[str, Any], fix: Changes) -> Non
     ],
 )
 def test_incomplete_json_is_completed(flags: dict[str, Any], whole: str | None) -> None:
-    """The keys of a release that is not installed are not known; vLLM takes the value of one as text then."""
+    """The keys of a release that is not installed are unknown; vLLM then treats a key's value as text."""
     finding = only(flags)
     (name,) = flags
     assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, "." not in name)

@@ -1,4 +1,4 @@
-"""GPUs that a vLLM has no code for: by its own files where it is here, by the table of releases otherwise."""
+"""GPUs that a vLLM has no code for: by its own files if installed, by the table of releases otherwise."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def findings(
 
 
 def test_installed_pytorch_overrides_the_release():
-    """A build of one's own for an old GPU is believed, and a published one without code for it is not started."""
+    """A custom build for an old GPU is accepted, and a published one without code for it is not started."""
     own = FlagTable("0.33.0", "installation", {}, limits=Limits(architectures=("sm_70", "sm_75")))
     assert findings("7.0", own) == []
     published = FlagTable("0.33.0", "installation", {}, limits=Limits(architectures=CUDA_13))

@@ -492,7 +492,7 @@ def test_worst_finding_comes_first(find: Find) -> None:
 
 
 def test_simulated_start_fails_on_what_the_engine_computes(find: Find) -> None:
-    """It touches no GPU and fetches nothing, but it refuses flags, lengths, layouts and memory as vLLM does."""
+    """It uses no GPU and downloads nothing, but refuses flags, lengths, layouts and memory like vLLM."""
 
     def errors(**more: Any) -> set[str]:
         return {one.code for one in find(build="simulated", **more) if one.level is Level.ERROR}
@@ -661,7 +661,7 @@ def test_empty_cache_size_is_refused_or_ignored_like_vllm(
 def test_workload_that_suits_another_tool_names_it_with_the_reason(
     workload: Workload, itl: float, flags: dict[str, Any], gpus: int, reason: str
 ) -> None:
-    """Of a launch in which a token takes 20 ms with one request and 60 ms with all, 38 of them without prompts."""
+    """A launch in which a token takes 20 ms with one request, 60 ms with all, and 38 ms of that without prompts."""
     engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "")
     full = workload.concurrency
     paces = Paces(Pace(1, 0.02, 50.0), None, Pace(full, 0.06, full / 0.06), Pace(full, 0.038, full / 0.038))
@@ -727,7 +727,7 @@ VLLM_REFUSES = {
 
 
 def newly_refused(find: Find, case: dict[str, Any]) -> list[tuple[str, Changes]]:
-    """The fixes of a launch after which vLLM would refuse what it does not refuse now."""
+    """The fixes of a launch after which vLLM would refuse something that it accepts now."""
 
     def key(one: PlanFinding) -> tuple[str, str]:
         return one.code, one.message if one.code == "flag_value" else ""

@@ -1,4 +1,4 @@
-"""Sleep mode in a plan: where it is refused, what is warned about, and what level 2 must not be used for."""
+"""Sleep mode in a plan: where it is refused or warned about, and where level 2 must not be used."""
 
 from __future__ import annotations
 

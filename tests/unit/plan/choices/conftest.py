@@ -1,4 +1,4 @@
-"""Models and hosts to choose flags for, made here by the figures of well-known ones."""
+"""Models and hosts to choose flags for, modeled on well-known ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MODELS = {
 
 
 def gpus(count: int, gib: float, capability: str, name: str, *, joined: str | None = None) -> Host:
-    """A host with nothing on its GPUs, every pair joined alike (``NV18``, ``PIX``, ``SYS``; None: not known)."""
+    """A host with idle GPUs and equal links (``NV18``, ``PIX``, ``SYS``; None: unknown)."""
     members = tuple(
         Gpu(index, f"GPU-{index}", name, gib, gib - 0.4, (), compute_capability=capability) for index in range(count)
     )

@@ -1,4 +1,4 @@
-"""What a person or a preset set stays; each choice says where it comes from."""
+"""Values set by the user or a preset are kept; each choice names its source."""
 
 from __future__ import annotations
 

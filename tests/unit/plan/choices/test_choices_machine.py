@@ -31,7 +31,7 @@ SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 
 
 def laid(found: dict[str, Choice]) -> tuple[Any, ...]:
-    """TP, PP, DP; 1 where nothing is set."""
+    """TP, PP, DP; 1 if unset."""
     values = [found[name].value if name in found else None for name in SIZES]
     return tuple(1 if value is None else value for value in values)
 

@@ -51,7 +51,7 @@ def settings_of(unit: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("form", list(Form))
 def test_exports_contain_no_secret(form: Form, make: Make) -> None:
-    """Not even one that got in where none may be."""
+    """Not even one that was set where none is allowed."""
     plan = make({"max-num-seqs": 8}, secrets=("HF_TOKEN", "VLLM_API_KEY"))
     plan = msgspec.structs.replace(
         plan, environment={"MY_TOKEN": KEY, "A": "1"}, flags=plan.flags | {"x": f"--api-key {KEY}"}

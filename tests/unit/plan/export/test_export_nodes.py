@@ -96,7 +96,7 @@ def test_pods_of_a_leader_worker_set(make: Any) -> None:
 
 
 def test_kubernetes_accepts_every_pod_field(make: Any, tmp_path: Path) -> None:
-    """kubectl drops a field that it does not know, and refuses one of another type."""
+    """kubectl drops unknown fields, and refuses fields of the wrong type."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not available here")
     for pod in pods_of(over_nodes(make(LAYOUT, secrets=("HF_TOKEN",)))):

@@ -1,4 +1,4 @@
-"""Every word comes back from the other tool's own reader as it went in."""
+"""Every word is read back unchanged by the other tool's own parser."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MODELS = WORDS.filter(lambda m: m.strip() != "" and not m.startswith(("-", "~", 
 
 @st.composite
 def plans(draw: Any) -> Plan:
-    """Plans whose every word may be anything that a process can be given."""
+    """Plans with any words that a process can be given."""
     flags = draw(FLAGS)
     model = draw(MODELS)
     command = ("/opt/a dir/$x%h/vllm",) if draw(st.booleans()) else ("/usr/bin/vllm",)
@@ -95,7 +95,7 @@ def test_real_shell_runs_exactly_these_words(plan: Plan) -> None:
 
 
 def config_argv(text: str) -> list[str]:
-    """What vLLM makes of a config file, in every release: ``x: true`` a switch, ``x: false`` nothing (before 0.28)."""
+    """How vLLM reads a config file, in every release: ``x: true`` a switch, ``x: false`` nothing (before 0.28)."""
     words: list[str] = []
     for key, value in yaml.safe_load(text).items():
         if isinstance(value, bool):

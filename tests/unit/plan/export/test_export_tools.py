@@ -1,4 +1,4 @@
-"""Exports as the tools themselves read them, where they are installed: systemd, Compose, Kubernetes."""
+"""Exports as read by the tools themselves, if installed: systemd, Compose, Kubernetes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def run(*words: str, environment: Mapping[str, str] = {}) -> subprocess.Complete
 
 
 def needs(tool: str, *words: str) -> None:
-    """Skip where a tool is missing or does not know a command."""
+    """Skip if a tool is missing or does not know a command."""
     if shutil.which(tool) is None or (words and run(tool, *words).returncode != 0):
         pytest.skip(f"{' '.join((tool, *words))} is not available here")
 
 
 def program(folder: Path) -> str:
-    """A program that is there, in a folder with a space and a percent sign in its name."""
+    """An existing program in a folder with a space and a percent sign in its name."""
     path = folder / "100% there" / "vllm"
     path.parent.mkdir()
     path.symlink_to(sys.executable)
@@ -107,7 +107,7 @@ def test_compose_reads_the_intended_words(make: Make, tmp_path: Path) -> None:
 
 
 def decoded(file: Path, document: Any, *words: str) -> Any:
-    """An object as kubectl has it in its own types, where fields that it does not know are gone."""
+    """An object as decoded by kubectl, without unknown fields."""
     file.write_text(yaml.safe_dump(document))
     done = run("kubectl", "set", *words[:1], "--local", "-f", str(file), *words[1:], "-o", "json")
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def without_empty(value: Any) -> Any:
 
 @pytest.mark.parametrize("flags", [FLAGS, {"ssl-certfile": "/s/c.pem", "download-dir": "/models"}])
 def test_kubernetes_accepts_every_field(flags: Any, make: Make, tmp_path: Path) -> None:
-    """A field that it does not know would be gone, and one of another type refused."""
+    """An unknown field would be dropped, and one of the wrong type refused."""
     needs("kubectl", "version", "--client")
     text = kubernetes(make(flags, gpus=(0, 1), secrets=("HF_TOKEN",), environment={"A": NASTY}))
     objects = {document["kind"]: document for document in yaml.safe_load_all(text)}
@@ -150,6 +150,6 @@ def test_kubernetes_refuses_a_field_of_another_type(make: Make, tmp_path: Path) 
 
 
 def test_test_words_need_quoting(make: Make) -> None:
-    """The nasty words are no plain ones."""
+    """The test words are not plain."""
     assert shlex.quote(NASTY) != NASTY
     assert make(FLAGS).flags["served-model-name"] == NASTY

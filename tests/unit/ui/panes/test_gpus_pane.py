@@ -1,4 +1,4 @@
-"""The GPU pane's lines: who holds what, in whose colour, within the room there is."""
+"""The GPU pane's lines: memory holders and their colors, within the available space."""
 
 from __future__ import annotations
 

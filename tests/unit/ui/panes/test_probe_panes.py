@@ -1,4 +1,4 @@
-"""The panes of requests and of steps as text: what is listed, where time went, and why there may be nothing."""
+"""The request and step panes as text: their rows, where time is spent, and why they may be empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages are kept once: an answer to a key and the event that says the same are one."""
+"""Messages are kept once: an answer to a key and an equal event are one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys are read without asking for them again and again: the thread sleeps until there is one, or until it is ended."""
+"""Keys are read without polling: the thread sleeps until a key arrives or it is ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written to a terminal: in order, never waited for, and known to be behind or gone. Pipes stand for it."""
+"""Output to a terminal: in order, never waited for, and known to be behind or lost. Pipes replace the terminal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pipe() -> Iterator[Pipe]:
 
 
 def filled(pipe: Pipe, more: int = WAITING_BYTES + 1) -> int:
-    """Write so much that the pipe is full and so much waits besides; how much it was."""
+    """Write until the pipe is full and so much more waits; returns the amount."""
     count = fcntl.fcntl(pipe.writes, fcntl.F_GETPIPE_SZ) + more
     pipe.outlet.write(b"x" * count)
     return count
@@ -71,7 +71,7 @@ def test_writer_never_waits_and_is_notified_when_caught_up(pipe: Pipe) -> None:
 
 
 def test_nobody_is_notified_without_a_request(pipe: Pipe) -> None:
-    """Only who leaves a picture out needs to hear when the next would be taken."""
+    """Only a writer that skips frames needs to know when the next would be accepted."""
     pipe.read(filled(pipe))
     pipe.outlet.write(b"end")
     assert pipe.read(3) == b"end"
@@ -100,7 +100,7 @@ def test_close_waits_for_the_terminal_with_a_limit(pipe: Pipe) -> None:
 
 @pytest.mark.parametrize("stalled", [False, True])
 def test_lost_terminal_is_noticed(pipe: Pipe, stalled: bool) -> None:
-    """Also where nothing is written to it."""
+    """Also if nothing is written to it."""
     if stalled:
         filled(pipe)
     pipe.stop_reading()

@@ -80,7 +80,7 @@ def test_moment_stays_at_the_bottom_after_wrapping_and_resizing(log):
 
 
 def busy_log(folder, runs: int, requests: int) -> LogFile:
-    """A line every ten seconds, and after each so many access lines."""
+    """A line every ten seconds, each followed by so many access lines."""
     path = folder / "server.log"
     access = 'INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK\n'
     stamps = (f"11-22 03:{second // 60:02}:{second % 60:02}" for second in range(0, 10 * runs, 10))

@@ -1,4 +1,4 @@
-"""Limits of hardware and values of variables, learned from made sources in the forms that vLLM's have had."""
+"""Hardware limits and values of variables, learned from fake sources in vLLM's forms."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ GROUP = """
 
 @pytest.fixture
 def one(make_package: MakePackage) -> Callable[..., FlagSpec]:
-    """The flag ``--x`` that comes of a field ``x``, declared by the given lines."""
+    """The flag ``--x`` of a field ``x`` declared by the given lines."""
 
     def one(field: str, call: str = 'group.add_argument("--x", **kwargs["x"])', *, before: str = "") -> FlagSpec:
         lines = "".join(f"    {line}\n" for line in field.splitlines())

@@ -1,4 +1,4 @@
-"""Whole packages in the style of a release, odd ones and damaged ones."""
+"""Complete packages in the style of a release, including unusual and damaged ones."""
 
 from __future__ import annotations
 

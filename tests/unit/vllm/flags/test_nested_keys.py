@@ -1,4 +1,4 @@
-"""Keys of JSON flags: what is learned of them from configuration classes, and which values are refused."""
+"""Keys of JSON flags: what is learned from configuration classes, and which values are refused."""
 
 from __future__ import annotations
 

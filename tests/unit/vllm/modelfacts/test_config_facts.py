@@ -1,4 +1,4 @@
-"""A config says what a model is, in many dialects; each is read as vLLM reads it."""
+"""A config describes a model in many dialects; each is read like vLLM reads it."""
 
 from __future__ import annotations
 

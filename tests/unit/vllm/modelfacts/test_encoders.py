@@ -1,4 +1,4 @@
-"""Encoders read from configs in the shapes that families of models have, and from what a family's processor does."""
+"""Encoders read from the configs of model families and from their processors' settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a name says, and what well-known models are."""
+"""Facts from a model's name, and well-known models."""
 
 from __future__ import annotations
 

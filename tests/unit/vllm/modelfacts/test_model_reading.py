@@ -17,7 +17,7 @@ from vllm_launchers.vllm.modelfacts.read import model_facts
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing here may ask; threads that an earlier test left to end by themselves are only refused."""
+    """No network access is allowed; threads left by an earlier test are only refused."""
     here, asked = threading.get_ident(), []
 
     def refuse(*words: object, **_: object) -> None:
