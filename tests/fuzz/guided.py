@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("reader", nargs="?", choices=list(READERS), metavar="READER")
     parser.add_argument("--list", action="store_true", help="name the readers")
-    parser.add_argument("--seconds", type=int, default=0, help="of CPU (default: until it is told to stop)")
+    parser.add_argument("--seconds", type=int, default=0, help="of CPU (default: until stopped)")
     parser.add_argument("--runs", type=int, default=-1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="corpus and findings (default: a new one)")

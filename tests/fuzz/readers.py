@@ -228,14 +228,14 @@ def http_answer(data: bytes) -> object:
             scraper._connection.sock = near
             far.sendall(data[:100_000])
             far.shutdown(socket.SHUT_WR)
-            said = ""
+            message = ""
             try:
                 ask(scraper)
             except ScrapeError as error:
-                said = str(error)
+                message = str(error)
             finally:
                 scraper.close()
-            assert plain(said) == said
+            assert plain(message) == message
     return None
 
 
@@ -360,9 +360,9 @@ READERS = {
 
 def try_(reader: Reader, data: bytes) -> None:
     """Read it; an error must be one of the reader's own, with a sentence and not with what was read."""
-    said = ""
+    message = ""
     try:
         reader.read(data)
     except reader.errors as error:
-        said = str(error)
-    assert len(said) < 3000
+        message = str(error)
+    assert len(message) < 3000

@@ -24,7 +24,7 @@ def test_guided_runs_find_nothing(reader: str, tmp_path: Path) -> None:
     words = [sys.executable, str(GUIDED), reader, "--runs", str(RUNS), "--seed", str(SEED), "--folder", str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    told = re.search(r": (\d+) tried, 0 found", done.stdout)
-    assert told is not None, done.stdout
-    assert int(told[1]) >= RUNS
+    found = re.search(r": (\d+) tried, 0 found", done.stdout)
+    assert found is not None, done.stdout
+    assert int(found[1]) >= RUNS
     assert not list((tmp_path / "findings").iterdir())

@@ -69,7 +69,7 @@ def test_arguments_after_two_dashes_go_to_the_tool(options):
 
 
 @pytest.mark.parametrize("word", ["--result-dir", "--result-dir=x", "--result_filename=x", "--append-result"])
-def test_where_the_tool_writes_its_result_is_not_passed_on(word):
+def test_result_path_of_the_tool_is_not_passed_on(word):
     name = word.partition("=")[0].replace("_", "-")
     with pytest.raises(UsageError, match=f"^{name} can't be passed on: the result is kept with the run"):
         check_words(["--burstiness", "0.5", word])

@@ -50,7 +50,7 @@ with noted(folder, float(sys.argv[2]), 600.0):
     for _ in range(150):
         with noted(folder, 2.0, 60.0):
             pass
-    print("said", flush=True)
+    print("ready", flush=True)
     sys.stdin.readline()
 """
 
@@ -67,7 +67,7 @@ def test_concurrent_loads_do_not_lose_each_others_entries(tmp_path: Path) -> Non
     try:
         for writer in writers:
             assert writer.stdout is not None
-            assert writer.stdout.readline() == b"said\n"
+            assert writer.stdout.readline() == b"ready\n"
         found = read_spans(tmp_path, time.time())
         assert sorted(one.rate or 0.0 for one in found if one.ended_at is None) == [5.0, 6.0, 7.0]
     finally:
@@ -101,7 +101,7 @@ from {spans.__name__} import noted
 from {TunerProgress.__module__} import TunerProgress
 with noted(Path(sys.argv[1]), None, 600.0) as note:
     note.tuner(TunerProgress("goodput", "requests/s", "measuring", 1.0, 2.0, 4))
-    print("said", flush=True)
+    print("ready", flush=True)
     sys.stdin.readline()
 """
 
@@ -113,7 +113,7 @@ def test_killed_tuner_is_not_read(tmp_path: Path) -> None:
     watch = TunerWatch(tmp_path)
     try:
         assert tuner.stdout is not None
-        assert tuner.stdout.readline() == b"said\n"
+        assert tuner.stdout.readline() == b"ready\n"
         found = watch.progress(time.time())
         assert found is not None
         assert found.pid == tuner.pid

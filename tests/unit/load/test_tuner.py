@@ -1,4 +1,4 @@
-"""What is said of a tuner at work."""
+"""Messages about a running tuner."""
 
 from __future__ import annotations
 

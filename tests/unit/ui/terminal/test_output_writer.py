@@ -15,12 +15,12 @@ SECONDS = 120.0
 
 
 class Pipe:
-    """An outlet into a pipe, with the events that it reported."""
+    """An output writer into a pipe, with the events that it reported."""
 
     def __init__(self) -> None:
         self.reads, self.writes = os.pipe()
         self.caught_up, self.lost = threading.Event(), threading.Event()
-        self.outlet = OutputWriter(self.writes, self.caught_up.set, self.lost.set)
+        self.output = OutputWriter(self.writes, self.caught_up.set, self.lost.set)
 
     def read(self, count: int) -> bytes:
         found = b""
@@ -35,7 +35,7 @@ class Pipe:
     def close(self) -> None:
         if self.reads >= 0:
             self.stop_reading()
-        self.outlet.close(0)
+        self.output.close(0)
         os.close(self.writes)
 
 
@@ -49,51 +49,51 @@ def pipe() -> Iterator[Pipe]:
 def filled(pipe: Pipe, more: int = WAITING_BYTES + 1) -> int:
     """Write until the pipe is full and so much more waits; returns the amount."""
     count = fcntl.fcntl(pipe.writes, fcntl.F_GETPIPE_SZ) + more
-    pipe.outlet.write(b"x" * count)
+    pipe.output.write(b"x" * count)
     return count
 
 
 def test_everything_arrives_in_order(pipe: Pipe) -> None:
     pieces = [f"{number:06d}".encode() * 100 for number in range(100)]
     for piece in pieces:
-        pipe.outlet.write(piece)
+        pipe.output.write(piece)
     assert pipe.read(60_000) == b"".join(pieces)
 
 
 def test_writer_never_waits_and_is_notified_when_caught_up(pipe: Pipe) -> None:
     written = filled(pipe)
-    assert pipe.outlet.behind()
-    pipe.outlet.write(b"a mode")
+    assert pipe.output.behind()
+    pipe.output.write(b"a mode")
     assert not pipe.caught_up.is_set()
     assert pipe.read(written + 6).endswith(b"xa mode")
     assert pipe.caught_up.wait(SECONDS)
-    assert not pipe.outlet.behind()
+    assert not pipe.output.behind()
 
 
 def test_nobody_is_notified_without_a_request(pipe: Pipe) -> None:
     """Only a writer that skips frames needs to know when the next would be accepted."""
     pipe.read(filled(pipe))
-    pipe.outlet.write(b"end")
+    pipe.output.write(b"end")
     assert pipe.read(3) == b"end"
-    pipe.outlet.close(SECONDS)
+    pipe.output.close(SECONDS)
     assert not pipe.caught_up.is_set()
 
 
 def test_bounded_amount_waits(pipe: Pipe) -> None:
     written = filled(pipe, MOST_BYTES // 2)
-    pipe.outlet.write(b"y" * MOST_BYTES)
-    pipe.outlet.write(b"z")
+    pipe.output.write(b"y" * MOST_BYTES)
+    pipe.output.write(b"z")
     assert pipe.read(written + 1)[-2:] == b"xz"
 
 
 def test_close_waits_for_the_terminal_with_a_limit(pipe: Pipe) -> None:
-    pipe.outlet.write(b"modes")
-    pipe.outlet.close(SECONDS)
-    pipe.outlet.write(b"too late")
+    pipe.output.write(b"modes")
+    pipe.output.close(SECONDS)
+    pipe.output.write(b"too late")
     assert os.read(pipe.reads, 100) == b"modes"
     stalled = Pipe()
     filled(stalled)
-    stalled.outlet.close(0.01)
+    stalled.output.close(0.01)
     assert not stalled.lost.is_set()
     stalled.close()
 
@@ -105,16 +105,16 @@ def test_lost_terminal_is_noticed(pipe: Pipe, stalled: bool) -> None:
         filled(pipe)
     pipe.stop_reading()
     assert pipe.lost.wait(SECONDS)
-    pipe.outlet.write(b"nothing comes of it")
-    pipe.outlet.close(SECONDS)
+    pipe.output.write(b"nothing comes of it")
+    pipe.output.close(SECONDS)
     assert not pipe.caught_up.is_set()
 
 
 def test_waiting_output_is_dropped_to_release_a_slow_terminal(pipe: Pipe) -> None:
     written = filled(pipe, more=4 * WAITING_BYTES)
     found = pipe.read(1)
-    pipe.outlet.drop()
-    pipe.outlet.write(b"given back")
+    pipe.output.drop()
+    pipe.output.write(b"given back")
     while not found.endswith(b"given back"):
         found += os.read(pipe.reads, 1 << 16)
     assert len(found) < written, "what it had not been handed was left out"
