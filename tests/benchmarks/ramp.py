@@ -141,7 +141,7 @@ class VirtualServer:
         self.core.scheduler.add(request)
 
     def _take(self, report) -> None:  # type: ignore[no-untyped-def]
-        self.preemptions += report.preempted
+        self.preemptions += report.batch.preempted
         first = {request.id for request in report.prefilled}
         gaps = iter(report.itls)
         for request in report.advanced:

@@ -49,11 +49,11 @@ class Simulation:
     def add(self, report: StepReport, usage: float) -> None:
         """Take in one iteration."""
         self.steps += 1
-        self.tokens += report.tokens
+        self.tokens += report.batch.token_count
         self.generated += len(report.advanced)
-        self.preemptions += report.preempted
-        self.cache_queries += report.cache_queries
-        self.cache_hits += report.cache_hits
+        self.preemptions += report.batch.preempted
+        self.cache_queries += report.batch.cache_queries
+        self.cache_hits += report.batch.cache_hits
         self.peak_usage = max(self.peak_usage, usage)
         self.ttfts += report.ttfts
         self.itls += report.itls

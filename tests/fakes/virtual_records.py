@@ -90,12 +90,12 @@ def _run(
             recorder.step(core, report, now)
         prompts = sum(request.prompt_length for request in report.prefilled)
         finished += [finished_request(request) for request in report.finished]
-        scheduler = core.scheduler
+        scheduler, batch = core.scheduler, report.batch
         steps.append(
             EngineStep(
                 BEGAN + now, 0, len(scheduler.running), len(scheduler.waiting), scheduler.pool.usage, None,
-                report.cache_queries, report.cache_hits, prompts, len(report.advanced), report.preempted,
-                len(report.itls), min(report.itls, default=None), max(report.itls, default=None), None, None, None, 0,
+                batch.cache_queries, batch.cache_hits, prompts, len(report.advanced), batch.preempted, len(report.itls),
+                min(report.itls, default=None), max(report.itls, default=None), None, None, None, 0,
             )
         )  # fmt: skip
     if recorder is not None:

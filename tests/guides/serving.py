@@ -118,9 +118,9 @@ class _Measured:
         self.usage += core.scheduler.pool.usage * report.seconds
         self.tokens += len(report.advanced)
         self.finished += len(report.finished)
-        self.preempted += report.preempted
-        self.hits += report.cache_hits
-        self.queries += report.cache_queries
+        self.preempted += report.batch.preempted
+        self.hits += report.batch.cache_hits
+        self.queries += report.batch.cache_queries
         self.itls += report.itls
         self.ttfts += report.ttfts
 

@@ -25,7 +25,7 @@ from vllm_console.load.shape import TrafficShape
 from vllm_console.metrics.parse import Parser
 from vllm_launchers.engine_model.core import Core, StepReport
 from vllm_launchers.engine_model.roofline import Work
-from vllm_launchers.engine_model.scheduler import Request
+from vllm_launchers.engine_model.scheduler import Batch, Request
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.presets.model import Workload
@@ -154,7 +154,7 @@ def _decoded(core: Core, engine: EngineMetrics, now: float, next_sample: float, 
         took = now + core.roofline.interval(Work(count, count, reads, reads)) - now
         if now + took >= next_sample:
             break
-        reports.append(StepReport(took, count, 0, 0, 0, itls=[now + took - now] * count, advanced=running))
+        reports.append(StepReport(took, Batch(), itls=[now + took - now] * count, advanced=running))
         now += took
     if reports:
         scheduler.decode(len(reports), now)

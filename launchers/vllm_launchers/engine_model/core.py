@@ -11,22 +11,14 @@ from vllm_launchers.engine_model.scheduler import Batch, BlockPool, Request, Sch
 
 @dataclass(slots=True)
 class StepReport:
-    """One iteration's results, in terms of vLLM's iteration statistics.
+    """One iteration's results, in terms of vLLM's iteration statistics: what ``batch`` did in ``seconds``.
 
     ``ttfts`` are in seconds from arrival, ``itls`` seconds since a request's previous token; ``prefilled`` are the
     requests whose first token came out, ``advanced`` all that got a token and ``finished`` those of them that ended.
-    ``resumed`` requests were admitted again after a preemption; of their ``resumed_queries`` tokens, ``resumed_hits``
-    were still cached.
     """
 
     seconds: float
-    tokens: int
-    preempted: int
-    cache_queries: int
-    cache_hits: int
-    resumed: int = 0
-    resumed_queries: int = 0
-    resumed_hits: int = 0
+    batch: Batch
     ttfts: list[float] = field(default_factory=list)
     itls: list[float] = field(default_factory=list)
     prefilled: list[Request] = field(default_factory=list)
@@ -92,10 +84,7 @@ class Core:
         if not self._pipeline:
             raise RuntimeError("no iteration is in flight")
         batch = self._pipeline.popleft().batch
-        report = StepReport(
-            seconds, batch.token_count, batch.preempted, batch.cache_queries, batch.cache_hits, batch.resumed,
-            batch.resumed_queries, batch.resumed_hits,
-        )  # fmt: skip
+        report = StepReport(seconds, batch)
         before = {share.request.id: share.request.last_token_at for share in batch.shares}
         report.advanced = self.scheduler.complete(batch, now)
         for request in report.advanced:

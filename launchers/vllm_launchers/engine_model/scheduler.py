@@ -235,8 +235,8 @@ class Share(msgspec.Struct, frozen=True):
 class Batch:
     """One iteration's work, and what happened while it was scheduled.
 
-    ``cache_queries`` and ``cache_hits`` are tokens of requests that are admitted for the first time; those of requests
-    that had been preempted are ``resumed_queries`` and ``resumed_hits``, as in vLLM.
+    ``cache_queries`` and ``cache_hits`` are tokens of requests that are admitted for the first time. ``resumed``
+    requests had been preempted before; their tokens are ``resumed_queries`` and ``resumed_hits``, as in vLLM.
     """
 
     shares: list[Share] = field(default_factory=list)

@@ -221,20 +221,20 @@ def record_step(probe: Probe, core: Core, report: StepReport) -> None:
         num_waiting_reqs=len(scheduler.waiting),
         kv_cache_usage=scheduler.pool.usage,
         prefix_cache_stats=SimpleNamespace(
-            queries=report.cache_queries,
-            hits=report.cache_hits,
-            preempted_requests=report.resumed,
-            preempted_queries=report.resumed_queries,
-            preempted_hits=report.resumed_hits,
+            queries=report.batch.cache_queries,
+            hits=report.batch.cache_hits,
+            preempted_requests=report.batch.resumed,
+            preempted_queries=report.batch.resumed_queries,
+            preempted_hits=report.batch.resumed_hits,
         ),
     )
-    if not report.advanced and not report.preempted:
+    if not report.advanced and not report.batch.preempted:
         probe.record(stats, None)  # prefill alone has no output
         return
     iteration = SimpleNamespace(
         num_prompt_tokens=sum(request.prompt_length for request in report.prefilled),
         num_generation_tokens=len(report.advanced),
-        num_preempted_reqs=report.preempted,
+        num_preempted_reqs=report.batch.preempted,
         time_to_first_tokens_iter=report.ttfts,
         inter_token_latencies_iter=report.itls,
         finished_requests=[_finished(request) for request in report.finished],

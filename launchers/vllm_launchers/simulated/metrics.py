@@ -284,12 +284,12 @@ class EngineMetrics:
         """Count one iteration."""
         counters, histograms = self._counters, self._histograms
         counters["generation_tokens"].inc(len(report.advanced))
-        if report.preempted:
-            counters["num_preemptions"].inc(report.preempted)
-        if report.cache_queries:
-            counters["prefix_cache_queries"].inc(report.cache_queries)
-            counters["prefix_cache_hits"].inc(report.cache_hits)
-            self._tiers["device"].inc(report.cache_hits)
+        if report.batch.preempted:
+            counters["num_preemptions"].inc(report.batch.preempted)
+        if report.batch.cache_queries:
+            counters["prefix_cache_queries"].inc(report.batch.cache_queries)
+            counters["prefix_cache_hits"].inc(report.batch.cache_hits)
+            self._tiers["device"].inc(report.batch.cache_hits)
         for request in report.prefilled:
             cached = request.cached or 0
             counters["prompt_tokens"].inc(request.prompt_length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_console.metrics.parse import Parser
 from vllm_launchers.engine_model.core import StepReport
+from vllm_launchers.engine_model.scheduler import Batch
 from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.metrics import Metrics
@@ -15,7 +16,7 @@ def test_totals_are_summed_and_gauges_are_not() -> None:
     plan = plan_memory(settings)
 
     def counted(metrics: Metrics) -> bytes:
-        metrics.engines[0].step(StepReport(0.1, 10, 2, 0, 0, ttfts=[0.3], itls=[0.02, 0.02]))
+        metrics.engines[0].step(StepReport(0.1, Batch(preempted=2), ttfts=[0.3], itls=[0.02, 0.02]))
         return metrics.render()
 
     before = Metrics(settings, plan)
