@@ -214,7 +214,7 @@ def details(data: bytes) -> object:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
-        return None  # the record that holds them was none
+        return None  # the record that contains them was invalid
     assert isinstance(unpack(document if isinstance(document, dict) else {}), Details)
     return document
 

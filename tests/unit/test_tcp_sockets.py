@@ -67,7 +67,7 @@ def test_listening_socket_and_its_owner(
 
 
 def test_both_methods_give_the_same() -> None:
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(300)]  # more than one answer of the kernel holds
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(300)]  # more than one kernel reply can hold
     ports = {server.getsockname()[1] for server in servers}
     both = [{row for row in way() if row.port in ports} for way in (listening_sockets, by_proc)]
     assert both[0] == both[1]

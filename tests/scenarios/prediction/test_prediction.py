@@ -188,7 +188,7 @@ def test_estimate_with_few_draws_has_no_interval() -> None:
     few = [1.0] * (FEWEST_DRAWS - 1) + [None] * 20
     assert _estimate(1.0, few, CUT) == Estimate(1.0)
     assert _estimate(1.0, [*few, 2.0, 3.0], CUT) == Estimate(1.0, 1.0, 2.0)
-    assert _estimate(1.0, [], 0) == Estimate(1.0, 1.0, 1.0), "what was measured is exact"
+    assert _estimate(1.0, [], 0) == Estimate(1.0, 1.0, 1.0), "measured values are exact"
 
 
 def test_prompts_after_shared_prefixes_are_redrawn_in_order() -> None:

@@ -138,7 +138,7 @@ def test_request_arriving_during_a_step_waits_for_one_more() -> None:
     assert second is not None
     assert ahead[0] is not None
     assert ahead[1] is not None
-    assert abs(ahead[0].ttft_seconds - first.ttft_seconds) < 1e-9  # it came to an idle engine
+    assert abs(ahead[0].ttft_seconds - first.ttft_seconds) < 1e-9  # it arrived at an idle engine
     assert abs(second.ttft_seconds - 0.017) < 1e-9
     assert abs(ahead[1].ttft_seconds - 0.027) < 1e-9
 

@@ -43,8 +43,8 @@ def inputs(**changes: object) -> ChecklistInputs:
     return ChecklistInputs(**fields | changes)
 
 
-def item(name: str, wanted_plan: Plan, surroundings: ChecklistInputs):
-    return next(one for one in checklist(wanted_plan, WORK, surroundings) if one.name == name)
+def item(name: str, wanted_plan: Plan, checklist_inputs: ChecklistInputs):
+    return next(one for one in checklist(wanted_plan, WORK, checklist_inputs) if one.name == name)
 
 
 def test_every_checklist_item_is_ok_and_says_what_it_checked():

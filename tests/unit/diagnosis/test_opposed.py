@@ -28,7 +28,7 @@ def found(code: str, severity: Severity = Severity.WARNING, **fix: object) -> Fi
         (found("other", gpu_memory_utilization=0.94), {SHARE: 0.92}, {SHARE: 0.9}, True),
         (found("other", gpu_memory_utilization=0.94), {SHARE: 0.92}, {SHARE: 0.93}, False),
         (found("other", enable_prefix_caching=True), {"enable-prefix-caching": True}, {"enable-prefix-caching": False},
-         False),  # the fix is in place: it says nothing of a change back
+         False),  # the fix is applied: it does not oppose a change back
         (found("prefill_contention", Severity.NOTE), {BATCHED: 2048}, {BATCHED: 4096}, False),
         (found("other", kv_cache_dtype="fp8"), {}, {"kv-cache-dtype": "auto"}, False),
     ],

@@ -75,7 +75,7 @@ def test_last_admitted_request_is_preempted_and_resumed_first() -> None:
     assert target.waiting[0].preemptions == 1
     assert target.waiting[0].computed == 0
     generated = target.waiting[0].generated
-    assert generated > 0, "what it has generated is kept"
+    assert generated > 0, "generated tokens are kept"
     done = run_to_the_end(target)
     assert {item.id: item.generated for item in done} == {"old": 12, "new": 12}
 

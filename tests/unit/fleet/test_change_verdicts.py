@@ -28,16 +28,18 @@ def state(tmp_path):
 @pytest.fixture
 def serve(state, made):
     """Enter a run of ``chat`` with two minutes of warm-up and so many more."""
-    ledger = RunStore(state / "runs.sqlite")
+    run_store = RunStore(state / "runs.sqlite")
 
     def enter(generation, flags, count=10, head=True, **more):
         begins = made.BEGAN + 10_000 * generation
         windows = made.minutes(generation, count + WARM, begins=begins, **more)
         key = f"key{generation}"
         if head:
-            ledger.enter([RunHead(key, "chat", generation, begins - 60, "chatbot", "m", flags=flags, ready_at=begins)])
+            run_store.enter(
+                [RunHead(key, "chat", generation, begins - 60, "chatbot", "m", flags=flags, ready_at=begins)]
+            )
         name = RunName(key, "chat", generation)
-        write(ledger.path, lambda connection: store_windows(connection, run_id(connection, name, begins), windows))
+        write(run_store.path, lambda connection: store_windows(connection, run_id(connection, name, begins), windows))
 
     return enter
 

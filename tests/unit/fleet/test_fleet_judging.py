@@ -311,7 +311,7 @@ def test_recorded_gpu_samples_count_from_the_first_snapshot(served: Path, intera
 
     assert "gpu_throttled" not in found()
     begun = found(*hot_since(NOW - 300), "", '{"at":', "no json")
-    assert abs(begun["gpu_throttled"] - (NOW - 300)) <= 10, "since when, though nobody else was there to see"
+    assert abs(begun["gpu_throttled"] - (NOW - 300)) <= 10, "the start is known from the recorders"
     assert "gpu_throttled" not in found(*hot_since(NOW - 300, until=NOW - 60)), "no sample for a minute"
     assert "gpu_throttled" not in found(*hot_since(NOW - 300), gpus=FleetGpus(Path("4xa6000"), Path()))
     board = SharedBoard(served, watched=False, read_only=True)
@@ -345,7 +345,7 @@ def test_finding_older_than_its_evidence_keeps_its_start(tmp_path: Path) -> None
         new.close()
         return found
 
-    assert by_a_new_console() == pytest.approx(NOW - 1800, abs=20), "nobody recorded when it began"
+    assert by_a_new_console() == pytest.approx(NOW - 1800, abs=20), "its start was not recorded"
     named = RunName("chat-1", "chat", 1)
     store = RunStore(tmp_path / FILE_NAME)
     store.note_findings(named, begin + 60, ["kv_cache_pressure"], {"kv_cache_pressure": begin - 600})

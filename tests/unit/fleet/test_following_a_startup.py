@@ -73,7 +73,7 @@ def test_growing_cache_is_a_download_with_bytes_and_rate(tmp_path, log, blobs):
     progress = StartupProgress(log, record(of), of, {})
     assert "download" not in names(progress.update(record(of), BEGUN + 5))
     grow(blobs, 4)
-    assert "download" not in names(progress.update(record(of), BEGUN + 6)), "a tokenizer is no download"
+    assert "download" not in names(progress.update(record(of), BEGUN + 6)), "a tokenizer is not a download"
     grow(blobs, 24)
     stages, _ = progress.update(record(of), BEGUN + 9)
     assert stages[-1].name == "download"

@@ -68,7 +68,7 @@ def test_earlier_end_shows_that_time_and_closes_the_file(charts: GpuCharts, monk
     monkeypatch.setattr(GpuHistoryReader, "close", lambda self: (closed.append(self), close(self)))
     view = TimeView(NAMED["15m"], end=NOW - 3000)
     assert set(column(charts, "utilization", view)) == {90.0}
-    assert len(closed) == 1, "what is read whole is not kept open"
+    assert len(closed) == 1, "a file that was read completely is not kept open"
 
 
 def test_late_rows_are_added(charts: GpuCharts, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_console_records_only_without_a_recorder(tmp_path: Path) -> None:
     assert not path.exists(), "a recorder does"
     os.close(recorder)
     console.record(replace(host, problem="driver not answering"), NOW)
-    assert not path.exists(), "what is not fresh is not recorded"
+    assert not path.exists(), "old samples are not recorded"
     console.record(host, NOW)
     assert column(console, "utilization", TimeView(), NOW + 1) == [50.0]
     recorder = open_file(tmp_path / (GPU_SAMPLES + ".lock"), os.O_RDWR)
@@ -134,6 +134,6 @@ def test_simulated_tensor_parallelism_uses_the_links_of_its_gpus(fakes: Any) -> 
     expected = tokens * 4 * 32 * 4096 / 1e9
     assert seen.gpus[2].nvlink_sent_gbs == pytest.approx(expected, rel=0.05)
     assert sum(link.sent_gbs or 0.0 for link in seen.gpus[3].nvlinks) == pytest.approx(expected, rel=0.05)
-    assert seen.gpus[1].nvlink_sent_gbs is None, "nobody says what that one does"
+    assert seen.gpus[1].nvlink_sent_gbs is None, "its traffic is unknown"
     alone = occupied(host, [replace(server, gpus=(1,), flags={})])
     assert alone.gpus[1].nvlink_sent_gbs == 0.0

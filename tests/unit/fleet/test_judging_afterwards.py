@@ -51,32 +51,32 @@ def night(tmp_path: Path) -> tuple[RunRecorder, ServerRecord]:
     for second in range(0, 2 * HOUR, 10):
         writer.append(poll(begun + second, begun, 0.95 if second < HOUR else 0.2))
     writer.close()
-    book = RunRecorder(tmp_path, 0.0, read_only=False)
-    book.enter(record)
-    return book, record
+    recorder = RunRecorder(tmp_path, 0.0, read_only=False)
+    recorder.enter(record)
+    return recorder, record
 
 
 def test_night_without_a_console_is_judged_later(night):
-    book, record = night
-    assert book.open().runs("chat")[0].findings == {}
-    assert book.judge_past([record]) == ""
-    (run,) = book.open().runs("chat")
+    recorder, record = night
+    assert recorder.open().runs("chat")[0].findings == {}
+    assert recorder.judge_past([record]) == ""
+    (run,) = recorder.open().runs("chat")
     assert run.findings["kv_cache_pressure"] == pytest.approx(60, abs=3)
     assert run.judged_until == record.current.ended_at
     assert not {"engine_hung", "healthy"} & set(run.findings)
 
 
 def test_judged_time_is_not_counted_twice(night):
-    book, record = night
-    book.judge_past([record])
-    first = book.open().runs("chat")[0].findings
-    assert book.judge_past([record]) == ""
-    assert book.open().runs("chat")[0].findings == first
-    (run,) = book.open().runs("chat")
+    recorder, record = night
+    recorder.judge_past([record])
+    first = recorder.open().runs("chat")[0].findings
+    assert recorder.judge_past([record]) == ""
+    assert recorder.open().runs("chat")[0].findings == first
+    (run,) = recorder.open().runs("chat")
     since = record.current.ready_at
     name = client_name(run)
-    book.open().note_past(name, {"kv_cache_pressure": [(since + 600, since + 1200)]}, since, run.judged_until)
-    assert book.open().runs("chat")[0].findings == first
+    recorder.open().note_past(name, {"kv_cache_pressure": [(since + 600, since + 1200)]}, since, run.judged_until)
+    assert recorder.open().runs("chat")[0].findings == first
 
 
 def client_name(run):
@@ -86,15 +86,15 @@ def client_name(run):
 
 
 def test_damaged_history_is_reported_and_judged_when_readable(night, tmp_path):
-    book, record = night
+    recorder, record = night
     path = client.folder(tmp_path, "chat") / HISTORY
     whole = path.read_bytes()
     path.write_bytes(b"no history" * 1000)
-    assert "history" in book.judge_past([record])
-    assert book.open().runs("chat")[0].judged_until is None
+    assert "history" in recorder.judge_past([record])
+    assert recorder.open().runs("chat")[0].judged_until is None
     path.write_bytes(whole)
-    assert book.judge_past([record]) == ""
-    assert "kv_cache_pressure" in book.open().runs("chat")[0].findings
+    assert recorder.judge_past([record]) == ""
+    assert "kv_cache_pressure" in recorder.open().runs("chat")[0].findings
 
 
 def test_read_only_console_records_nothing(night, tmp_path):
@@ -160,9 +160,9 @@ def test_slow_sparse_traffic_is_one_finding(tmp_path):
 
 
 def test_run_list_shows_findings_and_their_coverage(night):
-    book, record = night
-    book.judge_past([record])
-    text = "\n".join(run_lines(book.open().runs("chat"), time.time()))
+    recorder, record = night
+    recorder.judge_past([record])
+    text = "\n".join(run_lines(recorder.open().runs("chat"), time.time()))
     assert "findings: KV cache pressure for " in text
     assert "(findings about GPUs not included)" in text
 

@@ -94,7 +94,7 @@ def test_values_and_findings_are_those_of_the_moment(history: HistoryReader) -> 
     assert before.window.generation_tokens_per_second == pytest.approx(1.0)
     assert [one.code for one in before.findings] == ["kv_cache_pressure"]
     assert before.findings[0].since < NOW - 3100
-    assert before.findings[0].fixes == (), "what would fix other flags is no fix now"
+    assert before.findings[0].fixes == (), "fixes for other flags do not apply now"
     after = read_moment(history, SERVED, NOW - 100, THEN)
     assert after.window is not None
     assert after.window.kv_cache_usage == 0.3
@@ -214,7 +214,7 @@ def test_crashes_and_stops_are_marked_except_for_restarts() -> None:
         (MarkerKind.STOP, "s"),
     ]
     assert "out of memory" in found[1].text
-    assert found[0].text == "Restarted: run 3", "what it changed is not known any more"
+    assert found[0].text == "Restarted: run 3", "its changes are no longer known"
     assert "same flags" in found[2].text
 
 
@@ -270,7 +270,7 @@ def test_ended_finding_is_recorded_at_once(tmp_path: Path) -> None:
     recorder = RunRecorder(tmp_path, 0.0, read_only=False)
     unresponsive = values.replace(SERVED, state=State.UNRESPONSIVE)
     assert recorder.update([unresponsive], [view]) == []
-    assert not (tmp_path / FILE_NAME).exists(), "a console's first picture waited for what is kept for later"
+    assert not (tmp_path / FILE_NAME).exists(), "a console's first frame waited for work that can wait"
     assert recorder.update([unresponsive], [view]) == []
     assert recorder.update([unresponsive], [replace(view, findings=())]) == []
     noted = time.time()
@@ -298,17 +298,17 @@ def test_snapshot_of_an_earlier_moment_changes_nothing_current(folder: Path) -> 
 
 
 def test_markers_are_rebuilt_only_after_a_change(folder: Path, tmp_path: Path) -> None:
-    book = ServerMarkers(folder, tmp_path / FILE_NAME)
+    server_markers = ServerMarkers(folder, tmp_path / FILE_NAME)
     found = [Finding("preempting", Severity.WARNING, NOW - 30, "symptom", "cause")]
-    first = book.markers(SERVED, found, (), NOW)
-    assert book.markers(SERVED, list(found), (), NOW + 20) is first
-    over = book.markers(SERVED, (), (), NOW + 21)
+    first = server_markers.markers(SERVED, found, (), NOW)
+    assert server_markers.markers(SERVED, list(found), (), NOW + 20) is first
+    over = server_markers.markers(SERVED, (), (), NOW + 21)
     assert over is not first
-    sent = book.markers(SERVED, (), (LoadSpan(NOW, None, 2.0),), NOW + 22)
+    sent = server_markers.markers(SERVED, (), (LoadSpan(NOW, None, 2.0),), NOW + 22)
     assert len(sent) == len(over) + 1
     (folder / "loads.jsonl").write_text(f'{{"id": "1-1", "began_at": {NOW - 900}, "until": {NOW - 800}}}\n')
-    back = book.markers(SERVED, (), (), NOW - 600)
-    assert len(back) == len(over) + 2, "it is read again where the clock was set back"
+    back = server_markers.markers(SERVED, (), (), NOW - 600)
+    assert len(back) == len(over) + 2, "it is read again after the clock was set back"
 
 
 def test_loads_of_others_and_of_this_console_are_marked_once(tmp_path: Path) -> None:

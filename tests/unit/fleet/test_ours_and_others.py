@@ -41,7 +41,7 @@ def test_server_waiting_to_restart_keeps_its_name_and_port(tmp_path: Path) -> No
     for one in (waits, lives):
         folders.write_record(folders.prepare(tmp_path, one.name), one)
     assert ServerRecords(tmp_path).taken_ports() == {8055, 8056}
-    assert ServerRecords(tmp_path).taken_ports("chat") == {8056}, "its own is not somebody else's"
+    assert ServerRecords(tmp_path).taken_ports("chat") == {8056}, "its own port is not taken"
     assert ServerRecords(tmp_path).free_name("chat") == "chat-2"
     folders.write_record(folders.prepare(tmp_path, "chat"), ended)
     assert ServerRecords(tmp_path).taken_ports() == {8056}

@@ -72,7 +72,7 @@ def test_only_history_and_load_times_are_kept(servers, tmp_path, mask):
     with closing(HistoryReader(tmp_path / "removed" / kept / HISTORY)) as reader:
         assert len(reader.since(0.0)) == 5
     assert not (folder / HISTORY).exists()
-    assert (folder / "record.json").exists(), "the rest is deleted by who called"
+    assert (folder / "record.json").exists(), "the caller deletes the rest"
 
 
 def test_unwritten_wal_is_kept(servers, tmp_path):
@@ -160,7 +160,7 @@ def test_removed_server_is_found_by_time(servers, tmp_path, at):
     first, second = servers.all()
     assert servers.find("chat", NOW - 1000.4) == first
     assert servers.find("chat", NOW) == first
-    assert servers.find("chat", NOW + 50) is None, "there was none"
+    assert servers.find("chat", NOW + 50) is None, "no server existed then"
     assert servers.find("chat", NOW + 300) == second
     assert servers.find("chat", NOW + 600) is None
     assert servers.find("other", NOW) is None

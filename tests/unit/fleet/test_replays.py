@@ -114,7 +114,7 @@ def test_run_of_a_removed_server_is_shown_in_full(fleet):
     assert view.log_path == ""
     assert view.reason == "stopped as requested"
     assert fleet.snapshot().replay is None
-    assert fleet.snapshot().servers == (), "it is none"
+    assert fleet.snapshot().servers == (), "a replay is not a server"
 
 
 def test_replay_markers_are_those_of_the_run(fleet):
@@ -260,7 +260,7 @@ def test_removed_server_is_found_by_its_name_at_a_time(fleet, present):
     assert then is not None
     assert (then.name, then.removed, then.at) == ("chat@1", True, NOW - 5000)
     assert fleet.removed_at("chat", NOW - 350) is None, "the present one had the name"
-    assert fleet.removed_at("chat", NOW - 450) is None, "nobody had"
+    assert fleet.removed_at("chat", NOW - 450) is None, "no server had the name"
     assert fleet.removed_at("vllm@8000", NOW) is None
     assert fleet.removed_at("nobody", NOW) is None
 

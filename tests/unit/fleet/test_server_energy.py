@@ -74,6 +74,6 @@ def test_energy_of_another_process_gpu_or_time_is_not_shown(measured: Callable[.
     assert measured(record(pid=4200)) is None, "an earlier process held the GPU"
     assert measured(record(state=State.STOPPED)) is None
     assert measured(record(), gpus=(0, 1)) is None
-    assert measured(record(), until=-60) is None, "nobody samples any more"
+    assert measured(record(), until=-60) is None, "no samples are taken"
     assert measured(record(), energy_mj=None) is None
     assert measured(record(), used_by=[{"pid": PID}, {"pid": 7}]) is None

@@ -69,7 +69,7 @@ def test_lengths_reuse_and_concurrency() -> None:
         poll(1800, engine([5000] * 40 + [150] * 500, [3] * 40 + [50] * 500, cached=(1500, 2000), running=7, waiting=2)),
         poll(3600, engine([5000] * 40 + [150] * 1000, [3] * 40 + [50] * 1000, cached=(2100, 3000), running=3)),
     )
-    # All that is in a bucket is taken to be spread evenly over it; what was there before does not count.
+    # Values are assumed to be spread evenly over their bucket; earlier counts are subtracted.
     assert found.workload == Workload(input_tokens_p95=195, output_tokens_p95=96, prefix_reuse=0.6, concurrency=9)
     assert (found.requests, found.minutes, found.kept, found.at_least) == (1000, 60.0, (), ())
     assert found.sentence == (

@@ -39,7 +39,7 @@ def test_points_are_means_and_quantiles_of_their_steps() -> None:
 def test_computed_prompt_tokens_come_from_logged_details() -> None:
     assert timeline(step(101.0), step(106.0, prompts=900, context=256)).series(110.0).values["prompt_tokens"][-1] == 256
     cached = timeline(step(101.0), step(106.0)._replace(cache_hits=400), step(107.0, prompts=900)).series(110.0)
-    assert cached.values["prompt_tokens"] == (None, None, 0.0, 250.0), "what the prefix cache has is not computed"
+    assert cached.values["prompt_tokens"] == (None, None, 0.0, 250.0), "cached tokens are not computed"
 
 
 def test_points_with_lost_records_have_no_latencies() -> None:

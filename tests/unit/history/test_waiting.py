@@ -81,12 +81,12 @@ def test_clients_leaving_before_the_first_token_make_room() -> None:
     assert found <= 1.0
 
 
-@pytest.mark.parametrize("patience", [1.0, 0.6, 0.2])
+@pytest.mark.parametrize("patient_share", [1.0, 0.6, 0.2])
 @pytest.mark.parametrize("seed", range(10))
-def test_wait_is_never_overstated(seed: int, patience: float) -> None:
+def test_wait_is_never_overstated(seed: int, patient_share: float) -> None:
     """A queue with arrivals, a limit of running requests, preemptions, and clients that cancel.
 
-    ``patience`` is how many of the clients wait for the first token once their request runs.
+    ``patient_share`` is the share of clients that wait for the first token of a running request.
     """
     chance, timeline = random.Random(seed), Timeline(5.0, 10)
     waiting: deque[tuple[int, bool]] = deque()
@@ -94,12 +94,12 @@ def test_wait_is_never_overstated(seed: int, patience: float) -> None:
     finished = preempted = first = known = 0
     queries = 100
     for at in range(1000):
-        busy = at % 40 < 20  # and then a time in which nobody is let in
+        busy = at % 40 < 20  # and then a time without admissions
         waiting.extend([(at, True)] * (chance.random() < 0.7))
         while busy and waiting and len(running) < 4 and chance.random() < 0.8:
             _, anew = waiting.popleft()
             queries += chance.randint(1, 40) if anew else 0
-            running.append(chance.random() < patience)
+            running.append(chance.random() < patient_share)
             first += anew and running[-1]
         running = [stays for stays in running if stays or chance.random() < 0.3 or not busy]
         if busy and running and chance.random() < 0.5:

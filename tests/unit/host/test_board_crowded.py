@@ -134,7 +134,7 @@ def test_files_in_the_way_of_a_new_page_block_no_claim(board: Path) -> None:
     change_page(board, lambda _: BoardPage((claim(now),)), now)
     assert [one.uid for one in read_board(board, now).claims] == [0]
     assert taken.exists(), "another's file is not touched"
-    assert not left.exists(), "what a killed command of one's own left is"
+    assert not left.exists(), "a leftover of the user's own killed command is"
 
 
 @as_root

@@ -58,7 +58,7 @@ def test_hub_token_stored_by_a_login(tmp_path: Path) -> None:
     ("soft", "hard", "limit"),
     [
         (1024, 1024, 1024),
-        (1024, 4096, 4096),  # vLLM raises its own
+        (1024, 4096, 4096),  # vLLM raises its own limit
         (1024, 1_048_576, 65_535),
         (200_000, 1_048_576, 200_000),
         (1024, resource.RLIM_INFINITY, None),

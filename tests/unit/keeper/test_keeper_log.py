@@ -367,7 +367,7 @@ def test_deleted_position_is_restored(tmp_path, replaced):
     file, there = tmp_path / "log.position", OutputPosition(1, 2, 3, 4)
     position = Position(tmp_path)
     position.write(there)
-    assert not position.restore(), "it is there"
+    assert not position.restore(), "it exists"
     file.unlink()
     if replaced:
         file.touch()

@@ -186,7 +186,7 @@ def test_process_identity_is_more_than_its_pid(wait_until):
         assert child.poll() is None
         assert processes.send(there, signal.SIGKILL)
         wait_until(lambda: not processes.alive(there))
-        assert processes.stat(child.pid).state == "Z", "a zombie is there, and not alive"
+        assert processes.stat(child.pid).state == "Z", "a zombie exists, but is not alive"
     finally:
         child.kill()
         child.wait()
@@ -290,7 +290,7 @@ def test_failing_accept_is_reported_once_and_retried(tmp_path, monkeypatch):
         listener.close()
     listener.join(5)
     assert not listener.is_alive()
-    assert len(posted) == 2, "its end is no fault"
+    assert len(posted) == 2, "its end is not an error"
 
 
 def test_abandoned_request_is_not_executed(tmp_path):

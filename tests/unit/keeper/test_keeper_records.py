@@ -269,7 +269,7 @@ os.write(2, b"the end\\n")
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["keeper.log", "keeper.log.1"]
     assert all((tmp_path / name).stat().st_size < 2 * NOTES_BYTES for name in files)
-    assert "the end" in (tmp_path / "keeper.log").read_text(), "standard error goes where the notes go"
+    assert "the end" in (tmp_path / "keeper.log").read_text(), "standard error goes to the notes file"
 
 
 def test_stamp_changes_with_the_record(tmp_path):

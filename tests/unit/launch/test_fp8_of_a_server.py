@@ -22,7 +22,7 @@ SIMULATED = Engine(EngineKind.SIMULATED, (), "0.33.0", "simulated", "")
         (REAL, "NVIDIA RTX A6000", {}, {}, True),
         (REAL, "NVIDIA RTX A6000", {}, {"attention-backend": "FLASHINFER"}, False),
         (REAL, "NVIDIA GeForce RTX 4090", {}, {}, False),
-        (REAL, "", {}, {}, False),  # a GPU that nobody knows
+        (REAL, "", {}, {}, False),  # an unknown GPU
         (SIMULATED, "", {}, {}, True),
         (SIMULATED, "", {"SIMULATED_GPU": "L40S"}, {}, False),
         (Engine(EngineKind.VLLM, ("/opt/vllm",), "0.33.0", "cpu", "/opt/vllm"), "NVIDIA RTX A6000", {}, {}, False),

@@ -171,13 +171,13 @@ def test_reported_memory_replaces_and_corrects_the_estimate(
     ask: Callable[..., ResolvedRequest], tmp_path: Path
 ) -> None:
     known = PlanInputs(EIGHT, host=host("4xa6000"))
-    book = report_store(tmp_path)
-    first = resolve_launch(ask(), known, book)
+    reports = report_store(tmp_path)
+    first = resolve_launch(ask(), known, reports)
     assert first.plan.memory is not None
     assert first.plan.memory.source == "estimate"
-    assert remember_start(book, tmp_path, ready(first, tmp_path))
+    assert remember_start(reports, tmp_path, ready(first, tmp_path))
 
-    same = resolve_launch(ask(), known, book)
+    same = resolve_launch(ask(), known, reports)
     assert same.plan.memory is not None
     assert (same.plan.memory.source, same.plan.memory.kv_tokens) == ("engine", 245_760)
     assert same.plan.estimated == first.plan.memory
@@ -186,21 +186,21 @@ def test_reported_memory_replaces_and_corrects_the_estimate(
         same.details.predicted == first.details.predicted
     )  # the estimate stored with the next report is never a corrected one
 
-    other = resolve_launch(ask(set={"max-num-seqs": 64}), known, book)
+    other = resolve_launch(ask(set={"max-num-seqs": 64}), known, reports)
     assert other.plan.memory is not None
     assert other.plan.memory.source == "estimate, corrected"
     assert other.plan.memory.weights_gib == pytest.approx(15.5)
-    elsewhere = resolve_launch(ask(), PlanInputs(EIGHT, host=host("8xh100")), book)
+    elsewhere = resolve_launch(ask(), PlanInputs(EIGHT, host=host("8xh100")), reports)
     assert elsewhere.plan.memory is not None
     assert elsewhere.plan.memory.source == "estimate"
 
 
 def test_simulated_start_corrects_only_simulated_ones(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     simulated = Engine(EngineKind.SIMULATED, ("python",), "0.33.0", "simulated", "")
-    book, known = report_store(tmp_path), PlanInputs(EIGHT, host=host("4xa6000"))
-    first = resolve_launch(ask(engine=simulated), known, book)
-    assert remember_start(book, tmp_path, ready(first, tmp_path))
-    again, real = resolve_launch(ask(engine=simulated), known, book), resolve_launch(ask(), known, book)
+    reports, known = report_store(tmp_path), PlanInputs(EIGHT, host=host("4xa6000"))
+    first = resolve_launch(ask(engine=simulated), known, reports)
+    assert remember_start(reports, tmp_path, ready(first, tmp_path))
+    again, real = resolve_launch(ask(engine=simulated), known, reports), resolve_launch(ask(), known, reports)
     assert again.plan.memory is not None
     assert (again.plan.memory.source, again.plan.memory.kv_tokens) == ("engine", 245_760)
     assert real.plan.memory is not None
@@ -209,13 +209,13 @@ def test_simulated_start_corrects_only_simulated_ones(ask: Callable[..., Resolve
 
 def test_start_disturbed_by_a_neighbor_corrects_nothing(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     known = PlanInputs(EIGHT, host=host("4xa6000"))
-    book, first = report_store(tmp_path), resolve_launch(ask(), known)
+    reports, first = report_store(tmp_path), resolve_launch(ask(), known)
     record = ready(first, tmp_path)
     with (tmp_path / "server.log").open("a") as log:
         log.write("Actual usage is 15.5 GiB for weight, 0.5 GiB for peak activation, 7.98 GiB for non-torch memory\n")
     assert own_start(tmp_path, record) is None
-    assert not remember_start(book, tmp_path, record)
-    again = resolve_launch(ask(), known, book)
+    assert not remember_start(reports, tmp_path, record)
+    again = resolve_launch(ask(), known, reports)
     assert again.plan.memory is not None
     assert again.plan.memory.source == "estimate"
 
@@ -240,14 +240,14 @@ def test_block_override_says_nothing_about_memory(ask: Callable[..., ResolvedReq
 
 def test_limited_cache_is_planned_with_its_blocks(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     """Also once a start has reported the memory that it could have had."""
-    known, book = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
+    known, reports = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
     limit = {"num-gpu-blocks-override": 40}
-    first = resolve_launch(ask(set=limit), known, book).plan.memory
+    first = resolve_launch(ask(set=limit), known, reports).plan.memory
     assert first is not None
     assert first.kv_bytes_per_token is not None
     assert first.kv_gib == pytest.approx(40 * 16 * first.kv_bytes_per_token / GIB)
-    remember_start(book, tmp_path, ready(resolve_launch(ask(set=limit), known), tmp_path))
-    again = resolve_launch(ask(set=limit), known, book).plan.memory
+    remember_start(reports, tmp_path, ready(resolve_launch(ask(set=limit), known), tmp_path))
+    again = resolve_launch(ask(set=limit), known, reports).plan.memory
     assert again is not None
     assert again.source == "engine"
     assert again.kv_gib == pytest.approx(first.kv_gib)
@@ -317,22 +317,22 @@ def test_engine_that_cannot_be_launched_is_reported(tmp_path: Path, monkeypatch:
 def test_fixed_cache_size_is_judged_by_the_start_that_suggested_it(
     ask: Callable[..., ResolvedRequest], tmp_path: Path
 ) -> None:
-    known, book = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
+    known, reports = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
     suggested = 20 * GIB
-    record = ready(resolve_launch(ask(), known, book), tmp_path)
+    record = ready(resolve_launch(ask(), known, reports), tmp_path)
     with (tmp_path / "server.log").open("a") as log:
         log.write(f"INFO 01-01 00:00:04 [x.py:1] config with `--kv-cache-memory={suggested}` (20.0 GiB) to fit into ")
         log.write("requested memory, or `--kv-cache-memory=22222222222` (20.70 GiB) to fully utilize gpu memory.\n")
 
     def found(**flags: Any) -> PlanFinding | None:
         changes = {name.replace("_", "-"): value for name, value in flags.items()}
-        plan = resolve_launch(ask(set=changes), known, book).plan
+        plan = resolve_launch(ask(set=changes), known, reports).plan
         return next((one for one in plan.findings if one.code == "kv_cache_fixed"), None)
 
     unknown = found(kv_cache_memory_bytes=suggested)
     assert unknown is not None
     assert (unknown.level, unknown.fix) == (Level.ADVICE, None)
-    remember_start(book, tmp_path, record)
+    remember_start(reports, tmp_path, record)
     assert found() is None
     pinned, more = found(kv_cache_memory_bytes=suggested), found(kv_cache_memory_bytes=suggested + 1)
     other = found(kv_cache_memory_bytes=suggested, max_num_seqs=64)

@@ -46,7 +46,7 @@ def test_all_samples_are_counted_within_or_beyond_the_bound() -> None:
     for value in range(1_000):
         samples.add(value / 1_000)
         samples.add_unfinished(value / 1_000)
-    assert (samples.within, samples.beyond) == (501, 998), "what is unfinished below the bound may be either"
+    assert (samples.within, samples.beyond) == (501, 998), "unfinished samples below the bound may be either"
     tally = Tally(limits=(0.5, 0.1))
     tally.ttft.add(0.4)
     tally.itl.add(0.4)
@@ -122,7 +122,7 @@ def test_unfinished_requests_count_as_longer_than_they_lasted() -> None:
         samples.add_unfinished(60.0)
     found = samples.latency()
     assert (found.count, found.unfinished, found.mean) == (7, 4, None)
-    assert found.p50 == pytest.approx(0.6), "six of eleven took no longer, whatever the unfinished come to"
+    assert found.p50 == pytest.approx(0.6), "six of eleven took no longer, whatever the unfinished take"
     assert (found.p90, found.p99) == (None, None)
     assert found.above == {"p90": 60.0, "p99": 60.0}
     assert found.document()["p99_above"] == 60.0

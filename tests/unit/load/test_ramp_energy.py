@@ -35,7 +35,7 @@ def test_step_energy_covers_only_its_measured_part() -> None:
     assert found.since == 100.0
     assert found.per_output_token == pytest.approx(5.0)
     assert found.document()["cost_per_million_output_tokens"] == pytest.approx(0.5)
-    assert meter.energy(samples(20)) is None, "what one step has seen is not the next one's"
+    assert meter.energy(samples(20)) is None, "samples of one step are not used for the next"
 
 
 @pytest.mark.parametrize("gpus", [(0, 1), (1,)])

@@ -189,7 +189,7 @@ def test_prediction_decides_between_nearly_equal_measurements():
     done = [Trial(0, Measured(3.0, 0.1)), Trial(1, Measured(3.1, 0.1)), Trial(2, Measured(9.0, 0.1))]
     assert decide(ORIGINAL, done[:2], GOODPUT, [1.6, 1.2]).place == 0
     assert decide(ORIGINAL, done[:2], GOODPUT, [1.5, 1.5]).place == 1
-    assert decide(ORIGINAL, done, GOODPUT, [1.6, 1.2, 1.1]).place == 2, "what is far better needs no prediction"
+    assert decide(ORIGINAL, done, GOODPUT, [1.6, 1.2, 1.1]).place == 2, "a far better value needs no prediction"
     assert decide(ORIGINAL, [Trial(0, Measured(1.9, 0.1))], GOODPUT, [2.0]).place is None
 
 
@@ -222,7 +222,7 @@ def test_ramp_that_started_too_high_is_retried_lower():
 
 def test_trial_starts_below_the_expected_rate_and_lower_for_a_guess():
     assert trial_start(4.0, None, guess=True) < trial_start(4.0, None) < 4.0
-    assert trial_start(4.0, Measured(2.0, 0.1), guess=True) == trial_start(2.0, None), "what was measured counts"
+    assert trial_start(4.0, Measured(2.0, 0.1), guess=True) == trial_start(2.0, None), "measured values count"
 
 
 def test_measured_ceiling_of_tried_rates():

@@ -57,7 +57,7 @@ def test_fast_first_token_is_treated_as_usual() -> None:
 
 def test_warmed_up_run_has_no_first_requests_left() -> None:
     assert FirstRequests().add(poll(1.0, ended=1.0, tokens=2.0))
-    assert FirstRequests().add(poll(1.0, ended=None)), "what is not reported cannot be waited for"
+    assert FirstRequests().add(poll(1.0, ended=None)), "unreported values cannot be waited for"
 
 
 def test_first_requests_end_after_a_limit() -> None:
@@ -85,5 +85,5 @@ def test_first_requests_are_reported_without_a_fix() -> None:
     polls = compiling()
     assert judged(polls[:36]) == ["first_request"]
     after = [code for end in range(60, len(polls), 5) for code in judged(polls[:end])]
-    assert set(after) <= {"healthy"}, "their TTFT of 40 s is no finding"
+    assert set(after) <= {"healthy"}, "their TTFT of 40 s is not a finding"
     assert after

@@ -96,7 +96,7 @@ def test_response_without_a_body(talk):
         (b"Content-Length: 2\r\n\r\nok", True),
         (b"Content-Length: 2\r\nConnection: Close\r\n\r\nok", False),
         (b"\r\nok", False),
-        (b"Content-Length: 2\r\n\r\nok and more", False),  # of which nobody knows what it answers
+        (b"Content-Length: 2\r\n\r\nok and more", False),  # extra bytes belong to no request
     ],
 )
 def test_connection_stays_open_as_announced(talk, end, open_):

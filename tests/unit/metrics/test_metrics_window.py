@@ -35,7 +35,7 @@ def test_interpolation_matches_histogram_quantile(q, counts, expected):
     [
         ([1200], 1200),  # one request: the sum is its length, 1,950 in the middle of the bucket is impossible
         ([1001, 1001, 1001, 1300], 4303 - 3 * 1000),
-        ([1200] * 100, 1950),  # of many, the longest may still be that long: the sum says little
+        ([1200] * 100, 1950),  # with many values the longest may still be that long: the sum restricts little
         ([5, 5, 5, 5, 5, 5, 5, 5, 5, 1200], 1245 - 9 * 2),
     ],
 )
@@ -52,7 +52,7 @@ def test_length_quantile_respects_the_upper_limit_of_the_sum(lengths, most):
     [
         ([1000] * 50, 1000),  # all as long as their bucket allows: 975 is impossible
         ([990] * 20, 795),
-        ([600] * 50, 500),  # the sum says nothing: it is linear
+        ([600] * 50, 500),  # the sum restricts nothing: linear interpolation
         ([1000] * 50 + [5000], 500),  # one beyond the last bound may be of any length
     ],
 )

@@ -97,7 +97,7 @@ def test_unauthorized_requests_are_counted_over_rotations(tmp_path: Path) -> Non
     with log.open("a") as file:
         file.write(access("401 Unauthorized"))
     log.rename(tmp_path / "server.log.1")
-    assert counter.count() == 4  # before its successor is there
+    assert counter.count() == 4  # before its successor exists
     log.write_text(access("401 Unauthorized") * 2)
     assert counter.count() == 6
     os.truncate(log, 0)

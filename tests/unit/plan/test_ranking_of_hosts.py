@@ -20,7 +20,7 @@ RANKED: dict[tuple[str, int], tuple[str, ...]] = {
     # Bridged: together over NVLink; one alone leaves the GPU with the desktop for later.
     ("2xrtx3090", 1): ("1: idle, 23.6 GiB free", "0: idle, 23.4 GiB free"),
     ("2xrtx3090", 2): ("0,1: NVLink ×4, 112 GB/s, both idle",),
-    # 0,1 and 2,3 are bridged, anna is on 0: one alone takes what is left of the broken pair.
+    # 0,1 and 2,3 are bridged, anna uses 0: a single GPU takes the rest of the broken pair.
     ("4xa6000", 1): ("1: idle, 47.6 GiB free", "2: idle, 47.6 GiB free", "- 0: 27.1 GiB free"),
     ("4xa6000", 2): (
         "2,3: NVLink ×4, 112 GB/s, both idle",
@@ -51,7 +51,7 @@ RANKED: dict[tuple[str, int], tuple[str, ...]] = {
     ("8xl40s", 4): ("0,1,4,5: across the CPU interconnect (SYS), 63 GB/s, all idle",),
     ("1xh100", 1): ("0: idle, 79.2 GiB free",),
     ("1xh200", 1): ("0: idle, 139.8 GiB free",),
-    # Slices serve servers on one GPU: the largest that nobody is on.
+    # Slices serve servers on one GPU: the largest unused one.
     ("1xa100-mig", 1): (
         "0: MIG slice 2g.10gb, 9.7 GiB free",
         "0: MIG slice 1g.5gb, 4.7 GiB free",
@@ -60,7 +60,7 @@ RANKED: dict[tuple[str, int], tuple[str, ...]] = {
 }
 """The first sets for so many GPUs, best first; those marked with a dash are offered and never taken unasked."""
 
-SAID: dict[tuple[str, int], tuple[str, ...]] = {
+WARNINGS: dict[tuple[str, int], tuple[str, ...]] = {
     ("4xa6000", 4): (
         "GPU 0: anna holds 20.5 GiB",
         "tensor parallelism over 0-3 crosses the CPU interconnect at every layer; use --tensor-parallel-size 2 "
@@ -89,7 +89,7 @@ def test_sets_are_ranked_like_an_expert_would(name: str, size: int, recorded: Ca
     ranking = rank_placements(recorded(name), size)
     expected = RANKED[name, size]
     assert tuple(ranking_lines(ranking)[: len(expected)]) == expected
-    assert ranking.placements[0].warnings == SAID.get((name, size), ())
+    assert ranking.placements[0].warnings == WARNINGS.get((name, size), ())
     assert (ranking.best is None) == expected[0].startswith("- ")
 
 
@@ -119,7 +119,7 @@ def test_required_memory_may_depend_on_the_gpu_size() -> None:
         ((2,), True), ((0,), True), ((1,), True), ((3,), False),
     ]  # fmt: skip
     assert ranking.placements[0].needs_gib == (72.0,)
-    # With less of each, the one that anna is on has room too, after those that nobody is on.
+    # With a smaller share, anna's GPU has room too, after the unused ones.
     shared = rank_placements(mixed(), 1, need_gib=share_of(0.8))
     assert [found.gpus for found in shared.placements if found.fits] == [(2,), (0,), (1,), (3,)]
     assert shared.placements[3].warnings == ("GPU 3: anna holds 10.0 GiB",)

@@ -92,7 +92,7 @@ def test_output_switches_to_the_servers_file(start: Start) -> None:
     prepared = start()
     served(prepared)
     assert "the model is m" in prepared.own_output.read_text()
-    assert "the model is m" in prepared.server_output.read_text(), "what is logged once is in the server's log, too"
+    assert "the model is m" in prepared.server_output.read_text(), "messages logged once are in the server's log, too"
     assert "death_signal" not in prepared.own_output.read_text()
 
 

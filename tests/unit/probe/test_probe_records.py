@@ -280,7 +280,7 @@ def test_reader_continues_across_new_and_deleted_segments(tmp_path: Path) -> Non
 
 def test_all_kinds_are_read_together_once_each(recorder: Recorder, tmp_path: Path) -> None:
     reader, probe = ProbeReader(tmp_path / "probe"), Probe(recorder)
-    assert reader.added() == ([], [], [], []), "there is no folder yet"
+    assert reader.added() == ([], [], [], []), "the folder does not exist yet"
     several = {"inter_token_latencies_iter": [0.01, 0.02, 0.03], "time_to_first_tokens_iter": [0.3]}
     probe.record(scheduler_stats(), iteration_stats(finished(), **several))
     recorder.close()

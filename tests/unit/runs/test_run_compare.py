@@ -135,7 +135,7 @@ def test_comparison_is_deterministic_and_fast(made):
     compare(*pair)
     began = time.process_time()
     first = compare(*pair)
-    assert time.process_time() - began < 3, "some 0.1 s where nothing else runs"
+    assert time.process_time() - began < 3, "about 0.1 s on an idle machine"
     assert compare(*pair) == first
 
 
@@ -176,7 +176,7 @@ def test_p95_above_the_last_bucket_is_only_a_bound(made):
     found = compare(before, after)
     (factor,) = (factor for factor in found.factors if factor.key == "prompt_length_p95")
     assert factor_sides(factor)[1] == ">20.0k tokens"
-    assert factor.change is None, "what is known only as a bound has not changed by a known share"
+    assert factor.change is None, "a value known only as a bound has no known change"
     assert factor.likeness is TrafficMatch.DIFFERENT
     document = next(one for one in comparison_document(found)["traffic"]["factors"] if one["name"] == factor.key)
     assert (document["after"], document["after_above"]) == (None, 20_000.0)
@@ -559,7 +559,7 @@ def test_headline_is_about_the_objective_missed_before(made):
     assert verdict_text(found).startswith("Better: preemptions/req −0.5")
     assert verdict_text(found).endswith("; TTFT mean 4.9s → 40s is inconclusive.")
     assert brief(found).startswith("Better: preemptions/req −0.5")
-    # More has changed in other figures, and even so; also where that objective is missed as before.
+    # Even if other values changed more; also if that objective is still missed.
     for preempted, sentence in (
         (0.0, "preemptions/req fell from"),
         (0.5, "preemptions/req did not clearly improve (0.5"),
@@ -579,7 +579,7 @@ def test_newly_met_objective_decides_if_requests_are_not_slower(made):
     assert plain_sentence(found).startswith("The change helped: preemptions/req fell from 0.5")
     assert "while TTFT mean rose from" in plain_sentence(found)
     assert "but TTFT mean +" in verdict_text(found)
-    # It is no reason to take longer as a whole, or to lose another objective.
+    # It does not excuse slower requests, or another missed objective.
     whole = with_figures(made.minutes(2), e2e_mean=(9.0, 9.1), **later)
     assert compare(*made.pair(before, whole)).verdict is ComparisonVerdict.MIXED
     lost = with_figures(made.minutes(2), ttft_p99=(30.0, 31.0), **later)

@@ -408,7 +408,7 @@ def test_newest_run_has_the_highest_generation_whatever_the_clock(store):
     store.enter([head(1), head(2, started_at=9000.0), head(3, started_at=50.0)])
     assert [run.generation for run in store.runs("chat")] == [3, 2, 1]
     assert store.runs("chat")[0].changed == store.run(3).changed
-    assert store.run(3).before == 2, "what was changed is measured against the generation before"
+    assert store.run(3).before == 2, "changes are relative to the previous generation"
 
 
 def test_reused_name_starts_at_its_first_generation(store):

@@ -100,7 +100,7 @@ def test_space_cycles_through_a_flags_values(catalog):
     assert catalog.next_value("kv-cache-dtype", None) == "bfloat16", "the first that is not the default"
     assert catalog.next_value("kv-cache-dtype", "fp8_e5m2") == "auto"
     assert catalog.next_value("max-num-seqs", 7) is None
-    assert catalog.next_value("max-model-len", 4096) is None, "a length is typed, though there is a word for it too"
+    assert catalog.next_value("max-model-len", 4096) is None, "a length is typed, although a word is accepted too"
     assert catalog.next_value("nonsense", "x") is None
 
 

@@ -28,9 +28,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def keep(
-    book: StartupReportStore, model: str = "org/m", gpu: str = "L40S", engine: str = "0.33.0", **more: object
+    store: StartupReportStore, model: str = "org/m", gpu: str = "L40S", engine: str = "0.33.0", **more: object
 ) -> bool:
-    return book.remember(remembered(model, gpu, engine, {**FLAGS, **more}, reported=REPORTED, predicted=PREDICTED))
+    return store.remember(remembered(model, gpu, engine, {**FLAGS, **more}, reported=REPORTED, predicted=PREDICTED))
 
 
 def test_start_is_found_by_another_program(path: Path) -> None:
@@ -41,26 +41,26 @@ def test_start_is_found_by_another_program(path: Path) -> None:
 
 
 def test_nothing_is_found_for_another_model_gpu_or_split(path: Path) -> None:
-    book = StartupReportStore(path)
-    keep(book)
-    assert book.find("org/other", "L40S", "0.33.0", FLAGS) is None
-    assert book.find("org/m", "L4", "0.33.0", FLAGS) is None
-    assert book.find("org/m", "L40S", "0.33.0", {**FLAGS, "tensor-parallel-size": 4}) is None
-    assert book.find("org/m", "L40S", "0.33.0", {**FLAGS, "quantization": "fp8"}) is None
-    assert book.find("org/m", "L40S", "0.33.0", {**FLAGS, "spec-method": "ngram"}) is None
-    assert book.find("org/m", "L40S", "0.33.0", {**FLAGS, "speculative-config.method": "ngram"}) is None
-    assert book.problem == ""
+    store = StartupReportStore(path)
+    keep(store)
+    assert store.find("org/other", "L40S", "0.33.0", FLAGS) is None
+    assert store.find("org/m", "L4", "0.33.0", FLAGS) is None
+    assert store.find("org/m", "L40S", "0.33.0", {**FLAGS, "tensor-parallel-size": 4}) is None
+    assert store.find("org/m", "L40S", "0.33.0", {**FLAGS, "quantization": "fp8"}) is None
+    assert store.find("org/m", "L40S", "0.33.0", {**FLAGS, "spec-method": "ngram"}) is None
+    assert store.find("org/m", "L40S", "0.33.0", {**FLAGS, "speculative-config.method": "ngram"}) is None
+    assert store.problem == ""
 
 
 def test_same_flags_precede_same_engine_and_newest(path: Path) -> None:
-    book = StartupReportStore(path)
-    keep(book, engine="0.32.0")
-    keep(book, engine="0.33.0", **{"max-model-len": 4096})
-    keep(book, engine="0.33.0", **{"max-model-len": 2048})
-    same_flags = book.find("org/m", "L40S", "0.33.0", FLAGS)
+    store = StartupReportStore(path)
+    keep(store, engine="0.32.0")
+    keep(store, engine="0.33.0", **{"max-model-len": 4096})
+    keep(store, engine="0.33.0", **{"max-model-len": 2048})
+    same_flags = store.find("org/m", "L40S", "0.33.0", FLAGS)
     assert same_flags is not None
     assert same_flags.engine == "0.32.0"
-    other_flags = book.find("org/m", "L40S", "0.33.0", {**FLAGS, "max-model-len": 1024})
+    other_flags = store.find("org/m", "L40S", "0.33.0", {**FLAGS, "max-model-len": 1024})
     assert other_flags is not None
     assert other_flags.flags == flags_digest({**FLAGS, "max-model-len": 2048})
 
@@ -72,25 +72,25 @@ def test_irrelevant_flags_make_no_difference(path: Path) -> None:
 
 
 def test_later_start_replaces_an_equal_one(path: Path) -> None:
-    book = StartupReportStore(path)
-    keep(book)
-    book.remember(remembered("org/m", "L40S", "0.33.0", FLAGS, reported={"kv_gib": 1.0}, predicted={}))
-    assert [entry.reported for entry in book.entries()] == [{"kv_gib": 1.0}]
+    store = StartupReportStore(path)
+    keep(store)
+    store.remember(remembered("org/m", "L40S", "0.33.0", FLAGS, reported={"kv_gib": 1.0}, predicted={}))
+    assert [entry.reported for entry in store.entries()] == [{"kv_gib": 1.0}]
 
 
 def test_empty_report_is_not_stored(path: Path) -> None:
-    book = StartupReportStore(path)
+    store = StartupReportStore(path)
     empty = remembered("org/m", "L40S", "0.33.0", FLAGS, reported={"kv_gib": float("nan")}, predicted={})
-    assert not book.remember(empty)
+    assert not store.remember(empty)
     assert not path.exists()
 
 
 def test_oldest_entries_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_reports, "MOST_ENTRIES", 5)
-    book = StartupReportStore(path)
+    store = StartupReportStore(path)
     for number in range(8):
-        keep(book, model=f"org/m{number}")
-    assert [entry.model for entry in book.entries()] == [f"org/m{number}" for number in range(3, 8)]
+        keep(store, model=f"org/m{number}")
+    assert [entry.model for entry in store.entries()] == [f"org/m{number}" for number in range(3, 8)]
 
 
 def test_file_is_private_and_holds_no_flags(path: Path) -> None:
@@ -120,11 +120,11 @@ def test_file_is_private_and_holds_no_flags(path: Path) -> None:
 def test_damaged_file_is_moved_aside_and_reported(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
-    book = StartupReportStore(path)
-    assert book.find("org/m", "L40S", "0.33.0", FLAGS) is None
-    assert "damaged" in book.problem
+    store = StartupReportStore(path)
+    assert store.find("org/m", "L40S", "0.33.0", FLAGS) is None
+    assert "damaged" in store.problem
     assert path.with_name("reports.json.damaged").read_bytes() == content
-    assert keep(book)
+    assert keep(store)
     assert len(StartupReportStore(path).entries()) == 1
 
 
@@ -137,18 +137,18 @@ def test_entry_is_ignored_only_for_its_invalid_numbers(path: Path) -> None:
 def test_file_of_a_newer_program_is_unchanged(path: Path) -> None:
     path.parent.mkdir()
     path.write_text('{"version": 99, "entries": "of another kind"}')
-    book = StartupReportStore(path)
-    assert not keep(book)
-    assert "newer" in book.problem
+    store = StartupReportStore(path)
+    assert not keep(store)
+    assert "newer" in store.problem
     assert "of another kind" in path.read_text()
 
 
 def test_unwritable_folder_is_reported(path: Path) -> None:
     path.parent.write_text("a file, no folder")
-    book = StartupReportStore(path)
-    assert not keep(book)
-    assert "could not be kept" in book.problem
-    assert book.entries() == []
+    store = StartupReportStore(path)
+    assert not keep(store)
+    assert "could not be kept" in store.problem
+    assert store.entries() == []
 
 
 def test_concurrent_programs_lose_nothing(path: Path) -> None:

@@ -18,7 +18,7 @@ def test_token_is_exchanged_once():
     token = token_of(access)
     assert not access.admits({COOKIE: token})
     assert access.exchange("") is None
-    assert access.exchange("\udcff") is None, "what is no text is no token"
+    assert access.exchange("\udcff") is None, "invalid text is not a token"
     assert access.exchange(token[:-1]) is None
     cookie = access.exchange(token)
     assert cookie

@@ -266,7 +266,7 @@ def test_waiting_requests_while_none_runs() -> None:
     finding = find(evidence(grown=stuck), "not_admitted")
     assert finding.severity is Severity.CRITICAL
     assert "2 requests wait" in finding.symptom
-    assert "paused" in finding.fixes[0].why  # whatever they need, there is room for it
+    assert "paused" in finding.fixes[0].why  # there is room for whatever they need
     longer = evidence(grown=stuck, max_model_len=65_536, flags={"max-model-len": 65_536})  # the cache has 50,000
     fixes = find(longer, "not_admitted").fixes
     assert fixes[-1].changes.set == {"max-model-len": 50_000}
@@ -528,7 +528,7 @@ def test_pressure_persists_through_a_pause_with_its_last_values() -> None:
     until = clock(frames[COUNT - 1].end, frames[-1].end, seconds=True)
     assert held[-1].symptom == f"90% of the KV cache was used in the minute to {until}; no request has run since."
     again = frames_of(*[TIGHT] * COUNT, *[paused] * 10, *[SERVING] * 3)
-    assert "kv_cache_pressure" not in codes(evidence(frames=again, now=again[-1].end)), "good frames end it as ever"
+    assert "kv_cache_pressure" not in codes(evidence(frames=again, now=again[-1].end)), "good frames still end it"
 
 
 def test_explained_finding_does_not_appear_in_or_after_a_pause() -> None:

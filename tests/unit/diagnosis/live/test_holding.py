@@ -27,19 +27,19 @@ def since(verdicts: str) -> float | None:
         ("bb", None),
         ("bbb", 0.0),
         ("gbgbb", 10.0),
-        ("bgbgbgbg", None),  # alternating is no finding
+        ("bgbgbgbg", None),  # alternating frames are not a finding
         ("bbbggb", 0.0),  # two good ones do not end it
         ("bbbggg", None),
         ("bbb---", 0.0),
-        ("bbbg-gg", None),  # what is neither does not interrupt the good ones
+        ("bbbg-gg", None),  # intermediate frames do not interrupt the good ones
         ("bbbgggbbb", 60.0),
         ("bbb??", 0.0),
         ("bbb???", None),
         ("bb?b", 0.0),
-        (f"bbb{PAUSE}", 0.0),  # a pause says nothing
+        (f"bbb{PAUSE}", 0.0),  # a pause is ignored
         (f"bbb{PAUSE}s", None),  # a longer one is the end
         (f"bbb{PAUSE}-{PAUSE}b{PAUSE}", 0.0),
-        (f"bbbgg{PAUSE}g", None),  # good frames end it as ever
+        (f"bbbgg{PAUSE}g", None),  # good frames still end it
         (f"bb{PAUSE}b", None),  # and it begins no earlier for a pause
     ],
 )

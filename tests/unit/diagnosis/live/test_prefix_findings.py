@@ -111,7 +111,7 @@ def test_cache_that_holds_everything_means_unshared_prompts() -> None:
     found = find(evidence(), "prefix_cache_idle")
     assert found is not None
     assert found.cause.startswith("Prompts share hardly any prefix.")
-    assert kept_seconds(evidence(HYBRID), 30) is None, "blocks are not all alike"
+    assert kept_seconds(evidence(HYBRID), 30) is None, "the blocks differ"
 
 
 def test_at_most_counts_only_full_buckets() -> None:

@@ -56,7 +56,7 @@ def test_weights_are_the_files_bytes() -> None:
 
 def test_sum_matches_vllm() -> None:
     budget = plan(max_num_seqs=64)
-    inside = budget.overhead_gib - 0.45  # the context is there before vLLM counts
+    inside = budget.overhead_gib - 0.45  # the CUDA context exists before vLLM counts
     assert budget.kv_gib == pytest.approx(23.6 * 0.92 - budget.weights_gib - inside - budget.graphs_gib)
 
 

@@ -209,7 +209,7 @@ def test_model_that_fits_nowhere_gets_all_gpus_and_a_report(chosen: Chosen, mode
     found = chosen(None, "2xa6000", FEW, facts=huge)
     assert laid(found) == (2, 1, 1)
     assert "Even 2 free GPUs have no room" in found["tensor-parallel-size"].reason
-    assert found["max-num-seqs"].value == 8  # not bounded by a cache that there is not
+    assert found["max-num-seqs"].value == 8  # not limited by a nonexistent cache
 
 
 @pytest.mark.parametrize(

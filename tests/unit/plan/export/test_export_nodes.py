@@ -72,7 +72,7 @@ def pods_of(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
     selector = documents["Service"]["spec"]["selector"].items()
     assert selector <= group["leaderTemplate"]["metadata"]["labels"].items()
     assert not selector <= group["workerTemplate"]["metadata"]["labels"].items()
-    assert documents["Service"]["metadata"]["name"] != found["metadata"]["name"]  # which it takes for its own service
+    assert documents["Service"]["metadata"]["name"] != found["metadata"]["name"]  # which is the name of its own service
     return group["leaderTemplate"], group["workerTemplate"]
 
 

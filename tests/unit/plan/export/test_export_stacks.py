@@ -97,7 +97,7 @@ def test_fields_match_the_schemas(make: Any) -> None:
     assert set(predictor) <= PREDICTOR
     (one,) = predictor["containers"]
     assert set(one) <= CONTAINER
-    assert one["name"] == "kserve-container"  # by which KServe knows its own
+    assert one["name"] == "kserve-container"  # by which KServe identifies its own pods
     (values,) = documents(plan, Form.LLM_D)
     assert set(values["decode"]["containers"][0]) <= CONTAINER | {"modelCommand", "mountModelVolume"}
     assert values["decode"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}

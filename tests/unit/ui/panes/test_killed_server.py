@@ -31,7 +31,7 @@ def test_kill_reason_is_shown_if_the_log_shows_nothing(fakes):
     assert "i findings" in pane
     known = replace(fakes.diagnosed(fakes.NOW), reason=REASON)
     message, pane = message_and_pane(known, fakes.NOW)
-    assert REASON not in message, "the line of findings says it"
+    assert REASON not in message, "the findings line shows it"
     assert "f fix   i findings" in pane
 
 

@@ -98,16 +98,16 @@ def test_marks_and_findings_agree(fakes):
     dip = replace(calm, kv_cache_usage=0.5, kv_cache_usage_max=0.5)
     held = fakes.judged(replace(chat, window=dip, findings=()), held=0.91)
     shown = text(kv_cache_lines(held, fakes.NOW, 60, 12))
-    assert "last minute 91% ! · now 50% ─" in shown, "what is judged has the mark"
+    assert "last minute 91% ! · now 50% ─" in shown, "the judged value has the mark"
     assert "last min 91% ! ─" in text(kv_cache_lines(held, fakes.NOW, 38, 12))
     close = fakes.judged(replace(chat, window=dip, findings=()), held=0.5)
-    assert "last min 50% ─" in text(kv_cache_lines(close, fakes.NOW, 38, 12)), "the same form whatever the figures"
+    assert "last min 50% ─" in text(kv_cache_lines(close, fakes.NOW, 38, 12)), "the same format for all values"
     assert " now 50% ─" in text(kv_cache_lines(replace(close, judged=()), fakes.NOW, 38, 12)), "nothing is judged"
     good = Finding("healthy", Severity.GOOD, fakes.NOW - 600, "", "")
     (healthy,) = agreed((good,), peak.judged)
     assert healthy.measures[0].value == "55.0%"
     full = fakes.judged(replace(peak, window=calm), held=0.91)
-    assert agreed((good,), full.judged) == (), "what is missed now is not healthy"
+    assert agreed((good,), full.judged) == (), "a missed objective is not healthy"
     assert "91%!" in row_text(full, fakes.NOW, 120)
     lasting = Finding("kv_cache_pressure", Severity.WARNING, fakes.NOW - 60, "", "")
     assert "91%!" not in row_text(replace(peak, findings=(lasting,)), fakes.NOW, 120), (
@@ -161,7 +161,7 @@ def test_missed_value_is_in_the_title_without_the_simulated_mark(fakes):
     shown = text(preemption_lines(server, fakes.NOW, 38, 12))
     assert "1,234/min" in shown
     assert "sim" not in shown, "the header and the mark in the name say it"
-    assert "1.5 ! per request" in shown, "more often than once per request is no percentage"
+    assert "1.5 ! per request" in shown, "above once per request it is not a percentage"
 
 
 def test_load_is_shown_in_full_in_a_narrow_pane(fakes):

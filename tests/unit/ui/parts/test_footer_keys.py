@@ -16,7 +16,7 @@ def test_footer_keys_by_state(fakes):
     now = fakes.NOW
     assert shown(fakes.pressed(now))[:5] == ["f fix", "i findings", "r restart", "s stop", "d describe"]
     assert "f fix" not in shown(fakes.chat(now))
-    assert "i findings" not in shown(fakes.calm(now)), "there is nothing to read"
+    assert "i findings" not in shown(fakes.calm(now)), "there are no findings"
     assert shown(fakes.diagnosed(now))[:3] == ["f fix", "i findings", "r start"]
     assert "s stop" not in shown(fakes.broken(now))
     assert "x remove" in shown(fakes.broken(now))

@@ -117,5 +117,5 @@ def test_waiting_output_is_dropped_to_release_a_slow_terminal(pipe: Pipe) -> Non
     pipe.output.write(b"given back")
     while not found.endswith(b"given back"):
         found += os.read(pipe.reads, 1 << 16)
-    assert len(found) < written, "what it had not been handed was left out"
+    assert len(found) < written, "unsent output was dropped"
     assert set(found.removesuffix(b"given back")) == {ord("x")}

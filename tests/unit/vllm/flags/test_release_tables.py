@@ -166,7 +166,7 @@ def test_importing_reads_no_data() -> None:
 
 
 def test_default_utilization_matches_the_release_table() -> None:
-    for version in RELEASES[1:]:  # what the table says of the oldest is approximate
+    for version in RELEASES[1:]:  # the table's entries for the oldest are approximate
         flag = release_table(version).get("gpu-memory-utilization")
         assert flag is not None
         assert float(flag.default or 0) == default_utilization(parse_release(version)), version
