@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,8 +146,9 @@ class WatchedServer:
         spec = record.current.spec
         details = self._read_details(spec.details)
         if self._judge is None and context is not None and (selected or self._interactive):
-            log = self._folder / LOG
-            self._judge, self._sequence = _judge(record.name, self._earlier_runs, log), None
+            from vllm_console.fleet.judge import Judge
+
+            self._judge, self._sequence = Judge(record.name, self._earlier_runs, self._folder / LOG), None
             if details.gpus and (context.gpus is None or not context.gpus.recorded):
                 self._recall(self._judge, details.gpus, context, now)
         history_problem = self._read_history(now) or self._not_recorded(record, now)
@@ -524,17 +525,11 @@ class WatchedServer:
 
     def _past_runs(self, record: ServerRecord) -> Sequence[PastRun]:
         """This server's runs up to the current one, newest first; read again after `EARLIER_RUNS_SECONDS`."""
-        from vllm_console.runs.store import FILE_NAME, RunStore, RunStoreError
-
-        number = record.current.number
-        now = time.monotonic()
+        number, now = record.current.number, time.monotonic()
         if self._runs is None or self._runs[0] != number or now - self._runs[1] >= EARLIER_RUNS_SECONDS:
-            try:
-                runs = RunStore(self._folder.parents[1] / FILE_NAME, read_only=True).past(record.name)
-            except RunStoreError:
-                return ()  # the fleet reports the problem when it enters a run
-            own = [run for run in runs if run.generation <= number and run.started_at >= record.created_at]
-            self._runs = (number, now, own)
+            if (runs := past_runs(self._folder.parents[1], record)) is None:
+                return ()
+            self._runs = (number, now, runs)
         return self._runs[2]
 
     def _reason(self, record: ServerRecord, details: Details) -> str:
@@ -627,6 +622,20 @@ def _about_restart(restart: PreparedRestart | None, tuner: TunerProgress | None,
     return f"{'tuner: ' if by_tuner else ''}{restart.sentence}"
 
 
+def past_runs(state: Path, record: ServerRecord) -> Sequence[PastRun] | None:
+    """A server's runs up to the present one, newest first; None if the run database can't be read, which the fleet
+    reports when it enters a run.
+    """
+    from vllm_console.runs.store import FILE_NAME, RunStore, RunStoreError
+
+    try:
+        runs = RunStore(state / FILE_NAME, read_only=True).past(record.name)
+    except RunStoreError:
+        return None
+    number = record.current.number
+    return [run for run in runs if run.generation <= number and run.started_at >= record.created_at]
+
+
 def _sleep(record: ServerRecord, details: Details) -> SleepView | None:
     if record.sleep is None:
         return None
@@ -646,12 +655,6 @@ def _generation_before(record: ServerRecord) -> Generation | None:
 
 def _with_notice(view: ServerView, error: HistoryError) -> ServerView:
     return replace(view, notice="; ".join(dict.fromkeys(filter(None, (view.notice, str(error))))))
-
-
-def _judge(name: str, earlier_runs: Callable[[ServerRecord], Sequence[PastRun]], log: Path) -> Judge:
-    from vllm_console.fleet.judge import Judge
-
-    return Judge(name, earlier_runs, log)
 
 
 def _notice(record: ServerRecord) -> str:

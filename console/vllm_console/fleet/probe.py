@@ -354,14 +354,9 @@ class ServerProbe:
 def kept_for_streams(state: Path, record: ServerRecord) -> tuple[str, ...]:
     """The flags of a server that traffic alone shall not change: shorter steps that ended an earlier contention."""
     from vllm_console.diagnosis.live.latency import answered_by_shorter_steps
-    from vllm_console.runs.store import FILE_NAME, RunStore, RunStoreError
+    from vllm_console.fleet.own_server import past_runs
 
-    try:
-        runs = RunStore(state / FILE_NAME, read_only=True).past(record.name)
-    except RunStoreError:
-        return ()  # the fleet reports the problem when it enters a run
-    number = record.current.number
-    earlier = [run for run in runs if run.generation < number and run.started_at >= record.created_at]
+    earlier = [run for run in past_runs(state, record) or () if run.generation < record.current.number]
     flags = unpack(record.current.spec.details).flags
     return (BATCHED,) if answered_by_shorter_steps(flags, earlier) else ()
 

@@ -36,10 +36,8 @@ def possible_partners(servers: Sequence[ServerView]) -> list[str]:
     ]  # fmt: skip
 
 
-def sleep_view(sleep: Sleep | None, details: Details) -> SleepView | None:
+def sleep_view(sleep: Sleep, details: Details) -> SleepView:
     """A record's sleep as it is shown."""
-    if sleep is None:
-        return None
     held = _host_gib(details) if sleep.level == 1 and sleep.step is SleepStep.ASLEEP else None
     return SleepView(sleep.step, sleep.level, sleep.step_at, sleep.message, held, sleep.checked, sleep.differing)
 
