@@ -47,7 +47,7 @@ from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.settings import config_folder
 from vllm_launchers.addresses import base_url
 from vllm_launchers.keeper import client
-from vllm_launchers.keeper.errors import BadNameError, KeeperError
+from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
 from vllm_launchers.keeper.records import NotRetryable, ServerRecord
 from vllm_launchers.launch.details import Details, ServerRecords, unpack
 from vllm_launchers.launch.errors import read_only_error
@@ -496,9 +496,8 @@ class LocalFleet:
         """The traffic of one of our servers in the last hour, as a workload; None for others' servers."""
         from vllm_console.fleet.probe import seen_traffic
 
-        if name not in client.names(self._state):
-            return None
-        return seen_traffic(client.folder(self._state, name), client.read(self._state, name), time.time())
+        record = self._found(name)
+        return seen_traffic(client.folder(self._state, name), record, time.time()) if record is not None else None
 
     def suggest(
         self, name: str, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()
@@ -664,11 +663,8 @@ class LocalFleet:
         Raises:
             OSError: another process has its port.
         """
-        try:
-            record = client.read(self._state, name)
-        except NotFoundError:
-            return None
-        if record.server is None or not record.state.alive:
+        record = self._found(name)
+        if record is None or record.server is None or not record.state.alive:
             return None
         return Owner(record.server.pid, record.server.start_time).listener(record.current.spec.port)
 
@@ -998,11 +994,17 @@ class LocalFleet:
         if prediction.kept is not None and record.current.number == generation:
             keep_prediction(record, self._recorder, prediction.kept)
 
+    def _found(self, name: str) -> ServerRecord | None:
+        """The record of a server of ours; None if there is none of that name."""
+        try:
+            return client.read(self._state, name)
+        except (BadNameError, NoSuchServerError):  # others' servers have names that ours cannot have
+            return None
+
     def _recorded(self, name: str, without: str = "nothing records its requests") -> ServerRecord:
         """The record of a server of ours, for reading; ``without`` completes the refusal for a server that has none."""
-        with contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
-            if client.exists(self._state, name):
-                return client.read(self._state, name)
+        if (record := self._found(name)) is not None:
+            return record
         if (seen := self.snapshot().server(name)) is not None:
             what = "is attached" if seen.attached is not None else "was not started by vllm-console"
             raise RefusedError(f"{name} {what}, so {without}")
@@ -1030,10 +1032,8 @@ class LocalFleet:
 
     def removed_at(self, name: str, at: float) -> Replay | None:
         """The run of a removed server that had this name at a moment; None if the present one had it by then."""
-        with contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
-            present = client.read(self._state, name) if client.exists(self._state, name) else None
-            if present is not None and present.created_at <= at:
-                return None
+        if (present := self._found(name)) is not None and present.created_at <= at:
+            return None
         with contextlib.suppress(NotFoundError):
             return self._replaying().find(name, at)
         return None
@@ -1055,13 +1055,9 @@ class LocalFleet:
         from vllm_console.fleet.predictions import outcome
 
         before, after = found.before.run, found.after.run
-        if before.server != after.server:
+        if before.server != after.server or (record := self._found(after.server)) is None:
             return None
-        with contextlib.suppress(BadNameError):  # a server of others has a name that ours cannot have
-            if client.exists(self._state, after.server):
-                record = client.read(self._state, after.server)
-                return outcome(self._state, record, self._recorder, before, after)
-        return None
+        return outcome(self._state, record, self._recorder, before, after)
 
     def last_change(self, name: str) -> Comparison | None:
         """The result of `compare` for a server, from what is recorded so far; None if there is nothing to compare."""
@@ -1189,12 +1185,11 @@ class LocalFleet:
             NotFoundError: there is no server of that name.
         """
         self._refuse_read_only()
-        with contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
-            if client.exists(self._state, name):
-                client.adopt(self._state, name)
-                record = client.read(self._state, name)
-                client.refuse_elsewhere(self._state, record)
-                return record
+        if self._found(name) is not None:
+            client.adopt(self._state, name)
+            record = client.read(self._state, name)
+            client.refuse_elsewhere(self._state, record)
+            return record
         seen = self.snapshot().server(name)
         if seen is not None and not seen.ours:
             raise RefusedError(f"{name} {seen.foreign}")
