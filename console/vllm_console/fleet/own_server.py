@@ -525,6 +525,8 @@ class WatchedServer:
 
     def _past_runs(self, record: ServerRecord) -> Sequence[PastRun]:
         """This server's runs up to the current one, newest first; read again after `EARLIER_RUNS_SECONDS`."""
+        from vllm_console.runs.store import past_runs
+
         number, now = record.current.number, time.monotonic()
         if self._runs is None or self._runs[0] != number or now - self._runs[1] >= EARLIER_RUNS_SECONDS:
             if (runs := past_runs(self._folder.parents[1], record)) is None:
@@ -620,20 +622,6 @@ def _about_restart(restart: PreparedRestart | None, tuner: TunerProgress | None,
         return ""
     by_tuner = tuner is not None and tuner.asked(restart.asked_at)
     return f"{'tuner: ' if by_tuner else ''}{restart.sentence}"
-
-
-def past_runs(state: Path, record: ServerRecord) -> Sequence[PastRun] | None:
-    """A server's runs up to the present one, newest first; None if the run database can't be read, which the fleet
-    reports when it enters a run.
-    """
-    from vllm_console.runs.store import FILE_NAME, RunStore, RunStoreError
-
-    try:
-        runs = RunStore(state / FILE_NAME, read_only=True).past(record.name)
-    except RunStoreError:
-        return None
-    number = record.current.number
-    return [run for run in runs if run.generation <= number and run.started_at >= record.created_at]
 
 
 def _sleep(record: ServerRecord, details: Details) -> SleepView | None:

@@ -354,7 +354,7 @@ class ServerProbe:
 def kept_for_streams(state: Path, record: ServerRecord) -> tuple[str, ...]:
     """The flags of a server that traffic alone shall not change: shorter steps that ended an earlier contention."""
     from vllm_console.diagnosis.live.latency import answered_by_shorter_steps
-    from vllm_console.fleet.own_server import past_runs
+    from vllm_console.runs.store import past_runs
 
     earlier = [run for run in past_runs(state, record) or () if run.generation < record.current.number]
     flags = unpack(record.current.spec.details).flags

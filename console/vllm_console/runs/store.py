@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +25,9 @@ from vllm_console.runs.windows import FIGURES, RunWindow, kept
 from vllm_launchers.errors import FleetError
 from vllm_launchers.private import locked, own_folder
 from vllm_launchers.typed_decoding import convert, decode_json
+
+if TYPE_CHECKING:
+    from vllm_launchers.keeper.records import ServerRecord
 
 _Answer = TypeVar("_Answer")
 
@@ -406,6 +409,18 @@ class RunStore:
             if aside is not None:
                 self.notice = _moved(error, aside)
             return nothing
+
+
+def past_runs(state: Path, record: ServerRecord) -> Sequence[PastRun] | None:
+    """A server's runs up to the present one, newest first; None if the run database can't be read, which the fleet
+    reports when it enters a run.
+    """
+    try:
+        runs = RunStore(state / FILE_NAME, read_only=True).past(record.name)
+    except RunStoreError:
+        return None
+    number = record.current.number
+    return [run for run in runs if run.generation <= number and run.started_at >= record.created_at]
 
 
 def _merged(stretches: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
