@@ -134,7 +134,7 @@ def test_a_server_gets_the_best_gpus_of_a_host_with_the_reason_reported(program:
     again = program("--host", "4xa6000", *words, "--set", "gpu-memory-utilization=0.9")
     assert again.returncode == 1
     assert "needs 2 GPUs with" in again.stderr
-    assert "the best, GPU 0,1, have 27.1 GiB available (GPU 0: anna holds 20.5 GiB" in again.stderr
+    assert "GPU 0,1 come closest with at least 27.1 GiB available (GPU 0: anna holds 20.5 GiB" in again.stderr
 
 
 def test_words_for_gpus_that_mean_nothing_are_refused(program: Callable[..., Any]) -> None:

@@ -378,14 +378,24 @@ def _problem(asked: _Asked, size: int, placements: Sequence[Placement]) -> str:
     free = "unknown" if nearest.free_gib is None else f"{nearest.free_gib:.1f} GiB"
     each = "" if size == 1 else " each"
     wanted = f"{format_needs(nearest.needs_gib)} free{each}" if nearest.needs_gib else "enough free memory"
-    held = f" ({nearest.warnings[0]})" if nearest.warnings else ""
+    held = f" ({holder})" if (holder := _tightest_held(asked, nearest)) else ""
     claimed = "".join(f"; GPU {gpu.index} {gpu.claimed}" for gpu in host.gpus if gpu.claimed)
     best = f"GPU {spans(nearest.gpus)}"
     if nearest.mig is not None:
         best += f" (MIG slice {nearest.mig.profile or nearest.mig.uuid})"
-    has = "has" if size == 1 else "have"
+    comes, least = ("comes", "") if size == 1 else ("come", "at least ")
     what = "a GPU" if size == 1 else f"{size} GPUs"
-    return f"needs {what} with {wanted}; the best, {best}, {has} {free} available{held}{claimed}"
+    return f"needs {what} with {wanted}; {best} {comes} closest with {least}{free} available{held}{claimed}"
+
+
+def _tightest_held(asked: _Asked, nearest: Placement) -> str:
+    """Who holds the GPU of a set that lacks the most memory; if no one does, the first warning, as for a slice."""
+    held: list[str] = []
+    if nearest.mig is None:
+        needs = nearest.needs_gib or (0.0,) * len(nearest.gpus)
+        lacks = {index: need - (asked.frees[index] or 0.0) for index, need in zip(nearest.gpus, needs, strict=True)}
+        held = held_by([asked.gpus[max(lacks, key=lambda index: lacks[index])]])
+    return next(iter((*held, *nearest.warnings)), "")
 
 
 # -- descriptions of a set of GPUs ------------------------------------------------------------------------------------

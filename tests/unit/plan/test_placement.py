@@ -82,13 +82,21 @@ def test_occupied_gpu_is_never_chosen_silently() -> None:
     ranking = rank_placements(box({(0, 1): "NV4"}, 2, {0: (ANNA,)}), 2)
     assert ranking.best is None
     assert (
-        ranking.problem == "needs 2 GPUs with enough free memory; the best, GPU 0,1, have 7.6 GiB available "
+        ranking.problem == "needs 2 GPUs with enough free memory; GPU 0,1 come closest with at least 7.6 GiB available "
         "(GPU 0: anna holds 40.0 GiB)"
     )
     with_room = rank_placements(box({(0, 1): "NV4"}, 2, {0: (ANNA,)}), 2, need_gib=6.0)
     assert with_room.best is not None
     assert "GPU 0: anna holds 40.0 GiB" in with_room.best.warnings
     assert "idle" not in with_room.best.reason
+
+
+def test_the_problem_names_who_holds_the_gpu_that_lacks_the_most() -> None:
+    """Stopping what runs on the other GPU would not help."""
+    bob = Holder(13, user="bob", gib=44.0)
+    ranking = rank_placements(box({(0, 1): "NV4"}, 2, {0: (ANNA,), 1: (bob,)}), 2, need_gib=40.0)
+    assert ranking.best is None
+    assert ranking.problem.endswith("(GPU 1: bob holds 44.0 GiB)")
 
 
 def test_required_memory_decides_what_fits() -> None:

@@ -29,7 +29,7 @@ from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import BLOCKS, DATA, KV_DTYPE, LENGTH, PIPELINE, TENSOR, UTILIZATION
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.placement import SLACK_GIB, UUID_SINCE, format_held, takes_uuids
+from vllm_launchers.plan.placement import SLACK_GIB, UUID_SINCE, format_held, format_needs, takes_uuids
 from vllm_launchers.plan.tensor_sizes import tensor_problem
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
@@ -111,7 +111,7 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: Budg
     why = f"; {limit}" if limit else ""
     text = (
         f"{who}{why}: {free:.1f} GiB available; {needed - free:.1f} GiB short of "
-        f"--{UTILIZATION} {utilization(plan):g} ({needed:.1f} GiB), so vLLM will not start"
+        f"--{UTILIZATION} {utilization(plan):g} ({format_needs([needed])}), so vLLM will not start"
     )
     yield PlanFinding("memory_held", Level.ERROR, text, fix, surely=False)
 
@@ -158,7 +158,10 @@ def _beyond(plan: Plan, inputs: PlanInputs, memory: MemoryBudget, budget: Budget
     size = int(whole(plan.flags, BLOCKS, 0) * most / gpu.kv_gib if name == BLOCKS else most * GIB)
     smaller = {name: size}
     fix = Changes(set=smaller) if size > 0 and fits_with(budget, {**plan.flags, **smaller}) else None
-    way = f"{most:.1f} GiB would fit" if fix is not None else way_without_flags(plan, inputs)
+    if fix is not None:
+        way = f"{most:.1f} GiB would fit"
+    else:
+        way = "use GPUs with more free memory" if held else way_without_flags(plan, inputs)
     return PlanFinding("kv_cache_too_large", Level.ERROR, f"{text}; {way}", fix, surely=False)
 
 

@@ -35,12 +35,12 @@ def workload_findings(
     """Too little room for the requests in flight, and a context too short or needlessly long for them."""
     if workload is None:
         return
-    yield from _held(plan, workload)
+    yield from _held(plan, workload, budget)
     yield from _far(plan)
     yield from _length(plan, inputs, workload, budget)
 
 
-def _held(plan: Plan, workload: Workload) -> Iterator[PlanFinding]:
+def _held(plan: Plan, workload: Workload, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     held = held_at_p95(plan.memory)
     if held is None:
         return
@@ -68,10 +68,21 @@ def _held(plan: Plan, workload: Workload) -> Iterator[PlanFinding]:
         known = f"{known} at once; if that many are that long, some are preempted"
     else:
         known = f"{known}; the rest queue"
-    ways = [f"--{BLOCKS} {plan.flags[BLOCKS]} limits it: unset it"] if BLOCKS in plan.flags else []
-    text = ". ".join([known, *(ways or _ways_out(plan.alternatives, held, more))])
+    if _limited_by_blocks(plan, budget):
+        ways, fix = iter([f"--{BLOCKS} {plan.flags[BLOCKS]} limits it: unset it"]), Changes(unset=(BLOCKS,))
+    else:
+        ways = _ways_out(plan.alternatives, held, more)
+    text = ". ".join([known, *ways])
     level = Level.WARNING if held < UNASKED * wanted else Level.ADVICE
     yield PlanFinding("workload_not_held", level, text, fix)
+
+
+def _limited_by_blocks(plan: Plan, budget: BudgetFor | None) -> bool:
+    """Whether more requests would fit if the number of KV cache blocks were left to vLLM."""
+    if BLOCKS not in plan.flags or budget is None:
+        return False
+    now, free = plan.memory, budget({name: value for name, value in plan.flags.items() if name != BLOCKS})
+    return now is not None and free is not None and (held_at_p95(free) or 0.0) > (held_at_p95(now) or 0.0)
 
 
 def _sequences_held(held: float, workload: Workload) -> int:

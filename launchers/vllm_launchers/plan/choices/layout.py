@@ -406,7 +406,7 @@ def _why_more(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> str:
         short = f"Even {layout.replica} {free} have" if layout.replica > 1 else f"One GPU{size} has"
         return f"{short} no room for the weights and one request of full length: closest fit."
     if pool.exact:
-        return f"You assigned {counted(pool.size, 'GPU')}"
+        return f"All of its {counted(pool.size, 'GPU')} {'is' if pool.size == 1 else 'are'} used"
     single = found.single
     if single is not None and single.fits:
         held = single.held
@@ -497,7 +497,7 @@ def _copies(inputs: ChoiceInputs, found: LayoutFit, pool: Pool) -> Choice:
     else:
         reason = f"A copy on {one} holds {number} of p95 length and {flight}: {layout.data} copies."
         if pool.exact:
-            reason = f"You assigned {pool.size} GPUs and a copy needs {one}: {layout.data} copies behind one port."
+            reason = f"All of its {pool.size} GPUs are used, and a copy needs {one}: {layout.data} copies."
         tradeoff = "Each copy holds all weights and has its own prefix cache."
     if not found.serves:
         tradeoff = f"{tradeoff} Some requests will still queue."

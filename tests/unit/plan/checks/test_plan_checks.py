@@ -601,6 +601,7 @@ def test_block_override_that_limits_the_cache_is_removed(find: Find) -> None:
     assert short.fix == Changes(set={"max-model-len": 4096}, unset=("num-gpu-blocks-override",))
     held = {one.code: one for one in find(set={"num-gpu-blocks-override": 600})}["workload_not_held"]
     assert "--num-gpu-blocks-override 600 limits it: unset it" in held.message
+    assert held.fix == Changes(unset=("num-gpu-blocks-override",))
     assert "more GPUs" not in held.message
 
 

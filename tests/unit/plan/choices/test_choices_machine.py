@@ -188,7 +188,7 @@ def test_all_gpus_given_by_the_user_are_used(chosen: Chosen) -> None:
     assert laid(chosen("70b", "8xh100", FEW, gpus=(4, 5, 6, 7))) == (4, 1, 1)
     assert laid(chosen("32b", "8xh100", CHAT, gpus=(3,))) == (1, 1, 1)
     cut = chosen("32b", "8xh100", FEW, gpus=(4, 5))["tensor-parallel-size"]
-    assert cut.reason.startswith("You assigned 2 GPUs: 2 GPUs, connected by NVLink")
+    assert cut.reason.startswith("All of its 2 GPUs are used: 2 GPUs, connected by NVLink")
 
 
 def test_share_limits_the_gpu(chosen: Chosen) -> None:
