@@ -12,8 +12,10 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.presets.model import MAX_TOKENS
 from vllm_launchers.secrets import SECRET_FLAGS, holds_secret, is_secret_flag
 
-FLAG_NAME_PATTERN = r"^[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_.-]+)?$"
-"""vLLM's flags are words joined by ``-``; a dotted suffix (``compilation-config.mode``) sets one key of a JSON flag."""
+FLAG_NAME_PATTERN = r"^[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_.-]+\+?)?$"
+"""vLLM's flags are words joined by ``-``; a dotted suffix (``compilation-config.mode``) sets one key of a JSON flag.
+
+One that ends with ``+`` (``compilation-config.custom_ops+``) adds to the key's list."""
 
 ENVIRONMENT_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LENGTH_PATTERN = r"^(auto|-1|[0-9]{1,18}[kKmMgGtT]?|[0-9]{1,18}\.[0-9]{1,18}[kmgt])$"

@@ -52,6 +52,7 @@ from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
         ("hf-overrides.rope_theta=1000", "hf-overrides.rope_theta", 1000),
         ('speculative-config={"method": "ngram"}', "speculative-config", '{"method": "ngram"}'),
         ("x=a=b", "x", "a=b"),
+        ("compilation-config.custom_ops+=none", "compilation-config.custom_ops+", "none"),
         ("x=nan", "x", "nan"),
         ("x=" + "9" * 400, "x", "9" * 400),
     ],

@@ -16,6 +16,7 @@ from vllm_launchers.plan.checks.parallel import node_findings, parallel_findings
 from vllm_launchers.plan.checks.ray import ray_findings
 from vllm_launchers.plan.checks.request import simulated, target_of, variables
 from vllm_launchers.plan.checks.sleep import sleep_findings
+from vllm_launchers.plan.checks.speculation import speculation_findings
 from vllm_launchers.plan.checks.workload import workload_findings
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.findings import Level, PlanFinding, by_weight
@@ -74,6 +75,7 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
     yield from cpu_findings(plan, inputs)
     yield from hardware_findings(plan, inputs)
     yield from model_findings(plan, inputs)
+    yield from speculation_findings(plan, inputs)
     yield from parallel_findings(plan, inputs, budget)
     yield from node_findings(plan, inputs, budget)
     yield from ray_findings(plan, inputs)

@@ -107,6 +107,9 @@ def engine_findings(plan: Plan) -> Iterator[PlanFinding]:
 OTHER_PORT = "choose another --port, or start without it to get a free one"
 """What to do about a port that is not available."""
 
+_SERVERS = "api-server-count"
+"""vLLM runs without an API server if there are fewer than one."""
+
 CERTIFICATE_REQUIRED = 2
 """`ssl.CERT_REQUIRED`."""
 
@@ -134,5 +137,12 @@ def _watching(plan: Plan) -> Iterator[PlanFinding]:
         yield PlanFinding("unwatchable", Level.WARNING, text, Changes(unset=("ssl-cert-reqs",)))
     for name in ("headless", "grpc"):
         if flags.get(name) is True and plan.nodes is None:
-            text = f"--{name} disables the HTTP API: the server will never appear ready"
-            yield PlanFinding("unwatchable", Level.WARNING, text, Changes(unset=(name,)))
+            yield _no_api(f"--{name}", name)
+    servers = flags.get(_SERVERS)
+    if isinstance(servers, int) and servers < 1 and plan.nodes is None and flags.get("headless") is not True:
+        yield _no_api(f"--{_SERVERS} {servers}", _SERVERS)
+
+
+def _no_api(written: str, name: str) -> PlanFinding:
+    text = f"{written} disables the HTTP API: the server will never appear ready"
+    return PlanFinding("unwatchable", Level.WARNING, text, Changes(unset=(name,)))

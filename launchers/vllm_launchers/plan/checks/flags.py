@@ -336,12 +336,18 @@ def _connector(flags: Flags, engine: _Engine) -> PlanFinding | None:
     elsewhere = given.key(_TRANSFER, "kv_connector_module_path") is not None
     if part is None or not part.words or not isinstance(name, str) or name in part.words or elsewhere:
         return None
-    close = get_close_matches(name, part.words, 1, 0.6)
+    close = [word for word in get_close_matches(name, part.words, 3, 0.6) if _alike(name, word)][:1]
     hint = f"did you mean {close[0]}?" if close else f"it has {listed(part.words)}"
     key = f"{_TRANSFER}.kv_connector"
     fix = Changes(set={key: close[0]}) if close and key in flags else None
     text = f"{engine.name} has no connector '{name[:40]}' for --{_TRANSFER}; {hint}"
     return PlanFinding("flag_value", Level.ERROR, text, fix, surely=False)
+
+
+def _alike(name: str, word: str) -> bool:
+    """Whether two connectors' names are close, and not only in the word that all of them end with."""
+    short, other = (text.lower().removesuffix("connector") for text in (name, word))
+    return SequenceMatcher(None, name, word).ratio() >= CLEARLY or SequenceMatcher(None, short, other).ratio() >= NEAR
 
 
 def _right_value(name: str, value: str, engine: _Engine) -> Changes | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_launchers.addresses import is_loopback
+from vllm_launchers.plan.attention import BACKEND_FLAG, FLASH_ATTENTION, FLASHINFER, TRITON, selected_backend
+from vllm_launchers.plan.checks.architectures import is_plain
 from vllm_launchers.plan.checks.context import context_findings
 from vllm_launchers.plan.checks.request import on, simulated, variables
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -13,12 +15,16 @@ from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.model_folder import RUNTIME_LORA, updates_adapters
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.removed_flags import NEVER, removed_value
 
 _ADAPTERS = "lora-modules"
 HERE = ("folder", "cache")
+_BACKENDS_CHECKED = (0, 32, 0)
+"""From here on that was checked in vLLM's source."""
+_NOT_LATENT = frozenset({FLASH_ATTENTION, FLASHINFER, TRITON, "FLEX_ATTENTION"})
 GATED = (
     "meta-llama/",
     "google/gemma-2",
@@ -61,7 +67,10 @@ def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     if simulated(plan):  # it needs no weights, tokenizer or license
         return
     yield from _there(plan, inputs, facts)
-    yield from _quantization(plan, facts)
+    yield from _dropped(plan, facts)
+    if not _unknown_method(plan, inputs.flags):
+        yield from _quantization(plan, facts)
+    yield from _attention(plan, inputs, facts)
     if facts.missing:
         way = " ('plan --hub' queries the hub)" if facts.source == "table" else ""
         memory = "memory cannot be estimated" if plan.memory is None else "memory is an estimate"
@@ -108,8 +117,30 @@ def _there(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFi
             yield PlanFinding("model_incomplete", Level.WARNING, text)
 
 
+def _attention(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFinding]:
+    """A named backend for the other kind of attention (``AttentionBackend.validate_configuration``)."""
+    release, settings = plan.engine.release, variables(plan, inputs)
+    backend = selected_backend(plan.flags, settings, release)
+    if backend is None or plan.engine.build != "cuda" or (release is not None and release < _BACKENDS_CHECKED):
+        return
+    if "MLA" in backend and is_plain(facts):
+        why = "serves models with latent attention (MLA) only"
+    elif backend in _NOT_LATENT and facts.mla and not on(settings, "VLLM_MLA_DISABLE"):
+        why = "does not serve models with latent attention (MLA)"
+    else:
+        return
+    text = f"vLLM will refuse the attention backend {backend} for {facts.model}: it {why}"
+    fix = Changes(unset=(BACKEND_FLAG,)) if BACKEND_FLAG in plan.flags else None
+    yield PlanFinding("attention_backend", Level.ERROR, text, fix, surely=_sure(facts))
+
+
+def _unknown_method(plan: Plan, table: FlagTable | None) -> bool:
+    """Whether its flag table does not have the method: that is reported with the flag."""
+    asked, spec = plan.flags.get("quantization"), table.get("quantization") if table is not None else None
+    return isinstance(asked, str) and spec is not None and bool(spec.words) and asked.lower() not in spec.words
+
+
 def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
-    yield from _dropped(plan, facts)
     asked = plan.flags.get("quantization")
     if not isinstance(asked, str) or asked in ("", "None", "auto") or not facts.architecture:
         return

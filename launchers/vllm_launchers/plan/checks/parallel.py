@@ -8,6 +8,7 @@ from itertools import combinations
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.topology import LinkLevel, near_groups, pair_level, spans
+from vllm_launchers.plan.checks.architectures import is_dense
 from vllm_launchers.plan.checks.request import gpus_of, local_ranks, most_gpus, simulated, spread, way_without_flags
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS
@@ -21,19 +22,13 @@ from vllm_launchers.plan.tensor_sizes import tensor_sizes
 from vllm_launchers.units import counted, three_digits
 from vllm_launchers.vllm.flags.changes import Changes, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem, split_problem
+from vllm_launchers.vllm.release_defaults import Release
 
 MOST_TENSOR = 64
 RANK, BALANCED_OUTSIDE = "data-parallel-rank", "data-parallel-external-lb"
 
-_WITHOUT_EXPERTS = frozenset(
-    f"{name}ForCausalLM"
-    for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3", "Phi3", "Falcon", "OPT")
-)
-"""Architectures known to be dense. Of others, a config may name its experts in a way that is not known here."""
-
-
-def _is_dense(facts: ModelFacts) -> bool:
-    return not facts.experts and facts.architecture in _WITHOUT_EXPERTS
+_DENSE_RANKS_REFUSED: Release = (0, 32, 0)
+"""From here on that was seen; earlier releases were not checked."""
 
 
 def parallel_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
@@ -56,17 +51,19 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     if plan.flags.get(EXPERTS) is not True and (problem := expert_split_problem(facts, spread)):
         text = f"{spread} GPUs share each expert: {problem}; with --{EXPERTS} each GPU holds whole experts"
         yield PlanFinding("experts_not_divisible", Level.ERROR, text, Changes(set={EXPERTS: True}), surely=False)
-    if plan.flags.get(EXPERTS) is True and _is_dense(facts):
+    if plan.flags.get(EXPERTS) is True and is_dense(facts):
         text = f"--{EXPERTS}: {facts.model} has no experts to distribute; vLLM will refuse it"
         yield PlanFinding("no_experts", Level.ERROR, text, Changes(unset=(EXPERTS,)), surely=facts.source != "table")
     external = plan.flags.get(RANK) is not None or plan.flags.get(BALANCED_OUTSIDE) is True
-    if external and whole_number(plan.flags, DATA) > 1 and _is_dense(facts):
+    if external and whole_number(plan.flags, DATA) > 1 and is_dense(facts):
         given = tuple(sorted(name for name in plan.flags if name.startswith("data-parallel-")))
         text = (
             f"--{RANK if RANK in plan.flags else BALANCED_OUTSIDE}: vLLM 0.32.0 refuses data-parallel ranks behind a "
             f"balancer of your own for models without experts, such as {facts.model}; start independent servers"
         )
-        yield PlanFinding("external_ranks_of_dense", Level.WARNING, text, Changes(unset=given))
+        release, sure = plan.engine.release, facts.source != "table"
+        level = Level.ERROR if release is not None and release >= _DENSE_RANKS_REFUSED else Level.WARNING
+        yield PlanFinding("external_ranks_of_dense", level, text, Changes(unset=given), surely=sure)
     if facts.layers and pipeline > len(facts.layers):
         text = f"--{PIPELINE} {pipeline} is more than the {len(facts.layers)} layers of {facts.model}"
         yield PlanFinding("pp_over_layers", Level.ERROR, text, Changes(unset=(PIPELINE,)))

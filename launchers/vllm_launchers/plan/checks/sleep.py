@@ -13,10 +13,13 @@ from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import KV_DTYPE, LORA, SLEEP_MODE, TRANSFER, flag_names
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Flags, Plan
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 DEVELOPERS = "VLLM_SERVER_DEV_MODE"
 """The variable that gives a server its routes for developers, ``/sleep`` among them."""
+
+_ALLOCATOR = "enable-cumem-allocator"
 
 Release = tuple[int, int, int]
 SINCE: Release = (0, 8, 5)
@@ -33,6 +36,9 @@ def sleeps(flags: Flags) -> bool:
 
 def sleep_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """What a server that can sleep must not do, and what may go wrong with it."""
+    if plan.flags.get(_ALLOCATOR) is True and not uses_gpus(plan) and not simulated(plan):
+        text = f"vLLM's allocator for sleeping needs a GPU: remove --{_ALLOCATOR}"
+        yield PlanFinding("sleep_unsupported", Level.ERROR, text, Changes(unset=(_ALLOCATOR,)))
     if not sleeps(plan.flags):
         return
     if not uses_gpus(plan):

@@ -706,6 +706,28 @@ def _profiled(given: Given) -> str | None:
     return None
 
 
+def _base_modes(given: Given) -> str | None:
+    """``all`` and ``none`` among the custom operations: at most one of them, and once."""
+    config, words = "compilation-config", list[object]()
+    for key in ("custom_ops", "custom_ops+"):
+        value = given.key(config, key)
+        document = _decoded(value)[1] if isinstance(value, str) and not key.endswith("+") else value
+        words += document if isinstance(document, list) else str(document).split(",")
+    if sum(word in ("all", "none") for word in words) <= 1:
+        return None
+    return f"--{config}: custom_ops may have all or none once, not several of them"
+
+
+_MICROBATCHED = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
+
+
+def _microbatches(given: Given) -> str | None:
+    count, backend = given.count("ubatch-size", given=True) or 0, given.text("all2all-backend")
+    if count <= 1 or not backend or backend in _MICROBATCHED:
+        return None
+    return f"--ubatch-size {count} needs --all2all-backend {either(_MICROBATCHED)}, not {backend}"
+
+
 def _spare_experts(given: Given) -> str | None:
     spare = given.key("eplb-config", "num_redundant_experts")
     if given.on("enable-eplb") or not isinstance(spare, int) or spare <= 0:
@@ -769,6 +791,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("structured-outputs-config",), _structured, _CHECKED),
     Condition(("profiler-config",), _profiled, _CHECKED),
     Condition(("eplb-config", "enable-eplb"), _spare_experts, _CHECKED),
+    Condition(("compilation-config",), _base_modes, _CHECKED),
+    Condition(("ubatch-size", "all2all-backend"), _microbatches, _CHECKED),
     _set_twice("attention-backend", "attention-config", "backend"),
     _set_twice("enable-flashinfer-autotune", "kernel-config", "enable_flashinfer_autotune"),
     _set_twice("cudagraph-capture-sizes", "compilation-config", "cudagraph_capture_sizes"),

@@ -273,6 +273,8 @@ def test_unknown_connector() -> None:
     assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, False)
     assert "did you mean NixlConnector?" in finding.message
     assert finding.fix == Changes({f"{name}.kv_connector": "NixlConnector"})
+    (other,) = flag_findings({**flags, f"{name}.kv_connector": "FooConnector"}, {}, table, None)
+    assert (other.fix, "did you mean" in other.message) == (None, False)
     (whole,) = flag_findings({name: '{"kv_connector": "Own", "kv_role": "kv_both"}'}, {}, table, None)
     assert "it has NixlConnector, ExampleConnector" in whole.message
     assert flag_findings({**flags, f"{name}.kv_connector_module_path": "own.module"}, {}, table, None) == []

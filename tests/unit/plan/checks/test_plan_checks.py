@@ -125,8 +125,15 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("tp_not_divisor", Level.ERROR, {"set": {"tensor-parallel-size": 4}, "facts": BLOCKS,
                                      "host": machine(*map(gpu, range(4)))}),
     ("no_experts", Level.ERROR, {"set": {"enable-expert-parallel": True}}),
-    ("external_ranks_of_dense", Level.WARNING, {"set": {"data-parallel-size": 2, "data-parallel-rank": 0}}),
-    ("external_ranks_of_dense", Level.WARNING, {"set": {"data-parallel-size": 2, "data-parallel-external-lb": True}}),
+    ("external_ranks_of_dense", Level.ERROR, {"set": {"data-parallel-size": 2, "data-parallel-rank": 0}}),
+    ("external_ranks_of_dense", Level.WARNING, {"set": {"data-parallel-size": 2, "data-parallel-external-lb": True},
+                                                "version": "0.31.0"}),
+    ("no_mtp_layers", Level.ERROR, {"set": {"spec-method": "mtp", "spec-tokens": 1}}),
+    ("no_mtp_layers", Level.ERROR, {"set": {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 1}'}}),
+    ("attention_backend", Level.ERROR, {"set": {"attention-backend": "FLASH_ATTN_MLA"}}),
+    ("attention_backend", Level.ERROR, {"set": {"attention-backend": "FLASH_ATTN"},
+                                        "facts": replace(BF16, kv_lora_rank=512)}),
+    ("sleep_unsupported", Level.ERROR, {"set": {"enable-cumem-allocator": True}, "build": "cpu", "host": None}),
     ("pp_over_layers", Level.ERROR, {"set": {"pipeline-parallel-size": 40}, "host": machine(*map(gpu, range(40)))}),
     ("gpus_too_few", Level.ERROR, {"set": {"tensor-parallel-size": 2}, "gpus": (0,)}),
     ("gpus_too_few", Level.ERROR, {"set": {"tensor-parallel-size": 4}}),
@@ -188,6 +195,8 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("unwatchable", Level.WARNING, {"set": {"disable-log-stats": True}}),
     ("unwatchable", Level.WARNING, {"set": {"ssl-cert-reqs": 2}}),
     ("unwatchable", Level.WARNING, {"set": {"grpc": True}}),
+    ("unwatchable", Level.WARNING, {"set": {"api-server-count": 0}}),
+    ("unwatchable", Level.WARNING, {"set": {"api-server-count": -1}}),
     ("cpu_kv_cache", Level.ADVICE, {"build": "cpu", "host": None}),
     ("cpu_utilization", Level.WARNING, {"build": "cpu", "host": None, "set": {"gpu-memory-utilization": 0.3}}),
     ("cpu_no_gpu", Level.WARNING, {"build": "cpu", "gpus": (0,)}),
@@ -821,3 +830,21 @@ def test_offered_utilization_is_free_on_every_gpu(find: Find) -> None:
     held = machine(gpu(0, free_gib=30.0, used_gib=18.0), gpu(1, free_gib=20.0, used_gib=28.0))
     found = [one for one in find(host=held, set={"tensor-parallel-size": 2}) if one.code == "memory_held"]
     assert [one.fix for one in found] == [Changes(set={"gpu-memory-utilization": 0.41})] * 2
+
+
+def test_unknown_quantization_is_one_error(find: Find) -> None:
+    (found,) = [one for one in find(facts=BF16, set={"quantization": "foo"}) if one.level is Level.ERROR]
+    assert (found.code, found.message) == ("flag_value", "vLLM 0.33.0 does not support --quantization foo")
+
+
+def test_attention_backend_is_judged_only_where_surely_refused(find: Find) -> None:
+    latent = replace(BF16, kv_lora_rank=512)
+    asked = {"attention-backend": "FLASH_ATTN_MLA"}
+    for case in (
+        {"facts": latent, "set": asked},
+        {"facts": replace(BF16, architecture="UnknownForCausalLM"), "set": asked},
+        {"facts": BF16, "set": asked, "version": "0.31.0"},
+        {"facts": BF16, "set": asked, "build": "cpu", "host": None},
+        {"facts": latent, "set": {"attention-backend": "FLASH_ATTN"}, "environment": {"VLLM_MLA_DISABLE": "1"}},
+    ):
+        assert "attention_backend" not in [one.code for one in find(**case)], case

@@ -27,6 +27,7 @@ NUMBERS = {
     "offload-num-in-group": "1",
     "offload-prefetch-step": "1",
     "spec-tokens": None,
+    "ubatch-size": "0",
     "max-cudagraph-capture-size": None,
     "cudagraph-capture-sizes": None,
 }
@@ -55,6 +56,7 @@ TEXTS = {
     "spec-method": None,
     "per-request-spec-decode-metrics": "none",
     "lora-modules": None,
+    "all2all-backend": "allgather_reducescatter",
 }
 OBJECTS = (
     *("attention-config", "compilation-config", "kernel-config", "speculative-config", "kv-transfer-config"),
@@ -256,6 +258,17 @@ CASES: list[tuple[str, Flags, Flags]] = [
         {"distributed-executor-backend": "slurm"},
         {"distributed-executor-backend": "my.module.Executor"},
     ),
+    (
+        "compilation-config",
+        {"compilation-config": '{"custom_ops": ["all", "none"]}'},
+        {"compilation-config": '{"custom_ops": ["none", "+rms_norm"]}'},
+    ),
+    (
+        "compilation-config",
+        {"compilation-config.custom_ops+": "none,all"},
+        {"compilation-config.custom_ops": '["all", "-rms_norm"]'},
+    ),
+    ("ubatch-size", {"ubatch-size": 2}, {"ubatch-size": 2, "all2all-backend": "nixl_ep"}),
     ("lora-modules", {"lora-modules": "adapter"}, {"lora-modules": "name=/path"}),
     ("lora-modules", {"lora-modules": '["a=b", "c"]'}, {"lora-modules": '["a=b", {"name": "c", "path": "d"}]'}),
     ("lora-modules", {"lora-modules": '["a=b", {"name": "c"}]'}, {"lora-modules": '["a=b", "c=d"]'}),

@@ -1,0 +1,59 @@
+"""Speculative decoding against the model and its draft model: what vLLM refuses once it has read them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from vllm_launchers.plan.budget.memory_flags import draft_model
+from vllm_launchers.plan.checks.architectures import is_dense, is_plain
+from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.flags.changes import Changes, Flags, json_flag
+from vllm_launchers.vllm.flags.speculation import SPECULATION, speculation_flags
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+
+_KEYS = {"method": "spec-method", "model": "spec-model", "num_speculative_tokens": "spec-tokens"}
+_FROM_THE_NAME = ("eagle-", "eagle3", "dflash", "dspark")
+"""In a model's name: vLLM takes another method then."""
+
+
+def speculation_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
+    """A draft without a number of tokens, and a method whose layers the model does not have."""
+    settings = _settings(plan.flags)
+    yield from _uncounted(plan.flags, settings, inputs.draft)
+    if inputs.facts is not None:
+        yield from _without_layers(plan, settings, inputs.facts)
+
+
+def _settings(flags: Flags) -> Mapping[str, object]:
+    config = json_flag(flags, SPECULATION)
+    named = {key: config.get(key, flags.get(flag)) for key, flag in _KEYS.items()}
+    return {key: value for key, value in named.items() if value not in (None, "", "None", "null")}
+
+
+def _uncounted(flags: Flags, settings: Mapping[str, object], draft: ModelFacts | None) -> Iterator[PlanFinding]:
+    """vLLM takes the number from the draft model's ``n_predict``, which plain language models do not have."""
+    name = draft_model(flags)
+    if not name or draft is None or "num_speculative_tokens" in settings or settings.get("method") == "dspark":
+        return
+    if not is_dense(draft):
+        return
+    key = "--spec-tokens" if "spec-model" in flags else f"num_speculative_tokens in --{SPECULATION}"
+    text = (
+        f"vLLM will refuse the draft model {name} without a number of tokens per step, which its config does not "
+        f"have: set {key}"
+    )
+    yield PlanFinding("draft_uncounted", Level.ERROR, text, surely=draft.source != "table")
+
+
+def _without_layers(plan: Plan, settings: Mapping[str, object], facts: ModelFacts) -> Iterator[PlanFinding]:
+    method = str(settings.get("method", ""))
+    asked = method == "mtp" or method.endswith("_mtp")
+    if not asked or "model" in settings or "num_speculative_tokens" not in settings or not is_plain(facts):
+        return
+    if any(word in plan.model.lower() for word in _FROM_THE_NAME):
+        return
+    text = f"vLLM will refuse the method {method}: {facts.model} has no layers that predict further tokens (MTP)"
+    fix = Changes(unset=speculation_flags(plan.flags))
+    yield PlanFinding("no_mtp_layers", Level.ERROR, text, fix, surely=facts.source != "table")

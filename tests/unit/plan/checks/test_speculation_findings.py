@@ -1,0 +1,57 @@
+"""Speculative decoding that vLLM refuses once it has read the model and its draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.plan.checks.speculation import speculation_findings
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+
+PLAIN = ModelFacts("org/draft", source="folder", architecture="LlamaForCausalLM")
+HEAD = replace(PLAIN, architecture="LlamaForCausalLMEagle3")
+OWN_LAYERS = replace(PLAIN, architecture="MiMoForCausalLM")
+MTP = {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 1}'}
+
+
+@pytest.fixture
+def codes(plan: Callable[..., Plan]) -> Callable[..., list[str]]:
+    def codes(
+        flags: dict[str, Any], *, facts: ModelFacts | None = PLAIN, draft: ModelFacts | None = PLAIN, **more: Any
+    ) -> list[str]:
+        return [one.code for one in speculation_findings(plan(set=flags, **more), PlanInputs(facts, draft=draft))]
+
+    return codes
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"speculative-config.model": "org/draft"},
+        {"speculative-config": '{"model": "org/draft", "method": "eagle"}'},
+        {"spec-model": "org/draft"},
+    ],
+)
+def test_plain_draft_needs_a_number_of_tokens(codes: Callable[..., list[str]], flags: dict[str, Any]) -> None:
+    assert codes(flags) == ["draft_uncounted"]
+    assert codes(flags, draft=HEAD) == []
+    assert codes(flags, draft=None) == []
+    assert codes({**flags, "spec-tokens": 2}) == []
+
+
+def test_block_of_dspark_is_its_number_of_tokens(codes: Callable[..., list[str]]) -> None:
+    assert codes({"spec-model": "org/draft", "spec-method": "dspark"}) == []
+
+
+def test_plain_model_has_no_layers_for_mtp(codes: Callable[..., list[str]]) -> None:
+    assert codes(MTP) == ["no_mtp_layers"]
+    assert codes({"spec-method": "qwen3_next_mtp", "spec-tokens": 1}) == ["no_mtp_layers"]
+    assert codes(MTP, facts=OWN_LAYERS) == []
+    assert codes(MTP, facts=None) == []
+    assert codes({**MTP, "spec-model": "org/head"}, draft=HEAD) == []
+    assert codes(MTP, model="/models/some-eagle3") == []
