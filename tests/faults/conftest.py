@@ -1,4 +1,4 @@
-"""The bench of the keeper's tests, and folders whose disk is full on demand."""
+"""Fixtures of the keeper tests, and folders on a disk that can be filled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["bench", "disk", "port", "session_of", "wait_until"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here breaks something."""
+    """Mark all tests of this folder as fault tests."""
     here = str(Path(__file__).parent) + os.sep
     for item in items:
         if str(item.path).startswith(here):
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class FullDisk:
-    """A file system of its own that can be filled to the last byte, and emptied again."""
+    """A separate file system that can be filled to the last byte and freed again."""
 
     error = "No space left on device"
 
@@ -53,7 +53,7 @@ class FullDisk:
 
 
 class ShutDisk:
-    """No file system: a keeper that may not write to files any more, by its resource limits."""
+    """No file system: a resource limit that keeps the keeper from writing to files."""
 
     error = "File too large"
 

@@ -1,4 +1,4 @@
-"""A stand-in with vLLM's tree of processes: API server, engine, workers (two unless told). Standard library only.
+"""A fake server with vLLM's process tree: API server, engine, workers (two by default). Standard library only.
 
 As measured on vLLM: an API server ends, with code 0, when its engine has died, and an engine when a worker has; engine
 and workers outlive an API server that was killed. Worse than vLLM: here a worker outlives its engine too.
@@ -28,7 +28,7 @@ def rest() -> None:
 
 
 def worker(number: int, apart: bool) -> None:
-    if apart:  # as Ray's: a session and an output of its own
+    if apart:  # like Ray's workers: own session and own output
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
         for fd in (1, 2):
@@ -48,7 +48,7 @@ def fork(run: object, *words: object) -> int:
 
 
 def mapped(queue: Path) -> mmap.mmap:
-    """A message queue, which is made if it is not there."""
+    """A message queue, created if missing."""
     fd = os.open(queue, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.ftruncate(fd, 4096)
@@ -67,7 +67,7 @@ def actor(queue: Path, stubborn: bool) -> None:
 
 
 def raylet(pids: Path, queues: list[Path]) -> None:
-    """A raylet with a worker for each queue; nobody's child, and it ends none of them."""
+    """A raylet with a worker per queue. It has no parent and ends none of its workers."""
     title("raylet")
     workers = [fork(actor, queue, True) for queue in queues]
     written(pids, workers)

@@ -1,4 +1,4 @@
-"""A keeper that dies at the worst moment, under a clock that is set back, or is replaced from another shell."""
+"""A keeper that dies at a critical point, runs with a changed clock, or is replaced from another shell."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ POLICY = RestartPolicy(RestartMode.ON_FAILURE, limit=3, backoff_seconds=0.2, bac
 def until(condition, what):
     deadline = time.monotonic() + 60.0
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come"
+        assert time.monotonic() < deadline, f"{what} did not happen"
         time.sleep(0.05)
 
 
 @pytest.fixture
 def keepers(tmp_path, monkeypatch):
-    """Real keepers that kill themselves where ``fault`` says, and whose clock is off by what ``clock`` says."""
+    """Real keepers that kill themselves at ``fault``, with a clock offset of ``clock``."""
     fault, clock = tmp_path / "fault", tmp_path / "clock"
     root = str(Path(client.__file__).parents[2])
     wrapper, python = tmp_path / "wrapper.py", tmp_path / "python"
@@ -104,8 +104,8 @@ def died(bench, fault):
 
 
 @pytest.mark.parametrize("moment", ["early", "late"])
-def test_a_restart_that_was_accepted_is_made_whenever_its_keeper_dies(bench, keepers, moment):
-    """Early: its generation is written down, its process not begun. Late: the process is written down, not let go."""
+def test_accepted_restart_survives_keeper_death(bench, keepers, moment):
+    """Early: the generation is recorded, no process started. Late: the process is recorded, not yet released."""
     fault, _ = keepers
     bench.ready(bench.spec())
     fault.write_text(moment)
@@ -119,8 +119,8 @@ def test_a_restart_that_was_accepted_is_made_whenever_its_keeper_dies(bench, kee
     assert (second.current.spec, second.start_pending, second.adopted) == (new, False, False)
 
 
-def test_a_restart_is_made_whichever_of_its_writes_its_keeper_dies_at(bench, keepers):
-    """Before and after each write of the record from the order to its being ready: what was ordered comes to be."""
+def test_restart_survives_keeper_death_at_any_record_write(bench, keepers):
+    """The keeper dies before or after each record write between request and readiness; the restart still happens."""
     fault, _ = keepers
     faults = {
         f"{when}-{number}": fault.with_name(f"{fault.name}-{when}-{number}")
@@ -153,8 +153,8 @@ def test_a_restart_is_made_whichever_of_its_writes_its_keeper_dies_at(bench, kee
     assert all(f"{when}-{number}" in struck for when in ("before", "after") for number in range(4))
 
 
-def test_a_prepared_restart_leaves_one_generation_whichever_of_its_writes_its_keeper_dies_at(bench, keepers):
-    """The old generation serves on, or the new one is ready; no process that was prepared is left."""
+def test_prepared_restart_survives_keeper_death_at_any_record_write(bench, keepers):
+    """Either the old generation still serves or the new one is ready. No prepared process is left."""
     fault, _ = keepers
     faults = {
         f"{when}-{number}": fault.with_name(f"{fault.name}-{when}-{number}")
@@ -199,8 +199,8 @@ def _command_line(pid):
         return ""
 
 
-def test_a_server_that_cannot_be_adopted_is_in_no_other_ones_way(bench):
-    """Both keepers are dead, and the output of one server is a pipe: that is nothing to a verb of the other."""
+def test_unadoptable_server_does_not_block_others(bench):
+    """Both keepers are dead and one server's output is a pipe. Verbs on the other server still work."""
     for name in ("a", "b"):
         bench.orphaned(bench.ready(bench.spec(), name))
     output, aside = bench.file("server.output", "b"), bench.file("aside", "b")
@@ -210,7 +210,7 @@ def test_a_server_that_cannot_be_adopted_is_in_no_other_ones_way(bench):
     try:
         with pytest.raises(FleetError, match=r"server.output is not a plain file"):
             fleet.stop("b")
-        assert not client.keeper_alive(bench.root, "a"), "nor does a verb adopt others"
+        assert not client.keeper_alive(bench.root, "a"), "a verb does not adopt other servers"
         fleet.stop("a")
         bench.wait(State.STOPPED, "a")
         assert [server.name for server in fleet.snapshot().servers] == ["a", "b"]
@@ -227,8 +227,8 @@ def test_a_server_that_cannot_be_adopted_is_in_no_other_ones_way(bench):
     assert processes.alive(bench.wait(State.READY, "b").server)
 
 
-def test_paths_that_are_not_utf8_are_launched_restarted_adopted_and_stopped(bench):
-    """The state folder, the program, its words and its working folder: as an old archive leaves them on a disk."""
+def test_non_utf8_paths_work_for_the_whole_lifecycle(bench):
+    """State folder, program, arguments and working folder have non-UTF-8 names."""
     odd = [bench.root / os.fsdecode(word) for word in (b"stat\xe9", b"p\xffthon", b"wo\xe4rk")]
     root, python, cwd = odd
     python.symlink_to(sys.executable)
@@ -251,7 +251,7 @@ def test_paths_that_are_not_utf8_are_launched_restarted_adopted_and_stopped(benc
     client.remove(root, "one")
 
 
-def test_a_record_that_lags_behind_a_keeper_that_does_not_answer_is_called_old(bench):
+def test_stale_record_of_unresponsive_keeper_is_marked_old(bench):
     ready = bench.ready(bench.spec())
     resource.prlimit(ready.keeper.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     assert bench.stop().state is State.STOPPING
@@ -265,7 +265,7 @@ def test_a_record_that_lags_behind_a_keeper_that_does_not_answer_is_called_old(b
     assert bench.read().state is State.STOPPED
 
 
-def test_a_start_by_itself_is_made_though_its_keeper_dies_and_counts(bench, keepers):
+def test_automatic_start_survives_keeper_death_and_is_counted(bench, keepers):
     fault, _ = keepers
     first = bench.ready(bench.spec(restart=POLICY))
     fault.write_text("early")
@@ -277,7 +277,7 @@ def test_a_start_by_itself_is_made_though_its_keeper_dies_and_counts(bench, keep
     assert (again.current.number, again.attempt, again.start_pending) == (1, 1, False)
 
 
-def test_a_stop_is_the_last_word_over_a_pending_start(bench, keepers, session_of):
+def test_stop_cancels_pending_start(bench, keepers, session_of):
     fault, _ = keepers
     bench.ready(bench.spec())
     fault.write_text("early")
@@ -291,7 +291,7 @@ def test_a_stop_is_the_last_word_over_a_pending_start(bench, keepers, session_of
     assert ended.server is None
 
 
-def test_a_launch_that_was_reported_as_failed_is_not_made_later(bench, keepers):
+def test_failed_launch_is_not_retried_later(bench, keepers):
     fault, _ = keepers
     fault.write_text("early")
     with pytest.raises(errors.KeeperError, match="ended at its start"):
@@ -303,7 +303,7 @@ def test_a_launch_that_was_reported_as_failed_is_not_made_later(bench, keepers):
     assert failed.server is None
 
 
-def test_a_pending_start_is_not_made_after_the_machine_was_restarted(bench, keepers):
+def test_reboot_cancels_pending_start(bench, keepers):
     fault, _ = keepers
     bench.ready(bench.spec())
     fault.write_text("early")
@@ -317,7 +317,7 @@ def test_a_pending_start_is_not_made_after_the_machine_was_restarted(bench, keep
     assert not failed.start_pending
 
 
-def test_a_clock_that_is_set_freezes_no_wait_and_forgives_nothing(bench, keepers):
+def test_clock_change_does_not_affect_restart_waits_or_attempt_count(bench, keepers):
     _, clock = keepers
     hours = -5
     bench.launch(bench.spec(restart=POLICY), steady=1.0)
@@ -329,7 +329,7 @@ def test_a_clock_that_is_set_freezes_no_wait_and_forgives_nothing(bench, keepers
     ready_at = time.monotonic()
     assert abs(again.state_since - time.time() - hours * 3600) < 60, "the clock was off"
     bench.until(lambda record: record.attempt == 0)
-    assert time.monotonic() - ready_at > 0.8, "forgiven for a time that really passed"
+    assert time.monotonic() - ready_at > 0.8, "attempts reset only after real time passed"
 
     processes.send(bench.read().server, 9)
     waiting = bench.until(lambda record: record.next_attempt_at)
@@ -343,7 +343,7 @@ def test_a_clock_that_is_set_freezes_no_wait_and_forgives_nothing(bench, keepers
     assert 0 < second.downtime_seconds < time.monotonic() - begun
 
 
-def test_a_restart_by_a_keeper_from_another_shell_has_the_environment_of_the_launch(bench, monkeypatch, tmp_path):
+def test_restart_by_adopting_keeper_uses_launch_environment(bench, monkeypatch, tmp_path):
     dump = tmp_path / "environment"
     first = {"CUDA_VISIBLE_DEVICES": "0", "LD_LIBRARY_PATH": "/opt/a", "PLUGIN": "a", "MY_TOKEN": "tok-0123456789abc"}
     other = {"CUDA_VISIBLE_DEVICES": "7", "LD_LIBRARY_PATH": "/opt/b", "PLUGIN": "b", "OTHER_TOKEN": "x" * 20,
@@ -374,5 +374,5 @@ def test_a_restart_by_a_keeper_from_another_shell_has_the_environment_of_the_lau
     assert again != launched
     for name in ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "PATH", "HOME", "OURS"):
         assert again[name] == launched[name]
-    assert again["PLUGIN"] == "b", "its value was not written down; that it was set is known"
+    assert again["PLUGIN"] == "b", "the record keeps that it was set, but not its value"
     assert not {"OTHER_TOKEN", "LD_PRELOAD_EXTRA", "NCCL_DEBUG", "EXTRA", "MY_TOKEN"} & again.keys()

@@ -1,4 +1,4 @@
-"""A disk without room for records: before a start, while serving, while stopping, and with room again."""
+"""A disk too full for records: before start, while serving, while stopping, and after space is freed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def on_disk(bench, name="one"):
     return folders.read_record(client.folder(bench.root, name))
 
 
-def test_full_before_the_start_nothing_is_started_and_the_disk_is_named(bench, disk):
+def test_start_on_full_disk_is_refused_with_the_path(bench, disk):
     disk.fill()
     try:
         with pytest.raises(errors.KeeperError, match=disk.error) as refused:
@@ -30,7 +30,7 @@ def test_full_before_the_start_nothing_is_started_and_the_disk_is_named(bench, d
     assert bench.ready(bench.spec()).current.number == 1
 
 
-def test_full_while_serving_the_keeper_goes_on_and_reports_it(bench, disk, tmp_path, wait_until):
+def test_keeper_survives_and_reports_full_disk_while_serving(bench, disk, tmp_path, wait_until):
     quiet = tmp_path / "quiet"
     spec = bench.spec("--quiet-file", str(quiet))
     ready = bench.ready(spec)
@@ -40,7 +40,7 @@ def test_full_while_serving_the_keeper_goes_on_and_reports_it(bench, disk, tmp_p
     assert disk.error in silent.unwritten
     assert str(bench.file("record.json")) in silent.unwritten
     assert on_disk(bench).state is State.READY, "the file is stale"
-    assert client.stamp(bench.root, "one") != client.stamp(bench.root, "one"), "it is to be read at every look"
+    assert client.stamp(bench.root, "one") != client.stamp(bench.root, "one"), "the notice is shown on every refresh"
     with pytest.raises(errors.UnwrittenError, match=disk.error):
         bench.restart(bench.spec())
     assert processes.alive(ready.server), "refused before anything was stopped"
@@ -54,20 +54,20 @@ def test_full_while_serving_the_keeper_goes_on_and_reports_it(bench, disk, tmp_p
     bench.wait(State.READY, generation=2)
 
 
-def test_full_while_stopping_the_end_is_known_and_written_once_there_is_room(bench, disk, session_of, wait_until):
+def test_exit_on_full_disk_is_recorded_once_space_is_free(bench, disk, session_of, wait_until):
     ready = bench.ready(bench.spec("--children", "1"))
     disk.fill(ready.keeper)
     assert disk.error in bench.stop().unwritten
     stopped = bench.wait(State.STOPPED)
     assert not session_of(ready.server.pid)
-    if not stopped.unwritten:  # what its output had reserved is free by now, and room enough for the record
-        assert disk.root.is_mount(), "no limit of the keeper's own went away"
+    if not stopped.unwritten:  # the space reserved for its output is free now, enough for the record
+        assert disk.root.is_mount(), "the limit of the keeper is still set"
         assert on_disk(bench).state is State.STOPPED
         wait_until(lambda: not client.keeper_alive(bench.root, "one"), "the keeper's end")
         return
     assert disk.error in stopped.unwritten
     assert on_disk(bench).state is State.READY, "the file is stale"
-    assert client.keeper_alive(bench.root, "one"), "else nobody would know"
+    assert client.keeper_alive(bench.root, "one"), "otherwise the exit would be lost"
     assert client.adopt_orphans(bench.root) == []
     assert bench.stop().state is State.STOPPED
     with pytest.raises(errors.UnwrittenError, match=disk.error):
@@ -80,7 +80,7 @@ def test_full_while_stopping_the_end_is_known_and_written_once_there_is_room(ben
     assert written.exit.requested
 
 
-def test_a_server_that_has_ended_can_be_removed_from_a_full_disk(bench, disk):
+def test_ended_server_can_be_removed_from_full_disk(bench, disk):
     ready = bench.ready(bench.spec())
     disk.fill(ready.keeper)
     with pytest.raises(errors.StillAliveError, match="stop it first"):
@@ -92,8 +92,8 @@ def test_a_server_that_has_ended_can_be_removed_from_a_full_disk(bench, disk):
     assert not processes.alive(ready.keeper)
 
 
-def test_nothing_is_started_again_before_its_record_can_be_written(bench, disk):
-    """A server that no record knows would hold its GPU for ever, should its keeper die."""
+def test_automatic_restart_waits_until_record_can_be_written(bench, disk):
+    """An unrecorded server would hold its GPU forever if its keeper died."""
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05)
     ready = bench.ready(bench.spec(restart=policy))
     disk.fill(ready.keeper)
@@ -106,7 +106,7 @@ def test_nothing_is_started_again_before_its_record_can_be_written(bench, disk):
     assert again.server != ready.server
 
 
-def test_a_restart_waits_for_room_when_the_disk_fills_after_it_was_accepted(bench, disk, wait_until):
+def test_accepted_restart_waits_for_disk_space(bench, disk, wait_until):
     first = bench.ready(bench.spec("--ignore", "TERM"))
     new = bench.spec(details={"flags": "new"})
     assert bench.restart(new).state is State.STOPPING
@@ -118,7 +118,7 @@ def test_a_restart_waits_for_room_when_the_disk_fills_after_it_was_accepted(benc
     assert bench.wait(State.READY, generation=2).current.spec == new
 
 
-def test_nothing_is_stopped_when_the_disk_fills_while_a_restart_is_prepared(bench, disk, wait_until, tmp_path):
+def test_full_disk_during_prepared_restart_does_not_stop_server(bench, disk, wait_until, tmp_path):
     gate = tmp_path / "gate"
     first = bench.ready(bench.spec())
     new = bench.spec(port=first.current.spec.port)
@@ -138,17 +138,17 @@ def test_nothing_is_stopped_when_the_disk_fills_while_a_restart_is_prepared(benc
     bench.wait(State.READY, generation=2)
 
 
-def test_a_keeper_killed_on_a_full_disk_leaves_an_old_record_and_no_orphan(bench, disk, session_of, tmp_path):
+def test_keeper_killed_on_full_disk_leaves_old_record_and_no_orphan(bench, disk, session_of, tmp_path):
     quiet = tmp_path / "quiet"
     ready = bench.ready(bench.spec("--quiet-file", str(quiet), "--children", "1"))
     disk.fill(ready.keeper)
     quiet.touch()
     bench.wait(State.UNRESPONSIVE)
     bench.orphaned(ready)
-    assert bench.read() == ready, "whole, and the last that could be written"
+    assert bench.read() == ready, "complete, and the last one that could be written"
     quiet.unlink()
     assert bench.adopt() == ["one"]
-    if disk.error != "File too large":  # the limit was the dead keeper's own
+    if disk.error != "File too large":  # the limit applied only to the dead keeper
         assert disk.error in bench.until(lambda record: record.unwritten).unwritten
     bench.stop()
     stopped = bench.wait(State.STOPPED)
@@ -160,7 +160,7 @@ def test_a_keeper_killed_on_a_full_disk_leaves_an_old_record_and_no_orphan(bench
 
 
 @pytest.mark.parametrize(("number", "name"), [(28, "No space left"), (122, "quota exceeded"), (30, "Read-only")])
-def test_every_reason_why_a_record_cannot_be_written_is_named(bench, tmp_path, monkeypatch, number, name):
+def test_each_record_write_error_is_reported_with_its_reason(bench, tmp_path, monkeypatch, number, name):
     record = replace(bench.ready(bench.spec()), name="two")
     folder = folders.prepare(tmp_path / "state", "two")
     folders.write_record(folder, record)

@@ -1,4 +1,4 @@
-"""Exports of hostile values, used as people use them: the program gets these very words, and nothing else is run."""
+"""Exports of hostile values, run in real shells: the program gets exactly these arguments, nothing else runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ VALUES = (
 
 @pytest.fixture
 def told(tmp_path: Path) -> Path:
-    """A program in a folder of a hostile name that writes down its words and variables, and where it does."""
+    """A program in a folder with a hostile name that records its arguments and variables; the record's path."""
     folder = tmp_path / "a $(touch pwned) b'\"\\"
     folder.mkdir()
     (folder / "vllm").write_text(RECORDS.format(python=sys.executable, told=str(tmp_path / "told")))
@@ -57,7 +57,7 @@ def told(tmp_path: Path) -> Path:
 
 
 def plan_of(program: str, value: str) -> Plan:
-    """A plan that has the value wherever one may stand, as a record of another version could: no check saw it."""
+    """A plan with the value in every field, unvalidated, like a record of another version."""
     flags = {"served-model-name": value, "chat-template": value, "max-num-seqs": 8}
     engine = Engine(EngineKind.VLLM, (program,), "0.33.0", "cuda", program)
     made = make_plan(read_presets(None)[0]["chatbot"], engine, Changes(flags), host="127.0.0.1", port=8000)
@@ -67,7 +67,7 @@ def plan_of(program: str, value: str) -> Plan:
 
 
 def ran(words: list[str], text: str, told: Path) -> tuple[list[str], dict[str, str]]:
-    """Let a shell run an exported command; the program's words and variables."""
+    """Run an exported command in a shell; returns the program's arguments and variables."""
     told.unlink(missing_ok=True)
     folder = told.parent / "empty"
     folder.mkdir(exist_ok=True)
@@ -79,12 +79,12 @@ def ran(words: list[str], text: str, told: Path) -> tuple[list[str], dict[str, s
 
 
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
-def test_a_real_shell_runs_the_very_words(value: str, told: Path) -> None:
-    """The script in ``sh`` and ``bash``, and the line that is shown and copied in ``bash``."""
+def test_shells_pass_exported_arguments_unchanged(value: str, told: Path) -> None:
+    """The script in ``sh`` and ``bash``, and the displayed command line in ``bash``."""
     plan = plan_of(str(next(told.parent.glob("a *")) / "vllm"), value)
     script, line = shell(plan), command_line(plan)
     assert all(character.isprintable() or character in "\n\t" for character in script)
-    assert line.isprintable(), "it can be shown, and pasted into a terminal"
+    assert line.isprintable(), "it can be displayed and pasted into a terminal"
     for words, text in ((["sh", "-c"], script), (["bash", "-c"], script), (["bash", "-c"], line)):
         argv, environment = ran(words, text, told)
         assert argv == list(plan.argv[1:])
@@ -92,7 +92,7 @@ def test_a_real_shell_runs_the_very_words(value: str, told: Path) -> None:
 
 
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
-def test_what_other_tools_read_is_what_was_meant(value: str) -> None:
+def test_other_tools_parse_exports_correctly(value: str) -> None:
     plan = plan_of("/opt/vllm/bin/vllm", value)
     texts = [config_yaml(plan), compose(plan), kubernetes(plan), systemd_unit(plan, user=True)]
     for text in texts:
@@ -110,20 +110,20 @@ def test_what_other_tools_read_is_what_was_meant(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", [*VALUES, hostile.WORST], ids=range(len(VALUES) + 1))
-def test_rules_and_dashboards_are_what_they_say(value: str) -> None:
+def test_rules_and_dashboards_parse_to_the_intended_values(value: str) -> None:
     preset = read_presets(None)[0]["chatbot"]
     target = AlertTarget(preset.objectives, value, value, model_match(value))
     text = rules_yaml(target)
     assert all(character.isprintable() or character == "\n" for character in text)
     read: Any = yaml.safe_load(text)
     whole = json.dumps(rules_document(target), ensure_ascii=False)
-    assert read == json.loads(re.sub("[\ud800-\udfff]", "\ufffd", whole)), "halves of characters are none in YAML"
+    assert read == json.loads(re.sub("[\ud800-\udfff]", "\ufffd", whole)), "YAML has no lone surrogates"
     assert len(read["groups"][0]["rules"]) == 7
     json.loads(json.dumps(dashboard(target)))
 
 
-def test_the_shells_are_real() -> None:
-    """The tests above can fail: an unquoted word is run."""
+def test_unquoted_argument_is_executed_by_the_shell() -> None:
+    """Check of the tests above: an unquoted argument is executed."""
     folder = Path(os.environ["XDG_CACHE_HOME"])
     subprocess.run(["sh", "-c", "echo $(touch pwned)"], cwd=folder, check=True, capture_output=True)
     assert (folder / "pwned").exists()

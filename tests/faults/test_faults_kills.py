@@ -1,4 +1,4 @@
-"""SIGKILL at every step of a record's writing: what is read afterwards is the old record or the new, never between."""
+"""SIGKILL at every step of a record write: readers then see the old record or the new one, nothing in between."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def a_record(state):
 
 
 def killed_at(step, act):
-    """Do it in a child that is killed before the ``step``-th line that it runs in the records' code; whether it was."""
+    """Run it in a child killed before the ``step``-th line of the records' code; returns whether it was killed."""
     child = os.fork()
     if child == 0:
         left = step
@@ -49,7 +49,7 @@ def killed_at(step, act):
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_a_kill_at_any_step_leaves_the_old_record_or_the_new(tmp_path, stale):
+def test_kill_at_any_step_leaves_old_or_new_record(tmp_path, stale):
     folder = folders.prepare(tmp_path, "one")
     old = a_record(State.READY)
     new = LaunchSpec(("vllm", "serve", "--new"), "127.0.0.1", 8000)
@@ -70,7 +70,7 @@ def test_a_kill_at_any_step_leaves_the_old_record_or_the_new(tmp_path, stale):
             replace(old, state_since=0, state=State.STOPPING, reason="stopping for a restart", next_spec=new),
         )
         seen.append(read.state)
-        assert not folders.is_stale(folder), "a mark ends with its keeper"
+        assert not folders.is_stale(folder), "a mark is dropped with its keeper"
         lock = folders.take_lock(folder)
         folders.sweep(folder)
         os.close(lock)
@@ -79,5 +79,5 @@ def test_a_kill_at_any_step_leaves_the_old_record_or_the_new(tmp_path, stale):
             break
         steps += 1
     assert 10 < steps < STEPS
-    assert seen == sorted(seen, key=[State.READY, State.STOPPING].index), "once it is new it stays new"
+    assert seen == sorted(seen, key=[State.READY, State.STOPPING].index), "the old record never comes back"
     assert seen[-1] is State.STOPPING

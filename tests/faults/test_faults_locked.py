@@ -1,4 +1,4 @@
-"""Others hold the locks of what is kept, and do not let go: nothing hangs, and it is said."""
+"""Other processes hold the locks of stored data: nothing hangs, and the lock is reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vllm_launchers.vllm.startup_reports import remembered
 
 @contextlib.contextmanager
 def locked_database(path: Path) -> Iterator[None]:
-    """Somebody else's transaction that neither lets readers in nor ends."""
+    """A foreign transaction that blocks readers and never ends."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -51,7 +51,7 @@ def locked_file(path: Path) -> Iterator[None]:
 
 
 def within(seconds: float, act: Callable[[], Any]) -> Any:
-    """What it gives, or raises; it must not hang."""
+    """Return the result or raise; fail if it hangs."""
     found: list[Any] = []
 
     def run() -> None:
@@ -67,7 +67,7 @@ def within(seconds: float, act: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def test_locked_databases_stop_no_sampling_and_no_verb(bench, monkeypatch):
+def test_locked_databases_do_not_block_sampling_or_verbs(bench, monkeypatch):
     monkeypatch.setattr(run_store, "BUSY_TIMEOUT_SECONDS", 0.1)
     ready = bench.ready(bench.spec())
     folder = client.folder(bench.root, "one")
@@ -89,13 +89,13 @@ def test_locked_databases_stop_no_sampling_and_no_verb(bench, monkeypatch):
             assert within(20, lambda: fleet.stop("one")).state in (State.STOPPING, State.STOPPED)
             bench.wait(State.STOPPED)
             assert "locked" in within(20, lambda: fleet.snapshot("one")).server("one").notice
-        assert "locked" not in fleet.snapshot("one").server("one").notice, "it is over, and no longer said"
-        assert [run.key for run in RunStore(bench.root / "runs.sqlite").runs()][-1] == "k", "nothing went"
+        assert "locked" not in fleet.snapshot("one").server("one").notice, "the lock is released, so the notice is gone"
+        assert [run.key for run in RunStore(bench.root / "runs.sqlite").runs()][-1] == "k", "nothing was lost"
     finally:
         fleet.close()
 
 
-def test_a_recorder_whose_history_is_locked_reports_it_and_goes_on(tmp_path):
+def test_recorder_reports_locked_history_and_continues(tmp_path):
     path = tmp_path / "history.sqlite"
     writer = HistoryWriter(path)
     writer.append(Sample(at=1.0, engines={}))
@@ -111,7 +111,7 @@ def test_a_recorder_whose_history_is_locked_reports_it_and_goes_on(tmp_path):
     assert not again.trouble
 
 
-def test_locks_that_are_never_given_back_are_waited_for_only_so_long(tmp_path, monkeypatch):
+def test_lock_waits_time_out(tmp_path, monkeypatch):
     monkeypatch.setattr(startup_reports, "LOCK_TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(run_store, "BUSY_TIMEOUT_SECONDS", 0.1)
     book = startup_reports.StartupReportStore(tmp_path / "reports.json")
@@ -133,8 +133,8 @@ def test_locks_that_are_never_given_back_are_waited_for_only_so_long(tmp_path, m
         assert within(20, FindingsLog(tmp_path).mine) is False
 
 
-def test_a_foreign_process_that_holds_the_keepers_lock_is_reported_and_nothing_is_done(bench, monkeypatch):
-    """Such as a backup program, or a person's own script."""
+def test_foreign_holder_of_keeper_lock_is_reported(bench, monkeypatch):
+    """For example a backup program or a user's script."""
     monkeypatch.setattr(client, "RETRY_SECONDS", 0.3)
     ready = bench.ready(bench.spec())
     with locked_keeper(bench, ready):
@@ -149,7 +149,7 @@ def test_a_foreign_process_that_holds_the_keepers_lock_is_reported_and_nothing_i
 
 @contextlib.contextmanager
 def locked_keeper(bench: Any, ready: Any) -> Iterator[None]:
-    """Its keeper dies, and before anybody sees it another process has its lock."""
+    """The keeper dies, and another process takes its lock before this is noticed."""
     path = bench.file("keeper.lock")
     with path.open("ab") as file:
         processes.send(ready.keeper, signal.SIGKILL)
@@ -158,8 +158,8 @@ def locked_keeper(bench: Any, ready: Any) -> Iterator[None]:
         yield
 
 
-def test_a_line_that_the_disk_cuts_short_is_taken_back(tmp_path, monkeypatch):
-    """The log of findings: half a line would spoil the next one too."""
+def test_short_write_is_rolled_back(tmp_path, monkeypatch):
+    """The findings log: a partial line would corrupt the next one."""
     log = FindingsLog(tmp_path)
     assert log.mine()
     log.append({"code": "old"})

@@ -1,4 +1,4 @@
-"""Logs under fire: floods, keepers killed in the middle, rotation under a reader, bytes that no screen should see."""
+"""Log stress: floods, killed keepers, rotation during reads, and bytes that must not reach a screen."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NASTY = [
 
 
 def numbers(text: str) -> list[int]:
-    """The numbers of the lines, in the order in which they stand."""
+    """The line numbers in file order."""
     return [int(number) for number in re.findall(r"line (\d{8}) of a log\n", text)]
 
 
@@ -60,7 +60,7 @@ def ended_with_rate(bench) -> bool:
 
 
 def size_of(bench) -> int:
-    """Bytes of all its log; none while a file is being renamed."""
+    """Total bytes of its log files; zero while a file is being renamed."""
     try:
         return sum(path.stat().st_size for path in bench.file("").glob("server.log*"))
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def size_of(bench) -> int:
 
 
 def ended(bench) -> bool:
-    """Whether the writer has said its last."""
+    """Whether the writer has written its last line."""
     try:
         return "rate" in bench.file("server.log").read_text()
     except FileNotFoundError:
@@ -80,19 +80,19 @@ def flood(bench, lines, rate, stay=0.0, **fields):
     return LaunchSpec(argv, "127.0.0.1", 1, **{"log_bytes": 1 << 20, "log_files": 100, **fields})
 
 
-def test_fifty_thousand_lines_a_second_arrive_whole(bench):
+def test_50k_lines_per_second_arrive_complete(bench):
     lines = 100_000
     bench.launch(flood(bench, lines, 50_000))
     bench.wait(State.FAILED)
     log = bench.log()
     assert numbers(log) == list(range(lines))
     rate = int(re.search(r"rate (\d+)", log)[1])
-    assert rate > 40_000, "the writer was held up, or this machine cannot write that fast"
-    assert len(list(bench.file("").glob("server.log.*"))) >= 2, "it was rotated"
+    assert rate > 40_000, "the writer was blocked, or this machine cannot write that fast"
+    assert len(list(bench.file("").glob("server.log.*"))) >= 2, "the log was rotated"
 
 
-def test_a_writer_faster_than_the_log_loses_nothing(bench):
-    """As fast as it can: every line is there."""
+def test_fast_writer_loses_no_lines(bench):
+    """At full speed, every line arrives."""
     lines = 1_000_000
     bench.launch(flood(bench, lines, 0))
     bench.wait(State.FAILED)
@@ -100,8 +100,8 @@ def test_a_writer_faster_than_the_log_loses_nothing(bench):
 
 
 @pytest.mark.parametrize("rotating", [False, True])
-def test_a_keeper_killed_under_a_flood_loses_and_doubles_no_line(bench, wait_until, rotating):
-    """Killed again and again while the server writes, also into files that are full every few hundred lines."""
+def test_keeper_killed_under_flood_loses_and_duplicates_no_line(bench, wait_until, rotating):
+    """Killed repeatedly while the server writes, with log rotation every few hundred lines."""
     lines = 120_000
     bounds = {"log_bytes": 40_000, "log_files": 200} if rotating else {}
     record, while_it_wrote = bench.launch(flood(bench, lines, 60_000, stay=600.0, **bounds)), 0
@@ -110,7 +110,7 @@ def test_a_keeper_killed_under_a_flood_loses_and_doubles_no_line(bench, wait_unt
         wait_until(lambda least=least: size_of(bench) > least, "the flood")
         bench.orphaned(record)
         while_it_wrote += not ended(bench)
-        assert bench.adopt() == ["one"], "the server goes on writing meanwhile"
+        assert bench.adopt() == ["one"], "the server keeps writing meanwhile"
         record = bench.read()
     wait_until(lambda: ended(bench), "the writer's end")
     assert numbers(bench.log()) == list(range(lines))
@@ -118,8 +118,8 @@ def test_a_keeper_killed_under_a_flood_loses_and_doubles_no_line(bench, wait_unt
 
 
 @pytest.mark.parametrize("keeper", ["stopped", "killed"])
-def test_a_server_without_a_keeper_that_reads_is_not_held_up_and_its_last_words_are_kept(bench, wait_until, keeper):
-    """Twenty times what a pipe would hold, and the end of the server, while nobody looks."""
+def test_server_without_keeper_is_not_blocked_and_output_is_kept(bench, wait_until, keeper):
+    """Twenty times the capacity of a pipe, and the server's exit, while no keeper runs."""
     lines = 1_000_000
     argv = (sys.executable, "-S", "-c", "import sys; open(sys.argv.pop(1)).readline()\n" + WRITER)
     start = bench.root / "start"
@@ -147,7 +147,7 @@ STEPS = [
 
 
 def struck(forwarder, step, moment):
-    """Have the forwarder's process killed at this step."""
+    """Kill the forwarder's process at this step."""
     owner, name = {
         "look": (forwarder._output, "peek"),
         "write": (forwarder.log, "append"),
@@ -166,8 +166,8 @@ def struck(forwarder, step, moment):
     setattr(owner, name, strike)
 
 
-def test_a_keeper_killed_at_any_step_of_a_chunk_leaves_the_next_one_the_rest(tmp_path):
-    """Each with more output in the pipe than the one before had seen, and with a file that is full on the way."""
+def test_keeper_killed_mid_chunk_leaves_rest_for_next_keeper(tmp_path):
+    """Each keeper finds more output in the pipe than the previous one, and a log file fills up on the way."""
     server, written = open_for_server(tmp_path), 0
     steps = [step for step in STEPS for _ in range(4)]
     random.Random(SEED).shuffle(steps)
@@ -199,7 +199,7 @@ def a_log(folder):
 
 
 @pytest.mark.parametrize("piece", [CHUNK, 999])
-def test_the_disk_is_bounded_also_under_a_line_of_ten_megabytes(tmp_path, piece):
+def test_log_size_is_bounded_with_10_mb_line(tmp_path, piece):
     limit, files = 1 << 20, 3
     log, most = RotatingLog(tmp_path / "server.log", limit, files), 0
     data = b"short\n" * 100_000 + b"x" * (10 << 20) + b"\n" + (b"y" * 60_000 + b"\n") * 40
@@ -208,15 +208,15 @@ def test_the_disk_is_bounded_also_under_a_line_of_ten_megabytes(tmp_path, piece)
         if at % (piece * 16) == 0:
             most = max(most, sum(path.stat().st_size for path in tmp_path.iterdir()))
     log.close()
-    assert most > limit * (files - 1), "it came near the bound"
+    assert most > limit * (files - 1), "the log came close to the bound"
     assert most <= limit * files
     assert all(path.stat().st_size <= limit for path in tmp_path.iterdir())
     whole = b"".join(path.read_bytes() for path in sorted(tmp_path.iterdir(), reverse=True) if path.suffix != ".log")
     assert data.endswith(whole + (tmp_path / "server.log").read_bytes())
 
 
-def test_following_over_rotation_misses_and_doubles_no_line(bench, wait_until):
-    """``logs -f`` of the real program, a pipe for its terminal, over some ten rotations."""
+def test_follow_across_rotation_loses_and_duplicates_no_line(bench, wait_until):
+    """``logs -f`` of the real program into a pipe, over about ten rotations."""
     lines = 60_000
     bench.launch(flood(bench, 0, 0, stay=60))
     wait_until(lambda: "rate" in bench.log(), "the first line")
@@ -242,7 +242,7 @@ def test_following_over_rotation_misses_and_doubles_no_line(bench, wait_until):
     assert bench.file("server.log.1").exists()
 
 
-def test_a_log_emptied_and_removed_by_a_person_is_gone_on_with(tmp_path):
+def test_log_continues_after_truncation_and_removal(tmp_path):
     path = tmp_path / "server.log"
     log, reader = RotatingLog(path, 1 << 20, 3), LogFile(path)
     log.append(b"one\ntwo\n")
@@ -250,10 +250,10 @@ def test_a_log_emptied_and_removed_by_a_person_is_gone_on_with(tmp_path):
     os.truncate(path, 0)
     assert reader.poll() == []
     log.append(b"three\n")
-    assert path.read_bytes() == b"three\n", "no hole of NULs where the old text was"
+    assert path.read_bytes() == b"three\n", "no NUL bytes where the old text was"
     assert [line.text for line in reader.poll()] == ["three"]
     path.unlink()
-    log.append(b"four\n" * 250_000)  # to the next rotation at the latest it is a file again
+    log.append(b"four\n" * 250_000)  # the next rotation creates the file again
     log.append(b"five\n")
     assert path.exists()
     assert reader.tail(1)[-1].text == "five"
@@ -261,7 +261,7 @@ def test_a_log_emptied_and_removed_by_a_person_is_gone_on_with(tmp_path):
 
 
 def nasty_server(bench, wait_until):
-    """A server that has failed, with everything in its log that should not reach a screen."""
+    """A failed server whose log contains everything that must not reach a screen."""
     (bench.root / "nasty").write_bytes(b"".join(NASTY))
     source = "import sys; d = open(sys.argv[1], 'rb').read(); sys.stdout.buffer.write(d); sys.exit(1)"
     argv = (sys.executable, "-S", "-c", source, str(bench.root / "nasty"))
@@ -270,7 +270,7 @@ def nasty_server(bench, wait_until):
     assert bench.file("server.log").read_bytes() == b"".join(NASTY), "the file has every byte"
 
 
-def test_no_escape_code_of_a_log_reaches_the_terminal(bench, wait_until, terminal_module):
+def test_log_escape_codes_never_reach_the_terminal(bench, wait_until, terminal_module):
     nasty_server(bench, wait_until)
     env = {"VLLMCONSOLE_STATE": str(bench.root)}
     for words in (("logs", "one"), ("status", "one"), ("diagnose", str(bench.file("server.log"))), ("list",)):
@@ -290,7 +290,7 @@ def test_no_escape_code_of_a_log_reaches_the_terminal(bench, wait_until, termina
     assert b"STOLEN" not in terminal.raw
 
 
-def test_the_screen_stays_whole_over_a_nasty_log(bench, wait_until, terminal_module):
+def test_screen_stays_intact_with_hostile_log(bench, wait_until, terminal_module):
     nasty_server(bench, wait_until)
     env = {"VLLMCONSOLE_STATE": str(bench.root)}
     console = terminal_module.Terminal([sys.executable, "-m", "vllm_console"], 120, 40, env)
@@ -317,8 +317,8 @@ def test_the_screen_stays_whole_over_a_nasty_log(bench, wait_until, terminal_mod
         assert stolen not in console.raw
 
 
-def test_no_single_call_on_a_nasty_line_keeps_all_other_threads_waiting(tmp_path):
-    """A line of megabytes is cut before anything is searched in it: else the screen's thread would stand still."""
+def test_huge_log_line_does_not_block_other_threads(tmp_path):
+    """A line of megabytes is truncated before it is searched; otherwise the UI thread would block."""
     path = tmp_path / "server.log"
     evil = [b"A=" * (2 << 20), b"\x1b[" * (2 << 20), b"hf_" * (1 << 20), b' File "' * (1 << 20), b"\r" * (4 << 20)]
     path.write_bytes(b"\n".join(evil) + b"\nlast\n")

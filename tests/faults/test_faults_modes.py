@@ -1,4 +1,4 @@
-"""Whatever the file mode mask, and whatever was left open: what the program keeps is its user's alone."""
+"""For any umask and any existing permissions, the program's files are private to its user."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ AFTER = (["stop", "chat"], ["release"])
 
 
 class Life:
-    """A home in which everything is made under one file mode mask."""
+    """A home folder in which everything is created under one umask."""
 
     def __init__(self, home: Path, mask: int) -> None:
         self.home, self.mask, self.port = home, mask, free_port()
@@ -81,7 +81,7 @@ class Life:
         assert done.returncode == 0, done.stderr
 
     def look(self) -> None:
-        """Open the console, and close it when its table stands."""
+        """Open the console and close it once its table is shown."""
         own = {name: value for name, value in self.env.items() if os.environ.get(name) != value}
         words = [sys.executable, "-c", CONSOLE, str(self.mask)]
         terminal = Terminal(words, 100, 30, own)
@@ -93,11 +93,11 @@ class Life:
             terminal.close()
 
     def modes(self) -> dict[str, int]:
-        """All that was made in the home, by its path there, with its mode."""
+        """Mode of every file created in the home, by relative path."""
         found = {}
         for top in (self.home / "local", self.home / "new"):
             for path in (top, *top.rglob("*")):
-                with contextlib.suppress(FileNotFoundError):  # a new record that takes the old one's place just now
+                with contextlib.suppress(FileNotFoundError):  # a new record that is just replacing the old one
                     if not path.is_symlink():
                         found[str(path.relative_to(self.home))] = path.lstat().st_mode
         return found
@@ -114,14 +114,14 @@ class Life:
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory) -> Iterator[dict[int, tuple[Life, dict[str, int], dict[str, int]]]]:
-    """A whole life under each mask, side by side."""
+    """A full server lifecycle under each umask, in parallel."""
     made = [Life(tmp_path_factory.mktemp(f"mask-{mask:o}"), mask) for mask in MASKS]
     with ThreadPoolExecutor(len(made)) as pool:
         yield {life.mask: (life, *seen) for life, seen in zip(made, pool.map(Life.live, made), strict=True)}
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_modes_come_from_us_and_not_from_the_mask(lives, mask):
+def test_file_modes_do_not_depend_on_umask(lives, mask):
     life, alive, over = lives[mask]
     made = "local/state/vllm-console"
     server = f"{made}/servers/chat"
@@ -134,7 +134,7 @@ def test_modes_come_from_us_and_not_from_the_mask(lives, mask):
         "server.log",
         "members.json",
     ):
-        assert f"{server}/{name}" in alive, "the life left no such file"
+        assert f"{server}/{name}" in alive, "the lifecycle left no such file"
     for name in (f"{server}/history.sqlite", f"{server}/history.sqlite.lock", f"{server}/sidecar.log"):
         assert name in alive
     for name in ("runs.sqlite", "launch.lock", "findings.lock", "findings.log", "start-times.json"):
@@ -143,13 +143,13 @@ def test_modes_come_from_us_and_not_from_the_mask(lives, mask):
     for name, mode in {**alive, **over}.items():
         wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
         assert stat.S_IMODE(mode) == wanted, f"{name} is {stat.S_IMODE(mode):04o}"
-    assert "open to other users" not in life.said, "nothing had to be fixed on the way"
+    assert "open to other users" not in life.said, "no permission had to be fixed on the way"
     lock = life.board / f".{os.getuid()}.lock"
-    assert stat.S_IMODE(lock.stat().st_mode) == 0o600, "the lock of one's own page is oneself's"
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600, "the lock of the user's page belongs to the user"
 
 
-def test_a_servers_own_files_follow_the_mask_of_its_launch(lives):
-    """The mask is handed on: what vLLM writes is for its user to decide."""
+def test_server_files_use_umask_of_launch(lives):
+    """The umask is inherited: the user decides about files that vLLM writes."""
     for mask, (life, _, _) in lives.items():
         record = json.loads((life.state / "servers" / "chat" / "record.json").read_text())
         assert record["inherited"]["umask"] == mask
@@ -157,7 +157,7 @@ def test_a_servers_own_files_follow_the_mask_of_its_launch(lives):
 
 @pytest.fixture
 def state(tmp_path, monkeypatch) -> Path:
-    """A state folder as an earlier program, a backup or a careless ``chmod -R`` may leave it."""
+    """A state folder left open by an earlier version, a backup or a careless ``chmod -R``."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = tmp_path / "state" / "vllm-console"
     server = folder / "servers" / "chat"
@@ -179,7 +179,7 @@ def too_open(folder: Path) -> list[str]:
     return [str(path) for path in paths if not path.is_symlink() and path.stat().st_mode & 0o077]
 
 
-def test_what_is_open_to_others_is_fixed_at_start_and_reported_once(state, capsys):
+def test_open_permissions_are_fixed_at_startup_and_reported_once(state, capsys):
     assert len(too_open(state)) == 10, "the fault"
     passwd = Path("/etc/passwd").stat()
     assert main(["list", "--ours", "--json"]) == 0
@@ -187,7 +187,7 @@ def test_what_is_open_to_others_is_fixed_at_start_and_reported_once(state, capsy
     assert json.loads(said.out) == []
     assert said.err == f"vllm-console: {state} was open to other users; fixed, now private\n"
     assert too_open(state) == []
-    assert Path("/etc/passwd").stat() == passwd, "never through a link"
+    assert Path("/etc/passwd").stat() == passwd, "symlinks are not followed"
     assert main(["list", "--ours", "--json"]) == 0
     assert capsys.readouterr().err == ""
     (state / "servers" / "chat" / "server.log").chmod(0o640)
@@ -195,7 +195,7 @@ def test_what_is_open_to_others_is_fixed_at_start_and_reported_once(state, capsy
     assert f"{state}/servers/chat/server.log was open to other users; fixed" in capsys.readouterr().err
 
 
-def test_a_read_only_console_says_it_and_fixes_nothing(state, capsys):
+def test_read_only_console_reports_open_permissions_only(state, capsys):
     before = too_open(state)
     for words in (["--read-only", "list", "--ours", "--json"], ["--read-only", "board"]):
         main(words)
@@ -206,10 +206,10 @@ def test_a_read_only_console_says_it_and_fixes_nothing(state, capsys):
     main(["doctor", "--json"])
     problems = [problem["what"] for problem in json.loads(capsys.readouterr().out)["problems"]]
     assert any("is open to other users" in problem for problem in problems)
-    assert too_open(state) == before, "who looks for what is wrong changes nothing"
+    assert too_open(state) == before, "doctor changes nothing"
 
 
-def test_a_console_says_it_on_its_screen(state):
+def test_console_shows_open_permissions_on_screen(state):
     (state / "servers" / "chat").rename(state / "gone")
     (state / "gone" / "elsewhere").unlink()
     for path in sorted((state / "gone").rglob("*")):
@@ -223,13 +223,13 @@ def test_a_console_says_it_on_its_screen(state):
         terminal.close()
 
 
-def test_a_folder_for_more_than_this_is_reported_and_never_given_other_rights(state, capsys):
+def test_shared_folder_is_reported_and_keeps_its_permissions(state, capsys):
     (state / "thesis.tex").write_text("mine")
     assert main(["list", "--ours"]) == 0
     assert "can be entered by others (mode 0777) and is left so, for it holds 'thesis.tex'" in capsys.readouterr().err
     assert stat.S_IMODE(state.stat().st_mode) == 0o777
-    assert (state / "thesis.tex").stat().st_mode & 0o077, "not ours to change"
-    assert too_open(state / "servers") == [], "what is ours is fixed all the same"
+    assert (state / "thesis.tex").stat().st_mode & 0o077, "the folder's mode is not changed"
+    assert too_open(state / "servers") == [], "our own files are still fixed"
     (state / "thesis.tex").unlink()
     state.chmod(0o1777)
     assert main(["list", "--ours"]) == 0
@@ -238,7 +238,7 @@ def test_a_folder_for_more_than_this_is_reported_and_never_given_other_rights(st
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two people")
-def test_what_belongs_to_others_is_refused_and_left_as_it_is(state, tmp_path, capsys):
+def test_files_of_other_users_are_refused_and_unchanged(state, tmp_path, capsys):
     strange = state / "servers" / "strange"
     strange.mkdir(mode=0o755)
     os.chown(strange, 65534, -1)
@@ -256,10 +256,10 @@ def test_what_belongs_to_others_is_refused_and_left_as_it_is(state, tmp_path, ca
         main(["--state", str(state), *words])
         assert f"{state} belongs to another user (uid 65534)" in capsys.readouterr().err
     assert stat.S_IMODE(state.stat().st_mode) == 0o755
-    assert sorted(map(str, state.rglob("*"))) == before, "nothing was put there, which root could"
+    assert sorted(map(str, state.rglob("*"))) == before, "nothing was written there, although root could"
 
 
-def test_sampling_32_servers_costs_little(tmp_path):
+def test_sampling_32_servers_is_cheap(tmp_path):
     for server in range(32):
         folder = tmp_path / "servers" / f"s{server}"
         private.make_folder(folder)
@@ -278,8 +278,8 @@ def _cpu(act) -> float:
     return time.process_time() - began
 
 
-def test_a_mask_that_takes_ones_own_rights_locks_nobody_out(tmp_path):
-    """In a process of its own: a mask belongs to all threads."""
+def test_umask_without_owner_rights_does_not_lock_user_out(tmp_path):
+    """In a separate process, because a umask applies to all threads."""
     code = (
         "import os, sys; from pathlib import Path; from vllm_launchers import private; os.umask(0o777);"
         "folder = Path(sys.argv[1]); private.make_folder(folder);"

@@ -1,4 +1,4 @@
-"""Names from outside are shown as text on every screen and by every command, and no shell is there to read them."""
+"""External names are shown as plain text on every screen and by every command, and no shell is used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def calls_in_the_source() -> list[tuple[str, ast.Call]]:
     return found
 
 
-def test_no_shell_is_ever_used() -> None:
+def test_source_never_uses_a_shell() -> None:
     found = calls_in_the_source()
     assert len(found) > 5000
     for where, call in found:
@@ -66,7 +66,7 @@ def test_no_shell_is_ever_used() -> None:
         (hostile.MARK * 10_000, (hostile.MARK * 500)),
     ],
 )
-def test_a_name_is_one_line_of_what_can_be_seen(name: str, shown: str) -> None:
+def test_displayed_name_is_one_printable_line(name: str, shown: str) -> None:
     assert plain(name) == shown
     assert plain(name).isprintable()
     plain(name).encode()
@@ -81,7 +81,7 @@ CLAIMS = (Claim((0,), fake_fleet.NOW - 1, fake_fleet.NOW + 9999, "training", 5, 
 
 
 def node_of_several(at: float) -> ServerView:
-    """One of two machines that a model is spread over."""
+    """One of two nodes that serve a model together."""
     return replace(fake_fleet.chat(at), name="node", node="node 0 of 2")
 
 
@@ -110,7 +110,7 @@ SCREENS = (
 
 
 class HostileConsole:
-    """The console on a hostile fleet, and the text on its screen."""
+    """A console on a hostile fleet, with access to its screen text."""
 
     def __init__(self, app: ConsoleApp, pilot: object) -> None:
         self.app, self.pilot = app, pilot
@@ -128,7 +128,7 @@ class HostileConsole:
         raise AssertionError(f"{what}; message {self.app.message}:\n{''.join(self.segments())}")
 
     async def assert_only_text(self, *, marked: bool) -> None:
-        """Nothing on the screen is an escape code; with ``marked``, part of a hostile name is shown."""
+        """The screen contains no escape code; with ``marked``, it shows part of a hostile name."""
         if marked:
             await self.until(lambda: hostile.MARK in "".join(self.segments()), "never saw the name")
         await self.pilot.pause()
@@ -138,8 +138,8 @@ class HostileConsole:
         assert self.app.crash is None
 
 
-async def test_every_screen_shows_hostile_names_as_text(tmp_path: Path) -> None:
-    """Each text of each server, GPU, preset, flag, plan, claim and finding is hostile, and each line of the log."""
+async def test_every_screen_shows_hostile_names_as_plain_text(tmp_path: Path) -> None:
+    """Every text of servers, GPUs, presets, flags, plans, claims, findings and logs is hostile."""
     log = tmp_path / "server.log"
     log.write_bytes(hostile.WORST.encode(errors="surrogatepass") * 50 + b"\xff\xfe" + b"x" * 100_000 + b"\n")
     found = compare(*made_runs.pair(made_runs.minutes(1), made_runs.minutes(2, slower=1.6)))

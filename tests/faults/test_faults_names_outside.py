@@ -1,4 +1,4 @@
-"""The program in a home where all that it reads is hostile: every command's text and JSON, and a real terminal."""
+"""The program with hostile input everywhere: text and JSON of every command, and a real terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def looks(world: World) -> list[list[str]]:
-    """Every command that looks at something, at all that is hostile."""
+    """Every read-only command, on all hostile data."""
     serving, failing = world.ports
     host, evil = ("--host", str(world.host)), "evil\x1b]0;STOLEN\x07\u202e\udcff"
     found = [
@@ -56,7 +56,7 @@ def looks(world: World) -> list[list[str]]:
 
 
 def run_each(world: World, lines: list[list[str]]) -> list[dict[str, Any]]:
-    """The command lines, one after the other in one interpreter."""
+    """Run the command lines in sequence in one interpreter."""
     done = subprocess.run(
         [sys.executable, str(FAKES / "watched_program.py"), str(world.home / "watched"), "--each"],
         env=world.environment, input=json.dumps(lines), capture_output=True, text=True, timeout=400, check=False,
@@ -67,7 +67,7 @@ def run_each(world: World, lines: list[list[str]]) -> list[dict[str, Any]]:
     return answers
 
 
-def test_every_command_shows_hostile_names_as_text(world: World) -> None:
+def test_every_command_shows_hostile_names_as_plain_text(world: World) -> None:
     lines = looks(world)
     answers = run_each(world, lines)
     marked = 0
@@ -99,12 +99,12 @@ def test_every_command_shows_hostile_names_as_text(world: World) -> None:
         assert any(hostile.MARK in text for name, text in by.items() if name.startswith(wanted)), (wanted, by)
     assert marked > 30
     told = next(answer["out"] for words, answer in zip(lines, answers, strict=True) if words[:3] == STATUS)
-    assert read_json(told)["argv"][0] == f"{hostile.EVIL}vllm", "JSON has all of it"
-    assert not list(world.home.rglob("pwned")), "nothing in a name was run"
+    assert read_json(told)["argv"][0] == f"{hostile.EVIL}vllm", "JSON contains the full text"
+    assert not list(world.home.rglob("pwned")), "no name was executed"
 
 
-def test_no_escape_code_of_anything_outside_reaches_a_terminal(world: World, terminal_module: Any) -> None:
-    """The console itself, in a real terminal: its raw bytes, and the screen given back at the end."""
+def test_external_escape_codes_never_reach_the_terminal(world: World, terminal_module: Any) -> None:
+    """The console in a real terminal: its raw bytes, and the restored screen at the end."""
     words = [sys.executable, "-m", "vllm_console", "--host", str(world.host), "--refresh", "0.3"]
     console = terminal_module.Terminal(words, 120, 40, world.environment)
     try:
@@ -118,7 +118,7 @@ def test_no_escape_code_of_anything_outside_reaches_a_terminal(world: World, ter
             console.wait_for(shown)
             console.wait_for(lambda text: hostile.MARK in text)
             console.press("\x1b")
-            # A key that comes right after escape would be another key.
+            # A key sent right after escape would be parsed as another key.
             console.wait_for(lambda text, gone=shown: gone not in text and "Servers" in text)
         console.press("6")
         console.wait_for(hostile.MARK)

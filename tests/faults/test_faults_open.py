@@ -1,4 +1,4 @@
-"""A server that others can use without an API key is a warning wherever it is shown."""
+"""A server usable by others without an API key is shown with a warning everywhere."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def the_box(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def said(tmp_path, monkeypatch, capsys) -> Iterator[Callable[..., Any]]:
-    """What a command prints, and what it says besides."""
+    """Standard output and standard error of a command."""
     the_box(tmp_path, monkeypatch)
 
     def run(*words: str) -> Any:
@@ -58,7 +58,7 @@ def said(tmp_path, monkeypatch, capsys) -> Iterator[Callable[..., Any]]:
             main(["stop", "open"])
 
 
-def test_it_is_reported_by_every_command_and_on_every_screen_until_it_has_a_key(said, tmp_path, monkeypatch):
+def test_open_server_is_reported_everywhere_until_it_has_a_key(said, tmp_path, monkeypatch):
     start = ("start", "chatbot", "--engine", "simulated", "--name", "open", "--wait", "--json")
     out, err = said(*start, "--host", "0.0.0.0", "--port", str(free_port()))
     assert json.loads(out)["notice"] == WORDS
@@ -128,7 +128,7 @@ def observed(port: int | None, *words: str, host: str = "0.0.0.0", pid: int = 0)
         ("0.0.0.0", (), "0.0.0.0", True),
         ("0.0.0.0", ("--host", "gpubox"), "gpubox", True),
         ("::", ("--host", "::"), "::", True),
-        ("127.0.0.1", (), "0.0.0.0", False),  # the kernel knows better, as with --config and a process title
+        ("127.0.0.1", (), "0.0.0.0", False),  # the kernel's answer wins, as with --config and a process title
         ("127.0.0.1", ("--host", "gpubox"), "gpubox", False),
         ("::1", ("--host", "localhost6"), "localhost6", False),
         ("0.0.0.0", ("--api-key", "•••"), "0.0.0.0", False),
@@ -137,7 +137,7 @@ def observed(port: int | None, *words: str, host: str = "0.0.0.0", pid: int = 0)
         ("127.0.0.1", ("--host", "127.0.0.1"), "127.0.0.1", False),
     ],
 )
-def test_of_others_servers_as_far_as_it_is_seen_from_outside(at, words, host, told, monkeypatch):
+def test_open_servers_of_other_users_are_detected_from_outside(at, words, host, told, monkeypatch):
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with listening(at) as port:
         said = exposed(observed(port, *words, host=host))
@@ -145,17 +145,17 @@ def test_of_others_servers_as_far_as_it_is_seen_from_outside(at, words, host, to
     assert bool(said) is told
 
 
-def test_a_server_whose_port_is_not_known_is_taken_at_its_word():
+def test_unknown_port_falls_back_to_command_line():
     assert "all addresses (0.0.0.0)" in exposed(observed(None))
     assert exposed(observed(None, host="127.0.0.1")) == ""
     elsewhere = ObservedServer(1 << 30, 1, "nobody-else", ("vllm", "serve", "m"), None, "0.0.0.0", "m")
     with listening("127.0.0.1") as port:
         other = ObservedServer(1 << 30, 1, "nobody-else", ("vllm", "serve", "m"), port, "0.0.0.0", "m")
-        assert exposed(other), "another user's process listens there, not theirs"
+        assert exposed(other), "a process of another user listens there"
     assert exposed(elsewhere)
 
 
-def test_a_key_in_the_environment_counts_and_an_empty_one_does_not():
+def test_key_in_environment_counts_unless_empty():
     for key, told in (("k" * 20, False), ("", True)):
         words = [sys.executable, "-c", "print(flush=True); input()"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -166,7 +166,7 @@ def test_a_key_in_the_environment_counts_and_an_empty_one_does_not():
             process.kill()
 
 
-def test_lists_say_it_of_others_servers_too(tmp_path, monkeypatch, capsys):
+def test_lists_report_open_servers_of_other_users(tmp_path, monkeypatch, capsys):
     the_box(tmp_path, monkeypatch)
     script, port = tmp_path / "vllm", free_port()
     script.write_text(

@@ -1,4 +1,4 @@
-"""SIGKILL to any processes of a server, in any order: nothing of it is left, or it is named and can be ended."""
+"""SIGKILL to processes of a server in any order: nothing is left, or leftovers are listed and can be ended."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def orders():
 
 
 class Server:
-    """One server of four processes in a state folder of its own, with its keeper and something beside it."""
+    """One server of four processes in its own state folder, with its keeper and a bystander process."""
 
     def __init__(self, bench, *options, recorded=True, terminate=1.5):
         self.bench = bench
@@ -72,7 +72,7 @@ class Server:
         bench.seen.update(self.who.values())
 
     def kill(self, order):
-        """What died by us, in turn: the death of one may have taken others along."""
+        """Kill the processes in order; returns those that were still alive then."""
         killed = []
         for name in order:
             if processes.send(self.who[name], signal.SIGKILL):
@@ -87,13 +87,13 @@ class Server:
 def wait(condition, what):
     deadline = time.monotonic() + LIMIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come within {LIMIT_SECONDS:g} s"
+        assert time.monotonic() < deadline, f"{what} did not happen within {LIMIT_SECONDS:g} s"
         time.sleep(0.02)
 
 
 @pytest.fixture
 def another(bench):
-    """More benches like the first, each with a root of its own."""
+    """More benches, each with its own root folder."""
     made = []
 
     def make():
@@ -107,7 +107,7 @@ def another(bench):
 
 def play(bench, moment, workers, order):
     options = {"starting": ["--never-ready"], "serving": [], "stopping": ["--stubborn"]}[moment]
-    # A keeper that stops it is in no hurry: who is killed is killed by us.
+    # The keeper's stop is slow, so the test kills the processes itself.
     server = Server(bench, *options, "--workers", str(workers), recorded="recorder" in order, terminate=SECONDS)
     assert len(server.parts) == 2 + workers
     if moment != "starting":
@@ -116,11 +116,11 @@ def play(bench, moment, workers, order):
         bench.stop()
     killed = server.kill(order)
     assert killed[0] == order[0], "the fault did not happen"
-    if "keeper" in killed:  # its threads hold the lock for an instant longer than its pid lives
+    if "keeper" in killed:  # its threads hold the lock slightly longer than its pid exists
         wait(lambda: not client.keeper_alive(bench.root, "one"), "the end of a keeper's lock")
 
     def seen(ended):
-        """What any console does at each look: the lock of a keeper that has died may just be held by another look."""
+        """What a console does on each refresh; another refresh may briefly hold the lock of a dead keeper."""
         bench.adopt()
         return ended()
 
@@ -128,24 +128,24 @@ def play(bench, moment, workers, order):
         wait(lambda: seen(server.gone), f"the end of all of a server, {moment}, after SIGKILL to {killed}")
         bench.until(lambda record: seen(lambda: not record.state.alive))
     else:
-        assert all(map(processes.alive, server.parts)), "a keeper and a recorder take no server with them"
+        assert all(map(processes.alive, server.parts)), "killing a keeper or recorder does not end the server"
         wait(lambda: seen(lambda: client.keeper_alive(bench.root, "one")), "a keeper")
         bench.stop()
         wait(server.gone, "the end that was asked for")
     return killed
 
 
-def test_nothing_is_left_whoever_is_killed_in_whichever_order(another):
+def test_no_process_is_left_after_kills_in_any_order(another):
     plays = orders()
     with ThreadPoolExecutor(8) as pool:
         killed = list(pool.map(lambda one: play(another(), *one), plays))
     assert len(killed) == 3 * 16 + 48 + 16 + 12
     assert {name for one in killed for name in one} == {"api", "engine", "worker0", "keeper", "recorder"}
     whole = sum(tuple(one) == order for one, (_, _, order) in zip(killed, plays, strict=True))
-    assert whole > 40, "in the others the death of one took another along before its turn"
+    assert whole > 40, "in the others one death caused another before its turn"
 
 
-def test_workers_with_a_session_and_an_output_of_their_own_are_remembered(bench):
+def test_workers_with_own_session_and_output_are_tracked(bench):
     server = Server(bench, "--apart")
     bench.wait(State.READY)
     wait(lambda: len(process_group.recorded(bench.file("")).members) == 4, "the keeper's look")
@@ -157,7 +157,7 @@ def test_workers_with_a_session_and_an_output_of_their_own_are_remembered(bench)
     wait(server.gone, "the end of workers that hold nothing of the server's")
 
 
-def test_the_console_that_launched_is_killed_and_the_server_stays(bench):
+def test_server_survives_kill_of_launching_console(bench):
     code = (
         "import sys, time; from pathlib import Path; from vllm_launchers.keeper import client, wire;"
         "from vllm_launchers.keeper.records import LaunchSpec; import json;"
@@ -177,7 +177,7 @@ def test_the_console_that_launched_is_killed_and_the_server_stays(bench):
     assert not processes.alive(ready.server)
 
 
-def test_a_deleted_folder_leaves_processes_that_are_named_and_can_be_ended(bench):
+def test_orphans_of_deleted_folder_are_listed_and_can_be_ended(bench):
     server = Server(bench)
     bench.wait(State.READY)
     assert server.kill(["keeper"]) == ["keeper"]
@@ -195,19 +195,19 @@ def test_a_deleted_folder_leaves_processes_that_are_named_and_can_be_ended(bench
     assert left_behind.lost_server(bench.root, "two") == ""
     elsewhere = orphans.find(bench.root / "another")
     assert elsewhere.found == ()
-    assert sum(str(bench.root) in sentence for sentence in elsewhere.spared) == 5, "named, with where to look"
+    assert sum(str(bench.root) in sentence for sentence in elsewhere.spared) == 5, "listed, with where to look"
     removed = left_behind.remove_leftovers(bench.root, msgspec.structs.replace(found, files=()))
     assert {one.process for one in removed.processes} == {*server.parts, server.who["recorder"]}
     assert removed.problems == ()
     assert server.gone()
 
 
-def test_a_server_whose_record_is_broken_is_not_removed_from_under_its_processes(bench):
+def test_server_with_broken_record_is_not_removed_while_running(bench):
     server = Server(bench)
     bench.wait(State.READY)
     assert orphans.find(bench.root).found == (), "it has a keeper"
     server.kill(["keeper"])
-    assert orphans.find(bench.root).found == (), "it is adopted at the next look"
+    assert orphans.find(bench.root).found == (), "it is adopted on the next refresh"
     bench.file("record.json").write_text("{")
     with pytest.raises(errors.StillAliveError, match=str(server.who["api"].pid)):
         client.remove(bench.root, "one")
@@ -219,7 +219,7 @@ def test_a_server_whose_record_is_broken_is_not_removed_from_under_its_processes
     assert client.names(bench.root) == []
 
 
-def test_only_an_orphan_is_ended_and_only_while_it_is_one(bench):
+def test_only_current_orphans_are_ended(bench):
     server = Server(bench)
     bench.wait(State.READY)
     server.kill(["keeper"])
@@ -235,14 +235,14 @@ def test_only_an_orphan_is_ended_and_only_while_it_is_one(bench):
     assert all(map(processes.alive, server.parts))
 
 
-def test_what_an_earlier_generation_left_is_found_though_the_folder_is_in_use(bench):
-    """As where two keepers had one server: what the other one started is nobody's."""
+def test_leftovers_of_earlier_generation_are_found_in_active_folder(bench):
+    """As when two keepers ran one server: processes of the other keeper belong to no record."""
     bench.ready(bench.spec("--children", "2"))
     output = os.open(bench.file("server.output"), os.O_RDWR | os.O_APPEND)
     left = subprocess.Popen(["sleep", "600"], stdout=output, stderr=output, start_new_session=True)
     os.close(output)
     try:
-        bench.until(lambda _: bench.log().count("child up") == 2)  # one that ends sooner says nothing
+        bench.until(lambda _: bench.log().count("child up") == 2)  # one that ends earlier prints nothing
         bench.restart(bench.spec("--children", "2"))
         bench.wait(State.READY, generation=2)
         bench.until(lambda _: bench.log().count("child up") == 4)
@@ -257,7 +257,7 @@ def test_what_an_earlier_generation_left_is_found_though_the_folder_is_in_use(be
     record = bench.read()
     bench.orphaned(record)
     assert bench.adopt() == ["one"]
-    assert orphans.find(bench.root).found == (), "nor is an adopted one's"
+    assert orphans.find(bench.root).found == (), "neither are processes of an adopted server"
     assert processes.alive(record.server)
 
 
@@ -295,13 +295,13 @@ def offered(paths, *, later=120.0, whole_machine=True, recorded=None):
     return [file for file in found.found if Path(file.path) in paths], found
 
 
-def test_shared_memory_is_offered_once_nobody_uses_it_and_not_before(shared):
+def test_shared_memory_is_offered_only_when_unused(shared):
     process, paths = shared
-    assert offered(paths)[0] == [], "mapped: the semaphore under another name than its own"
-    os.killpg(process.pid, signal.SIGKILL)  # with Python's tracker, which would remove them
+    assert offered(paths)[0] == [], "mapped: the semaphore has another name in the mapping"
+    os.killpg(process.pid, signal.SIGKILL)  # with Python's resource tracker, which would remove them
     process.wait()
     wait(lambda: len(offered(paths)[0]) == 2, "both files")
-    assert offered(paths, later=0.0)[0] == [], "made this minute"
+    assert offered(paths, later=0.0)[0] == [], "created less than a minute ago"
     files, found = offered(paths)
     with paths[0].open("rb"):
         again = shared_memory.find(now=time.time() + 120.0, whole_machine=True)
@@ -313,7 +313,7 @@ def test_shared_memory_is_offered_once_nobody_uses_it_and_not_before(shared):
     assert not any(path.exists() for path in paths)
 
 
-def test_in_a_container_only_what_a_keeper_saw_is_offered(shared):
+def test_container_offers_only_shared_memory_seen_by_keeper(shared):
     process, paths = shared
     inode = paths[0].stat().st_ino
     os.killpg(process.pid, signal.SIGKILL)
@@ -328,7 +328,7 @@ def test_in_a_container_only_what_a_keeper_saw_is_offered(shared):
     assert offered(paths, whole_machine=False, recorded={paths[0].name: inode + 1})[0] == []
 
 
-def test_files_of_others_links_and_other_names_are_never_offered(shared):
+def test_foreign_files_links_and_other_names_are_never_offered(shared):
     process, paths = shared
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -347,7 +347,7 @@ def test_files_of_others_links_and_other_names_are_never_offered(shared):
             path.unlink(missing_ok=True)
 
 
-def test_a_copied_memory_names_nobody(bench):
+def test_copied_member_list_claims_no_process(bench):
     server = Server(bench)
     bench.wait(State.READY)
     home = bench.file("")

@@ -1,4 +1,4 @@
-"""Foreign processes with all of a server's marks that can be forged: no verb ever signals one or touches its files."""
+"""Foreign processes with every forgeable mark of a server: no verb signals them or changes their files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OTHER_BOOT = "11111111-2222-3333-4444-555555555555"
 
 
 class ForeignProcess:
-    """Somebody else's process with the command line and the title of a server's."""
+    """A foreign process with the command line and title of a server."""
 
     def __init__(self, log, uid):
         words = [str(uid), "vllm", "serve", "m", "--port", "8000"]
@@ -64,7 +64,7 @@ class ForeignProcess:
 
 @pytest.fixture
 def foreign(tmp_path, wait_until):
-    """Makes foreign processes; each of them must be alive and unsignalled at the end of the test."""
+    """Create foreign processes; each must be alive and unsignaled at the end of the test."""
     made = []
 
     def make(uid=0):
@@ -86,7 +86,7 @@ def foreign(tmp_path, wait_until):
 
 
 def forged(root, name, server, *, state=State.READY, sidecar=None, keeper=None):
-    """A record as a keeper leaves it that was killed while its server was in this state."""
+    """A record left by a keeper that was killed while its server was in this state."""
     spec = LaunchSpec((sys.executable, "-c", "pass"), "127.0.0.1", 1)
     generation = Generation(1, spec, 1.0, ready_at=2.0 if state is State.READY else None)
     record = ServerRecord(name, state, 1.0, 1.0, (generation,), server=server, keeper=keeper, sidecar=sidecar)
@@ -105,8 +105,8 @@ LIES = {
 
 
 @pytest.mark.parametrize("uid", [0, NOBODY], ids=["same user", "another user"])
-def test_a_record_that_points_to_a_foreign_process_never_hurts_it(bench, foreign, uid):
-    """Every state and every verb with its exact identity, every other lie in each state: side by side in one folder."""
+def test_forged_record_never_affects_foreign_process(bench, foreign, uid):
+    """Every state and verb with its exact identity, and every other forgery in each state, in one folder."""
     there = foreign(uid).identity
     cases = {}
     verbs = ("stop", "restart", "adopt")
@@ -140,12 +140,12 @@ def test_a_record_that_points_to_a_foreign_process_never_hurts_it(bench, foreign
 
 
 def client_errors():
-    """What a verb refuses is not what is looked at here."""
+    """Ignore refusals of a verb; they are not tested here."""
     return contextlib.suppress(errors.KeeperError)
 
 
-def test_a_copied_state_folder_stops_nothing_of_the_original(bench, foreign, tmp_path):
-    """As from a backup: the record is right in every word, and the server runs, with another folder's output."""
+def test_copied_state_folder_does_not_stop_original_server(bench, foreign, tmp_path):
+    """Like a backup: the record is correct and the server runs, but its output is in another folder."""
     foreign()
     ready = bench.ready(bench.spec("--children", "2"))
     bench.until(lambda _: len(process_group.recorded(bench.file("")).members) >= 3)
@@ -170,7 +170,7 @@ def test_a_copied_state_folder_stops_nothing_of_the_original(bench, foreign, tmp
     assert bench.read().state is State.READY
 
 
-def test_links_in_the_place_of_folders_and_files_lead_nowhere(bench, foreign, tmp_path):
+def test_symlinks_in_state_folder_are_not_followed(bench, foreign, tmp_path):
     there = foreign().identity
     real = bench.ready(bench.spec())
     aim = tmp_path / "somebody"
@@ -209,10 +209,10 @@ def test_links_in_the_place_of_folders_and_files_lead_nowhere(bench, foreign, tm
     bench.file("keeper.sock", "socket").symlink_to(bench.file("keeper.sock"))
     with pytest.raises(wire.UnreachableError, match="in the socket's place"):
         wire.ask(client.folder(bench.root, "socket"), {"do": "stop"})
-    assert bench.read() == real, "a stop of one server does not reach another by its socket"
+    assert bench.read() == real, "stopping one server does not reach another through its socket"
 
 
-def test_a_sidecars_log_that_became_a_link_is_not_emptied(tmp_path):
+def test_symlinked_sidecar_log_is_not_truncated(tmp_path):
     precious = tmp_path / "precious"
     precious.write_bytes(b"x" * (LOG_BYTES + 1))
     (tmp_path / "sidecar.log").symlink_to(precious)
@@ -225,7 +225,7 @@ def test_a_sidecars_log_that_became_a_link_is_not_emptied(tmp_path):
     assert (tmp_path / "sidecar.log").stat().st_size == 0
 
 
-def test_a_state_folder_of_another_user_is_refused_whole(bench, foreign, tmp_path):
+def test_state_folder_of_another_user_is_refused(bench, foreign, tmp_path):
     there = foreign(NOBODY).identity
     forged(bench.root, "one", there)
     os.chown(bench.file(""), NOBODY, NOBODY)
@@ -248,7 +248,7 @@ def test_a_state_folder_of_another_user_is_refused_whole(bench, foreign, tmp_pat
     assert list(theirs.iterdir()) == []
 
 
-def test_a_socket_of_another_user_is_sent_nothing(bench, foreign, tmp_path):
+def test_nothing_is_sent_to_socket_of_another_user(bench, foreign, tmp_path):
     there = foreign(NOBODY).identity
     forged(bench.root, "one", there, state=State.STOPPING)
     code = (
@@ -275,8 +275,8 @@ def test_a_socket_of_another_user_is_sent_nothing(bench, foreign, tmp_path):
         shutil.rmtree(place)
 
 
-def test_the_consoles_verbs_its_end_and_the_demos_end_leave_foreign_processes_alone(bench, foreign, tmp_path):
-    """A server of somebody else on the very port, and records that point to it."""
+def test_console_and_demo_never_affect_foreign_processes(bench, foreign, tmp_path):
+    """A foreign server on the same port, and records that point to it."""
     there = foreign().identity
     with socket.create_server(("127.0.0.1", 0)):
         forged(bench.root, "mine", there)
@@ -302,7 +302,7 @@ def test_the_consoles_verbs_its_end_and_the_demos_end_leave_foreign_processes_al
     assert processes.alive(there)
 
 
-def test_who_merely_reads_a_servers_output_is_not_taken_for_it(bench, wait_until):
+def test_reader_of_server_output_is_not_treated_as_server_process(bench, wait_until):
     ready = bench.ready(bench.spec("--tick", "0.05"))
     output = bench.file("server.output")
     reader = subprocess.Popen(["tail", "-f", str(output)], stdout=subprocess.DEVNULL, start_new_session=True)
@@ -313,7 +313,7 @@ def test_who_merely_reads_a_servers_output_is_not_taken_for_it(bench, wait_until
         wait_until(lambda: not processes.alive(ready.server), "the server's death")
         assert bench.adopt() == ["one"]
         bench.wait(State.FAILED)
-        assert reader.poll() is None, "no signal ended it"
+        assert reader.poll() is None, "it was not ended by a signal"
         assert orphans.find(bench.root).found == ()
     finally:
         reader.kill()

@@ -1,4 +1,4 @@
-"""Servers outlive everything but their own stop: consoles, terminals, tmux, the program's own files, its versions."""
+"""Servers survive consoles, terminals, tmux, deletion of the program's files, and upgrades."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def answers(record) -> bool:
         return connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_consoles_and_terminals_go_and_their_servers_stay(bench, wait_until, tmp_path):  # noqa: C901 (one scene)
-    """Each console launched a server in its own terminal: killed, hung up, its terminal closed, its tmux killed."""
+def test_servers_survive_their_consoles_and_terminals(bench, wait_until, tmp_path):  # noqa: C901 (one scene)
+    """Consoles in separate terminals: killed, hung up, terminal closed, tmux killed."""
     details = pack(Details(preset="chatbot", model="m", engine=Engine(EngineKind.SIMULATED, ("x",), "1", "cpu", "x")))
     names = {way: way.replace(" ", "-") for way in WAYS}
     specs = {way: bench.spec(details=details) for way in WAYS}
@@ -85,7 +85,7 @@ def test_consoles_and_terminals_go_and_their_servers_stay(bench, wait_until, tmp
             terminal.close()
         if tmux is not None:
             subprocess.run([*tmux, "kill-server"], check=False, capture_output=True)
-    assert bench.adopt() == [], "no keeper went either"
+    assert bench.adopt() == [], "no keeper ended either"
     for name, was in before.items():
         record = bench.read(name)
         assert (record.state, record.server, record.keeper) == (State.READY, was.server, was.keeper)
@@ -97,8 +97,8 @@ def test_consoles_and_terminals_go_and_their_servers_stay(bench, wait_until, tmp
         bench.wait(State.STOPPED, name)
 
 
-def test_a_keeper_needs_nothing_of_what_started_it(bench, session_of, tmp_path):
-    """Its package, its console's virtual environment and working folder and the runtime folder are deleted."""
+def test_keeper_survives_deletion_of_its_installation(bench, session_of, tmp_path):
+    """The package, virtual environment, working folder and runtime folder are deleted."""
     package, place = Path(keeper_package.__file__).parents[1], tmp_path / "place"
     site, run, cwd, venv = (place / name for name in ("site", "run", "cwd", "venv"))
     for folder in (run, cwd):
@@ -140,11 +140,11 @@ def test_a_keeper_needs_nothing_of_what_started_it(bench, session_of, tmp_path):
     notes = bench.file("keeper.log").read_text()
     assert "internal error" not in notes
     assert "Error" not in notes
-    assert "can't start the sidecar" in notes, "the one thing that was gone with its interpreter is said"
+    assert "can't start the sidecar" in notes, "the loss of its interpreter is reported"
 
 
 def older(record, *, first_version: bool) -> bytes:
-    """A record as earlier versions wrote it: without the fields that came since."""
+    """A record of an earlier version, without fields added since."""
     raw = json.loads(wire.dumps(record)) | {"version": 1}
     raw["companion"], raw["then"] = raw.pop("sidecar"), raw.pop("next_spec")
     del raw["start_pending"], raw["inherited"]
@@ -159,8 +159,8 @@ def older(record, *, first_version: bool) -> bytes:
 
 
 @pytest.mark.parametrize("first_version", [False, True])
-def test_a_newer_console_keeps_the_servers_of_older_records(bench, first_version):
-    """Both shapes that there were: adopted, restarted, stopped."""
+def test_newer_console_reads_older_records(bench, first_version):
+    """Both older formats: adopted, restarted, stopped."""
     ready = bench.ready(bench.spec())
     bench.orphaned(ready)
     bench.file("record.json").write_bytes(older(ready, first_version=first_version))
@@ -174,7 +174,7 @@ def test_a_newer_console_keeps_the_servers_of_older_records(bench, first_version
 
 
 @pytest.mark.parametrize("keeper_lives", [True, False])
-def test_a_record_of_a_newer_version_is_refused_in_a_sentence_and_its_server_goes_on(bench, keeper_lives, capsys):
+def test_newer_record_is_refused_and_its_server_keeps_running(bench, keeper_lives, capsys):
     ready = bench.ready(bench.spec())
     if not keeper_lives:
         bench.orphaned(ready)
@@ -199,15 +199,15 @@ def test_a_record_of_a_newer_version_is_refused_in_a_sentence_and_its_server_goe
         assert "update vllm-console" in said.out + said.err, words
         assert "Traceback" not in said.out + said.err
         assert code in ((0, 1) if words == ["list"] else (1, 2, 3, 4)), words
-    assert bench.file("record.json").read_bytes() == newer, "left as it is"
+    assert bench.file("record.json").read_bytes() == newer, "unchanged"
     assert processes.alive(ready.server)
     assert answers(ready)
 
-    folders.write_record(client.folder(bench.root, "one"), ready)  # as the newer console would find it
+    folders.write_record(client.folder(bench.root, "one"), ready)  # as the newer console would read it
     assert bench.stopped().exit.requested
 
 
-def test_an_answer_of_a_newer_keeper_is_refused_in_a_sentence(monkeypatch, tmp_path):
+def test_response_of_newer_keeper_is_refused_with_message(monkeypatch, tmp_path):
     monkeypatch.setattr("vllm_launchers.keeper.wire.ask", lambda *_: {"record": {"version": RECORD_VERSION + 1}})
     with pytest.raises(errors.NewerRecordError, match="update vllm-console"):
         client._ask(tmp_path, {"do": "read"})

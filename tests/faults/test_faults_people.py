@@ -90,7 +90,7 @@ def theirs(tmp_path, port, wait_until):
 
 
 @as_root
-def test_others_servers_are_shown_with_what_can_be_read_and_every_verb_is_refused(program, theirs, tmp_path, port):
+def test_servers_of_other_users_are_shown_but_all_verbs_refused(program, theirs, tmp_path, port):
     plain, titled = theirs
     look = f"import os; os.readlink('/proc/{plain.pid}/fd/0')"
     hidden = subprocess.run([sys.executable, "-c", look], capture_output=True, preexec_fn=see_less, check=False)
@@ -135,7 +135,7 @@ def claims(*entries: dict[str, object]) -> bytes:
 
 
 @as_root
-def test_a_hostile_board_says_nothing_in_another_persons_name(tmp_path):
+def test_hostile_board_entries_cannot_impersonate_users(tmp_path):
     board, now = tmp_path / "board", time.time()
     board.mkdir()
     good = {
@@ -187,7 +187,7 @@ def test_a_hostile_board_says_nothing_in_another_persons_name(tmp_path):
 
 
 @as_root
-def test_what_another_person_claims_is_refused_with_who_and_till_when(program, tmp_path):
+def test_gpu_claimed_by_another_user_is_refused_with_owner_and_expiry(program, tmp_path):
     board, now = tmp_path / "board", time.time()
     # Claims are shown by their second: theirs is surely the earlier one.
     since, until = now - 60, now + 7200
@@ -221,7 +221,7 @@ def test_what_another_person_claims_is_refused_with_who_and_till_when(program, t
     assert not (board / "0.json").exists(), "an empty page is taken down"
 
 
-def test_a_board_that_anybody_may_clear_is_read_and_not_written(program, tmp_path):
+def test_board_without_sticky_bit_is_read_but_not_written(program, tmp_path):
     board = tmp_path / "board"
     board.chmod(0o777)
     refused = program("claim", "0", "--until", "1h")
@@ -238,7 +238,7 @@ def test_a_board_that_anybody_may_clear_is_read_and_not_written(program, tmp_pat
     assert "there is no such board" in gone.stderr
 
 
-def test_a_writer_killed_at_any_moment_leaves_a_whole_page_and_two_writers_lose_nothing(tmp_path):
+def test_board_page_stays_intact_under_kills_and_concurrent_writes(tmp_path):
     dice, now = random.Random(SEED), time.time()
     uid = os.getuid()
     me = Claim((0,), float(int(now)), float(int(now)) + 3600, "first")
@@ -274,7 +274,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_page_and_two_writers_lose_
     assert (tmp_path / f"{uid}.json").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_server_stands_on_the_board_only_while_its_process_lives(tmp_path):
+def test_server_is_on_board_only_while_its_process_lives(tmp_path):
     now, uid = time.time(), os.getuid()
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(99)"], stdout=-1)
     assert sleeper.stdout is not None
@@ -289,7 +289,7 @@ def test_a_server_stands_on_the_board_only_while_its_process_lives(tmp_path):
     assert read_board(tmp_path, now).servers == ()
 
 
-def test_a_server_is_announced_while_it_runs_and_taken_down_when_it_is_stopped(program, port, tmp_path):
+def test_server_is_announced_until_stopped(program, port, tmp_path):
     started = program("start", "chatbot", "--engine", "simulated", "--name", "chat", "--port", str(port), "--wait")
     assert started.returncode == 0, started.stderr
     try:

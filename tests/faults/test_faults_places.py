@@ -58,7 +58,7 @@ def settled(bench) -> bool:
     return [bench.read().keeper] == claim.keepers_of(bench.file(""))
 
 
-def test_consoles_that_adopt_at_once_where_every_lock_is_granted_leave_one_keeper(bench, wait_until, granting):
+def test_concurrent_adoption_without_working_locks_leaves_one_keeper(bench, wait_until, granting):
     record = bench.ready(bench.spec("--tick", "0.02"))
     for _ in range(3):
         processes.send(bench.read().keeper, signal.SIGKILL)
@@ -76,7 +76,7 @@ def test_consoles_that_adopt_at_once_where_every_lock_is_granted_leave_one_keepe
     assert not processes.alive(record.server)
 
 
-def test_launches_at_once_where_every_lock_is_granted_start_one_server(bench, wait_until, granting):
+def test_concurrent_launch_without_working_locks_starts_one_server(bench, wait_until, granting):
     results = at_once(lambda: bench.launch(bench.spec()), 4)
     started = [one for one in results if not isinstance(one, Exception)]
     if not started:  # each saw another one
@@ -90,7 +90,7 @@ def test_launches_at_once_where_every_lock_is_granted_start_one_server(bench, wa
     bench.stopped()
 
 
-def test_a_second_keeper_that_gives_way_leaves_the_first_ones_files_alone(bench, granting):
+def test_yielding_second_keeper_keeps_files_of_the_first(bench, granting):
     bench.ready(bench.spec())
     being_written = bench.file(".record.json.1")
     being_written.write_text("half of a record")
@@ -119,7 +119,7 @@ def contained(bench):
     return run
 
 
-def test_a_container_with_the_same_home_shows_a_server_and_leaves_it_alone(bench, contained):
+def test_container_with_shared_home_shows_server_read_only(bench, contained):
     record = bench.ready(bench.spec())
     for orphaned in (False, True):
         if orphaned:
@@ -139,9 +139,7 @@ def test_a_container_with_the_same_home_shows_a_server_and_leaves_it_alone(bench
     assert bench.read().server == record.server
 
 
-def test_a_server_that_runs_in_a_container_is_left_alone_from_outside_until_that_has_ended(
-    bench, contained, tmp_path, wait_until
-):
+def test_container_server_is_untouched_from_host_until_container_ends(bench, contained, tmp_path, wait_until):
     ready, inner = tmp_path / "ready", f'hostname otherbox; "$@" && touch {tmp_path / "ready"}; exec sleep 600'
     program = [sys.executable, "-m", "vllm_console", "--state", str(bench.root)]
     words = [*program, "start", "batch", "--engine", "simulated", "--port", str(free_port())]

@@ -68,7 +68,7 @@ def members(bench: Bench) -> frozenset[ProcessIdentity]:
     return process_group.recorded(bench.file("")).members
 
 
-def test_a_worker_of_the_server_is_found_through_its_queue_and_no_other(bench: Bench, ray: Ray) -> None:
+def test_ray_worker_is_found_only_through_its_queue(bench: Bench, ray: Ray) -> None:
     record = started(bench, ray)
     assert ray.worker in members(bench)
     assert ray.other not in members(bench)
@@ -80,7 +80,7 @@ def test_a_worker_of_the_server_is_found_through_its_queue_and_no_other(bench: B
 
 
 @pytest.mark.parametrize("gone", ["engine", "raylet", "server"])
-def test_a_worker_that_ray_does_not_end_is_ended_with_the_server(bench: Bench, ray: Ray, gone: str) -> None:
+def test_remaining_ray_worker_is_ended_with_server(bench: Bench, ray: Ray, gone: str) -> None:
     record = started(bench, ray)
     (engine,) = members(bench) - {record.server, ray.worker}
     if gone == "raylet":
@@ -98,7 +98,7 @@ def test_a_worker_that_ray_does_not_end_is_ended_with_the_server(bench: Bench, r
     assert f"sent SIGKILL (9) to pid {ray.worker.pid}" in bench.file("keeper.log").read_text()
 
 
-def test_the_next_keeper_knows_the_worker_when_keeper_and_server_were_killed(bench: Bench, ray: Ray) -> None:
+def test_next_keeper_knows_ray_worker_after_kill(bench: Bench, ray: Ray) -> None:
     record = started(bench, ray)
     group = members(bench) - {ray.worker}
     bench.orphaned(record)
@@ -110,7 +110,7 @@ def test_the_next_keeper_knows_the_worker_when_keeper_and_server_were_killed(ben
     assert processes.alive(ray.other)
 
 
-def test_without_ray_the_workers_of_a_raylet_are_nobodys(bench: Bench, ray: Ray) -> None:
+def test_raylet_workers_are_ignored_without_ray_flag(bench: Bench, ray: Ray) -> None:
     started(bench, ray, on_ray=False)
     bench.stopped()
     assert processes.alive(ray.worker)

@@ -244,13 +244,13 @@ def run_each(box: Box, watched: Path, lines: list[list[str]], **env: str) -> lis
     return answers
 
 
-def test_no_command_is_forgotten():
+def test_all_commands_are_covered():
     assert set(COMMANDS) <= READING.keys() | REFUSED.keys()
     assert set(REFUSED) == CHANGING
     assert not READING.keys() & REFUSED.keys()
 
 
-def test_every_command_shows_or_refuses_and_changes_nothing(box, tmp_path):
+def test_every_command_changes_nothing_in_read_only_mode(box, tmp_path):
     before, watched = box.tree(), tmp_path / "watched"
     shown = lines_of(box, READING, "--read-only")
     refused = lines_of(box, REFUSED, "--read-only")
@@ -274,7 +274,7 @@ def test_every_command_shows_or_refuses_and_changes_nothing(box, tmp_path):
     assert not (tmp_path / "x.svg").exists()
 
 
-def test_what_an_administrator_sets_binds_whatever_a_person_says(box, tmp_path):
+def test_administrator_setting_overrides_user_setting(box, tmp_path):
     admin = box.admin("read_only = true\n")
     loose = tmp_path / "loose.toml"
     loose.write_text("read_only = false\n")
@@ -290,7 +290,7 @@ def test_what_an_administrator_sets_binds_whatever_a_person_says(box, tmp_path):
     box.check(before, watched)
 
 
-def test_an_administrators_file_counts_only_when_nobody_else_could_have_written_it(box, tmp_path):
+def test_administrator_file_must_not_be_writable_by_others(box, tmp_path):
     admin = box.admin("read_only = true\n")
     around, watched = {"ADMIN": str(admin)}, tmp_path / "watched"
 
@@ -311,7 +311,7 @@ def test_an_administrators_file_counts_only_when_nobody_else_could_have_written_
     assert "did you mean 'read_only'" in str(answer["err"])
 
 
-def test_every_verb_of_the_fleet_is_refused_or_only_reads(box, tmp_path):
+def test_every_fleet_verb_is_refused_or_read_only(box, tmp_path):
     verbs = {name for name, value in vars(LocalFleet).items() if callable(value) and not name.startswith("_")}
     assert verbs == READING_VERBS | REFUSED_VERBS.keys()
     before = box.tree()
@@ -335,7 +335,7 @@ def test_every_verb_of_the_fleet_is_refused_or_only_reads(box, tmp_path):
     assert box.requests() <= {"GET"}
 
 
-def test_no_action_is_forgotten():
+def test_all_actions_are_covered():
     reachable = [action for action in actions() if action.scope in ("app", "operations")]
     assert {action.id for action in reachable if not action.changes} == READING_ACTIONS
     elsewhere = [action for action in actions() if action.scope not in ("app", "operations")]
@@ -345,7 +345,7 @@ def test_no_action_is_forgotten():
 
 
 @pytest.mark.terminal
-def test_a_console_in_which_every_key_is_pressed_changes_nothing(box, tmp_path, terminal_module):
+def test_pressing_every_key_in_read_only_console_changes_nothing(box, tmp_path, terminal_module):
     quitting = {key for action in actions() if action.id == "quit" for key in action.keys}
     keys = dict.fromkeys(key for action in actions() for key in action.keys if key not in quitting)
     before, watched = box.tree(), tmp_path / "watched"
@@ -378,7 +378,7 @@ def test_a_console_in_which_every_key_is_pressed_changes_nothing(box, tmp_path, 
     box.check(before, watched)
 
 
-def test_without_read_only_the_same_is_seen_to_change_something(box, tmp_path):
+def test_same_checks_detect_changes_without_read_only(box, tmp_path):
     """The hash, the audit hook and the keeper that writes down do see what they are to see."""
     before, watched = box.tree(), tmp_path / "watched"
     answers = run_each(box, watched, [["claim", "0", "--until", "2h"], ["list"]])

@@ -141,7 +141,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_killed_at_every_file_operation(tmp_path, name):
+def test_kill_at_every_file_operation(tmp_path, name):
     """By SIGKILL before each system call that has to do with files."""
     kept, (old, new) = KEPT[name], old_and_new(tmp_path, KEPT[name])
     found = []
@@ -154,13 +154,13 @@ def test_killed_at_every_file_operation(tmp_path, name):
         if not struck:
             break
     assert 4 <= step < MOST_STEPS
-    assert found == sorted(found, key=[old, new].index), "once it is new it stays new"
+    assert found == sorted(found, key=[old, new].index), "the new record is never replaced by the old one"
     assert found[-1] == new
 
 
 @pytest.mark.skipif(not tracing.X86, reason="system calls are made to fail on x86-64 only")
 @pytest.mark.parametrize("name", KEPT)
-def test_every_file_operation_fails_once(tmp_path, name):
+def test_failure_of_every_file_operation(tmp_path, name):
     """With a full disk, a used up quota, an input/output error and a read-only file system, by turns."""
     kept, (old, new) = KEPT[name], old_and_new(tmp_path, KEPT[name])
     told = 0
@@ -249,7 +249,7 @@ def leaders(port: int) -> list[processes.ProcessIdentity]:
     return found
 
 
-def test_consoles_that_act_on_one_server_at_once(bench, port):
+def test_concurrent_consoles_on_one_server(bench, port):
     """Launch, restart, stop, remove, adopt, and SIGKILL of its keeper; seeded."""
     spec, tuning = (
         bench.spec(port=port),

@@ -39,7 +39,7 @@ def failing(tmp_path_factory) -> Path:
     return library
 
 
-def test_a_keeper_that_may_write_nothing_any_more_goes_on_and_catches_up(bench, failing, tmp_path, monkeypatch):
+def test_keeper_without_write_access_continues_and_catches_up(bench, failing, tmp_path, monkeypatch):
     """Quota used up, file system read-only, disk faulty: of what it holds open already, too. One server for each."""
     faults = {"quota": errno.EDQUOT, "readonly": errno.EROFS, "broken": errno.EIO}
     flags = {name: tmp_path / f"{name}.flag" for name in faults}
@@ -84,7 +84,7 @@ def test_a_keeper_that_may_write_nothing_any_more_goes_on_and_catches_up(bench, 
         assert bench.wait(State.STOPPED, name).exit.requested
 
 
-def test_a_full_log_folder_loses_lines_says_how_many_and_stops_nothing(bench, disk):
+def test_full_log_folder_reports_lost_line_count_and_server_runs_on(bench, disk):
     """The server writes and writes: it is never held up, and the log says what is missing."""
     ready = bench.ready(bench.spec("--tick", "0.02"))
     bench.until(lambda _: "tick" in bench.log())  # from the first output on, room for more is reserved
@@ -105,7 +105,7 @@ def test_a_full_log_folder_loses_lines_says_how_many_and_stops_nothing(bench, di
     )
 
 
-def test_keepers_without_descriptors_end_nothing_and_take_up_all_of_their_work_again(bench):
+def test_keepers_recover_from_exhausted_file_descriptors(bench):
     """None is left: they can take no connection, write no record, begin no new log file, and look at no process.
 
     One keeper started its server, the other has adopted it.
@@ -142,7 +142,7 @@ def test_keepers_without_descriptors_end_nothing_and_take_up_all_of_their_work_a
     assert ticks == list(range(ticks[0], ticks[-1] + 1)), "no line is missing"
 
 
-def test_what_a_keeper_cannot_understand_is_answered_and_hurts_nothing(bench):
+def test_keeper_answers_malformed_requests(bench):
     """A request of the right user that no console of ours would send: no console waits for an answer in vain."""
     ready = bench.ready(bench.spec())
     home = client.folder(bench.root, "one")
@@ -160,7 +160,7 @@ def test_what_a_keeper_cannot_understand_is_answered_and_hurts_nothing(bench):
     bench.stopped()
 
 
-def test_a_stopped_keeper_is_reported_in_bounded_time_and_hurts_nobody_else(bench, monkeypatch):
+def test_stopped_keeper_is_reported_and_does_not_affect_others(bench, monkeypatch):
     """SIGSTOP: it holds its lock and its socket, and answers nothing."""
     monkeypatch.setattr(wire, "ANSWER_SECONDS", 0.4)
     ready, other = bench.ready(bench.spec()), bench.ready(bench.spec(), "two")
@@ -201,7 +201,7 @@ def test_a_stopped_keeper_is_reported_in_bounded_time_and_hurts_nobody_else(benc
     )
 
 
-def test_a_stopped_keeper_whose_record_lags_is_shown_as_old(bench, disk, monkeypatch, tmp_path):
+def test_stale_record_of_stopped_keeper_is_shown_as_old(bench, disk, monkeypatch, tmp_path):
     monkeypatch.setattr(client, "READ_SECONDS", 0.3)
     quiet = tmp_path / "quiet"
     ready = bench.ready(bench.spec("--quiet-file", str(quiet)))
@@ -236,7 +236,7 @@ print(json.dumps([late, said]))
 """
 
 
-def test_what_a_probe_needs_is_loaded_before_the_first(port):
+def test_probe_modules_are_imported_before_first_probe(port):
     """Over TLS too: by then an upgrade may have replaced what is on the disk."""
     where = str(Path(keeper_package.__file__).parents[2])
     words = [sys.executable, "-I", "-S", "-c", IMPORTS, where, str(port)]
@@ -246,7 +246,7 @@ def test_what_a_probe_needs_is_loaded_before_the_first(port):
     assert said == ["connection refused"] * 4
 
 
-def test_two_consoles_that_act_on_one_server_at_once_both_see_the_outcome(bench, monkeypatch, port):
+def test_two_concurrent_consoles_both_see_the_outcome(bench, monkeypatch, port):
     """At the level that a person acts on: start, restart, stop and switch, from two fleets, side by side."""
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
     fleets = [LocalFleet(bench.root, observe=False, gpus=False) for _ in range(2)]

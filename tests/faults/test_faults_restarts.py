@@ -37,7 +37,7 @@ MAY_PASS = {
 }  # fmt: skip
 
 
-def test_what_cannot_be_fixed_is_not_retried_and_what_may_pass_is(bench):
+def test_only_transient_failures_are_retried(bench):
     """Every kind that is known, under real keepers, side by side."""
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=2, backoff_seconds=0.05, not_retryable=NOT_RETRYABLE)
     for name, (log, code, *_) in (LOGS | MAY_PASS).items():
@@ -55,7 +55,7 @@ def test_what_cannot_be_fixed_is_not_retried_and_what_may_pass_is(bench):
         assert bench.log(name).count(MAY_PASS[name][0].split("|")[0]) == 3
 
 
-def test_back_off_and_limit_are_kept_though_every_keeper_dies(bench):
+def test_backoff_and_limit_survive_keeper_deaths(bench):
     """The keeper is killed in each wait: waits double up to their cap, and the limit is the limit."""
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=4, backoff_seconds=0.15, backoff_cap_seconds=0.5)
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "7", restart=policy))
@@ -76,7 +76,7 @@ def test_back_off_and_limit_are_kept_though_every_keeper_dies(bench):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file system can be mounted by root only")
-def test_a_file_system_that_became_read_only(bench):
+def test_read_only_file_system(bench):
     """Whatever would change something says so in a sentence; what was written is read as it was."""
     root = str(bench.root)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "test", root], check=False)

@@ -38,7 +38,7 @@ def scene(tmp_path, terminal_module):
         made.close()
 
 
-def test_every_key_is_answered_beside_every_fault(scene, compiler, tmp_path):
+def test_every_key_responds_under_every_fault(scene, compiler, tmp_path):
     """32 servers, and one fault after the other, several of them staying: no key waits many times as long as before.
 
     How much longer is the benchmark's matter (``key_to_paint.py``); a screen that waits for one of these sources, all
@@ -74,7 +74,7 @@ def test_every_key_is_answered_beside_every_fault(scene, compiler, tmp_path):
     assert most < keys.FROZEN_SECONDS, "this machine is too busy to tell"
 
 
-def test_a_server_is_stopped_while_a_poll_hangs_on_another(bench, monkeypatch):
+def test_stop_is_not_blocked_by_hanging_poll_of_another_server(bench, monkeypatch):
     """The disk stalls under one server's history; the key that stops another must not wait for that."""
     for name in ("one", "two"):
         bench.ready(bench.spec(), name)
@@ -102,7 +102,7 @@ def test_a_server_is_stopped_while_a_poll_hangs_on_another(bench, monkeypatch):
         fleet.close()
 
 
-def test_verbs_and_polls_in_several_threads_get_in_each_others_way_nowhere(bench):
+def test_concurrent_verbs_and_polls_do_not_interfere(bench):
     for name in ("one", "two"):
         bench.ready(bench.spec(), name)
     fleet = LocalFleet(bench.root, observe=False, interactive=True, gpus=False)
@@ -133,7 +133,7 @@ def test_verbs_and_polls_in_several_threads_get_in_each_others_way_nowhere(bench
 
 
 @pytest.mark.parametrize("file", ["record.json", "server.log", "history.sqlite", "keeper.lock"])
-def test_a_pipe_in_place_of_a_file_holds_nobody_up(bench, file):
+def test_fifo_in_place_of_file_does_not_block(bench, file):
     """Opening a pipe that nobody writes to waits for ever."""
     for name in ("one", "two"):
         bench.launch(bench.spec("--exit-after", "0", "--exit-code", "3"), name)

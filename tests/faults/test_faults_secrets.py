@@ -149,7 +149,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         box("stop", "open")
 
 
-def test_nothing_that_was_written_or_shown_holds_a_secret(box: Box) -> None:
+def test_no_written_or_displayed_data_contains_a_secret(box: Box) -> None:
     record = box.home / "state/vllm-console/servers/chat/record.json"
     log = record.with_name("server.log").read_text()
     assert "non-default args" in log
@@ -183,7 +183,7 @@ def test_nothing_that_was_written_or_shown_holds_a_secret(box: Box) -> None:
     assert box.files() == []
 
 
-def test_reports_exports_and_pages_for_others_hold_none(box: Box) -> None:
+def test_reports_exports_and_board_pages_contain_no_secret(box: Box) -> None:
     """What is made to be handed on: ``doctor``, a crash report, dashboards and rules, a page on the board."""
     lines = [["doctor"], ["doctor", "--json"], ["board"], ["board", "--json"], ["check", "chat"], ["presets", "--json"]]
     lines += [["export", form, "chat"] for form in ("prometheus", "grafana")] + [["leftovers"], ["list", "--json"]]
@@ -203,7 +203,7 @@ def test_reports_exports_and_pages_for_others_hold_none(box: Box) -> None:
     assert box.files() == []
 
 
-def test_a_secret_typed_where_it_does_not_belong_is_refused_and_not_repeated(box: Box) -> None:
+def test_secret_in_wrong_option_is_refused_and_not_echoed(box: Box) -> None:
     presets = box.home / "config/vllm-console/presets"
     (presets / "mine.toml").write_text(f'extends = "chatbot"\n[flags]\napi-key = "{box.new("preset")}"\n')
     (presets / "more.toml").write_text(
@@ -233,7 +233,7 @@ def test_a_secret_typed_where_it_does_not_belong_is_refused_and_not_repeated(box
     assert box.files() == []
 
 
-def test_the_console_shows_none_on_any_of_its_screens(box: Box, terminal_module) -> None:
+def test_no_console_screen_shows_a_secret(box: Box, terminal_module) -> None:
     own = {name: value for name, value in box.env.items() if os.environ.get(name) != value}
     terminal = terminal_module.Terminal([sys.executable, "-m", "vllm_console"], 120, 40, own)
     try:
@@ -273,7 +273,7 @@ def test_the_console_shows_none_on_any_of_its_screens(box: Box, terminal_module)
         terminal.close()
 
 
-def test_files_are_its_users_alone_whatever_the_umask(box: Box) -> None:
+def test_files_are_private_to_user_for_any_umask(box: Box) -> None:
     done = box("plan", "chatbot", "--engine", "simulated", umask=0)
     assert done.returncode == 0
     for name in ("state", "cache"):
@@ -283,7 +283,7 @@ def test_files_are_its_users_alone_whatever_the_umask(box: Box) -> None:
             assert not mode & 0o077, f"{path} is {mode:o}"
 
 
-def test_of_a_removed_server_only_its_figures_remain(box: Box) -> None:
+def test_removed_server_leaves_only_its_metrics(box: Box) -> None:
     """The last test of the box: no log, no record, no environment."""
     assert box("stop", "chat", "--timeout", "60").returncode == 0
     done = box("remove", "chat", umask=0)

@@ -17,14 +17,14 @@ from soak.schedule import DECK, schedule
 from soak.world import World
 
 
-def test_the_seed_alone_says_what_happens_in_which_order():
+def test_event_order_depends_only_on_seed():
     first = list(islice(schedule(7), 300))
     assert first == list(islice(schedule(7), 300))
     assert [str(action) for action in first] != [str(action) for action in islice(schedule(8), 300)]
     assert {action.kind for action in first[:ROUND]} == set(DECK), "every kind in each round"
 
 
-def test_what_orders_lead_to(tmp_path):
+def test_expected_outcome_of_orders(tmp_path):
     journal = Journal(tmp_path / "actions.log")
 
     def wanted(*orders: tuple[str, float, float, str]) -> set[str]:
@@ -47,7 +47,7 @@ def test_what_orders_lead_to(tmp_path):
         ([*range(50), 49, *range(50, 100)], "doubled or out of place"),
     ],
 )
-def test_a_line_that_is_missing_or_doubled_is_seen(tmp_path, lines, wrong):
+def test_missing_or_duplicate_line_is_detected(tmp_path, lines, wrong):
     world = World(tmp_path / "home", Journal(tmp_path / "actions.log"))
     folder = world.state / "servers" / "alpha"
     for made in (folder, world.notes):
@@ -59,7 +59,7 @@ def test_a_line_that_is_missing_or_doubled_is_seen(tmp_path, lines, wrong):
     assert [wrong in text for text in world.journal.wrong] == [True] * bool(wrong), world.journal.wrong
 
 
-def test_nothing_is_lost_and_nobody_hurt(pytestconfig: pytest.Config, tmp_path, capsys):
+def test_soak_violates_no_invariant(pytestconfig: pytest.Config, tmp_path, capsys):
     seed, minutes = pytestconfig.getoption("soak_seed"), pytestconfig.getoption("soak_minutes")
     log = tmp_path / "actions.log"
     with capsys.disabled():

@@ -136,7 +136,7 @@ def session_of(sshd: Sshd, hosts: RemoteHosts, name: str) -> int:
 
 
 @pytest.mark.skipif(shutil.which("ss") is None, reason="no ss here")
-def test_a_session_that_is_killed_is_one_row_and_comes_back_beside_another(sshd: Sshd, hosts: RemoteHosts) -> None:
+def test_killed_ssh_session_affects_one_row_and_reconnects(sshd: Sshd, hosts: RemoteHosts) -> None:
     session, other = session_of(sshd, hosts, "box-a"), session_of(sshd, hosts, "box-b")
     there = _family(session)
     os.kill(session, signal.SIGKILL)
@@ -148,9 +148,7 @@ def test_a_session_that_is_killed_is_one_row_and_comes_back_beside_another(sshd:
 
 
 @pytest.mark.skipif(shutil.which("ss") is None, reason="no ss here")
-def test_a_session_that_hangs_is_given_up_and_replaced(
-    sshd: Sshd, hosts: RemoteHosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_ssh_session_is_replaced(sshd: Sshd, hosts: RemoteHosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_hosts, "ANSWER_SECONDS", 3.0)  # from the next question on
     session, other = session_of(sshd, hosts, "box-a"), session_of(sshd, hosts, "box-b")
     there = _family(session)

@@ -90,7 +90,7 @@ def console(tmp_path: Path, terminal_module: ModuleType) -> Iterator[Console]:
     made.terminal.close()
 
 
-def test_a_terminal_that_stalls_stops_nothing_and_shows_all_afterwards(console: Console) -> None:
+def test_stalled_terminal_does_not_block_and_catches_up(console: Console) -> None:
     """Servers are watched meanwhile, keys are obeyed, findings are told; then the screen is the newest, and whole."""
     terminal = console.terminal
     console.stall()
@@ -120,7 +120,7 @@ def test_a_terminal_that_stalls_stops_nothing_and_shows_all_afterwards(console: 
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, None])
-def test_a_stalled_terminal_holds_up_no_end(console: Console, way: signal.Signals | None) -> None:
+def test_stalled_terminal_does_not_delay_exit(console: Console, way: signal.Signals | None) -> None:
     """Neither after a signal nor when the terminal goes."""
     console.stall()
     if way is None:

@@ -35,7 +35,7 @@ def certificate(tmp_path):
     return str(made), str(key)
 
 
-def test_a_server_with_tls_becomes_ready_and_is_measured(bench, port, certificate, monkeypatch):
+def test_tls_server_becomes_ready_and_is_measured(bench, port, certificate, monkeypatch):
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
     made, key = certificate
     argv = (sys.executable, "-m", "vllm_launchers.simulated", "serve", "facebook/opt-125m", "--port", str(port))
@@ -75,7 +75,7 @@ def test_a_server_with_tls_becomes_ready_and_is_measured(bench, port, certificat
     assert bench.wait(State.STOPPED).exit.requested
 
 
-def test_a_keeper_loads_tls_only_for_a_server_that_speaks_it(bench):
+def test_keeper_loads_ssl_only_for_tls_servers(bench):
     plain = bench.ready(bench.spec())
     mapped = open(f"/proc/{plain.keeper.pid}/maps").read()  # noqa: PTH123, SIM115
     assert "_ssl" not in mapped
