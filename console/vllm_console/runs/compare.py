@@ -237,9 +237,14 @@ class Side(msgspec.Struct, frozen=True):
     until: float | None = None
 
     @property
+    def by_minute(self) -> bool:
+        """Whether its windows count as minutes: scrapes do not end on the second."""
+        return 50 <= self.seconds <= 70
+
+    @property
     def minutes_missing(self) -> float:
         """How many more minutes of traffic are needed."""
-        return self.missing * self.seconds / 60
+        return self.missing if self.by_minute else self.missing * self.seconds / 60
 
 
 class Comparison(msgspec.Struct, frozen=True):

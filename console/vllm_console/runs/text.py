@@ -283,21 +283,16 @@ def _short_of(side: Side, name: str) -> str:
 
 def missing_text(side: Side) -> str:
     """How much more traffic a run needs: ``4 min``; with windows of less than a minute ``2m20s``."""
-    return f"{math.ceil(side.minutes_missing)} min" if _by_minute(side) else _amount(side.missing, side)
-
-
-def _by_minute(side: Side) -> bool:
-    """Whether its windows are minutes."""
-    return 50 <= side.seconds <= 70
+    return f"{math.ceil(side.minutes_missing)} min" if side.by_minute else _amount(side.missing, side)
 
 
 def _with_unit(windows: int, side: Side) -> str:
-    return f"{_amount(windows, side)} min" if _by_minute(side) else _amount(windows, side)
+    return f"{_amount(windows, side)} min" if side.by_minute else _amount(windows, side)
 
 
 def _amount(windows: int, side: Side) -> str:
     """How long these windows are: the number of minutes, else ``2m20s``, from half a minute on by five seconds."""
-    if _by_minute(side):
+    if side.by_minute:
         return str(windows)
     seconds = round(windows * side.seconds)
     return duration(round(seconds / 5) * 5 if seconds >= 30 else seconds)
@@ -306,7 +301,7 @@ def _amount(windows: int, side: Side) -> str:
 def time_text(windows: int, side: Side) -> str:
     """How long so many of its windows are: ``7 minutes``; if they are no minutes, ``2m20s``."""
     amount = _amount(windows, side)
-    return f"{amount} {'minute' if windows == 1 else 'minutes'}" if _by_minute(side) else amount
+    return f"{amount} {'minute' if windows == 1 else 'minutes'}" if side.by_minute else amount
 
 
 def compared_text(side: Side) -> str:

@@ -272,6 +272,15 @@ def test_too_little_data_says_how_much_is_missing(made):
     assert all(figure.verdict is ComparisonVerdict.TOO_LITTLE for figure in found.judged)
 
 
+def test_missing_minutes_are_the_same_number_in_the_sentence_and_as_a_value(made):
+    """Frames of a minute take 60.8 s where each scrape is late."""
+    found = compare(*made.pair(made.minutes(1), made.minutes(2, 2)))
+    late = replace(found, after=replace(found.after, seconds=60.8))
+    assert "chat@2 needs 3 min more" in verdict_text(late)
+    assert late.after.minutes_missing == 3
+    assert replace(late.after, seconds=20.0).minutes_missing == 1
+
+
 def test_run_without_a_minute_needs_its_warm_up_too(made):
     before, after = made.pair(made.minutes(1), [])
     found = compare(before, replace(after, warm_at=None))
