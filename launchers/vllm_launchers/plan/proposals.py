@@ -89,8 +89,9 @@ def acceptable(target: Target, flags: Flags, changes: Changes) -> Changes | None
 def _refused(target: Target, flags: Flags) -> Iterator[tuple[str, str]]:
     facts = target.facts
     if target.table is not None:
-        seeing = facts is not None and facts.multimodal
-        yield from refused_together(target.table, flags, target.derived(flags), multimodal=seeing)
+        seeing, drafting = facts is not None and facts.multimodal, facts is not None and facts.own_draft
+        derived = target.derived(flags)
+        yield from refused_together(target.table, flags, derived, multimodal=seeing, own_draft=drafting)
     if facts is None:
         return
     if problem := tensor_problem(facts, flags):

@@ -64,8 +64,15 @@ def check_plan(
 def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     yield from engine_findings(plan)
     engine, seeing = plan.engine, inputs.facts is not None and inputs.facts.multimodal
+    read = inputs.facts is not None and inputs.facts.source != "table"
     yield from flag_findings(
-        plan.flags, plan.environment, inputs.flags, engine.release, engine.plugins, multimodal=seeing
+        plan.flags,
+        plan.environment,
+        inputs.flags,
+        engine.release,
+        engine.plugins,
+        multimodal=seeing,
+        own_draft=inputs.facts.own_draft if inputs.facts is not None and read else None,
     )
     if not simulated(plan):
         yield from variable_value_findings(

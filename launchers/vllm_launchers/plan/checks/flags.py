@@ -89,6 +89,8 @@ class _Engine(msgspec.Struct, frozen=True):
     plugins: tuple[str, ...] = ()
     multimodal: bool = False
     """Whether its model is known to take more than text."""
+    own_draft: bool | None = False
+    """Whether its model brings its own draft (`ModelFacts.own_draft`); None if unknown."""
 
     @property
     def name(self) -> str:
@@ -103,17 +105,19 @@ def flag_findings(
     plugins: tuple[str, ...] = (),
     *,
     multimodal: bool = False,
+    own_draft: bool | None = False,
 ) -> list[PlanFinding]:
     """How the vLLM with that flag table, of that release, will react to these flags and variables.
 
     Without a table only what is certainly dead in the release is found; without both, only misread variables and names
     that the newest known release does not have, as a warning. ``flags``
     are normalized names (no leading dashes); ``environment`` is what is explicitly set for the server; ``plugins`` are
-    the engine's; ``multimodal``: the model is known to take more than text.
+    the engine's; ``multimodal``: the model is known to take more than text; ``own_draft``: it brings its own draft
+    model, None if unknown.
     """
     if release is None and table is not None and table.version:
         release = parse_release(table.version)
-    engine = _Engine(table, release, plugins, multimodal)
+    engine = _Engine(table, release, plugins, multimodal, own_draft)
     found: list[PlanFinding] = []
     known: dict[str, FlagValue] = {}
     for name, value in flags.items():
@@ -240,7 +244,17 @@ def _values(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
     if (finding := _connector(known, engine)) is not None:
         yield finding
     yield from _dropped_objects(known, engine)
-    for name, sentence in refused_together(engine.table, known, multimodal=engine.multimodal):
+    refused = refused_together(engine.table, known, multimodal=engine.multimodal)
+    sure = refused
+    if engine.own_draft is not False:
+        sure = refused_together(engine.table, known, multimodal=engine.multimodal, own_draft=True)
+    if engine.own_draft is None:
+        for _, sentence in (one for one in refused if one not in sure):
+            text = (
+                f"{sentence}: {engine.name} will not start, unless the model's own config names a draft (speculators)"
+            )
+            yield PlanFinding("flag_value", Level.WARNING, text)
+    for name, sentence in sure:
         alone = name in known and problem(engine.table, name, known[name], multimodal=engine.multimodal) is not None
         if _BATCHED in sentence and not alone:
             continue  # two contradictory flags: `values` reports it, with a fix

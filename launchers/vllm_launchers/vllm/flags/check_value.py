@@ -45,6 +45,7 @@ def refused_together(
     resolved: Mapping[str, FlagValue] | None = None,
     *,
     multimodal: bool = False,
+    own_draft: bool = False,
 ) -> list[tuple[str, str]]:
     """What vLLM would reject among flags that are set together: ``(flag, sentence)``, in the flags' order.
 
@@ -52,6 +53,7 @@ def refused_together(
     of single ones, and only if the flags involved are valid by themselves. ``resolved`` are values that vLLM will
     derive from GPU and model for unset flags, as far as the caller knows them: ``max-num-seqs``,
     ``max-num-batched-tokens``, ``max-model-len``. ``multimodal``: the model is known to take more than text.
+    ``own_draft``: its config is in the speculators format, so vLLM takes the draft model from it.
     """
     found: list[tuple[str, str]] = []
     bad: set[str] = set()
@@ -62,7 +64,8 @@ def refused_together(
         if (sentence := _problem(table, name, value, bounds=not idle, multimodal=multimodal)) is not None:
             found.append((name, sentence))
             bad.add(name)
-    return found + broken_conditions(table, {name: flags[name] for name in flags if name not in bad}, resolved)
+    valid = {name: flags[name] for name in flags if name not in bad}
+    return found + broken_conditions(table, valid, resolved, own_draft=own_draft)
 
 
 def problem(table: FlagTable, name: str, value: FlagValue, *, multimodal: bool = False) -> str | None:
@@ -218,11 +221,12 @@ def _number(spec: FlagSpec, text: str) -> Number | None:
 class Given:
     """Flags as set, over vLLM's defaults: looked up by full name, whatever alias was used.
 
-    ``resolved`` are values that vLLM derives for unset flags.
+    ``resolved`` are values that vLLM derives for unset flags. ``own_draft`` as for `check_value.refused_together`.
     """
 
-    def __init__(self, table: FlagTable, flags: Flags, resolved: Flags) -> None:
+    def __init__(self, table: FlagTable, flags: Flags, resolved: Flags, *, own_draft: bool = False) -> None:
         self._table = table
+        self.own_draft = own_draft
         self._resolved = resolved
         self._flags: dict[str, FlagValue] = {}
         self._keys: dict[str, dict[str, FlagValue]] = {}
@@ -308,9 +312,11 @@ class Condition(msgspec.Struct, frozen=True):
     since: tuple[int, ...] = (0, 0)
 
 
-def broken_conditions(table: FlagTable, flags: Flags, resolved: Flags | None = None) -> list[tuple[str, str]]:
-    """Violated conditions between flags: ``(flag, sentence)``. ``resolved`` as for `check_value.refused_together`."""
-    given = Given(table, flags, resolved or {})
+def broken_conditions(
+    table: FlagTable, flags: Flags, resolved: Flags | None = None, *, own_draft: bool = False
+) -> list[tuple[str, str]]:
+    """Violated conditions between flags: ``(flag, sentence)``. The rest is as for `check_value.refused_together`."""
+    given = Given(table, flags, resolved or {}, own_draft=own_draft)
     release = parse_release(table.version or "")
     found = []
     for condition in CONDITIONS:
@@ -553,6 +559,8 @@ def _counts_in_short(given: Given) -> str | None:
 
 def _draft(given: Given) -> str | None:
     config = "speculative-config"
+    if given.own_draft:
+        return None
     tokens = given.key(config, "num_speculative_tokens") or given.count("spec-tokens", given=True)
     method = given.key(config, "method") or given.text("spec-method")
     if not tokens or given.key(config, "model") or given.has("spec-model") or (method and method not in _WITH_A_DRAFT):

@@ -144,6 +144,7 @@ def facts_from_config(model: str, config: Config, quant_config: Config | None = 
         multimodal=part is not config or any(config.get(name) for name in _OTHER_PARTS),
         encoder=encoder_of(config, root_type or model_type),
         needs_remote_code=_needs_remote_code(config, root_type),
+        own_draft=config.get("speculators_config") is not None,
     )
     facts = _with_heads(facts, merged, model_type)
     facts = _with_layers(facts, merged, model_type)

@@ -112,6 +112,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     encoder: Encoder | None = None
     """None for a text-only model, and if the encoder's size is unknown."""
     needs_remote_code: bool = False
+    own_draft: bool = False
+    """Whether its config is in the speculators format: it is a draft, and names the model that vLLM serves with it."""
     gated: bool | None = None
     files_missing: tuple[str, ...] = ()
     bytes_to_download: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -47,6 +48,19 @@ GOOD: list[dict[str, Any]] = [
     {"served-model-name": "1.10"},
     {"max-model-len": "auto"},
 ]
+
+
+@pytest.mark.parametrize("version", ["0.11.0", "0.20.0", "0.33.0"])
+@pytest.mark.parametrize("method", [{}, {"method": "eagle3"}])
+@pytest.mark.parametrize(("own_draft", "levels"), [(False, [Level.ERROR]), (True, []), (None, [Level.WARNING])])
+def test_a_model_in_the_speculators_format_needs_no_draft_model(
+    own_draft: bool | None, levels: list[Level], method: dict[str, str], version: str
+) -> None:
+    flags: Any = {"speculative-config": json.dumps({"num_speculative_tokens": 3, **method})}
+    found = flag_findings(flags, {}, release_table(version), None, own_draft=own_draft)
+    assert [one.level for one in found] == levels
+    assert all("--speculative-config needs model" in one.message for one in found)
+    assert flag_findings({**flags, "max-num-seqs": 0}, {}, release_table(version), None, own_draft=own_draft) != []
 
 
 @pytest.mark.parametrize("flags", GOOD)

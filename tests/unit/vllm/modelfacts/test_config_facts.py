@@ -37,6 +37,12 @@ def kinds(facts: ModelFacts) -> str:
     return "".join(kind.value[0] for kind in facts.layers)
 
 
+def test_config_in_the_speculators_format_brings_a_draft() -> None:
+    assert read(speculators_config={"verifier": {"name_or_path": "org/target"}}).own_draft
+    assert not read(speculators_config=None).own_draft
+    assert not read().own_draft
+
+
 def test_plain_model() -> None:
     facts = read()
     assert facts.layers == (LayerKind.FULL,) * 6
