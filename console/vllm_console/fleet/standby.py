@@ -174,6 +174,7 @@ class Sleeping:
 
 def wanted_gib(host: Host, name: str, details: Details) -> dict[int, float]:
     """GiB that must be free on each GPU before a sleeping server is woken up: its share, less what it still holds."""
+    from vllm_launchers.plan.budget.budget import needed_gib
     from vllm_launchers.vllm.release_defaults import default_utilization
 
     share = details.flags.get("gpu-memory-utilization")
@@ -184,9 +185,10 @@ def wanted_gib(host: Host, name: str, details: Details) -> dict[int, float]:
     wanted = {}
     for index in details.gpus:
         gpu = host.gpu(index)
-        if gpu is not None and gpu.memory_gib is not None and gpu.free_gib is not None:
+        needed = needed_gib(gpu, share) if gpu is not None else None
+        if gpu is not None and needed is not None and gpu.free_gib is not None:
             held = sum(holder.gib or 0.0 for holder in gpu.holders if holder.server == name)
-            wanted[index] = max(0.0, share * gpu.memory_gib - held - SLACK_GIB)
+            wanted[index] = max(0.0, needed - held - SLACK_GIB)
     return wanted
 
 

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.host import Gpu, Host, with_claims
-from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings
+from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings, slice_gpu
 from vllm_launchers.host.gpu.topology import spans
 from vllm_launchers.launch.errors import NoPlaceError
-from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget
+from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget, cuda_gib, needed_gib, share_within
 from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.flags import BYTES, VISIBLE, token_count
@@ -78,7 +78,7 @@ class GpuRequest(msgspec.Struct, frozen=True):
         least, memory = (token_count(self.flags.get(BYTES)) or 0) / GIB, self.memory
         if memory is not None and memory.fixed:
             least = memory.taken_gib
-        return max(share * gpu.memory_gib, least)
+        return max(needed_gib(gpu, share) or 0.0, least)
 
 
 def find_place(
@@ -223,14 +223,15 @@ def _lower_hint(found: Placement, wanted: GpuRequest, host: Host, shares: Sequen
     memory = wanted.memory
     if not found.needs_gib:
         return ""
-    sizes = [(gpu.memory_gib, available_gib(gpu, shares)) for gpu in host.gpus if gpu.index in found.gpus]
+    gpus = [gpu for gpu in host.gpus if gpu.index in found.gpus]
+    room = [(gpu, available_gib(gpu, shares)) for gpu in gpus]
     if found.mig is not None:
-        sizes = [(found.mig.memory_gib, found.mig.free_gib)]
-    parts = [free / memory for memory, free in sizes if memory and free]
+        room = [(slice_gpu(gpu, found.mig), found.mig.free_gib) for gpu in gpus]
+    parts = [share for gpu, free in room if (share := share_within(gpu, free))]
     share = min(HIGHEST_UTILIZATION, min(parts, default=0.0))
-    fitting = math.floor(share * 100) / 100 if len(parts) == len(sizes) else 0.0
+    fitting = math.floor(share * 100) / 100 if len(parts) == len(room) else 0.0
     least = 0.0 if memory is None else memory.taken_gib if memory.fixed else memory.weights_gib
-    if any(fitting * size <= least for size, _ in sizes if size):
+    if any(fitting * size <= least for gpu, _ in room if (size := cuda_gib(gpu))):
         return ""
     return f". It would fit with --gpu-memory-utilization {fitting:g}, if the model does" if fitting else ""
 

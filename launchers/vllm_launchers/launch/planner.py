@@ -190,6 +190,7 @@ class Planner:
             probe_asked=request.probe,
             standby_of=request.standby_of,
             nodes=request.nodes,
+            gpus_unnamed=not place and not request.gpus,
         )
         inputs = self.inputs.gather(resolved, port_to_check, starting, place=place, from_hub=request.from_hub)
         if freed:
@@ -271,6 +272,7 @@ class Planner:
             beside="" if engine is not None else record.name,
             gpus=(),
             find=partial(self._find_place, place=place, gpus=()),
+            gpus_unnamed=not place,
         )
         inputs = self.inputs.gather(resolved, None, starting, place=place)
         try:
@@ -324,6 +326,7 @@ class Planner:
             probe_asked=details.probe_asked if options.probe is None else options.probe,
             standby_of=details.standby_of,
             beside=details.beside,
+            gpus_unnamed=not details.gpus,
         )
 
     def _restart_inputs(self, name: str, request: ResolvedRequest, starting: Sequence[str]) -> PlanInputs:

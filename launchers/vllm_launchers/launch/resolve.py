@@ -27,13 +27,13 @@ from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.checks.check import check_plan
 from vllm_launchers.plan.checks.model import HERE
-from vllm_launchers.plan.checks.request import gpus_of, on_ray
+from vllm_launchers.plan.checks.request import gpus_of, on_ray, visible_gpus
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.choose import choose, suggest
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInputs, SeenRoom, overlay
 from vllm_launchers.plan.choices.layout import all_layouts, fixed_layout, held_at_p95, sizes
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, check_layout, check_nodes, node_choices
-from vllm_launchers.plan.choices.pool import pool_of
+from vllm_launchers.plan.choices.pool import first_visible, pool_of, usable_gpus
 from vllm_launchers.plan.findings import Level, PlanError, PlanFinding
 from vllm_launchers.plan.flags import BLOCKS, VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
@@ -91,6 +91,8 @@ class ResolvedRequest(msgspec.Struct, frozen=True):
     """The server that a rolling update starts, or started, it next to."""
     nodes: NodesRequest | None = None
     """The equal machines that it is spread over; None: this machine alone."""
+    gpus_unnamed: bool = False
+    """Whether nobody chooses its GPUs: vLLM takes the first visible ones."""
 
 
 class LaunchPlan(msgspec.Struct, frozen=True):
@@ -190,12 +192,13 @@ def _resolved(
     request: ResolvedRequest, inputs: PlanInputs, reports: StartupReportStore | None, own: StoredReport | None
 ) -> LaunchPlan:
     request = _on_cluster(request, inputs)
-    budget = _Budget(request, inputs)
+    seen = replace(inputs, host=_seen_host(request, inputs))
+    budget = _Budget(request, seen)
     if request.nodes is not None:
         if request.standby_of:
             raise PlanError("--nodes: a server over several machines can't be another one's standby")
         check_nodes(request.nodes, request.engine, request.preset, request.changes, inputs.flags)
-    choices = _choices(request, inputs, budget)
+    choices = _choices(request, seen, budget)
     if request.nodes is not None:
         check_layout(request.nodes, choices, inputs.facts)
     if request.find is not None and not kept_slice(request.environment):
@@ -226,7 +229,7 @@ def _resolved(
     if request.nodes is not None:
         plan = _with_nodes(plan, request, request.nodes, inputs, budget)
     else:
-        plan = _with_alternatives(plan, request, inputs, budget)
+        plan = _with_alternatives(plan, request, seen, budget)
     workload, objectives = request.workload or request.preset.workload, request.preset.objectives
     findings = check_plan(plan, inputs, workload, budget, objectives)
     mla = inputs.facts is not None and inputs.facts.mla
@@ -251,6 +254,17 @@ def _resolved(
     here = inputs.facts is not None and inputs.facts.source in HERE
     folder = inputs.facts.folder if inputs.facts is not None and here else None
     return LaunchPlan(plan, details, request.secrets, request.restart, here, folder or "")
+
+
+def _seen_host(request: ResolvedRequest, inputs: PlanInputs) -> Host | None:
+    """The host with the GPUs that a layout may use."""
+    host, ray = inputs.host, inputs.ray is not None
+    if host is None or not request.gpus_unnamed or request.engine.kind is not EngineKind.VLLM or ray:
+        return host
+    devices = {**inputs.environment.variables, **request.environment}.get(VISIBLE)
+    if (devices or "").startswith("MIG-"):
+        return host
+    return first_visible(host, visible_gpus(host, devices), inputs.shares)
 
 
 def _on_cluster(request: ResolvedRequest, inputs: PlanInputs) -> ResolvedRequest:
@@ -475,10 +489,12 @@ class _Budget:
 
 
 def _roomiest(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> list[Gpu]:
-    """The chosen GPUs, else all usable ones, those with the most free memory first."""
+    """The chosen GPUs, else those that nobody uses or all, those with the most free memory first."""
     if host is None:
         return []
     known = [gpu for gpu in host.gpus if not gpu.lost and (gpu.index in chosen or not chosen)]
+    if not chosen:
+        known = usable_gpus(host, (), inputs.shares) or known
     return sorted(known, key=lambda gpu: -(available_gib(gpu, inputs.shares) or 0.0))
 
 

@@ -38,8 +38,8 @@ from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.listeners import Owner
-from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.budget.estimate import CONTEXT_GIB, estimate
+from vllm_launchers.plan.budget.budget import CONTEXT_GIB, GpuShape
+from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.presets.model import Objectives
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.modelfacts.read import model_facts

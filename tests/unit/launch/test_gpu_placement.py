@@ -119,11 +119,11 @@ def test_named_gpus_are_taken_with_all_warnings() -> None:
 
 def test_share_applies_to_named_and_chosen_gpus() -> None:
     shares = tuple(GpuShare(index, gib=24.0) for index in range(4))
-    with pytest.raises(NoPlaceError, match=r"your share is 24\.0 GiB.*utilization 0\.5"):
+    with pytest.raises(NoPlaceError, match=r"your share is 24\.0 GiB.*utilization 0\.49"):
         place("4xa6000", "", 1, shares=shares, gpu_memory_utilization=0.9)
     with pytest.raises(NoPlaceError, match=r"your share is 24\.0 GiB"):
         place("4xa6000", shares=shares, gpu_memory_utilization=0.9)
-    assert place("4xa6000", "", 1, shares=shares, gpu_memory_utilization=0.5).gpus == (1,)
+    assert place("4xa6000", "", 1, shares=shares, gpu_memory_utilization=0.49).gpus == (1,)
     one = place("4xa6000", shares=(GpuShare(1, gib=24.0),), gpu_memory_utilization=0.9)
     assert one.gpus == (2,)
 
@@ -150,7 +150,7 @@ def test_each_of_unequal_gpus_needs_its_own_share() -> None:
     assert place(mixed, tensor_parallel_size=2, gpu_memory_utilization=0.9).gpus == (2, 3)
     # 0.55 of 48 GiB is free next to anna's, so the pair of larger GPUs is the only one.
     assert place(mixed, "", 0, gpu_memory_utilization=0.55).warnings == ("GPU 0: anna holds 20.5 GiB",)
-    with pytest.raises(NoPlaceError, match=r"19\.2 to 40\.8 GiB free each.*anna.*utilization 0\.56"):
+    with pytest.raises(NoPlaceError, match=r"19\.3 to 40\.9 GiB free each.*anna.*utilization 0\.56"):
         place(mixed, tensor_parallel_size=4, gpu_memory_utilization=0.85)
 
 
@@ -354,7 +354,7 @@ def test_memory_beyond_a_fixed_cache_is_required_too() -> None:
     memory = MemoryBudget(6.0, 1.0, 0.5, 30.0, None, None, None, None, fixed=True)
     wanted = GpuRequest({"kv-cache-memory-bytes": "30G"}, VLLM, memory)
     gpu = Gpu(0, memory_gib=48.0)
-    assert wanted.need(gpu) == pytest.approx(44.16)  # the share
+    assert wanted.need(gpu) == pytest.approx(44.156, abs=0.001)  # the share, and CUDA itself
     assert GpuRequest({**wanted.flags, "gpu-memory-utilization": 0.3}, VLLM, memory).need(gpu) == 37.5
 
 
@@ -373,4 +373,4 @@ def test_share_that_holds_a_fixed_cache_is_offered(cache: float, named: bool) ->
     part = Host(gpus=(Gpu(0, name="NVIDIA GeForce RTX 4090", memory_gib=24.0, free_gib=12.0),))
     with pytest.raises(NoPlaceError) as refused:
         find_place(GpuRequest({"num-gpu-blocks-override": 100}, VLLM, memory), part, "auto", ())
-    assert ("It would fit with --gpu-memory-utilization 0.5" in str(refused.value)) is named
+    assert ("It would fit with --gpu-memory-utilization 0.48" in str(refused.value)) is named

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from vllm_console.cli.plan_text import plan_document, plan_lines
 from vllm_console.fleet.verbs import NoPlaceError
 from vllm_launchers.host.gpu.document import host_from_topo, read_host
-from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, Link
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes
 from vllm_launchers.launch.placement import GpuRequest, find_place
 from vllm_launchers.launch.resolve import ResolvedRequest, resolve_launch
@@ -78,6 +78,7 @@ def plan(
     ask = ResolvedRequest(
         PRESETS[preset], engine, changes or Changes(), model, "127.0.0.1", 8000, {}, gpus=gpus,
         find=find,  # type: ignore[arg-type]
+        gpus_unnamed=not place and not gpus,
     )  # fmt: skip
     return resolve_launch(ask, PlanInputs(known_facts(model), None, host)).plan
 
@@ -133,6 +134,64 @@ def _rows(made: Plan) -> Iterator[str]:
             yield f"{one.label}: more requests give fewer tokens"
         if one.concurrent_requests is not None and one.paces.full.concurrency > one.concurrent_requests:
             yield f"{one.label}: more run than find room"
+
+
+def with_room(host: Host, *free: float, user: str = "anna") -> Host:
+    """The host with so much free on each GPU; what is taken belongs to this user, or to our server `other`."""
+
+    def one(gpu: Gpu, left: float) -> Gpu:
+        used = (gpu.memory_gib or 0.0) - left
+        server = "other" if user == "me" else ""
+        held = (Holder(4711, user, used, server=server, command="python"),) if used > 1 else ()
+        return replace(gpu, free_gib=left, used_gib=used, used_by=held)
+
+    return replace(host, gpus=tuple(one(gpu, left) for gpu, left in zip(host.gpus, free, strict=True)))
+
+
+def uneven(large: float, small: float) -> Host:
+    """A card of 80 GiB and two of 48, with so much free."""
+    kinds = (("NVIDIA A100-SXM4-80GB", 80.0, "8.0"), *[("NVIDIA RTX A6000", 48.0, "8.6")] * 2)
+    gpus = [Gpu(at, f"GPU-{at}", name, gib, compute_capability=able) for at, (name, gib, able) in enumerate(kinds)]
+    links = tuple(Link(a, b, "PIX") for a in range(3) for b in range(a + 1, 3))
+    return with_room(Host(gpus=tuple(gpus), links=links), large, small, small)
+
+
+def starts(made: Plan) -> bool:
+    """Whether it fits where it is placed, as far as the plan knows."""
+    return made.memory is not None and made.memory.fits and not any(one.level is Level.ERROR for one in made.findings)
+
+
+LARGE_MODEL = "openai/gpt-oss-120b"
+"""It fits on one card of 80 GiB, or on two of 48."""
+
+
+@pytest.mark.parametrize("user", ["anna", "me"])
+def test_layout_is_not_chosen_for_a_gpu_that_others_hold(user: str) -> None:
+    held = plan("batch", LARGE_MODEL, with_room(uneven(79.5, 47.5), 71.0, 47.5, 47.5, user=user))
+    assert (held.gpus, starts(held)) == ((1, 2), True)
+    assert starts(plan("batch", LARGE_MODEL, uneven(79.5, 47.5)))
+
+
+def test_layout_is_not_chosen_for_a_gpu_that_others_have_claimed() -> None:
+    host = uneven(79.5, 47.5)
+    claim = GpuClaim("anna", 0.0, "training", words="taken till 18:00 by anna: training")
+    claimed = replace(host, gpus=(replace(host.gpus[0], claims=(claim,)), *host.gpus[1:]))
+    made = plan("batch", LARGE_MODEL, claimed)
+    assert (made.gpus, starts(made)) == ((1, 2), True)
+
+
+@pytest.mark.parametrize(
+    ("free", "most"), [((44.6, 44.6, 44.6, 44.6), 4), ((44.6, 5.0, 44.6, 44.6), 1), ((44.6, 44.6, 5.0, 44.6), 2)]
+)
+def test_layouts_without_named_gpus_fit_on_the_first_visible_ones(free: tuple[float, ...], most: int) -> None:
+    host = with_room(HOSTS["4xl40s-switch"], *free)
+    model = "Qwen/Qwen3-4B-Instruct-2507-FP8"
+    made = plan("chatbot", model, host, place="")
+    assert starts(made)
+    offered = [one for one in made.alternatives if one.model is None and one.fits]
+    assert max(one.layout.total for one in offered) == most
+    for one in offered:
+        assert starts(plan("chatbot", model, host, one.changes, place="")), one.label
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -83,6 +83,8 @@ class MemoryBudget(msgspec.Struct, frozen=True):
         return self.concurrency_p95 if self.concurrency_p95 >= self.max_concurrency else None
 
 
+CONTEXT_GIB = 0.45
+"""CUDA context and loaded kernels: present before vLLM measures, so not in its share (except in 0.8)."""
 NEIGHBORS_GIB = 4.0
 """NCCL's buffers and CUDA's own memory together stay below this: what is beyond it other processes took."""
 
@@ -169,6 +171,23 @@ def shapes(gpus: Sequence[Gpu | GpuShape], count: int) -> list[GpuShape]:
     if not given:
         return []
     return given + [replace(given[-1], index=None, free_gib=None)] * (count - len(given))
+
+
+def cuda_gib(gpu: Gpu) -> float | None:
+    """What CUDA programs see of a GPU's memory: ``gpu-memory-utilization`` is a share of it. None if unknown."""
+    return _shape(gpu).total_gib if gpu.memory_gib is not None else None
+
+
+def needed_gib(gpu: Gpu, share: float) -> float | None:
+    """What has to be free on a GPU for vLLM to start with this ``gpu-memory-utilization``; None if unknown."""
+    total = cuda_gib(gpu)
+    return share * total + CONTEXT_GIB if total is not None else None
+
+
+def share_within(gpu: Gpu, free: float | None) -> float | None:
+    """The ``gpu-memory-utilization`` with which vLLM starts where so much is free (`needed_gib`); None if unknown."""
+    total = cuda_gib(gpu)
+    return max(0.0, free - CONTEXT_GIB) / total if total and free is not None else None
 
 
 def _shape(gpu: Gpu) -> GpuShape:

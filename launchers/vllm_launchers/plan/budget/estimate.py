@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.host import Gpu
-from vllm_launchers.plan.budget.budget import GpuBudget, GpuShape, MemoryBudget, shapes
+from vllm_launchers.plan.budget.budget import CONTEXT_GIB, GpuBudget, GpuShape, MemoryBudget, shapes
 from vllm_launchers.plan.budget.cache import CacheLayout, layout
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal, draft_tensor, effective_flags, whole
 from vllm_launchers.plan.budget.weights import LoadedWeights, offloaded_bytes, pipeline_stages, weights_of
@@ -27,8 +27,6 @@ from vllm_launchers.vllm.modelfacts.encoder import with_pixels
 from vllm_launchers.vllm.modelfacts.facts import Encoder, ModelFacts
 from vllm_launchers.vllm.release_defaults import Release
 
-CONTEXT_GIB = 0.45
-"""CUDA context and loaded kernels: present before vLLM measures, so not in its share (except in 0.8)."""
 _WORKSPACES_GIB = 0.1
 _NCCL_GIB = 0.1
 """Per rank of the tensor-parallel group; before 0.11 counted against vLLM's share."""

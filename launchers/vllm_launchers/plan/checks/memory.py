@@ -10,7 +10,14 @@ from collections.abc import Iterator
 
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.sharing import available_gib, format_share, is_held_by_others
-from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget
+from vllm_launchers.plan.budget.budget import (
+    CONTEXT_GIB,
+    HIGHEST_UTILIZATION,
+    MemoryBudget,
+    cuda_gib,
+    needed_gib,
+    share_within,
+)
 from vllm_launchers.plan.budget.memory_flags import whole
 from vllm_launchers.plan.checks.context import longest_supported
 from vllm_launchers.plan.checks.request import (
@@ -88,19 +95,18 @@ def _on_slice(plan: Plan) -> bool:
 
 def _free_share(gpus: tuple[Gpu, ...], inputs: PlanInputs) -> float:
     """The share to take of what is free on each of them, rounded down; GPUs of unknown memory do not count."""
-    pairs = [(available_gib(gpu, inputs.shares), gpu.memory_gib) for gpu in gpus if not gpu.lost]
-    shares = [free / total for free, total in pairs if free is not None and total is not None]
+    found = [share_within(gpu, available_gib(gpu, inputs.shares)) for gpu in gpus if not gpu.lost]
+    shares = [share for share in found if share is not None]
     return min(HIGHEST_UTILIZATION, math.floor(min(shares, default=0.0) * 100) / 100)
 
 
 def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     """vLLM refuses to start unless its whole share is free on each GPU at that moment; ``fitting`` would be."""
-    free, total = available_gib(gpu, inputs.shares), gpu.memory_gib
+    free, total, needed = available_gib(gpu, inputs.shares), cuda_gib(gpu), needed_gib(gpu, utilization(plan))
     who = format_held(gpu) or f"GPU {gpu.index}"
     limit = format_share(gpu, inputs.shares)
-    if free is None or total is None or gpu.lost:
+    if free is None or total is None or needed is None or gpu.lost:
         return
-    needed = utilization(plan) * total
     if free + SLACK_GIB >= needed:
         if is_held_by_others(gpu):
             yield PlanFinding("gpu_shared", Level.ADVICE, f"{who}: memory they allocate later is lost to this server")
@@ -111,7 +117,8 @@ def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, fitting: float, budget: Budg
     why = f"; {limit}" if limit else ""
     text = (
         f"{who}{why}: {free:.1f} GiB available; {needed - free:.1f} GiB short of "
-        f"--{UTILIZATION} {utilization(plan):g} ({format_needs([needed])}), so vLLM will not start"
+        f"--{UTILIZATION} {utilization(plan):g} ({format_needs([needed])}: its share of {total:.1f} GiB usable, and "
+        f"{CONTEXT_GIB:.1f} for CUDA itself), so vLLM will not start"
     )
     yield PlanFinding("memory_held", Level.ERROR, text, fix, surely=False)
 
@@ -253,5 +260,5 @@ def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Chan
 
 
 def _has_room(plan: Plan, inputs: PlanInputs, gpu: Gpu) -> bool:
-    free, total = available_gib(gpu, inputs.shares), gpu.memory_gib
-    return free is not None and total is not None and free + SLACK_GIB >= utilization(plan) * total
+    free, needed = available_gib(gpu, inputs.shares), needed_gib(gpu, utilization(plan))
+    return free is not None and needed is not None and free + SLACK_GIB >= needed

@@ -119,11 +119,17 @@ def gpus_of(plan: Plan, inputs: PlanInputs) -> tuple[Gpu, ...]:
     if inputs.ray is not None and len([node for node in inputs.ray.nodes if node.gpus]) > 1:
         return ()  # Ray may choose those of other nodes
     devices = variables(plan, inputs).get(VISIBLE)
-    known = {gpu.index: gpu for gpu in host.gpus}
     if plan.gpus and not (devices or "").startswith("MIG-"):
+        known = {gpu.index: gpu for gpu in host.gpus}
         return tuple(known[index] for index in plan.gpus if index in known)
+    visible = visible_gpus(host, devices)
+    return visible if devices is not None else visible[: local_ranks(plan.flags)]
+
+
+def visible_gpus(host: Host, devices: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` names, in its order; all if it is not set, none if an entry is unknown."""
     if devices is None:
-        return tuple(known[index] for index in sorted(known))[: local_ranks(plan.flags)]
+        return tuple(sorted(host.gpus, key=lambda gpu: gpu.index))
     found = [_device(host, word.strip()) for word in devices.split(",")]
     return tuple(gpu for gpu in found if gpu is not None) if None not in found else ()
 

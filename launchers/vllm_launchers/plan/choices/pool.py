@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, pairwise
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_launchers.engine_model.gpus import Interconnect, over_nvlink, over_pcie_slot
 from vllm_launchers.host.gpu.host import Gpu, Host, Link, connected
@@ -78,6 +79,30 @@ def _may(gpu: Gpu, given: tuple[int, ...]) -> bool:
     return gpu.index in given if given else not gpu.claimed
 
 
+def usable_gpus(host: Host, gpus: Iterable[int] = (), shares: Iterable[GpuShare] = ()) -> list[Gpu]:
+    """The whole GPUs that a launch may use: those given, else unused ones, else all that no other user has claimed."""
+    given, shares = tuple(gpus), tuple(shares)
+    whole = [gpu for gpu in host.gpus if not gpu.lost and not gpu.mig_mode and _may(gpu, given)]
+    named = [gpu for gpu in whole if gpu.index in given]
+    return named or [gpu for gpu in whole if is_free(gpu, shares)] or whole
+
+
+def first_visible(host: Host, visible: Sequence[Gpu], shares: Iterable[GpuShare] = ()) -> Host:
+    """The host as a server sees it whose GPUs nobody chooses: vLLM takes the first of the visible ones.
+
+    A layout has no use for GPUs behind one that is in use, or behind one of another kind.
+    """
+    shares = tuple(shares)
+    if not visible:
+        return host
+    kept = [visible[0]]
+    for gpu in visible[1:]:
+        if gpu.name != kept[0].name or not all(is_free(one, shares) for one in (kept[-1], gpu)):
+            break
+        kept.append(gpu)
+    return replace(host, gpus=tuple(kept))
+
+
 def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[GpuShare] = ()) -> Pool | None:
     """The GPUs that a launch may use: those given, else unused ones, else all. None without GPUs.
 
@@ -92,7 +117,7 @@ def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[GpuSha
     if not whole:
         return _slice(usable.values(), shares)
     free = {index for index, gpu in whole.items() if is_free(gpu, shares)}
-    chosen = set(given) & set(whole) or free or set(whole)
+    chosen = {gpu.index for gpu in usable_gpus(host, given, shares)}
     # GPUs of one kind: the kind with the most total memory, so that a small extra GPU does not decide.
     if not given:
         chosen = _alike(chosen, whole)

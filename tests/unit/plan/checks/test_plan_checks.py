@@ -826,6 +826,15 @@ def test_no_fix_is_refused_for_any_set_flags(
     assert newly_refused(find, {"set": flags, "unset": unset, "facts": facts, "host": host}) == []
 
 
+@pytest.mark.parametrize(("free", "starts"), [(42.9, False), (43.2, True)])
+def test_required_memory_is_a_share_of_what_cuda_sees(find: Find, free: float, starts: bool) -> None:
+    """47.5 of 48 GiB, of which 0.9 are 42.8; and what CUDA takes before vLLM measures."""
+    held = machine(gpu(free_gib=free, used_gib=48.0 - free, used_by=(Holder(1, "anna", 4.0, command="x"),)))
+    found = [one.message for one in find(host=held, set={"gpu-memory-utilization": 0.9}) if one.code == "memory_held"]
+    assert (found == []) is starts
+    assert all("0.9 (43.3 GiB: its share of 47.5 GiB usable, and 0.5 for CUDA itself), so vLLM" in message for message in found)
+
+
 def test_offered_utilization_is_free_on_every_gpu(find: Find) -> None:
     held = machine(gpu(0, free_gib=30.0, used_gib=18.0), gpu(1, free_gib=20.0, used_gib=28.0))
     found = [one for one in find(host=held, set={"tensor-parallel-size": 2}) if one.code == "memory_held"]
