@@ -832,7 +832,8 @@ def test_required_memory_is_a_share_of_what_cuda_sees(find: Find, free: float, s
     held = machine(gpu(free_gib=free, used_gib=48.0 - free, used_by=(Holder(1, "anna", 4.0, command="x"),)))
     found = [one.message for one in find(host=held, set={"gpu-memory-utilization": 0.9}) if one.code == "memory_held"]
     assert (found == []) is starts
-    assert all("0.9 (43.3 GiB: its share of 47.5 GiB usable, and 0.5 for CUDA itself), so vLLM" in message for message in found)
+    words = "0.9 (43.3 GiB: its share of 47.5 GiB usable, and 0.5 for CUDA itself), so vLLM"
+    assert all(words in message for message in found)
 
 
 def test_offered_utilization_is_free_on_every_gpu(find: Find) -> None:
