@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from fakes.ports import free_port
 from vllm_launchers.launch import engine_verdict
 from vllm_launchers.launch.engine_verdict import EngineVerdicts
 from vllm_launchers.launch.inputs import PlanInputsReader
@@ -37,9 +38,11 @@ Plan = Callable[..., LaunchPlan]
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     planner = Planner(tmp_path, PlanInputsReader(), StartupReportStore(tmp_path / "reports.json"))
+    port = free_port()  # the default is the first free one, which other tests take meanwhile
 
     def plan(**flags: object) -> LaunchPlan:
-        return planner.plan(LaunchRequest("chatbot", engine="simulated", changes=Changes(set=flags)), ())
+        request = LaunchRequest("chatbot", engine="simulated", port=port, changes=Changes(set=flags))
+        return planner.plan(request, ())
 
     return plan
 
