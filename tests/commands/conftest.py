@@ -1,4 +1,4 @@
-"""Commands as scripts use them: run, read the JSON, on simulated servers in a state folder of the test's own."""
+"""Fixtures that run commands and read their JSON, with simulated servers in a separate state folder."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Program:
         own_port: bool = True,
         timeout: float = 180.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run it; a server that it starts gets a port of its own, which is chosen here rather than by the command."""
+        """Run it. A server that it starts gets a free port chosen by the test."""
         words = with_own_port(words) if own_port else words
         return run_command(words, {**self.env, **(env or {})}, typed, timeout=timeout)
 
     def json(self, *words: str, env: dict[str, str] | None = None) -> Any:
-        """The answer as JSON; the command must have ended well."""
+        """The output as JSON; the command must succeed."""
         answer = self(*words, "--json", env=env)
         assert answer.returncode == 0, f"{words}: exit {answer.returncode}\n{answer.stderr}\n{answer.stdout}"
         return json.loads(answer.stdout)
@@ -52,7 +52,7 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """``vllm-console`` with a home of its own; its servers are ended with the test."""
+    """``vllm-console`` with a separate home; its servers end with the test."""
     runner = Program(tmp_path)
     yield runner
     end_servers(tmp_path / "state" / "vllm-console")

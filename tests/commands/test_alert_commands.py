@@ -30,7 +30,7 @@ def start(program, name="chat", preset="chatbot"):
 
 
 def write_presets(program):
-    """One whose objectives hold however busy the machine is, and one whose never do."""
+    """One preset whose objectives always hold, and one whose objectives never do."""
     folder = program.home / "config/vllm-console/presets"
     folder.mkdir(parents=True)
     (folder / "patient.toml").write_text(PRESET.format(seconds=3600))
@@ -38,7 +38,7 @@ def write_presets(program):
 
 
 def checked(program, *words):
-    """The answer of a check once something was recorded."""
+    """The output of ``check`` once samples were recorded."""
     deadline = time.monotonic() + 30
     while True:
         answer = program("check", "chat", "--json", *words)
@@ -48,7 +48,7 @@ def checked(program, *words):
         time.sleep(ASK_SECONDS)
 
 
-def test_check_says_by_its_exit_code_whether_a_server_keeps_its_objectives(program):
+def test_check_exit_code_reports_whether_objectives_are_met(program):
     write_presets(program)
     start(program, preset="patient")
     answer, document = checked(program, "--allow-idle")
@@ -78,7 +78,7 @@ def test_check_says_by_its_exit_code_whether_a_server_keeps_its_objectives(progr
     assert "broken  chat is not serving: stopped" in answer.stdout
 
 
-def test_check_names_each_objective_that_is_broken(program):
+def test_check_lists_each_violated_objective(program):
     write_presets(program)
     start(program, preset="hasty")
     program.json("load", "chat", "--rate", "10", "--duration", "1")
@@ -88,9 +88,9 @@ def test_check_names_each_objective_that_is_broken(program):
         time.sleep(ASK_SECONDS)
     assert answer.returncode == 1
     lines = [line for line in answer.stdout.splitlines() if line.startswith("broken")]
-    assert [line.split(" is ")[0] for line in lines] == ["broken  TTFT p99", "broken  ITL p99"], "each line once"
+    assert [line.split(" is ")[0] for line in lines] == ["broken  TTFT p99", "broken  ITL p99"], "no duplicate line"
     assert all("above its limit of 10µs (objectives of preset hasty)" in line for line in lines)
-    assert answer.stderr == "", "the result has one place"
+    assert answer.stderr == "", "the result is printed once"
     _, document = checked(program)
     broken = [one["name"] for one in document["objectives"] if one["ok"] is False]
     assert broken == ["ttft_p99_seconds", "itl_p99_seconds"]
@@ -105,13 +105,13 @@ def test_check_names_each_objective_that_is_broken(program):
         ([], 2, "name"),
     ],
 )
-def test_check_refuses_what_makes_no_sense(program, words, code, told):
+def test_check_rejects_invalid_arguments(program, words, code, told):
     answer = program("check", *words)
     assert answer.returncode == code
     assert told in answer.stderr
 
 
-def test_watch_reports_a_failure_once_and_ends_on_a_signal(program):
+def test_watch_reports_failure_once_and_ends_on_signal(program):
     server = start(program)
     watch = subprocess.Popen(
         [sys.executable, "-m", "vllm_console", "watch", "--json"],
@@ -137,7 +137,7 @@ def test_watch_reports_a_failure_once_and_ends_on_a_signal(program):
         watch.wait()
 
 
-def test_export_writes_rules_with_the_objectives_of_a_preset_or_server(program):
+def test_export_writes_alert_rules_of_preset_or_server(program):
     rules = yaml.safe_load(program("export", "prometheus", "batch").stdout)["groups"][0]
     assert rules["name"] == "vllm-console batch"
     assert program.json("export", "prometheus", "batch")["groups"][0] == rules
@@ -153,7 +153,7 @@ def test_export_writes_rules_with_the_objectives_of_a_preset_or_server(program):
     assert "our default" in everything
 
 
-def test_export_writes_a_dashboard(program):
+def test_export_writes_dashboard(program):
     dashboard = json.loads(program("export", "grafana", "chatbot").stdout)
     assert dashboard["uid"] == "vllm-console-chatbot"
     assert json.loads(program("export", "grafana").stdout)["uid"] == "vllm-console"
@@ -167,7 +167,7 @@ def test_export_writes_a_dashboard(program):
         (["nagios"], 2, "prometheus"),
     ],
 )
-def test_export_refuses_what_makes_no_sense(program, words, code, told):
+def test_export_rejects_invalid_arguments(program, words, code, told):
     answer = program("export", *words)
     assert answer.returncode == code
     assert told in answer.stderr

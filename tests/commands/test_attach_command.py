@@ -1,4 +1,4 @@
-"""``attach`` and ``detach``: an endpoint is recorded by a process of its own, read-only, and gets its own key alone."""
+"""``attach`` and ``detach``: an endpoint gets its own recorder, is read-only, and receives only its own key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def far(program: Any, fake: FakeEndpoint) -> Iterator[dict[str, Any]]:
     program("detach", "far")
 
 
-def test_an_attached_endpoint_is_recorded_and_never_changed(program: Any, fake: FakeEndpoint, far: Any) -> None:
+def test_attached_endpoint_is_recorded_read_only(program: Any, fake: FakeEndpoint, far: Any) -> None:
     assert far["name"] == "far"
     assert far["ours"] is False
     assert far["attached"] == {
@@ -54,7 +54,7 @@ def test_an_attached_endpoint_is_recorded_and_never_changed(program: Any, fake: 
     assert program("check", "far", "--allow-idle").returncode == 0
 
 
-def test_load_needs_remote_and_only_its_own_key_is_sent(program: Any, fake: FakeEndpoint, far: Any) -> None:
+def test_load_requires_remote_option_and_sends_only_its_own_key(program: Any, fake: FakeEndpoint, far: Any) -> None:
     for words in (
         ("load", "far"), ("load", fake.url), ("chat", "far"), ("chat", fake.url), ("ramp", "far"),
         ("ramp", "far", "--yes"),
@@ -76,7 +76,7 @@ def test_load_needs_remote_and_only_its_own_key_is_sent(program: Any, fake: Fake
     assert b"s3cret" not in kept
 
 
-def test_attaching_again_keeps_its_history_and_takes_another_key(program: Any, fake: FakeEndpoint, far: Any) -> None:
+def test_reattaching_keeps_history_and_replaces_key(program: Any, fake: FakeEndpoint, far: Any) -> None:
     before = len(fake.asked)
     again = program.json("attach", fake.url, env={"FAR_KEY": "x"})
     assert (again["name"], again["attached"]["key_env"], again["attached"]["keyed"]) == ("far", None, False)
@@ -88,7 +88,7 @@ def test_attaching_again_keeps_its_history_and_takes_another_key(program: Any, f
     assert "attached already, as far" in other.stderr
 
 
-def test_a_detached_endpoint_is_asked_no_more_and_can_be_replayed(program: Any, fake: FakeEndpoint, far: Any) -> None:
+def test_detached_endpoint_is_not_polled_and_can_be_replayed(program: Any, fake: FakeEndpoint, far: Any) -> None:
     fake.wait(3)
     state: Path = program.home / "state" / "vllm-console"
     assert is_recorded(attached_folder(state, "far"))
@@ -100,9 +100,7 @@ def test_a_detached_endpoint_is_asked_no_more_and_can_be_replayed(program: Any, 
     assert program("status", "far").returncode == 3
 
 
-def test_an_endpoint_that_does_not_answer_is_attached_and_the_others_are_shown(
-    program: Any, fake: FakeEndpoint, far: Any
-) -> None:
+def test_unreachable_endpoint_is_attached_without_hiding_others(program: Any, fake: FakeEndpoint, far: Any) -> None:
     dead = program.json("attach", f"http://127.0.0.1:{free_port()}", "--name", "dead")
     assert dead["attached"]["reachability"] == "unreachable"
     assert "refused the connection" in dead["reason"]
@@ -112,7 +110,7 @@ def test_an_endpoint_that_does_not_answer_is_attached_and_the_others_are_shown(
     assert program("detach", "dead").returncode == 0
 
 
-def test_wrong_arguments_attach_nothing(program: Any, tmp_path: Path) -> None:
+def test_invalid_arguments_attach_nothing(program: Any, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for words, code in (
@@ -130,7 +128,7 @@ def test_wrong_arguments_attach_nothing(program: Any, tmp_path: Path) -> None:
     assert not any(one["attached"] for one in program.json("list"))
 
 
-def test_attaching_at_once_gives_one_endpoint(program: Any, fake: FakeEndpoint) -> None:
+def test_concurrent_attach_creates_one_endpoint(program: Any, fake: FakeEndpoint) -> None:
     with ThreadPoolExecutor(3) as threads:
         done = list(threads.map(lambda _: program("attach", fake.url, "--name", "far", "--json"), range(3)))
     try:

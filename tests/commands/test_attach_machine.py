@@ -1,4 +1,4 @@
-"""``attach ssh://HOST``: the fleet of another machine, read and acted on over ssh, with a fake ssh that stays here."""
+"""``attach ssh://HOST``: the fleet of another machine, read and controlled over ssh, with a fake local ssh."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gpubox(program: Any, tmp_path: Path) -> Iterator[Path]:
 
 
 def settled(fleet: LocalFleet, done: Callable[[Any], bool]) -> Any:
-    """Wait until a snapshot is as it should be."""
+    """Wait until a snapshot meets the condition."""
     deadline = time.monotonic() + 60
     while not done(found := fleet.snapshot()):
         assert time.monotonic() < deadline, found.servers
@@ -47,7 +47,7 @@ def settled(fleet: LocalFleet, done: Callable[[Any], bool]) -> Any:
     return found
 
 
-def test_commands_about_its_servers_run_there(program: Any, gpubox: Path) -> None:
+def test_commands_for_remote_servers_run_on_their_machine(program: Any, gpubox: Path) -> None:
     (chat,) = (one for one in program.json("list") if one["name"] == "gpubox/chat")
     assert (chat["ours"], chat["host"], chat["state"]) == (False, "gpubox", "ready")
     assert program.json("status", "gpubox/chat")["name"] == "chat"
@@ -64,7 +64,7 @@ def test_commands_about_its_servers_run_there(program: Any, gpubox: Path) -> Non
     (gpubox / "config" / "vllm-console").mkdir()
     (gpubox / "config" / "vllm-console" / "config.toml").write_text("read_only = true\n")
     forbidden = program("stop", "gpubox/chat")
-    assert forbidden.returncode == 4, "the rules of that machine hold"
+    assert forbidden.returncode == 4, "the settings of the remote machine apply"
     assert "read_only = true" in forbidden.stderr
     (gpubox / "config" / "vllm-console" / "config.toml").unlink()
     assert program.json("stop", "gpubox/chat")["state"] == "stopped"
@@ -78,8 +78,8 @@ def test_commands_about_its_servers_run_there(program: Any, gpubox: Path) -> Non
     assert program("status", "gpubox/chat").returncode == 3
 
 
-def test_what_keeps_the_pipe_of_ssh_open_is_not_waited_for(program: Any, gpubox: Path, tmp_path: Path) -> None:
-    """As the master of a shared connection does, which stays for later commands."""
+def test_does_not_wait_for_process_holding_ssh_pipe(program: Any, gpubox: Path, tmp_path: Path) -> None:
+    """Like the master of a shared connection, which stays for later commands."""
     left = tmp_path / "left"
     says = f"sleep 600 </dev/null >/dev/null & echo $! >{left}; echo done; echo last words >&2; exit 7"
     answer = program("status", "gpubox/chat", env={"FAKE_SSH_SAYS": says})
@@ -88,7 +88,7 @@ def test_what_keeps_the_pipe_of_ssh_open_is_not_waited_for(program: Any, gpubox:
     assert (answer.returncode, answer.stdout, answer.stderr) == (7, "done\n", "last words\n")
 
 
-def test_a_console_acts_over_one_connection_that_comes_back(
+def test_console_uses_one_connection_and_reconnects(
     program: Any, gpubox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PATH", "FAKE_SSH_HOMES", "FAKE_SSH_PATH", "HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):

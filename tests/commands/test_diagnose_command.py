@@ -1,4 +1,4 @@
-"""``diagnose LOGFILE``: the document, the words for people, and files that cannot be read."""
+"""``diagnose LOGFILE``: JSON, text output, and unreadable files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RuntimeError: Engine core initialization failed. See root cause above.
 """  # noqa: E501
 
 
-def test_the_document_names_cause_line_and_fix(program, tmp_path):
+def test_json_has_cause_line_and_fix(program, tmp_path):
     path = tmp_path / "server.log"
     path.write_text(LOG)
     answer = program.json("diagnose", str(path))
@@ -33,7 +33,7 @@ def test_the_document_names_cause_line_and_fix(program, tmp_path):
     assert set(answer["fixes"][0]) == {"set", "unset", "why", "tradeoff"}
 
 
-def test_people_read_the_cause_first_and_the_change_as_they_would_type_it(program, tmp_path):
+def test_text_starts_with_cause_and_shows_the_fix_as_a_command(program, tmp_path):
     path = tmp_path / "server.log"
     path.write_text(LOG.replace("Decrease", "\x1b[31mDecrease [bold]") + "api key sk-aaaaaaaaaaaaaaaaaaaaaaaaaaaa\n")
     answer = program("diagnose", str(path))
@@ -44,7 +44,7 @@ def test_people_read_the_cause_first_and_the_change_as_they_would_type_it(progra
     assert "\x1b" not in answer.stdout
 
 
-def test_lines_are_counted_from_the_beginning_of_a_file_too_long_to_read_whole(tmp_path, monkeypatch, capsys):
+def test_line_numbers_of_truncated_file_count_from_its_beginning(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(diagnose, "MOST_BYTES", 2 * len(LOG))
     path = tmp_path / "long.log"
     path.write_text(("x" * 99 + "\n") * 500 + LOG)
@@ -54,14 +54,14 @@ def test_lines_are_counted_from_the_beginning_of_a_file_too_long_to_read_whole(t
     assert json.loads(capsys.readouterr().out)["line"] == 506
 
 
-def test_windows_line_ends_are_read(program, tmp_path):
+def test_windows_line_endings(program, tmp_path):
     path = tmp_path / "server.log"
     path.write_bytes(LOG.replace("\n", "\r\n").encode())
     answer = program.json("diagnose", str(path))
     assert (answer["cause"], answer["line"]) == ("free_memory_below_utilization", 6)
 
 
-def test_a_file_that_cannot_be_read_is_one_sentence(program, tmp_path):
+def test_unreadable_file_prints_one_line(program, tmp_path):
     for name in (tmp_path / "none.log", tmp_path):
         answer = program("diagnose", str(name))
         assert answer.returncode == 1
@@ -69,7 +69,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(program, tmp_path):
         assert answer.stderr.count("\n") == 1
 
 
-def test_bytes_that_are_no_text_and_an_empty_log_are_no_failure(program, tmp_path):
+def test_binary_and_empty_logs_have_no_failure(program, tmp_path):
     path = tmp_path / "x.log"
     for data in (b"", b"\xff\x00\xfe" * 1000):
         path.write_bytes(data)
@@ -77,13 +77,13 @@ def test_bytes_that_are_no_text_and_an_empty_log_are_no_failure(program, tmp_pat
         assert (answer["cause"], answer["confidence"], answer["fixes"]) == ("other", 0.0, [])
 
 
-def test_a_name_that_is_neither_a_file_nor_a_server_is_one_sentence(program):
+def test_unknown_name_prints_one_line(program):
     answer = program("diagnose", "chat")
     assert (answer.returncode, answer.stdout) == (1, "")
     assert answer.stderr == "vllm-console: chat: there is neither such a file nor a server of that name\n"
 
 
-def test_a_folder_of_a_servers_name_does_not_hide_the_server(program, tmp_path, monkeypatch):
+def test_folder_with_server_name_does_not_hide_server(program, tmp_path, monkeypatch):
     (tmp_path / "chat").mkdir()
     monkeypatch.chdir(tmp_path)
     assert program("diagnose", "chat").stderr.endswith("neither such a file nor a server of that name\n")
@@ -97,7 +97,7 @@ def test_a_folder_of_a_servers_name_does_not_hide_the_server(program, tmp_path, 
         (State.STOPPED, "chat has not failed: it is stopped"),
     ],
 )
-def test_a_server_that_has_not_failed_is_one_sentence(tmp_path, monkeypatch, state, sentence):
+def test_server_without_failure_prints_one_line(tmp_path, monkeypatch, state, sentence):
     class Fleet:
         def snapshot(self):
             return FleetSnapshot(2000.0, "box", servers=(ServerView("chat", state, 1000.0),))

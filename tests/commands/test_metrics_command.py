@@ -1,4 +1,4 @@
-"""``metrics SOURCE`` on pages good and bad."""
+"""``metrics SOURCE`` on valid and invalid pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEYS = {
 }  # fmt: skip
 
 
-def test_engines_are_aggregated_and_kept_apart(program, tmp_path):
+def test_engines_are_shown_separately_and_aggregated(program, tmp_path):
     page = tmp_path / "page.txt"
     page.write_text(PAGE)
     answer = program.json("metrics", str(page))
@@ -45,7 +45,7 @@ def test_engines_are_aggregated_and_kept_apart(program, tmp_path):
     assert answer["requests_waiting"] is None
     assert answer["ttft_seconds"] == {
         "count": 100, "sum": 11.0, "mean": 0.11,
-        "p50": None, "p50_below": 0.1, "p50_above": None,  # the median is the last of the first bucket
+        "p50": None, "p50_below": 0.1, "p50_above": None,  # the median is the upper bound of the first bucket
         "p90": pytest.approx(0.18), "p90_below": 0.2, "p90_above": 0.1,
         "p99": pytest.approx(0.198), "p99_below": 0.2, "p99_above": 0.1,
     }  # fmt: skip
@@ -55,7 +55,7 @@ def test_engines_are_aggregated_and_kept_apart(program, tmp_path):
     assert answer["engines"]["1"]["ttft_seconds"] is None
 
 
-def test_what_the_api_server_answered_is_shown(program, tmp_path):
+def test_http_responses_are_shown(program, tmp_path):
     page = tmp_path / "page.txt"
     page.write_text(
         PAGE
@@ -70,7 +70,7 @@ def test_what_the_api_server_answered_is_shown(program, tmp_path):
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Answers as badly as the path says."""
+    """Sends the invalid response that the path names."""
 
     def do_GET(self):
         self.send_response(200)
@@ -100,7 +100,7 @@ def bad_server():
 
 
 @pytest.mark.parametrize("path", ["/html/metrics", "/empty/metrics", "/big/metrics", "/hang/metrics"])
-def test_a_bad_page_ends_in_a_sentence(program, bad_server, path):
+def test_invalid_page_prints_one_line(program, bad_server, path):
     answer = program("metrics", bad_server + path, "--timeout", "2")
     assert answer.returncode == 1
     assert "Traceback" not in answer.stderr
@@ -109,7 +109,7 @@ def test_a_bad_page_ends_in_a_sentence(program, bad_server, path):
 
 
 @pytest.mark.parametrize("content", [b"", b"<html></html>", b"\x00\xff\xfe garbage", PAGE[:700].encode() + b"vllm:nu"])
-def test_a_bad_file_ends_well(program, tmp_path, content):
+def test_invalid_file_is_handled(program, tmp_path, content):
     page = tmp_path / "page"
     page.write_bytes(content)
     answer = program("metrics", str(page), "--json")

@@ -1,4 +1,4 @@
-"""``models get``, ``remove`` and ``search`` with a hub of the test's own."""
+"""``models get``, ``remove`` and ``search`` with a local hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hub_env(program: Any, hub: FakeHub) -> dict[str, str]:
     return {"HF_ENDPOINT": hub.url, "HF_HOME": str(program.home / "hf"), "HF_HUB_OFFLINE": "0", "PYTHONPATH": ""}
 
 
-def test_a_model_is_downloaded_verified_listed_and_removed(program: Any) -> None:
+def test_model_is_downloaded_verified_listed_and_removed(program: Any) -> None:
     with FakeHub({"org/tiny": FILES, "org/other": FILES}) as hub:
         env = hub_env(program, hub)
         asked = program("models", "get", "org/tiny", env=env)
@@ -52,7 +52,7 @@ def test_a_model_is_downloaded_verified_listed_and_removed(program: Any) -> None
         assert program("models", "remove", "org/tiny", "--yes", env=env).returncode == 3
 
 
-def test_a_wrong_checksum_is_found_and_the_file_deleted(program: Any) -> None:
+def test_file_with_wrong_checksum_is_deleted(program: Any) -> None:
     with FakeHub({"org/tiny": FILES}, corrupt=True) as hub:
         env = hub_env(program, hub)
         answer = program("models", "get", "org/tiny", "--yes", env=env)
@@ -63,7 +63,7 @@ def test_a_wrong_checksum_is_found_and_the_file_deleted(program: Any) -> None:
         assert program("models", "get", "org/tiny", "--yes", env=env).returncode == 0
 
 
-def test_a_models_own_code_is_downloaded_when_asked_for_and_not_run(program: Any) -> None:
+def test_model_code_is_downloaded_only_on_request_and_never_run(program: Any) -> None:
     ran = program.home / "ran"
     code = f"open({str(ran)!r}, 'w')\n".encode()
     files = {
@@ -79,7 +79,7 @@ def test_a_models_own_code_is_downloaded_when_asked_for_and_not_run(program: Any
     assert not ran.exists()
 
 
-def test_an_interrupted_download_keeps_what_is_complete(program: Any) -> None:
+def test_interrupted_download_keeps_complete_files(program: Any) -> None:
     files = {**FILES, "model.safetensors": WEIGHTS * 3}  # written to the disk in parts of 10 MB
     with FakeHub({"org/tiny": files}, hold_after=22_000_000) as hub:
         env = hub_env(program, hub)
@@ -102,7 +102,7 @@ def test_an_interrupted_download_keeps_what_is_complete(program: Any) -> None:
         assert not list(blobs.glob("*incomplete"))
 
 
-def test_parts_that_killed_downloads_left_are_deleted_once_their_file_is_complete(program: Any) -> None:
+def test_partial_files_are_deleted_after_completed_download(program: Any) -> None:
     with FakeHub({"org/tiny": FILES}) as hub:
         blobs = program.home / "hf/hub/models--org--tiny/blobs"
         blobs.mkdir(parents=True)
@@ -130,7 +130,7 @@ def test_parts_that_killed_downloads_left_are_deleted_once_their_file_is_complet
         (["org/vast"], "free some"),
     ],
 )
-def test_what_cannot_be_downloaded_is_one_sentence(program: Any, words: list[str], sentence: str) -> None:
+def test_failed_download_prints_one_line(program: Any, words: list[str], sentence: str) -> None:
     models = {
         "org/tiny": FILES, "org/gated": FILES, "org/evil": {"../../out": b"x", "config.json": CONFIG},
         "org/coded": {**FILES, "config.json": b'{"auto_map": {}}', "m.py": b"raise SystemExit"}, "org/vast": FILES,
@@ -151,7 +151,7 @@ def test_what_cannot_be_downloaded_is_one_sentence(program: Any, words: list[str
     assert not list(program.home.rglob("out"))
 
 
-def test_offline_is_one_sentence(program: Any) -> None:
+def test_offline_prints_one_line(program: Any) -> None:
     for env, sentence in (
         ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
         ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}, "does not answer"),
@@ -163,7 +163,7 @@ def test_offline_is_one_sentence(program: Any) -> None:
             assert answer.stderr.count("\n") == 1
 
 
-def test_gguf_files_are_not_offered_as_a_model_to_start(program: Any) -> None:
+def test_gguf_files_are_not_offered_for_start(program: Any) -> None:
     with FakeHub({"org/ggufs": {"a-Q4_K_M.gguf": b"GGUF", "README.md": b"about"}}) as hub:
         env = hub_env(program, hub)
         got = program("models", "get", "org/ggufs", "--yes", env=env)

@@ -1,4 +1,4 @@
-"""``vllm-console models``: what lies in the cache and in named folders, and what fits."""
+"""``vllm-console models``: models in the cache and in named folders, and what fits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def make_model(folder: Path, layers: int = 32) -> None:
-    """A folder like that of an 8B model, weights by size alone."""
+    """A folder like that of an 8B model; weights are sparse files."""
     folder.mkdir(parents=True)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -22,10 +22,10 @@ def make_model(folder: Path, layers: int = 32) -> None:
     )
     with (folder / name).open("wb") as file:
         file.write((2).to_bytes(8, "little") + b"{}")
-        file.truncate(total)  # holes take no room on the disk
+        file.truncate(total)  # sparse files use no disk space
 
 
-def test_models_are_listed_and_planned(program, tmp_path):
+def test_models_are_listed_with_plan(program, tmp_path):
     make_model(tmp_path / "models/org/eight")
     make_model(tmp_path / "models/org/large", layers=300)
     config = tmp_path / "config/vllm-console/config.toml"

@@ -1,4 +1,4 @@
-"""What cannot be printed, or has a name that no file can have, ends in one sentence and no crash report."""
+"""Failed output and invalid file names end in a one-line error and no crash report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def reports(environment: dict[str, str]) -> list[Path]:
     ],
     ids=["full", "closed"],
 )
-def test_output_that_is_refused_is_one_sentence(
+def test_failed_write_to_stdout_prints_one_line(
     environment: dict[str, str], words: list[str], redirection: str, sentence: str
 ) -> None:
     done = run(environment, words, redirection)
@@ -52,14 +52,14 @@ def test_output_that_is_refused_is_one_sentence(
 
 
 @pytest.mark.parametrize("words", [["list"], ["presets", "--json"]], ids=" ".join)
-def test_nothing_to_print_to_at_all_is_an_exit_code(environment: dict[str, str], words: list[str]) -> None:
+def test_no_output_stream_sets_exit_code(environment: dict[str, str], words: list[str]) -> None:
     for redirection in (">/dev/full 2>/dev/full", ">&- 2>&- <&-"):
         done = run(environment, words, redirection)
         assert done.returncode == 1
         assert reports(environment) == []
 
 
-def test_nothing_is_started_where_standard_output_is_closed(environment: dict[str, str], tmp_path: Path) -> None:
+def test_nothing_is_started_with_closed_stdout(environment: dict[str, str], tmp_path: Path) -> None:
     state = tmp_path / "state"
     done = run(environment, ["--state", str(state), "start", "chatbot", "--engine", "simulated"], ">&-")
     sentence = "standard output is closed, so nothing was done: use >/dev/null to discard the output"
@@ -83,7 +83,7 @@ def test_nothing_is_started_where_standard_output_is_closed(environment: dict[st
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else str(value),
 )
-def test_names_too_long_for_a_file_are_a_sentence(environment: dict[str, str], words: list[str], code: int) -> None:
+def test_too_long_names_print_one_line(environment: dict[str, str], words: list[str], code: int) -> None:
     done = run(environment, words)
     assert "internal error" not in done.stderr
     assert "Traceback" not in done.stderr
@@ -92,7 +92,7 @@ def test_names_too_long_for_a_file_are_a_sentence(environment: dict[str, str], w
 
 
 @pytest.mark.parametrize("home", ["/proc", "/dev/null", "/sys/kernel", f"/tmp/{LONG}"], ids=lambda home: home[:12])
-def test_a_home_in_which_nothing_can_be_made_is_a_sentence(environment: dict[str, str], home: str) -> None:
+def test_unwritable_home_prints_one_line(environment: dict[str, str], home: str) -> None:
     for words in (["list"], ["doctor"], ["presets"], ["runs"]):
         done = run({**environment, "HOME": home}, words)
         assert "internal error" not in done.stderr + done.stdout

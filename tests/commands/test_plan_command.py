@@ -1,4 +1,4 @@
-"""``vllm-console plan``: the document that scripts read, exit codes, exports; and the same checks at a start."""
+"""``vllm-console plan``: JSON, exit codes, exports, and the same checks at start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RELEASE = ("--vllm-version", "0.33.0")
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder like that of an 8B model, weights by name and size alone."""
+    """A folder like that of an 8B model; weights are sparse files."""
     folder = tmp_path / "eight"
     folder.mkdir()
     config = {
@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
     index = {"metadata": {"total_size": 16_060_522_496}, "weight_map": {"lm_head.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with (folder / name).open("wb") as file:
-        file.truncate(16_060_522_496)  # holes take no room on the disk
+        file.truncate(16_060_522_496)  # sparse files use no disk space
     return folder
 
 
@@ -44,7 +44,7 @@ def codes(document: dict[str, object], level: str = "error") -> list[str]:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_the_document(program, model: Path, host: str):
+def test_json_document(program, model: Path, host: str):
     document = program.json("plan", "chatbot", "--host", host, *RELEASE, "--model", str(model), "--gpus", "auto")
     assert set(document) >= KEYS
     assert set(document["memory"]) >= MEMORY
@@ -61,7 +61,7 @@ def test_the_document(program, model: Path, host: str):
     assert codes(document) == []
 
 
-def test_over_two_nodes(program, model: Path):
+def test_plan_for_two_nodes(program, model: Path):
     words = ("plan", "chatbot", "--host", "2xrtx3090", *RELEASE, "--model", str(model), "--gpus", "0,1")
     assert program.json(*words)["nodes"] is None
     document = program.json(*words, "--nodes", "2", "--network", "100")
@@ -84,7 +84,7 @@ def test_over_two_nodes(program, model: Path):
     assert (answer.returncode, "--master-addr needs --nodes" in answer.stderr) == (2, True)
 
 
-def test_a_slice_of_a_gpu_is_planned_for_as_what_it_is(program, model: Path):
+def test_plan_uses_memory_of_mig_slice(program, model: Path):
     """The only free slice has 10 GiB, and the model 15."""
     answer = program("plan", "chatbot", "--host", "1xa100-mig", *RELEASE, "--model", str(model), "--json")
     assert answer.returncode == 1
@@ -95,8 +95,8 @@ def test_a_slice_of_a_gpu_is_planned_for_as_what_it_is(program, model: Path):
 
 
 @pytest.mark.parametrize("given", [(), ("--gpus", "auto"), ("--gpus", "0")])
-def test_reasons_and_memory_count_the_same_slice(program, given: tuple[str, ...]):
-    """The largest slice is held by somebody else: no reason may rest on its size."""
+def test_reasons_and_memory_refer_to_the_same_slice(program, given: tuple[str, ...]):
+    """The largest slice is in use by another user: no reason may be based on its size."""
     words = ("plan", "chatbot", "--host", "1xa100-mig", *RELEASE, "--model", "Qwen/Qwen3-8B-AWQ", "--json")
     document = json.loads(program(*words, *given).stdout)
     held = document["memory"]["concurrency_p95"]
@@ -108,7 +108,7 @@ def test_reasons_and_memory_count_the_same_slice(program, given: tuple[str, ...]
     assert all(held / 2.1 <= count <= 2.1 * held for count in claimed), (claimed, held)
 
 
-def test_it_is_planned_for_a_release_that_is_not_here(program, model: Path):
+def test_plan_for_a_release_that_is_not_installed(program, model: Path):
     words = ("plan", "chatbot", "--host", "8xh100", "--model", str(model), "--set", "swap-space=4", "--json")
     old = program(*words, "--vllm-version", "0.17.0")
     assert old.returncode == 0, old.stderr
@@ -119,8 +119,8 @@ def test_it_is_planned_for_a_release_that_is_not_here(program, model: Path):
     assert "swap-space" in dead["fix"]["unset"]
 
 
-def test_no_gpus_that_would_do(program, model: Path):
-    """All that stands in the way is in the document, with who holds the memory."""
+def test_no_suitable_gpus(program, model: Path):
+    """The JSON lists every obstacle and who holds the memory."""
     tensor = ("--set", "tensor-parallel-size=4", "--set", "gpu-memory-utilization=0.9", "--gpus", "auto")
     answer = program("plan", "chatbot", "--host", "4xa6000", *RELEASE, "--model", str(model), *tensor, "--json")
     assert answer.returncode == 1
@@ -129,7 +129,7 @@ def test_no_gpus_that_would_do(program, model: Path):
     assert any("anna" in found["message"] for found in document["findings"])
 
 
-def test_for_people(program, model: Path):
+def test_text_output(program, model: Path):
     words = ("plan", "chatbot", "--host", "1xrtx4090", *RELEASE, "--model", str(model))
     answer = program(*words, "--set", "max-model-len=131072", "--unset", "kv-cache-dtype")
     assert answer.returncode == 1
@@ -143,15 +143,15 @@ def test_for_people(program, model: Path):
     assert "concurrency:" in plain.stdout
 
 
-def test_no_vllm_here(program, model: Path):
+def test_no_vllm_installed(program, model: Path):
     env = {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "", "CONDA_PREFIX": ""}
     answer = program("plan", "chatbot", "--model", str(model), "--vllm", "/nowhere/vllm", "--json", env=env)
     assert answer.returncode == 1
     assert "engine_missing" in codes(json.loads(answer.stdout))
 
 
-def test_a_recorded_host_is_planned_for_without_a_vllm_here(program, model: Path):
-    """It may have one; a start here is refused all the same."""
+def test_plan_for_recorded_host_without_vllm_installed(program, model: Path):
+    """The recorded host may have vLLM; a start here is still refused."""
     env = {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "", "CONDA_PREFIX": ""}
     words = ("chatbot", "--model", str(model))
     answer = program("plan", *words, "--host", "8xh100", "--json", env=env)
@@ -164,7 +164,7 @@ def test_a_recorded_host_is_planned_for_without_a_vllm_here(program, model: Path
         assert "no vLLM was found here" in refused.stderr
 
 
-def test_the_verdict_comes_first(program, model: Path):
+def test_verdict_comes_first(program, model: Path):
     words = ("plan", "chatbot", *RELEASE, "--model", str(model))
     fits = program(*words, "--host", "8xh100").stdout.splitlines()
     assert next(line for line in fits[1:4] if line.startswith("Fits")), fits[:4]
@@ -195,8 +195,8 @@ def test_exports(program, model: Path, tmp_path: Path, form: str, part: str):
 
 
 @pytest.mark.parametrize("form", ["compose", "kubernetes", "systemd", "shell", "config"])
-def test_an_export_does_not_fail_for_what_only_this_machine_lacks(program, tmp_path: Path, form: str):
-    """Offline, without the model: said on stderr, and the file is as good as with both."""
+def test_export_ignores_problems_of_this_machine(program, tmp_path: Path, form: str):
+    """Offline and without the model: reported on stderr, and the file is complete."""
     missing = tmp_path / "models" / "not-here"
     for model, env in (("org/model-7B", {"HF_HUB_OFFLINE": "1"}), (str(missing), {})):
         words = ("plan", "chatbot", "--host", "8xh100", *RELEASE, "--model", model)
@@ -208,7 +208,7 @@ def test_an_export_does_not_fail_for_what_only_this_machine_lacks(program, tmp_p
         assert model in answer.stdout or form in ("kubernetes",)
 
 
-def test_an_export_fails_for_what_would_fail_anywhere(program):
+def test_export_fails_for_machine_independent_errors(program):
     words = ("plan", "chatbot", "--host", "8xh100", *RELEASE, "--model", "org/model-7B", "--set", "dtype=float7")
     answer = program(*words, "--export", "compose", env={"HF_HUB_OFFLINE": "1"})
     assert answer.returncode == 1
@@ -219,8 +219,8 @@ def test_an_export_fails_for_what_would_fail_anywhere(program):
 
 
 @pytest.mark.parametrize("form", ["compose", "systemd"])
-def test_an_export_has_vllms_own_port_and_not_one_that_is_free_here(program, monkeypatch, capsys, form: str):
-    """In this process: whoever really took port 8000 would take it from servers of other tests."""
+def test_export_uses_vllm_default_port(program, monkeypatch, capsys, form: str):
+    """Runs in this process: really occupying port 8000 would affect servers of other tests."""
     for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, program.env[name])
     monkeypatch.setattr(environment, "check_port", lambda _host, port: PortUse(4711) if port < 8002 else None)
@@ -238,7 +238,7 @@ def test_an_export_has_vllms_own_port_and_not_one_that_is_free_here(program, mon
     assert "is taken" not in given.err
 
 
-def test_an_export_that_cannot_be(program):
+def test_unsupported_export(program):
     answer = program("plan", "chatbot", "--engine", "simulated", "--export", "kubernetes")
     assert answer.returncode == 1
     assert "kubernetes" in answer.stderr
@@ -264,14 +264,14 @@ def test_no_secret_is_printed(program, model: Path):
         (("plan", "chatbot", "--engine", "simulated", "--env", "oops"), 2, "NAME=VALUE"),
     ],
 )
-def test_bad_words(program, words, code, text):
+def test_invalid_arguments(program, words, code, text):
     answer = program(*words)
     assert answer.returncode == code, answer.stderr
     assert text in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
-def test_a_start_is_refused_for_all_its_errors_and_nothing_is_left(program):
+def test_refused_start_lists_all_errors_and_leaves_nothing(program):
     answer = program("start", "chatbot", "--engine", "simulated", "--name", "no", "--set", "swap-space=4",
                      "--set", "max-num-sequences=3", "--force")  # fmt: skip
     assert answer.returncode == 1
@@ -281,7 +281,7 @@ def test_a_start_is_refused_for_all_its_errors_and_nothing_is_left(program):
     assert program("status", "no").returncode == 3
 
 
-def test_warnings_do_not_stop_a_start(program):
+def test_warnings_do_not_prevent_start(program):
     answer = program("start", "chatbot", "--engine", "simulated", "--set", "disable-log-stats=true", "--json")
     assert answer.returncode == 0, answer.stderr
     assert "warning: " in answer.stderr
@@ -289,7 +289,7 @@ def test_warnings_do_not_stop_a_start(program):
     assert json.loads(answer.stdout)["state"] == "starting"
 
 
-def test_a_refused_restart_leaves_the_server_alone(program):
+def test_refused_restart_does_not_affect_server(program):
     before = program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
     answer = program("restart", "chat", "--set", "no-such-flag=1")
     assert answer.returncode == 1
@@ -299,7 +299,7 @@ def test_a_refused_restart_leaves_the_server_alone(program):
     assert json.loads(switched.stdout)["generation"] == before["generation"] + 1
 
 
-def test_a_taken_port_is_found(program):
+def test_port_in_use_is_detected(program):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -312,7 +312,7 @@ def test_a_taken_port_is_found(program):
     assert taken["message"].endswith("choose another --port, or start without it to get a free one")
 
 
-def test_an_export_warns_of_folders_that_the_account_of_a_unit_cannot_enter(program, tmp_path):
+def test_unit_export_warns_of_folders_its_account_cannot_enter(program, tmp_path):
     command = tmp_path / "mine" / "vllm"
     command.parent.mkdir(mode=0o700)
     command.write_text("#!/bin/sh\n")
@@ -325,20 +325,20 @@ def test_an_export_warns_of_folders_that_the_account_of_a_unit_cannot_enter(prog
     assert "cannot enter" not in own
 
 
-def test_no_gpus_are_none_on_a_recorded_host_too(program):
+def test_empty_gpu_selection_on_recorded_host(program):
     words = ("--host", "4xa6000", "plan", "chatbot", "--engine", "simulated")
     assert program.json(*words)["gpus"]
     assert program.json(*words, "--gpus", "none")["gpus"] == []
 
 
-# -- the engine's own verdict -----------------------------------------------------------------------------------------
+# -- the engine's verdict ---------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_asked_unless_it_is_asked_for(program):
+def test_engine_is_not_run_without_option(program):
     assert program.json("plan", "chatbot", "--engine", "simulated")["vllm_verdict"] is None
 
 
-def test_the_engine_itself_accepts_or_refuses(program):
+def test_engine_accepts_or_rejects_plan(program):
     document = program.json("plan", "chatbot", "--engine", "simulated", "--ask-vllm")
     assert document["vllm_verdict"] == {
         "verdict": "accepted", "message": None, "version": None, "parser_only": False,
@@ -347,13 +347,13 @@ def test_the_engine_itself_accepts_or_refuses(program):
     assert done.returncode == 1
     document = json.loads(done.stdout)
     assert document["vllm_verdict"]["verdict"] == "refused"
-    assert codes(document) == ["vllm_refuses"], "in place of what a plan knows of the flag"
+    assert codes(document) == ["vllm_refuses"], "instead of the plan's own check of the flag"
 
 
-def test_a_release_that_is_not_installed_cannot_be_asked(program, model: Path):
+def test_engine_check_requires_installed_release(program, model: Path):
     done = program("plan", "chatbot", *RELEASE, "--model", str(model), "--ask-vllm")
     assert "can't be asked about these flags: it is not installed here" in done.stdout
 
 
-def test_a_read_only_program_starts_no_process_to_ask(program):
+def test_engine_check_starts_no_process_in_read_only_mode(program):
     assert program("--read-only", "plan", "chatbot", "--engine", "simulated", "--ask-vllm").returncode == 4

@@ -1,4 +1,4 @@
-"""Ports: several starts at once, and a stopped server whose port somebody else has by now."""
+"""Ports: concurrent starts, and a stopped server whose port is in use by another process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fakes import ports
 
 
-def test_servers_started_at_once_get_ports_of_their_own(program):
+def test_concurrent_starts_get_different_ports(program):
     def begin(name):
         return program("start", "batch", "--engine", "simulated", "--name", name, "--wait", "--json", own_port=False)
 
@@ -19,7 +19,7 @@ def test_servers_started_at_once_get_ports_of_their_own(program):
     assert len({json.loads(answer.stdout)["port"] for answer in answers}) == 4
 
 
-def test_servers_started_at_once_by_several_persons_get_ports_of_their_own(program, tmp_path):
+def test_concurrent_starts_of_several_users_get_different_ports(program, tmp_path):
     states = [str(tmp_path / f"person-{person}") for person in range(3)]
 
     def begin(state):
@@ -29,19 +29,19 @@ def test_servers_started_at_once_by_several_persons_get_ports_of_their_own(progr
     try:
         with ThreadPoolExecutor(3) as pool:
             assert len(set(pool.map(begin, states))) == 3
-    finally:  # not before all have started: a port that is free again may be taken again
+    finally:  # only after all have started, because a released port may be reused
         for state in states:
             program("--state", state, "stop", "batch")
 
 
-def test_starts_at_once_without_a_name_get_names_of_their_own(program):
+def test_concurrent_unnamed_starts_get_different_names(program):
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: program.json("start", "batch", "--engine", "simulated"), range(2)))
     assert sorted(answer["name"] for answer in answers) == ["batch", "batch-2"]
 
 
-def test_a_stopped_server_whose_port_is_taken_reports_it_and_moves_only_when_asked_to(program):
-    port = str(ports.free_port())  # not one that a server of another test takes by itself
+def test_stopped_server_with_port_in_use_moves_only_on_request(program):
+    port = str(ports.free_port())  # outside the range that servers of other tests choose from
     program.json("start", "batch", "--engine", "simulated", "--name", "first", "--port", port, "--wait")
     program.json("stop", "first")
     program.json("start", "batch", "--engine", "simulated", "--name", "second", "--port", port, "--wait")
@@ -49,7 +49,7 @@ def test_a_stopped_server_whose_port_is_taken_reports_it_and_moves_only_when_ask
         refused = program(*verb)
         assert refused.returncode == 1
         assert f"port {port} belongs to another of your servers" in refused.stderr
-        assert "choose another with --port" in refused.stderr, "it was not given: leaving it out would not help"
+        assert "choose another with --port" in refused.stderr, "it was not given, so omitting it would not help"
     assert program.json("status", "first")["state"] == "stopped"
     program.json("stop", "second")
     with socket.socket() as foreign:
@@ -63,15 +63,15 @@ def test_a_stopped_server_whose_port_is_taken_reports_it_and_moves_only_when_ask
         free = ports.free_port()
         moved = program.json("restart", "first", "--port", str(free), "--wait")
     assert (moved["state"], moved["port"], moved["generation"]) == ("ready", free, 2)
-    assert program.json("restart", "first", "--wait")["port"] == free, "it stays where it was moved to"
+    assert program.json("restart", "first", "--wait")["port"] == free, "it keeps its new port"
 
 
-def test_a_running_server_is_moved_to_another_port(program):
+def test_running_server_can_be_moved_to_another_port(program):
     program.json("start", "batch", "--engine", "simulated", "--name", "first", "--wait")
     second = program.json("start", "batch", "--engine", "simulated", "--name", "second", "--wait")
     free = ports.free_port()
     refused = program("restart", "first", "--port", str(second["port"]))
     assert refused.returncode == 1
-    assert program.json("status", "first")["generation"] == 1, "it continues to start"
+    assert program.json("status", "first")["generation"] == 1, "it is still starting"
     moved = program.json("restart", "first", "--port", str(free), "--wait")
     assert (moved["state"], moved["port"]) == ("ready", free)

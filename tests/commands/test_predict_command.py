@@ -14,7 +14,7 @@ REQUESTS = 110
 
 
 def send(program):
-    """The same requests each time; returns when all are on disk: the probe writes four times a second."""
+    """Send the same requests each time; returns when all are on disk. The probe writes four times per second."""
     program.json("load", "chat", "--requests", str(REQUESTS), "--rate", "20", "--output-p95", "120")
     deadline = time.monotonic() + 30
     while len(program.json("requests", "chat")) < REQUESTS:
@@ -31,7 +31,7 @@ def predict(program, *words):
     return document
 
 
-def test_a_change_is_predicted_made_and_scored(program):
+def test_change_is_predicted_applied_and_scored(program):
     program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait", "--set", "max-num-seqs=64",
                  "--env", "SIMULATED_SPEED=8")  # fmt: skip
     few = program("predict", "chat", "--set", "max-num-seqs=16")
@@ -48,8 +48,8 @@ def test_a_change_is_predicted_made_and_scored(program):
         assert set(document[side]) == FIGURES
         for latency in LATENCIES:
             assert set(document[side][latency]) == {"p50", "p90", "p99", "mean"}
-    assert document["now"]["ttft_seconds"]["p99"]["value"] is None, "110 requests don't tell it"
-    if document["outside"] is None:  # a busy machine disturbs the engine's real time
+    assert document["now"]["ttft_seconds"]["p99"]["value"] is None, "110 requests are not enough"
+    if document["outside"] is None:  # a busy machine distorts the engine's timing
         for latency in LATENCIES:
             estimate = document["predicted"][latency]["p50"]
             assert 0 < estimate["low"] <= estimate["value"] <= estimate["high"]
@@ -62,7 +62,7 @@ def test_a_change_is_predicted_made_and_scored(program):
     assert nothing.returncode == 2
     assert "nothing would change" in nothing.stderr
     tiny = program("predict", "chat", "--traffic-scale", "1e-300")
-    assert tiny.returncode == 2, "arrivals that far apart can't be told from each other"
+    assert tiny.returncode == 2, "arrivals that far apart are indistinguishable"
     assert "a factor from 0.01 to 20" in tiny.stderr
     refused = program("predict", "chat", "--set", "max-num-seqs=0").stdout
     assert "will not start: --max-num-seqs must be 1 or more" in refused

@@ -1,4 +1,4 @@
-"""remove, runs and replay: what is left of a server that was removed, and that it is shown again."""
+"""remove, runs and replay: data kept of a removed server, and its replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fakes.commands import ASK_SECONDS
 
 
 def served(program, name="chat", seconds="3"):
-    """A server with some traffic that has stopped."""
+    """A stopped server that had traffic."""
     program.json("start", "chatbot", "--engine", "simulated", "--name", name, "--wait")
     assert program("load", name, "--rate", "5", "--duration", seconds, "--output-tokens", "20").returncode == 0
     deadline = time.monotonic() + 60
@@ -37,11 +37,11 @@ def picture(program, *words):
     return path.read_text().replace("&#160;", " ")
 
 
-def test_from_a_removed_server_to_its_replay(program):
+def test_removed_server_can_be_replayed(program):
     served(program)
     (run,) = program.json("runs", "chat")
     assert (run["server_removed"], run["replayable"]) == (False, True)
-    assert "chat@1" in picture(program, "replay", "chat"), "of a present server, too"
+    assert "chat@1" in picture(program, "replay", "chat"), "also for an existing server"
     assert program.json("remove", "chat") == {"name": "chat", "removed": True, "history_kept": True}
     assert program.json("list", "--ours") == []
     assert files(program) == {"removed/history.sqlite": "0o600", "removed/loads.jsonl": "0o600"}
@@ -70,22 +70,22 @@ def test_from_a_removed_server_to_its_replay(program):
     assert not (program.home / "no.svg").exists()
 
 
-def test_the_name_is_free_again_and_a_purge_keeps_nothing(program):
+def test_name_is_reusable_and_purge_deletes_everything(program):
     served(program)
     assert "replay chat" in program("remove", "chat").stdout
     served(program, seconds="2")
     numbers = [run["id"] for run in program.json("runs", "chat")]
-    assert "removed" not in picture(program, "replay", "chat"), "the newest run is the present server's"
+    assert "removed" not in picture(program, "replay", "chat"), "the newest run belongs to the existing server"
     assert "removed" in picture(program, "replay", str(numbers[-1]))
     assert program("remove", "chat", "--purge").stdout == "chat: removed, with its history\n"
     assert files(program) == {}
-    assert [run["replayable"] for run in program.json("runs", "chat")] == [False, False], "the runs remain"
+    assert [run["replayable"] for run in program.json("runs", "chat")] == [False, False], "the runs are kept"
     answer = program("--picture", str(program.home / "no.svg"), "replay", "chat")
     assert (answer.returncode, "its history was deleted with its server" in answer.stderr) == (1, True)
     assert program("remove", "chat", "--purge").returncode == 3
 
 
-def test_a_purge_of_a_server_that_is_gone_deletes_what_was_kept(program):
+def test_purge_of_removed_server_deletes_its_history(program):
     served(program)
     program.json("remove", "chat")
     assert program("--read-only", "remove", "chat", "--purge").returncode == 4
@@ -94,7 +94,7 @@ def test_a_purge_of_a_server_that_is_gone_deletes_what_was_kept(program):
     assert files(program) == {}
 
 
-def test_a_server_that_runs_is_neither_removed_nor_purged(program):
+def test_running_server_is_not_removed_or_purged(program):
     program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
     for words in (["remove", "chat"], ["remove", "chat", "--purge"]):
         answer = program(*words)

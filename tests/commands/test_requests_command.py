@@ -1,4 +1,4 @@
-"""requests: what a server finished, read from what its probe recorded. The JSON is a contract."""
+"""requests: a server's finished requests, from its probe's records. The JSON is a contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def start(program, *words, name="chat"):
 
 
 def recorded(program, count, *words):
-    """The requests, once so many are on disk: the probe writes four times a second."""
+    """The requests, once that many are on disk. The probe writes four times per second."""
     deadline = time.monotonic() + 30
     while len(found := program.json("requests", "chat", *words)) < count:
         assert time.monotonic() < deadline
@@ -30,12 +30,12 @@ def send(program, count):
     return program.json("load", "chat", "--requests", str(count), "--rate", "20")
 
 
-def test_each_request_with_its_tokens_and_times(program):
+def test_requests_have_tokens_and_times(program):
     began = time.time()
     start(program, "--env", "SIMULATED_SPEED=20")
     report = send(program, 5)
     found = recorded(program, 5)
-    assert len(found) == 5, "the keeper's own first request is not among them"
+    assert len(found) == 5, "the keeper's warm-up request is not included"
     assert {tuple(one) for one in found} == {tuple(KEYS)}
     assert sum(one["output_tokens"] for one in found) == report["output_tokens"]
     for one in found:
@@ -49,7 +49,7 @@ def test_each_request_with_its_tokens_and_times(program):
         assert 0 < one["ttft_seconds"] <= one["e2e_seconds"]
     ends = [one["finished_at"] for one in found]
     assert all(abs(one["arrived_at"] + one["e2e_seconds"] - one["finished_at"]) < 0.05 for one in found)
-    assert ends == sorted(ends, reverse=True), "the newest first"
+    assert ends == sorted(ends, reverse=True), "newest first"
     assert program.json("requests", "chat", "--last", "2") == found[:2]
     slowest = [one["e2e_seconds"] for one in program.json("requests", "chat", "--slowest")]
     assert slowest == sorted(slowest, reverse=True)
@@ -61,7 +61,7 @@ def test_each_request_with_its_tokens_and_times(program):
     assert "the 3 newest; --last N shows more" in text
 
 
-def test_steps_and_what_the_prefix_cache_did(program):
+def test_steps_and_prefix_cache_use(program):
     start(program, "--env", "SIMULATED_SPEED=20")
     program.json("load", "chat", "--requests", "6", "--rate", "20", "--input-tokens", "600", "--prefix-reuse", "0.8")
     found = recorded(program, 6)
@@ -85,7 +85,7 @@ def test_steps_and_what_the_prefix_cache_did(program):
     assert program("requests", "chat", "--prefixes", "--steps").returncode == 2
 
 
-def test_a_run_has_its_own_requests_and_a_moment_has_those_of_all_runs(program):
+def test_requests_by_run_and_by_time_across_runs(program):
     start(program, "--env", "SIMULATED_SPEED=20")
     began = time.localtime(time.time() - 60)
     send(program, 3)
@@ -100,10 +100,10 @@ def test_a_run_has_its_own_requests_and_a_moment_has_those_of_all_runs(program):
     folder = program.home / "state/vllm-console/servers/chat/probe"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
-    assert len(list(folder.glob("requests-*"))) == 2, "a process writes files of its own"
+    assert len(list(folder.glob("requests-*"))) == 2, "each process writes its own files"
 
 
-def test_without_a_probe_the_answer_says_why(program):
+def test_missing_probe_is_explained(program):
     start(program, "--no-probe")
     answer = program("requests", "chat")
     assert answer.returncode == 1
@@ -112,14 +112,14 @@ def test_without_a_probe_the_answer_says_why(program):
         "'vllm-console restart chat --probe' adds it\n"
     )
     program.json("restart", "chat", "--wait")
-    assert "--no-probe was given" in program("requests", "chat").stderr, "a restart keeps it so"
+    assert "--no-probe was given" in program("requests", "chat").stderr, "it stays disabled after a restart"
     program.json("restart", "chat", "--probe", "--set", "disable-log-stats=true", "--wait")
     assert program("requests", "chat").stderr.endswith("--disable-log-stats turns vLLM's statistics off\n")
     program.json("restart", "chat", "--unset", "disable-log-stats", "--wait")
     assert program.json("requests", "chat") == []
 
 
-def test_no_such_server_and_no_such_moment(program):
+def test_unknown_server_and_time(program):
     assert program("requests", "nobody").stderr == (
         "vllm-console: no server is called 'nobody'; see 'vllm-console list'\n"
     )
@@ -128,7 +128,7 @@ def test_no_such_server_and_no_such_moment(program):
     assert "--since tomorrow" in answer.stderr
 
 
-def test_a_setting_turns_it_off_and_the_plan_reports_it(program):
+def test_setting_disables_probe_and_plan_reports_it(program):
     plan = program.json("plan", "chatbot", "--engine", "simulated", env={"PYTHONPATH": "/mine"})
     assert plan["probe"] == {"added": True, "why_not": None}
     assert plan["env"]["PYTHONPATH"].endswith(":/mine")

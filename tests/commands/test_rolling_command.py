@@ -6,7 +6,7 @@ import json
 import re
 
 
-def test_the_new_generation_serves_next_to_the_old_one_until_that_is_stopped(program):
+def test_new_generation_serves_alongside_old_one_until_stopped(program):
     host = ("--host", "4xa6000")
     first = program.json(*host, "start", "chatbot", "--name", "chat", "--engine", "simulated", "--wait")
     done = program(*host, "restart", "chat", "--rolling", "--set", "max-num-seqs=7")
@@ -18,7 +18,7 @@ def test_the_new_generation_serves_next_to_the_old_one_until_that_is_stopped(pro
     assert "chat keeps serving; 'vllm-console stop chat' stops it" in done.stdout
     servers = {server["name"]: server for server in program.json("list", "--ours")}
     assert {name: server["state"] for name, server in servers.items()} == {"chat": "ready", "chat-2": "ready"}
-    assert servers["chat"]["pid"] == first["pid"], "it was not touched"
+    assert servers["chat"]["pid"] == first["pid"], "it is unchanged"
     assert servers["chat-2"]["port"] != first["port"]
     argv = servers["chat-2"]["argv"]
     assert argv[argv.index("--max-num-seqs") + 1] == "7"
@@ -28,7 +28,7 @@ def test_the_new_generation_serves_next_to_the_old_one_until_that_is_stopped(pro
         assert third.returncode == 1
         assert f"not finished: {other} is ready next to {name}; stop one of them" in third.stderr
 
-    # Back again: the stopped one of the two gets its name, history and generation numbers back.
+    # Reverse: the stopped server regains its name, history and generation numbers.
     program.json("stop", "chat")
     document = program.json(*host, "restart", "chat-2", "--rolling", "--stop-old")
     assert (document["old"]["name"], document["old"]["state"], document["old_stopped"]) == ("chat-2", "stopped", True)
@@ -37,7 +37,7 @@ def test_the_new_generation_serves_next_to_the_old_one_until_that_is_stopped(pro
     assert document["url"] == f"http://127.0.0.1:{document['new']['port']}"
 
 
-def test_without_room_one_sentence_reports_it_and_nothing_is_started(program):
+def test_insufficient_memory_prints_one_line_and_starts_nothing(program):
     host = ("--host", "1xrtx4090")
     program.json(*host, "start", "chatbot", "--name", "chat", "--engine", "simulated", "--wait")
     done = program(*host, "restart", "chat", "--rolling")
@@ -47,7 +47,7 @@ def test_without_room_one_sentence_reports_it_and_nothing_is_started(program):
     assert [server["name"] for server in program.json("list", "--ours")] == ["chat"]
 
 
-def test_a_new_generation_that_fails_leaves_the_old_one_alone(program):
+def test_failed_new_generation_does_not_affect_old_one(program):
     program.json("start", "chatbot", "--name", "chat", "--engine", "simulated", "--wait")
     done = program(
         "restart", "chat", "--rolling", "--set", "num-gpu-blocks-override=2", "--stop-old", "--force", "--json"
@@ -59,7 +59,7 @@ def test_a_new_generation_that_fails_leaves_the_old_one_alone(program):
     assert "chat keeps serving" in done.stderr
 
 
-def test_only_a_ready_server_is_updated_and_options_of_other_restarts_are_refused(program):
+def test_rolling_update_requires_ready_server_and_valid_options(program):
     program.json("start", "chatbot", "--name", "chat", "--engine", "simulated", "--wait")
     assert program("restart", "chat", "--rolling", "--preset", "batch").returncode == 2
     assert program("restart", "chat", "--stop-old").returncode == 2
@@ -70,7 +70,7 @@ def test_only_a_ready_server_is_updated_and_options_of_other_restarts_are_refuse
     )  # fmt: skip
 
 
-def test_a_pair_is_exported_for_proxies(program):
+def test_pair_is_exported_for_proxies(program):
     new = program.json("start", "chatbot", "--name", "chat-2", "--engine", "simulated", "--wait")
     program.json("start", "chatbot", "--name", "chat", "--engine", "simulated", "--wait")
     text = program("export", "nginx", "chat-2", "chat").stdout
@@ -84,7 +84,7 @@ def test_a_pair_is_exported_for_proxies(program):
     assert program("export", "grafana", "chat", "chat-2").returncode == 2
 
 
-def test_only_the_other_half_of_a_rolling_update_gets_its_name_back(program):
+def test_only_second_half_of_rolling_update_regains_its_name(program):
     program.json("start", "batch", "--name", "llama", "--engine", "simulated")
     program.json("stop", "llama")
     program.json("start", "chatbot", "--name", "llama-2", "--engine", "simulated", "--wait")

@@ -52,7 +52,7 @@ def ready(fleet, generation):
 
 
 def serve(fleet, generation):
-    """Send load until the run has enough minutes."""
+    """Send load until the run is long enough."""
     server = ready(fleet, generation)
 
     def enough():
@@ -62,7 +62,7 @@ def serve(fleet, generation):
     until(enough, "too few minutes")
 
 
-def test_from_a_run_to_the_verdict(fleet, program, capsys):
+def test_runs_are_compared_with_a_verdict(fleet, program, capsys):
     changes = Changes({"max-num-seqs": 64})
     fleet.start(LaunchRequest("chatbot", engine="simulated", name="chat", port=free_port(), changes=changes))
     serve(fleet, 1)
@@ -77,12 +77,12 @@ def test_from_a_run_to_the_verdict(fleet, program, capsys):
     found = fleet.compare("chat")
     assert (found.before.run.id, found.after.run.id) == (before.id, after.id)
     assert found.verdict in ("worse", "not comparable", "no significant difference", "inconclusive"), (
-        "one at a time is no fix"
+        "a single sequence is not offered as a fix"
     )
     end(fleet)
     fleet.forget("chat")
     kept = fleet.runs()[0]
-    assert [run.name for run in kept] == ["chat@2", "chat@1"], "they outlive the server's record"
+    assert [run.name for run in kept] == ["chat@2", "chat@1"], "they are kept longer than the server's record"
     assert kept[0].ended["requested"] is True
     assert_commands(program, before.id, after.id)
 
@@ -99,7 +99,7 @@ def assert_commands(program, before, after):
     assert "--max-num-seqs 64 → 1" in program("runs").stdout
 
 
-def test_what_is_not_there_is_reported(program):
+def test_missing_runs_are_reported(program):
     assert json.loads(program("runs", "--json").stdout) == []
     assert "No runs yet" in program("runs").stdout
     for words, code in ((["runs", "nobody"], 3), (["compare", "nobody"], 3), (["compare", "7"], 3),
@@ -109,7 +109,7 @@ def test_what_is_not_there_is_reported(program):
         assert answer.stderr.startswith("vllm-console: ")
 
 
-def test_one_run_alone_cannot_be_compared(program):
+def test_compare_requires_two_runs(program):
     program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
     answer = program("compare", "chat")
     assert answer.returncode == 1

@@ -21,7 +21,7 @@ def start(program, *words, name="chat"):
     return program.json("start", "chatbot", "--engine", "simulated", "--name", name, "--wait", *words)
 
 
-def test_start_answers_with_the_server(program):
+def test_start_prints_the_server(program):
     server = start(program)
     assert set(server) == SERVER_KEYS
     assert server["name"] == "chat"
@@ -34,7 +34,7 @@ def test_start_answers_with_the_server(program):
     assert str(server["port"]) in server["argv"]
 
 
-def test_start_without_wait_returns_while_it_starts(program):
+def test_start_without_wait_returns_immediately(program):
     server = program.json(
         "start", "chatbot", "--engine", "simulated", "--name", "slow", env={"SIMULATED_STARTUP_SECONDS": "20"}
     )
@@ -42,7 +42,7 @@ def test_start_without_wait_returns_while_it_starts(program):
     assert program.json("stop", "slow")["state"] == "stopped"
 
 
-def test_set_and_unset_change_the_command_line(program):
+def test_set_and_unset_change_command_line(program):
     server = start(
         program, "--set", "max-num-seqs=7", "--set", "enforce-eager=true", "--set", "enable-prefix-caching=false",
         "--unset", "max-num-batched-tokens", "--unset", "no-such-thing-set",
@@ -54,7 +54,7 @@ def test_set_and_unset_change_the_command_line(program):
     assert "--max-num-batched-tokens" not in argv
 
 
-def test_a_restart_refuses_to_unset_what_is_not_set_before_it_stops_anything(program):
+def test_restart_rejects_unset_of_missing_flag_before_stopping(program):
     before = start(program, "--set", "max-num-seqs=7", "--wait")
     sentence = "chat does not set --max-num-seq; did you mean --max-num-seqs?"
     for words in (("restart",), ("restart", "--rolling"), ("predict",)):
@@ -67,7 +67,7 @@ def test_a_restart_refuses_to_unset_what_is_not_set_before_it_stops_anything(pro
     assert (after["pid"], after["generation"], after["state"]) == (before["pid"], 1, "ready")
     assert [one["name"] for one in program.json("list") if "chat" in one["name"]] == ["chat"]
     kept_away = program("restart", "chat", "--unset", "kv-cache-dtype", "--unset", "max-num-seqs", "--wait", "--json")
-    assert kept_away.returncode in (0, 2), kept_away.stderr  # whether the plan would choose one depends on the machine
+    assert kept_away.returncode in (0, 2), kept_away.stderr  # whether the plan chooses one depends on the machine
     assert program.json("restart", "chat", "--unset", "max_num_seqs")["generation"] > 1
 
 
@@ -88,7 +88,7 @@ def test_status_adds_exit_and_metrics(program):
     assert ended["pid"] is None
 
 
-def test_list_has_every_server(program):
+def test_list_shows_every_server(program):
     start(program, name="one")
     start(program, name="two")
     servers = program.json("list", "--ours")
@@ -97,7 +97,7 @@ def test_list_has_every_server(program):
     assert all({"exit", "metrics"} <= set(server) for server in servers)
 
 
-def test_restart_keeps_identity_and_counts_generations(program):
+def test_restart_keeps_identity_and_increments_generation(program):
     before = start(program)
     after = program.json("restart", "chat", "--set", "max-num-seqs=32", "--wait")
     assert (after["name"], after["port"], after["generation"], after["state"]) == ("chat", before["port"], 2, "ready")
@@ -108,7 +108,7 @@ def test_restart_keeps_identity_and_counts_generations(program):
     assert back["argv"][back["argv"].index("--max-num-seqs") + 1] == "256"
 
 
-def test_switch_hands_the_place_to_another_preset(program):
+def test_switch_replaces_server_with_another_preset(program):
     before = start(program)
     after = program.json("restart", "chat", "--preset", "batch", "--wait")
     assert (after["preset"], after["port"], after["generation"]) == ("batch", before["port"], 2)
@@ -116,7 +116,7 @@ def test_switch_hands_the_place_to_another_preset(program):
     assert status["downtime_seconds"] > 0
 
 
-def test_stop_then_start_again_counts_on(program):
+def test_start_after_stop_increments_generation(program):
     start(program)
     stopped = program.json("stop", "chat")
     assert stopped["state"] == "stopped"
@@ -137,7 +137,7 @@ def counted(program):
     return found["prompt_tokens_total"], found["generation_tokens_total"]
 
 
-def test_load_measures_at_the_client(program):
+def test_load_reports_client_side_metrics(program):
     start(program)
     before = counted(program)
     report = program.json("load", "chat", "--rate", "5", "--duration", "3", "--output-tokens", "20")
@@ -151,7 +151,7 @@ def test_load_measures_at_the_client(program):
     assert counted(program)[1] - before[1] == report["output_tokens"]
 
 
-def test_a_closed_loop_has_exact_lengths(program):
+def test_closed_loop_uses_exact_lengths(program):
     start(program)
     before = counted(program)
     words = ("--concurrency", "3", "--requests", "9", "--input-tokens", "40", "--output-tokens", "8")
@@ -161,7 +161,7 @@ def test_a_closed_loop_has_exact_lengths(program):
     assert [after - one for after, one in zip(counted(program), before, strict=True)] == [360, 72]
 
 
-def test_lengths_that_cannot_be_are_refused(program):
+def test_invalid_lengths_are_rejected(program):
     start(program)
     words = ("load", "chat", "--requests", "4", "--concurrency", "2")
     refused = program(*words, "--input-tokens", "4000", "--output-tokens", "97")
@@ -171,7 +171,7 @@ def test_lengths_that_cannot_be_are_refused(program):
         assert program(*words[:2], *wrong).returncode == 2
 
 
-def test_failure_says_why_with_the_log_line(program):
+def test_failure_is_explained_with_log_line(program):
     answer = program("start", "chatbot", "--engine", "simulated", "--name", "bad", "--env", "SIMULATED_GPU=x", "--wait")
     assert answer.returncode == 1
     assert "SIMULATED_GPU names no known GPU" in answer.stderr
@@ -200,14 +200,14 @@ def test_failure_says_why_with_the_log_line(program):
         (("nonsense",), 2, "nonsense"),
     ],
 )  # fmt: skip
-def test_bad_words_end_in_a_sentence_and_a_code(program, words, code, text):
+def test_invalid_arguments_print_one_line_and_set_exit_code(program, words, code, text):
     answer = program(*words)
     assert answer.returncode == code, answer.stderr
     assert text in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
-def test_a_taken_port_is_reported_with_its_holder(program):
+def test_port_in_use_is_reported_with_its_holder(program):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         answer = program("start", "chatbot", "--engine", "simulated", "--port", str(port))
@@ -216,14 +216,14 @@ def test_a_taken_port_is_reported_with_its_holder(program):
     assert str(os.getpid()) in answer.stderr
 
 
-def test_a_live_name_is_taken(program):
+def test_name_of_running_server_is_rejected(program):
     start(program)
     answer = program("start", "batch", "--engine", "simulated", "--name", "chat")
     assert answer.returncode == 1
     assert "chat" in answer.stderr
 
 
-def test_secrets_are_nowhere_to_be_seen(program):
+def test_secrets_appear_nowhere(program):
     secret = "sk-very-secret-0123456789"
     server = program.json(
         "start", "chatbot", "--engine", "simulated", "--name", "keyed", "--wait", env={"VLLM_API_KEY": secret}
@@ -241,7 +241,7 @@ def test_secrets_are_nowhere_to_be_seen(program):
     assert done["completed"] > 0
 
 
-def test_a_dead_keeper_takes_nothing_with_it(program):
+def test_keeper_death_does_not_affect_server(program):
     server = start(program)
     record = json.loads((program.home / "state/vllm-console/servers/chat/record.json").read_text())
     os.kill(record["keeper"]["pid"], signal.SIGKILL)
@@ -258,8 +258,8 @@ def test_a_dead_keeper_takes_nothing_with_it(program):
     assert program.json("status", "chat")["exit"]["code"] is None
 
 
-def test_servers_of_others_are_shown_and_refused(program, tmp_path):
-    """A server that no keeper of ours started: seen, and not stopped."""
+def test_foreign_servers_are_shown_but_not_controlled(program, tmp_path):
+    """A server without one of our keepers is listed but cannot be stopped."""
     import subprocess
     import sys
 
@@ -283,7 +283,7 @@ def test_servers_of_others_are_shown_and_refused(program, tmp_path):
         foreign.wait(30)
 
 
-def test_a_broken_record_is_named_and_hides_no_other(program):
+def test_broken_record_is_reported_without_hiding_others(program):
     start(program, name="good")
     folder = program.home / "state/vllm-console/servers/bad"
     folder.mkdir(mode=0o700)
@@ -296,7 +296,7 @@ def test_a_broken_record_is_named_and_hides_no_other(program):
     assert f"delete {folder}" in status.stderr
 
 
-def test_a_restart_is_prepared_while_the_server_serves(program):
+def test_restart_is_prepared_while_server_serves(program):
     before = start(program)
     after = program.json("restart", "chat", "--set", "max-num-seqs=7", "--wait")
     assert after["generation"] == before["generation"] + 1
@@ -304,7 +304,7 @@ def test_a_restart_is_prepared_while_the_server_serves(program):
     assert program.json("status", "chat")["restart"] is None
 
 
-def test_a_restart_whose_run_another_restart_replaces_has_failed(program):
+def test_restart_replaced_by_another_restart_fails(program):
     start(program)
     slow = ("--set", "max-num-seqs=32", "--env", "SIMULATED_STARTUP_SECONDS=600")
     with ThreadPoolExecutor(1) as pool:
@@ -326,13 +326,13 @@ def test_a_restart_whose_run_another_restart_replaces_has_failed(program):
     assert "another restart was requested meanwhile, and replaced this one" in answer.stderr
 
 
-def test_without_preparation_it_is_started_as_ever(program):
+def test_restart_without_preparation(program):
     start(program)
     after = program.json("restart", "chat", "--set", "max-num-seqs=7", "--no-prepare", "--wait")
     assert "vllm_launchers.simulated.prepared" not in Path(f"/proc/{after['pid']}/cmdline").read_text()
 
 
-def test_the_settings_turn_preparation_off(program):
+def test_settings_disable_preparation(program):
     start(program)
     config = program.home / "config" / "vllm-console" / "config.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
@@ -341,7 +341,7 @@ def test_the_settings_turn_preparation_off(program):
     assert "vllm_launchers.simulated.prepared" not in Path(f"/proc/{after['pid']}/cmdline").read_text()
 
 
-def test_a_mistake_in_the_settings_neither_hides_servers_nor_keeps_them_running(program, tmp_path):
+def test_invalid_settings_do_not_prevent_list_or_stop(program, tmp_path):
     start(program)
     config = program.home / "config" / "vllm-console" / "config.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
@@ -359,7 +359,7 @@ def test_a_mistake_in_the_settings_neither_hides_servers_nor_keeps_them_running(
     assert program("stop", "chat").returncode == 4
 
 
-def test_a_refusal_of_the_engine_leaves_the_server_alone(program):
+def test_flags_rejected_by_engine_do_not_affect_server(program):
     before = start(program)
     answer = program("restart", "chat", "--set", "block-size=24", "--wait")
     assert answer.returncode == 1
@@ -371,7 +371,7 @@ def test_a_refusal_of_the_engine_leaves_the_server_alone(program):
     assert after["restart"]["changes"] == ["block-size unset → 24"]
 
 
-def test_a_generation_that_fails_is_rolled_back_and_the_exit_code_reports_it(program):
+def test_failed_generation_is_rolled_back_with_exit_code(program):
     start(program, "--gpus", "none")
     answer = program("restart", "chat", "--set", "kv-cache-memory-bytes=1000", "--force", "--wait")
     assert answer.returncode == 1, answer.stdout + answer.stderr
@@ -382,13 +382,13 @@ def test_a_generation_that_fails_is_rolled_back_and_the_exit_code_reports_it(pro
     assert "kv-cache-memory-bytes" not in " ".join(after["argv"])
 
 
-def test_a_rollback_is_a_run_of_its_own_and_is_recorded(program):
+def test_rollback_is_recorded_as_a_separate_run(program):
     before = start(program, "--gpus", "none")
     words = ("--set", "kv-cache-memory-bytes=1000", "--port", "18431", "--force", "--wait")
     assert program("restart", "chat", *words).returncode == 1
     assert program.json("status", "chat")["port"] == before["port"]
     deadline = time.monotonic() + 30
-    while program.json("status", "chat")["metrics"] is None:  # its recorder asks the right port
+    while program.json("status", "chat")["metrics"] is None:  # its recorder polls the right port
         assert time.monotonic() < deadline
         time.sleep(ASK_SECONDS)
     third, second, first = program.json("runs", "chat")
@@ -398,15 +398,15 @@ def test_a_rollback_is_a_run_of_its_own_and_is_recorded(program):
     assert "kv-cache-memory-bytes" not in third["flags"]
 
 
-def test_a_refusal_of_long_ago_is_not_taken_for_that_of_the_next_restart(program):
+def test_earlier_rejection_does_not_affect_next_restart(program):
     start(program)
     assert program("restart", "chat", "--set", "block-size=24", "--wait").returncode == 1
     after = program.json("restart", "chat", "--no-prepare", "--wait")
     assert (after["state"], after["generation"]) == ("ready", 2)
 
 
-def test_a_server_that_waits_for_its_automatic_restart_can_be_restarted(program):
-    """Its keeper holds the port meanwhile, which must not be taken for somebody else's."""
+def test_server_waiting_for_automatic_restart_can_be_restarted(program):
+    """Its keeper holds the port meanwhile; this must not count as a port in use by another process."""
     server = start(program, "--restart", "on-failure")
     os.kill(server["pid"], signal.SIGKILL)
     deadline = time.monotonic() + 30
@@ -417,7 +417,7 @@ def test_a_server_that_waits_for_its_automatic_restart_can_be_restarted(program)
     assert (after["state"], after["generation"], after["port"]) == ("ready", 2, server["port"])
 
 
-def test_without_rollback_it_has_failed(program):
+def test_failed_generation_without_rollback(program):
     start(program, "--gpus", "none")
     words = ("restart", "chat", "--set", "kv-cache-memory-bytes=1000", "--force", "--no-rollback", "--wait")
     assert program(*words).returncode == 1

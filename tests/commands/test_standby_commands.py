@@ -1,4 +1,4 @@
-"""A standby pair by commands, on a GPU of a recorded host: one simulated server sleeps while the other serves."""
+"""A standby pair on a GPU of a recorded host: one simulated server sleeps while the other serves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def free_gib(program, gpu=1):
     return next(one["free_gib"] for one in host["gpus"] if one["index"] == gpu)
 
 
-def test_a_pair_shares_a_gpu_and_switches(program):
+def test_standby_pair_shares_gpu_and_switches(program):
     start(program, "chatbot", "chat", "--gpus", "1", "--set", "enable-sleep-mode=true")
     refused = program(*HOST, "start", "batch", "--engine", "simulated", "--name", "night", "--standby-of", "chat")
     assert refused.returncode == 1
@@ -52,7 +52,7 @@ def test_a_pair_shares_a_gpu_and_switches(program):
     assert program(*HOST, "wake", "chat").returncode == 1
 
 
-def test_a_command_that_is_interrupted_leaves_the_server_serving(program):
+def test_interrupted_command_leaves_server_serving(program):
     chat = start(program, "chatbot", "chat", "--gpus", "1", "--set", "enable-sleep-mode=true", speed="1")
     body = {"prompt": "one", "max_tokens": 3500, "ignore_eos": True, "stream": True}
     url = f"http://127.0.0.1:{chat['port']}/v1/completions"

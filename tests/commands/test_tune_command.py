@@ -1,4 +1,4 @@
-"""tune: what it refuses, that canceling restores the flags, and that what is measured to be better stays."""
+"""tune: rejected arguments, canceling restores the flags, and better flags are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = ("tune", "chat", "--objective", "throughput", "--input-p95", "200", "--o
 
 
 def generation(program: Any) -> int:
-    """By the record itself: asked in a loop, the command would take the time that a tuning needs."""
+    """Read from the record; polling with the command would slow down the tuning."""
     return client.read(program.home / "state" / "vllm-console", "chat").current.number
 
 
@@ -25,7 +25,7 @@ def flags(program: Any) -> tuple[str, int, Any]:
 
 
 def tuning(program: Any) -> subprocess.Popen[str]:
-    """One that is ended from outside, long before its budget. With many trials, each measurement is short."""
+    """A tuning ended from outside, long before its budget. With many trials, each measurement is short."""
     return subprocess.Popen(
         [sys.executable, "-m", "vllm_console", *WORDS, "--trials", "50", "--budget", "8m"], env=program.env,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -33,7 +33,7 @@ def tuning(program: Any) -> subprocess.Popen[str]:
 
 
 def tuned(program: Any) -> dict[str, Any]:
-    """What one trial gave. On a slow machine predicting takes so long that a short budget has no time for a trial."""
+    """Result of one trial. On a slow machine, prediction takes so long that a short budget leaves no time for it."""
     for budget in ("70s", "3m", "8m"):
         done = program(*WORDS, "--trials", "1", "--budget", budget, "--json", timeout=900.0)
         if done.returncode == 2 and "too short for a single trial" in done.stderr:
@@ -45,7 +45,7 @@ def tuned(program: Any) -> dict[str, Any]:
     return result
 
 
-def test_it_keeps_what_is_better_and_restores_what_is_canceled(program: Any) -> None:
+def test_tune_keeps_better_flags_and_restores_on_cancel(program: Any) -> None:
     program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait", "--set", "max-num-seqs=4",
                  "--env", "SIMULATED_SPEED=2")  # fmt: skip
     program.json("start", "chatbot", "--engine", "simulated", "--name", "blind", "--wait", "--no-probe")

@@ -1,4 +1,4 @@
-"""``compare NAME --engine A --engine B``: what it refuses, and that canceling it leaves nothing but the server."""
+"""``compare NAME --engine A --engine B``: rejected arguments, and canceling removes everything but the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 
-def test_canceled_it_ends_and_removes_its_servers_alone(program: Any) -> None:
+def test_canceled_comparison_removes_only_its_own_servers(program: Any) -> None:
     program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
     refused = {
         ("chat", "--engine", "simulated"): "two engines",

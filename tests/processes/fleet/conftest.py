@@ -1,4 +1,4 @@
-"""A stub of NVIDIA's driver library, recorded hosts, and an end for every server that a test leaves."""
+"""A stub of NVIDIA's driver library, recorded hosts, and cleanup of servers that a test leaves running."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def own_port(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """Ends what a test that failed half-way has left running below ``tmp_path / "state"``."""
+    """End everything that a failed test left running below ``tmp_path / "state"``."""
     yield
     Bench(tmp_path / "state").end()

@@ -1,4 +1,4 @@
-"""A server is stopped through the fleet, and the driver says whether its memory came back, or who holds it."""
+"""A server is stopped through the fleet; the driver reports whether its memory was released, or who holds it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ other.kill()
 """
 
 
-def test_memory_that_its_process_keeps_is_reported_until_it_is_free(
+def test_unreleased_gpu_memory_is_reported_until_freed(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
@@ -73,7 +73,7 @@ print(json.dumps([stuck, pid, psutil.Process().username()]))
     )  # fmt: skip
 
 
-def test_memory_that_comes_back_is_waited_for_and_nothing_is_reported(
+def test_released_gpu_memory_is_awaited_and_not_reported(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
@@ -132,7 +132,7 @@ other.kill()
 
 
 @pytest.mark.parametrize(("timeout", "memory"), [("3", "stuck"), ("60", "freed")])
-def test_the_stop_command_waits_for_the_memory_and_says_who_keeps_it(
+def test_stop_waits_for_gpu_memory_and_names_its_holder(
     timeout: str,
     memory: str,
     recorded: Callable[[str], Host],
@@ -145,5 +145,5 @@ def test_the_stop_command_waits_for_the_memory_and_says_who_keeps_it(
     state, told, pid, user = answer
     assert state == "stopped"
     held = f"19.5 GiB did not come back; pid {pid} of {user} still holds 20.0 GiB"
-    # The other one grew meanwhile: that is its own.
+    # The other process grew meanwhile; its memory is its own.
     assert told == ("" if memory == "freed" else f"! chat: ended, but GPU 0: {held}\n")

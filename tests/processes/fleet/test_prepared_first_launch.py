@@ -23,7 +23,7 @@ REQUEST = LaunchRequest("chatbot", engine="simulated", place="none")
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalFleet]:
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
-    monkeypatch.setattr(planner, "FIRST_PORT", ports.free_port())  # where no other test's server comes in between
+    monkeypatch.setattr(planner, "FIRST_PORT", ports.free_port())  # a port range that no other test's server uses
     fleet = LocalFleet(tmp_path, observe=False, gpus=False)
     yield fleet
     fleet.close()
@@ -31,7 +31,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalFlee
 
 
 def prepared_pid(fleet: LocalFleet) -> int:
-    """The pid of the process that waits for the launch."""
+    """The pid of the prepared process."""
     judged = fleet.judged_plan(REQUEST)
     assert judged is not None
     assert judged.verdict is not None
@@ -40,10 +40,10 @@ def prepared_pid(fleet: LocalFleet) -> int:
     return pid
 
 
-def test_the_plan_stays_the_same_and_its_process_becomes_the_server(fleet: LocalFleet, tmp_path: Path) -> None:
+def test_plan_is_unchanged_and_its_process_becomes_the_server(fleet: LocalFleet, tmp_path: Path) -> None:
     before = fleet.plan(REQUEST)
     pid = prepared_pid(fleet)
-    assert fleet.plan(REQUEST).argv == before.argv, "its port is not taken by what is prepared for it"
+    assert fleet.plan(REQUEST).argv == before.argv, "its port counts as free although its prepared process exists"
     view = fleet.start(REQUEST)
     assert not fleet.unused_preparation
     record = client.wait_for(tmp_path, view.name, lambda record: record.state is not State.STARTING, 60.0)
@@ -52,7 +52,7 @@ def test_the_plan_stays_the_same_and_its_process_becomes_the_server(fleet: Local
     assert record.server.pid == pid
 
 
-def test_another_launch_ends_it_and_says_why(fleet: LocalFleet) -> None:
+def test_other_launch_ends_prepared_process_with_reason(fleet: LocalFleet) -> None:
     pid = prepared_pid(fleet)
     view = fleet.start(LaunchRequest("chatbot", engine="simulated", place="none", changes=Changes(set={"seed": 7})))
     assert view.pid != pid

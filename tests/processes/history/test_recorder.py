@@ -1,4 +1,4 @@
-"""The recorder as a real process beside a process that stands for the server."""
+"""The recorder as a real process, with another process in place of the server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def processes():
 
 @pytest.fixture
 def sleeper(processes, server):
-    """Stands for vLLM: it has the socket open on which `server` answers, unless it is ``listening`` nowhere."""
+    """Takes the place of vLLM: it holds the socket on which `server` answers, unless ``listening`` is off."""
 
     def start(*, listening=True):
         words = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -62,7 +62,7 @@ def recorder(processes, tmp_path, server):
     return start
 
 
-def test_records_until_the_server_is_gone(server, body, sleeper, recorder, tmp_path, until):
+def test_records_until_server_exits(server, body, sleeper, recorder, tmp_path, until):
     text = body(engines=[{"running": 5.0}])
     server.serve_text(text)
     watched = sleeper()
@@ -77,7 +77,7 @@ def test_records_until_the_server_is_gone(server, body, sleeper, recorder, tmp_p
     assert server.connections == 1
 
 
-def test_ends_on_sigterm_and_leaves_the_server_alone(server, body, sleeper, recorder, tmp_path, until):
+def test_sigterm_ends_recorder_but_not_server(server, body, sleeper, recorder, tmp_path, until):
     server.serve_text(body())
     watched = sleeper()
     process = recorder(watched)
@@ -87,14 +87,14 @@ def test_ends_on_sigterm_and_leaves_the_server_alone(server, body, sleeper, reco
     assert watched.poll() is None
 
 
-def test_another_process_of_that_pid_is_not_the_server(sleeper, recorder):
+def test_reused_pid_is_not_taken_for_server(sleeper, recorder):
     watched = sleeper()
     assert recorder(watched, begun=start_time(watched.pid) + 1).wait(20) == 0
     assert process_lives(watched.pid, start_time(watched.pid))
     assert not process_lives(watched.pid, start_time(watched.pid) - 1)
 
 
-def test_waits_for_a_server_that_refuses_and_survives_garbage(server, body, sleeper, recorder, tmp_path, until):
+def test_survives_refused_connections_and_invalid_metrics(server, body, sleeper, recorder, tmp_path, until):
     history = tmp_path / "history.sqlite"
     answers = iter([b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<html>abc", b"\x00\xff\r\n\r\n",
                     b"HTTP/1.1 503 Dead\r\nContent-Length: 0\r\n\r\n"])  # fmt: skip
@@ -109,7 +109,7 @@ def test_waits_for_a_server_that_refuses_and_survives_garbage(server, body, slee
     assert "Traceback" not in said
 
 
-def test_a_hang_is_given_up_and_asked_again(server, body, sleeper, recorder, tmp_path, until):
+def test_hanging_request_times_out_and_is_retried(server, body, sleeper, recorder, tmp_path, until):
     def hang():
         yield b"HTTP/1.1 200 OK\r\n"
         server.ending.wait(30)
@@ -123,15 +123,15 @@ def test_a_hang_is_given_up_and_asked_again(server, body, sleeper, recorder, tmp
     assert "did not answer" in process.communicate(timeout=20)[1]
 
 
-def test_refused_is_silent(sleeper, recorder, tmp_path, until):
+def test_refused_connection_is_not_reported(sleeper, recorder, tmp_path, until):
     process = recorder(sleeper(), url="http://127.0.0.1:9")
     until(lambda: (tmp_path / "history.sqlite").exists())
     process.terminate()
     assert process.communicate(timeout=20)[1] == ""
 
 
-def test_the_figures_of_another_process_on_the_port_are_not_recorded(server, body, sleeper, recorder, tmp_path, until):
-    """As after an end of the server, or before it listens: whoever answers there may forge what he likes."""
+def test_metrics_of_foreign_process_on_port_are_not_recorded(server, body, sleeper, recorder, tmp_path, until):
+    """After the server's end or before it listens, another process may answer there with forged metrics."""
     server.serve_text(body())
     process = recorder(sleeper(listening=False))
     said = process.stderr.readline()
@@ -142,7 +142,7 @@ def test_the_figures_of_another_process_on_the_port_are_not_recorded(server, bod
     assert server.requests == 0
 
 
-def test_gpu_samples_that_are_lost_are_reported_once(server, body, sleeper, recorder, tmp_path, until):
+def test_lost_gpu_samples_are_reported_once(server, body, sleeper, recorder, tmp_path, until):
     server.serve_text(body())
     nowhere = tmp_path / "gone" / "gpu-samples.jsonl"
     process = recorder(sleeper(), extra=("--gpu-samples", str(nowhere)))
@@ -152,7 +152,7 @@ def test_gpu_samples_that_are_lost_are_reported_once(server, body, sleeper, reco
     assert said == f"recorder: GPU samples are lost (No such file or directory): {nowhere}\n"
 
 
-def test_never_two_writers(server, body, sleeper, recorder, tmp_path, until):
+def test_only_one_recorder_writes(server, body, sleeper, recorder, tmp_path, until):
     history = tmp_path / "history.sqlite"
     server.serve_text(body())
     first = recorder(sleeper(), generation=1)
@@ -168,7 +168,7 @@ def test_never_two_writers(server, body, sleeper, recorder, tmp_path, until):
     assert generations == sorted(generations)
 
 
-def test_a_waiting_recorder_can_be_stopped(server, body, sleeper, recorder, tmp_path, until):
+def test_waiting_recorder_can_be_stopped(server, body, sleeper, recorder, tmp_path, until):
     server.serve_text(body())
     recorder(sleeper())
     until(lambda: entries(tmp_path / "history.sqlite"))
@@ -178,8 +178,8 @@ def test_a_waiting_recorder_can_be_stopped(server, body, sleeper, recorder, tmp_
     assert second.wait(20) == 0
 
 
-def test_a_keeper_that_dies_is_replaced(server, body, sleeper, tmp_path, until):
-    """The recorder's parent ends; the recorder asks for a new keeper, here one that only writes down that it was."""
+def test_recorder_requests_new_keeper_after_keeper_death(server, body, sleeper, tmp_path, until):
+    """The recorder's parent ends; the recorder requests a new keeper, here a stub that only records its start."""
     package = tmp_path / "stand_in"
     package.mkdir()
     (package / "sitecustomize.py").write_text(
@@ -217,7 +217,7 @@ def test_a_keeper_that_dies_is_replaced(server, body, sleeper, tmp_path, until):
         until(lambda: entries(history)[-1].sequence > last)
     finally:
         keeper.kill()
-        watched.kill()  # ends the recorder, which is nobody's child any more
+        watched.kill()  # ends the recorder, which has no parent anymore
         watched.wait()
     lock = history.with_name(history.name + ".lock")
     until(lambda: not _locked(lock))
@@ -241,7 +241,7 @@ def _locked(path):
     return False
 
 
-def test_the_schedule_does_not_drift_and_makes_up_for_nothing():
+def test_schedule_does_not_drift_or_catch_up():
     schedule = Schedule(1.0, 100.0)
     assert schedule.wait_from(100.0) == pytest.approx(1.0)
     assert schedule.wait_from(101.25) == pytest.approx(0.75)
@@ -262,24 +262,24 @@ def test_bad_arguments_are_usage_errors(arguments):
     assert "Traceback" not in process.stderr
 
 
-def test_a_bad_url_is_one_sentence(sleeper, recorder):
+def test_invalid_url_prints_one_line(sleeper, recorder):
     process = recorder(sleeper(), url="ftp://x")
     _, said = process.communicate(timeout=20)
     assert process.returncode == 1
     assert said.count("\n") == 1
 
 
-def test_it_imports_only_what_it_needs():
+def test_recorder_imports_no_unneeded_modules():
     code = "import sys, vllm_console.recorder; print(*sys.modules)"
     modules = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
     assert not modules & {"textual", "rich", "httpx", "asyncio", "prometheus_client", "psutil", "pynvml", "vllm"}
-    assert not modules & {"http.client", "email", "ssl"}, "several MB beside each server, most of which speak no TLS"
+    assert not modules & {"http.client", "email", "ssl"}, "would cost several MB per server, most without TLS"
 
 
-def test_nothing_is_recorded_before_the_server_is_ready(tmp_path):
-    """Its first request, and what was compiled for it, is none of its traffic."""
+def test_nothing_is_recorded_before_server_is_ready(tmp_path):
+    """The warm-up request and its compilation are not part of the traffic."""
     history, record = tmp_path / "history.sqlite", tmp_path / "record.json"
     generations = [{"number": 1, "ready_at": 5.0}, {"number": 2, "ready_at": None}]
     record.write_text(json.dumps({"generations": generations}))
@@ -289,4 +289,4 @@ def test_nothing_is_recorded_before_the_server_is_ready(tmp_path):
     (tmp_path / "new").write_text(json.dumps({"generations": generations}))
     (tmp_path / "new").replace(record)
     assert ready.check()
-    assert ReadyWatch(tmp_path / "elsewhere" / "history.sqlite", 1).check(), "without a record all is recorded"
+    assert ReadyWatch(tmp_path / "elsewhere" / "history.sqlite", 1).check(), "without a record everything is recorded"

@@ -1,4 +1,4 @@
-"""A keeper dies and takes nothing with it: the next one adopts what it held."""
+"""A keeper dies without affecting its server; the next keeper adopts the server."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vllm_launchers.keeper.records import Exit, ProcessIdentity, RestartMode, Re
 from vllm_launchers.values import replace
 
 
-def test_the_server_lives_on_and_no_line_of_its_log_is_lost(bench):
+def test_server_survives_keeper_death_without_losing_log_lines(bench):
     first = bench.ready(bench.spec("--tick", "0.002"))
     bench.orphaned(first)
     assert processes.alive(first.server)
     assert bench.read().state is State.READY
     written = bench.log().count("\n")
     time.sleep(0.3)
-    assert bench.log().count("\n") == written, "nobody can have written the log without a keeper"
+    assert bench.log().count("\n") == written, "no log lines can be written without a keeper"
 
     assert bench.adopt() == ["one"]
     record = bench.read()
@@ -38,7 +38,7 @@ def test_the_server_lives_on_and_no_line_of_its_log_is_lost(bench):
     assert lines == [f"tick {number}" for number in range(len(lines))]
 
 
-def test_how_an_adopted_server_ended_is_unknown_and_reported(bench, session_of):
+def test_exit_status_of_adopted_server_is_reported_as_unknown(bench, session_of):
     record = bench.ready(bench.spec("--children", "2", "--children-ignore-term"))
     bench.until(lambda _: bench.log().count("child up") == 2)
     bench.orphaned(record)
@@ -50,7 +50,7 @@ def test_how_an_adopted_server_ended_is_unknown_and_reported(bench, session_of):
     assert not session_of(record.server.pid)
 
 
-def test_an_adopted_server_takes_a_stop_and_a_restart(bench, session_of):
+def test_adopted_server_can_be_stopped_and_restarted(bench, session_of):
     spec = bench.spec("--children", "1")
     first = bench.ready(spec)
     bench.orphaned(first)
@@ -61,12 +61,12 @@ def test_an_adopted_server_takes_a_stop_and_a_restart(bench, session_of):
     assert not session_of(first.server.pid)
     assert second.downtime_seconds > 0
     bench.orphaned(second)
-    assert bench.stop().state is State.STOPPING, "a stop needs no adoption beforehand"
+    assert bench.stop().state is State.STOPPING, "stop works without prior adoption"
     assert bench.wait(State.STOPPED).exit.requested
     assert not session_of(second.server.pid)
 
 
-def test_a_server_that_ended_unwatched_is_written_down_and_what_it_left_is_ended(bench, session_of):
+def test_unwatched_exit_is_recorded_and_leftovers_are_ended(bench, session_of):
     record = bench.ready(bench.spec("--children", "2", "--children-ignore-term"))
     bench.until(lambda _: bench.log().count("child up") == 2)
     bench.orphaned(record)
@@ -81,7 +81,7 @@ def test_a_server_that_ended_unwatched_is_written_down_and_what_it_left_is_ended
     assert bench.adopt() == []
 
 
-def test_an_interrupted_stop_is_carried_on(bench, session_of):
+def test_interrupted_stop_is_resumed(bench, session_of):
     record = bench.ready(bench.spec("--ignore", "TERM", "--children", "1"))
     patient = {"stop_timeouts": {"terminate": 600.0}}
     bench.stopped()
@@ -97,7 +97,7 @@ def test_an_interrupted_stop_is_carried_on(bench, session_of):
     assert not session_of(again.server.pid)
 
 
-def test_two_consoles_adopt_at_once_and_one_wins(bench):
+def test_concurrent_adoption_has_one_winner(bench):
     record = bench.ready(bench.spec())
     bench.orphaned(record)
     with ThreadPoolExecutor(4) as pool:
@@ -106,7 +106,7 @@ def test_two_consoles_adopt_at_once_and_one_wins(bench):
     assert bench.read().server == record.server
 
 
-def test_a_pid_that_was_given_to_somebody_else_is_never_signalled(bench):
+def test_reused_pid_is_never_signaled(bench):
     foreign = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
         there = processes.identity(foreign.pid)
@@ -129,8 +129,8 @@ def test_a_pid_that_was_given_to_somebody_else_is_never_signalled(bench):
         foreign.wait()
 
 
-def test_a_session_whose_leader_is_gone_is_only_touched_where_it_holds_our_pipe(bench, wait_until, session_of):
-    """The number of a dead server's session may have been a foreign session since."""
+def test_session_without_leader_is_signaled_only_if_it_holds_our_pipe(bench, wait_until, session_of):
+    """The session id of a dead server may have been reused."""
     code = "import os, subprocess, sys; subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])"
     leader = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
     start = processes.stat(leader.pid).start_time
@@ -151,13 +151,13 @@ def test_a_session_whose_leader_is_gone_is_only_touched_where_it_holds_our_pipe(
         processes.send(foreign, signal.SIGKILL)
 
 
-def test_a_wait_for_the_next_start_goes_on_under_the_next_keeper(bench):
+def test_next_keeper_continues_restart_backoff(bench):
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=2, backoff_seconds=0.05, backoff_cap_seconds=600)
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "7", restart=policy))
     waiting = bench.until(lambda record: record.state is State.FAILED and record.next_attempt_at is None)
     assert "gave up after 2" in waiting.reason
     bench.until(lambda record: not client.keeper_alive(bench.root, record.name))
-    # As a keeper leaves it that dies while it waits for the second of two restarts.
+    # The state left by a keeper that dies while waiting for the second of two restarts.
     for due in (time.time() + 0.5, time.time() - 900, time.time() + 9e6):  # the last: the clock was set back
         cut = replace(waiting, attempt=1, next_attempt_at=due, keeper=ProcessIdentity(1, 1, processes.boot_id()))
         folders.write_record(client.folder(bench.root, "one"), cut)
@@ -169,7 +169,7 @@ def test_a_wait_for_the_next_start_goes_on_under_the_next_keeper(bench):
         bench.until(lambda record: not client.keeper_alive(bench.root, record.name))
 
 
-def test_nothing_is_started_again_after_the_machine_was_restarted(bench):
+def test_no_automatic_restart_after_reboot(bench):
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=600, backoff_cap_seconds=600)
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", restart=policy))
     record = bench.until(lambda record: record.next_attempt_at)
@@ -182,7 +182,7 @@ def test_nothing_is_started_again_after_the_machine_was_restarted(bench):
     assert "the machine was rebooted since, so it is not restarted" in record.reason
 
 
-def test_a_restart_goes_on_under_the_next_keeper_with_its_new_flags(bench, session_of):
+def test_next_keeper_completes_restart_with_new_flags(bench, session_of):
     old, new = bench.spec("--ignore", "TERM", details={"flags": "old"}), bench.spec(details={"flags": "new"})
     first = bench.ready(old)
     bench.orphaned(first)
@@ -198,7 +198,7 @@ def test_a_restart_goes_on_under_the_next_keeper_with_its_new_flags(bench, sessi
     assert not session_of(first.server.pid)
 
 
-def test_a_stop_is_the_last_word_over_a_restart_whose_keeper_died(bench):
+def test_stop_overrides_restart_of_dead_keeper(bench):
     first = bench.ready(bench.spec("--ignore", "TERM"))
     bench.orphaned(first)
     client.adopt_orphans(bench.root, tuning={"stop_timeouts": {"terminate": 600.0}})
@@ -207,7 +207,7 @@ def test_a_stop_is_the_last_word_over_a_restart_whose_keeper_died(bench):
     assert (stopped.current.number, stopped.next_spec) == (1, None)
 
 
-def test_a_restart_that_a_reboot_cut_short_is_reported_not_done(bench):
+def test_restart_interrupted_by_reboot_is_reported(bench):
     first = bench.ready(bench.spec())
     bench.orphaned(first)
     processes.send(first.server, signal.SIGKILL)
@@ -220,7 +220,7 @@ def test_a_restart_that_a_reboot_cut_short_is_reported_not_done(bench):
     assert "its pending restart with other flags was dropped" in stopped.reason
 
 
-def test_a_keeper_that_is_to_end_releases_its_server(bench, wait_until):
+def test_terminated_keeper_releases_its_server(bench, wait_until):
     record = bench.ready(bench.spec())
     os.kill(record.keeper.pid, signal.SIGTERM)
     wait_until(lambda: not client.keeper_alive(bench.root, "one"))
@@ -229,7 +229,7 @@ def test_a_keeper_that_is_to_end_releases_its_server(bench, wait_until):
     assert bench.stopped().exit.requested
 
 
-def test_a_removal_is_refused_while_an_orphan_may_run(bench):
+def test_remove_is_refused_while_orphans_may_run(bench):
     record = bench.ready(bench.spec())
     bench.orphaned(record)
     with pytest.raises(errors.StillAliveError, match="stop it first"):
@@ -237,7 +237,7 @@ def test_a_removal_is_refused_while_an_orphan_may_run(bench):
     assert processes.alive(record.server)
 
 
-def test_secrets_reach_the_server_and_nothing_else(bench, monkeypatch, wait_until):
+def test_secrets_reach_only_the_server(bench, monkeypatch, wait_until):
     secret = "sk-very-secret-0123456789"
     monkeypatch.delenv("API_KEY_OF_OURS", raising=False)
     spec = bench.spec("--print-env", "API_KEY_OF_OURS", secret_names=("API_KEY_OF_OURS",))
@@ -266,7 +266,7 @@ def test_secrets_reach_the_server_and_nothing_else(bench, monkeypatch, wait_unti
     wait_until(lambda: bench.log().count(f"= {len(secret)} characters") == 3)
 
 
-def test_a_sidecar_lives_and_ends_with_its_server(bench, wait_until):
+def test_sidecar_runs_as_long_as_its_server(bench, wait_until):
     code = "import sys, time; print('beside', *sys.argv[1:], flush=True); time.sleep(600)"
     beside = (sys.executable, "-S", "-c", code, "{pid}", "{start_time}", "{generation}", "{other}")
     spec = bench.spec(sidecar=beside)
@@ -296,7 +296,7 @@ def test_a_sidecar_lives_and_ends_with_its_server(bench, wait_until):
     assert bench.read().sidecar is None
 
 
-def test_an_exit_that_is_known_survives_the_keeper_that_saw_it(bench):
+def test_known_exit_survives_keeper_death(bench):
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "9"))
     record = bench.wait(State.FAILED)
     bench.until(lambda _: not client.keeper_alive(bench.root, "one"))

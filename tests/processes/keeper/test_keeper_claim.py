@@ -1,4 +1,4 @@
-"""A server has one keeper, whatever becomes of its lock and its files."""
+"""A server has exactly one keeper, even if its lock or files are deleted or replaced."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def keepers(bench):
 
 
 @pytest.mark.parametrize("streams", ["opened", "closed"])
-def test_a_keeper_holds_its_lock_where_all_standard_streams_were_closed(bench, streams):
-    """The lock's file would be number 0 to 2, and a child's streams go over these."""
+def test_keeper_holds_lock_with_all_standard_streams_closed(bench, streams):
+    """Otherwise the lock would get descriptor 0 to 2, which a child's streams replace."""
     spec = json.dumps(wire.to_plain(bench.spec()))
     subprocess.run([sys.executable, "-c", LOCK_FIRST, str(bench.root), streams, spec], check=True, close_fds=False)
     record = bench.wait(State.READY)
@@ -45,7 +45,7 @@ def test_a_keeper_holds_its_lock_where_all_standard_streams_were_closed(bench, s
     assert [one.pid for one in keepers(bench)] == [record.keeper.pid]
 
 
-def test_a_command_opens_standard_streams_that_are_closed(bench):
+def test_command_opens_closed_standard_streams(bench):
     code = "import os, sys; [os.close(n) for n in range(3)]; from vllm_console.cli.main import main; main(['list'])"
     code += "; open(sys.argv[1], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{n}') for n in range(3)))"
     env = {**os.environ, "VLLMCONSOLE_STATE": str(bench.root / "state")}
@@ -53,7 +53,7 @@ def test_a_command_opens_standard_streams_that_are_closed(bench):
     assert (bench.root / "fds").read_text() == "/dev/null /dev/null /dev/null"
 
 
-def test_a_deleted_lock_is_locked_again_and_nobody_adopts_meanwhile(bench, wait_until):
+def test_deleted_lock_is_recreated_without_adoption(bench, wait_until):
     record = bench.ready(bench.spec())
     lock = bench.file("keeper.lock")
     for _ in range(2):
@@ -69,7 +69,7 @@ def test_a_deleted_lock_is_locked_again_and_nobody_adopts_meanwhile(bench, wait_
     assert bench.stopped().exit.requested
 
 
-def test_where_every_lock_is_granted_a_server_has_one_keeper(bench, monkeypatch):
+def test_one_keeper_per_server_without_working_locks(bench, monkeypatch):
     record = bench.ready(bench.spec())
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     assert not folders.lock_is_held(bench.file(""))
@@ -91,8 +91,8 @@ time.sleep(600)
 """
 
 
-def test_a_keeper_lets_go_of_a_server_that_another_one_has(bench, wait_until):
-    """Should there ever be two: the record says whose the server is."""
+def test_keeper_yields_server_owned_by_another_keeper(bench, wait_until):
+    """If there are two keepers, the record decides which one owns the server."""
     first = bench.ready(bench.spec())
     words = [sys.executable, "-S", "-c", ANOTHER, str(bench.file("server.output"))]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
@@ -113,8 +113,8 @@ def test_a_keeper_lets_go_of_a_server_that_another_one_has(bench, wait_until):
 
 
 @pytest.mark.parametrize("content", [b"{broken", b"", b"\xff\x00", b"[]", b'{"name": "one"}'])
-def test_a_record_overwritten_under_a_living_keeper_is_there_again(bench, wait_until, content):
-    """Until then the error says so; then the server can be stopped as ever."""
+def test_keeper_restores_overwritten_record(bench, wait_until, content):
+    """Until it is restored, the error says so; afterwards the server can be stopped as usual."""
     record = bench.ready(bench.spec())
     os.kill(record.keeper.pid, signal.SIGSTOP)
     bench.file("record.json").write_bytes(content)
@@ -127,7 +127,7 @@ def test_a_record_overwritten_under_a_living_keeper_is_there_again(bench, wait_u
     assert bench.stopped().exit.requested
 
 
-def test_a_broken_record_without_a_keeper_says_what_to_do(bench):
+def test_broken_record_without_keeper_reports_remedy(bench):
     bench.orphaned(bench.ready(bench.spec()))
     before = bench.file("record.json").read_bytes()
     bench.file("record.json").write_bytes(b"{broken")
@@ -141,7 +141,7 @@ def test_a_broken_record_without_a_keeper_says_what_to_do(bench):
 
 
 @pytest.mark.parametrize("file", ["keeper.sock", "record.json", "server.log", "log.position"])
-def test_a_file_deleted_under_a_living_keeper_is_there_again(bench, wait_until, file):
+def test_keeper_restores_deleted_file(bench, wait_until, file):
     record = bench.ready(bench.spec("--tick", "0.05"))
     bench.file(file).unlink()
     wait_until(bench.file(file).exists, file)
@@ -154,7 +154,7 @@ def test_a_file_deleted_under_a_living_keeper_is_there_again(bench, wait_until, 
     bench.stopped()
 
 
-def test_a_link_in_the_place_of_a_deleted_log_is_not_followed(bench, tmp_path, wait_until):
+def test_symlink_replacing_deleted_log_is_not_followed(bench, tmp_path, wait_until):
     bench.ready(bench.spec("--tick", "0.02"))
     precious = tmp_path / "precious"
     precious.write_text("mine")

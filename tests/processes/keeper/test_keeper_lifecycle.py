@@ -1,4 +1,4 @@
-"""A server's life under a real keeper: started, ready, silent, stopped, restarted, failing."""
+"""A server's lifecycle under a real keeper: starting, ready, unresponsive, stopped, restarted, failed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vllm_launchers.keeper.records import (
 from vllm_launchers.values import replace
 
 
-def test_starts_serves_and_stops_as_asked(bench, session_of, wait_until):
+def test_start_serve_and_stop(bench, session_of, wait_until):
     launched = bench.launch(bench.spec("--children", "2"))
     assert launched.state is State.STARTING
     assert launched.server is not None
@@ -46,7 +46,7 @@ def test_starts_serves_and_stops_as_asked(bench, session_of, wait_until):
     assert not processes.alive(launched.keeper)
 
 
-def test_a_server_that_goes_on_from_a_recording_has_its_times_and_the_next_start_its_own(bench):
+def test_resumed_recording_keeps_times_until_next_start(bench):
     spec = bench.spec()
     earlier = Generation(1, spec, 1000.0, 1001.0, 1100.0)
     bench.launch(spec, recording=Recording((earlier,), 1101.0, 1105.0, 0))
@@ -60,7 +60,7 @@ def test_a_server_that_goes_on_from_a_recording_has_its_times_and_the_next_start
     bench.stopped()
 
 
-def test_while_it_starts_it_is_interrupted_rather_than_terminated(bench):
+def test_starting_server_gets_sigint_instead_of_sigterm(bench):
     bench.launch(bench.spec("--never-ready", "--tick", "0.05"))
     bench.until(lambda _: "tick" in bench.log())
     assert bench.stopped().exit.requested
@@ -69,7 +69,7 @@ def test_while_it_starts_it_is_interrupted_rather_than_terminated(bench):
 
 
 @pytest.mark.parametrize("phase", ["starting", "ready"])
-def test_what_ignores_every_request_is_killed_and_nothing_is_left(bench, session_of, phase):
+def test_server_ignoring_signals_is_killed(bench, session_of, phase):
     options = ["--ignore", "INT,TERM", "--children", "2", "--children-ignore-term", "--tick", "0.05"]
     record = bench.launch(bench.spec(*options, *(["--never-ready"] if phase == "starting" else [])))
     bench.until(lambda _: bench.log().count("child up") == 2 and "tick" in bench.log())
@@ -82,7 +82,7 @@ def test_what_ignores_every_request_is_killed_and_nothing_is_left(bench, session
     assert not session_of(record.server.pid)
 
 
-def test_a_process_stopped_by_sigstop_is_let_go_on_to_end_well(bench, session_of):
+def test_sigstopped_process_is_continued_to_exit_cleanly(bench, session_of):
     record = bench.ready(bench.spec("--children", "1"))
     for member in session_of(record.server.pid):
         os.kill(member.pid, signal.SIGSTOP)
@@ -92,7 +92,7 @@ def test_a_process_stopped_by_sigstop_is_let_go_on_to_end_well(bench, session_of
 
 @pytest.mark.parametrize("phase", ["starting", "ready"])
 @pytest.mark.parametrize("own_session", [False, True])
-def test_a_killed_server_leaves_no_process_behind(bench, phase, own_session):
+def test_killed_server_leaves_no_processes(bench, phase, own_session):
     options = ["--children", "2", "--children-ignore-term", *(["--children-own-session"] if own_session else [])]
     record = bench.launch(bench.spec(*options, *(["--never-ready"] if phase == "starting" else [])))
     if phase == "ready":
@@ -112,7 +112,7 @@ def test_a_killed_server_leaves_no_process_behind(bench, phase, own_session):
 
 
 @pytest.mark.parametrize("code", [0, 2])
-def test_an_end_nobody_asked_for_is_a_failure_whatever_its_code(bench, code):
+def test_unrequested_exit_is_a_failure_for_any_exit_code(bench, code):
     bench.launch(bench.spec("--never-ready", "--exit-after", "0.1", "--exit-code", str(code)))
     failed = bench.wait(State.FAILED)
     assert failed.exit.code == code
@@ -120,7 +120,7 @@ def test_an_end_nobody_asked_for_is_a_failure_whatever_its_code(bench, code):
     assert bench.log().endswith("fatal: made to fail\n")
 
 
-def test_an_executable_that_cannot_run_is_reported(bench, tmp_path):
+def test_unusable_executable_is_reported(bench, tmp_path):
     plain = tmp_path / "plain.txt"
     plain.write_text("no program")
     cases = {
@@ -137,7 +137,7 @@ def test_an_executable_that_cannot_run_is_reported(bench, tmp_path):
     assert "working folder" in record.reason
 
 
-def test_silence_is_seen_and_so_is_its_end(bench, tmp_path):
+def test_unresponsive_server_is_detected_and_recovers(bench, tmp_path):
     quiet = tmp_path / "quiet"
     bench.ready(bench.spec("--quiet-file", str(quiet)))
     quiet.touch()
@@ -147,7 +147,7 @@ def test_silence_is_seen_and_so_is_its_end(bench, tmp_path):
     assert bench.wait(State.READY).reason == ""
 
 
-def test_another_process_that_answers_on_the_port_is_not_taken_for_ours(bench, port):
+def test_foreign_process_on_port_is_not_taken_for_server(bench, port):
     bench.ready(bench.spec(port=port), "first")
     bench.launch(bench.spec("--never-ready", port=port), "second")
     record = bench.until(lambda record: "another process answers" in record.reason, "second")
@@ -156,7 +156,7 @@ def test_another_process_that_answers_on_the_port_is_not_taken_for_ours(bench, p
     assert bench.read("second").state is State.STARTING
 
 
-def test_restart_keeps_name_and_folder_and_counts_the_generation(bench, session_of):
+def test_restart_keeps_name_and_folder_and_increments_generation(bench, session_of):
     first = bench.ready(bench.spec("--children", "1", "--tick", "0.05", details={"max-num-seqs": 256}))
     second = bench.spec("--children", "1", details={"max-num-seqs": 128})
     assert bench.restart(second).state is State.STOPPING
@@ -172,7 +172,7 @@ def test_restart_keeps_name_and_folder_and_counts_the_generation(bench, session_
     assert log.read_bytes()[record.log_offset :] in (b"", b"child up\n")
 
 
-def test_a_stopped_server_starts_again_as_the_next_generation(bench):
+def test_stopped_server_restarts_as_next_generation(bench):
     spec = bench.spec()
     bench.ready(spec)
     bench.stopped()
@@ -180,7 +180,7 @@ def test_a_stopped_server_starts_again_as_the_next_generation(bench):
     assert bench.wait(State.READY).generations[0].exit.requested
 
 
-def test_generations_are_bounded(bench):
+def test_generation_count_is_bounded(bench):
     missing = bench.spec(argv=("/no/such/engine",))
     bench.launch(missing)
     for _ in range(21):
@@ -188,7 +188,7 @@ def test_generations_are_bounded(bench):
     assert [generation.number for generation in record.generations] == list(range(3, 23))
 
 
-def test_a_stop_during_a_restart_is_the_last_word(bench):
+def test_stop_overrides_running_restart(bench):
     spec = bench.spec("--ignore", "TERM")
     bench.ready(spec)
     bench.restart(spec)
@@ -197,13 +197,13 @@ def test_a_stop_during_a_restart_is_the_last_word(bench):
     assert stopped.current.number == 1
 
 
-def test_a_stop_of_what_has_ended_changes_nothing(bench):
+def test_stopping_an_ended_server_changes_nothing(bench):
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "3"))
     failed = bench.wait(State.FAILED)
     assert bench.stop() == failed
 
 
-def test_failures_are_retried_up_to_the_limit(bench):
+def test_failures_are_retried_up_to_limit(bench):
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=2, backoff_seconds=0.05, backoff_cap_seconds=0.1)
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "7", restart=policy))
     failed = bench.until(lambda record: record.state is State.FAILED and record.next_attempt_at is None)
@@ -214,13 +214,13 @@ def test_failures_are_retried_up_to_the_limit(bench):
 
 
 def replaced(tmp_path):
-    """A program that can be away for a while, as one that is being installed anew."""
+    """A program that can be missing for a while, as during a reinstallation."""
     program = tmp_path / "program"
     program.symlink_to(sys.executable)
     return program
 
 
-def test_a_program_that_is_missing_for_a_moment_is_tried_again(bench, tmp_path):
+def test_temporarily_missing_program_is_retried(bench, tmp_path):
     program, marker = replaced(tmp_path), tmp_path / "marker"
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=4, backoff_seconds=0.4)
     spec = bench.spec("--fail-once", str(marker), restart=policy)
@@ -238,7 +238,7 @@ def test_a_program_that_is_missing_for_a_moment_is_tried_again(bench, tmp_path):
     bench.stopped()
 
 
-def test_a_program_that_stays_away_is_given_up_at_the_limit(bench, tmp_path):
+def test_missing_program_fails_at_retry_limit(bench, tmp_path):
     program = replaced(tmp_path)
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=3, backoff_seconds=0.05)
     spec = bench.spec(restart=policy)
@@ -250,7 +250,7 @@ def test_a_program_that_stays_away_is_given_up_at_the_limit(bench, tmp_path):
     assert "gave up after 3 automatic restarts" in failed.reason
 
 
-def test_a_restart_while_the_program_is_away_is_tried_again_too(bench, tmp_path):
+def test_restart_with_missing_program_is_retried(bench, tmp_path):
     program = replaced(tmp_path)
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=5, backoff_seconds=0.3)
     spec = bench.spec(restart=policy)
@@ -264,7 +264,7 @@ def test_a_restart_while_the_program_is_away_is_tried_again_too(bench, tmp_path)
     bench.stopped()
 
 
-def test_descriptors_that_have_run_out_are_waited_for(bench):
+def test_waits_for_free_file_descriptors(bench):
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=6, backoff_seconds=0.2)
     ready = bench.ready(bench.spec(restart=policy))
     limits = resource.prlimit(ready.keeper.pid, resource.RLIMIT_NOFILE)
@@ -278,7 +278,7 @@ def test_descriptors_that_have_run_out_are_waited_for(bench):
     bench.stopped()
 
 
-def test_what_a_restart_cannot_fix_is_not_retried(bench):
+def test_permanent_failures_are_not_retried(bench):
     not_retryable = (NotRetryable("(", "no expression"), NotRetryable(r"^FATAL: made to \w+$", "it was made to fail"))
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05, not_retryable=not_retryable)
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "7", restart=policy))
@@ -288,7 +288,7 @@ def test_what_a_restart_cannot_fix_is_not_retried(bench):
     assert "'(' is not a regular expression" in bench.file("keeper.log").read_text()
 
 
-def test_a_usage_error_is_not_tried_again(bench):
+def test_usage_error_is_not_retried(bench):
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05)
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "2", restart=policy))
     failed = bench.wait(State.FAILED)
@@ -296,7 +296,7 @@ def test_a_usage_error_is_not_tried_again(bench):
     assert "exit code 2 means that it rejects its command line" in failed.reason
 
 
-def test_what_was_ready_is_started_again_whatever_its_log_says(bench):
+def test_previously_ready_server_is_restarted_regardless_of_log(bench):
     not_retryable = (NotRetryable("child up", "a line that was there when it was well, too"),)
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05, not_retryable=not_retryable)
     ready = bench.ready(bench.spec("--children", "1", restart=policy))
@@ -305,10 +305,10 @@ def test_what_was_ready_is_started_again_whatever_its_log_says(bench):
     assert bench.until(lambda record: record.state is State.READY and record.attempt == 1)
     bench.restart(bench.spec())
     past = bench.wait(State.READY, generation=2).generations[0]
-    assert past.spec.restart.not_retryable == (), "of no use any more, and not small"
+    assert past.spec.restart.not_retryable == (), "no longer needed, and large"
 
 
-def test_a_server_that_was_ready_for_long_has_its_attempts_forgiven(bench, tmp_path):
+def test_attempts_reset_after_long_ready_time(bench, tmp_path):
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=2, backoff_seconds=0.05)
     spec = bench.spec("--fail-once", str(tmp_path / "failed"), restart=policy)
     bench.launch(spec, steady=0.5)
@@ -317,7 +317,7 @@ def test_a_server_that_was_ready_for_long_has_its_attempts_forgiven(bench, tmp_p
     assert bench.until(lambda record: record.attempt == 0).state is State.READY
 
 
-def test_a_stop_while_it_waits_to_be_started_again_cancels_that(bench, wait_until):
+def test_stop_cancels_waiting_restart(bench, wait_until):
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=600, backoff_cap_seconds=600)
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", restart=policy))
     waiting = bench.until(lambda record: record.next_attempt_at)
@@ -327,7 +327,7 @@ def test_a_stop_while_it_waits_to_be_started_again_cancels_that(bench, wait_unti
     wait_until(lambda: not client.keeper_alive(bench.root, "one"))
 
 
-def test_a_restart_while_it_waits_begins_at_once(bench):
+def test_restart_during_backoff_begins_immediately(bench):
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=600, backoff_cap_seconds=600)
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", restart=policy))
     bench.until(lambda record: record.next_attempt_at)
@@ -335,7 +335,7 @@ def test_a_restart_while_it_waits_begins_at_once(bench):
     assert bench.wait(State.READY).current.number == 2
 
 
-def test_one_name_is_given_to_one_console_only(bench):
+def test_concurrent_launches_with_one_name_start_one_server(bench):
     def attempt(_):
         try:
             return bench.launch(bench.spec("--never-ready"))
@@ -348,7 +348,7 @@ def test_one_name_is_given_to_one_console_only(bench):
     assert bench.read().server == records[0].server
 
 
-def test_a_server_outlives_a_hang_up_of_the_session_that_launched_it(bench, wait_until):
+def test_server_survives_sighup_of_launching_session(bench, wait_until):
     script = (
         "import sys, json, signal; from pathlib import Path\n"
         "from vllm_launchers.keeper import client, wire; from vllm_launchers.keeper.records import LaunchSpec\n"
@@ -374,7 +374,7 @@ def test_a_server_outlives_a_hang_up_of_the_session_that_launched_it(bench, wait
     assert bench.wait(State.READY, generation=2).keeper == record.keeper
 
 
-def test_a_server_that_has_ended_can_be_removed_and_its_name_used_again(bench):
+def test_ended_server_can_be_removed_and_its_name_reused(bench):
     spec = bench.spec()
     bench.ready(spec)
     with pytest.raises(errors.StillAliveError):
@@ -390,7 +390,7 @@ def test_a_server_that_has_ended_can_be_removed_and_its_name_used_again(bench):
     assert bench.launch(spec).current.number == 1
 
 
-def test_the_inherited_environment_is_overlaid_and_the_mask_kept(bench, monkeypatch, tmp_path):
+def test_environment_is_overlaid_and_umask_kept(bench, monkeypatch, tmp_path):
     monkeypatch.setenv("INHERITED", "abc")
     code = "import os; m = os.umask(0); print(os.environ['INHERITED'], os.environ['OURS'], oct(m), os.getcwd())"
     argv = (sys.executable, "-S", "-c", code)
@@ -403,7 +403,7 @@ def test_the_inherited_environment_is_overlaid_and_the_mask_kept(bench, monkeypa
     assert bench.log() == f"abc def 0o27 {tmp_path}\n"
 
 
-def test_a_flood_arrives_whole_over_many_files(bench):
+def test_log_flood_is_complete_across_rotated_files(bench):
     lines = 300_000
     bench.launch(bench.spec("--lines", str(lines), "--exit-after", "0", log_bytes=200_000, log_files=100))
     bench.wait(State.FAILED)

@@ -1,4 +1,4 @@
-"""What runs on another machine or in another container is shown, and left alone."""
+"""Servers on another machine or in another container are shown but not changed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ OTHER = {"boot_id": "another", "machine_id": "another", "hostname": "gpubox-2"}
 
 
 def moved(bench, monkeypatch, change):
-    """From now on this process is somewhere else."""
+    """Make this process appear to run at another location."""
     there = replace(location.here(), **change)
     monkeypatch.setattr(location, "here", lambda: there)
 
 
 @pytest.mark.parametrize("change", [CONTAINER, OTHER])
-def test_a_server_of_another_place_is_shown_there_and_left_alone(bench, monkeypatch, change):
+def test_server_on_another_machine_is_shown_read_only(bench, monkeypatch, change):
     record = bench.ready(bench.spec())
     assert record.location == location.here()
     host = record.location.hostname
     moved(bench, monkeypatch, change)
     before = bench.file("record.json").read_bytes()
-    if change is OTHER:  # its keeper's lock may not be seen from there
+    if change is OTHER:  # its keeper's lock may be invisible from there
         monkeypatch.setattr(folders, "lock_is_held", lambda folder: False)
         monkeypatch.setattr(client.folders, "lock_is_held", lambda folder: False)
     fleet = LocalFleet(bench.root, observe=False, gpus=False)
@@ -63,8 +63,8 @@ def test_a_server_of_another_place_is_shown_there_and_left_alone(bench, monkeypa
     assert processes.alive(record.keeper)
 
 
-def test_a_server_without_keeper_in_another_container_is_not_declared_dead(bench, monkeypatch):
-    """Its output is locked for as long as any of its processes lives: that is seen from every container."""
+def test_keeperless_server_in_other_container_is_not_declared_dead(bench, monkeypatch):
+    """Its output stays locked while any of its processes lives; every container sees that lock."""
     record = bench.ready(bench.spec())
     bench.orphaned(record)
     with monkeypatch.context() as patched:
@@ -76,21 +76,21 @@ def test_a_server_without_keeper_in_another_container_is_not_declared_dead(bench
     assert bench.read().server == record.server
 
 
-def test_a_server_whose_container_has_ended_is_found_to_have_ended(bench, monkeypatch, wait_until):
+def test_server_of_ended_container_is_found_ended(bench, monkeypatch, wait_until):
     record = bench.ready(bench.spec())
     bench.orphaned(record)
     processes.send(record.server, 9)
     wait_until(lambda: not processes.alive(record.server), "its end")
     there = replace(record.location, pid_namespace=1)
     folders.write_record(bench.file(""), replace(record, location=there))
-    # Its first thread has ended; another one may have its output open for a moment longer.
+    # Its main thread has ended; another thread may hold its output slightly longer.
     wait_until(lambda: client.elsewhere(bench.root, bench.read()) == "", "the end of all its threads")
     assert bench.adopt() == ["one"]
     failed = bench.wait(State.FAILED)
     assert "its container has ended since" in failed.reason
 
 
-def test_where_locks_mean_nothing_another_container_is_believed(bench, monkeypatch, wait_until):
+def test_record_of_other_container_is_trusted_without_working_locks(bench, monkeypatch, wait_until):
     record = bench.ready(bench.spec())
     bench.orphaned(record)
     processes.send(record.server, 9)
@@ -101,8 +101,8 @@ def test_where_locks_mean_nothing_another_container_is_believed(bench, monkeypat
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_on_nfs_only_a_held_output_counts_as_held(tmp_path, monkeypatch, held):
-    """NFS locks byte ranges instead: exclusively only what is open for writing, shared only what is for reading."""
+def test_nfs_output_lock_detection(tmp_path, monkeypatch, held):
+    """NFS maps flock to byte-range locks: exclusive needs write access, shared needs read access."""
     flock = fcntl.flock
 
     def of_nfs(fd, how):
@@ -120,13 +120,13 @@ def test_on_nfs_only_a_held_output_counts_as_held(tmp_path, monkeypatch, held):
         os.close(server)
 
 
-def test_an_output_that_is_not_there_is_not_made_and_not_held(tmp_path):
+def test_missing_output_is_not_created_and_not_held(tmp_path):
     assert location._output_is_held(tmp_path) is False
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_says_nothing_of_who_holds_the_output(tmp_path, monkeypatch, number):
+def test_output_holder_is_unknown_without_lock_support(tmp_path, monkeypatch, number):
     os.close(open_for_server(tmp_path))
 
     def refused(*_):
@@ -136,7 +136,7 @@ def test_a_file_system_without_locks_says_nothing_of_who_holds_the_output(tmp_pa
     assert location._output_is_held(tmp_path) is None
 
 
-def test_whoever_looks_whether_the_output_is_held_is_not_taken_for_a_process_of_the_server(tmp_path, monkeypatch):
+def test_output_lock_check_is_not_counted_as_a_server_process(tmp_path, monkeypatch):
     os.close(open_for_server(tmp_path))
     output, seen = tmp_path / "server.output", []
     monkeypatch.setattr(fcntl, "flock", lambda *_: seen.append(process_group.has_output(os.getpid(), output)))
@@ -144,7 +144,7 @@ def test_whoever_looks_whether_the_output_is_held_is_not_taken_for_a_process_of_
     assert seen == [False, False]
 
 
-def test_this_machine_before_its_restart_is_no_other_machine(bench):
+def test_record_from_before_reboot_is_local(bench):
     record = bench.ready(bench.spec())
     before = replace(record.location, boot_id="before", pid_namespace=7)
     assert location.elsewhere(bench.file(""), replace(record, location=before)) == ""
@@ -152,7 +152,7 @@ def test_this_machine_before_its_restart_is_no_other_machine(bench):
     assert location.elsewhere(bench.file(""), replace(record, location=clone)) == "on node-2, another machine"
 
 
-def test_an_older_record_says_no_place_and_is_taken_for_one_of_here(bench):
+def test_record_without_location_is_local(bench):
     record = bench.ready(bench.spec())
     document = wire.to_plain(record)
     del document["location"]
@@ -161,7 +161,7 @@ def test_an_older_record_says_no_place_and_is_taken_for_one_of_here(bench):
     assert location.elsewhere(bench.file(""), older) == ""
 
 
-def test_a_stopped_server_of_another_place_may_be_started_here(bench, monkeypatch):
+def test_stopped_server_of_another_machine_can_be_started_here(bench, monkeypatch):
     bench.ready(bench.spec())
     bench.stopped()
     moved(bench, monkeypatch, OTHER)

@@ -1,4 +1,4 @@
-"""The keepers of one server over several machines: compared before a process starts, ready together, ended together."""
+"""Keepers of a multi-node server: compared before start, ready together, ended together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAME = {"vLLM": "0.32.0", "model configuration": "sha256:aa", "--max-num-seqs": 
 
 
 class Nodes:
-    """A server of several nodes on 127.0.0.1: each has a record ``node0``, ``node1``, … of its own."""
+    """A multi-node server on 127.0.0.1; each node has its own record: ``node0``, ``node1``, …"""
 
     def __init__(self, bench: Bench, count: int = 2) -> None:
         self.bench, self.count, self.link = bench, count, free_port()
@@ -68,24 +68,24 @@ def nodes(bench: Bench) -> Nodes:
     return Nodes(bench)
 
 
-def test_no_process_starts_until_all_are_there_and_all_are_ready_after_one_request(nodes: Nodes) -> None:
+def test_nodes_start_together_and_are_ready_after_one_request(nodes: Nodes) -> None:
     nodes.start(0)
     waiting = nodes.bench.until(lambda record: "waiting for node 1" in record.reason, "node0")
     assert (waiting.state, waiting.server) == (State.STARTING, None)
     nodes.start(1)
     assert nodes.wait(0, State.READY).current.warm_up is not None
     headless = nodes.wait(1, State.READY)
-    assert headless.server is not None  # its process runs: it has no port that could be asked
+    assert headless.server is not None  # its process runs, but has no port to query
     assert headless.current.spec.port == 0
 
 
-def test_each_start_shows_in_the_log_of_a_headless_node(nodes: Nodes) -> None:
+def test_headless_node_logs_each_start(nodes: Nodes) -> None:
     nodes.ready()
     assert nodes.bench.log("node1").startswith("vllm-console: all nodes have joined and are equal\n")
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_node_that_is_lost_ends_the_other_which_reports_it(nodes: Nodes, lost: int) -> None:
+def test_lost_node_ends_the_other_which_reports_it(nodes: Nodes, lost: int) -> None:
     nodes.ready()
     nodes.kill(lost)
     ended = nodes.wait(1 - lost, State.FAILED)
@@ -98,7 +98,7 @@ def test_a_node_that_is_lost_ends_the_other_which_reports_it(nodes: Nodes, lost:
     nodes.wait(lost, State.FAILED)
 
 
-def test_one_that_ends_with_code_0_is_lost_as_well(nodes: Nodes) -> None:
+def test_node_exit_with_code_0_counts_as_lost(nodes: Nodes) -> None:
     nodes.start(0)
     nodes.start(1, options=("--exit-after", "0.3"))
     assert "node 1 is gone: exited by itself with code 0" in nodes.wait(0, State.FAILED).reason
@@ -106,7 +106,7 @@ def test_one_that_ends_with_code_0_is_lost_as_well(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-def test_a_stop_of_one_stops_the_other_as_requested(nodes: Nodes, asked: int) -> None:
+def test_stopping_one_node_stops_the_other(nodes: Nodes, asked: int) -> None:
     nodes.ready()
     nodes.bench.stopped(f"node{asked}")
     other = nodes.wait(1 - asked, State.STOPPED)
@@ -115,7 +115,7 @@ def test_a_stop_of_one_stops_the_other_as_requested(nodes: Nodes, asked: int) ->
     assert other.exit.requested
 
 
-def test_a_healthy_server_that_can_complete_nothing_is_never_ready(nodes: Nodes) -> None:
+def test_healthy_server_without_completions_is_never_ready(nodes: Nodes) -> None:
     nodes.start(0, [500, ERROR])
     nodes.start(1)
     first = nodes.wait(0, State.FAILED)
@@ -126,14 +126,14 @@ def test_a_healthy_server_that_can_complete_nothing_is_never_ready(nodes: Nodes)
     assert "node 0 is gone: /health answered, but the first request failed" in second.reason
 
 
-def test_neither_is_one_whose_request_is_refused(nodes: Nodes) -> None:
+def test_server_refusing_the_request_is_never_ready(nodes: Nodes) -> None:
     nodes.start(0, [401, {"error": "Unauthorized"}])
     nodes.start(1)
     assert nodes.wait(0, State.FAILED).current.ready_at is None
     assert nodes.wait(1, State.FAILED).current.ready_at is None
 
 
-def test_a_node_that_differs_is_refused_before_it_runs_and_may_come_again(nodes: Nodes) -> None:
+def test_mismatched_node_is_refused_and_may_retry(nodes: Nodes) -> None:
     nodes.start(0)
     nodes.start(1, vLLM="0.31.0")
     refused = nodes.wait(1, State.FAILED)
@@ -147,7 +147,7 @@ def test_a_node_that_differs_is_refused_before_it_runs_and_may_come_again(nodes:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_missing_node_is_named(nodes: Nodes, rank: int) -> None:
+def test_missing_node_is_named(nodes: Nodes, rank: int) -> None:
     nodes.start(rank, seconds=0.5)
     record = nodes.wait(rank, State.FAILED)
     assert f"node {1 - rank} did not" in record.reason
@@ -155,7 +155,7 @@ def test_a_missing_node_is_named(nodes: Nodes, rank: int) -> None:
     assert nodes.why(rank)[0] is Cause.NCCL
 
 
-def test_a_keeper_that_is_killed_ends_the_others_and_whoever_adopts_ends_its_own(nodes: Nodes) -> None:
+def test_keeper_kill_ends_other_nodes_and_adopting_keeper_ends_its_own(nodes: Nodes) -> None:
     nodes.ready()
     nodes.bench.orphaned(nodes.bench.read("node1"))
     assert "node 1 is gone: the connection to its keeper ended" in nodes.wait(0, State.FAILED).reason
@@ -164,7 +164,7 @@ def test_a_keeper_that_is_killed_ends_the_others_and_whoever_adopts_ends_its_own
     assert "its keeper ended, and with it the link to the other nodes" in adopted.reason
 
 
-def test_a_stop_while_it_waits_needs_no_process(nodes: Nodes) -> None:
+def test_stop_while_waiting_for_nodes(nodes: Nodes) -> None:
     nodes.start(0)
     assert nodes.bench.stopped("node0").reason == "stopped as requested before its process was started"
 
@@ -177,7 +177,7 @@ def test_three_nodes_end_together(bench: Bench) -> None:
     assert nodes.wait(1, State.FAILED).reason.startswith("node 2 is gone: killed by signal SIGKILL")
 
 
-def test_strangers_on_the_port_change_nothing(nodes: Nodes) -> None:
+def test_foreign_connections_on_port_are_ignored(nodes: Nodes) -> None:
     nodes.start(0)
     nodes.bench.until(lambda record: "waiting for node 1" in record.reason, "node0")
     held = []
@@ -195,7 +195,7 @@ def test_strangers_on_the_port_change_nothing(nodes: Nodes) -> None:
         stranger.close()
 
 
-def test_the_port_of_another_program_is_named(nodes: Nodes) -> None:
+def test_port_used_by_another_program_is_named(nodes: Nodes) -> None:
     with socket.create_server(("127.0.0.1", nodes.link)):
         nodes.start(0)
         reason = nodes.wait(0, State.FAILED).reason

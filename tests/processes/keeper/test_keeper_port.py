@@ -1,4 +1,4 @@
-"""The port of a real server between two of its generations."""
+"""A server's port between two generations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fakes.ports import binds
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
 
 
-def test_a_server_that_waits_to_start_again_keeps_its_port(bench) -> None:
+def test_server_waiting_for_restart_keeps_its_port(bench) -> None:
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=600, backoff_cap_seconds=600)
     spec = bench.spec("--exit-after", "0.5", "--exit-code", "3", restart=policy)
     bench.ready(spec)
@@ -21,19 +21,19 @@ def test_a_server_that_waits_to_start_again_keeps_its_port(bench) -> None:
     assert binds(spec.port, socket.SO_REUSEADDR)
 
 
-def test_a_restart_keeps_the_port_while_the_rest_of_the_old_server_ends(bench) -> None:
-    """Its API server is gone, and with it the socket; a process of it that ignores SIGTERM holds the restart up."""
+def test_restart_keeps_port_while_old_processes_end(bench) -> None:
+    """Its API server and socket are gone; a process that ignores SIGTERM delays the restart."""
     spec = bench.spec("--children", "1", "--children-ignore-term")
     bench.ready(spec)
     bench.until(lambda _: "child up" in bench.log())
     bench.restart(bench.spec(port=spec.port))
     bench.until(lambda record: record.current.exit is not None or record.current.number == 2)
-    assert bench.read().current.number == 1, "it has not been started again yet"
-    assert not binds(spec.port, socket.SO_REUSEADDR), "a program that waits for the port does not get it"
+    assert bench.read().current.number == 1, "it has not been restarted yet"
+    assert not binds(spec.port, socket.SO_REUSEADDR), "another program waiting for the port does not get it"
     assert bench.wait(State.READY, generation=2).current.spec.port == spec.port
 
 
-def test_the_port_is_free_for_others_once_the_server_has_stopped(bench) -> None:
+def test_port_is_released_after_stop(bench) -> None:
     spec = bench.spec()
     bench.ready(spec)
     bench.stopped()

@@ -1,4 +1,4 @@
-"""A restart is prepared while the server serves: handed over, refused, canceled, discarded, rolled back."""
+"""A restart prepared while the server serves: handed over, rejected, canceled, discarded, rolled back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMPORTED, ACCEPTED = {"say": {"step": "imported"}}, {"say": {"step": "accepted"}
 
 @pytest.fixture
 def prepared(bench):
-    """A spec whose process is prepared as ``script`` says."""
+    """A spec whose process follows ``script`` during preparation."""
 
     def spec(port, *script, options=(), **fields):
         plain = bench.spec(*options, port=port, **fields)
@@ -37,7 +37,7 @@ def preparing(record):
     return record.preparation is not None and record.preparation.step.under_way and record.preparation.process
 
 
-def test_the_server_serves_until_its_next_process_is_prepared_and_that_becomes_the_server(bench, prepared, tmp_path):
+def test_server_serves_until_prepared_process_takes_over(bench, prepared, tmp_path):
     before = bench.ready(bench.spec())
     gate = tmp_path / "gate"
     spec = prepared(before.current.spec.port, {"print": "loading"}, IMPORTED, {"wait": str(gate)}, ACCEPTED)
@@ -60,7 +60,7 @@ def test_the_server_serves_until_its_next_process_is_prepared_and_that_becomes_t
 
 
 @pytest.mark.parametrize("prints", ["", "vllm: error: unrecognized arguments: --no-such-flag"])
-def test_a_refusal_ends_the_restart_and_the_server_never_notices(bench, prepared, wait_until, prints):
+def test_rejected_flags_cancel_restart_without_affecting_server(bench, prepared, wait_until, prints):
     before = bench.ready(bench.spec("--tick", "0.02"))
     refused = {"say": {"step": "refused", "message": "unrecognized arguments: --no-such-flag"}}
     bench.restart(prepared(before.current.spec.port, {"print": prints}, IMPORTED, refused, {"exit": 2}))
@@ -75,7 +75,7 @@ def test_a_refusal_ends_the_restart_and_the_server_never_notices(bench, prepared
     wait_until(lambda: descendants(after.keeper) == {after.server.pid}, "the end of the prepared process")
 
 
-def test_a_process_that_ends_while_it_is_prepared_ends_the_restart(bench, prepared):
+def test_exit_during_preparation_cancels_restart(bench, prepared):
     before = bench.ready(bench.spec())
     bench.restart(prepared(before.current.spec.port, {"print": "Killed"}, {"exit": 137}))
     after = bench.until(lambda record: record.preparation and not record.preparation.step.under_way)
@@ -85,7 +85,7 @@ def test_a_process_that_ends_while_it_is_prepared_ends_the_restart(bench, prepar
     assert after.server == before.server
 
 
-def test_a_program_that_is_missing_ends_the_restart(bench, prepared):
+def test_missing_program_cancels_restart(bench, prepared):
     before = bench.ready(bench.spec())
     spec = prepared(before.current.spec.port)
     after = bench.restart(replace(spec, prepared_argv=("/no/such/python",)))
@@ -95,7 +95,7 @@ def test_a_program_that_is_missing_ends_the_restart(bench, prepared):
     assert after.server == before.server
 
 
-def test_what_cant_be_prepared_is_restarted_without(bench, prepared):
+def test_unsupported_preparation_falls_back_to_plain_restart(bench, prepared):
     before = bench.ready(bench.spec())
     script = ({"say": {"step": "unprepared", "message": "no module named cli"}}, {"exit": 3})
     bench.restart(prepared(before.current.spec.port, *script))
@@ -104,7 +104,7 @@ def test_what_cant_be_prepared_is_restarted_without(bench, prepared):
     assert after.preparation.message == "no module named cli"
 
 
-def test_it_can_be_canceled_and_then_not_any_more(bench, prepared, wait_until):
+def test_restart_can_be_canceled_until_handover(bench, prepared, wait_until):
     before = bench.ready(bench.spec())
     bench.restart(prepared(before.current.spec.port, {"hang": True}))
     process = bench.until(preparing).preparation.process
@@ -119,7 +119,7 @@ def test_it_can_be_canceled_and_then_not_any_more(bench, prepared, wait_until):
         client.cancel(bench.root, "one")
 
 
-def test_it_is_canceled_when_the_console_that_asked_has_ended(bench, prepared, wait_until):
+def test_restart_is_canceled_when_requesting_console_ends(bench, prepared, wait_until):
     before = bench.ready(bench.spec())
     spec = prepared(before.current.spec.port, {"hang": True})
     asking = (
@@ -136,7 +136,7 @@ def test_it_is_canceled_when_the_console_that_asked_has_ended(bench, prepared, w
     wait_until(lambda: descendants(after.keeper) == {after.server.pid}, "the end of the prepared process")
 
 
-def test_the_last_of_two_restarts_counts(bench, prepared, wait_until):
+def test_second_restart_replaces_the_first(bench, prepared, wait_until):
     before = bench.ready(bench.spec())
     port = before.current.spec.port
     bench.restart(prepared(port, {"hang": True}))
@@ -148,7 +148,7 @@ def test_the_last_of_two_restarts_counts(bench, prepared, wait_until):
     assert len(after.generations) == 2
 
 
-def test_a_stop_discards_what_is_prepared(bench, prepared, wait_until):
+def test_stop_discards_prepared_process(bench, prepared, wait_until):
     before = bench.ready(bench.spec())
     bench.restart(prepared(before.current.spec.port, {"hang": True}))
     process = bench.until(preparing).preparation.process
@@ -158,7 +158,7 @@ def test_a_stop_discards_what_is_prepared(bench, prepared, wait_until):
     wait_until(lambda: not processes.alive(process), "its end")
 
 
-def test_a_server_that_ends_by_itself_meanwhile_is_restarted_at_once(bench, prepared, wait_until):
+def test_server_exit_during_preparation_restarts_immediately(bench, prepared, wait_until):
     before = bench.ready(bench.spec())
     bench.restart(prepared(before.current.spec.port, {"hang": True}))
     process = bench.until(preparing).preparation.process
@@ -168,7 +168,7 @@ def test_a_server_that_ends_by_itself_meanwhile_is_restarted_at_once(bench, prep
     wait_until(lambda: not processes.alive(process), "its end")
 
 
-def test_a_prepared_process_dies_with_its_keeper_and_the_next_keeper_reports_it(bench, prepared, wait_until):
+def test_prepared_process_dies_with_keeper_and_is_reported(bench, prepared, wait_until):
     before = bench.ready(bench.spec())
     bench.restart(prepared(before.current.spec.port, {"hang": True}))
     record = bench.until(preparing)
@@ -180,7 +180,7 @@ def test_a_prepared_process_dies_with_its_keeper_and_the_next_keeper_reports_it(
     assert after.server == before.server
 
 
-def test_one_that_finds_its_files_replaced_when_it_takes_over_is_replaced_by_a_new_one(bench, prepared):
+def test_prepared_process_with_changed_files_is_replaced(bench, prepared):
     before = bench.ready(bench.spec())
     late = {"late": {"step": "unprepared", "message": "its files were replaced"}}
     bench.restart(prepared(before.current.spec.port, IMPORTED, ACCEPTED, late))
@@ -191,7 +191,7 @@ def test_one_that_finds_its_files_replaced_when_it_takes_over_is_replaced_by_a_n
     assert "the old one died" not in bench.file("keeper.log").read_text()
 
 
-def test_a_prepared_process_killed_before_it_takes_over_is_replaced_by_a_new_one(bench, prepared, tmp_path):
+def test_prepared_process_killed_before_handover_is_replaced(bench, prepared, tmp_path):
     before = bench.ready(bench.spec("--ignore", "TERM"))
     bench.restart(prepared(before.current.spec.port, IMPORTED, ACCEPTED))
     record = bench.until(lambda record: record.state is State.STOPPING and preparing(record))
@@ -201,8 +201,8 @@ def test_a_prepared_process_killed_before_it_takes_over_is_replaced_by_a_new_one
     assert "ended" in after.preparation.message
 
 
-def test_what_an_earlier_preparation_reported_is_gone_with_the_next_restart(bench, prepared):
-    """Else a restart that is under way would be taken for one that was refused."""
+def test_next_restart_clears_earlier_preparation_error(bench, prepared):
+    """Otherwise a running restart would look like a rejected one."""
     before = bench.ready(bench.spec())
     refused = {"say": {"step": "refused", "message": "no"}}
     bench.restart(prepared(before.current.spec.port, refused, {"exit": 2}))
@@ -217,7 +217,7 @@ def test_what_an_earlier_preparation_reported_is_gone_with_the_next_restart(benc
     assert bench.wait(State.READY, generation=3).preparation is None
 
 
-def test_a_restart_without_its_secret_leaves_the_one_that_is_prepared_alone(bench, prepared, monkeypatch):
+def test_restart_without_secret_keeps_current_preparation(bench, prepared, monkeypatch):
     monkeypatch.delenv("SOME_TOKEN", raising=False)
     before = bench.ready(bench.spec())
     bench.restart(prepared(before.current.spec.port, {"hang": True}))
@@ -228,7 +228,7 @@ def test_a_restart_without_its_secret_leaves_the_one_that_is_prepared_alone(benc
     assert processes.alive(process)
 
 
-def test_a_restart_that_was_accepted_goes_on_without_its_keeper_and_is_not_called_canceled(bench, prepared):
+def test_accepted_restart_continues_after_keeper_death(bench, prepared):
     before = bench.ready(bench.spec("--ignore", "TERM"))
     bench.restart(prepared(before.current.spec.port, IMPORTED, ACCEPTED))
     record = bench.until(lambda record: record.state is State.STOPPING and preparing(record))
@@ -238,7 +238,7 @@ def test_a_restart_that_was_accepted_goes_on_without_its_keeper_and_is_not_calle
     assert after.preparation.step is PreparationStep.UNPREPARED
 
 
-def test_secrets_that_it_prints_are_hidden(bench, prepared, monkeypatch):
+def test_printed_secrets_are_masked(bench, prepared, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "correct-horse-battery")
     before = bench.ready(bench.spec(secret_names=("VLLM_API_KEY",)))
     refused = {"say": {"step": "refused", "message": "bad key $VLLM_API_KEY"}}
@@ -262,7 +262,7 @@ def test_secrets_that_it_prints_are_hidden(bench, prepared, monkeypatch):
             assert b"correct-horse" not in path.read_bytes(), path
 
 
-def test_one_that_takes_too_long_is_ended(bench, prepared):
+def test_preparation_times_out(bench, prepared):
     tuning = {**TUNING, "prepare": 0.5}
     client.launch(bench.root, "one", bench.spec(), tuning=tuning)
     before = bench.wait(State.READY)
@@ -272,7 +272,7 @@ def test_one_that_takes_too_long_is_ended(bench, prepared):
     assert after.server == before.server
 
 
-def test_one_that_prints_too_much_is_ended(bench, prepared):
+def test_preparation_with_too_much_output_is_ended(bench, prepared):
     before = bench.ready(bench.spec())
     bench.restart(prepared(before.current.spec.port, *[{"print": "x" * 60_000}] * 2, {"flood": 9 << 20}))
     after = bench.until(lambda record: record.preparation and record.preparation.step is PreparationStep.FAILED)
@@ -283,7 +283,7 @@ def test_one_that_prints_too_much_is_ended(bench, prepared):
 # -- rollback ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_generation_that_fails_before_it_is_ready_is_replaced_by_the_flags_before(bench):
+def test_generation_failing_before_ready_is_rolled_back(bench):
     first = bench.spec()
     before = bench.ready(first)
     failing = bench.spec("--never-ready", "--exit-after", "0.1", "--exit-code", "7", port=first.port, rollback=True)
@@ -299,14 +299,14 @@ def test_a_generation_that_fails_before_it_is_ready_is_replaced_by_the_flags_bef
     assert not processes.alive(before.server)
 
 
-def test_without_it_the_generation_has_failed(bench):
+def test_generation_fails_without_rollback(bench):
     first = bench.spec()
     bench.ready(first)
     bench.restart(bench.spec("--never-ready", "--exit-after", "0.1", "--exit-code", "7", port=first.port))
     assert len(bench.wait(State.FAILED).generations) == 2
 
 
-def test_a_program_that_cant_be_started_is_rolled_back_too(bench):
+def test_unstartable_program_is_rolled_back(bench):
     first = bench.spec()
     bench.ready(first)
     missing = replace(first, argv=("/no/such/vllm", "serve"), rollback=True)
@@ -316,12 +316,12 @@ def test_a_program_that_cant_be_started_is_rolled_back_too(bench):
     assert "/no/such/vllm" in after.current.rollback.reason
 
 
-def test_a_rollback_that_fails_too_ends_there_and_says_what_was_tried(bench, tmp_path):
+def test_failed_rollback_is_final_and_reports_attempts(bench, tmp_path):
     once = tmp_path / "served"
     first = bench.spec("--fail-once", str(once))
     once.touch()
     bench.ready(first)
-    once.unlink()  # from now on it fails once more
+    once.unlink()  # from now on it fails again
     failing = bench.spec("--never-ready", "--exit-after", "0.1", "--exit-code", "7", port=first.port, rollback=True)
     bench.restart(failing)
     after = bench.wait(State.FAILED)
@@ -332,7 +332,7 @@ def test_a_rollback_that_fails_too_ends_there_and_says_what_was_tried(bench, tmp
     )
 
 
-def test_a_server_that_had_failed_by_itself_is_not_rolled_back(bench):
+def test_server_failed_before_restart_is_not_rolled_back(bench):
     first = bench.spec("--exit-after", "0.5")
     bench.launch(first)
     bench.wait(State.FAILED)
@@ -340,7 +340,7 @@ def test_a_server_that_had_failed_by_itself_is_not_rolled_back(bench):
     assert len(bench.until(lambda record: record.state is State.FAILED and record.current.number == 2).generations) == 2
 
 
-def test_a_stop_while_the_next_generation_starts_is_a_stop(bench):
+def test_stop_while_next_generation_starts(bench):
     first = bench.spec()
     bench.ready(first)
     bench.restart(bench.spec("--never-ready", port=first.port, rollback=True))
@@ -348,7 +348,7 @@ def test_a_stop_while_the_next_generation_starts_is_a_stop(bench):
     assert len(bench.stopped().generations) == 2
 
 
-def test_what_it_does_besides_is_reported_while_the_server_serves(bench, prepared):
+def test_preparation_step_is_reported_while_server_serves(bench, prepared):
     before = bench.ready(bench.spec())
     reading = {"say": {"step": "reading", "message": "the weights are read ahead, 3.20 of 15.00 GiB"}}
     bench.restart(prepared(before.current.spec.port, IMPORTED, reading, {"hang": True}))

@@ -1,4 +1,4 @@
-"""A server's first process is prepared before there is a server: launched at any step, or ended with whoever waits."""
+"""A server's first process is prepared before the launch: launched at any step, or ended with its waiter."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def prepare(bench, spec, *script, **tuning):
 
 
 def process_of(prepared):
-    """The identity of its process, once it has said something."""
+    """The identity of its process, once it has reported a step."""
     assert prepared.wait(PATIENCE, "judged", "imported")
     return processes.identity(prepared.pid)
 
 
 def gone(process):
-    """Whether a process ends."""
+    """Whether a process ends in time."""
     try:
         descriptor = processes.open_pidfd(process)
     except ProcessLookupError:
@@ -48,7 +48,7 @@ def gone(process):
     return bool(ended)
 
 
-def test_what_is_prepared_becomes_the_server(bench: Bench):
+def test_prepared_process_becomes_the_server(bench: Bench):
     spec = bench.spec()
     prepared = prepare(bench, spec, {"print": "loading"}, *ACCEPTED)
     process = process_of(prepared)
@@ -62,7 +62,7 @@ def test_what_is_prepared_becomes_the_server(bench: Bench):
     assert bench.stopped().exit.code == 0, "it is the keeper's child"
 
 
-def test_an_ended_server_is_launched_again_from_what_is_prepared(bench: Bench):
+def test_ended_server_is_relaunched_from_prepared_process(bench: Bench):
     first = bench.ready(bench.spec())
     bench.stopped()
     spec = bench.spec(port=first.current.spec.port)
@@ -72,7 +72,7 @@ def test_an_ended_server_is_launched_again_from_what_is_prepared(bench: Bench):
     assert bench.wait(State.READY, generation=2).server == process
 
 
-def test_it_may_be_launched_before_it_has_judged_its_flags(bench: Bench, tmp_path: Path):
+def test_launch_before_flags_are_checked(bench: Bench, tmp_path: Path):
     gate, spec = tmp_path / "gate", bench.spec()
     script = ({"say": {"step": "imported"}}, {"wait": str(gate)}, {"print": "judging"}, *ACCEPTED)
     prepared = prepare(bench, spec, *script)
@@ -84,7 +84,7 @@ def test_it_may_be_launched_before_it_has_judged_its_flags(bench: Bench, tmp_pat
     assert "judging" in bench.log()
 
 
-def test_flags_that_are_refused_after_the_launch_fail_it_with_the_servers_message(bench: Bench, tmp_path: Path):
+def test_flags_rejected_after_launch_fail_with_server_message(bench: Bench, tmp_path: Path):
     gate, spec = tmp_path / "gate", bench.spec()
     script = ({"say": {"step": "imported"}}, {"wait": str(gate)}, {"print": "no such flag"}, REFUSED, {"exit": 2})
     prepared = prepare(bench, spec, *script)
@@ -98,7 +98,7 @@ def test_flags_that_are_refused_after_the_launch_fail_it_with_the_servers_messag
 
 
 @pytest.mark.parametrize("how", ["unprepared", "killed"])
-def test_what_cant_go_on_after_the_launch_is_replaced(bench: Bench, tmp_path: Path, how: str):
+def test_prepared_process_failing_after_launch_is_replaced(bench: Bench, tmp_path: Path, how: str):
     gate, spec = tmp_path / "gate", bench.spec()
     last = ({"say": {"step": "unprepared", "message": "replaced"}}, {"exit": 3})
     prepared = prepare(bench, spec, {"say": {"step": "imported"}}, {"wait": str(gate)}, *last)
@@ -112,7 +112,7 @@ def test_what_cant_go_on_after_the_launch_is_replaced(bench: Bench, tmp_path: Pa
     assert (len(after.generations), after.attempt) == (1, 0)
 
 
-def test_one_that_has_ended_is_launched_the_usual_way(bench: Bench):
+def test_ended_prepared_process_falls_back_to_plain_launch(bench: Bench):
     spec = bench.spec()
     prepared = prepare(bench, spec, *ACCEPTED)
     process = process_of(prepared)
@@ -136,7 +136,7 @@ sys.stdin.read()
 """
 
 
-def test_it_ends_with_a_console_that_is_killed(bench: Bench):
+def test_prepared_process_ends_with_killed_console(bench: Bench):
     spec, folder = bench.spec(), client.folder(bench.root, "one")
     words = json.dumps([*spec.argv, "--prepared", json.dumps(ACCEPTED)])
     command = [sys.executable, "-c", ASKS, str(folder), words, json.dumps(client.wire.to_plain(spec))]
@@ -147,7 +147,7 @@ def test_it_ends_with_a_console_that_is_killed(bench: Bench):
 
 
 @pytest.mark.parametrize("how", ["left", "keeper killed", "too late"])
-def test_it_ends_with_whoever_waits_for_it(bench: Bench, how: str):
+def test_prepared_process_ends_with_its_waiter(bench: Bench, how: str):
     prepared = prepare(bench, bench.spec(), *ACCEPTED, prepare=0.5 if how == "too late" else 300.0)
     process = process_of(prepared)
     if how == "left":

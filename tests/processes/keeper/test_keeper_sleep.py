@@ -1,4 +1,4 @@
-"""A keeper puts a simulated server to sleep and wakes it up; its record says in which state the server is."""
+"""A keeper puts a simulated server to sleep and wakes it up; its record shows the state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def asleep(record: ServerRecord) -> bool:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_server_sleeps_and_answers_as_before(bench: Bench, level: int) -> None:
+def test_server_answers_the_same_after_sleep(bench: Bench, level: int) -> None:
     ready = bench.ready(sleepy(bench))
     assert len(ready.current.golden) == 4
     slept = sleep(bench, level)
@@ -68,11 +68,11 @@ def test_a_server_sleeps_and_answers_as_before(bench: Bench, level: int) -> None
     assert not asleep(awake)
 
 
-def test_other_answers_mean_a_cold_start(bench: Bench) -> None:
+def test_changed_output_after_wake_up_causes_cold_start(bench: Bench) -> None:
     ready = bench.ready(sleepy(bench))
     slept = sleep(bench)
     httpx.post(f"{url(slept)}/wake_up")
-    httpx.post(f"{url(slept)}/sleep?level=2")  # somebody else drops the weights
+    httpx.post(f"{url(slept)}/sleep?level=2")  # another client discards the weights
     client.wake(bench.root, "one", tuning=TUNING)
     anew = bench.wait(State.READY, generation=2)
     assert anew.sleep is not None
@@ -84,7 +84,7 @@ def test_other_answers_mean_a_cold_start(bench: Bench) -> None:
     assert bench.wait(State.READY, generation=3).sleep is None
 
 
-def test_a_server_that_requests_keep_busy_serves_on(bench: Bench) -> None:
+def test_busy_server_is_not_put_to_sleep(bench: Bench) -> None:
     ready = bench.ready(sleepy(bench))
     body = {"prompt": "one", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url(ready)}/v1/completions", json=body, timeout=60) as busy:
@@ -102,7 +102,7 @@ def test_a_server_that_requests_keep_busy_serves_on(bench: Bench) -> None:
             client.cancel(bench.root, "one")
 
 
-def test_what_cannot_sleep_says_why(bench: Bench) -> None:
+def test_unsupported_sleep_reports_reason(bench: Bench) -> None:
     bench.ready(sleepy(bench, sleep_mode=False))
     with pytest.raises(CannotSleepError, match="without sleep mode"):
         client.sleep(bench.root, "one", 1, 1.0)
@@ -111,7 +111,7 @@ def test_what_cannot_sleep_says_why(bench: Bench) -> None:
         client.wake(bench.root, "one")
 
 
-def test_a_sleeping_server_outlives_its_keeper(bench: Bench) -> None:
+def test_sleeping_server_survives_keeper_death(bench: Bench) -> None:
     bench.ready(sleepy(bench))
     slept = sleep(bench)
     bench.orphaned(slept)
@@ -120,7 +120,7 @@ def test_a_sleeping_server_outlives_its_keeper(bench: Bench) -> None:
     assert wake(bench).state is State.READY
 
 
-def test_a_keeper_that_dies_while_it_wakes_a_server_leaves_that_to_the_next(bench: Bench) -> None:
+def test_next_keeper_completes_interrupted_wake_up(bench: Bench) -> None:
     bench.ready(sleepy(bench, speed="0.5"))
     sleep(bench, level=2)
     client.wake(bench.root, "one", tuning=TUNING)
@@ -132,7 +132,7 @@ def test_a_keeper_that_dies_while_it_wakes_a_server_leaves_that_to_the_next(benc
     assert not asleep(awake)
 
 
-def test_a_keeper_that_dies_while_a_server_drains_leaves_it_serving(bench: Bench) -> None:
+def test_keeper_death_during_drain_leaves_server_serving(bench: Bench) -> None:
     ready = bench.ready(sleepy(bench))
     body = {"prompt": "one", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url(ready)}/v1/completions", json=body, timeout=60) as busy:
@@ -144,7 +144,7 @@ def test_a_keeper_that_dies_while_a_server_drains_leaves_it_serving(bench: Bench
     assert (found.state, step_of(found)) == (State.READY, SleepStep.CANCELED)
 
 
-def test_a_sleeping_server_can_be_stopped(bench: Bench) -> None:
+def test_sleeping_server_can_be_stopped(bench: Bench) -> None:
     bench.ready(sleepy(bench))
     sleep(bench)
     assert bench.stopped().state is State.STOPPED

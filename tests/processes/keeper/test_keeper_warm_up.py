@@ -1,4 +1,4 @@
-"""A server is ready once it has completed a request; what it does not take proves nothing against it."""
+"""A server is ready once it has completed a request; a rejected request is not a failure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ERROR = {"error": {"message": "EngineCore encountered an issue.", "type": "Inter
 
 @pytest.fixture(autouse=True)
 def asked(tmp_path: Path) -> Path:
-    """The file that gets what the server was asked."""
+    """The file that records the server's requests."""
     return tmp_path / "asked.jsonl"
 
 
@@ -59,7 +59,7 @@ def outcome(record: ServerRecord) -> WarmUpOutcome | None:
     return record.current.warm_up.outcome if record.current.warm_up else None
 
 
-def test_ready_means_a_completion(bench: Bench, asked: Path) -> None:
+def test_ready_requires_a_completion(bench: Bench, asked: Path) -> None:
     launch(bench, asked, {"POST /v1/completions": [200, COMPLETION]})
     record = bench.wait(State.READY)
     assert outcome(record) is WarmUpOutcome.COMPLETED
@@ -73,12 +73,12 @@ def test_ready_means_a_completion(bench: Bench, asked: Path) -> None:
     assert current.started_at <= report.at <= report.at + report.seconds <= current.ready_at + 1
 
 
-def test_without_a_warm_up_nothing_is_sent(bench: Bench, asked: Path) -> None:
+def test_no_request_without_warm_up(bench: Bench, asked: Path) -> None:
     bench.ready(bench.spec("--requests", str(asked)))
     assert requests(asked) == []
 
 
-def test_a_server_that_fails_every_request_fails(bench: Bench, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_failing_every_request_fails(bench: Bench, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launch(bench, asked, {"POST /v1/completions": [500, ERROR]})
     record = bench.wait(State.FAILED)
     assert outcome(record) is WarmUpOutcome.FAILED
@@ -91,7 +91,7 @@ def test_a_server_that_fails_every_request_fails(bench: Bench, asked: Path, monk
     assert len(sent(asked)) == health.ATTEMPTS
 
 
-def test_it_is_started_again_as_after_any_failure(bench: Bench, asked: Path) -> None:
+def test_warm_up_failure_is_retried_by_restart_policy(bench: Bench, asked: Path) -> None:
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=1, backoff_seconds=0.05)
     launch(bench, asked, {"POST /v1/completions": [503, ERROR]}, restart=policy)
     record = bench.until(lambda one: one.state is State.FAILED and one.next_attempt_at is None)
@@ -99,14 +99,14 @@ def test_it_is_started_again_as_after_any_failure(bench: Bench, asked: Path) -> 
     assert "gave up after 1 automatic restart" in record.reason
 
 
-def test_a_server_that_dies_of_its_first_request(bench: Bench, asked: Path) -> None:
+def test_server_dies_on_first_request(bench: Bench, asked: Path) -> None:
     launch(bench, asked, {"POST /v1/completions": [0, {}]})
     record = bench.wait(State.FAILED)
     assert outcome(record) is WarmUpOutcome.FAILED
     assert "on the first request it exited by itself with code 7" in record.reason
 
 
-def test_a_refusal_is_no_failure(bench: Bench, asked: Path) -> None:
+def test_rejected_request_is_not_a_failure(bench: Bench, asked: Path) -> None:
     launch(bench, asked, {f"POST {path}": [400, {"error": {"message": "no"}}] for path in ("/v1/completions",)})
     record = bench.wait(State.READY)
     assert outcome(record) is WarmUpOutcome.REFUSED
@@ -114,7 +114,7 @@ def test_a_refusal_is_no_failure(bench: Bench, asked: Path) -> None:
     assert "400 no" in record.current.warm_up.detail
     words, tokens = sent(asked)
     assert isinstance(words["prompt"], str)
-    assert len(tokens["prompt"]) == 32, "without a tokenizer ids are taken"
+    assert len(tokens["prompt"]) == 32, "token ids are used without a tokenizer"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_refusal_is_no_failure(bench: Bench, asked: Path) -> None:
     ],
     ids=["a transcription model", "another key"],
 )
-def test_a_refusal_is_no_failure_on_ray_either(bench: Bench, asked: Path, answers: dict[str, Any], detail: str) -> None:
+def test_rejected_request_on_ray_is_not_fatal(bench: Bench, asked: Path, answers: dict[str, Any], detail: str) -> None:
     launch(bench, asked, answers, ray=True)
     record = bench.wait(State.READY)
     assert outcome(record) is WarmUpOutcome.REFUSED
@@ -133,7 +133,7 @@ def test_a_refusal_is_no_failure_on_ray_either(bench: Bench, asked: Path, answer
     assert detail in record.current.warm_up.detail
 
 
-def test_an_embedding_model_gets_what_it_offers(bench: Bench, asked: Path) -> None:
+def test_embedding_model_gets_embedding_request(bench: Bench, asked: Path) -> None:
     answers = {
         "POST /v1/completions": [404, {"detail": "Not Found"}],
         "POST /v1/embeddings": [200, {"data": [{"embedding": [0.1]}]}],
@@ -144,7 +144,7 @@ def test_an_embedding_model_gets_what_it_offers(bench: Bench, asked: Path) -> No
     assert len(sent(asked, "POST /v1/completions")) == 1
 
 
-def test_a_model_that_offers_nothing_for_text(bench: Bench, asked: Path) -> None:
+def test_model_without_text_endpoint(bench: Bench, asked: Path) -> None:
     paths = ("/v1/completions", "/v1/embeddings", "/pooling", "/classify")
     launch(bench, asked, {f"POST {path}": [404, {"detail": "Not Found"}] for path in paths})
     record = bench.wait(State.READY)
@@ -153,7 +153,7 @@ def test_a_model_that_offers_nothing_for_text(bench: Bench, asked: Path) -> None
     assert len(sent(asked)) == len(paths)
 
 
-def test_each_engine_gets_its_own(bench: Bench, asked: Path) -> None:
+def test_each_engine_gets_its_own_request(bench: Bench, asked: Path) -> None:
     launch(bench, asked, {"POST /v1/completions": [200, COMPLETION]}, warm_up=WarmUp(engines=3))
     assert outcome(bench.wait(State.READY)) is WarmUpOutcome.COMPLETED
     ranks = [
@@ -161,16 +161,16 @@ def test_each_engine_gets_its_own(bench: Bench, asked: Path) -> None:
         for one in requests(asked)
         if one["asked"].startswith("POST")
     ]
-    assert ranks == [[f"X-data-parallel-rank: {rank}"] for rank in range(3)], "without it any engine may get it"
+    assert ranks == [[f"X-data-parallel-rank: {rank}"] for rank in range(3)], "without a rank any engine may get it"
 
 
-def test_the_only_engine_is_not_named(api: Callable[..., Api]) -> None:
+def test_single_engine_gets_no_rank_header(api: Callable[..., Api]) -> None:
     server = api(Engines())
     assert server.warm_up().outcome is WarmUpOutcome.COMPLETED
     assert {rank for _, rank in server.asked} == {None}
 
 
-def test_the_key_goes_to_our_own_server(bench: Bench, asked: Path) -> None:
+def test_api_key_is_sent_to_own_server(bench: Bench, asked: Path) -> None:
     order = WarmUp(api_key="VLLM_API_KEY")
     known = {"GET /v1/models": [200, MODELS], "GET /metrics": [200, ""], "POST /v1/completions": [200, COMPLETION]}
     options = ("--answers", json.dumps(known), "--requests", str(asked))
@@ -182,14 +182,14 @@ def test_the_key_goes_to_our_own_server(bench: Bench, asked: Path) -> None:
     assert "sesame" not in (bench.root / "servers" / "one" / "record.json").read_text()
 
 
-def test_a_server_that_has_served_gets_none(bench: Bench, asked: Path) -> None:
-    """As one that served while its keeper was dead, before the new one came."""
+def test_server_that_already_served_gets_no_warm_up(bench: Bench, asked: Path) -> None:
+    """For example one that served while it had no keeper."""
     launch(bench, asked, {"GET /metrics": [200, 'vllm:request_success_total{finished_reason="stop"} 3.0\n']})
     assert outcome(bench.wait(State.READY)) is WarmUpOutcome.SKIPPED
     assert sent(asked) == []
 
 
-def test_a_new_keeper_sends_none_to_a_server_that_serves(bench: Bench, asked: Path) -> None:
+def test_adopting_keeper_sends_no_warm_up_to_serving_server(bench: Bench, asked: Path) -> None:
     launch(bench, asked, {"POST /v1/completions": [200, COMPLETION]})
     bench.orphaned(bench.wait(State.READY))
     assert bench.adopt() == ["one"]
@@ -197,8 +197,8 @@ def test_a_new_keeper_sends_none_to_a_server_that_serves(bench: Bench, asked: Pa
     assert len(sent(asked)) == 1
 
 
-def test_a_stop_does_not_wait_for_the_first_request(bench: Bench, asked: Path) -> None:
-    """The request is open and stays without an answer: a stop cuts it."""
+def test_stop_does_not_wait_for_warm_up(bench: Bench, asked: Path) -> None:
+    """The request stays unanswered; a stop aborts it."""
     launch(bench, asked, {"POST /v1/completions": [-1, {}]})
     bench.until(lambda one: outcome(one) is WarmUpOutcome.UNDER_WAY and sent(asked))
     assert bench.read().state is State.STARTING
@@ -209,7 +209,7 @@ def test_a_stop_does_not_wait_for_the_first_request(bench: Bench, asked: Path) -
 @pytest.mark.parametrize(
     ("length", "tokens", "answer"), [(4096, None, 2), (200, 32, 2), (33, 31, 2), (16, 14, 2), (2, 1, 1)]
 )
-def test_it_fits_into_the_context(length: int, tokens: int | None, answer: int) -> None:
+def test_warm_up_fits_into_context(length: int, tokens: int | None, answer: int) -> None:
     path, body = health.requests({"id": "m", "max_model_len": length})[0]
     assert path == "/v1/completions"
     assert (None if isinstance(body["prompt"], str) else len(body["prompt"])) == tokens
@@ -217,7 +217,7 @@ def test_it_fits_into_the_context(length: int, tokens: int | None, answer: int) 
     assert tokens is None or tokens + answer <= max(length, 2)
 
 
-def test_the_base_model_is_asked_and_no_adapter() -> None:
+def test_warm_up_uses_base_model_not_adapter() -> None:
     data = [{"id": "lora", "parent": "base"}, {"id": "base", "parent": None}]
     found = server_client.base_model({"data": data})
     assert found is not None
@@ -226,12 +226,12 @@ def test_the_base_model_is_asked_and_no_adapter() -> None:
     assert server_client.base_model(None) is None
 
 
-def test_an_aborted_completion_is_none() -> None:
+def test_aborted_completion_does_not_count() -> None:
     body = json.dumps({"choices": [{"text": "", "finish_reason": "abort"}]}).encode()
     assert health.judge_response("/v1/completions", server_client.Response(200, body))[0] is WarmUpOutcome.FAILED
 
 
-def test_chunks_are_put_together() -> None:
+def test_chunks_are_joined() -> None:
     data = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n{"a"\r\n3\r\n:1}\r\n0\r\n\r\n'
     assert server_client._parsed(data).document == {"a": 1}
 
@@ -271,14 +271,14 @@ class Api:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def read(self, connection: socket.socket, deadline: float) -> bytes:
-        """In place of `server_client._read`: no clock decides."""
+        """Replaces `server_client._read` to avoid depending on a clock."""
         while not select.select([connection], [], [], 0.01)[0]:
             if self.held.acquire(blocking=False):
                 raise TimeoutError
         return READ(connection, deadline + 60)
 
     def warm_up(self, order: WarmUp = ORDER, **more: Any) -> WarmUpReport:
-        """Warm it up, and say what became of it."""
+        """Run the warm-up and return its result."""
         owner, posted = Owner.of(os.getpid()), list[Event]()
         assert owner is not None
         health.WarmUpRun(ProbeTarget(1, owner, "127.0.0.1", self.port, 0.0), order, "", posted.append, **more).run()
@@ -294,7 +294,7 @@ class Api:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Api]]:
-    """Makes a server in this process."""
+    """Create a server in this process."""
     monkeypatch.setattr(health, "PAUSE_SECONDS", 0.0)
     made: list[Api] = []
 
@@ -309,7 +309,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Api]]:
 
 
 class Engines:
-    """Counts what it has completed, as ``/metrics`` of vLLM does; what fails is decided for each rank."""
+    """Counts completions as vLLM's ``/metrics`` does; failures are set per rank."""
 
     def __init__(self, **bad: tuple[int, object]) -> None:
         self._bad, self._completed = bad, 0
@@ -329,7 +329,7 @@ ABORTED = {"choices": [{"index": 0, "text": "", "finish_reason": "abort"}]}
 
 @pytest.mark.parametrize(("status", "content"), [(500, ERROR), (200, ABORTED)])
 @pytest.mark.parametrize("bad", ["rank_0", "rank_1"])
-def test_what_the_warm_up_itself_was_counted_for_makes_no_failed_engine_ready(
+def test_warm_up_count_does_not_make_failed_engine_ready(
     api: Callable[..., Api], bad: str, status: int, content: object
 ) -> None:
     server = api(Engines(**{bad: (status, content)}))
@@ -338,17 +338,15 @@ def test_what_the_warm_up_itself_was_counted_for_makes_no_failed_engine_ready(
     assert server.asked.count(("/v1/models", None)) == health.ATTEMPTS
 
 
-def test_a_new_keeper_counts_no_request_of_the_warm_up_that_the_one_before_began(api: Callable[..., Api]) -> None:
+def test_adopting_keeper_ignores_warm_up_requests_of_previous_keeper(api: Callable[..., Api]) -> None:
     server = api(Engines(rank_1=(500, ERROR)))
     assert server.warm_up(WarmUp(engines=2)).outcome is WarmUpOutcome.FAILED
     assert server.warm_up(WarmUp(engines=2), begun=True).outcome is WarmUpOutcome.FAILED
-    assert server.warm_up(WarmUp(engines=2)).outcome is WarmUpOutcome.SKIPPED, "as one that served before"
+    assert server.warm_up(WarmUp(engines=2)).outcome is WarmUpOutcome.SKIPPED, "like one that served before"
 
 
 @pytest.mark.parametrize("slow", ["/metrics", "/v1/models"])
-def test_an_api_that_answers_late_proves_nothing(
-    api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch, slow: str
-) -> None:
+def test_late_api_response_is_inconclusive(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
     engines = Engines()
     server = api(lambda path, rank: None if path == slow else engines(path, rank))
     report = server.warm_up()
@@ -357,13 +355,13 @@ def test_an_api_that_answers_late_proves_nothing(
     assert server.asked.count((slow, None)) == health.ATTEMPTS
 
 
-def test_an_api_that_answers_late_has_failed_on_ray(api: Callable[..., Api]) -> None:
+def test_late_api_response_fails_on_ray(api: Callable[..., Api]) -> None:
     report = api(lambda path, rank: None).warm_up(ray=True)
     assert report.outcome is WarmUpOutcome.FAILED
     assert report.detail.startswith("/metrics: no response within ")
 
 
-def test_an_api_that_was_late_once_is_asked_again(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_api_is_retried(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
     engines, late = Engines(), ["/v1/models", "/metrics"]
 
     def answers(path: str, rank: str | None) -> tuple[int, object] | None:
@@ -376,13 +374,13 @@ def test_an_api_that_was_late_once_is_asked_again(api: Callable[..., Api], monke
     assert late == []
 
 
-def test_no_connection_in_time_proves_nothing(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_timeout_is_inconclusive(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
     server, connect = api(Engines()), Owner.connect
     tried: list[int] = []
 
     def refused(owner: Owner, port: int, timeout: float) -> Any:
         tried.append(port)
-        if len(tried) > 2:  # /metrics and /v1/models came through: it is the completion's connection
+        if len(tried) > 2:  # /metrics and /v1/models succeeded, so this is the completion's connection
             raise TimeoutError("timed out")
         return connect(owner, port, timeout)
 
@@ -393,19 +391,17 @@ def test_no_connection_in_time_proves_nothing(api: Callable[..., Api], monkeypat
     assert len(tried) > 3
 
 
-def test_an_engine_that_never_answers_has_failed(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_engine_fails(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
     engines = Engines()
     server = api(lambda path, rank: None if path == "/v1/completions" else engines(path, rank))
     monkeypatch.setattr(server_client, "_read", READ)
     report = server.warm_up(WarmUp(timeout_seconds=0.3))
     assert report.outcome is WarmUpOutcome.FAILED
     assert report.detail.startswith("/v1/completions: no response within ")
-    assert server.asked.count(("/v1/completions", None)) == 1, "it has had its time"
+    assert server.asked.count(("/v1/completions", None)) == 1, "its time is up"
 
 
-def test_an_api_that_becomes_slow_excuses_no_failure_before(
-    api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_api_does_not_hide_earlier_failure(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
     engines, seen = Engines(rank_0=(500, ERROR)), list[str]()
 
     def answers(path: str, rank: str | None) -> tuple[int, object] | None:

@@ -1,4 +1,4 @@
-"""The simulated engine answers every request of the table as real vLLM 0.32 did when its answers were recorded.
+"""The simulated engine answers every request of the table like vLLM 0.32, from which the answers were recorded.
 
 ``tests/tools/record_api_answers.py`` writes them; ``tests/real/test_real_contract.py`` compares with vLLM itself.
 """
@@ -48,12 +48,12 @@ def client(tiny: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_the_table_is_large_and_says_each_thing_once() -> None:
+def test_request_table_is_large_and_has_no_duplicates() -> None:
     names = [case.name for case in TABLE]
     assert len(names) == len(set(names))
     assert sum(case.modelled for case in TABLE) >= 40
 
 
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
-def test_it_answers_like_vllm(case: Case, client: httpx.Client, tiny: str, answers: dict[str, Any]) -> None:
+def test_responses_match_vllm(case: Case, client: httpx.Client, tiny: str, answers: dict[str, Any]) -> None:
     assert differences(case, Answer(**answers[case.name]), send(client, tiny, case)) == []

@@ -1,4 +1,4 @@
-"""The real process over HTTP, and how it starts, fails and ends."""
+"""The simulated engine as a process: HTTP API, startup, failures and shutdown."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def events(body: str) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def test_models_are_listed_with_their_context(server: Any) -> None:
+def test_models_list_context_length(server: Any) -> None:
     cards = httpx.get(f"{server.url}/v1/models").json()["data"]
     assert [card["id"] for card in cards] == ["small", "other"]
     assert {card["max_model_len"] for card in cards} == {2048}
@@ -52,7 +52,7 @@ def test_small_routes(server: Any) -> None:
     assert httpx.get(f"{server.url}/nothing").status_code == 404
 
 
-def test_a_completion(server: Any) -> None:
+def test_completion(server: Any) -> None:
     body = {"model": "other", "prompt": list(range(50)), "max_tokens": 20, "ignore_eos": True}
     answer = httpx.post(f"{server.url}/v1/completions", json=body).json()
     assert answer["object"] == "text_completion"
@@ -67,7 +67,7 @@ def test_a_completion(server: Any) -> None:
     assert again["choices"][0]["text"] == answer["choices"][0]["text"]
 
 
-def test_a_streamed_completion_says_the_same(server: Any) -> None:
+def test_streamed_completion_has_the_same_text(server: Any) -> None:
     body = {"prompt": "tell me of caches", "max_tokens": 30, "ignore_eos": True}
     whole = httpx.post(f"{server.url}/v1/completions", json=body).json()
     options = {"stream": True, "stream_options": {"include_usage": True}}
@@ -80,7 +80,7 @@ def test_a_streamed_completion_says_the_same(server: Any) -> None:
     assert parts[-1]["usage"]["completion_tokens"] == 30
 
 
-def test_a_chat_both_ways(server: Any) -> None:
+def test_chat_with_and_without_streaming(server: Any) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"text": "Hi"}]}]
     body = {"model": "small", "messages": messages, "max_completion_tokens": 25, "min_tokens": 5}
     whole = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
@@ -94,7 +94,7 @@ def test_a_chat_both_ways(server: Any) -> None:
     assert "usage" not in parts[-1]
 
 
-def test_a_conversations_next_turn_finds_its_past_in_the_cache(server: Any) -> None:
+def test_next_turn_of_conversation_hits_prefix_cache(server: Any) -> None:
     messages = [{"role": "user", "content": "Write about the keeper of servers. " * 10}]
     body = {"messages": messages, "max_tokens": 100, "ignore_eos": True}
     first = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
@@ -104,14 +104,14 @@ def test_a_conversations_next_turn_finds_its_past_in_the_cache(server: Any) -> N
     assert cached > first["usage"]["total_tokens"] - 32
 
 
-def test_an_unknown_model_is_refused_with_the_names_there_are(server: Any) -> None:
+def test_unknown_model_error_lists_served_models(server: Any) -> None:
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "model": "huge"})
     error = answer.json()["error"]
     assert answer.status_code == error["code"] == 404
     assert error["message"] == "The model `huge` does not exist. Valid aliases: small, other."
 
 
-def test_a_stop_string_ends_the_text_before_it_and_a_stream_never_shows_its_beginning(server: Any) -> None:
+def test_stop_string_is_excluded_from_text_and_stream(server: Any) -> None:
     body: dict[str, Any] = {"prompt": [3] * 30, "max_tokens": 200, "ignore_eos": True}
     whole = httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]["text"]
     stop = whole[100:140]
@@ -129,7 +129,7 @@ def test_a_stop_string_ends_the_text_before_it_and_a_stream_never_shows_its_begi
     assert kept.json()["choices"][0]["text"] == whole[: whole.index(stop) + len(stop)]
 
 
-def test_tokens_are_turned_back_into_the_text_they_came_from(server: Any) -> None:
+def test_detokenize_restores_text(server: Any) -> None:
     text = "Nine keepers wait <|start|> for one server, at 17:45.\n  Every block is cached."
     tokens = httpx.post(f"{server.url}/tokenize", json={"prompt": text}).json()["tokens"]
     assert httpx.post(f"{server.url}/detokenize", json={"tokens": tokens}).json() == {"prompt": text}
@@ -138,7 +138,7 @@ def test_tokens_are_turned_back_into_the_text_they_came_from(server: Any) -> Non
 
 
 def named_events(body: str) -> list[Any]:
-    """The events of Anthropic's API, whose names are those in their data."""
+    """Events of the Anthropic API; each name equals the type in its data."""
     found = []
     for event in body.removesuffix("\n\n").split("\n\n"):
         name, data = event.split("\n")
@@ -147,7 +147,7 @@ def named_events(body: str) -> list[Any]:
     return found
 
 
-def test_anthropics_api_says_what_a_chat_says(server: Any) -> None:
+def test_anthropic_api_matches_chat(server: Any) -> None:
     body = {"model": "small", "messages": [{"role": "user", "content": "Tell me of caches"}], "max_tokens": 30}
     chat = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
     whole = httpx.post(f"{server.url}/v1/messages", json=body).json()
@@ -166,7 +166,7 @@ def test_anthropics_api_says_what_a_chat_says(server: Any) -> None:
     assert streamed[-2]["usage"]["output_tokens"] == 30
 
 
-def test_anthropics_api_names_the_sequence_that_stopped_it(server: Any) -> None:
+def test_anthropic_api_reports_stop_sequence(server: Any) -> None:
     body = {"model": "small", "messages": [{"role": "user", "content": "Tell me of stops"}], "max_tokens": 60}
     text = httpx.post(f"{server.url}/v1/messages", json=body).json()["content"][0]["text"]
     stop = text[20:26]
@@ -182,7 +182,7 @@ def test_anthropics_api_names_the_sequence_that_stopped_it(server: Any) -> None:
 @pytest.mark.parametrize(
     "prompt", ["one", "Nine keepers wait <|start|> for one server, at 17:45.\n  All is cached.", "é ∑"]
 )
-def test_tokens_are_counted_alike_everywhere(server: Any, prompt: str) -> None:
+def test_token_counts_agree_across_apis(server: Any, prompt: str) -> None:
     def post(path: str, **body: Any) -> Any:
         return httpx.post(f"{server.url}{path}", json={"model": "small", **body}).json()
 
@@ -199,7 +199,7 @@ def test_tokens_are_counted_alike_everywhere(server: Any, prompt: str) -> None:
     assert post("/v1/messages/count_tokens", messages=messages)["input_tokens"] == tokens["count"]
 
 
-def test_where_an_answer_ends_does_not_depend_on_the_limit(server: Any) -> None:
+def test_end_of_output_does_not_depend_on_max_tokens(server: Any) -> None:
     def ended(number: int, most: int, **more: Any) -> tuple[int, str]:
         body = {"prompt": f"question {number}", "max_tokens": most, **more}
         answer = httpx.post(f"{server.url}/v1/completions", json=body).json()
@@ -212,15 +212,15 @@ def test_where_an_answer_ends_does_not_depend_on_the_limit(server: Any) -> None:
         assert ended(number, length + 1) == (length, "stop")
         assert ended(number, 16) == (16, "length")
         assert ended(number, length + 5, ignore_eos=True) == (length + 5, "length")
-        # The token that ends it comes after those that it must have.
+        # The final token comes after the required ones.
         assert ended(number, length + 5, min_tokens=length) == (length + 1, "stop")
         assert ended(number, length + 5, min_tokens=length + 5) == (length + 5, "length")
 
-    with ThreadPoolExecutor(QUESTIONS) as pool:  # side by side they share the engine's steps
+    with ThreadPoolExecutor(QUESTIONS) as pool:  # concurrent requests share the engine's steps
         assert len(list(pool.map(check, range(QUESTIONS)))) == QUESTIONS
 
 
-def test_log_probabilities_belong_to_the_tokens_of_the_text(server: Any) -> None:
+def test_logprobs_match_output_tokens(server: Any) -> None:
     body = {"prompt": [4] * 20, "max_tokens": 30, "ignore_eos": True, "logprobs": 3}
     choice = httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]
     logprobs = choice["logprobs"]
@@ -236,7 +236,7 @@ def test_log_probabilities_belong_to_the_tokens_of_the_text(server: Any) -> None
         assert [value for part in parts for value in part[key]] == logprobs[key]
 
 
-def test_each_choice_of_each_prompt_is_a_sequence_of_its_own(server: Any) -> None:
+def test_each_choice_is_a_separate_sequence(server: Any) -> None:
     def computed() -> float:
         """Prompt tokens that were not in the cache."""
         total: float = server.metric("vllm:request_prefill_kv_computed_tokens_sum")
@@ -255,18 +255,18 @@ def test_each_choice_of_each_prompt_is_a_sequence_of_its_own(server: Any) -> Non
     assert server.metric("vllm:generation_tokens_total") == generated + 60
     assert server.metric("vllm:prompt_tokens_total") == prompts + 300
     assert server.metric("vllm:request_success_total") == ended + 6
-    assert server.metric("vllm:request_params_n_count") == asked + 2, "once per prompt, with all its choices"
+    assert server.metric("vllm:request_params_n_count") == asked + 2, "once per prompt, for all its choices"
     assert server.metric("vllm:request_params_n_sum") == choices + 6
     assert server.metric("vllm:iteration_tokens_total_sum") == tokens + computed() - before + 60
 
 
-def test_max_tokens_is_cut_to_the_context(server: Any) -> None:
+def test_max_tokens_is_capped_by_context(server: Any) -> None:
     body = {"prompt": [5] * 2040, "max_tokens": 500, "ignore_eos": True}
     answer = httpx.post(f"{server.url}/v1/completions", json=body).json()
     assert answer["usage"]["completion_tokens"] == 8
 
 
-def test_answers_are_counted_by_route_and_status_like_vllms(launch: Any) -> None:
+def test_responses_are_counted_by_route_and_status(launch: Any) -> None:
     server = launch("--api-key", "key").ready()
     headers = {"authorization": "Bearer key"}
     wrong = {"model": "gpt-4", "prompt": "a", "max_tokens": 1}
@@ -284,7 +284,7 @@ def test_answers_are_counted_by_route_and_status_like_vllms(launch: Any) -> None
     assert answered() == Responses(ok=1.0, refused=2.0)
 
 
-def test_metrics_parse_and_add_up(server: Any) -> None:
+def test_metrics_parse_and_are_consistent(server: Any) -> None:
     before = server.metric("vllm:generation_tokens_total")
     httpx.post(f"{server.url}/v1/completions", json={"prompt": [9] * 40, "max_tokens": 10, "ignore_eos": True})
     assert server.metric("vllm:generation_tokens_total") == before + 10
@@ -309,7 +309,7 @@ def test_metrics_parse_and_add_up(server: Any) -> None:
     assert queued == server.metric("vllm:e2e_request_latency_seconds_count") == sum(finished.values())
 
 
-def test_counters_have_their_creation_time(server: Any) -> None:
+def test_counters_have_creation_time(server: Any) -> None:
     body = httpx.get(f"{server.url}/metrics").text
     for name in ("num_preemptions", "request_success", "iteration_tokens_total", "time_to_first_token_seconds"):
         assert f"# TYPE vllm:{name}_created gauge" in body
@@ -317,7 +317,7 @@ def test_counters_have_their_creation_time(server: Any) -> None:
     assert "process_resident_memory_bytes" in body
 
 
-async def test_a_client_that_leaves_ends_its_request(launch: Any, until: Callable[..., Any]) -> None:
+async def test_client_disconnect_aborts_request(launch: Any, until: Callable[..., Any]) -> None:
     server = launch("--max-model-len", "4096").ready()
     body = {"prompt": [1] * 500, "max_tokens": 3000, "ignore_eos": True}
     async with httpx.AsyncClient(timeout=30) as client:
@@ -330,10 +330,10 @@ async def test_a_client_that_leaves_ends_its_request(launch: Any, until: Callabl
             waiting.cancel()
         await until(lambda: server.metric("vllm:num_requests_running") == 0)
     assert server.metric("vllm:kv_cache_usage_perc") == 0
-    assert server.metric("vllm:request_success_total") == 0, "vLLM counts nobody who leaves"
+    assert server.metric("vllm:request_success_total") == 0, "vLLM does not count disconnected clients"
 
 
-async def test_a_client_that_leaves_ends_all_its_sequences(launch: Any, until: Callable[..., Any]) -> None:
+async def test_client_disconnect_aborts_all_sequences(launch: Any, until: Callable[..., Any]) -> None:
     server = launch("--max-model-len", "4096").ready()
     body = {"prompt": [[1] * 500, [2] * 500], "n": 4, "max_tokens": 3000, "ignore_eos": True, "stream": True}
     async with httpx.AsyncClient(timeout=30) as client:
@@ -343,10 +343,10 @@ async def test_a_client_that_leaves_ends_all_its_sequences(launch: Any, until: C
             await until(lambda: server.metric("vllm:num_requests_running") == 8)
         await until(lambda: server.metric("vllm:num_requests_running") == 0)
     assert server.metric("vllm:num_requests_waiting") == 0
-    assert server.metric("vllm:kv_cache_usage_perc") == 0, "every block is given back"
+    assert server.metric("vllm:kv_cache_usage_perc") == 0, "all blocks are freed"
 
 
-def test_preemptions_under_pressure_are_counted(launch: Any) -> None:
+def test_preemptions_are_counted(launch: Any) -> None:
     line = "--max-model-len 512 --num-gpu-blocks-override 40 --max-num-seqs 16 --block-size 16"
     server = launch(*line.split(), SIMULATED_SPEED="20").ready()
 
@@ -361,7 +361,7 @@ def test_preemptions_under_pressure_are_counted(launch: Any) -> None:
     assert server.metric("vllm:request_num_preemptions_sum") == server.metric("vllm:num_preemptions_total")
 
 
-def test_data_parallel_ranks_have_series_of_their_own(launch: Any) -> None:
+def test_data_parallel_ranks_have_separate_series(launch: Any) -> None:
     server = launch("--max-model-len", "2048", "--data-parallel-size", "2", SIMULATED_SPEED="20").ready()
 
     async def ask() -> None:
@@ -377,7 +377,7 @@ def test_data_parallel_ranks_have_series_of_their_own(launch: Any) -> None:
 
 
 @pytest.mark.parametrize("by", ["flag", "environment"])
-def test_an_api_key_guards_v1_only(launch: Any, by: str) -> None:
+def test_api_key_protects_only_v1_routes(launch: Any, by: str) -> None:
     server = launch("--api-key", "s3cret") if by == "flag" else launch(VLLM_API_KEY="s3cret")
     server.ready()
     assert httpx.get(f"{server.url}/metrics").status_code == 200
@@ -388,7 +388,7 @@ def test_an_api_key_guards_v1_only(launch: Any, by: str) -> None:
     assert "s3cret" not in server.text
 
 
-def test_startup_is_logged_as_vllm_does(launch: Any) -> None:
+def test_startup_log_matches_vllm(launch: Any) -> None:
     server = launch("--max-model-len", "4096", "--seed", "1", SIMULATED_STARTUP_SECONDS="0.3").ready()
     server.until(lambda: "GET /health" in server.text, "the access log line")
     text = server.text
@@ -417,7 +417,7 @@ def test_startup_is_logged_as_vllm_does(launch: Any) -> None:
     ]
     places = [text.find(mark) for mark in marks]
     assert -1 not in places, marks[places.index(-1)]
-    # stdout and stderr may interleave: those on one of them come in order.
+    # stdout and stderr may interleave; each stream by itself is in order.
     bars = [place for mark, place in zip(marks, places, strict=True) if mark.startswith(("Loading s", "Capturing"))]
     rest = [place for mark, place in zip(marks, places, strict=True) if not mark.startswith(("Loading s", "Capturing"))]
     assert bars == sorted(bars)
@@ -430,13 +430,13 @@ def test_startup_is_logged_as_vllm_does(launch: Any) -> None:
     assert int(found[1].replace(",", "")) / 4096 == pytest.approx(float(found[2]), rel=0.01)
 
 
-def test_eager_neither_compiles_nor_captures(launch: Any) -> None:
+def test_eager_mode_skips_compilation_and_graph_capture(launch: Any) -> None:
     text = launch("--enforce-eager").ready().text
     assert "torch.compile took" not in text
     assert "Capturing CUDA graphs" not in text
 
 
-def test_connections_are_refused_until_it_is_ready(launch: Any) -> None:
+def test_connections_are_refused_until_ready(launch: Any) -> None:
     server = launch(SIMULATED_STARTUP_SECONDS="30")
     server.until(lambda: "Using max model len" in server.text, "it starts")
     with socket.socket() as sock:
@@ -446,7 +446,7 @@ def test_connections_are_refused_until_it_is_ready(launch: Any) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -2), (signal.SIGTERM, -15)])
-def test_a_signal_ends_it_while_it_starts(launch: Any, number: int, code: int) -> None:
+def test_signal_during_startup(launch: Any, number: int, code: int) -> None:
     server = launch(SIMULATED_STARTUP_SECONDS="30")
     server.until(lambda: "Using max model len" in server.text, "it starts")
     server.popen.send_signal(number)
@@ -454,7 +454,7 @@ def test_a_signal_ends_it_while_it_starts(launch: Any, number: int, code: int) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_0_once_it_serves_and_cuts_streams(launch: Any, number: int) -> None:
+def test_signal_while_serving_exits_0_and_cuts_streams(launch: Any, number: int) -> None:
     server = launch("--max-model-len", "4096").ready()
     body = {"prompt": [1] * 10, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
@@ -469,7 +469,7 @@ def test_a_signal_ends_it_with_0_once_it_serves_and_cuts_streams(launch: Any, nu
     assert "mode=abort timeout=0s" in server.text
 
 
-def test_a_shutdown_timeout_lets_requests_finish(launch: Any) -> None:
+def test_shutdown_timeout_lets_requests_finish(launch: Any) -> None:
     server = launch("--max-model-len", "4096", "--shutdown-timeout", "30", SIMULATED_SPEED="5").ready()
     body = {"prompt": [1] * 10, "max_tokens": 300, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
@@ -482,7 +482,7 @@ def test_a_shutdown_timeout_lets_requests_finish(launch: Any) -> None:
     assert "draining in-flight requests count=1 timeout=30s" in server.text
 
 
-def test_while_it_drains_nothing_new_is_taken_and_a_second_signal_cuts(launch: Any) -> None:
+def test_draining_rejects_requests_and_second_signal_aborts(launch: Any) -> None:
     server = launch("--max-model-len", "4096", "--shutdown-timeout", "60").ready()
     body = {"prompt": [1] * 10, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.Client(timeout=30) as other, httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
@@ -498,7 +498,7 @@ def test_while_it_drains_nothing_new_is_taken_and_a_second_signal_cuts(launch: A
     assert server.wait() == 0
 
 
-def test_a_taken_port_ends_it(launch: Any) -> None:
+def test_port_in_use_ends_startup(launch: Any) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
@@ -523,13 +523,13 @@ def test_a_taken_port_ends_it(launch: Any) -> None:
         ),
     ],
 )
-def test_a_failed_start_ends_as_vllms(launch: Any, flags: list[str], model: str, code: int, last: str) -> None:
+def test_failed_start_exits_like_vllm(launch: Any, flags: list[str], model: str, code: int, last: str) -> None:
     server = launch(*flags, model=model)
     assert server.wait() == code
     assert server.text.splitlines()[-1].startswith(last)
 
 
-def test_the_root_cause_stands_above_the_last_line(launch: Any) -> None:
+def test_root_cause_precedes_last_log_line(launch: Any) -> None:
     server = launch("--num-gpu-blocks-override", "9")
     server.wait()
     lines = server.text.splitlines()
@@ -544,7 +544,7 @@ def test_the_root_cause_stands_above_the_last_line(launch: Any) -> None:
     assert diagnose(server.text.splitlines(), 1).cause is Cause.WEIGHTS_DO_NOT_FIT
 
 
-def test_statistics_can_be_switched_off(launch: Any) -> None:
+def test_log_stats_can_be_disabled(launch: Any) -> None:
     server = launch("--disable-log-stats").ready()
     httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 2})
     body = httpx.get(f"{server.url}/metrics").text
@@ -552,7 +552,7 @@ def test_statistics_can_be_switched_off(launch: Any) -> None:
     assert "process_cpu_seconds_total" in body
 
 
-def test_the_access_log_can_leave_paths_out(launch: Any) -> None:
+def test_access_log_can_exclude_paths(launch: Any) -> None:
     server = launch("--disable-access-log-for-endpoints", "/metrics,/health").ready()
     httpx.get(f"{server.url}/metrics?x=1")
     httpx.get(f"{server.url}/version")
@@ -561,7 +561,7 @@ def test_the_access_log_can_leave_paths_out(launch: Any) -> None:
     assert "GET /health" not in server.text
 
 
-async def test_a_paused_engine_admits_no_request_until_it_is_resumed(launch: Any, until: Callable[..., Any]) -> None:
+async def test_paused_engine_admits_no_request_until_resumed(launch: Any, until: Callable[..., Any]) -> None:
     paused = launch(VLLM_SERVER_DEV_MODE="1", SIMULATED_SPEED="20").ready()
     body = {"prompt": "one two three", "max_tokens": 5, "ignore_eos": True}
     long = {**body, "max_tokens": 4000}
@@ -589,5 +589,5 @@ async def test_a_paused_engine_admits_no_request_until_it_is_resumed(launch: Any
         assert (await going).json()["usage"]["completion_tokens"] == 4000
 
 
-def test_nobody_is_paused_by_chance(server: Any) -> None:
+def test_pause_route_is_absent_by_default(server: Any) -> None:
     assert httpx.post(f"{server.url}/pause").status_code == 404

@@ -1,4 +1,4 @@
-"""Sleep mode of the simulated engine: vLLM's routes, and what they do to answers, metrics and memory."""
+"""Sleep mode of the simulated engine: vLLM's routes and their effect on output, metrics and memory."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def client(sleeper: Any) -> Iterator[httpx.Client]:
         client.post("/collective_rpc", json={"method": "reload_weights"})
 
 
-def test_without_the_developers_mode_there_is_no_such_route(server: Any) -> None:
+def test_sleep_routes_require_dev_mode(server: Any) -> None:
     assert httpx.post(f"{server.url}/sleep").status_code == 404
     assert httpx.get(f"{server.url}/is_sleeping").status_code == 404
 
 
-def test_level_1_keeps_the_answers(client: httpx.Client, sleeper: Any) -> None:
+def test_level_1_preserves_output(client: httpx.Client, sleeper: Any) -> None:
     before = answer(client)
     assert client.post("/sleep?level=1").json() == {"status": "sleeping", "level": 1}
     assert sleeps(client)
@@ -56,7 +56,7 @@ def test_level_1_keeps_the_answers(client: httpx.Client, sleeper: Any) -> None:
     assert answer(client) == before
 
 
-def test_level_2_is_garbage_until_the_weights_are_reloaded(client: httpx.Client) -> None:
+def test_level_2_output_is_garbage_until_weights_are_reloaded(client: httpx.Client) -> None:
     before = answer(client)
     client.post("/sleep?level=2")
     assert client.post("/collective_rpc", json={"method": "reload_weights"}).status_code == 500
@@ -67,12 +67,12 @@ def test_level_2_is_garbage_until_the_weights_are_reloaded(client: httpx.Client)
     assert answer(client) == before
 
 
-def test_a_level_that_does_not_exist_is_refused(client: httpx.Client) -> None:
+def test_invalid_sleep_level_is_rejected(client: httpx.Client) -> None:
     assert client.post("/sleep?level=3").status_code == 400
     assert not sleeps(client)
 
 
-async def test_requests_wait_for_a_sleeping_engine(sleeper: Any, until: Callable[..., Any]) -> None:
+async def test_requests_wait_while_engine_sleeps(sleeper: Any, until: Callable[..., Any]) -> None:
     async with httpx.AsyncClient(base_url=sleeper.url, timeout=60) as client:
         going = asyncio.create_task(client.post("/v1/completions", json={**BODY, "max_tokens": 3000}))
         await until(lambda: sleeper.metric("vllm:num_requests_running") == 1)
@@ -85,13 +85,13 @@ async def test_requests_wait_for_a_sleeping_engine(sleeper: Any, until: Callable
         assert (await held).json()["usage"]["completion_tokens"] == 5
 
 
-def test_level_1_needs_host_memory_for_the_weights(launch: Any) -> None:
+def test_level_1_requires_host_memory_for_weights(launch: Any) -> None:
     small = launch("--enable-sleep-mode", VLLM_SERVER_DEV_MODE="1", SIMULATED_HOST_GIB="0.01").ready()
     assert httpx.post(f"{small.url}/sleep?level=1", timeout=60).status_code == 500
     assert httpx.post(f"{small.url}/sleep?level=2", timeout=60).status_code == 200
 
 
-def test_the_prefix_cache_is_emptied(client: httpx.Client, sleeper: Any) -> None:
+def test_sleep_clears_prefix_cache(client: httpx.Client, sleeper: Any) -> None:
     long = {**BODY, "prompt": "word " * 200}
     client.post("/v1/completions", json=long)
     hits = sleeper.metric("vllm:prefix_cache_hits_total")

@@ -1,4 +1,4 @@
-"""The console for a browser, without one: who gets in, what goes over the wire, and that no process is left."""
+"""The web console, tested without a browser: access, traffic, and no leftover processes."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Web:
         self.origin = "http://" + urlsplit(self.link).netloc
 
     def consoles(self) -> list[psutil.Process]:
-        """The processes that it has started."""
+        """Its child processes."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def close(self) -> int:
-        """End it as ctrl+c does; its exit status."""
+        """End it as ctrl+c does; returns its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         code = self.process.wait(SECONDS)
@@ -85,7 +85,7 @@ async def connect(browser: aiohttp.ClientSession, web: Web, **query: str) -> aio
 
 
 async def wait_for(page: aiohttp.ClientWebSocketResponse, *wanted: bytes) -> bytes:
-    """Read what is drawn until all of ``wanted`` has been."""
+    """Read output until all of ``wanted`` has been drawn."""
     drawn = b""
     async with asyncio.timeout(SECONDS):
         while not all(text in drawn for text in wanted):
@@ -96,12 +96,12 @@ async def wait_for(page: aiohttp.ClientWebSocketResponse, *wanted: bytes) -> byt
 
 
 async def gone(processes: list[psutil.Process]) -> None:
-    """Wait until none of them is there."""
+    """Wait until none of them exists."""
 
     def there(process: psutil.Process) -> bool:
         try:
             return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:  # it ended between both questions
+        except psutil.NoSuchProcess:  # it ended between the two checks
             return False
 
     async with asyncio.timeout(SECONDS):
@@ -109,7 +109,7 @@ async def gone(processes: list[psutil.Process]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_the_link_lets_one_browser_in_and_no_second(web, browser):
+async def test_link_admits_only_one_browser(web, browser):
     assert await status(browser, web.page) == 403
     assert await status(browser, f"{web.page}?token=wrong") == 403
     assert await status(browser, f"{web.origin}/?token={web.token}") == 403, "only below its path"
@@ -121,13 +121,13 @@ async def test_the_link_lets_one_browser_in_and_no_second(web, browser):
         assert f"Path={urlsplit(web.page).path}" in cookie
         assert web.token not in cookie + await answer.text()
     assert await status(browser, web.page) == 200
-    assert await status(browser, web.link) == 200, "again, by the browser that has the cookie"
+    assert await status(browser, web.link) == 200, "again, from the browser with the cookie"
     async with aiohttp.ClientSession() as other, other.get(web.link) as answer:
         assert answer.status == 403
         assert "works once" in await answer.text()
 
 
-async def test_another_name_or_page_is_refused_and_does_not_use_up_the_link(web, browser):
+async def test_wrong_host_or_origin_is_refused_without_consuming_link(web, browser):
     for headers in ({"Host": "evil.example"}, ELSEWHERE, {"Origin": "null"}):
         assert await status(browser, web.link, **headers) == 403
     assert await status(browser, web.link) == 200
@@ -135,7 +135,7 @@ async def test_another_name_or_page_is_refused_and_does_not_use_up_the_link(web,
         assert await status(browser, web.page, **headers) == 403
 
 
-async def test_the_terminal_needs_cookie_and_origin(web, browser):
+async def test_terminal_requires_cookie_and_origin(web, browser):
     async def refused(session: aiohttp.ClientSession, **headers: str) -> int:
         with pytest.raises(aiohttp.WSServerHandshakeError) as error:
             await session.ws_connect(f"{web.page}ws", headers=headers)
@@ -151,7 +151,7 @@ async def test_the_terminal_needs_cookie_and_origin(web, browser):
     assert web.consoles() == []
 
 
-async def test_nothing_is_loaded_from_elsewhere(web, browser):
+async def test_page_loads_no_external_resources(web, browser):
     await status(browser, web.link)
     async with browser.get(web.page) as answer:
         page = await answer.text()
@@ -167,7 +167,7 @@ async def test_nothing_is_loaded_from_elsewhere(web, browser):
         assert "url(" not in sheet
 
 
-async def test_the_console_is_drawn_takes_keys_and_sizes_and_ends_with_its_page(web, browser):
+async def test_console_handles_drawing_keys_resize_and_page_close(web, browser):
     await status(browser, web.link)
     page = await connect(browser, web)
     await wait_for(page, b"vllm-console", READ_ONLY)
@@ -191,7 +191,7 @@ async def test_the_console_is_drawn_takes_keys_and_sizes_and_ends_with_its_page(
     await gone([console])
 
 
-async def test_leaving_the_console_closes_the_page(web, browser):
+async def test_quitting_console_closes_page(web, browser):
     await status(browser, web.link)
     page = await connect(browser, web)
     await wait_for(page, READ_ONLY)
@@ -207,7 +207,7 @@ async def test_leaving_the_console_closes_the_page(web, browser):
     await again.close()
 
 
-async def test_each_page_has_a_console_and_all_end_with_the_server(web, browser):
+async def test_each_page_has_a_console_that_ends_with_the_server(web, browser):
     await status(browser, web.link)
     pages = [await connect(browser, web) for _ in range(2)]
     for page in pages:
@@ -221,7 +221,7 @@ async def test_each_page_has_a_console_and_all_end_with_the_server(web, browser)
     await gone(consoles)
 
 
-async def test_consoles_end_when_their_server_is_killed(web, browser):
+async def test_consoles_end_when_web_server_is_killed(web, browser):
     await status(browser, web.link)
     page = await connect(browser, web)
     await wait_for(page, READ_ONLY)
@@ -231,8 +231,8 @@ async def test_consoles_end_when_their_server_is_killed(web, browser):
     await gone(consoles)
 
 
-async def test_a_page_that_vanishes_without_a_word_ends_its_console(web, browser):
-    """As a browser that is killed: its connection is reset."""
+async def test_connection_reset_ends_console(web, browser):
+    """Like a killed browser: the connection is reset."""
     await status(browser, web.link)
     page = await connect(browser, web)
     await wait_for(page, READ_ONLY)
@@ -242,7 +242,7 @@ async def test_a_page_that_vanishes_without_a_word_ends_its_console(web, browser
     await gone(consoles)
 
 
-async def test_a_console_that_hangs_is_ended_by_force(web, browser):
+async def test_hanging_console_is_killed(web, browser):
     await status(browser, web.link)
     page = await connect(browser, web)
     await wait_for(page, READ_ONLY)
@@ -266,7 +266,7 @@ async def test_with_changes_allowed(tmp_path, browser):
         web.close()
 
 
-def test_it_listens_on_loopback_alone(web):
+def test_listens_on_loopback_only(web):
     listening = [found for found in psutil.Process(web.process.pid).net_connections("inet") if found.status == "LISTEN"]
     assert [found.laddr.ip for found in listening] == ["127.0.0.1"]
 
@@ -278,14 +278,14 @@ def test_it_listens_on_loopback_alone(web):
         (("--allow-changes",), 2, "--read-only and --allow-changes contradict each other"),
     ],
 )
-def test_a_wrong_command_line(tmp_path, words, code, said):
+def test_invalid_arguments(tmp_path, words, code, said):
     program = [sys.executable, "-m", "vllm_console", "--read-only", "--state", str(tmp_path), "web", *words]
     done = subprocess.run(program, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == code
     assert said in done.stderr
 
 
-def test_a_port_that_is_taken(tmp_path):
+def test_port_in_use(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -317,7 +317,7 @@ def test_without_textual_serve(tmp_path):
     ("named", "said"),
     [("nothing.at.all:Driver", "No module named"), ("os:nothing", "nothing"), ("os.path:join", "no driver of Textual")],
 )
-def test_a_driver_that_is_none_is_named(tmp_path, named, said):
+def test_invalid_driver_is_reported(tmp_path, named, said):
     env = {**os.environ, "TEXTUAL_DRIVER": named}
     program = [sys.executable, "-m", "vllm_console", "--state", str(tmp_path)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=SECONDS, env=env, stdin=subprocess.DEVNULL)
@@ -326,8 +326,8 @@ def test_a_driver_that_is_none_is_named(tmp_path, named, said):
     assert said in done.stderr
 
 
-def test_a_console_below_textual_serve_ends_with_what_it_prints_to(tmp_path):
-    """What ``textual serve vllm-console`` runs: packets go to a pipe, and without that pipe it ends."""
+def test_console_under_textual_serve_ends_with_its_output_pipe(tmp_path):
+    """What ``textual serve vllm-console`` runs: packets go to a pipe, and it ends when the pipe closes."""
     env = {**os.environ, "TEXTUAL_DRIVER": "textual.drivers.web_driver:WebDriver"}
     program = [sys.executable, "-m", "vllm_console", "--state", str(tmp_path / "state")]
     process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
