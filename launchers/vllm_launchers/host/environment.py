@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -46,6 +46,8 @@ class HostEnvironment(msgspec.Struct, frozen=True):
     """What the server inherits, without secrets."""
     shared: bool = False
     """Whether other people have accounts here."""
+    absent: tuple[str, ...] = ()
+    """Paths of the files asked about that do not exist."""
 
 
 def read_environment(
@@ -55,11 +57,12 @@ def read_environment(
     starting: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     download_dir: str | None = None,
+    files: Iterable[str] = (),
 ) -> HostEnvironment:
     """Read it once. ``port`` is checked only if given: it is not one that the server itself holds now.
 
     ``environment`` is what the server inherits (default: this process's own); ``download_dir`` a model folder other
-    than the hub cache.
+    than the hub cache; ``files`` paths that should exist.
     """
     environment = os.environ if environment is None else environment
     folder = Path(download_dir).expanduser() if download_dir else cache_folder(environment)
@@ -76,7 +79,16 @@ def read_environment(
         variables=without_secrets(environment),
         accelerators=tuple(vendor.sentence for vendor in vendors_here()),
         shared=other_people(),
+        absent=tuple(path for path in files if not _exists(path)),
     )
+
+
+def _exists(path: str) -> bool:
+    """Whether this user can find it."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def other_people() -> bool:

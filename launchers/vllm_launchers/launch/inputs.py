@@ -21,6 +21,7 @@ from vllm_launchers.launch.placement import AUTO
 from vllm_launchers.plan.budget.memory_flags import draft_model
 from vllm_launchers.plan.checks.request import on_ray
 from vllm_launchers.plan.choices.inputs import overlay
+from vllm_launchers.plan.files import named_files
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Engine, EngineKind, Flags
 from vllm_launchers.prepared.command import prepared_command
@@ -106,17 +107,24 @@ class PlanInputsReader:
         flags = _flags(request)
         real = request.engine.kind is EngineKind.VLLM
         token = request.secrets.get("HF_TOKEN") or request.secrets.get("HUGGING_FACE_HUB_TOKEN")
+        table = self.flags(request.engine)
         model = self.model(request.model, flags, environment, from_hub=from_hub, token=token)
         if real and self._gpus is not None and self._gpus.recorded:
             about = HostEnvironment(port_holder="", variables=without_secrets(environment))  # not from this machine
         else:
             folder = _text(flags, "download-dir")
+            here = table is not None and table.source == "installation"  # a wrapper may start it in a container
             about = read_environment(
-                request.host, port, starting=starting, environment=environment, download_dir=folder
+                request.host,
+                port,
+                starting=starting,
+                environment=environment,
+                download_dir=folder,
+                files=named_files(flags).values() if here else (),
             )
         return PlanInputs(
             facts=model.facts,
-            flags=self.flags(request.engine),
+            flags=table,
             host=self._host(request, place),
             shares=self._shares,
             environment=about,

@@ -75,3 +75,10 @@ def test_unreported_memory_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (tmp_path / "meminfo").write_text("MemTotal: 5 kB\nMemAvailable:    2097152 kB\n")
     monkeypatch.setattr(environment, "MEMINFO", tmp_path / "meminfo")
     assert memory_available_gib() == 2
+
+
+def test_absent_files_among_those_asked_about(tmp_path: Path) -> None:
+    here, gone = tmp_path / "here", tmp_path / "gone"
+    here.touch()
+    seen = read_environment(environment={}, files=[str(here), str(gone), "/nul\0"])
+    assert seen.absent == (str(gone), "/nul\0")

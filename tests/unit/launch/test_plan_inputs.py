@@ -11,7 +11,9 @@ import pytest
 
 from vllm_launchers.launch import inputs
 from vllm_launchers.launch.inputs import PlanInputsReader
-from vllm_launchers.plan.model import Engine, EngineKind
+from vllm_launchers.launch.resolve import ResolvedRequest
+from vllm_launchers.plan.model import Changes, Engine, EngineKind
+from vllm_launchers.presets.load import read_presets
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
 
 VLLM = Engine(EngineKind.VLLM, ("/opt/vllm/bin/vllm",), "0.32.0", "cuda", "/opt/vllm/bin/vllm")
@@ -147,3 +149,19 @@ def test_hub_is_queried_only_on_request_for_missing_models(
         assert facts.source == "hub"
     assert asked == ["org/some-7b"]
     assert "not on the hub" in known.model("org/gone", {}, here, from_hub=True, token=None).problem
+
+
+def test_files_are_looked_for_only_where_this_machine_runs_the_engine(cache: Cache, tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone.jinja")
+
+    def absent(engine: Engine) -> tuple[str, ...]:
+        changes = Changes({"chat-template": gone}, ())
+        request = ResolvedRequest(
+            read_presets(None)[0]["chatbot"], engine, changes, str(tmp_path), "127.0.0.1", 8000, {}
+        )
+        return PlanInputsReader().gather(request, None, ()).environment.absent
+
+    assert absent(VLLM) == (gone,)
+    assert absent(SIMULATED) == ()
+    cache.known, cache.learnable = None, False  # a wrapper, perhaps of a container
+    assert absent(VLLM) == ()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from vllm_launchers.addresses import format_exposure
 from vllm_launchers.plan.checks.request import local_ranks, simulated, uses_gpus
+from vllm_launchers.plan.files import named_files
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -27,6 +28,9 @@ DISK_SLACK = 1.02
 def machine_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Limits of the machine that end a start or cause failures under load."""
     around = inputs.environment
+    for name, path in named_files(plan.flags).items():
+        if path in around.absent:
+            yield PlanFinding("file_missing", Level.ERROR, f"vLLM will not start: --{name} {path} does not exist")
     if around.open_files is not None and around.open_files < FEW_FILES:
         text = (
             f"open-file limit is {around.open_files:,}, and each connection uses one; "

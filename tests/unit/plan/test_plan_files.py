@@ -1,0 +1,27 @@
+"""Files that a launch's flags name, and vLLM must find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_launchers.plan.files import named_files
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({"chat-template": "/t.jinja"}, ["chat-template"]),
+        ({"chat-template": "/{{ messages }}"}, []),
+        ({"chat-template": "tool_chat_template.jinja"}, []),
+        ({"hf-config-path": "/model", "tokenizer": "/model"}, ["hf-config-path", "tokenizer"]),
+        ({"tokenizer": "org/model"}, []),
+        ({"tokenizer": "/model", "skip-tokenizer-init": True}, []),
+        ({"ssl-keyfile": "/key", "ssl-ca-certs": "/all"}, ["ssl-keyfile", "ssl-ca-certs"]),
+        ({"ssl-ca-certs": "/all"}, []),
+        ({"log-config-file": "/log.json"}, []),
+    ],
+)
+def test_files_that_must_exist(flags: dict[str, Any], names: list[str]) -> None:
+    assert named_files(flags) == {name: flags[name] for name in names}
