@@ -21,22 +21,38 @@ from vllm_launchers.plan.placement import crossing, set_level
 from vllm_launchers.plan.tensor_sizes import tensor_sizes
 from vllm_launchers.units import counted, three_digits
 from vllm_launchers.vllm.flags.changes import Changes, whole_number
+from vllm_launchers.vllm.flags.check_value import MICROBATCHED
+from vllm_launchers.vllm.flags.wording import either
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem, split_problem
 from vllm_launchers.vllm.release_defaults import Release
 
 MOST_TENSOR = 64
 RANK, BALANCED_OUTSIDE = "data-parallel-rank", "data-parallel-external-lb"
 
-_DENSE_RANKS_REFUSED: Release = (0, 32, 0)
-"""From here on that was seen; earlier releases were not checked."""
+_CHECKED_SINCE: Release = (0, 32, 0)
+"""From here on what vLLM refuses was checked; earlier releases were not."""
+_OVERLAP = "enable-dbo"
 
 
 def parallel_findings(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     """Sizes against the model, the GPUs, and the links between them."""
     if inputs.facts is not None:
         yield from _split(plan, inputs.facts)
+    yield from _overlap(plan)
     yield from _count(plan, inputs, budget)
     yield from _links(plan, inputs)
+
+
+def _checked(plan: Plan) -> bool:
+    return plan.engine.release is not None and plan.engine.release >= _CHECKED_SINCE
+
+
+def _overlap(plan: Plan) -> Iterator[PlanFinding]:
+    """Overlapped batches without a backend for them; the CPU build switches them off itself."""
+    asked = plan.flags.get(_OVERLAP) is True and plan.engine.build == "cuda" and _checked(plan)
+    if asked and plan.flags.get("all2all-backend") not in MICROBATCHED:
+        text = f"vLLM will refuse --{_OVERLAP} without --all2all-backend {either(MICROBATCHED)}"
+        yield PlanFinding("flag_value", Level.ERROR, text, Changes(unset=(_OVERLAP,)))
 
 
 def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
@@ -61,8 +77,8 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
             f"--{RANK if RANK in plan.flags else BALANCED_OUTSIDE}: vLLM 0.32.0 refuses data-parallel ranks behind a "
             f"balancer of your own for models without experts, such as {facts.model}; start independent servers"
         )
-        release, sure = plan.engine.release, facts.source != "table"
-        level = Level.ERROR if release is not None and release >= _DENSE_RANKS_REFUSED else Level.WARNING
+        level = Level.ERROR if _checked(plan) else Level.WARNING
+        sure = facts.source != "table"
         yield PlanFinding("external_ranks_of_dense", level, text, Changes(unset=given), surely=sure)
     if facts.layers and pipeline > len(facts.layers):
         text = f"--{PIPELINE} {pipeline} is more than the {len(facts.layers)} layers of {facts.model}"

@@ -50,9 +50,9 @@ def _uncounted(flags: Flags, settings: Mapping[str, object], draft: ModelFacts |
 def _without_layers(plan: Plan, settings: Mapping[str, object], facts: ModelFacts) -> Iterator[PlanFinding]:
     method = str(settings.get("method", ""))
     asked = method == "mtp" or method.endswith("_mtp")
-    if not asked or "model" in settings or "num_speculative_tokens" not in settings or not is_plain(facts):
+    if not asked or "num_speculative_tokens" not in settings or not is_plain(facts):
         return
-    if any(word in plan.model.lower() for word in _FROM_THE_NAME):
+    if settings.get("model", plan.model) != plan.model or any(word in plan.model.lower() for word in _FROM_THE_NAME):
         return
     text = f"vLLM will refuse the method {method}: {facts.model} has no layers that predict further tokens (MTP)"
     fix = Changes(unset=speculation_flags(plan.flags))

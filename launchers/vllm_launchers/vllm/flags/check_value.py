@@ -27,7 +27,7 @@ from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS
 from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
 from vllm_launchers.vllm.release_defaults import WHOLE_PROMPTS_SINCE
 
-__all__ = ["problem", "refused_together"]
+__all__ = ["MICROBATCHED", "problem", "refused_together"]
 
 _NESTED = lazy_pattern(r"(?s)^\s*{.*}\s*$")
 _SUFFIXED = lazy_pattern(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
@@ -726,14 +726,15 @@ def _base_modes(given: Given) -> str | None:
     return f"--{config}: custom_ops may have all or none once, not several of them"
 
 
-_MICROBATCHED = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
+MICROBATCHED = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
+"""All-to-all backends with which vLLM runs parts of a step at once."""
 
 
 def _microbatches(given: Given) -> str | None:
     count, backend = given.count("ubatch-size", given=True) or 0, given.text("all2all-backend")
-    if count <= 1 or not backend or backend in _MICROBATCHED:
+    if count <= 1 or not backend or backend in MICROBATCHED:
         return None
-    return f"--ubatch-size {count} needs --all2all-backend {either(_MICROBATCHED)}, not {backend}"
+    return f"--ubatch-size {count} needs --all2all-backend {either(MICROBATCHED)}, not {backend}"
 
 
 def _spare_experts(given: Given) -> str | None:

@@ -128,6 +128,7 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("external_ranks_of_dense", Level.ERROR, {"set": {"data-parallel-size": 2, "data-parallel-rank": 0}}),
     ("external_ranks_of_dense", Level.WARNING, {"set": {"data-parallel-size": 2, "data-parallel-external-lb": True},
                                                 "version": "0.31.0"}),
+    ("flag_value", Level.ERROR, {"set": {"enable-dbo": True}}),
     ("no_mtp_layers", Level.ERROR, {"set": {"spec-method": "mtp", "spec-tokens": 1}}),
     ("no_mtp_layers", Level.ERROR, {"set": {"speculative-config": '{"method": "mtp", "num_speculative_tokens": 1}'}}),
     ("attention_backend", Level.ERROR, {"set": {"attention-backend": "FLASH_ATTN_MLA"}}),
@@ -842,6 +843,18 @@ def test_offered_utilization_is_free_on_every_gpu(find: Find) -> None:
     held = machine(gpu(0, free_gib=30.0, used_gib=18.0), gpu(1, free_gib=20.0, used_gib=28.0))
     found = [one for one in find(host=held, set={"tensor-parallel-size": 2}) if one.code == "memory_held"]
     assert [one.fix for one in found] == [Changes(set={"gpu-memory-utilization": 0.41})] * 2
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"set": {"enable-dbo": True, "all2all-backend": "nixl_ep"}},
+        {"set": {"enable-dbo": True}, "build": "cpu", "host": None},
+        {"set": {"enable-dbo": True}, "version": "0.31.0"},
+    ],
+)
+def test_overlapped_batches_that_may_run(find: Find, case: dict[str, Any]) -> None:
+    assert "flag_value" not in [one.code for one in find(**case)]
 
 
 def test_unknown_quantization_is_one_error(find: Find) -> None:

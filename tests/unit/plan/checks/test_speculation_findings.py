@@ -54,4 +54,5 @@ def test_plain_model_has_no_layers_for_mtp(codes: Callable[..., list[str]]) -> N
     assert codes(MTP, facts=OWN_LAYERS) == []
     assert codes(MTP, facts=None) == []
     assert codes({**MTP, "spec-model": "org/head"}, draft=HEAD) == []
+    assert codes({**MTP, "spec-model": "org/model"}, model="org/model") == ["no_mtp_layers"]
     assert codes(MTP, model="/models/some-eagle3") == []
