@@ -1,4 +1,4 @@
-"""How near the memory budget comes to what real servers reported when they started.
+"""Accuracy of the memory budget compared with the reports of real servers at startup.
 
     python tests/benchmarks/budget_accuracy.py FOLDER [--rows] [--json]
 
@@ -84,7 +84,7 @@ class Row:
 
 
 def error(predicted: float | None, reported: float | None) -> float | None:
-    """The relative error, or None where one of the two is not there."""
+    """The relative error, or None if a value is missing."""
     return None if predicted is None or not reported else abs(predicted - reported) / reported
 
 

@@ -1,4 +1,4 @@
-"""How often a comparison is wrong, and how often it sees a change that is there, on made minutes.
+"""How often a comparison is wrong, and how often it detects a real change, on synthetic minutes.
 
     python tests/benchmarks/compare_alarms.py [--pairs 300] [--json]
 
@@ -43,7 +43,7 @@ class Row:
 
 
 def verdict(seed: int, counts: tuple[int, ...], drift: tuple[float, float], factor: float) -> ComparisonVerdict:
-    """What is said of two runs of so many minutes; ``factor`` makes the second slower."""
+    """The verdict on two runs of that many minutes; ``factor`` makes the second slower."""
     long = made.minutes(10**6 + seed, counts[2], drift=drift) if len(counts) > 2 else []
     earlier = Recorded(made.run(3), long, 0.0) if long else None
     before = made.minutes(2 * seed, counts[0], drift=drift)

@@ -1,4 +1,4 @@
-"""What the console costs while it is open, beside vllmstat in the same run (`startup_cost.py`: what starting costs).
+"""Cost of the running console, compared with vllmstat in the same run (`startup_cost.py`: startup cost).
 
 Run: ``python tests/benchmarks/console_cost.py``. It prints medians of five rounds and the ratios; it asserts nothing.
 vllmstat 0.9.1 is installed into a temporary virtual environment (or named with ``--vllmstat``).
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def install_vllmstat(folder: Path) -> str:
-    """Its executable, in a virtual environment of its own."""
+    """Install it into a separate virtual environment; returns its executable."""
     venv.create(folder, with_pip=True)
     subprocess.run([str(folder / "bin" / "pip"), "install", "-q", "vllmstat==0.9.1"], check=True)
     return str(folder / "bin" / "vllmstat")

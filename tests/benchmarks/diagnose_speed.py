@@ -1,4 +1,4 @@
-"""How long a diagnosis of a long log takes, against reading the file and splitting it into lines in the same run.
+"""Time to diagnose a long log, compared with reading and splitting the file in the same run.
 
     python tests/benchmarks/diagnose_speed.py [--mib 32] [--rounds 5] [--json]
 
@@ -41,12 +41,12 @@ def served() -> Iterator[str]:
 
 
 def tracebacks() -> Iterator[str]:
-    """The same traceback again and again."""
+    """The same traceback repeated."""
     return cycle(TRACEBACK)
 
 
 def exceptions() -> Iterator[str]:
-    """Exceptions without tracebacks, no two alike."""
+    """Different exceptions without tracebacks."""
     return (f"RuntimeError: request {number} was not to be answered" for number in count())
 
 

@@ -1,4 +1,4 @@
-"""How long a first launch takes from the key to ready: as usual, and with what was prepared while the plan was read.
+"""Time of a first launch from the key to ready: unprepared, and prepared while the plan was read.
 
     python tests/benchmarks/first_launch.py --vllm PATH --model FOLDER [--rounds 3]
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    # A worker of its own waits for its next step in a busy loop: of two cores it would leave one.
+    # A separate worker waits for its next step in a busy loop, which would occupy one of two cores.
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     request = LaunchRequest(
         "chatbot", args.model, "vllm", args.vllm, NAME, port=PORT, changes=Changes(set=FLAGS), warm_up=True

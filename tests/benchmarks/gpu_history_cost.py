@@ -1,4 +1,4 @@
-"""What the history of GPUs costs: bytes per hour and GPU, bytes written, CPU per sample, and reading a range.
+"""Cost of the GPU history: bytes per hour and GPU, bytes written, CPU per sample, and reading a range.
 
 Each host is recorded for some hours as a recorder does, every figure and link moving.
 """
@@ -25,7 +25,7 @@ HOSTS = ("1xrtx4090", "4xa6000", "8xh100")
 
 
 def moving(gpu: Gpu, chance: random.Random) -> Gpu:
-    """The GPU at work: nothing stays as it was."""
+    """The GPU under load: every value changes."""
     links = tuple(
         replace(link, sent_gbs=chance.uniform(0, 20), received_gbs=chance.uniform(0, 20)) for link in gpu.nvlinks
     )

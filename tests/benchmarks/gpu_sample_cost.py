@@ -1,4 +1,4 @@
-"""What a full sample of eight GPUs costs: CPU time per sample over a stub driver that answers at once.
+"""Cost of a full sample of eight GPUs: CPU time per sample with a stub driver that responds immediately.
 
     python tests/benchmarks/gpu_sample_cost.py
 

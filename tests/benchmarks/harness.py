@@ -91,7 +91,7 @@ def in_terminal(words: Sequence[str], env: dict[str, str]) -> Iterator[tuple[sub
 
 
 def drain(master: int, seconds: float) -> int:
-    """Read what a program writes for so long; how many bytes it was."""
+    """Read a program's output for that long; returns the number of bytes."""
     total, deadline = 0, time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if select.select([master], [], [], left)[0]:
@@ -101,7 +101,7 @@ def drain(master: int, seconds: float) -> int:
 
 
 class Bench:
-    """A state folder of its own and the commands that act on it."""
+    """A separate state folder and the commands that act on it."""
 
     def __init__(self, folder: Path) -> None:
         around = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -137,7 +137,7 @@ class Bench:
         return server
 
     def load(self, name: str, rate: float, seconds: float) -> subprocess.Popen[bytes]:
-        """Traffic from a process of its own."""
+        """Traffic from a separate process."""
         words = self.words("load", name, "--rate", str(rate), "--duration", str(seconds))
         return subprocess.Popen(words, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

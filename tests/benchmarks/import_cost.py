@@ -1,4 +1,4 @@
-"""What our own modules cost to import, dearest first, for ``--help``, ``list`` and the console.
+"""Import cost of our modules, most expensive first, for ``--help``, ``list`` and the console.
 
     python tests/benchmarks/import_cost.py [--rounds 5] [--top 15] [--libraries]
 
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def imports(box: Bench, words: list[str], rounds: int) -> dict[str, float]:
-    """Milliseconds of each module by itself, the best of the rounds."""
+    """Milliseconds of each module itself, best of the rounds."""
     best: dict[str, float] = {}
     for number in range(rounds + 1):
         done = subprocess.run(
@@ -55,7 +55,7 @@ def imports(box: Bench, words: list[str], rounds: int) -> dict[str, float]:
 
 
 def show(title: str, found: dict[str, float], top: int, *, libraries: bool) -> None:
-    """Print the dearest modules and the totals."""
+    """Print the most expensive modules and the totals."""
     ours = {name: cost for name, cost in found.items() if name.startswith(OURS)}
     total, own = sum(found.values()), sum(ours.values())
     print(f"{title}: {own:.1f} ms for {len(ours)} modules of ours, {total:.1f} ms for all {len(found)}")

@@ -1,4 +1,4 @@
-"""From a key to its effect on the screen, beside each fault and without any, in the same run.
+"""Time from a key press to its effect on the screen, with each fault and without, in the same run.
 
 Run: ``python tests/benchmarks/key_to_paint.py``. The console runs in a real pseudo-terminal; a key moves the cursor in
 the table of servers, and the time counts until the emulated screen shows it there. Every round opens a console, presses
@@ -60,13 +60,13 @@ def fault(name: str, scene: keys.Scene, box: Any, console: Any) -> Iterator[Any]
 
 
 def settle(console: Any, seconds: float) -> None:
-    """Let the console go on for so long."""
+    """Let the console run for that long."""
     until = time.monotonic() + seconds
     keys.until(console, lambda: time.monotonic() > until)
 
 
 def one_round(name: str, presses: int, seed: int) -> tuple[list[float], list[float]]:
-    """Seconds without the fault and beside it."""
+    """Seconds without the fault and with it."""
     with tempfile.TemporaryDirectory() as folder:
         scene = keys.Scene(Path(folder), terminal)
         try:

@@ -79,7 +79,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What both clients send."""
+    """The requests of both clients."""
 
     input_tokens: int
     output_tokens: int
@@ -88,7 +88,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Loop:
-    """How they send it, in the words of each client."""
+    """The sending mode, as options of each client."""
 
     name: str
     ours: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What is shown and predicted on a GPU, beside what vLLM and ``nvidia-smi`` say. The model must fit on it.
+"""Displayed and predicted values on a GPU, compared with vLLM and ``nvidia-smi``. The model must fit on it.
 
     python tests/benchmarks/on_gpu.py --vllm PATH --model FOLDER [--gpus 0] [--rate 16] [--seconds 15]
 

@@ -1,4 +1,4 @@
-"""How good predictions are: each change is predicted from the traffic before it, made, and measured.
+"""Accuracy of predictions: each change is predicted from earlier traffic, applied, and measured.
 
     python tests/benchmarks/prediction.py [--seeds 2] [--drift 0.02] [--scored 20] [--metrics] [--json]
     python tests/benchmarks/prediction.py --coverage 60 [--drift 0.02] [--scored 20] [--metrics] [--json]

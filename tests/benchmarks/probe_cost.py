@@ -1,4 +1,4 @@
-"""What the probe costs a real vLLM at full load: one server, whose probe is switched on and off between batches.
+"""Cost of the probe in real vLLM at full load: one server whose probe is toggled between batches.
 
     python tests/benchmarks/probe_cost.py --vllm PATH --model FOLDER [--rounds 100]
 
@@ -59,7 +59,7 @@ def register():
 
 
 class Load(NamedTuple):
-    """What one batch took."""
+    """Measurements of one batch."""
 
     tokens_per_second: float
     cpu_seconds: float

@@ -1,4 +1,4 @@
-"""The ceiling that a ramp finds, next to an exhaustive search on the simulated engine, and its spread.
+"""The ceiling found by a ramp, compared with an exhaustive search on the simulated engine, and its spread.
 
     python tests/benchmarks/ramp.py [--runs 5] [--budget 600] [--cases "chatbot,16 sequences"]
     python tests/benchmarks/ramp.py --server NAME [--runs 5] [--budget 300]

@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="with torch.compile, which is part of each start")
     args = parser.parse_args()
     with bench() as box:
-        # A worker of its own waits for its next step in a busy loop: of two cores it would leave one.
+        # A separate worker waits for its next step in a busy loop, which would occupy one of two cores.
         box.env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
         settings = MORE if args.compile else (*MORE, EAGER)
         words = [word for setting in settings for word in ("--set", setting)]

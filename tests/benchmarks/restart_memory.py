@@ -1,4 +1,4 @@
-"""What restarts leave in the console's memory: a console over simulated servers that are restarted again and again.
+"""Memory growth of a console whose simulated servers are restarted repeatedly.
 
     python tests/benchmarks/restart_memory.py [--restarts 500] [--servers 3]
 

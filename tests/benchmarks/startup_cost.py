@@ -1,4 +1,4 @@
-"""What it costs to start: ``--help``, ``list``, the console's first paint, and a plan, each beside its floor.
+"""Startup cost of ``--help``, ``list``, the console's first paint, and a plan, each compared with its floor.
 
     python tests/benchmarks/startup_cost.py [--rounds 10] [--before CHECKOUT] [--vllm PATH --model FOLDER]
 

@@ -1,4 +1,4 @@
-"""What the tuner reaches of a full grid's goodput, and with how many of its restarts, on the simulated engine.
+"""Share of a full grid's goodput and restarts that the tuner needs, on the simulated engine.
 
     python tests/benchmarks/tune.py [--trials 4] [--budget 2400] [--cases "chatbot,16 sequences"]
 

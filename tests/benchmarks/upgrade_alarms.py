@@ -1,4 +1,4 @@
-"""How often `compare --engine A --engine B` is wrong, and how often it finds a slowdown, in virtual time.
+"""How often `compare --engine A --engine B` is wrong, and how often it detects a slowdown, in virtual time.
 
     python tests/benchmarks/upgrade_alarms.py [--checks 200] [--json]
 

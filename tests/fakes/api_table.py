@@ -1,4 +1,4 @@
-"""One table of requests for vLLM's HTTP API, sent alike to real vLLM and to the simulated engine; how answers compare.
+"""Requests for vLLM's HTTP API, sent to real vLLM and to the simulated engine, and how responses are compared.
 
 What is compared: the status, the names of the headers and the values that clients read, an error's whole body, and of
 a good answer the set of fields at every level with the type of each, some of them with their values. Of a stream: the
@@ -554,7 +554,7 @@ WARM_UP = Case("warm-up", C, {"prompt": [40] * 48, "max_tokens": 4, "ignore_eos"
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int
     headers: dict[str, str]
@@ -579,7 +579,7 @@ BY_TYPE = frozenset({"content-length", "x-request-id"})
 
 
 def shape(answer: Answer) -> Any:
-    """What of an answer must be alike."""
+    """The parts of a response that must be equal."""
     headers = {name: "…" if name in BY_TYPE else value for name, value in answer.headers.items()}
     if "location" in headers:
         headers["location"] = httpx.URL(headers["location"]).path
@@ -666,7 +666,7 @@ REFUSALS = (400, 403, 501)
 
 
 def differences(case: Case, real: Answer, simulated: Answer) -> list[str]:
-    """How the simulated engine's answer differs from real vLLM's; empty when it does not."""
+    """Differences between the simulated engine's response and real vLLM's; empty if none."""
     if not case.modelled:
         body = json.loads(simulated.body) if simulated.status in REFUSALS else {}
         return [] if "message" in body.get("error", {}) else [f"not refused: {simulated.status} {simulated.body[:300]}"]

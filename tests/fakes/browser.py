@@ -1,4 +1,4 @@
-"""A real browser without a window: Chromium, driven over WebDriver by chromedriver. Both are looked for on PATH."""
+"""A headless Chromium, driven over WebDriver by chromedriver. Both must be on PATH."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLAGS = (
 
 
 def missing() -> str:
-    """What there is no browser for, as a reason to skip; empty where there is one."""
+    """Why no browser is available, as a skip reason; empty if there is one."""
     if not any(map(shutil.which, BROWSERS)):
         return "no Chromium on PATH (Debian: apt-get install chromium)"
     return "" if shutil.which("chromedriver") else "no chromedriver on PATH (Debian: apt-get install chromium-driver)"
@@ -65,7 +65,7 @@ class Browser:
         return str(self._call("GET", f"{self.session}/url"))
 
     def run(self, script: str) -> Any:
-        """Run a script in the page; what it returns."""
+        """Run a script in the page; returns its result."""
         return self._call("POST", f"{self.session}/execute/sync", {"script": script, "args": []})
 
     def press(self, text: str) -> None:
@@ -75,11 +75,11 @@ class Browser:
         self._call("POST", f"{self.session}/actions", {"actions": actions})
 
     def picture(self) -> bytes:
-        """What is seen, as PNG."""
+        """A screenshot as PNG."""
         return base64.b64decode(self._call("GET", f"{self.session}/screenshot"))
 
     def network(self) -> list[dict[str, Any]]:
-        """What happened on the network since this was called last, as events of the DevTools protocol."""
+        """Network events since the last call, as DevTools protocol events."""
         logged = self._call("POST", f"{self.session}/se/log", {"type": "performance"})
         events = [json.loads(entry["message"])["message"] for entry in logged]
         return [event for event in events if event["method"].startswith("Network.")]
@@ -88,7 +88,7 @@ class Browser:
         """Wait until something holds."""
         deadline = time.monotonic() + DEADLINE
         while not condition():
-            assert time.monotonic() < deadline, "the browser never got there"
+            assert time.monotonic() < deadline, "the condition never held in the browser"
             time.sleep(0.05)
 
     def close(self) -> None:

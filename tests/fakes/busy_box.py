@@ -1,4 +1,4 @@
-"""A program that stands in for a box full of servers: ``python busy_box.py STATE COUNT``.
+"""A program that simulates a machine with many servers: ``python busy_box.py STATE COUNT``.
 
 It writes COUNT records of servers that are ready, holds their keepers' locks, and writes each one's history once a
 second, so that a console has as much to read as from real ones. Words on its input: ``flood NAME`` writes that
@@ -25,7 +25,7 @@ LINE = b"INFO 11-21 12:00:00 [loggers.py:1] Engine 000: Avg prompt throughput: 1
 
 
 def sample(number: int, at: float) -> Sample:
-    """What server ``number`` reports at ``at`` (Unix seconds): all that a screen can show, each second otherwise."""
+    """Metrics of server ``number`` at ``at`` (Unix seconds): every displayed value, changing each second."""
     seen = at % 100_000
     counts = tuple(seen * share for share in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0))
     histograms = {key: Histogram(BOUNDS, counts, seen) for key in ("ttft", "itl", "e2e", "queue", "prefill", "decode")}
@@ -36,7 +36,7 @@ def sample(number: int, at: float) -> Sample:
 
 
 def furnish(state: Path, number: int, now: float) -> tuple[int, HistoryWriter]:
-    """One server's folder: the lock that its keeper would hold, and its history with a quarter of an hour in it."""
+    """Create one server's folder: its keeper's lock, and a history of 15 minutes."""
     name = f"s{number:02d}"
     folder = folders.prepare(state, name)
     details = Details("chatbot", "org/model", Engine(EngineKind.SIMULATED, (), None, None, ""), {"max-num-seqs": 64})
@@ -56,7 +56,7 @@ def furnish(state: Path, number: int, now: float) -> tuple[int, HistoryWriter]:
 
 
 class Flood(threading.Thread):
-    """Writes a log, and puts it aside at 16 MiB as a keeper does, until ``still``."""
+    """Writes a log and rotates it at 16 MiB as a keeper does, until ``still``."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True)
@@ -75,7 +75,7 @@ class Flood(threading.Thread):
 
 
 def main(state: Path, count: int) -> None:
-    """Furnish, say so, and go on until the input ends."""
+    """Create the folders, report ready, and continue until the input ends."""
     now = time.time()
     furnished = [furnish(state, number, now) for number in range(count)]
     threading.Thread(target=obey, args=(state,), daemon=True).start()
@@ -87,7 +87,7 @@ def main(state: Path, count: int) -> None:
 
 
 def obey(state: Path) -> None:
-    """Do what the input says, until it ends, and with it all."""
+    """Execute commands from the input until it ends, then stop everything."""
     floods: list[Flood] = []
     for order in map(str.split, sys.stdin):
         if order[:1] == ["flood"]:

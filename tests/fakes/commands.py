@@ -1,4 +1,4 @@
-"""``vllm-console COMMAND`` as a process of its own, without the imports that are most of what a command costs."""
+"""``vllm-console COMMAND`` as a separate process, without the import time that dominates its cost."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run_command(
 
 
 def with_own_port(words: tuple[str, ...]) -> tuple[str, ...]:
-    """``… start …`` with a port that no server of another test gets; other command lines as they are."""
+    """``… start …`` with a port unused by other tests; other command lines unchanged."""
     if "start" not in words or "--port" in words:
         return words
     after = words.index("start") + 1
@@ -94,7 +94,7 @@ def _started_forks() -> Forks:
 
 
 def _modules() -> Iterator[str]:
-    """All that a command can import, but the screens and programs of their own."""
+    """All modules that a command can import, except screens and separate programs."""
     for package in (vllm_console, vllm_launchers):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not found.name.startswith(NOT_IMPORTED) and not found.name.endswith("__main__"):
@@ -112,13 +112,13 @@ def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pipe(kind: str) -> tuple[int, int]:
-    """The end of a pipe that stays here, and the end that the process gets."""
+    """The local end of a pipe, and the process's end."""
     reading, writing = os.pipe()
     return (writing, reading) if kind == "in" else (reading, writing)
 
 
 def _read(descriptors: Sequence[int], deadline: float) -> list[str]:
-    """What is written to each pipe until all its writers have closed it; raises TimeoutError."""
+    """Data written to each pipe until all writers have closed it; raises TimeoutError."""
     texts = {descriptor: bytearray() for descriptor in descriptors}
     with selectors.DefaultSelector() as selector:
         for descriptor in descriptors:

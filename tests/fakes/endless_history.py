@@ -1,4 +1,4 @@
-"""A writer of history that goes on until it is killed, in a module that a spawned process can import."""
+"""A history writer that runs until killed, in a module that a spawned process can import."""
 
 from __future__ import annotations
 

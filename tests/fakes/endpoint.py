@@ -1,4 +1,4 @@
-"""A vLLM endpoint on another machine, as far as HTTP shows it: what it answers is set, and what it is sent is kept."""
+"""A fake HTTP endpoint of a remote vLLM: responses are configurable, requests are recorded."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class FakeEndpoint:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def wait(self, more: int) -> None:
-        """Wait until it was asked so many times more."""
+        """Wait until it has received that many more requests."""
         with self.count:
             wanted = len(self.asked) + more
             assert self.count.wait_for(lambda: len(self.asked) >= wanted, 60)
@@ -93,7 +93,7 @@ class FakeEndpoint:
 
 
 def certificate(folder: Path, name: str = "127.0.0.1") -> tuple[Path, Path]:
-    """A certificate that signs itself, for an address, and its key."""
+    """A self-signed certificate for an address, and its key."""
     made, key = folder / "cert.pem", folder / "key.pem"
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
     words += ["-addext", f"subjectAltName=IP:{name}", "-keyout", str(key), "-out", str(made)]

@@ -1,6 +1,6 @@
-"""A fleet without servers: fixed numbers under a fixed clock, and a record of what it was asked to do.
+"""A fleet without servers: fixed values under a fixed clock, and a record of requested actions.
 
-Each look moves the clock by ``step`` seconds (0 by default, so that pictures of it are always the same).
+Each snapshot advances the clock by ``step`` seconds (0 by default, so that pictures of it are always the same).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ REASONS = {
 
 
 def wave(at: float, low: float, high: float, period: float) -> float:
-    """A smooth figure between ``low`` and ``high`` that depends on the clock alone."""
+    """A smooth value between ``low`` and ``high`` that depends on the clock alone."""
     return low + (high - low) * (0.5 + 0.5 * math.sin(at / period))
 
 
@@ -99,7 +99,7 @@ LONG_BUCKETS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0)
 
 
 def in_bucket(latency: str, value: float) -> Quantile:
-    """A quantile of that value with the bucket of vLLM that it falls into."""
+    """A quantile with that value and the vLLM bucket that contains it."""
     bounds = (0.0, *BUCKETS.get(latency, LONG_BUCKETS))
     low, high = next(pair for pair in itertools.pairwise(bounds) if value <= pair[1])
     return Quantile(value, low, high)
@@ -188,7 +188,7 @@ def requests_at(at: float, count: int = 240, span: float = 900.0) -> RequestsSee
 
 
 def probe_at(at: float, step: float = 5.0, count: int = 180) -> ProbeView:
-    """What a probe has recorded: batches that grow, and a burst of prompts."""
+    """Probe records: growing batches and a burst of prompts."""
     end = at - at % step
     times = [end - step * (count - 1 - index) for index in range(count)]
     burst = [1.0 + 6 * (100 <= index < 112) for index in range(count)]
@@ -205,7 +205,7 @@ def probe_at(at: float, step: float = 5.0, count: int = 180) -> ProbeView:
 
 
 def ready(name: str, at: float, pressure: float, **more: object) -> ServerView:
-    """A server that serves, under ``pressure`` from 0 to 1."""
+    """A serving server under ``pressure`` from 0 to 1."""
     view = ServerView(
         name=name,
         state=State.READY,
@@ -239,7 +239,7 @@ def ready(name: str, at: float, pressure: float, **more: object) -> ServerView:
 
 
 def judged(view: ServerView, held: float | None = None) -> ServerView:
-    """The server with its objectives judged by its window; ``held`` is the usage that held, in place of that of now."""
+    """The server with its objectives evaluated on its window; ``held`` replaces the current usage."""
     window = view.window
     if window is None:
         return replace(view, judged=())
@@ -290,7 +290,7 @@ def docs(at: float) -> ServerView:
 
 
 def broken(at: float) -> ServerView:
-    """Failed, with the line of the log that shows why."""
+    """Failed, with the log line that shows the cause."""
     reason = "Exited with code 1: ValueError: No available memory for the cache blocks."
     return ready(
         "nightly", at, 0.5, preset="batch", state=State.FAILED, state_since=NOW - 200, port=8003, gpus=(4,), pid=None,
@@ -329,7 +329,7 @@ def hung(at: float) -> ServerView:
 
 
 def observed(at: float) -> ServerView:
-    """Somebody else's."""
+    """A foreign server."""
     return ready(
         "anna-8100", at, 0.4, ours=False, owner="anna", preset="", port=8100, gpus=(6,), argv=(), flags={},
         reasons={}, objectives=None, previous_flags=None, log_path="",
@@ -372,12 +372,12 @@ HEALTHY = (
 
 
 def there(at: float, name: str = "box/chat", **more: object) -> ServerView:
-    """A server of an attached machine, this user's there."""
+    """This user's server on an attached machine."""
     return replace(ready(name, at, 0.3, ours=False, remote="box", remote_ours=True), **more)
 
 
 def lost(at: float) -> ServerView:
-    """That machine while it can't be reached."""
+    """The attached machine while unreachable."""
     return ServerView(
         "box", State.UNRESPONSIVE, at - 3, ours=False, attached=Endpoint("ssh://box"), probed=True,
         reason="ssh: connect to host box port 22: No route to host",
@@ -411,7 +411,7 @@ def tuned(at: float) -> ServerView:
 
 
 def calm(at: float) -> ServerView:
-    """Ready, and found to be well."""
+    """Ready, without problems."""
     return replace(coder(at), findings=HEALTHY)
 
 
@@ -432,7 +432,7 @@ def diagnosed(at: float) -> ServerView:
 
 
 def loading(at: float) -> ServerView:
-    """Starting, measured by an earlier start, with what its engine said of its memory so far."""
+    """Starting, compared with an earlier start, with the engine's memory report so far."""
     return replace(
         docs(at),
         stages=(*docs(at).stages[:2], Stage("download", NOW - 30.5, 20.0, "15.0 GiB, 812 MiB/s"),
@@ -442,7 +442,7 @@ def loading(at: float) -> ServerView:
 
 
 def silent(at: float) -> ServerView:
-    """Starting, and without a sign of life for longer than is usual."""
+    """Starting, without output for longer than usual."""
     stages = (*docs(at).stages[:2], Stage("compile", NOW - 330, None))
     return replace(docs(at), name="translate", startup=Startup(quiet_seconds=312.0), stages=stages)
 
@@ -525,7 +525,7 @@ def memory_of(flags: Flags) -> MemoryBudget:
 
 
 def choices_of(flags: Flags) -> tuple[Choice, ...]:
-    """Each flag with its reason, and one that was left to vLLM."""
+    """Each flag with its reason, and one left at vLLM's default."""
     given = {
         name: Choice(name, value, REASONS.get(name, "set by you"), Source.PRESET if name in REASONS else Source.YOU)
         for name, value in flags.items()
@@ -537,7 +537,7 @@ def choices_of(flags: Flags) -> tuple[Choice, ...]:
 
 
 def gpu_chart_at(gpu: Gpu, at: float, step: float = 5.0, count: int = 180) -> GpuChart:
-    """What a GPU did in the last quarter of an hour: it worked half of the time, at last beyond its limits."""
+    """GPU history of the last 15 minutes: busy half of the time, finally above its limits."""
     card = card_of(gpu)
     end = at - at % step
     times = [end - step * (count - 1 - index) for index in range(count)]
@@ -664,7 +664,7 @@ class FakeFleet:
                              replay=self._replayed(replay, time) if replay is not None else None, **self.gpus)  # type: ignore[arg-type]  # fmt: skip
 
     def _replayed(self, replay: Replay, time: TimeView) -> ServerView:
-        """A run that has ended, at the moment that is asked for."""
+        """An ended run at the requested time."""
         at = time.at if time.at is not None else replay.ended_at
         view = ended_run(replay, at)
         length = replay.ended_at - replay.started_at

@@ -1,4 +1,4 @@
-"""A stand-in for a server: /health, children, stubbornness and crashes on demand. Standard library only."""
+"""A fake server: /health, children, ignored signals and crashes on demand. Standard library only."""
 
 from __future__ import annotations
 

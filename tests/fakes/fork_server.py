@@ -1,4 +1,4 @@
-"""Imports modules once and then runs each program in a fork: the imports are most of what a short program costs.
+"""Imports modules once and runs each program in a fork, since imports dominate the cost of short programs.
 
     PYTHON fork_server.py DESCRIPTOR MODULE...
 
@@ -92,7 +92,7 @@ def open_streams():
 
 
 def main():
-    """Serve requests; a fork returns from here, and ends as the program that it ran."""
+    """Serve requests; a fork returns from here and exits like the program it ran."""
     server = socket.socket(fileno=int(sys.argv[1]))
     for name in sys.argv[2:]:
         importlib.import_module(name)

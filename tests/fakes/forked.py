@@ -18,7 +18,7 @@ SERVER = Path(__file__).with_name("fork_server.py")
 
 
 class Forked:
-    """A process that is no child of this one; has those methods of `subprocess.Popen` that tests use."""
+    """A process that is not our child, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -1,4 +1,4 @@
-"""Names as somebody would choose them who wants to do harm, and a fleet in which every text is one."""
+"""Malicious names, and a fleet in which every text is malicious."""
 
 from __future__ import annotations
 

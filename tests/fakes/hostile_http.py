@@ -1,4 +1,4 @@
-"""A server whose every answer is an attack: ``/KIND/anything`` is answered in the way of ``KIND``."""
+"""An HTTP server whose every response is an attack: ``/KIND/anything`` gets an attack of ``KIND``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ THEN = ("headers", "status", "redirect", "bomb", "chunks", "drip", "halves", "no
 
 
 class HostileServer:
-    """Listens on a port of its own; ``elsewhere`` is where redirects lead, and counts who goes there."""
+    """Listens on its own port; ``elsewhere`` is the redirect target, which counts connections."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -43,7 +43,7 @@ class HostileServer:
         self._listener.close()
 
     def went_elsewhere(self) -> bool:
-        """Whether anybody followed a redirect."""
+        """Whether a client followed a redirect."""
         self._trap.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             self._trap.accept()

@@ -1,4 +1,4 @@
-"""A home in which everything that the program reads says hostile things: records, presets, a board, logs, servers."""
+"""A home with hostile content everywhere: records, presets, a board, logs, servers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ AT = 1_790_000_000.0
 
 
 class World:
-    """The home, two servers of others in it, and its ``environment``."""
+    """The home, two foreign servers, and its ``environment``."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -133,7 +133,7 @@ class World:
 
 
 def read_json(text: str) -> Any:
-    """One JSON document, of ASCII only: nothing in it can be an escape code."""
+    """One JSON document in ASCII only, so it cannot contain escape codes."""
     assert text.isascii()
     assert "\x1b" not in text
     return json.loads(text)

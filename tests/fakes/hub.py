@@ -1,4 +1,4 @@
-"""A server that speaks as much of the Hugging Face hub's API as downloads need, without Xet.
+"""A server with the part of the Hugging Face hub's API that downloads need, without Xet.
 
 Ranges are answered, so that an interrupted download goes on. A test can make it lie (``corrupt``, ``claimed_bytes``),
 hold a file back (``hold_after``) or ask for a license (``gated``).

@@ -51,7 +51,7 @@ SENTENCES = (
 
 
 def limit(room: int) -> None:
-    """No more memory than there is now, and ``room``."""
+    """Limit memory to the current use plus ``room``."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + room, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
@@ -74,7 +74,7 @@ def stream(path: Path) -> object:
 
 
 def answered(path: Path) -> object:
-    """What a console makes of a keeper that answers all that."""
+    """Read such a keeper response as a console does."""
     with tempfile.TemporaryDirectory() as name:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"{name}/{wire.SOCKET}")
@@ -94,7 +94,7 @@ def answered(path: Path) -> object:
 
 
 def asked(path: Path) -> object:
-    """What a keeper makes of a console that asks all that: nothing, and it goes on."""
+    """Send such a request to a keeper: it ignores it and continues."""
     with tempfile.TemporaryDirectory() as name:
         posted: list[object] = []
         wire.RequestListener(Path(name), posted.append).start()

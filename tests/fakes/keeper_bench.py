@@ -1,4 +1,4 @@
-"""Real keepers over a fake server, with patience cut short; whatever a test leaves is ended by its own pids."""
+"""Real keepers over a fake server, with short timeouts; leftover processes of a test are ended by pid."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def session(pid: int) -> list[ProcessIdentity]:
 
 
 def end_servers(root: Path, also: Iterable[ProcessIdentity] = ()) -> None:
-    """End what the records of a root name: keepers first, then servers and sidecars, each with its session."""
+    """End all processes in the records of a root: keepers first, then servers and sidecars, with their sessions."""
     ends: dict[ProcessIdentity, None] = {}
     with contextlib.suppress(client.KeeperError):
         records = client.list_records(root)[0]
@@ -57,7 +57,7 @@ def end_servers(root: Path, also: Iterable[ProcessIdentity] = ()) -> None:
 
 @dataclass
 class Bench:
-    """A root of its own, servers that obey options, and the calls of a console."""
+    """A separate root, configurable fake servers, and a console's calls."""
 
     root: Path
     seen: set[ProcessIdentity] = field(default_factory=set)
@@ -110,7 +110,7 @@ class Bench:
             pytest.fail(f"{error}\n{self.read(name)}\n{notes}\n{self.log(name)[-2000:]}")
 
     def orphaned(self, record: ServerRecord) -> None:
-        """Kill a keeper, and wait until its locks are free."""
+        """Kill a keeper and wait until its locks are free."""
         assert record.keeper is not None
         processes.send(record.keeper, signal.SIGKILL)
         self.let_go(record.name)
@@ -124,7 +124,7 @@ class Bench:
         )
 
     def log(self, name: str = "one") -> str:
-        """All of the server's log, the oldest file first."""
+        """The server's full log, oldest file first."""
         folder = client.folder(self.root, name)
         older = sorted(folder.glob("server.log.*"), key=lambda path: -int(path.suffix[1:]))
         return "".join(path.read_text() for path in [*older, folder / "server.log"])

@@ -1,4 +1,4 @@
-"""How long the console takes from a key to its effect on the screen, in a real pseudo-terminal, beside every fault.
+"""Time from a key press to its effect on the screen, in a real pseudo-terminal, under every fault.
 
 `Scene` is a state folder with servers and what goes wrong around them; `press` moves the cursor in the table of
 servers again and again and says how many seconds each move took to be seen.
@@ -58,7 +58,7 @@ class Scene:
 
     @staticmethod
     def order(box: subprocess.Popen[str], words: str) -> None:
-        """Tell the box what to do, and wait until it does."""
+        """Send a command to the box and wait until it is executed."""
         assert box.stdin is not None
         assert box.stdout is not None
         box.stdin.write(words + "\n")
@@ -66,7 +66,7 @@ class Scene:
         assert box.stdout.readline() == "done\n"
 
     def strange_server(self, kind: str) -> subprocess.Popen[str]:
-        """Somebody else's server, whose metrics are of that kind; it listens."""
+        """A listening foreign server with that kind of metrics."""
         program = self._folder / kind / "vllm"
         program.parent.mkdir(exist_ok=True)
         program.unlink(missing_ok=True)
@@ -143,7 +143,7 @@ def _rest(console: Any, seconds: float, meanwhile: Callable[[], None]) -> None:
 
 
 def _read(console: Any) -> float | None:
-    """Read what came, for a moment; when it was read, None where nothing came."""
+    """Read briefly; returns the time of the read, None if nothing came."""
     if not select.select([console.master], [], [], 0.01)[0]:
         return None
     now = time.monotonic()
@@ -201,7 +201,7 @@ def build(compiler: str, source: str, library: Path) -> Path:
 
 
 def until(console: Any, condition: Callable[[], object]) -> None:
-    """Read what the console writes until something is true."""
+    """Read the console's output until a condition holds."""
     deadline = time.monotonic() + FROZEN_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"it did not come true; the screen:\n{console.text}"
@@ -209,7 +209,7 @@ def until(console: Any, condition: Callable[[], object]) -> None:
 
 
 def until_said(console: Any, process: subprocess.Popen[str], word: str) -> None:
-    """Read what the console writes until a process has said a word."""
+    """Read the console's output until a process has printed a word."""
     pipe = process.stdout
     assert pipe is not None
     until(console, lambda: select.select([pipe], [], [], 0)[0])

@@ -1,4 +1,4 @@
-"""Runs and their minutes as they could have been, from a seed: what comparisons are tried on."""
+"""Synthetic runs and their minutes from a seed, for testing comparisons."""
 
 from __future__ import annotations
 

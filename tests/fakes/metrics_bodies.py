@@ -1,4 +1,4 @@
-"""Bodies of ``/metrics`` as several vLLM versions write them, made here, and a small server to ask."""
+"""Bodies of ``/metrics`` in the format of several vLLM versions, and a small HTTP server."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def until() -> Callable[[Callable[[], object]], None]:
     def wait(finding: Callable[[], object], seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while not finding():
-            assert time.monotonic() < deadline, "it did not come to be in time"
+            assert time.monotonic() < deadline, "it did not happen in time"
             time.sleep(0.02)
 
     return wait

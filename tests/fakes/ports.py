@@ -1,4 +1,4 @@
-"""Ports for servers of tests: no two of them get the same, also where several test processes run side by side."""
+"""Unique ports for servers of tests, also across parallel test processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _next = _numbers()
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing is bound to, and that this test process has not given away lately."""
+    """A free port of 127.0.0.1 that this test process has not returned recently."""
     for port in itertools.islice(_next, EACH):
         with socket.socket() as probe:
             try:

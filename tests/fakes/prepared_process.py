@@ -91,7 +91,7 @@ class Prepared:
         self.socket.close()
 
     def end(self) -> None:
-        """It and what it has started are surely gone afterwards."""
+        """End it and its children."""
         self.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)

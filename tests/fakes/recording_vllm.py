@@ -1,4 +1,4 @@
-"""A server that looks like ``vllm serve``, writes down every request it gets, and can belong to somebody else.
+"""A fake ``vllm serve`` that records every request and can run as another user.
 
 ``python .../vllm serve MODEL --port N``; with ``VLLM::APIServer`` as its title it says nothing. With ``NOTE_SIGNALS``
 in its environment it writes down every signal that reaches it as well, and ends by none that can be noted.
@@ -40,12 +40,12 @@ class Recording(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = answer  # noqa: N815 - names of http.server
 
     def log_message(self, *_: object) -> None:
-        """Nothing on standard output: the log is part of what must not change."""
+        """No output: the log must not change."""
 
 
 class Server(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """Who asks may be killed before the answer came; that is not to stand in the log either."""
+        """A client may be killed before the response; that must not appear in the log."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A server that answers as it is told, over a real connection, and keeps what it was asked."""
+"""A server with scripted responses over a real connection that records requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ END = event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}]) + b"da
 
 @dataclass
 class Script:
-    """What the server answers; None in ``pieces`` waits until the client is gone."""
+    """The server's response; None in ``pieces`` waits until the client disconnects."""
 
     pieces: list[bytes | None] = field(default_factory=list)
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ async def _answer(script: Script, reader: asyncio.StreamReader, writer: asyncio.
 
 @pytest.fixture
 def script() -> Iterator[Script]:
-    """A server that runs in a thread; set its ``pieces`` before it is asked."""
+    """A server in a thread; set its ``pieces`` before sending a request."""
     script, ready, loops = Script(), threading.Event(), []
 
     async def serve() -> None:

@@ -1,4 +1,4 @@
-"""Engines in virtual time from a command line, traffic, and the real process."""
+"""Engines in virtual time built from a command line, traffic, and the real process."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def simulate(core: Core, requests: Iterable[Request]) -> Simulation:
 
 @dataclass
 class Lab:
-    """What a command line comes to, without a process."""
+    """The parsed command line, without a process."""
 
     settings: EngineSettings
     plan: MemoryPlan
@@ -234,7 +234,7 @@ def launcher_in() -> type[Launcher]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """One quick server for tests that only ask it something."""
+    """One fast server for tests that only send requests."""
     launcher = Launcher(tmp_path_factory.mktemp("server"))
     yield launcher(
         "--max-model-len", "2048", "--served-model-name", "small", "other", "--enable-prompt-tokens-details",

@@ -1,4 +1,4 @@
-"""A program that a console takes for a vLLM server, whose ``/metrics`` are strange: ``vllm serve MODEL --port N``.
+"""A program detected as a vLLM server with unusual ``/metrics``: ``vllm serve MODEL --port N``.
 
 Linked as ``vllm`` and run by a Python. The model's name says how: ``well``, ``hangs``, ``garbage``, ``huge`` (50 MB
 without a length), ``large`` (4 MB of metrics, about as much as is read), ``drips`` (a byte a second) and ``halfway``

@@ -1,4 +1,4 @@
-"""A real pseudo-terminal with a program in it, its screen read by an emulator."""
+"""A program in a pseudo-terminal, with its screen read by an emulator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE = 120.0
 
 
 class Terminal:
-    """A program in a pty of a given size, in ``folder``. ``screen`` is what a person would see."""
+    """A program in a pty of a given size, in ``folder``. ``screen`` is the emulated screen."""
 
     def __init__(
         self, words: Sequence[str], columns: int, rows: int, env: dict[str, str], folder: Path | None = None
@@ -34,7 +34,7 @@ class Terminal:
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.before = termios.tcgetattr(child)
         self._child = child
-        # A test runner may have said a size of its own, which would win over the terminal's.
+        # A test runner may have set a size, which would override the terminal's.
         around = {name: value for name, value in {**os.environ, **env}.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             list(words),
@@ -98,13 +98,13 @@ class Terminal:
             assert time.monotonic() < deadline, f"it did not end; the screen:\n{self.text}"
             self.pump()
         seen = -1
-        while seen != len(self.raw):  # its last words come in pieces, a whole screen among them
+        while seen != len(self.raw):  # its last output arrives in pieces, including a full screen
             seen = len(self.raw)
             self.pump(0.2)
         return int(self.process.returncode)
 
     def hang_up(self) -> None:
-        """Take the terminal away, as an SSH connection that breaks does; nothing can be read any more."""
+        """Close the terminal like a broken SSH connection; nothing can be read afterwards."""
         os.close(self.master)
         self.master = -1
 

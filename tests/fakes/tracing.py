@@ -1,4 +1,4 @@
-"""Faults at system calls: a traced child is killed at its n-th file operation, or told by the kernel that it failed.
+"""Faults at system calls: a traced child is killed at its n-th file operation, or that operation fails.
 
 By ptrace, so that what SQLite and the C library do is met as well as what Python does. Needs no compiler and no root.
 """

@@ -1,4 +1,4 @@
-"""What the probe and the recorder would keep of a simulated engine under traffic, in virtual time."""
+"""Records of the probe and the recorder for a simulated engine under traffic, in virtual time."""
 
 from __future__ import annotations
 

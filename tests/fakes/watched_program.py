@@ -1,4 +1,4 @@
-"""Runs ``vllm-console`` under an audit hook that writes down each process started, signal sent and socket file asked.
+"""Runs ``vllm-console`` under an audit hook that records started processes, signals and socket connections.
 
 ``python watched_program.py FILE [--each]``: with ``--each`` standard input has a JSON list of command lines, which are
 run one after the other; else the console itself, with the words in ``WORDS``. ``ADMIN`` is an administrator's file.
@@ -23,7 +23,7 @@ EVENTS = frozenset(
 
 
 def watch(path: str) -> None:
-    """From now on, and in no way that could be undone."""
+    """Install the hook; it cannot be removed."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def note(event: str, args: tuple[object, ...]) -> None:

@@ -30,7 +30,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two peo
 
 
 def see_less() -> None:
-    """Before a program runs: even root sees no more of others' processes than anybody would."""
+    """Run in the child before exec: drops root's view of other users' processes."""
     for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE):
         ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
 
@@ -73,7 +73,7 @@ def program(tmp_path):
 
 @pytest.fixture
 def theirs(tmp_path, port, wait_until):
-    """Two servers of nobody's: one that says its port, one that hides behind vLLM's process title."""
+    """Two servers of user ``nobody``: one with a visible port, one with vLLM's process title."""
     requests = tmp_path / "requests"
     script = tmp_path / "vllm"
     shutil.copy(FAKES / "recording_vllm.py", script)
@@ -94,7 +94,7 @@ def test_servers_of_other_users_are_shown_but_all_verbs_refused(program, theirs,
     plain, titled = theirs
     look = f"import os; os.readlink('/proc/{plain.pid}/fd/0')"
     hidden = subprocess.run([sys.executable, "-c", look], capture_output=True, preexec_fn=see_less, check=False)
-    assert b"PermissionError" in hidden.stderr, "the fault: its descriptors cannot be read"
+    assert b"PermissionError" in hidden.stderr, "its descriptors must be unreadable"
     before = [processes.identity_of(processes.table()[process.pid]) for process in theirs]
     answer = program("list", "--json")
     found = {server["pid"]: server for server in json.loads(answer.stdout)}
@@ -116,13 +116,13 @@ def test_servers_of_other_users_are_shown_but_all_verbs_refused(program, theirs,
     for line, refused in zip(lines, program.each(tmp_path / "watched", lines), strict=True):
         assert refused["code"] == 4, (line, refused)
         assert "by nobody outside this console" in refused["err"] or "is a server of nobody" in refused["err"]
-    assert (tmp_path / "watched").read_text() == "", "no signal, no process"
+    assert (tmp_path / "watched").read_text() == "", "no signal sent, no process started"
     assert all(processes.alive(process) for process in before)
     assert set((tmp_path / "requests").read_text().splitlines()) <= {"GET /metrics"}
 
 
 def page_of(board: Path, uid: int, text: bytes, *, owner: int | None = None, mode: int = 0o644) -> Path:
-    """A file on the board as somebody put it there."""
+    """Write a file to the board as another user."""
     path = board / f"{uid}.json"
     path.write_bytes(text)
     path.chmod(mode)
@@ -181,7 +181,7 @@ def test_hostile_board_entries_cannot_impersonate_users(tmp_path):
         "2014",
     ):
         assert f"{name}.json" in told, name
-    assert "2009" not in told, "what expired is none, and no fault"
+    assert "2009" not in told, "an expired claim is ignored and not an error"
     assert "belongs to uid 2002" in told
     assert "anna.json is not a valid board page" in told
 
@@ -189,7 +189,7 @@ def test_hostile_board_entries_cannot_impersonate_users(tmp_path):
 @as_root
 def test_gpu_claimed_by_another_user_is_refused_with_owner_and_expiry(program, tmp_path):
     board, now = tmp_path / "board", time.time()
-    # Claims are shown by their second: theirs is surely the earlier one.
+    # Claims are ordered by second: theirs must be the earlier one.
     since, until = now - 60, now + 7200
     page_of(board, NOBODY, dump(BoardPage((Claim((2,), since, until, "training"),))))
     till = time.strftime("%H:%M", time.localtime(int(until)))
@@ -218,7 +218,7 @@ def test_gpu_claimed_by_another_user_is_refused_with_owner_and_expiry(program, t
     assert (board / f"{NOBODY}.json").read_bytes() == dump(BoardPage((Claim((2,), since, until, "training"),)))
     released = program("release")
     assert released.returncode == 0
-    assert not (board / "0.json").exists(), "an empty page is taken down"
+    assert not (board / "0.json").exists(), "an empty page is deleted"
 
 
 def test_board_without_sticky_bit_is_read_but_not_written(program, tmp_path):
@@ -270,7 +270,7 @@ def test_board_page_stays_intact_under_kills_and_concurrent_writes(tmp_path):
     found = read_board(tmp_path, now)
     assert {index for one in found.claims for index in one.gpus} >= {0, *range(2, 8)}
     later = change_page(tmp_path, lambda page: page, now + 120)
-    assert [one.gpus for one in later.claims] == [(0,)], "what expired goes at the next write"
+    assert [one.gpus for one in later.claims] == [(0,)], "expired claims are removed at the next write"
     assert (tmp_path / f"{uid}.json").stat().st_mode & 0o777 == 0o644
 
 

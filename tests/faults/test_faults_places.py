@@ -1,4 +1,4 @@
-"""Locks that mean nothing, and a home that containers share: one keeper, and nobody acts on what he can't judge."""
+"""File systems without working locks, and a home shared by containers: one keeper, no action on unknown state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--uts", "--kill-chil
 
 @pytest.fixture
 def granting(tmp_path, monkeypatch):
-    """Every lock is granted, in this process and in all that it starts."""
+    """Grant every lock, in this process and its children."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -35,7 +35,7 @@ def granting(tmp_path, monkeypatch):
 
 
 def at_once(what, times=8):
-    """Do something in threads of its own that begin together; what went wrong in each, or None."""
+    """Run something in threads that start together; returns each thread's exception or None."""
     gate, results = threading.Barrier(times), []
 
     def one():
@@ -54,7 +54,7 @@ def at_once(what, times=8):
 
 
 def settled(bench) -> bool:
-    """Whether the one keeper that lives is the one that the record names, and not one that is about to give way."""
+    """Whether the only living keeper is the one in the record and is not about to yield."""
     return [bench.read().keeper] == claim.keepers_of(bench.file(""))
 
 
@@ -64,7 +64,7 @@ def test_concurrent_adoption_without_working_locks_leaves_one_keeper(bench, wait
         processes.send(bench.read().keeper, signal.SIGKILL)
         wait_until(lambda: not client.keeper_alive(bench.root, "one"), "the keeper's death")
         at_once(lambda: client.adopt(bench.root, "one"))
-        # Those that saw each other may all have given way, and a few may still be about to.
+        # Keepers that saw each other may all have yielded, and some may be about to.
         wait_until(lambda: not client.adopt(bench.root, "one") and settled(bench), "one keeper that wrote the record")
         alive = claim.keepers_of(bench.file(""))
         for _ in range(10):
@@ -79,7 +79,7 @@ def test_concurrent_adoption_without_working_locks_leaves_one_keeper(bench, wait
 def test_concurrent_launch_without_working_locks_starts_one_server(bench, wait_until, granting):
     results = at_once(lambda: bench.launch(bench.spec()), 4)
     started = [one for one in results if not isinstance(one, Exception)]
-    if not started:  # each saw another one
+    if not started:  # each saw another keeper
         wait_until(lambda: not claim.keepers_of(bench.file("")), "their ends")
         started = [bench.launch(bench.spec())]
     wait_until(lambda: len(claim.keepers_of(bench.file(""))) == 1, "one keeper")
@@ -106,7 +106,7 @@ def test_yielding_second_keeper_keeps_files_of_the_first(bench, granting):
 
 @pytest.fixture
 def contained(bench):
-    """Runs ``vllm-console`` in a container: PIDs, process table and host name of its own, with this state folder."""
+    """Runs ``vllm-console`` in a container: separate PIDs, process table and host name, the same state folder."""
     probe = subprocess.run([*CONTAINER, "true"], capture_output=True, check=False)
     if os.geteuid() != 0 or probe.returncode:
         pytest.skip("a container can be made by root only")

@@ -1,4 +1,4 @@
-"""Workers that Ray runs: children of a raylet that is nobody's child, beside those of other jobs of this user."""
+"""Ray workers: children of a raylet without a parent, next to workers of the user's other jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARED = Path("/dev/shm")
 
 
 class Ray:
-    """A raylet with a worker of our server and one of another job. Both ignore SIGTERM, and the raylet ends neither."""
+    """A raylet with a worker of our server and one of another job. Both ignore SIGTERM; the raylet ends neither."""
 
     def __init__(self, root: Path) -> None:
         self.ours, self.theirs = SHARED / f"psm_{os.getpid()}_ours", SHARED / f"psm_{os.getpid()}_theirs"

@@ -1,4 +1,4 @@
-"""Read-only, by the command line or by what an administrator sets: everything is shown and nothing changes at all.
+"""Read-only mode, by option or by administrator setting: everything is shown and nothing changes.
 
 Around it: a server whose keeper is dead, one whose keeper writes down every order that it gets, a stopped one, and one
 that somebody else started. Servers write down every request.
@@ -118,7 +118,7 @@ def typed(key: str) -> str:
 
 @dataclass
 class Box:
-    """A home with servers around, and what came to them."""
+    """A home with servers, and the requests they received."""
 
     home: Path
     root: Path
@@ -139,7 +139,7 @@ class Box:
         return path
 
     def tree(self) -> dict[str, object]:
-        """All below state, config and cache: kind, mode, size, time and content."""
+        """Everything below state, config and cache: kind, mode, size, time and content."""
         found: dict[str, object] = {}
         for top in (self.root, *(self.home / name for name in ("state", "config", "cache", "board"))):
             for path in sorted([top, *top.rglob("*")]):
@@ -153,11 +153,11 @@ class Box:
         return {line.split()[0] for line in path.read_text().splitlines()} if path.exists() else set()
 
     def check(self, before: dict[str, object], watched: Path) -> None:
-        """Nothing came of it."""
+        """Assert that nothing changed."""
         assert self.tree() == before
-        # Python's own platform.platform(), of which `doctor` tells, asks uname.
+        # Python's platform.platform(), which `doctor` prints, runs uname.
         started = [line for line in watched.read_text().splitlines() if "['uname', '-p']" not in line]
-        assert started == [], "a process was started, a signal sent or a keeper asked"
+        assert started == [], "a process was started, a signal sent or a keeper contacted"
         assert self.orders == b""
         assert self.requests() <= {"GET"}
         assert all(processes.alive(process) for process in self.running.values())
@@ -166,7 +166,7 @@ class Box:
 
 @pytest.fixture
 def box(bench, tmp_path, port, monkeypatch):
-    """Three servers of ours and one of somebody else's."""
+    """Three servers of ours and a foreign one."""
     box = Box(tmp_path, bench.root, f"http://127.0.0.1:{port}")
     for name in ("state", "config", "cache", "board"):
         (tmp_path / name).mkdir()
@@ -269,7 +269,7 @@ def test_every_command_changes_nothing_in_read_only_mode(box, tmp_path):
         name in told["list"]["out"] for name in ("orphan", "ordered", "gone", f"vllm@{box.url.rpartition(':')[2]}")
     )
     assert "a keeper died" in told["list"]["err"]
-    assert box.requests() == {"GET"}, "it was looked at"
+    assert box.requests() == {"GET"}, "it was read"
     box.check(before, watched)
     assert not (tmp_path / "x.svg").exists()
 
@@ -307,7 +307,7 @@ def test_administrator_file_must_not_be_writable_by_others(box, tmp_path):
     admin.parent.chmod(0o755)
     admin.write_text("read_onyl = true\n")
     answer = told(["list"])
-    assert answer["code"] == 2, "what binds and cannot be read is not passed over"
+    assert answer["code"] == 2, "an unreadable administrator file is not ignored"
     assert "did you mean 'read_only'" in str(answer["err"])
 
 
@@ -352,7 +352,7 @@ def test_pressing_every_key_in_read_only_console_changes_nothing(box, tmp_path, 
     watched.touch()
     words = [sys.executable, str(FAKES / "watched_program.py"), str(watched)]
     env = {**box.env, "WORDS": "--read-only --refresh 0.25"}
-    terminal = terminal_module.Terminal(words, 120, 40, env, tmp_path)  # a picture is saved where it is opened
+    terminal = terminal_module.Terminal(words, 120, 40, env, tmp_path)  # pictures are saved in the current folder
     try:
         terminal.wait_for("ordered")
         terminal.wait_for("read-only (--read-only): nothing can be changed here")
@@ -367,7 +367,7 @@ def test_pressing_every_key_in_read_only_console_changes_nothing(box, tmp_path, 
             terminal.pump(0.3)
         terminal.wait_for("read-only (--read-only)")
         assert terminal.process.poll() is None
-        # A key that is read together with the escape before it is another key; where a screen is open, q closes that.
+        # A key read together with a preceding escape is parsed as another key; on an open screen, q closes it.
         for _ in range(120):
             if terminal.process.poll() is None:
                 terminal.press("q")
@@ -379,7 +379,7 @@ def test_pressing_every_key_in_read_only_console_changes_nothing(box, tmp_path, 
 
 
 def test_same_checks_detect_changes_without_read_only(box, tmp_path):
-    """The hash, the audit hook and the keeper that writes down do see what they are to see."""
+    """Check that the hash, the audit hook and the recording keeper detect changes."""
     before, watched = box.tree(), tmp_path / "watched"
     answers = run_each(box, watched, [["claim", "0", "--until", "2h"], ["list"]])
     assert [answer["code"] for answer in answers] == [0, 0]

@@ -1,4 +1,4 @@
-"""Whatever is kept, struck at every file operation of its writing: what is read afterwards is the old or the new."""
+"""Faults at every file operation while stored data is written: readers then see the old or the new state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOST_STEPS = 1000
 
 @dataclass(frozen=True)
 class Kept:
-    """Something that is kept: how the old state is made, what writes the new one, and how either is read back."""
+    """Stored data: how to create the old state, how to write the new one, and how to read it."""
 
     old: Callable[[Path], object]
     act: Callable[[Path], int]
@@ -124,7 +124,7 @@ def launch_turn(folder: Path) -> int:
 
 
 def turns_of(folder: Path) -> str:
-    with launch_lock(folder, timeout=0.0):  # whoever was killed in the middle does not keep others out
+    with launch_lock(folder, timeout=0.0):  # a killed writer does not block others
         return "free"
 
 
@@ -142,7 +142,7 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_kill_at_every_file_operation(tmp_path, name):
-    """By SIGKILL before each system call that has to do with files."""
+    """SIGKILL before each file-related system call."""
     kept, (old, new) = KEPT[name], old_and_new(tmp_path, KEPT[name])
     found = []
     for step in count():
@@ -150,7 +150,7 @@ def test_kill_at_every_file_operation(tmp_path, name):
         struck = strike(lambda: kept.act(folder), step).struck  # noqa: B023 - run before the next turn
         found.append(kept.read(folder))
         assert found[-1] in (old, new), (step, found[-1])
-        assert kept.act(folder) == DONE, "the next writer is not in its way"
+        assert kept.act(folder) == DONE, "the next writer is not blocked"
         if not struck:
             break
     assert 4 <= step < MOST_STEPS
@@ -161,16 +161,16 @@ def test_kill_at_every_file_operation(tmp_path, name):
 @pytest.mark.skipif(not tracing.X86, reason="system calls are made to fail on x86-64 only")
 @pytest.mark.parametrize("name", KEPT)
 def test_failure_of_every_file_operation(tmp_path, name):
-    """With a full disk, a used up quota, an input/output error and a read-only file system, by turns."""
+    """In turn: full disk, exceeded quota, input/output error, read-only file system."""
     kept, (old, new) = KEPT[name], old_and_new(tmp_path, KEPT[name])
     told = 0
     for step in count():
         folder = fresh(tmp_path)
         outcome = strike(lambda: kept.act(folder), step, ERRORS[step % len(ERRORS)])  # noqa: B023
         found = kept.read(folder)
-        assert outcome.code in (DONE, TOLD), (step, "nobody caught it")
+        assert outcome.code in (DONE, TOLD), (step, "the error was not caught")
         assert found in (old, new), (step, found)
-        assert outcome.code == TOLD or found == new, (step, "nobody was told")
+        assert outcome.code == TOLD or found == new, (step, "the error was not reported")
         told += outcome.code == TOLD
         if not outcome.struck:
             break
@@ -179,7 +179,7 @@ def test_failure_of_every_file_operation(tmp_path, name):
 
 
 def old_and_new(tmp_path: Path, kept: Kept) -> tuple[Any, Any]:
-    """What is read before and after; leaves the old state as a template."""
+    """The state before and after; leaves the old state as a template."""
     template = tmp_path / "template"
     template.mkdir()
     kept.old(template)
@@ -236,7 +236,7 @@ SEED, CONSOLES, TURNS = 20261121, 3, 12
 
 
 def leaders(port: int) -> list[processes.ProcessIdentity]:
-    """The servers that run for a port: leaders of their sessions, past the gate."""
+    """Running servers for a port: session leaders that have passed the gate."""
     found = []
     for pid, one in processes.table().items():
         if one.session == pid and one.running:
@@ -274,13 +274,13 @@ def test_concurrent_consoles_on_one_server(bench, port):
         time.sleep(0.02)
     told = [said for console in consoles for said in json.loads(console.communicate()[0])]
 
-    assert len(told) == CONSOLES * TURNS, "every one was answered"
-    assert len({do for do, _, _ in told}) == 6, "all of it happened"
+    assert len(told) == CONSOLES * TURNS, "every request was answered"
+    assert len({do for do, _, _ in told}) == 6, "every action happened"
     assert {"", "NoSuchServerError"} < {kind for _, kind, _ in told}
     known = {"", "NoSuchServerError", "NameTakenError", "StillAliveError", "KeeperError"}
     assert {kind for _, kind, _ in told} <= known, told
     assert all(text and "\n" not in text for _, kind, text in told if kind)
-    assert most == 1, "two servers of one name would hold a GPU twice"
+    assert most == 1, "two servers with one name would use a GPU twice"
     for numbers in generations:
         assert list(numbers) == list(range(numbers[0], numbers[-1] + 1)), "no generation is missing"
 

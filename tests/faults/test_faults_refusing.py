@@ -1,4 +1,4 @@
-"""A keeper that lives on while its file system refuses, while it is stopped itself, and while its code is replaced."""
+"""A keeper that keeps running while its file system fails, while it is stopped, and while its code is replaced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAILING = Path(__file__).parents[1] / "fakes" / "failing.c"
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory) -> Path:
-    """The library that makes a process's file system refuse."""
+    """The library that makes a process's file operations fail."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         if os.environ.get("CI"):
@@ -40,7 +40,7 @@ def failing(tmp_path_factory) -> Path:
 
 
 def test_keeper_without_write_access_continues_and_catches_up(bench, failing, tmp_path, monkeypatch):
-    """Quota used up, file system read-only, disk faulty: of what it holds open already, too. One server for each."""
+    """Quota exceeded, read-only file system, faulty disk, also for open files. One server for each."""
     faults = {"quota": errno.EDQUOT, "readonly": errno.EROFS, "broken": errno.EIO}
     flags = {name: tmp_path / f"{name}.flag" for name in faults}
     quiet = {name: tmp_path / f"{name}.quiet" for name in faults}
@@ -60,9 +60,9 @@ def test_keeper_without_write_access_continues_and_catches_up(bench, failing, tm
     for name, number in faults.items():
         said = os.strerror(number)
         silent = bench.until(lambda record: record.state is State.UNRESPONSIVE and record.unwritten, name)
-        assert said in silent.unwritten, "the fault, and whose it is"
+        assert said in silent.unwritten, "the error, and which process reported it"
         assert str(bench.file("record.json", name)) in silent.unwritten
-        assert bench.file("record.json", name).read_bytes() == before[name][0], "the old one, whole"
+        assert bench.file("record.json", name).read_bytes() == before[name][0], "the old record, complete"
         assert folders.is_stale(client.folder(bench.root, name))
         with pytest.raises(errors.UnwrittenError, match=said):
             bench.restart(bench.spec(), name)
@@ -77,7 +77,7 @@ def test_keeper_without_write_access_continues_and_catches_up(bench, failing, tm
         assert again.server == ready[name].server
         lost = f"bytes of log were lost here: {os.strerror(number)}"
         bench.until(lambda _, name=name, lost=lost: lost in bench.log(name), name)
-        assert bench.log(name).startswith(before[name][1]), "what was in the log before is there"
+        assert bench.log(name).startswith(before[name][1]), "earlier log content is kept"
     for name in faults:
         bench.stop(name)
     for name in faults:
@@ -85,19 +85,19 @@ def test_keeper_without_write_access_continues_and_catches_up(bench, failing, tm
 
 
 def test_full_log_folder_reports_lost_line_count_and_server_runs_on(bench, disk):
-    """The server writes and writes: it is never held up, and the log says what is missing."""
+    """The server writes continuously: it is never blocked, and the log reports missing lines."""
     ready = bench.ready(bench.spec("--tick", "0.02"))
-    bench.until(lambda _: "tick" in bench.log())  # from the first output on, room for more is reserved
+    bench.until(lambda _: "tick" in bench.log())  # space for more is reserved from the first output on
     disk.fill(ready.keeper)
     log = bench.file("server.log")
     told = bench.until(lambda record: "log not writable" in record.reason)
     assert disk.error in told.reason
     full = log.read_bytes()
     assert processes.alive(ready.server)
-    assert bench.read().state is State.READY, "it serves on"
+    assert bench.read().state is State.READY, "it keeps serving"
     disk.free(ready.keeper)
     bench.until(lambda _: f"bytes of log were lost here: {disk.error}" in bench.log())
-    assert log.read_bytes().startswith(full), "nothing of what was there went"
+    assert log.read_bytes().startswith(full), "nothing was lost"
     gone = next(line for line in bench.log().splitlines() if line.startswith("[keeper]"))
     assert int(gone.split()[1]) > 0
     bench.until(
@@ -106,7 +106,7 @@ def test_full_log_folder_reports_lost_line_count_and_server_runs_on(bench, disk)
 
 
 def test_keepers_recover_from_exhausted_file_descriptors(bench):
-    """None is left: they can take no connection, write no record, begin no new log file, and look at no process.
+    """No descriptor is left: no connections, no record writes, no new log files, no process checks.
 
     One keeper started its server, the other has adopted it.
     """
@@ -121,7 +121,7 @@ def test_keepers_recover_from_exhausted_file_descriptors(bench):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, most))
     for name in ready:
         home = client.folder(bench.root, name)
-        wire.ask(home, {"do": "read"}, 10.0)  # by the descriptor that the wait for it had taken before
+        wire.ask(home, {"do": "read"}, 10.0)  # using the descriptor opened earlier to wait for it
         with pytest.raises(errors.SilentError):
             wire.ask(home, {"do": "read"}, 0.3)
     older = [bench.file(f"server.log.{number}").read_bytes() for number in (1, 2)]
@@ -133,7 +133,7 @@ def test_keepers_recover_from_exhausted_file_descriptors(bench):
     for name, before in ready.items():
         wire.ask(client.folder(bench.root, name), {"do": "read"}, 10.0)
         after = bench.wait(State.READY, name)
-        assert (after.server, after.sidecar) == (before.server, before.sidecar), "nothing was taken for dead"
+        assert (after.server, after.sidecar) == (before.server, before.sidecar), "no process was considered dead"
         assert processes.alive(after.server)
         assert "sent SIG" not in bench.file("keeper.log", name).read_text()
         bench.stopped(name)
@@ -143,7 +143,7 @@ def test_keepers_recover_from_exhausted_file_descriptors(bench):
 
 
 def test_keeper_answers_malformed_requests(bench):
-    """A request of the right user that no console of ours would send: no console waits for an answer in vain."""
+    """A request from the right user that our console never sends still gets a response."""
     ready = bench.ready(bench.spec())
     home = client.folder(bench.root, "one")
     spec = wire.to_plain(ready.current.spec)
@@ -161,7 +161,7 @@ def test_keeper_answers_malformed_requests(bench):
 
 
 def test_stopped_keeper_is_reported_and_does_not_affect_others(bench, monkeypatch):
-    """SIGSTOP: it holds its lock and its socket, and answers nothing."""
+    """SIGSTOP: it holds its lock and its socket, and does not respond."""
     monkeypatch.setattr(wire, "ANSWER_SECONDS", 0.4)
     ready, other = bench.ready(bench.spec()), bench.ready(bench.spec(), "two")
     processes.send(ready.keeper, signal.SIGSTOP)
@@ -177,13 +177,13 @@ def test_stopped_keeper_is_reported_and_does_not_affect_others(bench, monkeypatc
             assert "is stopped by a signal" in str(refused.value)
         with pytest.raises(FleetError, match="has not ended yet: stop it first"):
             fleet.forget("one")
-        assert client.adopt_orphans(bench.root) == [], "it lives: nobody takes its server over"
+        assert client.adopt_orphans(bench.root) == [], "it is alive, so its server is not adopted"
         looks = [threading.Thread(target=fleet.snapshot, args=("one",), daemon=True) for _ in range(3)]
         for look in looks:
             look.start()
         for look in looks:
             look.join(20)
-        assert not any(look.is_alive() for look in looks), "a look hangs"
+        assert not any(look.is_alive() for look in looks), "a refresh hangs"
         assert [server.state for server in fleet.snapshot().servers] == [State.READY, State.READY]
         fleet.stop("two")
         bench.wait(State.STOPPED, "two")
@@ -197,7 +197,7 @@ def test_stopped_keeper_is_reported_and_does_not_affect_others(bench, monkeypatc
     assert again.keeper == ready.keeper
     notes = bench.file("keeper.log").read_text()
     assert notes.count("stop requested") == 1, (
-        "what it was asked while it was stopped, and nobody waits for, is not done"
+        "requests sent while it was stopped, whose senders are gone, are not executed"
     )
 
 
@@ -237,7 +237,7 @@ print(json.dumps([late, said]))
 
 
 def test_probe_modules_are_imported_before_first_probe(port):
-    """Over TLS too: by then an upgrade may have replaced what is on the disk."""
+    """Also over TLS: by then an upgrade may have replaced the files on disk."""
     where = str(Path(keeper_package.__file__).parents[2])
     words = [sys.executable, "-I", "-S", "-c", IMPORTS, where, str(port)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
@@ -247,7 +247,7 @@ def test_probe_modules_are_imported_before_first_probe(port):
 
 
 def test_two_concurrent_consoles_both_see_the_outcome(bench, monkeypatch, port):
-    """At the level that a person acts on: start, restart, stop and switch, from two fleets, side by side."""
+    """User actions: start, restart, stop and switch, from two fleets concurrently."""
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
     fleets = [LocalFleet(bench.root, observe=False, gpus=False) for _ in range(2)]
     outcomes: list[tuple[str, str]] = []
@@ -303,7 +303,7 @@ def test_two_concurrent_consoles_both_see_the_outcome(bench, monkeypatch, port):
         assert client.keeper_alive(bench.root, "one") is third.state.alive or third.state is State.STOPPED
         both(("stop", lambda: fleets[0].stop("one")), ("stop", lambda: fleets[1].stop("one")))
         bench.wait(State.STOPPED)
-        # The first brings it up on its port; the second must not take that port for somebody else's.
+        # The first starts it on its port; the second must not report that port as in use.
         both(
             ("restart", lambda: fleets[0].restart("one", Changes())),
             ("switch", lambda: fleets[1].switch("one", "batch")),

@@ -1,4 +1,4 @@
-"""Restart policy: failures that are not retryable, by their log, and crash loops under dying keepers."""
+"""Restart policy: non-retryable failures by their log, and crash loops with dying keepers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAY_PASS = {
 
 
 def test_only_transient_failures_are_retried(bench):
-    """Every kind that is known, under real keepers, side by side."""
+    """Every known kind of failure, under real keepers, in parallel."""
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=2, backoff_seconds=0.05, not_retryable=NOT_RETRYABLE)
     for name, (log, code, *_) in (LOGS | MAY_PASS).items():
         argv = (sys.executable, "-S", "-c", CODE, log, str(code))
@@ -56,7 +56,7 @@ def test_only_transient_failures_are_retried(bench):
 
 
 def test_backoff_and_limit_survive_keeper_deaths(bench):
-    """The keeper is killed in each wait: waits double up to their cap, and the limit is the limit."""
+    """The keeper is killed during each wait: waits double up to the cap, and the limit holds."""
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=4, backoff_seconds=0.15, backoff_cap_seconds=0.5)
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "7", restart=policy))
     waits, keepers = [], set()
@@ -77,7 +77,7 @@ def test_backoff_and_limit_survive_keeper_deaths(bench):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file system can be mounted by root only")
 def test_read_only_file_system(bench):
-    """Whatever would change something says so in a sentence; what was written is read as it was."""
+    """Every change fails with a message; existing data stays readable."""
     root = str(bench.root)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "test", root], check=False)
     if mounted.returncode:

@@ -1,4 +1,4 @@
-"""The screen never freezes: keys are pressed in a real terminal while everything around the console hangs or floods."""
+"""The screen never freezes: keys are pressed in a terminal while everything else hangs or floods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRESSES = 12
 
 @pytest.fixture(scope="module")
 def compiler():
-    """The C compiler, for a disk that stalls and a driver that hangs; CI has one."""
+    """The C compiler, needed for the stalled disk and the hanging driver; CI has one."""
     found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if found is None:
         if os.environ.get("CI"):
@@ -39,10 +39,10 @@ def scene(tmp_path, terminal_module):
 
 
 def test_every_key_responds_under_every_fault(scene, compiler, tmp_path):
-    """32 servers, and one fault after the other, several of them staying: no key waits many times as long as before.
+    """32 servers and a series of faults, some persistent: no key takes many times longer than without faults.
 
-    How much longer is the benchmark's matter (``key_to_paint.py``); a screen that waits for one of these sources, all
-    of which hang for seconds or for ever, waits hundreds of times as long.
+    The benchmark ``key_to_paint.py`` measures how much longer. A screen that waits for one of these sources, all
+    of which hang for seconds or forever, takes hundreds of times longer.
     """
     box = scene.servers(32)
     environment = keys.stalling_environment(scene, keys.build_stalling(compiler, tmp_path))
@@ -75,7 +75,7 @@ def test_every_key_responds_under_every_fault(scene, compiler, tmp_path):
 
 
 def test_stop_is_not_blocked_by_hanging_poll_of_another_server(bench, monkeypatch):
-    """The disk stalls under one server's history; the key that stops another must not wait for that."""
+    """The disk stalls under one server's history; stopping another server must not wait for it."""
     for name in ("one", "two"):
         bench.ready(bench.spec(), name)
     fleet = LocalFleet(bench.root, observe=False, interactive=True, gpus=False)
@@ -95,7 +95,7 @@ def test_stop_is_not_blocked_by_hanging_poll_of_another_server(bench, monkeypatc
         assert met.wait(20)
         assert fleet.stop("one").state in (State.STOPPING, State.STOPPED)
         bench.wait(State.STOPPED)
-        assert polling.is_alive(), "the poll hung all the while"
+        assert polling.is_alive(), "the poll hung the whole time"
     finally:
         let_go.set()
         polling.join(20)
@@ -134,7 +134,7 @@ def test_concurrent_verbs_and_polls_do_not_interfere(bench):
 
 @pytest.mark.parametrize("file", ["record.json", "server.log", "history.sqlite", "keeper.lock"])
 def test_fifo_in_place_of_file_does_not_block(bench, file):
-    """Opening a pipe that nobody writes to waits for ever."""
+    """Opening a pipe without a writer blocks forever."""
     for name in ("one", "two"):
         bench.launch(bench.spec("--exit-after", "0", "--exit-code", "3"), name)
         bench.wait(State.FAILED, name)

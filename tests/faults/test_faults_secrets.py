@@ -1,4 +1,4 @@
-"""Canaries of every kind of secret go through the whole program; then everything that it wrote and said is searched."""
+"""Canaries of every kind of secret pass through the program; then all files and output are searched."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ class Box:
         return done
 
     def found(self, data: bytes) -> list[str]:
-        """The kinds of canaries in some bytes, also in what is base64 in them (OSC 52)."""
+        """The kinds of canaries in some bytes, including base64-encoded ones (OSC 52)."""
         for packed in re.findall(rb"\x1b\]52;c;([A-Za-z0-9+/=]+)", data):
-            with contextlib.suppress(binascii.Error):  # hostile command lines of other tests stand in /proc too
+            with contextlib.suppress(binascii.Error):  # hostile command lines of other tests are in /proc too
                 data += b"\n" + base64.b64decode(packed)
         return [kind for kind, value in self.canaries.items() if value.encode() in data or value.encode()[:20] in data]
 
     def command_lines(self) -> list[str]:
-        """Canaries in the command line of any process of this machine."""
+        """Canaries in the command line of any process on this machine."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
@@ -125,7 +125,7 @@ class Box:
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    """A server that was started, asked for load and restarted, under ``umask 000``; its box is stopped at the end."""
+    """A server started, put under load and restarted with ``umask 000``; stopped at the end."""
     box = Box(tmp_path_factory.mktemp("box"))
     config = box.home / "config" / "vllm-console"
     (config / "presets").mkdir(parents=True, mode=0o700)
@@ -153,7 +153,7 @@ def test_no_written_or_displayed_data_contains_a_secret(box: Box) -> None:
     record = box.home / "state/vllm-console/servers/chat/record.json"
     log = record.with_name("server.log").read_text()
     assert "non-default args" in log
-    assert "EXTRA_TOKEN is told in pieces: •••" in log, "the server told its secrets, and the keeper blanked them"
+    assert "EXTRA_TOKEN is told in pieces: •••" in log, "the server printed its secrets, and the keeper masked them"
     assert {"EXTRA_TOKEN", "UPSTREAM_URL", "VLLM_API_KEY"} <= set(
         json.loads(record.read_text())["generations"][-1]["spec"]["secret_names"]
     )
@@ -184,7 +184,7 @@ def test_no_written_or_displayed_data_contains_a_secret(box: Box) -> None:
 
 
 def test_reports_exports_and_board_pages_contain_no_secret(box: Box) -> None:
-    """What is made to be handed on: ``doctor``, a crash report, dashboards and rules, a page on the board."""
+    """Data meant for sharing: ``doctor``, a crash report, dashboards and rules, a board page."""
     lines = [["doctor"], ["doctor", "--json"], ["board"], ["board", "--json"], ["check", "chat"], ["presets", "--json"]]
     lines += [["export", form, "chat"] for form in ("prometheus", "grafana")] + [["leftovers"], ["list", "--json"]]
     code = EACH.format(names=GIVEN_BY_ENVIRONMENT)
@@ -197,8 +197,8 @@ def test_reports_exports_and_board_pages_contain_no_secret(box: Box) -> None:
     assert str(crashes[-1]) in said
     assert "401 for" in crashes[-1].read_text()
     page = box.home / "board" / f"{os.getuid()}.json"
-    assert "chat" in page.read_text(), "it runs, and everybody may know"
-    assert "VLLM_API_KEY" in said, "the doctor names what is set, and shows no value"
+    assert "chat" in page.read_text(), "its being running is public"
+    assert "VLLM_API_KEY" in said, "doctor lists which variables are set, without values"
     assert box.found(done.stdout + done.stderr) == []
     assert box.files() == []
 
@@ -264,9 +264,9 @@ def test_no_console_screen_shows_a_secret(box: Box, terminal_module) -> None:
             terminal.wait_for(lambda text, before=terminal.text: text != before)
         assert b"\x1b]52;" in terminal.raw, "something was copied"
         seen = box.found(bytes(terminal.raw))
-        assert [kind for kind in seen if kind != "flags editor"] == []  # what is being typed is seen while it is typed
+        assert [kind for kind in seen if kind != "flags editor"] == []  # typed text is visible while typing
         titles = re.findall(rb"\x1b\][012];([^\x07\x1b]*)", bytes(terminal.raw))
-        assert box.found(b"\n".join(titles)) == [], "the terminal's title stays in tmux and in the window list"
+        assert box.found(b"\n".join(titles)) == [], "the terminal title persists in tmux and the window list"
         assert box.files() == []
         assert box.command_lines() == []
     finally:
@@ -284,7 +284,7 @@ def test_files_are_private_to_user_for_any_umask(box: Box) -> None:
 
 
 def test_removed_server_leaves_only_its_metrics(box: Box) -> None:
-    """The last test of the box: no log, no record, no environment."""
+    """Last test of this box: no log, record or environment remains."""
     assert box("stop", "chat", "--timeout", "60").returncode == 0
     done = box("remove", "chat", umask=0)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Inputs of 100 MB and answers without end: a sentence comes of each, with less memory than the input has."""
+"""Inputs of 100 MB and endless responses: each ends in an error message, using less memory than the input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def run(*words: str) -> dict[str, str]:
-    """The readers, in a process that may have little memory."""
+    """Run the readers in a process with limited memory."""
     env = {**os.environ, "PYTHONPATH": str(TESTS), "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(
         [sys.executable, huge_inputs.__file__, *words], env=env, capture_output=True, timeout=240, check=False
@@ -68,7 +68,7 @@ def server() -> Iterator[HostileServer]:
 
 
 def test_any_http_response_is_handled_within_the_time_limit(server: HostileServer) -> None:
-    """Floods and drips of headers, bodies and trailers, lengths that lie, bombs, redirects."""
+    """Floods and slow drips of headers, bodies and trailers, wrong lengths, decompression bombs, redirects."""
     told = run("--http", str(server.port))
     assert len(told) == 2 * len(KINDS) + len(THEN)
     assert {name: text for name, text in told.items() if "fault: " in text} == {}
@@ -78,7 +78,7 @@ def test_any_http_response_is_handled_within_the_time_limit(server: HostileServe
         assert f"/{kind}/metrics" in server.asked
         if kind in STUCK:
             assert "did not answer" in told[f"scrape {kind}"], (kind, told)
-    assert "does not speak HTTP" in told["scrape trailers"], "their flood is not waited for"
+    assert "does not speak HTTP" in told["scrape trailers"], "a flood is not read to its end"
     for kind in THEN:
         assert told[f"load then-{kind}"].startswith("read: "), (kind, told)
         assert "\n0 of " in told[f"load then-{kind}"], (kind, told)

@@ -1,6 +1,6 @@
-"""Everything at once, for minutes: eight servers under load, restarts, kills, consoles; then every promise is checked.
+"""Soak test: eight servers under load with restarts, kills and consoles; then all invariants are checked.
 
-``python -m pytest tests/faults/test_faults_soak.py -s --soak-minutes 20 --soak-seed 7`` is the long one.
+``python -m pytest tests/faults/test_faults_soak.py -s --soak-minutes 20 --soak-seed 7`` runs the long version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def test_event_order_depends_only_on_seed():
     first = list(islice(schedule(7), 300))
     assert first == list(islice(schedule(7), 300))
     assert [str(action) for action in first] != [str(action) for action in islice(schedule(8), 300)]
-    assert {action.kind for action in first[:ROUND]} == set(DECK), "every kind in each round"
+    assert {action.kind for action in first[:ROUND]} == set(DECK), "every kind appears in each round"
 
 
 def test_expected_outcome_of_orders(tmp_path):
@@ -33,7 +33,7 @@ def test_expected_outcome_of_orders(tmp_path):
 
     assert wanted() == {"absent"}
     assert wanted(("running", 0, 1, DONE), ("stopped", 2, 3, DONE)) == {"stopped"}
-    assert wanted(("running", 0, 2, DONE), ("stopped", 1, 3, DONE)) == {"running", "stopped"}, "both at once"
+    assert wanted(("running", 0, 2, DONE), ("stopped", 1, 3, DONE)) == {"running", "stopped"}, "both concurrently"
     assert wanted(("running", 0, 1, DONE), ("stopped", 2, 3, REFUSED)) == {"running"}
     assert wanted(("running", 0, 1, DONE), ("stopped", 2, 3, UNSURE)) == {"running", "stopped"}
 
@@ -68,4 +68,4 @@ def test_soak_violates_no_invariant(pytestconfig: pytest.Config, tmp_path, capsy
     print(log.read_text())
     with capsys.disabled():
         print(result.text, flush=True)
-    assert not result.journal.wrong, f"seed {seed}: {result.journal.wrong}; all that was done: {log}"
+    assert not result.journal.wrong, f"seed {seed}: {result.journal.wrong}; all actions: {log}"

@@ -1,4 +1,4 @@
-"""A real sshd on this machine, whose sessions are killed and stopped while a console reads a fleet through them."""
+"""A real sshd on this machine; sessions are killed and stopped while a console reads a fleet through them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECONDS = 90.0
 
 @dataclass(frozen=True)
 class Sshd:
-    """A listening sshd, and the program as it is found behind it."""
+    """A listening sshd and the program behind it."""
 
     process: subprocess.Popen[bytes]
     command: str
@@ -45,7 +45,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all that it has started."""
+    """A process and its descendants."""
     return [pid, *(one for child in _children(pid) for one in _family(child))]
 
 
@@ -70,7 +70,7 @@ def script(path: Path, *lines: str) -> str:
 
 @pytest.fixture
 def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
-    """An sshd for this user on the loopback, and an ``ssh`` on the ``PATH`` that knows it."""
+    """An sshd for this user on loopback, and an ``ssh`` on ``PATH`` configured for it."""
     ssh, keygen = shutil.which("ssh"), shutil.which("ssh-keygen")
     if SSHD is None or ssh is None or keygen is None:
         pytest.skip("no OpenSSH here")
@@ -116,7 +116,7 @@ def hosts(sshd: Sshd, tmp_path: Path) -> Iterator[RemoteHosts]:
 
 
 def lost(hosts: RemoteHosts, name: str) -> bool:
-    """Whether a machine can't be reached, or has not answered yet."""
+    """Whether a machine is unreachable or has not responded yet."""
     rows = [view for view in hosts.views(None)[0] if view.name == name]
     return any(view.state in (State.UNRESPONSIVE, State.STARTING) for view in rows)
 
@@ -126,7 +126,7 @@ def reason(hosts: RemoteHosts, name: str) -> str:
 
 
 def session_of(sshd: Sshd, hosts: RemoteHosts, name: str) -> int:
-    """The sshd process of a machine's connection: that whose end ends no other's."""
+    """The sshd process of a machine's connection; ending it ends no other connection."""
     connection = hosts.connection(name)._session
     assert connection is not None
     ssh = connection._process.pid
@@ -149,7 +149,7 @@ def test_killed_ssh_session_affects_one_row_and_reconnects(sshd: Sshd, hosts: Re
 
 @pytest.mark.skipif(shutil.which("ss") is None, reason="no ss here")
 def test_hanging_ssh_session_is_replaced(sshd: Sshd, hosts: RemoteHosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_hosts, "ANSWER_SECONDS", 3.0)  # from the next question on
+    monkeypatch.setattr(remote_hosts, "ANSWER_SECONDS", 3.0)  # from the next request on
     session, other = session_of(sshd, hosts, "box-a"), session_of(sshd, hosts, "box-b")
     there = _family(session)
     os.kill(session, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""A terminal that stalls, as over a connection that hangs, and one that goes: the console goes on, or ends in order."""
+"""A stalled terminal, as over a hanging connection, and a closed one: the console continues or exits cleanly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SECONDS = 60.0
 
 
 class Console:
-    """The console on two servers, in a terminal; its looks are counted."""
+    """The console on two servers in a terminal; counts its refreshes."""
 
     def __init__(self, folder: Path, terminal_module: ModuleType) -> None:
         self.folder = folder
@@ -54,12 +54,12 @@ class Console:
         return int((self.folder / "looks").read_text() or 0)
 
     def unread(self) -> int:
-        """Bytes that the terminal has not read, as far as the kernel holds them."""
+        """Unread terminal bytes in the kernel's buffer."""
         found = fcntl.ioctl(self.terminal.master, termios.FIONREAD, b"\0" * 4)
         return int(struct.unpack("i", found)[0])
 
     def stall(self) -> None:
-        """Read nothing while the console paints, until the kernel takes nothing more of it."""
+        """Stop reading while the console paints, until the kernel buffer is full."""
         held, since = -1, self.looks()
         for turn in range(2000):
             self.terminal.resize(*SIZES[turn % len(SIZES)])
@@ -71,7 +71,7 @@ class Console:
         pytest.fail("the terminal never stalled")
 
     def looks_on(self, count: int = 20) -> None:
-        """Wait for so many looks more."""
+        """Wait for that many more refreshes."""
         wanted = self.looks() + count
         within(lambda: self.looks() >= wanted)
 
@@ -91,7 +91,7 @@ def console(tmp_path: Path, terminal_module: ModuleType) -> Iterator[Console]:
 
 
 def test_stalled_terminal_does_not_block_and_catches_up(console: Console) -> None:
-    """Servers are watched meanwhile, keys are obeyed, findings are told; then the screen is the newest, and whole."""
+    """Monitoring, keys and findings keep working; afterwards the screen is current and complete."""
     terminal = console.terminal
     console.stall()
     terminal.press("j")
@@ -105,7 +105,7 @@ def test_stalled_terminal_does_not_block_and_catches_up(console: Console) -> Non
     terminal.press(" ")
     terminal.wait_for("paused")
     settled = ""
-    while settled != terminal.text:  # a look that was under way is still painted
+    while settled != terminal.text:  # a refresh in progress is still painted
         settled = terminal.text
         for _ in range(20):
             terminal.pump()
@@ -121,7 +121,7 @@ def test_stalled_terminal_does_not_block_and_catches_up(console: Console) -> Non
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, None])
 def test_stalled_terminal_does_not_delay_exit(console: Console, way: signal.Signals | None) -> None:
-    """Neither after a signal nor when the terminal goes."""
+    """Both after a signal and when the terminal closes."""
     console.stall()
     if way is None:
         console.terminal.hang_up()

@@ -1,4 +1,4 @@
-"""A server with a certificate that it made itself is seen ready, and its metrics are read."""
+"""A server with a self-signed certificate becomes ready and its metrics are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vllm_launchers.presets.model import Workload
 
 @pytest.fixture
 def certificate(tmp_path):
-    """Certificate and key, signed by themselves and made out to another name."""
+    """A self-signed certificate for another name, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl here")
     made, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -49,7 +49,7 @@ def test_tls_server_becomes_ready_and_is_measured(bench, port, certificate, monk
     for _ in range(2):  # the second over the same connection
         assert scraper.sample(time.time()) is not None
     scraper.close()
-    assert health.probe(owner, "127.0.0.1", port) != "", "plain HTTP is no answer"
+    assert health.probe(owner, "127.0.0.1", port) != "", "plain HTTP fails"
     with pytest.raises(ScrapeError):
         Scraper(base_url("127.0.0.1", port)).sample(time.time())
 
@@ -58,11 +58,11 @@ def test_tls_server_becomes_ready_and_is_measured(bench, port, certificate, monk
         request.ask(owner, port, "facebook/opt-125m", tls=tls)
         request.wait(30)
     assert (asked.silent_seconds, asked.refused) == (0.0, "")
-    assert (unheard.silent_seconds, unheard.refused[:21]) == (None, "it could not be sent:"), "no hang, and no health"
+    assert (unheard.silent_seconds, unheard.refused[:21]) == (None, "it could not be sent:"), "no hang, and not healthy"
 
     work = Workload(10, 2, 0.0, 1)
     sent = run_load_sync(f"https://0.0.0.0:{port}", None, work, 5, 0.2, lookup=partial(owner.listener, port))
-    assert sent.completed == sent.sent == 1, "one's own, whatever its address looks like and its certificate says"
+    assert sent.completed == sent.sent == 1, "recognized as our own server regardless of address and certificate"
     with pytest.raises(LoadError, match="not this machine"):
         run_load_sync(f"https://0.0.0.0:{port}", None, work, 5, 0.2)
 

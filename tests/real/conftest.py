@@ -1,4 +1,4 @@
-"""Real vLLM on the CPU: its environment, built once, a tiny model, and servers that are surely gone after a test.
+"""Real vLLM on the CPU: its environment (built once), a tiny model, and servers that always end with the test.
 
 Where it is not available the tests skip with the reason; with ``CI=true`` in the environment they fail instead.
 """
@@ -50,7 +50,7 @@ STOP_SECONDS = 30
 
 @pytest.fixture(scope="session")
 def real_environment() -> Mapping[str, str]:
-    """Paths ``vllm``, ``python`` and ``model`` of the environment, which is built if it is not there yet."""
+    """Paths ``vllm``, ``python`` and ``model`` of the environment, which is built if missing."""
     done = subprocess.run(
         [sys.executable, str(BUILDER)],
         stdin=subprocess.DEVNULL,
@@ -76,7 +76,7 @@ def real_vllm(real_environment: Mapping[str, str]) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(real_environment: Mapping[str, str]) -> Path:
-    """The folder of a model of random weights: 4,096 positions, 375 tokens."""
+    """The folder of a model with random weights: 4,096 positions, a vocabulary of 375 tokens."""
     return Path(real_environment["model"])
 
 
@@ -105,7 +105,7 @@ def real_env(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict
 
 @pytest.fixture(scope="session")
 def cpu_flags() -> list[str]:
-    """Flags, as for ``--set``, that make a preset run there: a KV cache of 40 blocks of 32 tokens, no compilation."""
+    """Flags for ``--set`` that make a preset run on the CPU: a KV cache of 40 blocks of 32 tokens, no compilation."""
     return ["max-model-len=512", "block-size=32", "num-gpu-blocks-override=40", "enforce-eager=true"]
 
 
@@ -119,7 +119,7 @@ class RealServer:
     log: Path
 
     def log_lines(self) -> list[str]:
-        """What it has written so far."""
+        """Log lines so far."""
         return self.log.read_text(errors="replace").splitlines()
 
     def wait_ready(self) -> None:
@@ -146,7 +146,7 @@ class RealServer:
         return self.process.wait(READY_SECONDS)
 
     def end(self) -> None:
-        """End it and all that it started: they share a session, whose id is the server's pid."""
+        """End it and its children: they share a session, whose id is the server's pid."""
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -161,7 +161,7 @@ StartServer = Callable[..., RealServer]
 
 @pytest.fixture(scope="session")
 def forks(real_environment: Mapping[str, str], real_env: Mapping[str, str]) -> Iterator[Forks]:
-    """Runs programs in real vLLM's Python, which has imported it once for all."""
+    """Runs programs in forks of a Python process that has imported vLLM once."""
     forks = Forks(real_environment["python"], {**os.environ, **real_env}, IMPORTED)
     yield forks
     forks.close()
@@ -169,7 +169,7 @@ def forks(real_environment: Mapping[str, str], real_env: Mapping[str, str]) -> I
 
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
-    """Finds a port of 127.0.0.1 that nothing listens on."""
+    """A function that returns a free port of 127.0.0.1."""
     return ports.free_port
 
 
@@ -182,7 +182,7 @@ def start_for(
     free_port: Callable[[], int],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[list[RealServer], Forks | None], StartServer]:
-    """Makes a `StartServer` that notes in a list what it has started, in forks if they are given."""
+    """Make a `StartServer` that records started servers in a list; uses forks if given."""
 
     def make(servers: list[RealServer], forks: Forks | None) -> StartServer:
         folder = tmp_path_factory.mktemp("real-servers")
@@ -247,7 +247,7 @@ def probed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared_server(
     start_for: Callable[[list[RealServer], Forks | None], StartServer], probed_folder: Path
 ) -> Iterator[RealServer]:
-    """One server with the CPU's own flags, for every file whose tests only ask it something; started as usual."""
+    """One server with the CPU flags, shared by all files whose tests only send requests."""
     server = start_for(_shared, None)(env=with_probe(os.environ, probed_folder))
     try:
         server.wait_ready()
@@ -260,7 +260,7 @@ _shared: list[RealServer] = []
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the shared server with the last test here, not with the session: every console elsewhere would look at it."""
+    """End the shared server with the last test here, not with the session; other consoles would observe it."""
     if nextitem is None or nextitem.path.parent != item.path.parent:
         for server in _shared:
             server.end()

@@ -1,4 +1,4 @@
-"""Calls of OpenAI's own Python client on a server; run by the Python of a vLLM installation, which has that client.
+"""Calls of the OpenAI Python client on a server; run with the Python of a vLLM installation, which has the client.
 
 Usage: ``python openai_calls.py URL``. Prints one line per call: what came back in short, or what the client raised.
 """
@@ -96,7 +96,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """What a call comes to."""
+    """Result of a call."""
     try:
         return f"-> {call()!r}"
     except openai.APIStatusError as error:

@@ -1,4 +1,4 @@
-"""The builder of the real environment: it builds once, and anew when its recipe changes; it says why it cannot."""
+"""The builder of the real environment: builds once, rebuilds when its recipe changes, and reports errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def builder() -> ModuleType:
 
 @pytest.fixture
 def installs(builder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Installs nothing, but notes where it would have."""
+    """Records the install location and installs nothing."""
     done: list[Path] = []
     monkeypatch.setattr(builder, "NEEDED_BYTES", 0)
     monkeypatch.setattr(builder, "_interpreter", lambda: sys.executable)
@@ -37,14 +37,14 @@ def installs(builder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Path]
     return done
 
 
-def test_it_builds_once(builder: ModuleType, installs: list[Path], tmp_path: Path) -> None:
+def test_builds_once(builder: ModuleType, installs: list[Path], tmp_path: Path) -> None:
     first = builder.build(tmp_path / "cache")
     assert builder.build(tmp_path / "cache") == first
     assert len(installs) == 1
     assert Path(first["vllm"]).is_relative_to(installs[0])
 
 
-def test_two_builders_at_once_build_once(builder: ModuleType, installs: list[Path], tmp_path: Path) -> None:
+def test_concurrent_builders_build_once(builder: ModuleType, installs: list[Path], tmp_path: Path) -> None:
     threads = [threading.Thread(target=builder.build, args=(tmp_path,)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -53,7 +53,7 @@ def test_two_builders_at_once_build_once(builder: ModuleType, installs: list[Pat
     assert len(installs) == 1
 
 
-def test_a_build_that_was_broken_off_is_done_again(builder: ModuleType, installs: list[Path], tmp_path: Path) -> None:
+def test_interrupted_build_is_repeated(builder: ModuleType, installs: list[Path], tmp_path: Path) -> None:
     half = tmp_path / builder.recipe_key() / "venv"
     half.mkdir(parents=True)
     builder.build(tmp_path)
@@ -61,7 +61,7 @@ def test_a_build_that_was_broken_off_is_done_again(builder: ModuleType, installs
     assert not half.exists()
 
 
-def test_another_recipe_has_another_place(builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_recipe_uses_new_folder(builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = builder.recipe_key()
     (tmp_path / "vllm-alias").mkdir()
     for name in ("requirements.txt", "make_tiny_model.py", "sitecustomize.py", "vllm-alias/pyproject.toml"):
@@ -73,14 +73,14 @@ def test_another_recipe_has_another_place(builder: ModuleType, tmp_path: Path, m
     assert builder.recipe_key() != before
 
 
-def test_every_package_of_the_recipe_is_pinned() -> None:
+def test_all_packages_of_the_recipe_are_pinned() -> None:
     lines = (FOLDER / "requirements.txt").read_text().splitlines()
     packages = [line for line in lines if line and not line.startswith("#")]
     assert len(packages) > 100
     assert all(package.count("==") == 1 and " " not in package for package in packages)
 
 
-def test_another_machine_gets_the_reason(
+def test_unsupported_machine_is_reported(
     builder: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
@@ -88,7 +88,7 @@ def test_another_machine_gets_the_reason(
     assert "Linux x86-64" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_reported(
+def test_full_disk_is_reported(
     builder: ModuleType, installs: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(builder, "NEEDED_BYTES", 10**18)
@@ -97,15 +97,15 @@ def test_a_full_disk_is_reported(
     assert installs == []
 
 
-def test_a_step_that_fails_gives_its_own_reason(builder: ModuleType, tmp_path: Path) -> None:
+def test_failed_step_is_reported_with_its_error(builder: ModuleType, tmp_path: Path) -> None:
     code = "print('ERROR: No matching distribution found for torch'); print('a hint'); raise SystemExit(1)"
     with pytest.raises(builder.UnavailableError, match="the packages could not be made: ERROR: No matching"):
         builder.run([sys.executable, "-c", code], tmp_path / "log", "the packages")
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 error")])
-def test_where_it_cannot_be_had_tests_skip_but_fail_in_ci(ci: str, outcome: str) -> None:
-    test = f"{Path(__file__).with_name('test_real_serving.py')}::test_it_serves_the_tiny_model"
+def test_unavailable_environment_skips_locally_and_fails_in_ci(ci: str, outcome: str) -> None:
+    test = f"{Path(__file__).with_name('test_real_serving.py')}::test_serves_tiny_model"
     environment = {**os.environ, "VLLMCONSOLE_TEST_CACHE": "/proc/nowhere", "CI": ci}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", test],

@@ -32,7 +32,7 @@ def until(true: Any) -> None:
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_it_counts_as_the_server_does_and_remembers(shared_server: RealServer, raw: bool) -> None:
+def test_chat_matches_server_token_counts_and_keeps_history(shared_server: RealServer, raw: bool) -> None:
     before = figure(shared_server, "generation_tokens_total")
     session = ChatSession(lambda: ChatServer("tiny", shared_server.url), OSError)
     options = ChatOptions(temperature=0.0, max_tokens=12, raw=raw)
@@ -43,11 +43,11 @@ def test_it_counts_as_the_server_does_and_remembers(shared_server: RealServer, r
     assert (one.problem, two.problem, one.raw) == ("", "", raw)
     counted = (one.figures.output_tokens or 0) + (two.figures.output_tokens or 0)
     assert counted == figure(shared_server, "generation_tokens_total") - before
-    assert (two.figures.prompt_tokens or 0) > (one.figures.prompt_tokens or 0), "the first turn is part of it"
+    assert (two.figures.prompt_tokens or 0) > (one.figures.prompt_tokens or 0), "the first turn is included"
     assert one.figures.ttft_seconds
 
 
-def test_an_answer_that_is_stopped_runs_on_no_longer(shared_server: RealServer) -> None:
+def test_stopped_response_is_aborted(shared_server: RealServer) -> None:
     for _ in range(10):  # on a busy machine an answer may be complete before it can be stopped
         session = ChatSession(lambda: ChatServer("tiny", shared_server.url), OSError)
         session.send("Tell me everything", ChatOptions(max_tokens=400, temperature=0.0))

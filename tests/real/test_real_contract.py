@@ -1,4 +1,4 @@
-"""Real vLLM and the simulated engine answer the same requests alike."""
+"""Real vLLM and the simulated engine give equal responses to the same requests."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def test_every_request_of_the_table_is_answered_alike(real: RealServer, simulated: str) -> None:
+def test_all_requests_get_equal_responses(real: RealServer, simulated: str) -> None:
     found: dict[str, list[str]] = {}
     with httpx.Client(trust_env=False, timeout=120) as client:
         for url in (real.url, simulated):
@@ -86,7 +86,7 @@ def test_every_request_of_the_table_is_answered_alike(real: RealServer, simulate
     assert not found, json.dumps(found, indent=1, ensure_ascii=False)
 
 
-def test_openais_client_sees_no_difference(
+def test_openai_client_sees_no_difference(
     real: RealServer, simulated: str, real_environment: Mapping[str, str]
 ) -> None:
     def calls(url: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Two data-parallel engines of real vLLM, started by the program: one server, the figures of both, ended together.
+"""Two data-parallel engines of real vLLM: one server, metrics of both, ended together.
 
 Both cores are busy for a minute: it runs with ``-m slow`` only.
 """

@@ -1,4 +1,4 @@
-"""Config files that are exported, as the real parser reads them: the same arguments as from the command line."""
+"""Exported config files, read by the real parser: same arguments as from the command line."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def any_value(spec: FlagSpec, chance: random.Random) -> FlagValue:
 
 
 def flag_sets(count: int) -> list[dict[str, FlagValue]]:
-    """Sets of flags of 0.32, with values of their kind; the same in every run."""
+    """Deterministic sets of flags of 0.32 with values of the right type."""
     chance = random.Random(32)
     left_out = {"config", "model", "host", "port", "uds", "hf-token", "api-key", "headless", "grpc"}
     specs = [spec for spec in release_table("0.32.0").flags.values() if spec.name not in left_out]
@@ -100,7 +100,7 @@ def flag_sets(count: int) -> list[dict[str, FlagValue]]:
 
 @pytest.fixture(scope="module")
 def answers(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the real parser makes of all cases."""
+    """The real parser's result for all cases."""
     folder = tmp_path_factory.mktemp("configs")
     plans = [plan_of(flags) for flags in flag_sets(100)]
     plans += [plan_of({"chat-template": text, "served-model-name": text}) for text in NASTY]
@@ -127,7 +127,7 @@ def answers(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     }
 
 
-def test_a_config_file_says_what_the_command_line_does(answers: dict[str, Any]) -> None:
+def test_config_file_matches_command_line(answers: dict[str, Any]) -> None:
     taken = 0
     for plan, (from_words, from_file) in zip(answers["plans"], answers["pairs"], strict=True):
         assert without_ids(from_file) == without_ids(from_words), plan.flags
@@ -136,25 +136,25 @@ def test_a_config_file_says_what_the_command_line_does(answers: dict[str, Any]) 
 
 
 def without_ids(read: Any) -> Any:
-    """Without the identifiers that are made anew each time."""
+    """Without randomly generated identifiers."""
     return json.loads(re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", json.dumps(read)))
 
 
-def test_switched_off_is_switched_off(answers: dict[str, Any]) -> None:
-    """``x: false`` is lost on the way in ``vllm serve``, so it is written ``no-x: true``."""
+def test_false_in_config_file_disables_flag(answers: dict[str, Any]) -> None:
+    """``x: false`` is dropped by ``vllm serve``, so it is written ``no-x: true``."""
     assert answers["no"]["enable_prefix_caching"] == "False"
     assert answers["false"]["enable_prefix_caching"] == "None"
 
 
 @pytest.mark.parametrize("index", range(len(NAMED)), ids=lambda index: " ".join(NAMED[index]))
-def test_a_name_is_refused_here_as_it_is_there(index: int, answers: dict[str, Any]) -> None:
+def test_name_is_rejected_like_in_vllm(index: int, answers: dict[str, Any]) -> None:
     found = flag_findings(NAMED[index], {}, release_table("0.32.0"), (0, 32, 0))
     refused = any(finding.level is Level.ERROR and finding.surely for finding in found)
     assert refused == (not isinstance(answers["named"][index], dict)), (found, answers["named"][index])
 
 
-def test_the_table_of_the_release_is_the_parsers(answers: dict[str, Any]) -> None:
-    """Names, choices and forms of all flags; a choice that a device adds is left open by the table."""
+def test_release_table_matches_parser(answers: dict[str, Any]) -> None:
+    """Names, choices and forms of all flags; choices added by a device are not in the table."""
     table = release_table("0.32.0").flags
     assert set(table) == set(answers["known"])
     for name, real in answers["known"].items():

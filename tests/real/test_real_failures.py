@@ -1,4 +1,4 @@
-"""Real vLLM that fails, in every way that a CPU can bring about: the cause that it really writes, and the fix.
+"""Failures of real vLLM that can be caused on a CPU: the logged cause and the fix.
 
 An engine that is killed: `test_real_findings`.
 """
@@ -33,7 +33,7 @@ WITH_A_WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A server that has ended: its exit code, its log and what is said of it."""
+    """An ended server: exit code, log and diagnosis."""
 
     server: RealServer
     code: int
@@ -46,7 +46,7 @@ Get = Callable[[str], Failed]
 
 @pytest.fixture(scope="module")
 def failed(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Get]:
-    """Gives a case by its name. All of them are started with the first, a few at a time, the longest first."""
+    """Returns a case by name. The first call starts all cases, a few at a time, the longest first."""
     nowhere = tmp_path_factory.mktemp("models") / "nope"
     cases: Mapping[str, Callable[[], RealServer]] = {
         "killed worker": lambda: killed(start_server(env=WITH_A_WORKER, titled=True), "VLLM::Worker"),
@@ -85,7 +85,7 @@ def killed(server: RealServer, name: str) -> RealServer:
 
 
 def interrupted(start_server: StartServer) -> RealServer:
-    """As by ctrl+c while its engine comes up: asyncio holds that back until the engine is up, and ends then."""
+    """Like ctrl+c during engine startup: asyncio delays the signal until the engine is up, then ends."""
     server: RealServer = start_server()
     server.wait_for("Initializing a V1 LLM engine")
     server.process.send_signal(signal.SIGINT)
@@ -116,14 +116,14 @@ def on_a_taken_port(start_server: StartServer) -> RealServer:
         ("killed worker", 0, Cause.ENGINE_DIED, "Worker proc VllmWorker-0 died unexpectedly"),
     ],
 )
-def test_the_cause_and_its_line(failed: Get, name: str, code: int, cause: Cause, text: str) -> None:
+def test_cause_and_log_line(failed: Get, name: str, code: int, cause: Cause, text: str) -> None:
     case = failed(name)
     found = case.diagnosis
     assert (case.code, found.cause) == (code, cause), "\n".join(case.lines[-40:])
     assert found.line is not None
     shown = case.lines[found.line - 1].strip()
     assert text in found.evidence
-    # A line that does not say which flag it speaks of is given with the flag's name before it.
+    # A line that does not name its flag is prefixed with the flag's name.
     assert found.evidence in shown or found.evidence.endswith(shown)
 
 
@@ -148,18 +148,18 @@ def test_the_cause_and_its_line(failed: Get, name: str, code: int, cause: Cause,
         ("killed worker", {}, (), "dmesg"),
     ],
 )
-def test_what_would_fix_it(failed: Get, name: str, sets: dict[str, object], unsets: tuple[str, ...], why: str) -> None:
+def test_suggested_fix(failed: Get, name: str, sets: dict[str, object], unsets: tuple[str, ...], why: str) -> None:
     fix = failed(name).diagnosis.fixes[0]
     assert (dict(fix.changes.set), tuple(fix.changes.unset)) == (sets, unsets)
     assert why in fix.why
 
 
-def test_the_cause_of_a_context_too_long_for_the_kv_cache_stands_far_above_the_end(failed: Get) -> None:
+def test_cause_of_too_long_context_is_far_above_end_of_log(failed: Get) -> None:
     case = failed("context over the KV cache")
     assert case.diagnosis.line is not None
-    assert len(case.lines) - case.diagnosis.line > 50  # the end of the log only refers to it
+    assert len(case.lines) - case.diagnosis.line > 50  # the end of the log only points to it
 
 
-def test_the_context_that_is_reported_to_fit_really_starts(failed: Get, start_server: StartServer) -> None:
+def test_suggested_context_length_starts(failed: Get, start_server: StartServer) -> None:
     length = failed("context over the KV cache").diagnosis.fixes[0].changes.set["max-model-len"]
     start_server("--max-model-len", str(length), "--num-gpu-blocks-override", "8").wait_ready()

@@ -1,4 +1,4 @@
-"""Findings on real vLLM: preemption named, fixed by what is offered, gone; prefixes missed; an engine that hangs."""
+"""Findings on real vLLM: preemption and its fix, missed prefixes, a hanging engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Scene = Callable[[Any], None]
 def played(
     tmp_path_factory: pytest.TempPathFactory, real_env, real_vllm, tiny_model, cpu_flags, free_port
 ) -> Iterator[Callable[[Scene], None]]:
-    """Gives a scene's outcome. All begin with the first that is asked for, each with a server and a home of its own."""
+    """Returns a scenario's outcome. The first call starts all scenarios, each with its own server and home."""
 
     def play(scene: Scene) -> None:
         home = tmp_path_factory.mktemp("home")
@@ -59,7 +59,7 @@ def played(
 
 
 def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port) -> Iterator[Any]:
-    """``vllm-console`` with a home of its own on the real engine; ends its servers and its loads afterwards."""
+    """``vllm-console`` with a separate home on the real engine; ends its servers and loads afterwards."""
     paths = os.pathsep.join(filter(None, (str(PACED), os.environ.get("PYTHONPATH"))))
     env = {**os.environ, **real_env, "HOME": str(home), "PYTHONPATH": paths, "PACED_STEP_SECONDS": "0.05"}
     env |= {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("STATE", "CONFIG", "CACHE")}
@@ -78,7 +78,7 @@ def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port
         return run(*words, "--port", str(free_port()), *flags, "--wait")
 
     def load(*more: str) -> subprocess.Popen[bytes]:
-        """Load beside the test, until it is ended."""
+        """Run load in the background until it is ended."""
         quiet = subprocess.DEVNULL
         loads.append(
             subprocess.Popen([*console, "load", "chat", *more], env=env, stdin=quiet, stdout=quiet, stderr=quiet)
@@ -96,7 +96,7 @@ def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port
 
 
 def find(program: Any, code: str) -> dict[str, Any]:
-    """The finding of that code, as soon as it is named; where it never is, what was said instead."""
+    """The finding with that code, once reported; on timeout, fail with the other findings."""
     try:
         return until(lambda: named(program).get(code), code)
     except AssertionError as error:
@@ -106,21 +106,21 @@ def find(program: Any, code: str) -> dict[str, Any]:
 
 
 def named(program: Any) -> dict[str, dict[str, Any]]:
-    """What is the matter with the server now, by code."""
+    """The server's current findings, by code."""
     return {finding["code"]: finding for finding in program("status", "chat")["findings"]}
 
 
 def running(program: Any) -> float:
-    """How many requests run, as the engine last said: one that is stopped says nothing any more."""
+    """Running requests as last reported by the engine; a stopped engine reports nothing."""
     return (program("status", "chat")["metrics"] or {}).get("requests_running") or 0.0
 
 
 def stopped_at_work(program: Any, engine: psutil.Process) -> bool:
-    """Stop the engine while requests run; it goes on if what it said last is that none did."""
+    """Stop the engine while requests run; continue it if its last report shows none."""
     if running(program) < 1:
         return False
     engine.suspend()
-    time.sleep(3)  # by then the recorder has taken in what it said last
+    time.sleep(3)  # by then the recorder has read its last sample
     if at_work := running(program) >= 1:
         return at_work
     engine.resume()
@@ -137,7 +137,7 @@ def until(check: Callable[[], Any], what: str, seconds: float = FINDING_SECONDS,
 
 
 def learned(finding: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A finding whose fix is by the lengths of answers that have ended."""
+    """A finding whose fix is based on the lengths of finished responses."""
     return finding if finding is not None and "still grows" not in finding["fixes"][0]["why"] else None
 
 
@@ -149,7 +149,7 @@ def preemption(program: Any) -> None:
     program.start("max-num-seqs=6")
     load = program.load(*PRESSURE)
     assert find(program, "preempting")["severity"] == "critical"
-    # The fix is the better the more answers have ended: at first it only knows how many ran at once.
+    # The fix improves with more finished responses: at first only the concurrency is known.
     finding = until(lambda: learned(named(program).get("preempting")), "a fix by the lengths of answers")
     before = program("status", "chat")["metrics"]["preemptions_total"]
     for _ in range(3):  # until one runs at a time
@@ -177,7 +177,7 @@ def killed_api_server_leaves_no_process(program: Any) -> None:
 
 
 def refused_requests(program: Any, port: int) -> None:
-    """Requests for a model that is not served are named with their number and that model."""
+    """Requests for an unserved model are reported with their count and the model."""
     sent, done = threading.Event(), threading.Event()
 
     def send() -> None:
@@ -223,7 +223,7 @@ def prefixes_and_a_stopped_engine(program: Any) -> None:
     until(lambda: stopped_at_work(program, engine), "stopped while requests run")
     try:
         finding = find(program, "engine_hung")
-        assert program("status", "chat")["state"] == "ready"  # /health says nothing of it
+        assert program("status", "chat")["state"] == "ready"  # /health does not show it
         assert finding["severity"] == "critical"
         assert "no answer" in finding["measures"][0]["value"]
     except BaseException:
@@ -233,15 +233,15 @@ def prefixes_and_a_stopped_engine(program: Any) -> None:
     status = until(lambda: (now := program("status", "chat"))["state"] == "failed" and now, "failed")
     assert not psutil.pid_exists(server["pid"])
     found = status["diagnosis"]
-    assert (status["exit"]["code"], found["cause"]) == (0, "engine_core_died"), "a failure though it exits with zero"
+    assert (status["exit"]["code"], found["cause"]) == (0, "engine_core_died"), "a failure despite exit code 0"
     assert "engine" in status["reason"].lower()
     assert "EngineDeadError" in found["evidence"]
     assert "dmesg" in found["fixes"][0]["why"]
 
 
-def test_preemption_is_named_fixed_by_what_is_offered_and_gone_and_a_killed_server_leaves_no_process(played):
+def test_preemption_finding_and_its_fix(played):
     played(preemption)
 
 
-def test_prefixes_missed_refused_requests_and_a_stopped_engine_are_named_and_a_killed_engine_is_a_failure(played):
+def test_findings_for_prefixes_rejected_requests_and_stopped_engine(played):
     played(prefixes_and_a_stopped_engine)

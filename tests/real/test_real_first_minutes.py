@@ -1,4 +1,4 @@
-"""From a fresh machine to a first token: an engine on PATH, a model in the Hugging Face cache, nothing else."""
+"""From a fresh machine to the first token, with an engine on PATH and a model in the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READY_SECONDS = 600.0
 def fresh(
     tmp_path: Path, tiny_model: Path, real_vllm: Path, real_env: Mapping[str, str], terminal_module: ModuleType
 ) -> Iterator[Any]:
-    """The console in a terminal of 80 × 24, on a home without settings and servers."""
+    """The console in an 80×24 terminal, with a home without settings and servers."""
     cache = tmp_path / "hf" / "hub" / "models--local--tiny"
     shutil.copytree(tiny_model, cache / "snapshots" / REVISION)
     (cache / "refs").mkdir()
@@ -34,7 +34,7 @@ def fresh(
         **real_env, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "SHELL": "/bin/sh",
         "PATH": f"{real_vllm.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path / "state"),
         "XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "TORCH_COMPILE_DISABLE": "1",  # a compiler would run for longer than all else takes
+        "TORCH_COMPILE_DISABLE": "1",  # compilation would dominate the run time
     }  # fmt: skip
     terminal = terminal_module.Terminal([sys.executable, "-m", "vllm_console"], 80, 24, env)
     try:
@@ -44,7 +44,7 @@ def fresh(
         end_servers(tmp_path / "state" / "vllm-console")
 
 
-def test_a_first_token_takes_at_most_six_keystrokes(fresh):
+def test_first_token_takes_at_most_six_keystrokes(fresh):
     """The prompt is sent while the server starts, and answered as soon as it is ready."""
     strokes = []
 

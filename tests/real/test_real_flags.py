@@ -1,4 +1,4 @@
-"""Flags that were learned from the source, and verdicts on them, against real vLLM's own parser and configuration."""
+"""Flags learned from the source, and their validation, compared with real vLLM's parser and configuration."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ for argv in requests:
 
 
 def run_real(forks: Forks, model: Path, code: str, given: object = None) -> list[Any]:
-    """What code in real vLLM's Python prints, line by line as JSON."""
+    """Run code in real vLLM's Python; returns its output lines parsed as JSON."""
     printed = forks.run(["-c", code], json.dumps(given), {"MODEL_FOLDER": str(model)})
     return [json.loads(line) for line in printed.splitlines() if line.startswith(("{", '"'))]
 
@@ -106,13 +106,13 @@ def learned(real_vllm: Path) -> FlagTable:
     return learn_flags(engine_at(str(real_vllm)))
 
 
-def test_no_flag_is_missing_and_none_is_made_up(learned: FlagTable, options: dict[str, Any]) -> None:
+def test_flag_names_match_vllm(learned: FlagTable, options: dict[str, Any]) -> None:
     assert set(learned.flags) == set(options)
     assert len(options) > 300
 
 
 def own_default(text: str) -> object:
-    """A default as the table writes it, of what ``repr`` says of the real one; None where an object is worked out.
+    """The table's form of a default, from the ``repr`` of the real one; None for computed objects.
 
     Tolerated: an enumeration's member is its value, a set is a list, a configuration's object and what is left out of
     the namespace (``==SUPPRESS==``) are no default.
@@ -132,19 +132,19 @@ def own_default(text: str) -> object:
     return None if value is None else str(value)
 
 
-def test_defaults_are_equal(learned: FlagTable, options: dict[str, Any]) -> None:
+def test_defaults_match_vllm(learned: FlagTable, options: dict[str, Any]) -> None:
     own = {name: own_default(option["default"]) for name, option in options.items()}
     # The one configuration whose ``repr`` is that of a dictionary.
     own["compilation-config"] = None
     assert {name: spec.default for name, spec in learned.flags.items()} == own
 
 
-def test_choices_are_equal(learned: FlagTable, options: dict[str, Any]) -> None:
+def test_choices_match_vllm(learned: FlagTable, options: dict[str, Any]) -> None:
     own = {name: tuple(option["choices"] or ()) for name, option in options.items()}
     assert {name: spec.choices for name, spec in learned.flags.items()} == own
 
 
-def test_forms_of_flags_are_equal(learned: FlagTable, options: dict[str, Any]) -> None:
+def test_flag_forms_match_vllm(learned: FlagTable, options: dict[str, Any]) -> None:
     for name, option in options.items():
         spec = learned.flags[name]
         assert spec.negatable == (option["action"] == "BooleanOptionalAction"), name
@@ -155,12 +155,12 @@ def test_forms_of_flags_are_equal(learned: FlagTable, options: dict[str, Any]) -
         assert (spec.group or "options") == option["group"], name
 
 
-def test_short_options_are_all_known(options: dict[str, Any]) -> None:
+def test_all_short_options_are_known(options: dict[str, Any]) -> None:
     short = {word[1:] for option in options.values() for word in option["options"] if not word.startswith("--")}
     assert short <= set(SHORT_NAMES) | {"h", "O"}
 
 
-def test_help_is_equal(learned: FlagTable, options: dict[str, Any]) -> None:
+def test_help_matches_vllm(learned: FlagTable, options: dict[str, Any]) -> None:
     def plain(text: str) -> str:
         return " ".join(text.replace("%%%%", "%").replace("%%", "%").split())
 
@@ -170,7 +170,7 @@ def test_help_is_equal(learned: FlagTable, options: dict[str, Any]) -> None:
     assert sum(bool(spec.help) for spec in learned.flags.values()) > 300
 
 
-def test_variables_are_equal(learned: FlagTable, own: dict[str, Any]) -> None:
+def test_environment_variables_match_vllm(learned: FlagTable, own: dict[str, Any]) -> None:
     assert learned.variables == {name for name in own["variables"] if name.startswith("VLLM_")}
 
 
@@ -197,8 +197,8 @@ print(json.dumps(refused))
 """
 
 
-def test_values_of_variables_are_judged_as_vllm_judges_them(learned: FlagTable, forks: Forks, tiny_model: Path) -> None:
-    """Every variable with every text: what is called wrong is refused by real vLLM, and the other way round."""
+def test_validation_of_variable_values_matches_vllm(learned: FlagTable, forks: Forks, tiny_model: Path) -> None:
+    """Every variable with every text: we reject a value exactly if real vLLM does."""
     own = run_real(forks, tiny_model, OWN_VARIABLES.replace("TEXTS", repr(TEXTS)))[-1]
     ours = {
         name: refused
@@ -210,14 +210,14 @@ def test_values_of_variables_are_judged_as_vllm_judges_them(learned: FlagTable, 
     assert learned.reads_all
 
 
-def test_limits_of_the_cpu_build_are_known(learned: FlagTable) -> None:
+def test_cpu_build_limits_are_known(learned: FlagTable) -> None:
     assert learned.limits.cpu_block == 32
     assert learned.limits.architectures == ()
     assert learned.limits.capabilities["fp8"] == 75
 
 
 NEEDS_MORE = {
-    *("model", "config", "host", "port", "uds", "api-key", "hf-token"),  # not a person's to set here
+    *("model", "config", "host", "port", "uds", "api-key", "hf-token"),  # not set by users
     # Files, the network, a package or another model.
     *("hf-config-path", "chat-template", "log-config-file", "logging-config", "show-hidden-metrics-for-version"),
     *("tokenizer", "revision", "code-revision", "tokenizer-revision", "grpc-port", "grpc", "otlp-traces-endpoint"),
@@ -241,7 +241,7 @@ NEEDS_MORE = {
 
 
 def few_values(name: str, spec: FlagSpec) -> st.SearchStrategy[FlagValue]:
-    """Values of a flag, right and wrong, that this small model on this machine would take if they are right."""
+    """Valid and invalid values of a flag; the valid ones work for this small model on this machine."""
     if name == "tensor-parallel-size":
         return st.sampled_from([1, 2, 0, "x"])
     if name == "data-parallel-size":
@@ -278,7 +278,7 @@ RESOLVED: dict[str, FlagValue] = {"max-model-len": 4096, "max-num-seqs": 128, "m
 
 
 def flag_sets(table: FlagTable) -> st.SearchStrategy[dict[str, FlagValue]]:
-    """Sets of up to five flags: any of the judge's, with those of conditions more often; at times one unknown."""
+    """Sets of up to five flags: flags with conditions appear more often, sometimes an unknown flag."""
     known = {
         name: spec
         for name, spec in table.flags.items()
@@ -298,7 +298,7 @@ def flag_sets(table: FlagTable) -> st.SearchStrategy[dict[str, FlagValue]]:
 
 
 def generated(table: FlagTable) -> list[dict[str, FlagValue]]:
-    """Flag sets for one run of real vLLM: always the same, half of them without a complaint of ours."""
+    """Deterministic flag sets for one run of real vLLM; we accept half of them."""
     found: dict[bool, list[dict[str, FlagValue]]] = {True: [], False: []}
 
     @seed(4)
@@ -453,7 +453,7 @@ CONDITIONS: list[dict[str, FlagValue]] = [
     {"structured-outputs-config": '{"backend": "xgrammar"}', "structured-outputs-config.disable_any_whitespace": True},
     {"lora-modules": '{"name": "a"}'},
     {"lora-modules": '{"name": "a", "path": "/x"}'},
-    # Only checked for a model that takes more than text.
+    # Only checked for multimodal models.
     {"mm-processor-cache-gb": -1},
     {"mm-encoder-attn-backend": "nonsense"},
 ]
@@ -461,19 +461,19 @@ CONDITIONS: list[dict[str, FlagValue]] = [
 
 @pytest.fixture(scope="module")
 def verdicts(learned: FlagTable, forks: Forks, tiny_model: Path) -> tuple[list[dict[str, FlagValue]], list[str]]:
-    """All flag sets, those of conditions first, and real vLLM's answer to each, from one process."""
+    """All flag sets, those with conditions first, and real vLLM's verdict on each, from one process."""
     sets = [*CONDITIONS, *generated(learned)]
     return sets, run_real(forks, tiny_model, VERDICTS, [list(flag_words(flags)) for flags in sets])
 
 
-def test_our_verdict_on_findings_is_vllms(
+def test_verdicts_on_findings_match_vllm(
     learned: FlagTable, verdicts: tuple[list[dict[str, FlagValue]], list[str]]
 ) -> None:
     sets, answers = verdicts
     check(learned, sets[: len(CONDITIONS)], answers[: len(CONDITIONS)])
 
 
-def test_our_verdict_on_generated_sets_is_vllms(
+def test_verdicts_on_generated_flag_sets_match_vllm(
     learned: FlagTable, verdicts: tuple[list[dict[str, FlagValue]], list[str]]
 ) -> None:
     sets, answers = verdicts
@@ -482,7 +482,7 @@ def test_our_verdict_on_generated_sets_is_vllms(
 
 
 def check(table: FlagTable, sets: Sequence[dict[str, FlagValue]], answers: Sequence[str]) -> None:
-    """Both refuse, or neither does."""
+    """Both reject or both accept."""
     assert len(answers) == len(sets)
     ours = [refused_together(table, flags, RESOLVED) for flags in sets]
     differing = [

@@ -1,4 +1,4 @@
-"""Our layout of the KV cache against that of the real vLLM's own code, for models of every kind of layer."""
+"""Our KV cache layout compared with real vLLM's, for models with every kind of layer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PATTERNS = (
 
 
 def made(dice: random.Random) -> tuple[ModelFacts, dict[str, Any], int]:
-    """A model, its flags, and how many pipeline stages it is split over."""
+    """A model, its flags, and its number of pipeline stages."""
     pattern = dice.choice(PATTERNS)
     kinds = tuple(map(LayerKind, (pattern * 12)[: dice.randint(len(pattern), 60)]))
     heads, size = dice.choice([(8, 128), (4, 64), (8, 256), (1, 128)])
@@ -86,7 +86,7 @@ def question(facts: ModelFacts, flags: Mapping[str, Any], pipeline: int, ours: C
     }
 
 
-def test_blocks_and_concurrency_are_vllms_own(forks: Forks) -> None:
+def test_blocks_and_concurrency_match_vllm(forks: Forks) -> None:
     dice = random.Random(20)
     asked, ours = [], []
     for _ in range(CASES):

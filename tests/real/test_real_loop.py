@@ -22,7 +22,7 @@ pytestmark = pytest.mark.real
 
 
 def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Callable[..., object]]:
-    """``vllm-console`` with a home of its own on the real engine; ends its servers afterwards."""
+    """``vllm-console`` with a separate home on the real engine; ends its servers afterwards."""
     env = {
         **os.environ,
         **real_env,
@@ -63,7 +63,7 @@ def program(tmp_path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Ca
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory, real_env, real_vllm, tiny_model, cpu_flags):
-    """A program and a server of it that several tests share: none but the last three of them change it."""
+    """A program and its server, shared by several tests; only the last three change it."""
     with contextlib.contextmanager(program_at)(
         tmp_path_factory.mktemp("steady"), real_env, real_vllm, tiny_model, [*cpu_flags, "max-num-seqs=16"]
     ) as program:
@@ -75,7 +75,7 @@ def until(check: Callable[[], object], what: str, seconds: float = 60.0) -> obje
     deadline = time.monotonic() + seconds
     while not (answer := check()):
         assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.25)  # an answer is a process: asked more often, they take the time that vLLM starts in
+        time.sleep(0.25)  # each poll starts a process, so frequent polling slows down vLLM's startup
     return answer
 
 
@@ -84,7 +84,7 @@ def preemptions(program, name: str) -> float:
 
 
 def press_until_preempting(program, name: str) -> float:
-    """Send twelve long answers at once into a cache of 40 blocks; how many preemptions the engine counted."""
+    """Request twelve long responses at once with a cache of 40 blocks; returns the engine's preemption count."""
     program(
         "load", name, "--rate", "12", "--duration", "2", "--input-p95", "40", "--output-p95", "1500",
         "--prefix-reuse", "0", "--seed", "3",
@@ -95,17 +95,17 @@ def press_until_preempting(program, name: str) -> float:
 
 
 @pytest.mark.parametrize("moment", [0.5, 4.0, 7.0])
-def test_stop_while_it_starts_leaves_nothing(program, moment):
+def test_stop_during_startup_leaves_nothing(program, moment):
     server = program.start("early", wait=False)
     until(lambda: program("status", "early")["pid"], "a process")
-    time.sleep(moment)  # the moment of the way up is the point here
+    time.sleep(moment)  # the moment during startup matters here
     pid = program("status", "early")["pid"] or server["pid"]
     stopped = program("stop", "early")
     assert stopped["state"] == "stopped"
     assert processes_of(pid) == []
 
 
-def test_a_vllm_that_somebody_else_started_is_never_signaled(program, shared_server):
+def test_foreign_vllm_is_never_signaled(program, shared_server):
     port = shared_server.port
     seen = until(lambda: [s for s in program("list") if s["port"] == port and s["state"] == "ready"], "seen", 120)
     assert seen[0]["ours"] is False
@@ -122,7 +122,7 @@ def test_a_vllm_that_somebody_else_started_is_never_signaled(program, shared_ser
         (("max-model-len=4096", "num-gpu-blocks-override=4"), "kv_too_small"),
     ],
 )
-def test_what_vllm_would_refuse_is_never_started(program, tiny_model, real_vllm, sets, code):
+def test_flags_rejected_by_plan_are_never_started(program, tiny_model, real_vllm, sets, code):
     words = [word for pair in sets for word in ("--set", pair)]
     launch = ("--model", str(tiny_model), "--vllm", str(real_vllm), *words)
     planned = program("plan", "chatbot", *launch, check=False)
@@ -134,7 +134,7 @@ def test_what_vllm_would_refuse_is_never_started(program, tiny_model, real_vllm,
     assert program("status", "refused", check=False).returncode == 3
 
 
-def test_a_folder_that_is_no_model_and_a_program_that_is_no_vllm(program, tmp_path: Path, real_vllm):
+def test_invalid_model_folder_and_invalid_vllm_program(program, tmp_path: Path, real_vllm):
     (tmp_path / "empty").mkdir()
     answer = program("start", "chatbot", "--model", str(tmp_path / "empty"), "--vllm", str(real_vllm), check=False)
     assert answer.returncode == 1
@@ -144,7 +144,7 @@ def test_a_folder_that_is_no_model_and_a_program_that_is_no_vllm(program, tmp_pa
     assert "/bin/true" in answer.stderr
 
 
-def test_what_a_start_reported_is_what_the_next_plan_says(steady, tiny_model, real_vllm):
+def test_next_plan_uses_facts_reported_at_startup(steady, tiny_model, real_vllm):
     program, server = steady
     told = ("--model", str(tiny_model), "--vllm", str(real_vllm))
     flags = [word for pair in program.cpu_flags for word in ("--set", pair)]
@@ -154,7 +154,7 @@ def test_what_a_start_reported_is_what_the_next_plan_says(steady, tiny_model, re
     assert memory["kv_tokens"] > 0
 
 
-def test_a_server_that_the_keeper_starts_has_the_probe(steady):
+def test_started_server_has_the_probe(steady):
     program, _ = steady
     known = {request["id"] for request in program("requests", "steady")}
     done = program("load", "steady", "--requests", "3", "--output-p95", "10", "--input-p95", "20")
@@ -165,7 +165,7 @@ def test_a_server_that_the_keeper_starts_has_the_probe(steady):
     assert sum(one["output_tokens"] for one in new) == done["output_tokens"]
 
 
-def test_a_refused_restart_leaves_the_server_alone(steady):
+def test_refused_restart_does_not_affect_server(steady):
     program, before = steady
     answer = program("restart", "steady", "--set", "no-such-flag=1", "--force", check=False)
     assert answer.returncode == 1
@@ -174,7 +174,7 @@ def test_a_refused_restart_leaves_the_server_alone(steady):
     assert (after["state"], after["generation"], after["pid"]) == ("ready", 1, before["pid"])
 
 
-def test_flags_that_only_vllm_refuses_leave_the_server_alone_and_are_refused_with_its_message(steady):
+def test_flags_rejected_only_by_vllm_do_not_affect_server(steady):
     program, before = steady
     change = 'limit-mm-per-prompt={"image":"none"}'
     answer = program("restart", "steady", "--set", change, "--force", "--wait", check=False)
@@ -188,7 +188,7 @@ def test_flags_that_only_vllm_refuses_leave_the_server_alone_and_are_refused_wit
     assert done["failed"] == 0
 
 
-def test_preset_launch_load_preempt_change_restart_fewer(steady, terminal_module):
+def test_full_loop_reduces_preemptions(steady, terminal_module):
     """By keyboard: preemptions, fewer sequences, restart, fewer preemptions."""
     program, server = steady
     assert server["state"] == "ready"
@@ -207,7 +207,7 @@ def test_preset_launch_load_preempt_change_restart_fewer(steady, terminal_module
         console.press("r")
 
         def restarting(text: str) -> bool:
-            if "Restart steady?" in text:  # a request may be open still
+            if "Restart steady?" in text:  # a request may still be open
                 console.press("y")
             return "run 2" in text
 
@@ -227,7 +227,7 @@ def test_preset_launch_load_preempt_change_restart_fewer(steady, terminal_module
     assert press_until_preempting(program, "steady") < many
 
 
-def test_what_is_forced_ends_with_vllms_own_line_and_is_rolled_back(steady):
+def test_forced_restart_fails_with_vllm_message_and_is_rolled_back(steady):
     program, _ = steady
     forced = ("--set", "max-model-len=4096", "--set", "num-gpu-blocks-override=4", "--force")
     answer = program("restart", "steady", *forced, "--wait", check=False)
@@ -240,7 +240,7 @@ def test_what_is_forced_ends_with_vllms_own_line_and_is_rolled_back(steady):
     assert argv[argv.index("--max-model-len") + 1] == "512"
 
 
-def test_keeper_and_console_killed_apart(steady):
+def test_keeper_and_console_are_killed_separately(steady):
     """The last of the tests on this server: it ends it."""
     program, _ = steady
     server = program("status", "steady")

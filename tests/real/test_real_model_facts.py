@@ -1,4 +1,4 @@
-"""What we read in a config is what the real vLLM reads in it."""
+"""Facts that we read from a config match those of real vLLM."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ SPARSE += "qwen3_5_text starcoder2 exaone4 olmo3 jamba cohere"
 
 
 def seeing(model_type: str, text_type: str, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """A model with a vision part."""
+    """A model with a vision encoder."""
     text = {**entries, "model_type": text_type}
     return {**BASE, "model_type": model_type, "text_config": text, "vision_config": {}}
 
 
 def configs() -> dict[str, dict[str, Any]]:
-    """Configs of many kinds: with their usual entries, and with next to none, as some publishers write them."""
+    """Configs of many architectures, complete and minimal."""
     found = {f"{one}": {**BASE, "model_type": one} for one in ALIKE.split()}
     found |= {
         f"{one}-bare": {"architectures": ["Any"], "model_type": one, "dtype": "float16"} for one in SPARSE.split()
@@ -100,13 +100,13 @@ print(json.dumps({"configs": configs, "states": states}))
 
 @pytest.fixture(scope="module")
 def real(forks: Forks) -> dict[str, Any]:
-    """What real vLLM reads in all configs, and the shapes of its states."""
+    """Facts that real vLLM reads from all configs, and its state shapes."""
     printed = forks.run(["-c", READ], json.dumps(configs()), {"VLLM_LOGGING_LEVEL": "ERROR"})
     answer: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     return answer
 
 
-def test_configs_are_read_as_vllm_reads_them(real: dict[str, Any]) -> None:
+def test_config_facts_match_vllm(real: dict[str, Any]) -> None:
     given, theirs = configs(), real["configs"]
     assert len(theirs) == len(given) > 50
     for name, config in given.items():
@@ -129,7 +129,7 @@ def test_configs_are_read_as_vllm_reads_them(real: dict[str, Any]) -> None:
             assert (name, [f"{kind}_attention" for kind in facts.layers]) == (name, kinds)
 
 
-def test_states_have_vllm_s_shapes(real: dict[str, Any]) -> None:
+def test_state_shapes_match_vllm(real: dict[str, Any]) -> None:
     linear = {**BASE, "num_hidden_layers": 4}
     delta = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
     delta |= {"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4}
@@ -150,7 +150,7 @@ def test_states_have_vllm_s_shapes(real: dict[str, Any]) -> None:
     assert ours == expected
 
 
-def test_the_tiny_model(tiny_model: Path) -> None:
+def test_tiny_model_facts(tiny_model: Path) -> None:
     facts = model_facts(str(tiny_model), environ={})
     assert (facts.source, facts.max_context, facts.dtype) == ("folder", 4096, "bfloat16")
     assert (facts.files_missing, facts.missing, facts.bytes_to_download) == ((), (), 0)

@@ -67,7 +67,7 @@ def machines() -> Iterator[tuple[str, str]]:
 
 
 class Node:
-    """One machine's part, started from its exported script."""
+    """One node, started from its exported script."""
 
     def __init__(self, machine: str, script: str, log: Path, environment: Mapping[str, str]) -> None:
         self.machine, self.log = machine, log
@@ -78,7 +78,7 @@ class Node:
             )  # fmt: skip
 
     def ask(self, path: str) -> bool:
-        """Whether it answers 200 on its own machine."""
+        """Whether it answers 200 on its machine."""
         words = ["ip", "netns", "exec", self.machine, sys.executable, "-c", ASK, path]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         return done.returncode == 0 and json.loads(done.stdout) == [200]
@@ -122,7 +122,7 @@ def exported(vllm: Path, model: Path, flags: Sequence[str], rank: int, folder: P
 
 
 @slow
-def test_two_exported_nodes_serve_together_and_one_that_is_lost_ends_the_other(
+def test_two_exported_nodes_serve_and_a_lost_node_ends_the_other(
     machines: tuple[str, str],
     real_vllm: Path,
     tiny_model: Path,
@@ -148,7 +148,7 @@ def test_two_exported_nodes_serve_together_and_one_that_is_lost_ends_the_other(
         assert first.ask("/v1/completions")
         second.kill_worker()
         second.process.wait(SECONDS)
-        assert first.ask("/health")  # it does not know yet, which is why "ready" is not /health
+        assert first.ask("/health")  # it has not noticed yet, which is why readiness is not based on /health
         assert not first.ask("/v1/completions")
         first.process.wait(SECONDS)
         found = diagnose(first.lines())
@@ -163,7 +163,7 @@ def test_two_exported_nodes_serve_together_and_one_that_is_lost_ends_the_other(
 
 
 class Machine:
-    """A machine with this program, and the node that it starts."""
+    """A machine with this program, and its node."""
 
     def __init__(self, rank: int, namespace: str, root: Path, vllm: Path, environment: Mapping[str, str]) -> None:
         self.rank, self.namespace, self.root, self.vllm = rank, namespace, root / f"machine{rank}", vllm
@@ -242,7 +242,7 @@ def test_two_started_nodes_serve_and_end_together(
 
 
 @slow
-def test_a_killed_api_server_ends_both_nodes_and_all_their_processes(
+def test_killed_api_server_ends_all_processes_of_both_nodes(
     started: tuple[Machine, Machine], tiny_model: Path, cpu_flags: Sequence[str]
 ) -> None:
     for machine in started:
@@ -262,7 +262,7 @@ def test_a_killed_api_server_ends_both_nodes_and_all_their_processes(
 
 
 @slow
-def test_started_pipeline_stages_answer_health_and_are_never_ready(
+def test_pipeline_stages_answer_health_but_are_never_ready(
     started: tuple[Machine, Machine], tiny_model: Path, cpu_flags: Sequence[str]
 ) -> None:
     for machine in started:
@@ -274,7 +274,7 @@ def test_started_pipeline_stages_answer_health_and_are_never_ready(
     assert second.wait(State.FAILED).current.ready_at is None
 
 
-def test_a_started_node_whose_other_is_missing_fails_without_a_launch(
+def test_node_without_its_peer_fails_before_launch(
     started: tuple[Machine, Machine], tiny_model: Path, cpu_flags: Sequence[str]
 ) -> None:
     for machine, text in zip(started, ("node 1 did not join", "node 0 did not answer"), strict=True):

@@ -39,7 +39,7 @@ time.sleep(600)
 
 @dataclass(frozen=True)
 class Case:
-    """Who is killed, in this order, in which moment; ``workers`` processes beside the engine's own, 0 for none."""
+    """Which processes are killed, in this order, and when; ``workers`` separate worker processes, 0 for none."""
 
     moment: str
     workers: int
@@ -60,7 +60,7 @@ def wait(condition, what, seconds=SECONDS):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come within {seconds:g} s"
-        time.sleep(0.25)  # four of these read the process table at once, beside what they wait for
+        time.sleep(0.25)  # four of these read the process table concurrently
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def spec_of(real_env, real_vllm, tiny_model, cpu_flags, free_port):
 
 @pytest.fixture
 def family(tmp_path) -> Iterator[set[ProcessIdentity]]:
-    """Everybody who was ever seen; ended for sure."""
+    """Every process ever seen; all are ended."""
     seen: set[ProcessIdentity] = set()
     before = set(Path("/dev/shm").iterdir())
     yield seen
@@ -93,7 +93,7 @@ def family(tmp_path) -> Iterator[set[ProcessIdentity]]:
         seen.update(process_group.recorded(client.folder(tmp_path, record.name)).members)
     for one in seen:
         processes.send(one, signal.SIGKILL)
-    # What was killed while it started left files that no keeper had seen yet; a user is offered them after a minute.
+    # Processes killed during startup left files unseen by a keeper; these are offered after a minute.
     for file in shared_files.find(now=time.time() + 120.0, whole_machine=True).found:
         if Path(file.path).name.startswith("vllm_dist_") and Path(file.path) not in before:
             Path(file.path).unlink()
@@ -137,7 +137,7 @@ def play(root: Path, name: str, case: Case, spec: LaunchSpec, family: set[Proces
         record = client.read(root, name)
         assert record.state.alive, record.reason
         if case.moment != "starting" and record.state is not State.READY:
-            return False  # the process table is long: it is read only where it matters
+            return False  # the process table is long, so it is read only where needed
         there = tree(record)
         family.update(there.values())
         return parts <= there.keys()
@@ -154,7 +154,7 @@ def play(root: Path, name: str, case: Case, spec: LaunchSpec, family: set[Proces
     return {"killed": killed, "family": [one for part, one in who.items() if part != "keeper"], "shared": shared}
 
 
-def test_nothing_of_a_real_server_is_left(tmp_path, spec_of, family):
+def test_no_process_or_file_is_left(tmp_path, spec_of, family):
     specs = {name: spec_of(case) for name, case in CASES.items()}
     with ThreadPoolExecutor(len(CASES)) as pool:
         plays = pool.map(lambda name: play(tmp_path, name, CASES[name], specs[name], family), CASES)
@@ -176,7 +176,7 @@ def test_nothing_of_a_real_server_is_left(tmp_path, spec_of, family):
 
     shared = seen["serving"]["shared"]
     there = {name for name in shared if Path("/dev/shm", name).exists()}
-    assert there, "killed with what would have cleaned up after it, a server leaves shared memory behind"
+    assert there, "a server killed together with its resource tracker leaves shared memory"
     found = leftovers.find_leftovers(tmp_path)
     files = [file for file in found.files if Path(file.path).name in shared]
     assert {Path(file.path).name for file in files} == there

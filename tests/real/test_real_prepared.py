@@ -69,14 +69,14 @@ def completion(prepared: Prepared, port: int) -> str:
     pytest.fail(f"it never answered:\n{prepared.server_output.read_text()[-4000:]}")
 
 
-def test_it_waits_with_nothing_and_then_serves(start: Start, free_port: Callable[[], int]) -> None:
+def test_prepared_process_holds_nothing_until_it_serves(start: Start, free_port: Callable[[], int]) -> None:
     port = free_port()
     prepared = start("--port", str(port), **SPAWNED)
     accepted = prepared.until("accepted")
     assert (accepted["cuda_initialized"], accepted["config_checked"]) == (False, True)
     process = Path(f"/proc/{prepared.process.pid}")
     (spare,) = (process / f"task/{prepared.process.pid}/children").read_text().split()
-    assert len(list((process / "task").iterdir())) == 1, "no thread that a fork would lose"
+    assert len(list((process / "task").iterdir())) == 1, "no threads, which a fork would lose"
     targets = [str(each.readlink()) for each in (process / "fd").iterdir()]
     assert len([target for target in targets if target.startswith("socket:")]) == 2, "the keeper's and the spare's"
     with socket.socket() as probe:
@@ -86,14 +86,14 @@ def test_it_waits_with_nothing_and_then_serves(start: Start, free_port: Callable
     assert prepared.step() == {"step": "started"}
     assert completion(prepared, port)
     log = prepared.server_output.read_text()
-    assert "Resolved architecture: LlamaForCausalLM" in log, "logged when it was prepared, and again"
+    assert "Resolved architecture: LlamaForCausalLM" in log, "logged during preparation and again"
     assert "Application startup complete" in log
-    assert f"(EngineCore pid={spare})" in log, "the engine had its imports behind it"
+    assert f"(EngineCore pid={spare})" in log, "the engine had finished its imports"
     prepared.process.terminate()
     assert prepared.wait() == 0
 
 
-def test_it_ends_with_its_keeper(start: Start) -> None:
+def test_prepared_process_ends_with_its_keeper(start: Start) -> None:
     prepared = start(forked=True)
     prepared.until("accepted")
     written = prepared.own_output.read_text()
@@ -109,7 +109,7 @@ def test_it_ends_with_its_keeper(start: Start) -> None:
         (["--max-num-seqs", "0"], "SchedulerConfig.max_num_seqs: Input should be greater than or equal to 1"),
     ],
 )
-def test_flags_are_refused_with_vllms_message(start: Start, flags: list[str], message: str) -> None:
+def test_flags_are_rejected_with_vllm_message(start: Start, flags: list[str], message: str) -> None:
     prepared = start(*flags, forked=True)
     said = prepared.until("refused")["message"]
     assert message in said
@@ -118,7 +118,7 @@ def test_flags_are_refused_with_vllms_message(start: Start, flags: list[str], me
     assert all(line.rpartition(": ")[2] in printed for line in said.splitlines()), "as vLLM prints it"
 
 
-def test_it_is_asked_before_the_first_launch(
+def test_flags_are_checked_before_first_launch(
     real_vllm: Path, tiny_model: Path, real_env: Mapping[str, str], cpu_flags: Sequence[str], tmp_path: Path
 ) -> None:
     def verdict(*more: str) -> dict[str, str | None]:

@@ -54,7 +54,7 @@ class Records:
         self._reader.resumed()
 
     def resumed(self) -> list[Resumed]:
-        """New records of resumed requests: written after the requests."""
+        """New records of resumed requests, written after the requests."""
         return self._reader.resumed()
 
     def first_tokens(self) -> list[FirstToken]:
@@ -71,7 +71,7 @@ class Records:
         while not complete:
             assert time.monotonic() < deadline, f"{len(requests)} of {count} requests"
             time.sleep(0.05)
-            complete = len(requests) >= count  # then one more look finds all that was written before them
+            complete = len(requests) >= count  # then one more read finds everything written before them
             added = self._reader.added()
             steps += added.steps
             requests += added.requests
@@ -109,7 +109,7 @@ def counter(server: RealServer, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^vllm:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
 
 
-def test_records_agree_with_the_client(shared_server: RealServer, records: Records) -> None:
+def test_records_match_client(shared_server: RealServer, records: Records) -> None:
     names = ("prefix_cache_queries_total", "prefix_cache_hits_total", "generation_tokens_total", "prompt_tokens_total",
              "time_to_first_token_seconds_sum", "inter_token_latency_seconds_count")  # fmt: skip
     before = [counter(shared_server, name) for name in names]

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: real vLLM on a raylet of its own, started by the program, restarted, and broken.
+"""Workers on a Ray cluster: real vLLM with its own raylet, started, restarted, and failing.
 
 It takes both cores for some minutes and a network namespace: it runs with ``-m slow`` only, as
 root. vLLM refuses Ray on the CPU; a plugin of the environment lets it (``environment/ray_on_cpu``).
@@ -34,7 +34,7 @@ SECONDS = 900.0
 
 @dataclass(frozen=True)
 class Ray:
-    """A cluster of one node with two GPUs that are none, in a network namespace that has only a loopback."""
+    """A one-node cluster with two fake GPUs, in a network namespace with only a loopback interface."""
 
     paths: Mapping[str, str]
     namespace: str
@@ -50,7 +50,7 @@ class Ray:
         return done
 
     def program(self, *words: str) -> Any:
-        """What a command of the program prints as JSON; a plan with errors ends with code 1."""
+        """JSON output of a command; a plan with errors ends with code 1."""
         own = [sys.executable, "-m", "vllm_console", "--state", str(self.state), *words, "--json"]
         return json.loads(self.run(*own, check=words[0] != "plan").stdout)
 
@@ -68,7 +68,7 @@ class Ray:
         return client.read(self.state, "onray")
 
     def both(self) -> list[ProcessIdentity]:
-        """The two workers, once the keeper knows them: it looks again soon after the server is ready."""
+        """The two workers, once the keeper knows them; it polls again soon after the server is ready."""
         until(lambda: len(self.workers()) == 2, "the keeper's poll")
         return self.workers()
 
@@ -132,9 +132,7 @@ def findings(plan: Mapping[str, Any]) -> dict[str, str]:
     return {one["code"]: one["message"] for one in plan["findings"] if one["code"].startswith("ray_")}
 
 
-def test_a_server_on_ray_is_planned_ready_restarted_and_ended_with_its_workers(
-    ray: Ray, tiny_model: Path, cpu_flags: Sequence[str], free_port: Any
-) -> None:
+def test_ray_server_lifecycle(ray: Ray, tiny_model: Path, cpu_flags: Sequence[str], free_port: Any) -> None:
     launch = words(ray, tiny_model, cpu_flags)
     found = findings(ray.program("plan", *launch))
     assert found["ray_cluster"].startswith(f"the Ray cluster at {ADDRESS} has 2 GPUs (127.0.0.1 2), 2 free")
@@ -149,7 +147,7 @@ def test_a_server_on_ray_is_planned_ready_restarted_and_ended_with_its_workers(
     assert ray.record().current.number == 2
     workers = ray.both()
 
-    # Ray ends no worker that does not react: the keeper does.
+    # Ray does not end an unresponsive worker; the keeper does.
     processes.send(workers[0], signal.SIGSTOP)
     processes.send(_of(ray.record()), signal.SIGKILL)
     assert "SIGKILL" in ray.ended()["reason"]
@@ -164,7 +162,7 @@ def test_a_server_on_ray_is_planned_ready_restarted_and_ended_with_its_workers(
     os.kill(raylet, signal.SIGKILL)
     assert ray.ended()["reason"].startswith(f"Ray's raylet died (pid {raylet}); ")
     lost = {"ray_not_here", "ray_unreachable", "ray_gpus_too_few"}
-    # Ray's control store takes a while to give a node up.
+    # Ray's control store takes a while to declare a node dead.
     until(lambda: findings(ray.program("plan", *launch)).keys() & lost, "the loss of the node in Ray's own state")
 
 

@@ -27,7 +27,7 @@ BLOCK = 16
 
 
 def made(dice: random.Random, model: Path, *, caching: bool, chunked: bool) -> dict[str, Any]:
-    """Requests that fill the KV cache: prompts of up to a third of it, answers that grow beyond it."""
+    """Requests that fill the KV cache: prompts up to a third of it, outputs that exceed it."""
     blocks = dice.choice([40, 64, 100])
     longest = (blocks - 1) * BLOCK // 3
     length = 2048 if chunked else dice.choice([2 * longest, 3 * longest])  # whole prompts must fit in the budget
@@ -53,7 +53,7 @@ def made(dice: random.Random, model: Path, *, caching: bool, chunked: bool) -> d
 
 
 def steps_of(case: Mapping[str, Any]) -> list[Any]:
-    """What our scheduler does with a case."""
+    """Our scheduler's steps for a case."""
     limits = SchedulerLimits(case["seqs"], case["budget"], case["length"], case["block"], case["chunked"])
     scheduler = Scheduler(limits, BlockPool(case["blocks"], caching=case["caching"]))
     waiting = [
@@ -81,7 +81,7 @@ def recomputed(case: Mapping[str, Any], steps: list[Any]) -> int:
     return sum(sum(counts.values()) for counts, _ in steps) - whole
 
 
-def test_every_iteration_is_as_vllm_schedules_it(
+def test_every_iteration_matches_vllm(
     real_environment: Mapping[str, str], real_env: dict[str, str], tiny_model: Path
 ) -> None:
     dice = random.Random(7)

@@ -33,12 +33,12 @@ def counter(server: RealServer, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^vllm:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
 
 
-def test_it_serves_the_tiny_model(server: RealServer) -> None:
+def test_serves_tiny_model(server: RealServer) -> None:
     models = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
     assert [(model["id"], model["max_model_len"]) for model in models] == [("tiny", 512)]
 
 
-def test_the_client_and_the_server_count_the_same_tokens(server: RealServer) -> None:
+def test_client_and_server_token_counts_match(server: RealServer) -> None:
     generated, prompts = counter(server, "generation_tokens_total"), counter(server, "prompt_tokens_total")
     report = run_load_sync(server.url, None, SHORT, 4, 3)
     assert (report.sent, report.completed, report.failed) == (12, 12, 0)
@@ -50,7 +50,7 @@ def test_the_client_and_the_server_count_the_same_tokens(server: RealServer) -> 
     assert 0 < report.ttft.sum <= report.e2e.sum  # tokens that arrive together have no gap
 
 
-def test_shared_prefixes_are_really_found_in_the_prefix_cache(server: RealServer) -> None:
+def test_shared_prefixes_hit_the_prefix_cache(server: RealServer) -> None:
     hits, queries = (counter(server, f"prefix_cache_{kind}_total") for kind in ("hits", "queries"))
     workload = Workload(input_tokens_p95=400, output_tokens_p95=4, prefix_reuse=0.8, concurrency=4)
     report = run_load_sync(server.url, None, workload, 10, 3, max_in_flight=1, seed=1)
@@ -61,14 +61,14 @@ def test_shared_prefixes_are_really_found_in_the_prefix_cache(server: RealServer
     assert 0.2 < share < 0.8
 
 
-def test_more_long_answers_than_the_cache_holds_are_preempted(server: RealServer) -> None:
+def test_requests_exceeding_the_kv_cache_are_preempted(server: RealServer) -> None:
     before = counter(server, "num_preemptions_total")
     report = run_load_sync(server.url, None, LONG_ANSWERS, 12, 2, max_in_flight=12)
     assert (report.completed, report.failed) == (24, 0)
     assert counter(server, "num_preemptions_total") > before
 
 
-def test_a_model_that_is_not_served_is_reported(server: RealServer) -> None:
+def test_unserved_model_is_reported(server: RealServer) -> None:
     from vllm_console.load.client import LoadError
 
     with pytest.raises(LoadError, match="serves tiny, not llama"):

@@ -1,4 +1,4 @@
-"""A keeper's requests for sleep are what a real vLLM understands. A CPU sleeps in name only: no memory is moved."""
+"""Real vLLM accepts a keeper's sleep requests. Sleep on a CPU moves no memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASLEEP = [SleepStep.SUSPENDING, SleepStep.ASLEEP]
 AWAKE = [SleepStep.WAKING, SleepStep.CHECKING, SleepStep.AWAKE]
 
 
-def test_a_real_vllm_goes_to_sleep_wakes_up_and_answers_as_before(start_server: StartServer) -> None:
+def test_vllm_answers_the_same_after_sleep(start_server: StartServer) -> None:
     server: RealServer = start_server(env={"VLLM_SERVER_DEV_MODE": "1"})
     server.wait_ready()
     process = processes.identity(server.process.pid)

@@ -1,4 +1,4 @@
-"""Who does what in a soak, card by card: the operator, who looks, who sends load, and what breaks."""
+"""Actions of a soak: operator verbs, monitoring, load, and faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Act = Callable[[World, Action], str]
 
 
 def act(world: World, action: Action) -> None:
-    """Play one card, and enter what came of it."""
+    """Run one action and record its result."""
     try:
         outcome = ACTS[action.kind](world, action)
     except Exception as error:  # noqa: BLE001 - a thread's boundary: whatever went wrong is a finding
@@ -60,13 +60,13 @@ def _order(world: World, action: Action) -> str:
 
 
 def _renew(world: World, action: Action) -> str:
-    """Stop, remove, start anew under the same name."""
+    """Stop, remove and start again under the same name."""
     told = [_told(order(world, action.server, verb)) for verb in ("stop", "remove", "start")]
     return ", ".join(told)
 
 
 def _at_once(world: World, action: Action) -> str:
-    """Two commands at the same server at the same time."""
+    """Two concurrent commands for the same server."""
     with ThreadPoolExecutor(2) as pool:
         return ", ".join(pool.map(lambda verb: _told(order(world, action.server, verb)), action.words))
 
@@ -92,7 +92,7 @@ def _is_ready(world: World, server: str) -> bool:
     return record is not None and record.state is State.READY
 
 
-# -- what breaks -------------------------------------------------------------------------------------------------------
+# -- faults ------------------------------------------------------------------------------------------------------------
 
 
 def _from(server: str) -> tuple[str, ...]:
@@ -125,12 +125,12 @@ def _kill(world: World, action: Action) -> str:
 
 
 def _end_keeper(world: World, action: Action) -> str:
-    """As a shutdown does: the keeper lets go, its server stays."""
+    """Like a shutdown: the keeper ends, its server keeps running."""
     return _strike(world, action.server, signal.SIGTERM, ("keeper",))
 
 
 def _freeze(world: World, action: Action) -> str:
-    """SIGSTOP to a server or its keeper, and SIGCONT after a while, whatever has come of it."""
+    """SIGSTOP to a server or its keeper, and SIGCONT after a while in any case."""
     part = "keeper" if action.kind == "freeze keeper" else "api"
     name, parts = _find(world, action.server, part)
     who = parts.get(part)
@@ -145,7 +145,7 @@ def _freeze(world: World, action: Action) -> str:
 
 
 def _flood(world: World, action: Action) -> str:
-    """Have a tree's worker write some thousand lines."""
+    """Make a worker write several thousand lines."""
     name, who = _find(world, action.server, "worker")
     if not name or not processes.send(who["worker"], signal.SIGUSR1):
         return "no server has a worker now"

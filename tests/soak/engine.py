@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _say_secrets() -> None:
-    """As servers do that print their arguments: nothing of it may arrive in the log."""
+    """Print the arguments like some servers do: no secret may reach the log."""
     print("INFO non-default args:", {"api_key": [os.environ.get("VLLM_API_KEY")]}, flush=True)
 
 

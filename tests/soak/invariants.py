@@ -1,4 +1,4 @@
-"""What must hold when a soak has come to rest, and when all its servers have been stopped."""
+"""Invariants once a soak is idle, and once all its servers are stopped."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ END_WORDS = ("gave up after", "not restarted")
 
 
 def rest(world: World) -> dict[str, ServerRecord]:
-    """Wait until no server is on its way; their records."""
+    """Wait until no server is in transition; returns their records."""
     deadline = time.monotonic() + REST_SECONDS
     while True:
-        world.command("list", "--json")  # as any console, it adopts servers whose keepers died
+        world.command("list", "--json")  # like any console, it adopts servers whose keepers died
         records = {name: record for name in SERVERS if (record := world.record(name)) is not None}
         moving = [name for name, one in records.items() if not _at_rest(world, one)]
         if not moving:
@@ -49,7 +49,7 @@ def _at_rest(world: World, record: ServerRecord) -> bool:
 
 
 def states(world: World, records: dict[str, ServerRecord]) -> None:
-    """Every server is what was ordered, or failed for a reason that somebody gave; the commands tell it so."""
+    """Every server is in the requested state or failed for an injected reason, and the commands report it."""
     told = {one["name"]: one for one in read_json(world.command("list", "--ours", "--json").out)}
     if set(told) != set(records):
         world.journal.blame(f"'list' tells of {sorted(told)}, there are {sorted(records)}")
@@ -86,7 +86,7 @@ def _state(world: World, record: ServerRecord, wanted: frozenset[str]) -> None:
 
 
 def runs(world: World, records: dict[str, ServerRecord]) -> int:
-    """Every end that nobody ordered had a cause; ledger and records agree. Returns how many runs there were."""
+    """Every unrequested exit had a cause; ledger and records agree. Returns the number of runs."""
     found = [run for name in SERVERS for run in read_json(world.command("runs", name, "--json").out or "[]")]
     for run in found:
         end = run["exit"]
@@ -112,7 +112,7 @@ def runs(world: World, records: dict[str, ServerRecord]) -> int:
 
 
 def files(world: World) -> int:
-    """Whole, closed to others, without secrets, and nothing left of a write. Returns how many there are."""
+    """Complete, private, without secrets, and no temporary files. Returns the number of files."""
     seen = 0
     tops = [world.home / name / "vllm-console" for name in ("state", "config", "cache")]
     for path in (found for top in tops if top.exists() for found in (top, *top.rglob("*"))):
@@ -146,7 +146,7 @@ def _look_into(world: World, path: Path) -> None:
 
 
 def others(world: World) -> None:
-    """Nobody else's process was signalled or asked to change anything; nobody else's file is another one."""
+    """No foreign process was signaled or asked to change anything; no foreign file changed."""
     notes = (world.home / "bystander").read_text().splitlines()
     if strange := [line for line in notes if line != "ready" and not line.startswith("GET ")]:
         world.journal.blame(f"somebody else's server was told {strange[:5]}")

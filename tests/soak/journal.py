@@ -1,4 +1,4 @@
-"""What was done in a soak, when, and what came of it: kept in memory to judge by, and in a file to read."""
+"""Actions of a soak with times and results, kept in memory for checks and in a file for reading."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Journal:
         self.say(f"{action} → {outcome}")
 
     def happened(self, what: str) -> None:
-        """Something that must have happened in a soak for it to prove anything."""
+        """Record an event that must occur for the soak to be meaningful."""
         with self._mutex:
             self.counts[f"({what})"] += 1
 
     def blame(self, text: str) -> None:
-        """Something is wrong; said once."""
+        """Record a violation, once."""
         with self._mutex:
             known = text in self.wrong
             if not known:
@@ -74,12 +74,12 @@ class Journal:
             self.say(f"WRONG {text}")
 
     def order(self, order: Order) -> None:
-        """An order was given and answered."""
+        """Record an order and its result."""
         with self._mutex:
             self.orders.append(order)
 
     def injure(self, server: str, part: str) -> None:
-        """To be said just before the signal."""
+        """Record an injury just before the signal."""
         with self._mutex:
             self.injuries.append(Injury(server, part, time.time()))
 

@@ -1,4 +1,4 @@
-"""Whether the logs of a soak are whole: the numbered lines of each worker, none missing, doubled or out of place."""
+"""Check the logs of a soak: each worker's numbered lines, none missing, duplicated or out of order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Said = dict[str, tuple[str, int]]
 
 @dataclass
 class Logs:
-    """What was found: lines written and read, and the gaps between them."""
+    """Result: lines written and read, and the gaps between them."""
 
     workers: int = 0
     written: int = 0
@@ -31,7 +31,7 @@ class Logs:
 
 
 def check(world: World) -> Logs:
-    """Compare what workers say that they wrote with what stands in the logs of the servers that are there."""
+    """Compare the lines reported by workers with the logs of existing servers."""
     logs, said = Logs(), Said()
     servers = {port: name for name, port in world.ports.items()}
     for note in world.notes.glob("flood-*"):

@@ -1,4 +1,4 @@
-"""A soak from its beginning to its end: the cards of a seed are played for some minutes, then all is looked at."""
+"""A complete soak: the actions of a seed run for some minutes, then everything is checked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MUST = ("SIGKILL to keeper", "SIGKILL to api", "SIGKILL to engine", "SIGKILL to 
 
 @dataclass
 class Result:
-    """What came of a soak."""
+    """Result of a soak."""
 
     seed: int
     journal: Journal
@@ -54,7 +54,7 @@ class Result:
 
 
 def soak(seed: int, minutes: float, home: Path, pace: float = PACE) -> Result:
-    """Play the cards of a seed for some minutes, and at least one round of them; ``pace`` as in `schedule`."""
+    """Run the actions of a seed for some minutes, at least one round; ``pace`` as in `schedule`."""
     journal = Journal(home / "actions.log")
     world = World(home / "home", journal)
     watch, result, began = Watch(world), Result(seed, journal), time.monotonic()
@@ -89,7 +89,7 @@ def _play(world: World, seed: int, seconds: float, pace: float) -> int:
 
 
 def _judge(world: World, watch: Watch, result: Result) -> None:
-    """Everything that must hold at rest, and after all was stopped."""
+    """Check everything that must hold when idle and after all servers are stopped."""
     journal, say = world.journal, result.lines.append
     records = invariants.rest(world)
     invariants.states(world, records)
@@ -120,7 +120,7 @@ def _judge(world: World, watch: Watch, result: Result) -> None:
 
 
 def _judge_keepers(watch: Watch, result: Result) -> None:
-    """Neither memory nor open files of a keeper grow."""
+    """A keeper's memory and open files must not grow."""
     uses = watch.use.values()
     result.lines.append(
         f"keepers: {len(watch.use)}, {max(max(use.memory) for use in uses) / MEGABYTE:.1f} MB and "

@@ -1,4 +1,4 @@
-"""``vllm-console``, with logs of servers that are bounded to a size which a soak comes to: ``python program.py …``."""
+"""``vllm-console``, with server logs limited to a size that a soak reaches: ``python program.py …``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOKING = frozenset(
 
 
 def bound_logs() -> None:
-    """From now on what is launched has small logs."""
+    """Servers launched from now on have small logs."""
     from vllm_launchers.launch.resolve import LaunchPlan
 
     spec = LaunchPlan.spec

@@ -1,4 +1,4 @@
-"""What happens in a soak, drawn from its seed alone: who does what to which server, in which order, how long after.
+"""The schedule of a soak, derived only from its seed: actions, servers, order and delays.
 
 Actions are dealt like cards: each round holds every kind as often as `DECK` says, shuffled. So every kind comes about
 early, and the same seed gives the same order, however fast the machine is.
@@ -56,7 +56,7 @@ class Action:
 
 
 def schedule(seed: int, pace: float = 1.0) -> Iterator[Action]:
-    """All actions of a seed, without end; ``pace`` is the mean of the pauses in seconds."""
+    """An endless sequence of actions for a seed; ``pace`` is the mean pause in seconds."""
     chance = random.Random(f"soak {seed}")
     number = 0
     while True:

@@ -1,4 +1,4 @@
-"""Looks at the world of a soak every few seconds, from outside: what must hold at any moment, and what keepers use."""
+"""Checks a soak from outside every few seconds: permanent invariants and resource use of keepers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE, TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Use:
-    """What a keeper used at its looks: resident bytes and open files, one after the other."""
+    """Resource samples of a keeper: resident bytes and open files."""
 
     memory: list[int] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Use:
 
 @dataclass
 class Watch:
-    """`start` it and `stop` it; what it sees wrong it blames in the journal."""
+    """Between `start` and `stop`, records violations in the journal."""
 
     world: World
     use: dict[ProcessIdentity, Use] = field(default_factory=lambda: defaultdict(Use))
@@ -50,12 +50,12 @@ class Watch:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Look from now on."""
+        """Start checking."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -95,7 +95,7 @@ class Watch:
             return
         left = {who for pid, one in ours.items() if one.server == name and (who := processes.identity(pid)) is not None}
         if client.stamp(world.state, name) != before:
-            return  # it went on meanwhile
+            return  # it continued meanwhile
         now = time.monotonic()
         for who in left:
             since, looks = self._left.get((name, who), (now, 0))
@@ -131,7 +131,7 @@ class Watch:
 
     def _look_at_disk(self) -> None:
         total = 0
-        for folder, _, names in os.walk(self.world.state):  # which does not mind what goes while it looks
+        for folder, _, names in os.walk(self.world.state):  # which tolerates files deleted meanwhile
             for path in (Path(folder, name) for name in names):
                 with contextlib.suppress(OSError):
                     size = path.lstat().st_size

@@ -1,4 +1,4 @@
-"""The world of a soak: a home of its own, eight servers, others' processes and files, and the program in it."""
+"""The environment of a soak: a separate home, eight servers, foreign processes and files, and the program."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Ours:
-    """A process of the soak: its command line, and its server if it is a part of one (the keeper is none)."""
+    """A process of the soak: its command line, and its server if it belongs to one (keepers do not)."""
 
     words: str
     server: str
@@ -61,7 +61,7 @@ class Ours:
 
 @dataclass
 class World:
-    """Everything that a soak acts on. `open` it, and `close` it whatever comes."""
+    """Everything that a soak acts on. Call `open`, and always `close`."""
 
     home: Path
     journal: Journal
@@ -81,7 +81,7 @@ class World:
 
     @property
     def notes(self) -> Path:
-        """Where trees say what they did."""
+        """Where process trees record their actions."""
         return self.home / "notes"
 
     @property
@@ -93,7 +93,7 @@ class World:
         return {**around, **folders, **own, **self.canaries, "SOAK_RUN": self.marker}
 
     def open(self) -> None:
-        """Make the home, others' processes and things, and start all servers."""
+        """Create the home and the foreign processes and files, and start all servers."""
         self.notes.mkdir(parents=True)
         script = self.home / "vllm"
         script.write_text(SCRIPT.format(python=sys.executable, tests=str(HERE.parent)))
@@ -113,7 +113,7 @@ class World:
             self.things[path] = digest(path)
 
     def _start_others(self) -> None:
-        """A server of somebody else, and a simulated engine that looks like one of ours: no keeper started them."""
+        """A foreign server, and a simulated engine that looks like ours; neither was started by a keeper."""
         place = self.home / "others" / "vllm"
         place.parent.mkdir()
         place.write_text((HERE.parent / "fakes" / "recording_vllm.py").read_text())
@@ -139,13 +139,13 @@ class World:
             )
         deadline = time.monotonic() + 60.0
         while not (self.home / "bystander").exists() or not (self.home / "bystander").read_text():
-            assert time.monotonic() < deadline, "the look-alike never came up"
+            assert time.monotonic() < deadline, "the look-alike never became ready"
             time.sleep(0.1)
 
     # -- the program -----------------------------------------------------------------------------------------------
 
     def command(self, *words: str) -> Said:
-        """Run ``vllm-console`` with some words; what it must never say is blamed."""
+        """Run ``vllm-console``; forbidden output is recorded as a violation."""
         process = subprocess.Popen(
             [*PROGRAM, *words],
             env=self.env,
@@ -164,7 +164,7 @@ class World:
         self.look_at(" ".join(words), out + err)
         if said.code not in range(5):
             self.journal.blame(f"'{' '.join(words)}' ended with {said.code}: {err[-500:]}")
-        if said.code and not err.strip() and words[0] != "doctor":  # that tells what is wrong by its output
+        if said.code and not err.strip() and words[0] != "doctor":  # whose output reports problems
             self.journal.blame(f"'{' '.join(words)}' failed and said nothing")
         if "--json" in words and said.code == 0:
             try:
@@ -174,7 +174,7 @@ class World:
         return said
 
     def look_at(self, what: str, text: str) -> None:
-        """Blame what must stand in nothing that the program says."""
+        """Record a violation for secrets in the program's output."""
         for sign in ("Traceback (most recent", "internal error"):
             if sign in text:
                 self.journal.blame(f"{what}: {text[text.index(sign) :][:1500]}")
@@ -183,7 +183,7 @@ class World:
                 self.journal.blame(f"{what}: told {name}")
 
     def order(self, server: str, wanted: str, *words: str) -> Said:
-        """A command that changes a server; what may come of it is entered."""
+        """A command that changes a server; its expected results are recorded."""
         began = time.time()
         said = self.command(*words)
         outcome = DONE
@@ -203,7 +203,7 @@ class World:
     # -- processes -------------------------------------------------------------------------------------------------
 
     def record(self, server: str) -> ServerRecord | None:
-        """Its record; None where there is none. One that cannot be read is blamed."""
+        """Its record, None if missing. An unreadable record is a violation."""
         try:
             return client.read(self.state, server)
         except errors.NoSuchServerError:
@@ -229,7 +229,7 @@ class World:
         return {part: who for part, who in found.items() if who is not None and processes.alive(who)}
 
     def ours(self) -> dict[int, Ours]:
-        """All processes that came of this soak's commands, by pid. Others' are not among them."""
+        """All processes started by this soak's commands, by pid, without foreign ones."""
         mark, found = f"SOAK_RUN={self.marker}".encode(), {}
         for pid in pids():
             with contextlib.suppress(OSError):
@@ -241,16 +241,16 @@ class World:
         return found
 
     def _server(self, words: str) -> str:
-        """Whose process that is: a server's by its port, a recorder's by the file that it writes."""
+        """The owner of a process: of a server by port, of a recorder by its output file."""
         found = re.search(r" serve .*--port (\d+)| .*/servers/(\w+)/history", words)
         if found is None or "program.py" in words:
             return ""
         return found[2] or next((name for name, port in self.ports.items() if str(port) == found[1]), "")
 
     def close(self) -> None:
-        """End everything that is left; only what a failed soak leaves is ended by force."""
+        """End everything left over; only leftovers of a failed soak are killed."""
         deadline = time.monotonic() + 30.0
-        while (left := self.ours()) and time.monotonic() < deadline:  # what is killed may just have started another
+        while (left := self.ours()) and time.monotonic() < deadline:  # a killed process may just have started another
             for who in filter(None, map(processes.identity, left)):
                 processes.send(who, signal.SIGKILL)
             time.sleep(0.1)
@@ -262,7 +262,7 @@ class World:
 
 
 def digest(path: Path) -> str:
-    """What is in a file, in short; empty where there is none."""
+    """A digest of a file; empty if missing."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
@@ -270,5 +270,5 @@ def digest(path: Path) -> str:
 
 
 def read_json(text: str) -> Any:
-    """What a command printed."""
+    """A command's output as JSON."""
     return json.loads(text)

@@ -1,4 +1,4 @@
-"""The real program in a real pseudo-terminal, with a home of its own."""
+"""The real program in a pseudo-terminal, with a separate home."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fakes.keeper_bench import end_servers
 
 @pytest.fixture
 def home(tmp_path: Path) -> dict[str, str]:
-    """Environment in which nothing of the person's own settings and servers is seen or touched."""
+    """Environment isolated from the user's settings and servers."""
     return {
         "HOME": str(tmp_path),
         "XDG_STATE_HOME": str(tmp_path / "state"),
@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def terminal(home: dict[str, str], terminal_module: ModuleType) -> Iterator[Callable[..., Any]]:
-    """Opens ``vllm-console`` with some words in a terminal of some size."""
+    """Opens ``vllm-console`` with arguments in a terminal of a given size."""
     opened: list[Any] = []
 
     def open_terminal(*words: str, columns: int = 120, rows: int = 40, env: dict[str, str] | None = None) -> Any:
@@ -45,7 +45,7 @@ def terminal(home: dict[str, str], terminal_module: ModuleType) -> Iterator[Call
 
 @pytest.fixture
 def command(home: dict[str, str]) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Runs ``vllm-console`` with some words; every server that it started ends with the test."""
+    """Runs ``vllm-console`` with arguments; its servers end with the test."""
 
     def run(*words: str, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:
         return run_command(with_own_port(words), {**os.environ, **home, **(env or {})})

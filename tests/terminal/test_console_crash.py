@@ -1,4 +1,4 @@
-"""The console when something in it fails that nobody expected."""
+"""The console after an unexpected error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sys.exit(main([]))
 SECRET = "Zq8" * 12
 
 
-def test_the_terminal_is_clean_a_report_is_written_and_the_server_goes_on(terminal_module, command, home):
+def test_crash_restores_terminal_and_writes_report(terminal_module, command, home):
     command("start", "batch", "--engine", "simulated", "--wait")
     console = terminal_module.Terminal([sys.executable, "-c", BROKEN % {"secret": SECRET}], 120, 40, home)
     try:

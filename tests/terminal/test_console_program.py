@@ -1,4 +1,4 @@
-"""The console as a person meets it: in a terminal, by keyboard, on simulated servers."""
+"""The console in a terminal, controlled by keyboard, with simulated servers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def status(command, name):
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40)])
-def test_the_loop_by_keyboard(terminal, command, columns, rows):
-    """Start a server, see it, stage a change with a key, restart, quit; find it again with the change."""
+def test_full_loop_by_keyboard(terminal, command, columns, rows):
+    """Start a server, stage a change, restart, quit; a new console shows the server with the change."""
     started = command("start", "chatbot", "--engine", "simulated", "--wait", "--json")
     assert started.returncode == 0, started.stderr
     console = terminal(columns=columns, rows=rows)
@@ -39,7 +39,7 @@ def test_the_loop_by_keyboard(terminal, command, columns, rows):
     deadline = time.monotonic() + 60
     while status(command, "chatbot")["generation"] != 2:
         console.pump()
-        if "Restart chatbot?" in console.text:  # its figures are not read yet, so it asks
+        if "Restart chatbot?" in console.text:  # its metrics are not read yet, so it asks
             console.press("y")
         assert time.monotonic() < deadline, console.text
     while status(command, "chatbot")["state"] != "ready":
@@ -57,7 +57,7 @@ def test_the_loop_by_keyboard(terminal, command, columns, rows):
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_the_terminal_clean_and_the_server_up(terminal, command, way):
+def test_signal_restores_terminal_and_server_keeps_running(terminal, command, way):
     command("start", "batch", "--engine", "simulated", "--wait")
     pid = status(command, "batch")["pid"]
     console = terminal()
@@ -69,8 +69,8 @@ def test_a_signal_leaves_the_terminal_clean_and_the_server_up(terminal, command,
     assert status(command, "batch")["state"] == "ready"
 
 
-def test_a_hung_up_terminal_ends_the_console_and_nothing_else(terminal, command):
-    """What an SSH connection that breaks does: the pty goes away and the session gets SIGHUP."""
+def test_hangup_ends_only_the_console(terminal, command):
+    """Like a broken SSH connection: the pty closes and the session gets SIGHUP."""
     command("start", "batch", "--engine", "simulated", "--wait")
     pid = status(command, "batch")["pid"]
     console = terminal()
@@ -80,7 +80,7 @@ def test_a_hung_up_terminal_ends_the_console_and_nothing_else(terminal, command)
     os.kill(pid, 0)
 
 
-def test_resizing_and_no_color(terminal, command):
+def test_resize_and_no_color(terminal, command):
     command("start", "chatbot", "--engine", "simulated", "--wait")
     console = terminal(columns=120, rows=40, env={"NO_COLOR": "1"})
     console.wait_for("KV cache")
@@ -92,7 +92,7 @@ def test_resizing_and_no_color(terminal, command):
     assert console.wait_end() == 0
 
 
-def test_two_consoles_at_once_show_the_same_server(terminal, command):
+def test_two_consoles_show_the_same_server(terminal, command):
     command("start", "chatbot", "--engine", "simulated", "--wait")
     first, second = terminal(), terminal(columns=80, rows=24)
     for console in (first, second):
@@ -105,8 +105,8 @@ def test_two_consoles_at_once_show_the_same_server(terminal, command):
         assert console.wait_end() == 0
 
 
-def test_launching_by_hand(terminal, command):
-    """n, choose the simulated engine, launch: the server is there afterwards."""
+def test_launch_from_screen(terminal, command):
+    """Press n, choose the simulated engine, launch: the server exists afterwards."""
     console = terminal()
     console.wait_for("Servers")
     console.press("n")
@@ -122,7 +122,7 @@ def test_launching_by_hand(terminal, command):
     console.wait_end()
 
 
-def test_a_removed_server_is_replayed(terminal, command):
+def test_removed_server_is_replayed(terminal, command):
     """Launch, load, remove, replay, leave."""
     command("start", "chatbot", "--engine", "simulated", "--wait")
     assert command("load", "chatbot", "--rate", "6", "--duration", "4", "--output-tokens", "20").returncode == 0
@@ -164,7 +164,7 @@ def test_a_removed_server_is_replayed(terminal, command):
     assert again.wait_end() == 0
 
 
-def test_demo_shows_two_servers_under_traffic_and_leaves_nothing(terminal, home):
+def test_demo_shows_two_busy_servers_and_leaves_nothing(terminal, home):
     console = terminal("demo")
     console.wait_for(lambda text: text.count("ready") >= 2)
     console.wait_for("simulated")
@@ -173,8 +173,8 @@ def test_demo_shows_two_servers_under_traffic_and_leaves_nothing(terminal, home)
     assert list(Path(home["XDG_STATE_HOME"], "vllm-console", "demo").iterdir()) == []
 
 
-def test_the_demo_opens_on_recorded_minutes_and_a_verdict(command, tmp_path):
-    """In a fresh home: charts from edge to edge, the restart in them, and whether it helped."""
+def test_demo_opens_with_recorded_history_and_verdict(command, tmp_path):
+    """In a fresh home: full charts, the restart in them, and its effect."""
     path = tmp_path / "overview.svg"
     assert command("demo", "--after", "15", "--picture", str(path)).returncode == 0
     text = path.read_text().replace("&#160;", " ")
@@ -191,7 +191,7 @@ def test_the_demo_opens_on_recorded_minutes_and_a_verdict(command, tmp_path):
     assert "The change helped" in path.read_text().replace("&#160;", " ")
 
 
-def test_a_picture_of_ones_own_servers_needs_no_terminal(command, tmp_path):
+def test_picture_of_own_servers_needs_no_terminal(command, tmp_path):
     path = tmp_path / "empty.svg"
     assert command("--picture", str(path), "--screen", "launch").returncode == 0
     assert "chatbot" in path.read_text()
@@ -201,7 +201,7 @@ def test_a_picture_of_ones_own_servers_needs_no_terminal(command, tmp_path):
     assert (both.returncode, "leave one of them out" in both.stderr) == (2, True)
 
 
-def test_a_recording_of_the_demo_replays_to_the_same_screen(terminal, tmp_path):
+def test_demo_recording_replays_to_the_same_screen(terminal, tmp_path):
     path = tmp_path / "demo.cast"
     console = terminal("demo", "--record", str(path))
     console.wait_for("hint 1/4  i shows the findings of docs")
@@ -223,12 +223,12 @@ def test_a_recording_of_the_demo_replays_to_the_same_screen(terminal, tmp_path):
     for _, _, data in itertools.takewhile(lambda event: leave not in event[2], events):
         pyte.ByteStream(played).feed(data.encode().replace(b"\x1b[>", b"\x1b[?"))
         pictures.append(list(played.display))
-    # A picture that waits for the terminal when the console is left is recorded, and not drawn any more.
+    # A frame still waiting for the terminal at exit is recorded but not drawn.
     assert seen.display in pictures[-3:]
     assert any("KV cache" in row for row in played.display)
 
 
-def test_without_a_terminal_the_console_reports_it(command):
+def test_missing_terminal_is_reported(command):
     answer = command()
     assert answer.returncode == 2
     assert "needs a terminal" in answer.stderr
@@ -236,7 +236,7 @@ def test_without_a_terminal_the_console_reports_it(command):
 
 @pytest.mark.parametrize("words", [(), ("demo",)])
 @pytest.mark.parametrize("name", ["dumb", "Unknown"])
-def test_a_terminal_that_cannot_be_drawn_on_is_refused(terminal, words, name):
+def test_unsupported_terminal_is_rejected(terminal, words, name):
     console = terminal(*words, env={"TERM": name})
     assert console.wait_end() == 2
     assert f"TERM={name}: the console needs a terminal that can be drawn on" in console.text.replace("\n", "")
@@ -261,7 +261,7 @@ sys.exit(main([]))
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_console_that_is_busy_for_ever(home, terminal_module, tmp_path, way):
+def test_signal_ends_busy_console(home, terminal_module, tmp_path, way):
     busy = tmp_path / "busy"
     console = terminal_module.Terminal([sys.executable, "-c", BUSY], 100, 30, {**home, "BUSY_MARK": str(busy)})
     try:

@@ -1,4 +1,4 @@
-"""The console in a real browser. What the page receives is read off the wire, what it draws off the screen."""
+"""The console in a real browser. Received data is read from the connection, drawn text from the screen."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Page:
 
     @property
     def text(self) -> str:
-        """The rows that the page has been told to show."""
+        """The rows sent to the page."""
         for event in self.window.network():
             self._take(event["method"].removeprefix("Network."), event["params"])
         return "\n".join(line.rstrip() for line in self._screen.display) if self._screen is not None else ""
 
     def forget(self) -> None:
-        """Have the rows begin anew."""
+        """Clear the rows."""
         assert self.text
         self._screen = None
 
@@ -60,7 +60,7 @@ class Page:
             self._stream.feed(base64.b64decode(told["response"]["payloadData"]).replace(b"\x1b[>", b"\x1b[?"))
 
     def figure(self, column: str, server: str) -> str:
-        """A figure of the table of servers."""
+        """A value of the server table."""
         rows = self.text.splitlines()
         head = next((row for row in rows if "NAME" in row and column in row), "")
         row = next((row for row in rows if server in row and "ready" in row), "")
@@ -91,8 +91,8 @@ def window(tmp_path: Path) -> Iterator[real.Browser]:
     made.close()
 
 
-def test_the_console_in_a_browser(command, served, window):
-    """Opened by its link; figures change under traffic; a key is pressed; closed, and its process ends."""
+def test_console_in_browser(command, served, window):
+    """Open the link, see values change under traffic, press a key, close; the process ends."""
     process, link = served
     command("start", "chatbot", "--engine", "simulated", "--wait")
     page = Page(window)

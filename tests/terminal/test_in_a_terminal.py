@@ -1,4 +1,4 @@
-"""The app in a pseudo-terminal: what goes over the wire, and how it ends."""
+"""The app in a pseudo-terminal: output size and exit."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ def terminal(terminal_module: ModuleType) -> Iterator[Any]:
         terminal.close()
 
 
-def test_q_ends_and_says_once_what_still_runs(terminal: Any) -> None:
+def test_q_quits_and_lists_running_servers_once(terminal: Any) -> None:
     terminal.press("q")
     assert terminal.wait_end() == 0
     assert terminal.raw.count(b"2 servers still running: chat, coder") == 1
     assert terminal.restored()
 
 
-def test_sigterm_leaves_the_terminal_clean(terminal: Any) -> None:
+def test_sigterm_restores_terminal(terminal: Any) -> None:
     terminal.process.send_signal(signal.SIGTERM)
     assert terminal.wait_end() == 0
     assert terminal.restored()
 
 
-def test_the_app_ends_when_its_terminal_goes(terminal: Any) -> None:
+def test_app_ends_when_terminal_closes(terminal: Any) -> None:
     terminal.hang_up()
     assert terminal.process.wait(60) >= -signal.SIGHUP
 
 
-def test_only_what_changed_goes_over_the_wire(terminal: Any) -> None:
-    """A refresh changes some figures; the screen has 4,800 cells, and a full paint takes about 15,000 bytes."""
+def test_refresh_sends_only_changed_cells(terminal: Any) -> None:
+    """A refresh changes some values; the screen has 4,800 cells, and a full paint takes about 15,000 bytes."""
     start = len(terminal.raw)
     end = time.monotonic() + 3
     while time.monotonic() < end:

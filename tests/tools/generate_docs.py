@@ -35,7 +35,7 @@ EVERYWHERE = ("help", "json")
 
 
 def generated(text: str) -> str:
-    """The text with every generated part written anew.
+    """The text with every generated part rewritten.
 
     Raises:
         KeyError: a part has an unknown name.

@@ -1,4 +1,4 @@
-"""Records what real vLLM answers to every request of ``fakes.api_table``.
+"""Records real vLLM's response to every request of ``fakes.api_table``.
 
 Usage: ``python tests/tools/record_api_answers.py URL > tests/processes/simulated/vllm-0.32-answers.json`` with the
 URL of a server of the tiny model that was started with ``--served-model-name tiny --max-model-len 512``.
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _kept(answer: Answer) -> str:
-    """A body without what nobody compares: of the API's description its paths, of metrics the beginning."""
+    """A body reduced to what is compared: the paths of the API description, the beginning of metrics."""
     if not answer.headers.get("content-type", "").startswith("application/json"):
         return answer.body[:LONGEST]
     if '"openapi"' not in answer.body[:20]:

@@ -1,4 +1,4 @@
-"""Records what the demo shows of the past, with the simulated engine in virtual time. Takes about a minute.
+"""Records the demo's history with the simulated engine in virtual time. Takes about a minute.
 
     python tests/tools/record_demo.py
 
@@ -81,7 +81,7 @@ FRACTION = 1 << 15
 
 
 def transposed(records: bytes, size: int) -> bytes:
-    """The first byte of each record, then the second one of each, and so on: they can be compressed far better."""
+    """The first byte of each record, then the second byte of each, and so on: this compresses far better."""
     return b"".join(records[place::size] for place in range(size))
 
 
@@ -94,7 +94,7 @@ class KeptRecords:
         self._calm = 0
 
     def add(self, kind: str, row: Row) -> None:
-        """Keep a record, whose clock is not ours."""
+        """Keep a record, with its time converted to virtual time."""
         named = dict(zip(FIELDS[kind], row, strict=False))
         if kind == "requests":
             named |= {"arrived_at": self.now - named["e2e_seconds"], "finished_at": self.now}
@@ -103,11 +103,11 @@ class KeptRecords:
         self._rows.append((kind, tuple(named.values())))
 
     def drop(self) -> None:
-        """The probe would lose a record."""
+        """Called when the probe loses a record."""
         raise RuntimeError("a step could not be recorded")
 
     def calm(self) -> None:
-        """No request is in flight now."""
+        """Note that no request is in flight."""
         self._calm = len(self._rows)
 
     def until_calm(self, began: float, since: float) -> RecordedProbe:
@@ -133,7 +133,7 @@ class KeptRecords:
 
 
 class KeptLog(Log):
-    """Keeps lines with the times at which they came."""
+    """Keeps lines with their times."""
 
     def __init__(self) -> None:
         super().__init__("INFO")
@@ -147,7 +147,7 @@ class KeptLog(Log):
         self.lines.append((self.at if self.at is not None else time.monotonic() - self.begun, text))
 
     def write(self, process: Process | str, level: str, where: str, message: str) -> None:
-        """As vLLM writes it, but for the time."""
+        """Like vLLM's log line, except for the time."""
         for line in message.split("\n"):
             self.keep(f"({process} pid={self._pid}) {level} {STAMP} [{where}] {line}\n")
 
@@ -229,7 +229,7 @@ class Virtual:
             self.log.api("loggers.py:335", line)
 
     def body(self) -> str:
-        """What ``/metrics`` says."""
+        """The body of ``/metrics``."""
         return self.metrics.render().decode()
 
     def end(self) -> None:
