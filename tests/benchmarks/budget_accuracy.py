@@ -102,7 +102,7 @@ def flags_of(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpu_of(record: dict[str, Any]) -> GpuShape:
-    """The GPU; a size that is no whole number is what CUDA saw, any other what stands on the box.
+    """The GPU; a fractional size is the one CUDA reports, an integer the nominal one.
 
     Where only the name is stated, or the size on the box is nearly what the driver reports, the latter counts.
     """

@@ -50,8 +50,8 @@ def one_server(box: Bench, vllmstat: str, rounds: int, seconds: float) -> None:
     theirs: list[Usage] = []
     peer = [vllmstat, "--url", f"http://127.0.0.1:{server['port']}", "--no-gpu", "--interval", "1"]
     for _ in range(rounds):
-        ours.append(watch(box.words(), box.env, settle=6, seconds=seconds, beside=[recorder]))
-        theirs.append(watch(peer, box.env, settle=6, seconds=seconds, beside=[]))
+        ours.append(watch(box.words(), box.env, settle=6, seconds=seconds, extra_pids=[recorder]))
+        theirs.append(watch(peer, box.env, settle=6, seconds=seconds, extra_pids=[]))
     load.terminate()
     load.wait()
     cpu, peer_cpu = median([u.cpu_percent for u in ours]), median([u.cpu_percent for u in theirs])
@@ -72,7 +72,7 @@ def eight_servers(box: Bench, rounds: int, seconds: float) -> None:
     for number in range(2, 9):
         box.start(f"server-{number}", "batch")
     load = box.load("chat", 2, rounds * (seconds + 20))
-    used = [watch(box.words(), box.env, settle=6, seconds=seconds, beside=[]) for _ in range(rounds)]
+    used = [watch(box.words(), box.env, settle=6, seconds=seconds, extra_pids=[]) for _ in range(rounds)]
     load.terminate()
     load.wait()
     print(f"eight servers: console {median([u.cpu_percent for u in used]):.2f} % of a core, "

@@ -27,7 +27,7 @@ FLAGS = {
     "enforce-eager": True,
 }
 WAYS = {"as usual": 0.0, "after 5 s": 5.0, "after 30 s": 30.0}
-"""How long a person reads the plan while it is prepared; not prepared if no time."""
+"""How long the plan is read during preparation; no preparation if zero."""
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 TICK = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 WAIT_SECONDS = 600
-"""For a command: where the server and its successor share two cores, a prepared restart takes minutes."""
+"""Timeout of a command: a prepared restart takes minutes if the server and its successor share two cores."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -53,14 +53,16 @@ class Usage:
     memory_mb: float
 
 
-def watch(words: Sequence[str], env: dict[str, str], *, settle: float, seconds: float, beside: Sequence[int]) -> Usage:
+def watch(
+    words: Sequence[str], env: dict[str, str], *, settle: float, seconds: float, extra_pids: Sequence[int]
+) -> Usage:
     """Run a program in a 120×40 pty; after ``settle`` seconds measure for ``seconds``.
 
-    ``beside`` are pids whose CPU counts as the program's (recorders).
+    ``extra_pids`` are pids whose CPU counts as the program's (recorders).
     """
     with in_terminal(words, env) as (process, master):
         drain(master, settle)
-        pids = (process.pid, *beside)
+        pids = (process.pid, *extra_pids)
         began, used, children = time.monotonic(), sum(map(cpu_seconds, pids)), ended_children_seconds(process.pid)
         written = drain(master, seconds)
         span = time.monotonic() - began
@@ -142,7 +144,7 @@ class Bench:
         return subprocess.Popen(words, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def record(self, name: str) -> dict[str, Any]:
-        """A server's record as it stands on disk."""
+        """A server's record on disk."""
         record: dict[str, Any] = json.loads((self.servers / name / "record.json").read_text())
         return record
 

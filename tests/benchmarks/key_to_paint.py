@@ -28,7 +28,7 @@ from fakes import key_presses as keys
 from fakes import terminal
 
 SCAN_SECONDS = 6.0
-"""After so long others' servers have been found."""
+"""Seconds until other users' servers are found."""
 
 
 @contextlib.contextmanager

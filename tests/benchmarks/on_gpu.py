@@ -8,7 +8,7 @@ Printed are:
 
 - the plan's memory and vLLM's own, from its log
 - GPU memory, power, temperature and clock by NVML and by ``nvidia-smi``, under load
-- steps as the probe recorded them, beside the plan's roofline: medians by sequences and tokens
+- steps as the probe recorded them, next to the plan's roofline: medians by sequences and tokens
 - what was predicted of the restart, and what was measured after it with the same load
 - downtimes, and how many processes ``nvidia-smi`` listed at most while a restart was prepared (objective: one)
 - how long sleeping and waking took, and the GPU memory in use before and after
@@ -47,7 +47,7 @@ from vllm_launchers.vllm.modelfacts.read import model_facts
 NAME, PORT = "one", 8599
 FEWER = 24
 BESIDE = 5
-"""Readings of NVML and nvidia-smi side by side."""
+"""Number of paired readings of NVML and nvidia-smi."""
 SMI = {"used_gib": "memory.used", "power_w": "power.draw", "temperature_c": "temperature.gpu", "clock_mhz": "clocks.sm"}
 
 
@@ -124,7 +124,7 @@ def smi(field: str) -> float:
 
 
 def print_memory(planned: dict[str, Any], log: str) -> None:
-    """The plan's memory beside the engine's."""
+    """The plan's memory next to the engine's."""
     for name, key, pattern in (
         ("weights, GiB", "weights_gib", r"Model loading took ([\d.]+) GiB"),
         ("KV cache, tokens", "kv_tokens", r"KV cache size: ([\d,]+) tokens"),
@@ -140,9 +140,9 @@ def load(made: Bench, rate: float, seconds: float, *, sampled: bool = False) -> 
         time.sleep(seconds / 2)
         for _ in range(BESIDE):
             gpu = made("host")["gpus"][0]
-            beside = {key: smi(field) for key, field in SMI.items()}
-            beside["used_gib"] /= 1024
-            print("  ".join(f"{key} {gpu[key]:g} / {beside[key]:g}" for key in SMI), "(NVML / nvidia-smi)")
+            smi_values = {key: smi(field) for key, field in SMI.items()}
+            smi_values["used_gib"] /= 1024
+            print("  ".join(f"{key} {gpu[key]:g} / {smi_values[key]:g}" for key in SMI), "(NVML / nvidia-smi)")
     sending.wait()
 
 
@@ -177,7 +177,7 @@ def batch_budget(made: Bench) -> int:
 
 
 def print_steps(made: Bench, plan: dict[str, Any]) -> None:
-    """Recorded steps beside the roofline."""
+    """Recorded steps next to the roofline."""
     reader = ProbeReader(made.servers / NAME / "probe")
     evidence = gather(reader.requests(), reader.steps(), 16, batch_budget(made))
     print(f"scheduled ahead: {'yes' if evidence.ahead else 'no'}")
@@ -214,7 +214,7 @@ def by_tokens(steps: Sequence[SeenStep], least: int = 8) -> Iterator[list[SeenSt
 
 
 def print_prediction(predicted: dict[str, Any], measured: dict[str, Any]) -> None:
-    """Each inter-token figure's interval and what came of it."""
+    """Predicted interval and measured value of each inter-token metric."""
     if predicted["outside"]:
         print(predicted["outside"])
     for part in ("p50", "p90", "p99", "mean"):

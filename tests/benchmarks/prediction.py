@@ -378,7 +378,7 @@ def poisson(rng: random.Random, expected: float) -> int:
 
 
 class Program:
-    """The program's commands, in a state folder of its own."""
+    """The program's commands, with a separate state folder."""
 
     def __init__(self, folder: Path, port: int, paced: Sequence[float]) -> None:
         self.port = port

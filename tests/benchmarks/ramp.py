@@ -58,7 +58,7 @@ from vllm_launchers.simulated.settings import Simulated, resolve_settings
 
 GRID = 1.02
 REACH = 1.2
-"""How far from the median ramp the exhaustive search looks, unless told."""
+"""Default distance of the exhaustive search from the median ramp."""
 WATCH = 0.5
 
 

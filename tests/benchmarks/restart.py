@@ -37,7 +37,7 @@ from harness import Bench, bench
 
 NAME, PORT, EVERY_SECONDS = "one", 8499, 0.05
 REFUSED = 'kv-transfer-config={"kv_role":"none"}'
-"""vLLM's own check refuses it; the plan knows nothing of it."""
+"""vLLM's own check rejects it; the plan does not."""
 FAILING = ("max-model-len=4096", "num-gpu-blocks-override=4")
 """The flags are accepted, and the engine then fails: the KV cache is smaller than the longest request."""
 MORE = ("max-model-len=512", "block-size=32", "num-gpu-blocks-override=40")
@@ -148,7 +148,7 @@ class Memory(threading.Thread):
 
 
 def refused(box: Bench, args: argparse.Namespace) -> dict[str, float]:
-    """A flag that vLLM refuses, beside ``vllm serve``'s own refusal."""
+    """A flag that vLLM rejects, compared with ``vllm serve``'s own rejection."""
     client = Client(args.model)
     client.start()
     began = time.monotonic()

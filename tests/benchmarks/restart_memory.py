@@ -49,7 +49,7 @@ def main() -> None:
 
 
 class Soak:
-    """Restarts servers side by side under one console."""
+    """Restarts servers concurrently under one console."""
 
     def __init__(self, fleet: LocalFleet, args: argparse.Namespace) -> None:
         self._fleet, self._args = fleet, args

@@ -63,7 +63,7 @@ def _cpu(words: list[str], env: dict[str, str]) -> float:
 
 
 def command_cost(box: Bench, title: str, words: list[str], rounds: int, target: float) -> bool:
-    """CPU of a command as a whole process, beside a Python that does nothing."""
+    """CPU of a command as a whole process, compared with an empty Python."""
     _cpu(box.words(*words), box.env)  # the first one may compile
     pairs = [(_cpu(box.words(*words), box.env), _cpu([sys.executable, "-c", ""], box.env)) for _ in range(rounds)]
     ours, floor = (1000 * median(column) for column in zip(*pairs, strict=True))
@@ -76,11 +76,11 @@ COMMANDS = (
     ("plan", "chatbot", "--engine", "simulated", "--json"),
     ("start", "chatbot", "--engine", "simulated", "--name", "other"), ("stop", "other"), ("remove", "other", "--purge"),
 )  # fmt: skip
-"""In this order: one starts what the next ones stop and remove."""
+"""In this order: the first starts what the next ones stop and remove."""
 
 
 def compare_commands(box: Bench, before: Path, rounds: int) -> None:
-    """CPU of short commands, beside those of another checkout."""
+    """CPU of short commands, compared with those of another checkout."""
     here = Path(__file__).parents[2]
     spent: dict[tuple[str, Path], list[float]] = {}
     for number in range(rounds + 1):
@@ -97,7 +97,7 @@ def compare_commands(box: Bench, before: Path, rounds: int) -> None:
 
 
 def first_paint(box: Bench, rounds: int) -> bool:
-    """CPU until the first screen stands, beside an empty Textual app."""
+    """CPU until the first screen is shown, compared with an empty Textual app."""
     _paint(box, box.words())  # the first one may compile
     pairs = [(_paint(box, box.words()), _paint(box, [sys.executable, "-c", EMPTY_APP])) for _ in range(rounds)]
     ours, floor = (1000 * median(column) for column in zip(*pairs, strict=True))
@@ -108,7 +108,7 @@ def first_paint(box: Bench, rounds: int) -> bool:
 
 
 def _paint(box: Bench, words: list[str]) -> float:
-    """CPU seconds of a program in a terminal until its first screen stands."""
+    """CPU seconds of a program in a terminal until its first screen is shown."""
     with in_terminal(words, box.env) as (process, master):
         # Painted when something came and then nothing for a while.
         while not drain(master, 0.1):

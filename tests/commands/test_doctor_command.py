@@ -85,8 +85,8 @@ def test_unusable_vllm_is_reported_with_reason(program, tmp_path):
     wrapper.write_text('#!/bin/sh\nexec docker run vllm/vllm-openai "$@"\n')
     wrapper.chmod(0o755)
     env = {"PATH": f"{wrapper.parent}:/usr/bin:/bin"}
-    told = program("engines", env=env)
-    assert (told.returncode, "runs vLLM in Docker" in told.stderr) == (0, True)
+    listed = program("engines", env=env)
+    assert (listed.returncode, "runs vLLM in Docker" in listed.stderr) == (0, True)
     problems = json.loads(program("doctor", "--json", env=env).stdout)["problems"]
     assert [problem["what"] for problem in problems if "Docker" in problem["what"]]
     assert not [problem for problem in problems if "no vLLM" in problem["what"]]

@@ -28,7 +28,7 @@ def getaddrinfo(host, *rest, **more):
     return [(socket.AF_INET6, *one[1:4], ("::1", one[4][1], 0, 0)) for one in found] + found
 socket.getaddrinfo = getaddrinfo
 """
-"""As on a machine whose ``/etc/hosts`` has ``::1 localhost`` before ``127.0.0.1 localhost``."""
+"""Like a machine whose ``/etc/hosts`` has ``::1 localhost`` before ``127.0.0.1 localhost``."""
 
 FOREIGN = """
 import encodings.idna, http.server, os, socket, sys

@@ -38,8 +38,8 @@ def test_model_is_downloaded_verified_listed_and_removed(program: Any) -> None:
         again = program.json("models", "get", "org/tiny", "--yes", env=env)
         assert again["downloaded_bytes"] == 0
         assert hub.got.count("model.safetensors") == 1
-        told = program("models", "get", "org/tiny", "--yes", env=env).stdout.splitlines()
-        assert told[-2:] == [f"org/tiny: every file verified, {told[1].split(', ')[1]}",
+        lines = program("models", "get", "org/tiny", "--yes", env=env).stdout.splitlines()
+        assert lines[-2:] == [f"org/tiny: every file verified, {lines[1].split(', ')[1]}",
                              "  vllm-console start PRESET --model org/tiny"]  # fmt: skip
         (listed,) = program.json("models", env=env)
         assert (listed["model"], listed["max_context"], listed["problem"]) == ("org/tiny", 4096, None)

@@ -318,9 +318,9 @@ def test_unit_export_warns_of_folders_its_account_cannot_enter(program, tmp_path
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
     tmp_path.chmod(0o755)
-    told = program("plan", "chatbot", "--vllm", str(command), "--export", "systemd").stderr
-    assert "note: the unit runs as vllm, which cannot enter /" in told
-    assert "systemd-user" in told
+    stderr = program("plan", "chatbot", "--vllm", str(command), "--export", "systemd").stderr
+    assert "note: the unit runs as vllm, which cannot enter /" in stderr
+    assert "systemd-user" in stderr
     own = program("plan", "chatbot", "--vllm", str(command), "--export", "systemd-user").stderr
     assert "cannot enter" not in own
 

@@ -46,9 +46,9 @@ def test_standby_pair_shares_gpu_and_switches(program):
     assert night["sleep"]["host_gib"] > 1
     assert night["findings"] == []
 
-    beside = program(*HOST, "restart", "night")
-    assert beside.returncode == 1
-    assert "put chat to sleep first" in beside.stderr
+    refused = program(*HOST, "restart", "night")
+    assert refused.returncode == 1
+    assert "put chat to sleep first" in refused.stderr
     assert program(*HOST, "wake", "chat").returncode == 1
 
 

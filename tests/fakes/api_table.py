@@ -549,7 +549,7 @@ TABLE: tuple[Case, ...] = (
     *GOOD_COMPLETIONS, *BAD_COMPLETIONS, *GOOD_CHATS, *BAD_CHATS, *RESPONSES_CASES, *MESSAGES_CASES, *TOKENS, *PLACES,
 )  # fmt: skip
 WARM_UP = Case("warm-up", C, {"prompt": [40] * 48, "max_tokens": 4, "ignore_eos": True})
-"""The first request: vLLM 0.32 on CPUs with AMX dies when that is a short one."""
+"""The first request: vLLM 0.32 on CPUs with AMX crashes if it is short."""
 
 
 @dataclass(frozen=True)
@@ -573,9 +573,9 @@ def send(client: httpx.Client, url: str, case: Case) -> Answer:
 
 
 EXACT = frozenset({"object", "finish_reason", "index", "model", "role", "completion_tokens", "type", "status", "code"})
-"""Fields of good answers whose values must be the same."""
+"""Fields of successful responses whose values must be equal."""
 BY_TYPE = frozenset({"content-length", "x-request-id"})
-"""Headers of which only the name is compared."""
+"""Headers of which only the names are compared."""
 
 
 def shape(answer: Answer) -> Any:

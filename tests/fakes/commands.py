@@ -33,13 +33,13 @@ NOT_IMPORTED = (
     "vllm_launchers.vllm.hub_worker",
     "vllm_launchers.vllm.ray_query",
 )
-"""Screens, which few commands need, and what runs in other processes."""
+"""Screens, which few commands need, and modules that run in other processes."""
 
 ASK_SECONDS = 0.2
-"""Between two questions of a test that waits: an answer is a process, and without a pause they take a whole core."""
+"""Pause between polls: each starts a process, and without a pause polling occupies a core."""
 
 _starting = threading.Lock()
-"""Tests run commands from several threads, and one process is to serve them all."""
+"""Tests run commands from several threads; one process serves them all."""
 
 
 def run_command(

@@ -360,7 +360,7 @@ PRESSED = (
         (Fix(Changes({"max-num-seqs": 128}), "Fewer sequences hold fewer tokens."),),
     ),
 )  # fmt: skip
-"""What is found of a server whose KV cache is too small for its traffic."""
+"""Findings of a server whose KV cache is too small for its traffic."""
 
 HEALTHY = (
     Finding(
@@ -576,70 +576,70 @@ class FakeFleet:
         self.step = step
         self.calls: list[tuple[object, ...]] = []
         self.predicted: list[Changes] = []
-        """What was staged for long enough to be predicted: that takes a moment, so it is apart from the calls."""
+        """Changes staged long enough to be predicted; kept apart from the calls because prediction is delayed."""
         self.looks = 0
         self.error: Exception | None = None
         """Raised by the next verb."""
         self.look_error: Exception | None = None
         self.markers: tuple[Marker, ...] = ()
         self.then = StateThen(State.READY, NOW - 7200, 2)
-        """What happened to the selected server."""
+        """Events of the selected server."""
         self.no_findings = ""
-        """Why findings of an earlier moment are not known."""
+        """Why findings of an earlier time are unknown."""
         self.times: list[TimeView] = []
-        """Which times were asked for."""
+        """The requested times."""
         self.gpus: dict[str, object] = {}
-        """What a snapshot says of the host: ``host``, ``host_problem``, ``host_recorded``, ``gpu_shares``."""
+        """A snapshot's host fields: ``host``, ``host_problem``, ``host_recorded``, ``gpu_shares``."""
         self.gpu_charts: dict[int, GpuChart] = {}
-        """What a snapshot has of a GPU whose charts are asked for, by index."""
+        """A snapshot's data of a GPU whose charts are requested, by index."""
         self.local_models = LocalModels()
-        """What `models` gives."""
+        """Result of `models`."""
         self.flag_table: FlagTable | None = FLAG_TABLE
-        """What `flags` gives: set it to None for a vLLM that is still to be learned."""
+        """Result of `flags`: None for a vLLM whose flags are not learned yet."""
         self.workloads: dict[str, SeenWorkload] = {}
-        """What `seen_workload` gives, by server."""
+        """Result of `seen_workload`, by server."""
         self.suggestions: dict[str, tuple[Choice, ...]] = {}
-        """What `suggest` gives, by server."""
+        """Result of `suggest`, by server."""
         self.memory: MemoryBudget | str | None = "as flags say"
-        """Set to a budget, or to None for a model of which too little is known."""
+        """Set to a budget, or to None for a model with too few known facts."""
         self.choices: tuple[Choice, ...] | None = None
         """Set to replace those of the flags."""
         self.findings: tuple[plan_findings.PlanFinding, ...] = ()
-        """What every plan finds."""
+        """Findings of every plan."""
         self.findings_after: tuple[plan_findings.PlanFinding, ...] = ()
-        """What the plan of a restart with changes finds besides."""
+        """Additional findings of the plan of a restart with changes."""
         self.planned: list[tuple[str, Changes]] = []
-        """Of which restarts the plan was asked for."""
+        """Restarts whose plan was requested."""
         self.lora: Adapters | None = None
-        """What `adapters` gives; None: a server without LoRA."""
+        """Result of `adapters`; None for a server without LoRA."""
         self.predictions: dict[tuple[object, ...], PredictedChange | Exception] = {}
-        """What `predict_staged` gives or raises, by the values that are staged; None for others."""
+        """Result or exception of `predict_staged`, by staged values; None for others."""
         self.plan_error: Exception | None = None
         """Raised by the plan of a restart."""
         self.finished: dict[str, Sequence[FinishedRequest]] = {}
-        """What `requests` gives, by server."""
+        """Result of `requests`, by server."""
         self.known_runs: Sequence[Run] = ()
-        """What `runs` gives."""
+        """Result of `runs`."""
         self.replays: dict[str, Replay] = {}
-        """What `replay` gives, by name; the run is shown as `ended_run` says."""
+        """Result of `replay`, by name; the run is shown as by `ended_run`."""
         self.ramps: dict[str, RampView] = {}
-        """What `ramp` gives, by server."""
+        """Result of `ramp`, by server."""
         self.left = Leftovers()
-        """What `leftovers` gives."""
+        """Result of `leftovers`."""
         self.comparison: Comparison | None = None
-        """What `compare` gives; None for a server without an earlier run."""
+        """Result of `compare`; None for a server without an earlier run."""
         self.comparisons: Sequence[Comparison] = ()
-        """What `compare_again` gives besides, by the runs' numbers."""
+        """Additional results of `compare_again`, by run numbers."""
         self.judged, self.past_trouble = 0, ""
-        """How often `judge_past` was asked, and what it gives."""
+        """Number of calls of `judge_past`, and its result."""
         self.last_changes: dict[str, Comparison] = {}
-        """What `last_change` gives, by server."""
+        """Result of `last_change`, by server."""
         self.outcomes: dict[tuple[int, int], KeptPrediction] = {}
-        """What `outcome` gives, by the runs' numbers."""
+        """Result of `outcome`, by run numbers."""
         self.on_board = Board(Path("/board"), NOW)
-        """What `board` gives."""
+        """Result of `board`."""
         self.open = threading.Event()
-        """Cleared, looks hang until it is set."""
+        """While cleared, snapshots block until it is set."""
         self.open.set()
 
     def snapshot(self, selected: str | None = None, time: TimeView = LIVE) -> FleetSnapshot:

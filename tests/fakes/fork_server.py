@@ -54,7 +54,7 @@ def become(request, descriptors):
 def end(code):
     """End as Python does, except that what was imported is not taken apart: that would copy the pages of all of it.
 
-    Returns where standard output can't be written: Python has an exit code of its own for that.
+    Returns if standard output can't be written: Python has a special exit code for that.
     """
     threading._shutdown()
     atexit._run_exitfuncs()

@@ -61,7 +61,7 @@ class Forks:
 
     def __init__(self, python: str, environment: Mapping[str, str], imported: Sequence[str]) -> None:
         self.environment = dict(environment)
-        """Of the process itself; a fork gets its own."""
+        """Of the fork server; each fork gets its own."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         number = theirs.fileno()
         self._process = subprocess.Popen(

@@ -18,9 +18,9 @@ from vllm_console.runs.compare import Comparison
 from vllm_launchers.values import Value, as_dict, replace
 
 MARK = "[/x]"
-"""What is seen of each: markup, as text."""
+"""The visible part of each: markup as text."""
 STOLEN = "STOLEN"
-"""Stands inside escape sequences only."""
+"""Occurs only inside escape sequences."""
 MARKUP = f"{MARK}[@click=app.quit]y[/][bold red] [/"
 SHELL = "$(touch pwned);`touch pwned`|touch pwned&\ntouch pwned\n'\"\\ ${IFS} ~ *.toml !! ../../../../etc/passwd"
 ESCAPES = (
@@ -33,18 +33,18 @@ ESCAPES = (
     f"\x1bPq#0{STOLEN}\x1b\\\x1b_{STOLEN}\x1b\\",
     f"\x9b31m\x9d0;{STOLEN}\x9c\x90{STOLEN}\x9c",
 )
-"""Titles, links, clipboard, notices, screens cleared, answers asked for, pictures; some with C1 characters."""
+"""Titles, links, clipboard, notifications, screen clearing, terminal queries, images; some with C1 characters."""
 UNSEEN = "\u202egnp.\u2066\u200b\u2060\ufeff\U000e0041\x00\x08\x0e\x7f\x85\u2028"
 HEAP = "a" + "\u0301" * 300
 EVIL = f"{MARKUP}{''.join(ESCAPES)}{UNSEEN}{HEAP}漢字 {SHELL}"
-"""All of it, but for halves of characters, which JSON can say and a command line cannot."""
+"""Everything except lone surrogates, which JSON can express and a command line cannot."""
 WORST = f"{EVIL}\ud800\udfff\r\n\t"
 
 HARM = re.compile(
     rb"\x1b\](?!22;(?:default|pointer)(?:\x07|\x1b))|\x1bP|\x1b_|\x1bc|\x1b\[(?:2J|6n|5;7;46m)|\xc2[\x80-\x9f]|\xe2\x80[\xae\xa8\x8b]"
     rb"|\xe2\x81[\xa6\xa0]|\xef\xbb\xbf|\xf3\xa0\x81\x81|(?:\xcc\x81){9}|[\x00\x08\x0e\x7f]"
 )
-"""In what a terminal is sent, the bytes that can have come from these names only. (OSC 22 is the pointer's shape.)"""
+"""Bytes in terminal output that can only come from these names. (OSC 22 is the pointer's shape.)"""
 
 
 def poisoned(value: Any, evil: str = WORST) -> Any:

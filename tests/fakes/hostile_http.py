@@ -17,13 +17,13 @@ CHUNK = b"10000\r\n" + b"x" * 65536 + b"\r\n"
 ENDLESS = b"x" * 65536
 
 STUCK = {"continue", "drip", "silent"}
-"""What is only ended by a deadline."""
+"""Kinds that only a deadline ends."""
 KINDS = (
     *("headers", "header", "status", "continue", "redirect", "file", "bomb", "long", "short", "chunks", "extension"),
     *("trailers", "drip", "silent", "halves", "not-http"),
 )
 THEN = ("headers", "status", "redirect", "bomb", "chunks", "drip", "halves", "not-http")
-"""Kinds of answers to completions, after a good one to ``/v1/models``."""
+"""Kinds of responses to completions, after a valid one to ``/v1/models``."""
 
 
 class HostileServer:

@@ -1,7 +1,7 @@
 """A server with the part of the Hugging Face hub's API that downloads need, without Xet.
 
-Ranges are answered, so that an interrupted download goes on. A test can make it lie (``corrupt``, ``claimed_bytes``),
-hold a file back (``hold_after``) or ask for a license (``gated``).
+Range requests are supported, so that interrupted downloads resume. A test can make it lie (``corrupt``,
+``claimed_bytes``), hold a file back (``hold_after``) or ask for a license (``gated``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FakeHub:
     models: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
     hold_after: int | None = None
-    """Bytes of a large file after which nothing more comes, until `released` is set."""
+    """Bytes of a large file after which sending pauses until `released` is set."""
     released: threading.Event = field(default_factory=threading.Event)
     held: threading.Event = field(default_factory=threading.Event)
     corrupt: bool = False

@@ -1,6 +1,6 @@
 """Reads inputs of 100 MB, or a hostile server's answers, with little memory to do it in: ``FOLDER`` or ``--http PORT``.
 
-Prints what came of each, as JSON: a sentence, or the kind of error that should not have come.
+Prints each result as JSON: an error message, or the type of an unexpected error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vllm_launchers.vllm.startup_reports import StartupReportStore
 ROOM = 90 << 20
 """Bytes for each reader: less than its input has."""
 ROOM_OF_A_LOG = 200 << 20
-"""A log is read in windows of some MB, and a line of one is made text; that one has 400 MB."""
+"""A log is read in windows of a few MB, and one line is decoded; this one has 400 MB."""
 ROOM_OF_ALL = 320 << 20
 SENTENCES = (
     ConfigError, FleetError, KeeperError, HostError, ModelFactsError, ScrapeError, RequestFailedError,

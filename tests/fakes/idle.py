@@ -1,4 +1,4 @@
-"""When a pilot of Textual goes on after a key or a pause, a few milliseconds after the app has nothing more to do.
+"""Makes a Textual pilot continue after a key or a pause a few milliseconds after the app is idle.
 
 Textual's own waits for 20 ms in which the process computes for less than 1 ms, twice for each key: half of the time
 that tests of screens took.
@@ -13,7 +13,7 @@ import pytest
 from textual._context import active_app
 
 STEP_SECONDS, IDLE_SECONDS = 0.004, 0.0004
-"""Idle is what computes for less than a tenth of a step, in all threads together."""
+"""Idle means less than a tenth of a step of CPU time in all threads together."""
 
 
 async def wait_for_idle(_min_sleep: float = 0.0, max_sleep: float = 1.0) -> None:
@@ -41,6 +41,6 @@ async def _nothing_is_due() -> bool:
 
 @pytest.fixture(autouse=True)
 def soon_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pilot goes on as soon as the app has nothing to do."""
+    """Make a pilot continue as soon as the app is idle."""
     monkeypatch.setattr("textual.app.wait_for_idle", wait_for_idle)
     monkeypatch.setattr("textual.pilot.wait_for_idle", wait_for_idle)

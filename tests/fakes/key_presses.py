@@ -22,9 +22,9 @@ from typing import Any
 
 FAKES = Path(__file__).parent
 FROZEN_SECONDS = 20.0
-"""A key is waited for so long; then the screen counts as frozen."""
+"""Timeout for a key's effect, after which the screen counts as frozen."""
 MARKED = re.compile(r"[│|]?[▸>]\W*(s\d\d) ")
-"""A row of the table that the cursor is on."""
+"""The table row under the cursor."""
 HANGING_NVML = """
 #include <fcntl.h>
 #include <stdlib.h>
@@ -33,13 +33,13 @@ static int hang(void) { close(open(getenv("NVML_ASKED"), O_WRONLY | O_CREAT, 060
 int nvmlInit_v2(void) { return hang(); }
 int nvmlInitWithFlags(unsigned flags) { (void)flags; return hang(); }
 """
-"""A driver's library whose first call hangs for ever; it leaves a file where ``NVML_ASKED`` says."""
+"""A driver library whose first call hangs forever; it creates the file that ``NVML_ASKED`` says."""
 METRICS = ("hangs", "garbage", "huge", "large", "drips", "halfway")
-"""What ``strange_server.py`` can do wrong."""
+"""Kinds of faults of ``strange_server.py``."""
 
 
 class Scene:
-    """A state folder with servers, others' servers beside them, and consoles on it; all ends with it."""
+    """A state folder with servers, foreign servers, and consoles; all end with it."""
 
     def __init__(self, folder: Path, terminal_module: ModuleType) -> None:
         self.state = folder / "state" / "vllm-console"
@@ -217,6 +217,6 @@ def until_said(console: Any, process: subprocess.Popen[str], word: str) -> None:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which that share of them lies, the higher neighbour taken."""
+    """The quantile of the values, rounded up to the next value."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

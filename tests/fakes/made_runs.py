@@ -11,7 +11,7 @@ from vllm_console.runs.windows import RunWindow
 
 BEGAN = 1_767_263_467.0
 NOISE = {"mean": 0.06, "p50": 0.06, "p90": 0.1, "p99": 0.2}
-"""How much a minute's figures scatter, as a share: of some 120 requests the slowest are few."""
+"""Relative scatter of a minute's values: of about 120 requests, only a few are slow."""
 SPREAD = {"mean": 1.2, "p50": 1.0, "p90": 2.1, "p99": 4.0}
 
 

@@ -1,4 +1,4 @@
-"""A stub of libnvidia-ml, compiled from a host document and loaded by pynvml itself in a process of its own."""
+"""A stub of libnvidia-ml, compiled from a host document and loaded by pynvml in a separate process."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def header(host: Host) -> str:
 
     def ancestor(a: int, b: int) -> int:
         link = host.link(a, b)
-        # Behind an NVLink stands some PCIe path; which, the document does not say.
+        # An NVLink pair also has some PCIe path, which the document does not specify.
         kind = link.kind if link is not None else None
         return 50 if kind is not None and kind.startswith("NV") else {v: k for k, v in ANCESTORS.items()}.get(kind, -1)
 
@@ -145,7 +145,7 @@ class Stub:
         return {**os.environ, "LD_LIBRARY_PATH": str(self.folder), "NVML_STUB_CONTROL": str(self.control)}
 
     def set(self, *lines: str) -> None:
-        """Replace what the control file says, at once for whoever reads it."""
+        """Replace the control file atomically."""
         new = self.control.with_suffix(".new")
         new.write_text("".join(f"{line}\n" for line in lines))
         new.replace(self.control)

@@ -22,7 +22,7 @@ class _Request:
     left: int
     """Output tokens that are not scheduled yet."""
     reached_at: float
-    """When it was in the engine."""
+    """When it entered the engine."""
     begun: bool = False
     scheduled_at: float = 0.0
     first_at: float = 0.0
@@ -35,7 +35,7 @@ class _Step:
     decodes: list[_Request]
     seconds: float
     ends: float = 0.0
-    """When the GPU has computed it."""
+    """When the GPU finished it."""
     firsts: list[_Request] = field(default_factory=list)
     last: list[_Request] = field(default_factory=list)
 

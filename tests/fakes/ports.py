@@ -7,7 +7,7 @@ import os
 import socket
 
 FIRST, EACH, WORKERS = 20000, 1500, 8
-"""Below the ports that the kernel gives to connections, or a client could sit on one before its server does."""
+"""Below the ephemeral ports, which a client could occupy first."""
 
 
 def _numbers() -> itertools.cycle[int]:

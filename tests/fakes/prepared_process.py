@@ -25,10 +25,10 @@ if sys.argv[1] != "3":
 ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
 os.execv(sys.argv[2], sys.argv[2:])
 """
-"""What the keeper does between fork and exec: the socket is descriptor 3, and its death is the process's."""
+"""Like the keeper between fork and exec: the socket is descriptor 3, and the process dies with its parent."""
 
 SECONDS = 600
-"""For what a busy machine may take; nothing here waits that long unless it fails."""
+"""Timeout for a busy machine; only failures wait that long."""
 
 
 class Prepared:

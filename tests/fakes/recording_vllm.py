@@ -57,7 +57,7 @@ if __name__ == "__main__":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc would show root as its owner
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if "NOTE_SIGNALS" in os.environ:
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # it comes from an answer that nobody reads any more
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # caused by a response whose client is gone
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGPIPE}:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, lambda n, _: os.write(RECORDED, f"signal {n}\n".encode()))

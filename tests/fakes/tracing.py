@@ -24,7 +24,7 @@ CHANGING = {
     "rename": 82, "mkdir": 83, "unlink": 87, "chmod": 90, "fchmod": 91, "openat": 257, "mkdirat": 258, "unlinkat": 263,
     "renameat": 264, "fallocate": 285, "pwritev": 296, "renameat2": 316,
 }  # fmt: skip
-"""What a file operation is on x86-64; elsewhere a child is killed at every system call, and none is made to fail."""
+"""File operations on x86-64; elsewhere a child is killed at every system call, and none is made to fail."""
 
 DONE, TOLD, RAISED = 0, 3, 4
 
@@ -56,7 +56,7 @@ class Outcome:
 def strike(act: Callable[[], int], at: int, error: int | None = None) -> Outcome:
     """Run ``act`` in a child and kill it before its ``at``-th file operation, or let that fail with ``error``.
 
-    ``act`` returns DONE or TOLD; RAISED stands for an exception that nobody caught.
+    ``act`` returns DONE or TOLD; RAISED means an uncaught exception.
     """
     child = os.fork()
     if child == 0:

@@ -34,7 +34,7 @@ def watch(path: str) -> None:
 
 
 def closed_afterwards() -> list[Any]:
-    """The fleets that a command opens from now on; a process of its own would close them by its end."""
+    """Fleets opened by a command from now on; a separate process would close them at exit."""
     from vllm_console.fleet.local import LocalFleet
 
     opened: list[Any] = []

@@ -26,7 +26,7 @@ from vllm_launchers.presets.load import read_presets
 
 RECORDS = """#!{python} -S
 import json, os, sys
-open({told!r}, 'w').write(json.dumps([sys.argv[1:], {{name: os.environ.get(name) for name in ('A_NAME', 'OTHER')}}]))
+open({path!r}, 'w').write(json.dumps([sys.argv[1:], {{name: os.environ.get(name) for name in ('A_NAME', 'OTHER')}}]))
 """
 VALUES = (
     hostile.EVIL.replace("\0", ""),
@@ -47,13 +47,13 @@ VALUES = (
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Path:
+def argv_file(tmp_path: Path) -> Path:
     """A program in a folder with a hostile name that records its arguments and variables; the record's path."""
     folder = tmp_path / "a $(touch pwned) b'\"\\"
     folder.mkdir()
-    (folder / "vllm").write_text(RECORDS.format(python=sys.executable, told=str(tmp_path / "told")))
+    (folder / "vllm").write_text(RECORDS.format(python=sys.executable, path=str(tmp_path / "argv_file")))
     (folder / "vllm").chmod(0o755 | stat.S_IEXEC)
-    return tmp_path / "told"
+    return tmp_path / "argv_file"
 
 
 def plan_of(program: str, value: str) -> Plan:
@@ -66,27 +66,27 @@ def plan_of(program: str, value: str) -> Plan:
     return msgspec.structs.replace(made, model=model, argv=argv, environment={"A_NAME": value, "OTHER": "x y"})
 
 
-def ran(words: list[str], text: str, told: Path) -> tuple[list[str], dict[str, str]]:
+def ran(words: list[str], text: str, argv_file: Path) -> tuple[list[str], dict[str, str]]:
     """Run an exported command in a shell; returns the program's arguments and variables."""
-    told.unlink(missing_ok=True)
-    folder = told.parent / "empty"
+    argv_file.unlink(missing_ok=True)
+    folder = argv_file.parent / "empty"
     folder.mkdir(exist_ok=True)
     done = subprocess.run([*words, text], cwd=folder, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert list(folder.iterdir()) == [], "something else was run"
-    argv, environment = json.loads(told.read_text())
+    argv, environment = json.loads(argv_file.read_text())
     return argv, environment
 
 
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
-def test_shells_pass_exported_arguments_unchanged(value: str, told: Path) -> None:
+def test_shells_pass_exported_arguments_unchanged(value: str, argv_file: Path) -> None:
     """The script in ``sh`` and ``bash``, and the displayed command line in ``bash``."""
-    plan = plan_of(str(next(told.parent.glob("a *")) / "vllm"), value)
+    plan = plan_of(str(next(argv_file.parent.glob("a *")) / "vllm"), value)
     script, line = shell(plan), command_line(plan)
     assert all(character.isprintable() or character in "\n\t" for character in script)
     assert line.isprintable(), "it can be displayed and pasted into a terminal"
     for words, text in ((["sh", "-c"], script), (["bash", "-c"], script), (["bash", "-c"], line)):
-        argv, environment = ran(words, text, told)
+        argv, environment = ran(words, text, argv_file)
         assert argv == list(plan.argv[1:])
         assert environment == {"A_NAME": value, "OTHER": "x y"}
 

@@ -15,15 +15,15 @@ from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, 
 from vllm_launchers.values import replace
 
 STEPS = 400
-"""More than there are."""
+"""An upper bound of the number of steps."""
 
 
-def a_record(state):
+def make_record(state):
     spec = LaunchSpec(("vllm", "serve"), "127.0.0.1", 8000, details={"flags": "old"})
     return ServerRecord("one", state, 1.0, 1.0, (Generation(1, spec, 1.0),), reason="x" * 9000)
 
 
-def killed_at(step, act):
+def run_and_kill(step, act):
     """Run it in a child killed before the ``step``-th line of the records' code; returns whether it was killed."""
     child = os.fork()
     if child == 0:
@@ -51,7 +51,7 @@ def killed_at(step, act):
 @pytest.mark.parametrize("stale", [False, True])
 def test_kill_at_any_step_leaves_old_or_new_record(tmp_path, stale):
     folder = folders.prepare(tmp_path, "one")
-    old = a_record(State.READY)
+    old = make_record(State.READY)
     new = LaunchSpec(("vllm", "serve", "--new"), "127.0.0.1", 8000)
 
     def stop_to_restart():
@@ -63,7 +63,7 @@ def test_kill_at_any_step_leaves_old_or_new_record(tmp_path, stale):
     seen, steps = [], 0
     for step in range(STEPS):
         folders.write_record(folder, old)
-        killed = killed_at(step, stop_to_restart)
+        killed = run_and_kill(step, stop_to_restart)
         read = folders.read_record(folder)
         assert replace(read, state_since=0) in (
             replace(old, state_since=0),

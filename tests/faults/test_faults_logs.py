@@ -146,7 +146,7 @@ STEPS = [
 ]  # fmt: skip
 
 
-def struck(forwarder, step, moment):
+def kill_at_step(forwarder, step, moment):
     """Kill the forwarder's process at this step."""
     owner, name = {
         "look": (forwarder._output, "peek"),
@@ -178,13 +178,13 @@ def test_keeper_killed_mid_chunk_leaves_rest_for_next_keeper(tmp_path):
             child = os.fork()
             if child == 0:
                 try:
-                    forwarder = LogForwarder(tmp_path, a_log(tmp_path), lambda event: None)
-                    struck(forwarder, step, moment)
+                    forwarder = LogForwarder(tmp_path, make_log(tmp_path), lambda event: None)
+                    kill_at_step(forwarder, step, moment)
                     forwarder._forward()
                 finally:
                     os._exit(1)
             assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    forwarder = LogForwarder(tmp_path, a_log(tmp_path), lambda event: None)
+    forwarder = LogForwarder(tmp_path, make_log(tmp_path), lambda event: None)
     forwarder._forward()
     files = sorted(tmp_path.glob("server.log.*"), key=lambda path: -int(path.suffix[1:]))
     assert len(files) > 5
@@ -194,7 +194,7 @@ def test_keeper_killed_mid_chunk_leaves_rest_for_next_keeper(tmp_path):
     os.close(server)
 
 
-def a_log(folder):
+def make_log(folder):
     return RotatingLog(folder / "server.log", 40_000, 100)
 
 
@@ -260,7 +260,7 @@ def test_log_continues_after_truncation_and_removal(tmp_path):
     log.close()
 
 
-def nasty_server(bench, wait_until):
+def hostile_server(bench, wait_until):
     """A failed server whose log contains everything that must not reach a screen."""
     (bench.root / "nasty").write_bytes(b"".join(NASTY))
     source = "import sys; d = open(sys.argv[1], 'rb').read(); sys.stdout.buffer.write(d); sys.exit(1)"
@@ -271,7 +271,7 @@ def nasty_server(bench, wait_until):
 
 
 def test_log_escape_codes_never_reach_the_terminal(bench, wait_until, terminal_module):
-    nasty_server(bench, wait_until)
+    hostile_server(bench, wait_until)
     env = {"VLLMCONSOLE_STATE": str(bench.root)}
     for words in (("logs", "one"), ("status", "one"), ("diagnose", str(bench.file("server.log"))), ("list",)):
         terminal = terminal_module.Terminal([sys.executable, "-m", "vllm_console", *words], 120, 40, env)
@@ -291,7 +291,7 @@ def test_log_escape_codes_never_reach_the_terminal(bench, wait_until, terminal_m
 
 
 def test_screen_stays_intact_with_hostile_log(bench, wait_until, terminal_module):
-    nasty_server(bench, wait_until)
+    hostile_server(bench, wait_until)
     env = {"VLLMCONSOLE_STATE": str(bench.root)}
     console = terminal_module.Terminal([sys.executable, "-m", "vllm_console"], 120, 40, env)
     try:

@@ -106,7 +106,7 @@ SCREENS = (
     ("question_mark", "HelpScreen"),
     ("colon", "PaletteScreen"),
 )
-"""Keys from the operations screen, and where they lead."""
+"""Keys of the operations screen and the screens that they open."""
 
 
 class HostileConsole:

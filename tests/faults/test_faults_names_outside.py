@@ -26,7 +26,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     world.close()
 
 
-def looks(world: World) -> list[list[str]]:
+def read_commands(world: World) -> list[list[str]]:
     """Every read-only command, on all hostile data."""
     serving, failing = world.ports
     host, evil = ("--host", str(world.host)), "evil\x1b]0;STOLEN\x07\u202e\udcff"
@@ -68,7 +68,7 @@ def run_each(world: World, lines: list[list[str]]) -> list[dict[str, Any]]:
 
 
 def test_every_command_shows_hostile_names_as_plain_text(world: World) -> None:
-    lines = looks(world)
+    lines = read_commands(world)
     answers = run_each(world, lines)
     marked = 0
     for words, answer in zip(lines, answers, strict=True):
@@ -98,8 +98,8 @@ def test_every_command_shows_hostile_names_as_plain_text(world: World) -> None:
     ):
         assert any(hostile.MARK in text for name, text in by.items() if name.startswith(wanted)), (wanted, by)
     assert marked > 30
-    told = next(answer["out"] for words, answer in zip(lines, answers, strict=True) if words[:3] == STATUS)
-    assert read_json(told)["argv"][0] == f"{hostile.EVIL}vllm", "JSON contains the full text"
+    output = next(answer["out"] for words, answer in zip(lines, answers, strict=True) if words[:3] == STATUS)
+    assert read_json(output)["argv"][0] == f"{hostile.EVIL}vllm", "JSON contains the full text"
     assert not list(world.home.rglob("pwned")), "no name was executed"
 
 

@@ -30,7 +30,7 @@ from vllm_launchers.host.processes import ObservedServer
 WORDS = "it listens on all addresses (0.0.0.0) without an API key: anyone who can reach it can use it"
 
 
-def the_box(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared_home(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A home with a shared board, and no key in its environment."""
     for name in ("STATE", "CONFIG", "CACHE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(root / name.lower()))
@@ -45,7 +45,7 @@ def the_box(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def said(tmp_path, monkeypatch, capsys) -> Iterator[Callable[..., Any]]:
     """Standard output and standard error of a command."""
-    the_box(tmp_path, monkeypatch)
+    shared_home(tmp_path, monkeypatch)
 
     def run(*words: str) -> Any:
         main(list(words))
@@ -123,7 +123,7 @@ def observed(port: int | None, *words: str, host: str = "0.0.0.0", pid: int = 0)
 
 
 @pytest.mark.parametrize(
-    ("at", "words", "host", "told"),
+    ("at", "words", "host", "expected"),
     [
         ("0.0.0.0", (), "0.0.0.0", True),
         ("0.0.0.0", ("--host", "gpubox"), "gpubox", True),
@@ -137,12 +137,12 @@ def observed(port: int | None, *words: str, host: str = "0.0.0.0", pid: int = 0)
         ("127.0.0.1", ("--host", "127.0.0.1"), "127.0.0.1", False),
     ],
 )
-def test_open_servers_of_other_users_are_detected_from_outside(at, words, host, told, monkeypatch):
+def test_open_servers_of_other_users_are_detected_from_outside(at, words, host, expected, monkeypatch):
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with listening(at) as port:
         said = exposed(observed(port, *words, host=host))
-    assert ("no API key seen: anyone who can reach it can use it, unless it has one" in said) is told
-    assert bool(said) is told
+    assert ("no API key seen: anyone who can reach it can use it, unless it has one" in said) is expected
+    assert bool(said) is expected
 
 
 def test_unknown_port_falls_back_to_command_line():
@@ -156,18 +156,18 @@ def test_unknown_port_falls_back_to_command_line():
 
 
 def test_key_in_environment_counts_unless_empty():
-    for key, told in (("k" * 20, False), ("", True)):
+    for key, expected in (("k" * 20, False), ("", True)):
         words = [sys.executable, "-c", "print(flush=True); input()"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(words, env={**os.environ, "VLLM_API_KEY": key}, **pipes) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            assert bool(exposed(observed(None, pid=process.pid))) is told
+            assert bool(exposed(observed(None, pid=process.pid))) is expected
             process.kill()
 
 
 def test_lists_report_open_servers_of_other_users(tmp_path, monkeypatch, capsys):
-    the_box(tmp_path, monkeypatch)
+    shared_home(tmp_path, monkeypatch)
     script, port = tmp_path / "vllm", free_port()
     script.write_text(
         "import socket, sys, time\ns = socket.create_server(('0.0.0.0', int(sys.argv[3])))\ntime.sleep(600)\n"

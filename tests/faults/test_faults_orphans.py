@@ -28,7 +28,7 @@ from vllm_launchers.values import replace
 TREE = Path(__file__).with_name("fake_tree.py")
 SECONDS = 30.0
 LIMIT_SECONDS = 120.0
-"""For what has to come. It is over within ten seconds on a machine that is not overloaded."""
+"""Timeout. On a machine that is not overloaded, ten seconds are enough."""
 PARTS = ("api", "engine", "worker0", "worker1")
 BESIDE = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
 MOMENTS = ("starting", "serving", "stopping")

@@ -35,7 +35,7 @@ while True:
     got = signal.sigwaitinfo(catchable)
     print(got.si_signo, got.si_pid, flush=True)
 """
-"""Writes down every signal that it gets, and by whom."""
+"""Records every signal it receives and the sender."""
 NOBODY = 65534
 OTHER_BOOT = "11111111-2222-3333-4444-555555555555"
 
@@ -132,8 +132,8 @@ def test_forged_record_never_affects_foreign_process(bench, foreign, uid):
     assert len(ended) == (12 if uid else 20)
     for name, record in ended.items():
         assert record.server is None, name
-    told = [record.generations[0].exit.reason for name, record in ended.items() if name.startswith("exact")]
-    assert all(f"pid {there.pid} is not this server's process" in reason for reason in told), told
+    reasons = [record.generations[0].exit.reason for name, record in ended.items() if name.startswith("exact")]
+    assert all(f"pid {there.pid} is not this server's process" in reason for reason in reasons), reasons
     for name in cases:
         client.remove(bench.root, name)
     assert processes.alive(there)

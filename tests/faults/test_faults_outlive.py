@@ -110,8 +110,8 @@ def test_keeper_survives_deletion_of_its_installation(bench, session_of, tmp_pat
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     quiet = tmp_path / "quiet"
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05)
-    beside = (str(venv / "bin" / "python"), "-S", "-c", "import time; time.sleep(600)")
-    spec = bench.spec("--quiet-file", str(quiet), "--children", "1", restart=policy, sidecar=beside)
+    sidecar_command = (str(venv / "bin" / "python"), "-S", "-c", "import time; time.sleep(600)")
+    spec = bench.spec("--quiet-file", str(quiet), "--children", "1", restart=policy, sidecar=sidecar_command)
     environment = {**os.environ, "PYTHONPATH": str(site), "XDG_RUNTIME_DIR": str(run)}
     words = [str(venv / "bin" / "python"), *launching(bench, "one", spec)]
     subprocess.run(words, check=True, cwd=cwd, env=environment)
@@ -181,12 +181,12 @@ def test_newer_record_is_refused_and_its_server_keeps_running(bench, keeper_live
     raw = json.loads(wire.dumps(ready)) | {"version": RECORD_VERSION + 1, "server": {"kind": "unheard of"}}
     newer = json.dumps(raw).encode()
     bench.file("record.json").write_bytes(newer)
-    told = "newer vllm-console .* update vllm-console"
+    expected = "newer vllm-console .* update vllm-console"
     for act in (
         lambda: bench.stop(),
         lambda: bench.restart(bench.spec()),
     ):
-        with pytest.raises(errors.NewerRecordError, match=told):
+        with pytest.raises(errors.NewerRecordError, match=expected):
             act()
     with pytest.raises(errors.StillAliveError if keeper_lives else errors.NewerRecordError):
         client.remove(bench.root, "one")

@@ -1,5 +1,5 @@
-"""A box with several people: others' servers are shown and never touched, and a board on which nobody can speak for
-somebody else. Processes and files of another user are real ones, so most of it runs as root only."""
+"""A machine with several users: foreign servers are shown and never touched, and board entries can't be forged.
+Processes and files of another user are real, so most tests run only as root."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path):
-    """``vllm-console`` as somebody who cannot look into others' processes."""
+    """``vllm-console`` as a user who cannot inspect other users' processes."""
     (tmp_path / "config" / "vllm-console").mkdir(parents=True)
     board = tmp_path / "board"
     board.mkdir()
@@ -164,7 +164,7 @@ def test_hostile_board_entries_cannot_impersonate_users(tmp_path):
     assert [(one.uid, one.user, one.gpus) for one in found.claims] == [(NOBODY, "nobody", (2,))]
     assert "\x1b" not in found.claims[0].why
     assert "\n" not in found.claims[0].why
-    told = "\n".join(found.notices)
+    reported = "\n".join(found.notices)
     for name in (
         "2001",
         "2002",
@@ -180,10 +180,10 @@ def test_hostile_board_entries_cannot_impersonate_users(tmp_path):
         "2013",
         "2014",
     ):
-        assert f"{name}.json" in told, name
-    assert "2009" not in told, "an expired claim is ignored and not an error"
-    assert "belongs to uid 2002" in told
-    assert "anna.json is not a valid board page" in told
+        assert f"{name}.json" in reported, name
+    assert "2009" not in reported, "an expired claim is ignored and not an error"
+    assert "belongs to uid 2002" in reported
+    assert "anna.json is not a valid board page" in reported
 
 
 @as_root

@@ -44,7 +44,7 @@ READING = {
     "remote": [],
     "doctor": [], "leftovers": [], "web": ["--port", "70000"], "predict": ["ordered", "--set", "max-num-seqs=8"],
 }  # fmt: skip
-"""Commands that change nothing, with words for them. A new command stands here, or is refused."""
+"""Read-only commands with arguments. A new command must be listed here or be refused."""
 
 REFUSED = {
     "start": ["chatbot", "--engine", "simulated"], "restart": ["ordered", "--set", "max-num-seqs=8"],
@@ -61,7 +61,7 @@ REFUSED_WORDS = (
     ["models", "get", "org/model", "--yes"], ["models", "remove", "org/model", "--yes"],
     ["engines", "install", "--cpu", "--yes"], ["engines", "remove", "0.32.0-cpu", "--yes"],
 )  # fmt: skip
-"""Verbs that change something, of commands that otherwise show."""
+"""Changing subcommands of otherwise read-only commands."""
 
 READING_VERBS = {
     "ramp", "launch_name",
@@ -97,7 +97,7 @@ READING_ACTIONS = {
 }  # fmt: skip
 
 CHANGING_KEYS = {"findings": {"findings_stage"}, "compare": {"compare_revert"}, "help": set(), "describe": set()}
-"""Keys of screens that a read-only console opens too."""
+"""Keys of screens that a read-only console also opens."""
 
 KEYS = {
     "tab": "\t", "shift+tab": "\x1b[Z", "escape": "\x1b", "enter": "\r", "space": " ", "backspace": "\x7f",
@@ -192,7 +192,7 @@ def box(bench, tmp_path, port, monkeypatch):
         bench.orphaned(bench.read(name))
     lock = folders.take_lock(client.folder(bench.root, "ordered"), 5)
     assert lock is not None
-    listener = _keeper_that_writes_down(client.folder(bench.root, "ordered") / "keeper.sock", box.orders)
+    listener = _recording_keeper(client.folder(bench.root, "ordered") / "keeper.sock", box.orders)
     words = [sys.executable, str(script), "serve", "tiny", "--port", str(port)]
     other = subprocess.Popen(words, env={**os.environ, **own})
     box.running["other"] = processes.identity_of(processes.table()[other.pid])
@@ -206,7 +206,7 @@ def box(bench, tmp_path, port, monkeypatch):
         other.wait()
 
 
-def _keeper_that_writes_down(path: Path, orders: bytearray) -> socket.socket:
+def _recording_keeper(path: Path, orders: bytearray) -> socket.socket:
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -258,17 +258,17 @@ def test_every_command_changes_nothing_in_read_only_mode(box, tmp_path):
     answers = run_each(box, watched, [*shown, *refused, *verbs])
     assert [answer["code"] for answer in answers[-len(verbs) :]] == [4] * len(verbs)
     answers = answers[: -len(verbs)]
-    told = {line[1]: answer for line, answer in zip(shown + refused, answers, strict=True)}
+    results = {line[1]: answer for line, answer in zip(shown + refused, answers, strict=True)}
     for name in REFUSED:
-        assert told[name]["code"] == 4, (name, told[name])
-        assert "read-only (--read-only)" in told[name]["err"]
-    assert {name for name in READING if name in told and told[name]["code"] == 4} == set()
+        assert results[name]["code"] == 4, (name, results[name])
+        assert "read-only (--read-only)" in results[name]["err"]
+    assert {name for name in READING if name in results and results[name]["code"] == 4} == set()
     for name in ("list", "status", "watch", "logs", "metrics", "board", "gpus"):
-        assert told[name]["code"] == 0, (name, told[name])
+        assert results[name]["code"] == 0, (name, results[name])
     assert all(
-        name in told["list"]["out"] for name in ("orphan", "ordered", "gone", f"vllm@{box.url.rpartition(':')[2]}")
+        name in results["list"]["out"] for name in ("orphan", "ordered", "gone", f"vllm@{box.url.rpartition(':')[2]}")
     )
-    assert "a keeper died" in told["list"]["err"]
+    assert "a keeper died" in results["list"]["err"]
     assert box.requests() == {"GET"}, "it was read"
     box.check(before, watched)
     assert not (tmp_path / "x.svg").exists()
@@ -294,19 +294,19 @@ def test_administrator_file_must_not_be_writable_by_others(box, tmp_path):
     admin = box.admin("read_only = true\n")
     around, watched = {"ADMIN": str(admin)}, tmp_path / "watched"
 
-    def told(words: list[str]) -> dict[str, object]:
+    def run_as_user(words: list[str]) -> dict[str, object]:
         return run_each(box, watched, [words], **around)[0]
 
     admin.chmod(0o666)
-    answer = told(["list"])
+    answer = run_as_user(["list"])
     assert "is ignored" in str(answer["err"])
     assert "is writable by users other than root" in str(answer["err"])
     admin.chmod(0o644)
     admin.parent.chmod(0o777)
-    assert "is ignored" in str(told(["list"])["err"])
+    assert "is ignored" in str(run_as_user(["list"])["err"])
     admin.parent.chmod(0o755)
     admin.write_text("read_onyl = true\n")
-    answer = told(["list"])
+    answer = run_as_user(["list"])
     assert answer["code"] == 2, "an unreadable administrator file is not ignored"
     assert "did you mean 'read_only'" in str(answer["err"])
 

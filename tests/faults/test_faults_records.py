@@ -44,14 +44,14 @@ class Kept:
     read: Callable[[Path], Any]
 
 
-def a_record() -> ServerRecord:
+def make_record() -> ServerRecord:
     spec = LaunchSpec(("vllm", "serve"), "127.0.0.1", 8000)
     return ServerRecord("one", State.READY, 1.0, 1.0, (Generation(1, spec, 1.0),), reason="x" * 9000)
 
 
 def change_record(folder: Path) -> int:
     try:
-        RecordWriter(folder, a_record(), Notes(folder)).change(insist=True, reason="new")
+        RecordWriter(folder, make_record(), Notes(folder)).change(insist=True, reason="new")
     except errors.UnwrittenError:
         return TOLD
     return DONE
@@ -130,7 +130,7 @@ def turns_of(folder: Path) -> str:
 
 KEPT = {
     "record": Kept(
-        lambda f: folders.write_record(f, a_record()), change_record, lambda f: folders.read_record(f).reason
+        lambda f: folders.write_record(f, make_record()), change_record, lambda f: folders.read_record(f).reason
     ),
     "runs": Kept(lambda f: Runs(f / "runs.sqlite").enter([head(1)]), enter_run, runs_of),
     "history": Kept(lambda f: record_history(f, 1.0), record_history, history_of),
@@ -163,7 +163,7 @@ def test_kill_at_every_file_operation(tmp_path, name):
 def test_failure_of_every_file_operation(tmp_path, name):
     """In turn: full disk, exceeded quota, input/output error, read-only file system."""
     kept, (old, new) = KEPT[name], old_and_new(tmp_path, KEPT[name])
-    told = 0
+    reported = 0
     for step in count():
         folder = fresh(tmp_path)
         outcome = strike(lambda: kept.act(folder), step, ERRORS[step % len(ERRORS)])  # noqa: B023
@@ -171,11 +171,11 @@ def test_failure_of_every_file_operation(tmp_path, name):
         assert outcome.code in (DONE, TOLD), (step, "the error was not caught")
         assert found in (old, new), (step, found)
         assert outcome.code == TOLD or found == new, (step, "the error was not reported")
-        told += outcome.code == TOLD
+        reported += outcome.code == TOLD
         if not outcome.struck:
             break
     assert 2 <= step < MOST_STEPS
-    assert told
+    assert reported
 
 
 def old_and_new(tmp_path: Path, kept: Kept) -> tuple[Any, Any]:
@@ -208,7 +208,7 @@ from vllm_launchers.keeper.records import LaunchSpec
 
 root, seed, turns = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 spec, tuning = wire.from_plain(LaunchSpec, json.loads(sys.argv[4])), json.loads(sys.argv[5])
-rng, told = random.Random(seed), []
+rng, reported = random.Random(seed), []
 for number in range(turns):
     mine = replace(spec, details={"by": f"{seed}.{number}"})
     do = rng.choice(["launch", "launch", "restart", "restart", "stop", "stop", "remove", "adopt", "kill"])
@@ -226,11 +226,11 @@ for number in range(turns):
         elif (keeper := client.read(root, "one").keeper) is not None:
             from vllm_launchers.keeper import processes
             processes.send(keeper, 9)
-        told.append([do, "", ""])
+        reported.append([do, "", ""])
     except errors.KeeperError as error:
-        told.append([do, type(error).__name__, str(error)])
+        reported.append([do, type(error).__name__, str(error)])
     time.sleep(rng.random() * 0.1)
-print(json.dumps(told))
+print(json.dumps(reported))
 """
 SEED, CONSOLES, TURNS = 20261121, 3, 12
 
@@ -272,14 +272,14 @@ def test_concurrent_consoles_on_one_server(bench, port):
         with contextlib.suppress(errors.NoSuchServerError):
             generations.add(tuple(one.number for one in bench.read().generations))
         time.sleep(0.02)
-    told = [said for console in consoles for said in json.loads(console.communicate()[0])]
+    reported = [said for console in consoles for said in json.loads(console.communicate()[0])]
 
-    assert len(told) == CONSOLES * TURNS, "every request was answered"
-    assert len({do for do, _, _ in told}) == 6, "every action happened"
-    assert {"", "NoSuchServerError"} < {kind for _, kind, _ in told}
+    assert len(reported) == CONSOLES * TURNS, "every request was answered"
+    assert len({do for do, _, _ in reported}) == 6, "every action happened"
+    assert {"", "NoSuchServerError"} < {kind for _, kind, _ in reported}
     known = {"", "NoSuchServerError", "NameTakenError", "StillAliveError", "KeeperError"}
-    assert {kind for _, kind, _ in told} <= known, told
-    assert all(text and "\n" not in text for _, kind, text in told if kind)
+    assert {kind for _, kind, _ in reported} <= known, reported
+    assert all(text and "\n" not in text for _, kind, text in reported if kind)
     assert most == 1, "two servers with one name would use a GPU twice"
     for numbers in generations:
         assert list(numbers) == list(range(numbers[0], numbers[-1] + 1)), "no generation is missing"

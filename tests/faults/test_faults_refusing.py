@@ -67,8 +67,8 @@ def test_keeper_without_write_access_continues_and_catches_up(bench, failing, tm
         with pytest.raises(errors.UnwrittenError, match=said):
             bench.restart(bench.spec(), name)
         assert processes.alive(ready[name].server), "refused before anything was stopped"
-        told = bench.until(lambda record: "log not writable" in record.reason or record.unwritten, name)
-        assert told.unwritten
+        reported = bench.until(lambda record: "log not writable" in record.reason or record.unwritten, name)
+        assert reported.unwritten
     for name in faults:
         quiet[name].unlink()
         flags[name].unlink()
@@ -90,8 +90,8 @@ def test_full_log_folder_reports_lost_line_count_and_server_runs_on(bench, disk)
     bench.until(lambda _: "tick" in bench.log())  # space for more is reserved from the first output on
     disk.fill(ready.keeper)
     log = bench.file("server.log")
-    told = bench.until(lambda record: "log not writable" in record.reason)
-    assert disk.error in told.reason
+    reported = bench.until(lambda record: "log not writable" in record.reason)
+    assert disk.error in reported.reason
     full = log.read_bytes()
     assert processes.alive(ready.server)
     assert bench.read().state is State.READY, "it keeps serving"
@@ -178,12 +178,12 @@ def test_stopped_keeper_is_reported_and_does_not_affect_others(bench, monkeypatc
         with pytest.raises(FleetError, match="has not ended yet: stop it first"):
             fleet.forget("one")
         assert client.adopt_orphans(bench.root) == [], "it is alive, so its server is not adopted"
-        looks = [threading.Thread(target=fleet.snapshot, args=("one",), daemon=True) for _ in range(3)]
-        for look in looks:
-            look.start()
-        for look in looks:
-            look.join(20)
-        assert not any(look.is_alive() for look in looks), "a refresh hangs"
+        threads = [threading.Thread(target=fleet.snapshot, args=("one",), daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads), "a refresh hangs"
         assert [server.state for server in fleet.snapshot().servers] == [State.READY, State.READY]
         fleet.stop("two")
         bench.wait(State.STOPPED, "two")

@@ -41,7 +41,7 @@ sys.stderr.flush()
 argv = [word for word in sys.argv[1:]]
 os.execv({python!r}, [{python!r}, "-m", "vllm_launchers.simulated", *argv])
 """
-"""A server that tells its log all that it knows, in all the ways that were seen, and serves then."""
+"""A server that logs all of its secrets in every known way, then serves."""
 
 EACH = """
 import json, os, sys
@@ -56,7 +56,7 @@ try:
 except RuntimeError as error:
     print("@@@", write_report(error, ["start", "--env", "MY_SERVICE_PASSWORD=" + os.environ["MY_SERVICE_PASSWORD"]]))
 """
-"""Several commands in one process, and a fault with all secrets in its text."""
+"""Several commands in one process, and an exception with all secrets in its text."""
 
 GIVEN_BY_ENVIRONMENT = (
     *("VLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
@@ -161,7 +161,7 @@ def test_no_written_or_displayed_data_contains_a_secret(box: Box) -> None:
     assert restarted.returncode == 0, restarted.stderr
     assert box.command_lines() == []
     port = str(json.loads(box("status", "chat", "--json").stdout)["port"])
-    looks = [
+    commands = [
         ["list"],
         ["status", "chat"],
         ["plan", "chatbot", "--engine", "simulated"],
@@ -169,10 +169,10 @@ def test_no_written_or_displayed_data_contains_a_secret(box: Box) -> None:
         ["host"],
         ["engines"],
     ]
-    looks += [["logs", "chat", "-n", "500"], ["compare", "chat"], ["metrics", f"http://127.0.0.1:{port}/metrics"]]
-    looks += [["load", "chat", "--duration", "1", "--rate", "2"], ["diagnose", str(record.with_name("server.log"))]]
-    looks += [["plan", "chatbot", "--engine", "simulated", "--env", f"ANY_KEY={box.new('plan')}"]]
-    words = [[*look, *more] for look in looks for more in ((), ("--json",))]
+    commands += [["logs", "chat", "-n", "500"], ["compare", "chat"], ["metrics", f"http://127.0.0.1:{port}/metrics"]]
+    commands += [["load", "chat", "--duration", "1", "--rate", "2"], ["diagnose", str(record.with_name("server.log"))]]
+    commands += [["plan", "chatbot", "--engine", "simulated", "--env", f"ANY_KEY={box.new('plan')}"]]
+    words = [[*command, *more] for command in commands for more in ((), ("--json",))]
     forms = ("shell", "config", "systemd-user", "compose", "kubernetes")
     words += [["plan", "chatbot", "--vllm", str(box.home / "vllm"), "--export", form] for form in forms]
     with ThreadPoolExecutor(3) as pool:

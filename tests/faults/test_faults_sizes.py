@@ -25,8 +25,8 @@ def run(*words: str) -> dict[str, str]:
         [sys.executable, huge_inputs.__file__, *words], env=env, capture_output=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
-    told: dict[str, str] = json.loads(done.stdout)
-    return told
+    results: dict[str, str] = json.loads(done.stdout)
+    return results
 
 
 def test_100_mb_inputs_end_in_an_error_message(tmp_path: Path) -> None:
@@ -45,10 +45,10 @@ def test_100_mb_inputs_end_in_an_error_message(tmp_path: Path) -> None:
             with path.open("wb") as file:
                 file.truncate(size)
     assert huge_inputs.ROOM < SIZE
-    told = run(str(tmp_path))
-    assert len(told) == 30
-    assert {name: text for name, text in told.items() if text.startswith("fault")} == {}
-    for name, text in told.items():
+    results = run(str(tmp_path))
+    assert len(results) == 30
+    assert {name: text for name, text in results.items() if text.startswith("fault")} == {}
+    for name, text in results.items():
         assert len(text) < 1000
         reader = name.split(",")[0]
         if reader in ("members", "findings", "reports", "log", "keeper's request"):
@@ -57,7 +57,7 @@ def test_100_mb_inputs_end_in_an_error_message(tmp_path: Path) -> None:
             assert "larger than" in text, (name, text)
         else:
             assert text.startswith("sentence: "), (name, text)
-    assert "hung up, []" in told["keeper's request, deep"]
+    assert "hung up, []" in results["keeper's request, deep"]
 
 
 @pytest.fixture
@@ -69,21 +69,21 @@ def server() -> Iterator[HostileServer]:
 
 def test_any_http_response_is_handled_within_the_time_limit(server: HostileServer) -> None:
     """Floods and slow drips of headers, bodies and trailers, wrong lengths, decompression bombs, redirects."""
-    told = run("--http", str(server.port))
-    assert len(told) == 2 * len(KINDS) + len(THEN)
-    assert {name: text for name, text in told.items() if "fault: " in text} == {}
+    results = run("--http", str(server.port))
+    assert len(results) == 2 * len(KINDS) + len(THEN)
+    assert {name: text for name, text in results.items() if "fault: " in text} == {}
     for kind in KINDS:
-        assert "sentence: " in told[f"scrape {kind}"], (kind, told)
-        assert told[f"load {kind}"].startswith("sentence: "), (kind, told)
+        assert "sentence: " in results[f"scrape {kind}"], (kind, results)
+        assert results[f"load {kind}"].startswith("sentence: "), (kind, results)
         assert f"/{kind}/metrics" in server.asked
         if kind in STUCK:
-            assert "did not answer" in told[f"scrape {kind}"], (kind, told)
-    assert "does not speak HTTP" in told["scrape trailers"], "a flood is not read to its end"
+            assert "did not answer" in results[f"scrape {kind}"], (kind, results)
+    assert "does not speak HTTP" in results["scrape trailers"], "a flood is not read to its end"
     for kind in THEN:
-        assert told[f"load then-{kind}"].startswith("read: "), (kind, told)
-        assert "\n0 of " in told[f"load then-{kind}"], (kind, told)
+        assert results[f"load then-{kind}"].startswith("read: "), (kind, results)
+        assert "\n0 of " in results[f"load then-{kind}"], (kind, results)
         assert f"/then-{kind}/v1/completions" in server.asked
-    assert "sends /metrics elsewhere" in told["scrape redirect"]
-    assert "sends /metrics elsewhere" in told["scrape file"]
-    assert "MiB: vLLM's metrics page is never that large" in told["scrape long"]
+    assert "sends /metrics elsewhere" in results["scrape redirect"]
+    assert "sends /metrics elsewhere" in results["scrape file"]
+    assert "MiB: vLLM's metrics page is never that large" in results["scrape long"]
     assert not server.went_elsewhere()

@@ -25,7 +25,7 @@ from vllm_console.settings import Alerts, Config
 
 class CountedFleet(fakes["FakeFleet"]):
     def snapshot(self, selected=None, *time):
-        (folder / "looks").write_text(str(self.looks))
+        (folder / "refreshes").write_text(str(self.looks))
         return super().snapshot(selected, *time)
 
 def chat(at):
@@ -50,8 +50,8 @@ class Console:
         self.terminal: Any = terminal_module.Terminal(words, 120, 40, {"LANG": "C.UTF-8"})
         self.terminal.wait_for("4 Throughput")
 
-    def looks(self) -> int:
-        return int((self.folder / "looks").read_text() or 0)
+    def refreshes(self) -> int:
+        return int((self.folder / "refreshes").read_text() or 0)
 
     def unread(self) -> int:
         """Unread terminal bytes in the kernel's buffer."""
@@ -60,20 +60,20 @@ class Console:
 
     def stall(self) -> None:
         """Stop reading while the console paints, until the kernel buffer is full."""
-        held, since = -1, self.looks()
+        held, since = -1, self.refreshes()
         for turn in range(2000):
             self.terminal.resize(*SIZES[turn % len(SIZES)])
             time.sleep(0.05)
             if self.unread() != held:
-                held, since = self.unread(), self.looks()
-            elif held > 1000 and self.looks() > since + 20:
+                held, since = self.unread(), self.refreshes()
+            elif held > 1000 and self.refreshes() > since + 20:
                 return
         pytest.fail("the terminal never stalled")
 
-    def looks_on(self, count: int = 20) -> None:
+    def wait_refreshes(self, count: int = 20) -> None:
         """Wait for that many more refreshes."""
-        wanted = self.looks() + count
-        within(lambda: self.looks() >= wanted)
+        wanted = self.refreshes() + count
+        within(lambda: self.refreshes() >= wanted)
 
 
 def within(condition: Callable[[], object]) -> None:
@@ -98,7 +98,7 @@ def test_stalled_terminal_does_not_block_and_catches_up(console: Console) -> Non
     (console.folder / "pressure").touch()
     findings = console.folder / "findings.log"
     within(lambda: "kv_cache_pressure" in findings.read_text() if findings.exists() else False)
-    console.looks_on()
+    console.wait_refreshes()
 
     terminal.resize(120, 40)
     terminal.wait_for(lambda text: "▸ coder" in text and "no log: started outside this console" in text)

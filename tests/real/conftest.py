@@ -26,10 +26,10 @@ from vllm_launchers.probe.environment import with_probe
 
 BUILDER = Path(__file__).with_name("environment") / "build.py"
 ENVIRONMENT = dict(os.environ)
-"""As it was before any test had folders of its own: the cache is shared by all runs of the tests."""
+"""The environment before tests set separate folders; the cache is shared by all test runs."""
 
 UNAVAILABLE = 3
-"""The builder's exit code when the machine is the reason."""
+"""The builder's exit code for an unsupported machine."""
 
 IMPORTED = (
     "vllm.entrypoints.cli.main",
@@ -40,11 +40,11 @@ IMPORTED = (
     "vllm.v1.worker.cpu_model_runner",
     "vllm.model_executor.models.llama",
 )
-"""What `forks` imports: all that a server on the CPU needs."""
+"""Modules that `forks` imports: all that a server on the CPU needs."""
 
 BUILD_SECONDS = 1800
 READY_SECONDS = 600
-"""On a machine that is far too busy; one that dies is noticed at once."""
+"""Timeout for an overloaded machine; a dead server is noticed immediately."""
 STOP_SECONDS = 30
 
 

@@ -59,7 +59,7 @@ def simulated(
 
 
 TRIES = 3
-"""An answer that a stop string ends at its first letter, by chance, has no text, and so other fields."""
+"""A response that a stop string happens to end at its first letter has no text, and so other fields."""
 
 
 def _healthy(url: str) -> bool:

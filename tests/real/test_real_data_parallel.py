@@ -28,7 +28,7 @@ SECONDS = 600
 
 
 class Program:
-    """The command, with a state folder of its own."""
+    """The command, with a separate state folder."""
 
     def __init__(self, state: Path, environment: Mapping[str, str]) -> None:
         self.state, self.environment = state, environment

@@ -62,7 +62,7 @@ NAMED: list[dict[str, FlagValue]] = [
     {"max-num-seqs.x": 1}, {"override-attention-dtype": "x"}, {"no-enable-prefix-caching": 3}, {"rope-theta": 1.0},
     {"max-num-partial-prefills": 2}, {"cuda-graph-sizes": 8}, {"worker-use-ray": True}, {"gguf-file": "x"},
 ]  # fmt: skip
-"""Names right and wrong, dead, cut short and not yet there."""
+"""Valid, invalid, removed, abbreviated and future names."""
 
 
 def plan_of(flags: Mapping[str, FlagValue], model: str = "org/some model's") -> Plan:
@@ -108,8 +108,8 @@ def answers(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     for number, plan in enumerate(plans):
         file = folder / f"{number}.yaml"
         file.write_text(config_yaml(plan))
-        besides = [f"--{name}={value}" for name, value in plan.flags.items() if str(value).startswith("-")]
-        cases.append((list(plan.argv[1:]), ["serve", "--config", str(file), *besides]))
+        extra = [f"--{name}={value}" for name, value in plan.flags.items() if str(value).startswith("-")]
+        cases.append((list(plan.argv[1:]), ["serve", "--config", str(file), *extra]))
     cases += [[["serve", "m", *flag_words(flags)]] for flags in NAMED]
     for name, line in (("false", "enable-prefix-caching: false"), ("no", "no-enable-prefix-caching: true")):
         (folder / f"{name}.yaml").write_text(f"model: m\n{line}\n")

@@ -26,7 +26,7 @@ else:
 pytestmark = pytest.mark.real
 
 SIDE_BY_SIDE = 3
-"""Servers that start at once: an import of vLLM waits as often as it computes."""
+"""Concurrent server starts; importing vLLM is half waiting."""
 
 WITH_A_WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 

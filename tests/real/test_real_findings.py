@@ -29,13 +29,13 @@ FINDING_SECONDS = 150.0
 """A finding takes 30 to 50 s of bad frames; a busy machine needs longer."""
 
 PACED = Path(__file__).parent / "environment" / "paced"
-"""A plugin of vLLM's that gives its engine the pace of a larger model: these tests load it for minutes."""
+"""A vLLM plugin that slows its engine to the speed of a larger model, since these tests load it for minutes."""
 
 SHORT = ("max-model-len=256", "num-gpu-blocks-override=20")
-"""Half of the context and of the cache: answers end sooner."""
+"""Half of the context and of the cache, so responses end sooner."""
 
 SIDE_BY_SIDE = 2
-"""Scenes that play at once: each waits much more than it computes."""
+"""Concurrent scenarios; each mostly waits."""
 
 Scene = Callable[[Any], None]
 

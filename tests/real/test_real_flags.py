@@ -237,7 +237,7 @@ NEEDS_MORE = {
     # Refused here because a server could not use it, though its configuration can be made.
     *("default-chat-template-kwargs", "allowed-origins", "allowed-methods", "allowed-headers"),
 }
-"""Flags whose verdict hangs on what the judge does not look at; of models that see images all (their own group)."""
+"""Flags whose validity depends on facts the checks ignore; includes all multimodal flags (their own group)."""
 
 
 def few_values(name: str, spec: FlagSpec) -> st.SearchStrategy[FlagValue]:
@@ -270,11 +270,11 @@ TOGETHER = (
     *("enable-log-requests", "enable-per-request-metrics", "disable-log-stats", "enable-lora", "max-loras"),
     *("max-cpu-loras", "gpu-memory-utilization", "offload-group-size", "offload-num-in-group", "reasoning-parser"),
 )
-"""Flags between which there are conditions, so that sets often hold some of them."""
+"""Flags with conditions between them, so that sets often contain some."""
 
 
 RESOLVED: dict[str, FlagValue] = {"max-model-len": 4096, "max-num-seqs": 128, "max-num-batched-tokens": 2048}
-"""What real vLLM works out on a CPU for this model."""
+"""Values that real vLLM computes for this model on a CPU."""
 
 
 def flag_sets(table: FlagTable) -> st.SearchStrategy[dict[str, FlagValue]]:

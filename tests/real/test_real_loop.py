@@ -146,9 +146,9 @@ def test_invalid_model_folder_and_invalid_vllm_program(program, tmp_path: Path, 
 
 def test_next_plan_uses_facts_reported_at_startup(steady, tiny_model, real_vllm):
     program, server = steady
-    told = ("--model", str(tiny_model), "--vllm", str(real_vllm))
+    options = ("--model", str(tiny_model), "--vllm", str(real_vllm))
     flags = [word for pair in program.cpu_flags for word in ("--set", pair)]
-    memory = program("plan", "chatbot", *told, *flags)["memory"]
+    memory = program("plan", "chatbot", *options, *flags)["memory"]
     assert server["state"] == "ready"
     assert memory["source"] == "engine"
     assert memory["kv_tokens"] > 0

@@ -24,7 +24,7 @@ from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity, ServerRec
 pytestmark = pytest.mark.real
 
 SECONDS = 120.0
-"""It is over within ten on a machine that is not overloaded; on one that is, it took more than thirty."""
+"""Timeout. Ten seconds are enough on an idle machine; an overloaded one needed more than thirty."""
 UP_SECONDS = 600.0
 LAUNCH = """
 import json, sys, time
@@ -53,7 +53,7 @@ CASES = {
     "starting-two": Case("starting", 2, ("keeper", "engine")),
 }
 KEPT = {name for name, case in CASES.items() if "keeper" not in case.order}
-"""Whose keeper ends what is left without anybody's help."""
+"""Cases in which the keeper ends the leftovers by itself."""
 
 
 def wait(condition, what, seconds=SECONDS):

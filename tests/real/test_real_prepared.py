@@ -23,7 +23,7 @@ pytestmark = pytest.mark.real
 
 READY_SECONDS = 600
 SPAWNED = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-"""As vLLM does it: only then does a spare stand in for the engine's process."""
+"""As in vLLM: only then does a spare process replace the engine's process."""
 
 Start = Callable[..., Prepared]
 

@@ -26,10 +26,10 @@ CLOCK = 0.01
 """Seconds by which times on two clocks may differ."""
 
 SLACK = 0.1
-"""Seconds by which the way of a request's last token out of the engine may differ from that of its first."""
+"""Seconds by which the output delay of a request's last token may differ from that of its first."""
 
 LENGTHS = ((40, 12), (200, 30), (200, 5), (64, 1))
-"""Prompt tokens and tokens to generate; the third begins as the second."""
+"""Prompt tokens and tokens to generate; the third shares a prefix with the second."""
 
 
 class Sent(NamedTuple):

@@ -19,7 +19,7 @@ from pathlib import Path
 LINES = 4000
 TEXT = "0123456789abcdef" * 6
 PIECE = 32
-"""Lines in one write: less than 4096 bytes, which no other process's lines can come between."""
+"""Lines per write: less than 4096 bytes, so that writes are atomic."""
 FORMAT = "flood {worker} {number:08d} {text}\n"
 
 
@@ -30,7 +30,7 @@ def main() -> int:
         return 0
     notes = Path(os.environ["SOAK_NOTES"])
     engine = _fork(_engine, notes)
-    _say_secrets()
+    _print_secrets()
     ending = threading.Event()
     threading.Thread(target=_end_with, args=(engine, ending), daemon=True).start()
     from vllm_launchers.simulated.__main__ import main as serve
@@ -42,7 +42,7 @@ def main() -> int:
         os.kill(engine, signal.SIGTERM)
 
 
-def _say_secrets() -> None:
+def _print_secrets() -> None:
     """Print the arguments like some servers do: no secret may reach the log."""
     print("INFO non-default args:", {"api_key": [os.environ.get("VLLM_API_KEY")]}, flush=True)
 

@@ -14,15 +14,15 @@ from vllm_launchers.keeper import client, processes
 from vllm_launchers.keeper.records import RestartMode, ServerRecord, State
 
 REST_SECONDS = 900.0
-"""A generous time for everything that is under way to come to its end."""
+"""A generous timeout for all running actions."""
 GONE_SECONDS = 60.0
-"""More than the 10 s that are promised: keepers write their last words on a machine that may be busy."""
+"""More than the guaranteed 10 s: on a busy machine, keepers take longer to write their last records."""
 SERVING = (State.READY, State.UNRESPONSIVE)
-"""On a machine that is too busy a server may be silent for a while."""
+"""On an overloaded machine a server may be unresponsive for a while."""
 UNSEEN = ("while no keeper watched", "no keeper was watching", "its keeper died before starting it")
-"""Ends that nobody saw, of which it is not known who wanted them: no restart follows."""
+"""Exits that were not observed, whose cause is unknown: no restart follows."""
 END_WORDS = ("gave up after", "not restarted")
-"""What a server says that restarts by itself and yet stays down."""
+"""Reasons of a server that stays down despite its restart policy."""
 
 
 def rest(world: World) -> dict[str, ServerRecord]:

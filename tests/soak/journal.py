@@ -11,7 +11,7 @@ from pathlib import Path
 from soak.schedule import Action
 
 RUN, STOP, REMOVE = "running", "stopped", "absent"
-"""What an order leads to."""
+"""Results of an order."""
 DONE, REFUSED, UNSURE = "done", "refused", "unsure"
 
 
@@ -44,7 +44,7 @@ class Journal:
     injuries: list[Injury] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    """What should not have been seen; a soak is well when there is nothing."""
+    """Violations; a soak passes when there are none."""
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _began: float = field(default_factory=time.monotonic)
 

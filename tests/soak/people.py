@@ -15,7 +15,7 @@ from soak.schedule import Action
 from soak.world import PROGRAM, World
 
 END_SECONDS = 400.0
-"""A console that was told to go has gone by then, on the slowest machine."""
+"""Timeout for a console to exit after a request, on the slowest machine."""
 BETWEEN_KEYS = 0.15
 
 

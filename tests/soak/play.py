@@ -17,23 +17,23 @@ from soak.watch import Watch
 from soak.world import World
 
 AT_ONCE = 6
-"""So many cards are on the table at most: the next one waits."""
+"""Maximum number of concurrent actions; the next one waits."""
 ROUND = sum(DECK.values())
 PACE = 2.0
-"""A card every two seconds takes about one core: a command some 1.3 s of CPU, eight servers a sixth of a core."""
+"""One action every two seconds takes about one core: 1.3 s of CPU per command, a sixth of a core for eight servers."""
 MEGABYTE = 1 << 20
 KEEPER_BYTES = 40 * MEGABYTE
-"""The most that a keeper may come to hold; it begins at some 16 MB."""
+"""Maximum memory of a keeper; it starts at about 16 MB."""
 GROWTH_BYTES = 4 * MEGABYTE
 GROWTH_FILES = 8
-"""How much more of either a keeper may have at its last looks than at its first."""
+"""Allowed growth of a keeper's memory and open files between its first and last samples."""
 SETTLED = 5
-"""Looks that are compared at either end of a keeper's life."""
+"""Number of samples compared at each end of a keeper's life."""
 MUST = ("SIGKILL to keeper", "SIGKILL to api", "SIGKILL to engine", "SIGKILL to worker", "SIGKILL to recorder",
         "SIGTERM to keeper", "SIGSTOP to keeper", "SIGSTOP to api", "load was answered", "flood", "done: restart",
         "done: stop", "console quit", "console killed", "console hung up", "console closed",
         "console read-only")  # fmt: skip
-"""What must have happened, or the soak proves little."""
+"""Events that must happen for the soak to be meaningful."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Result:
     journal: Journal
     seconds: float = 0.0
     lines: list[str] = field(default_factory=list)
-    """What was seen, for people."""
+    """Observations, as text."""
 
     @property
     def text(self) -> str:
@@ -115,7 +115,7 @@ def _judge(world: World, watch: Watch, result: Result) -> None:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     say(f"CPU: commands and consoles {used.ru_utime + used.ru_stime:.0f} s, keepers, servers and recorders "
         f"{sum(watch.cpu.values()):.0f} s, this test {time.process_time():.0f} s")  # fmt: skip
-    say(f"{watch.looks} looks from outside; {watch.most_processes} processes and "
+    say(f"{watch.checks} checks from outside; {watch.most_processes} processes and "
         f"{watch.most_bytes / MEGABYTE:.1f} MB of state at most")  # fmt: skip
 
 

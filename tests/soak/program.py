@@ -14,7 +14,7 @@ LOG_BYTES, LOG_FILES = 1 << 20, 3
 LOOKING = frozenset(
     {"list", "status", "runs", "check", "doctor", "leftovers", "logs", "host", "load", "stop", "remove"}
 )
-"""Commands that launch nothing, and need not know how."""
+"""Commands that launch nothing and need no launch code."""
 
 
 def bound_logs() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SERVERS = ("alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel")
-"""The first half are trees of processes like vLLM's, the others the simulated engine alone."""
+"""The first half are process trees like vLLM's; the others are only the simulated engine."""
 TREES = SERVERS[: len(SERVERS) // 2]
 PRESETS = ("chatbot", "code-generation", "batch")
 SEQUENCES = (16, 32, 64, 128, 256)
@@ -28,14 +28,14 @@ DECK = {
     # what servers do
     "load": 4, "flood": 4,
 }  # fmt: skip
-"""Cards of each kind in a round."""
+"""Actions of each kind per round."""
 LOOKS = ("list", "status", "runs", "check", "doctor", "leftovers", "logs", "host")
 TWICE = (("restart", "restart"), ("restart", "stop"), ("stop", "stop"), ("stop", "remove"), ("start", "start"),
          ("restart", "switch"))  # fmt: skip
 PAIRS = (("keeper", "api"), ("api", "keeper"), ("keeper", "engine"), ("engine", "keeper"), ("keeper", "recorder"))
 LOOKING_KEYS = ("j", "k", "d", "\x1b", "l", "\x1b", "i", "\x1b", "c", "\x1b", "G", "\x1b", "?", "\x1b", "1", "3", "4",
                 "5", "6", "\t", "+", "-", " ", " ", "[", "]", "p", "\x7f", "/", "\x1b", "\x1b[B", "\x1b[A")  # fmt: skip
-"""Keys that change no server; what is staged is dropped with its console."""
+"""Keys that change no server; staged changes are dropped with the console."""
 ALL_KEYS = (*LOOKING_KEYS, "r", "s", "x", "X", "w", "b", "n", "y", "\r", "e", "f", "t", "z", "C", "\x13", "v", "P")
 
 
@@ -49,7 +49,7 @@ class Action:
     pause: float
     chance: int
     words: tuple[str, ...] = ()
-    """What the kind needs: flags, a preset, parts of a server, keys."""
+    """Arguments of the kind: flags, a preset, parts of a server, keys."""
 
     def __str__(self) -> str:
         return " ".join([f"{self.number:>4} {self.kind} {self.server}", *map(repr, self.words)])

@@ -19,9 +19,9 @@ from vllm_launchers.procfs import PROC
 
 EVERY_SECONDS = 2.0
 LEFT_SECONDS = 10.0
-"""So long after its server has ended nothing of it may be left."""
+"""Seconds after a server's end in which all of its processes must be gone."""
 LOOKS = 4
-"""And so often it must have been seen, so that a machine that stood still is not taken for a process that stays."""
+"""Minimum number of sightings, so that a paused machine does not look like a remaining process."""
 PAGE, TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 
@@ -39,12 +39,12 @@ class Watch:
 
     world: World
     use: dict[ProcessIdentity, Use] = field(default_factory=lambda: defaultdict(Use))
-    looks: int = 0
+    checks: int = 0
     most_processes: int = 0
     most_bytes: int = 0
-    """The most that the state folder held."""
+    """Maximum size of the state folder."""
     cpu: dict[ProcessIdentity, float] = field(default_factory=dict)
-    """Seconds that each keeper, server and recorder had used when it was last looked at."""
+    """CPU seconds of each keeper, server and recorder at the last sample."""
     _left: dict[tuple[str, ProcessIdentity], tuple[float, int]] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -70,7 +70,7 @@ class Watch:
     def look(self) -> None:
         """Once."""
         world = self.world
-        self.looks += 1
+        self.checks += 1
         ours = world.ours()
         self.most_processes = max(self.most_processes, len(ours))
         for pid, one in ours.items():
@@ -98,9 +98,9 @@ class Watch:
             return  # it continued meanwhile
         now = time.monotonic()
         for who in left:
-            since, looks = self._left.get((name, who), (now, 0))
-            self._left[name, who] = (since, looks + 1)
-            if now - since > LEFT_SECONDS and looks >= LOOKS and processes.alive(who):
+            since, checks = self._left.get((name, who), (now, 0))
+            self._left[name, who] = (since, checks + 1)
+            if now - since > LEFT_SECONDS and checks >= LOOKS and processes.alive(who):
                 words = ours[who.pid].words[:120]
                 state = record.state if record else "absent"
                 world.journal.blame(f"{name} is {state}, and pid {who.pid} of it is left: {words}")

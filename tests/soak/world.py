@@ -26,9 +26,9 @@ from vllm_launchers.procfs import PROC, pids
 
 HERE = Path(__file__).parent
 PROGRAM = (sys.executable, "-P", str(HERE / "program.py"))
-"""``-P``: modules beside it have names that others' may have too."""
+"""``-P``: modules in the same folder may shadow other modules."""
 COMMAND_SECONDS = 1200.0
-"""By then every command has ended, also on a machine that is far too busy: the longest waits 300 s by itself."""
+"""Timeout of every command, also on an overloaded machine: the longest waits 300 s itself."""
 SCRIPT = """#!{python}
 import sys
 sys.path.insert(0, {tests!r})
@@ -39,7 +39,7 @@ sys.exit(main())
 """
 REFUSALS = ("already exists", "is being started", "was just started", "is not stopped", "has not ended yet",
             "no previous generation", "not ready", "port_taken")  # fmt: skip
-"""What the reason of an exit code of 1 says where nothing was done."""
+"""Reasons printed with exit code 1 when nothing was done."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class World:
     marker: str = field(default_factory=lambda: secrets.token_hex(8))
     others: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     things: dict[Path, str] = field(default_factory=dict)
-    """Files of the person's own, and what is in them."""
+    """The user's own files and their content."""
 
     @property
     def state(self) -> Path:
@@ -98,13 +98,13 @@ class World:
         script = self.home / "vllm"
         script.write_text(SCRIPT.format(python=sys.executable, tests=str(HERE.parent)))
         script.chmod(0o755)
-        self._make_things()
+        self._create_files()
         self._start_others()
         with ThreadPoolExecutor(3) as pool:
             for name, said in zip(SERVERS, pool.map(self.start, SERVERS), strict=True):
                 self.journal.say(f"start {name}: exit {said.code} {said.err.strip()[-200:]}")
 
-    def _make_things(self) -> None:
+    def _create_files(self) -> None:
         models, shared = self.home / "models", Path("/dev/shm", f"mine-{self.marker}")
         for path in (models / "weights.safetensors", models / "servers" / "alpha" / "record.json", shared):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,13 +113,13 @@ class World:
             self.things[path] = digest(path)
 
     def _start_others(self) -> None:
-        """A foreign server, and a simulated engine that looks like ours; neither was started by a keeper."""
+        """A foreign server, and a simulated engine that lookalike like ours; neither was started by a keeper."""
         place = self.home / "others" / "vllm"
         place.parent.mkdir()
         place.write_text((HERE.parent / "fakes" / "recording_vllm.py").read_text())
         env = {name: value for name, value in os.environ.items() if name != "SOAK_RUN"}
         env |= {"RECORDED": str(self.home / "bystander"), "NOTE_SIGNALS": "1", "SIMULATED_STARTUP_SECONDS": "0"}
-        looks = [sys.executable, str(place), "serve", "tiny", "--port", str(free_port())]
+        lookalike = [sys.executable, str(place), "serve", "tiny", "--port", str(free_port())]
         same = [
             sys.executable,
             "-m",
@@ -129,7 +129,7 @@ class World:
             "--port",
             str(free_port()),
         ]
-        for name, words in (("look-alike", looks), ("same command", same)):
+        for name, words in (("look-alike", lookalike), ("same command", same)):
             self.others[name] = subprocess.Popen(
                 words,
                 env=env,

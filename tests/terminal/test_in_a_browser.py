@@ -24,7 +24,7 @@ from fakes import browser as real
 pytestmark = [pytest.mark.terminal, pytest.mark.skipif(bool(real.missing()), reason=real.missing())]
 
 NONE_OF_OURS = ("chrome", "data", "devtools", "about", "blob")
-"""Schemes of what a browser asks itself."""
+"""URL schemes of a browser's internal requests."""
 
 
 class Page:

@@ -31,7 +31,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 _PART = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 
 EVERYWHERE = ("help", "json")
-"""Options that the document explains once for all commands."""
+"""Options documented once for all commands."""
 
 
 def generated(text: str) -> str:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.api_table import TABLE, WARM_UP, Answer, send
 
 LONGEST = 20_000
-"""Characters of a body that are kept of what is not compared word by word."""
+"""Characters kept of a body that is not compared literally."""
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from fakes.keeper_bench import Bench
 from fakes.nvml_stub import compiler, make_stub, recorded, stub_cache
 from fakes.ports import free_port
 
-__all__ = ["compiler", "make_stub", "nothing_is_left", "recorded", "stub_cache"]
+__all__ = ["compiler", "end_leftover_servers", "make_stub", "recorded", "stub_cache"]
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def own_port(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+def end_leftover_servers(tmp_path: Path) -> Iterator[None]:
     """End everything that a failed test left running below ``tmp_path / "state"``."""
     yield
     Bench(tmp_path / "state").end()

@@ -125,8 +125,8 @@ if sys.argv[3] == "stuck":
     say(f"holds 0 {pid} 20480", f"holds 0 {other.pid} 2048")
 else:
     say(f"holds 0 {other.pid} 16384")
-server, told = stop.communicate(timeout=60)
-print(json.dumps([json.loads(server)["state"], told, pid, psutil.Process().username()]))
+server, stderr = stop.communicate(timeout=60)
+print(json.dumps([json.loads(server)["state"], stderr, pid, psutil.Process().username()]))
 other.kill()
 """
 
@@ -142,8 +142,8 @@ def test_stop_waits_for_gpu_memory_and_names_its_holder(
 ) -> None:
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
     answer = make_stub(recorded("1xrtx4090")).run(STOP, str(tmp_path / "state"), timeout, memory)
-    state, told, pid, user = answer
+    state, stderr, pid, user = answer
     assert state == "stopped"
     held = f"19.5 GiB did not come back; pid {pid} of {user} still holds 20.0 GiB"
     # The other process grew meanwhile; its memory is its own.
-    assert told == ("" if memory == "freed" else f"! chat: ended, but GPU 0: {held}\n")
+    assert stderr == ("" if memory == "freed" else f"! chat: ended, but GPU 0: {held}\n")

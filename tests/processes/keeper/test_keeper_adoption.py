@@ -267,14 +267,14 @@ def test_secrets_reach_only_the_server(bench, monkeypatch, wait_until):
 
 
 def test_sidecar_runs_as_long_as_its_server(bench, wait_until):
-    code = "import sys, time; print('beside', *sys.argv[1:], flush=True); time.sleep(600)"
-    beside = (sys.executable, "-S", "-c", code, "{pid}", "{start_time}", "{generation}", "{other}")
-    spec = bench.spec(sidecar=beside)
+    code = "import sys, time; print('sidecar_command', *sys.argv[1:], flush=True); time.sleep(600)"
+    sidecar_command = (sys.executable, "-S", "-c", code, "{pid}", "{start_time}", "{generation}", "{other}")
+    spec = bench.spec(sidecar=sidecar_command)
     bench.ready(spec)
     record = bench.until(lambda record: record.sidecar)
     server = record.server
     log = bench.file("sidecar.log")
-    wait_until(lambda: log.read_text() == f"beside {server.pid} {server.start_time} 1 {{other}}\n")
+    wait_until(lambda: log.read_text() == f"sidecar_command {server.pid} {server.start_time} 1 {{other}}\n")
 
     os.kill(record.sidecar.pid, signal.SIGKILL)
     again = bench.until(lambda now: now.sidecar and now.sidecar != record.sidecar)

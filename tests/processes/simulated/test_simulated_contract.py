@@ -21,7 +21,7 @@ TINY = {
     "head_dim": 32, "num_key_value_heads": 2, "max_position_embeddings": 4096, "vocab_size": 512,
     "intermediate_size": 128, "tie_word_embeddings": True,
 }  # fmt: skip
-"""The shape of the model that the answers were recorded with."""
+"""The model dimensions used when the responses were recorded."""
 
 
 @pytest.fixture(scope="module")
