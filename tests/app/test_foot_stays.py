@@ -133,6 +133,23 @@ async def test_an_error_stays_until_it_was_seen(console, monkeypatch):
         await c.until(lambda: "disk full" not in c.text, "the error was seen")
 
 
+async def test_an_error_that_nobody_dismissed_goes_after_its_time(console, monkeypatch):
+    monkeypatch.setattr("vllm_console.ui.app.MESSAGE_SECONDS", 0.02)
+    monkeypatch.setattr("vllm_console.ui.app.ERROR_SECONDS", 0.04)
+    async with console() as c:
+        c.app.say("disk full", BAD)
+        await c.until(lambda: c.app.message is None, "the error goes")
+        assert [one.text for one in c.app.messages.history] == ["disk full"]
+
+
+async def test_an_answer_about_a_server_goes_when_another_one_is_selected(console):
+    async with console() as c:
+        await c.press("F")
+        await c.sees("runs without --enable-lora")
+        await c.press("j")
+        await c.lacks("runs without --enable-lora")
+
+
 async def test_m_shows_all_messages(console):
     async with console(size=(80, 24)) as c:
         c.app.say(LONG)

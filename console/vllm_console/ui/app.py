@@ -60,8 +60,11 @@ RESIZE_SECONDS = 0.06
 RATES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds between polls that ``+`` and ``-`` step through."""
 
-MESSAGE_SECONDS = 8.0
+MESSAGE_SECONDS = 15.0
 """How long a message is shown before the line is free for a server's own notice."""
+
+ERROR_SECONDS = 60.0
+"""How long an error is shown that nobody has dismissed; the list of messages keeps it."""
 
 END_SECONDS = 6
 """How long the console may take to leave after a signal, whole seconds. Giving the terminal back takes up to 3."""
@@ -509,7 +512,7 @@ class ConsoleApp(App[None]):
         return (shown.text, shown.style) if shown is not None else None
 
     def say(self, text: str, style: Style | None = None, server: str = "", *, outage: bool = False) -> None:
-        """Show a sentence in the message line: for a while, an error until it was seen. On another screen: a toast.
+        """Show a sentence in the message line for a while, an error for longer. On another screen: a toast.
 
         ``server`` is the server whose event it is, if it is one; an ``outage`` of it is shown until it is ready.
         """
@@ -546,6 +549,13 @@ class ConsoleApp(App[None]):
     def _forget_message(self) -> None:
         self._message_timer = None
         self.messages.expire()
+        if self.messages.unseen_error:
+            self._message_timer = self.set_timer(max(0.0, ERROR_SECONDS - MESSAGE_SECONDS), self._forget_error)
+        self._draw_message()
+
+    def _forget_error(self) -> None:
+        self._message_timer = None
+        self.messages.expire_error()
         self._draw_message()
 
     def _draw_message(self) -> None:

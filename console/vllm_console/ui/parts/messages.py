@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 from rich.style import Style
 
 from vllm_console.text import plain
-from vllm_console.ui.theme import BAD
+from vllm_console.ui.theme import BAD, WARN
 
 MOST_KEPT = 300
 
@@ -19,10 +20,19 @@ SAME_SECONDS = 3.0
 """A server's event within so many seconds of the answer to a key that says the same is that answer."""
 
 
+class Held(msgspec.Struct, frozen=True):
+    """Which server was selected, and the state of the one that a message is about."""
+
+    selected: str
+    about: str
+    state: str
+
+
 class Message(msgspec.Struct, frozen=True):
     """A sentence, when it was last shown (Unix seconds), how often in a row, and the server it is about, if any.
 
-    ``outage``: it says that the server does not serve, which is out of date once it is ready.
+    ``outage``: it says that the server does not serve, which is out of date once it is ready. ``held`` is what held
+    when a key was answered with a problem; once that is no more so, the answer is out of date.
     """
 
     at: float
@@ -31,10 +41,11 @@ class Message(msgspec.Struct, frozen=True):
     server: str = ""
     times: int = 1
     outage: bool = False
+    held: Held | None = None
 
     @property
     def error(self) -> bool:
-        """Whether it stays until it was seen."""
+        """Whether it stays for longer, until it was seen."""
         return self.style is BAD
 
 
@@ -46,6 +57,8 @@ class Messages:
         self._kept: deque[Message] = deque(maxlen=MOST_KEPT)
         self._current: Message | None = None
         self._unseen: Message | None = None
+        self._selected = ""
+        self._states: Mapping[str, str] = {}
 
     @property
     def history(self) -> Sequence[Message]:
@@ -58,11 +71,12 @@ class Messages:
         return self._current or self._unseen
 
     def say(self, text: str, style: Style | None = None, server: str = "", *, outage: bool = False) -> None:
-        """Say a sentence; it is shown until `expire`, an error until `seen`. ``server``: it is an event of that one.
+        """Say a sentence; it is shown until `expire`, an error until `seen` or `expire_error`.
 
-        An ``outage`` of it is shown until `ready`.
+        ``server``: it is an event of that one. An ``outage`` of it is shown until `ready`.
         """
-        message = self._keep(Message(self.clock(), plain(text), style, server, outage=outage))
+        held = self._held(text) if style in (BAD, WARN) and not server else None
+        message = self._keep(Message(self.clock(), plain(text), style, server, outage=outage, held=held))
         self._current = message
         if message.error:
             self._unseen = message
@@ -95,9 +109,37 @@ class Messages:
         if self._unseen is not None and self._unseen.server in ("", server):
             self._unseen = None
 
+    def observe(self, selected: str, states: Mapping[str, str]) -> None:
+        """Which server is selected, and the state of each: problems of another server or state are shown no more."""
+        self._selected, self._states = selected, states
+        if self._current is not None and self._over(self._current):
+            self._current = None
+        if self._unseen is not None and self._over(self._unseen):
+            self._unseen = None
+
+    def _held(self, text: str) -> Held | None:
+        """What holds now of the server that a text names, else of the selected one."""
+        if not self._selected:
+            return None
+        named = [name for name in self._states if re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w/-])", text)]
+        about = self._selected if self._selected in named or not named else named[0]
+        return Held(self._selected, about, self._states.get(about, ""))
+
+    def _over(self, message: Message) -> bool:
+        held = message.held
+        if held is None:
+            return False
+        left = self._selected != held.selected and held.selected in self._states  # else it is gone, which moves on
+        return left or self._states.get(held.about, held.state) != held.state
+
     def expire(self) -> None:
         """The newest message has been shown for long enough."""
         self._current = None
+
+    def expire_error(self) -> None:
+        """The last error has been shown for long enough, seen or not; that a server does not serve still holds."""
+        if self._unseen is not None and not self._unseen.outage:
+            self._unseen = None
 
     @property
     def unseen_error(self) -> bool:

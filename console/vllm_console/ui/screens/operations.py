@@ -456,10 +456,13 @@ class OperationsScreen(PartialRepaintScreen):
 
     def draw_foot(self) -> None:
         """Draw message, staged changes or the tuning bar, and footer."""
-        width, server = self.app.size.width, self.selected
+        width, server, snapshot = self.app.size.width, self.selected, self.console.snapshot
         rows = message_rows(self.app.size.height)
+        if snapshot is not None:
+            states = {one.name: str(one.state) for one in snapshot.servers}
+            self.console.messages.observe(self._selected_name or "", states)
         message = self.console.message or self.predictions.text(server, width) or None
-        self._message.show(message_lines(message, server, self.console.snapshot, width, rows))
+        self._message.show(message_lines(message, server, snapshot, width, rows))
         if self.hints.shown:
             staged = server is not None and bool(self.staging.of(server.name))
             awaited = self.changes.awaited(server) if server is not None else ""

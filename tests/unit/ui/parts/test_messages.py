@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_console.ui.parts.messages import Messages
-from vllm_console.ui.theme import BAD
+from vllm_console.ui.theme import BAD, WARN
 
 
 class Clock:
@@ -52,3 +52,46 @@ def test_failure_is_shown_until_ready_and_other_errors_until_seen():
     messages.ready("chat")
     assert messages.shown.text == "chat: its flags were refused."
     assert [one.text for one in messages.history] == ["chat failed: killed", "chat: its flags were refused."]
+
+
+def test_a_problem_that_a_key_was_answered_with_ends_with_the_state_or_the_selection():
+    def said(text, style=BAD):
+        messages = Messages(Clock())
+        messages.observe("lora", {"lora": "starting", "docs": "ready"})
+        messages.say(text, style)
+        return messages
+
+    for style in (BAD, WARN):
+        messages = said("lora is starting, not ready: its adapters can't be known now", style)
+        messages.observe("lora", {"lora": "starting", "docs": "failed"})
+        assert messages.shown is not None, "nothing has changed that it is about"
+        messages.observe("lora", {"lora": "ready", "docs": "failed"})
+        assert messages.shown is None
+        assert [one.style for one in messages.history] == [style], "it is kept"
+    messages = said("lora serves no adapter 'nosuch'")
+    messages.observe("docs", {"lora": "starting", "docs": "ready"})
+    assert messages.shown is None, "another server is selected"
+    messages = said("docs is being restarted.")
+    messages.observe("lora", {"lora": "ready", "docs": "ready"})
+    assert messages.shown is not None, "it is about docs"
+    messages.observe("lora", {"lora": "ready", "docs": "starting"})
+    assert messages.shown is None
+    messages = said("lora is gone.", WARN)
+    messages.observe("docs", {"docs": "ready"})
+    assert messages.shown is not None, "the selection moved on by itself"
+    messages = said("lora is restarting as run 2.", None)
+    messages.observe("docs", {"lora": "stopping", "docs": "ready"})
+    assert messages.shown is not None, "what was done is said for its time"
+
+
+def test_an_error_ends_after_its_time_and_a_failure_does_not():
+    messages = Messages(Clock())
+    messages.say("disk full", BAD)
+    messages.expire()
+    assert messages.shown.text == "disk full"
+    messages.expire_error()
+    assert messages.shown is None
+    messages.say("chat failed: killed", BAD, "chat", outage=True)
+    messages.expire()
+    messages.expire_error()
+    assert messages.shown.text == "chat failed: killed"
