@@ -56,7 +56,7 @@ _FLAGS = {
 
 @dataclass
 class Row:
-    """One start: its kind of attention, what was reported and what is predicted. GiB; errors are shares."""
+    """One start: its kind of attention, reported and predicted values in GiB, errors as fractions."""
 
     model: str
     kind: str

@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def measure(path: Path, lines: Iterator[str], args: argparse.Namespace) -> dict[str, float]:
-    """CPU seconds of a diagnosis, and how many times the floor that is."""
+    """CPU seconds of a diagnosis, and their ratio to the floor."""
     some = list(islice(lines, 1000))
     wanted = args.mib * MIB * len(some) // (len("\n".join(some)) + 1)
     path.write_text("\n".join([*some, *islice(lines, max(0, wanted - len(some))), DEATH]))

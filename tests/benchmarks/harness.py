@@ -117,7 +117,7 @@ class Bench:
         self.servers = folder / "state" / "vllm-console" / "servers"
 
     def words(self, *words: str) -> list[str]:
-        """The command line of ``vllm-console`` with some words."""
+        """The command line of ``vllm-console`` with arguments."""
         return [sys.executable, "-m", "vllm_console", *words]
 
     def __call__(self, *words: str) -> Any:

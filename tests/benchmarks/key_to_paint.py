@@ -33,7 +33,7 @@ SCAN_SECONDS = 6.0
 
 @contextlib.contextmanager
 def fault(name: str, scene: keys.Scene, box: Any, console: Any) -> Iterator[Any]:
-    """A fault, while it lasts; gives what is to be done between two keys, or another console to press them in."""
+    """A fault as a context; yields an action to run between keys, or another console for the keys."""
     if name in keys.METRICS:
         scene.strange_server(name)
         settle(console, SCAN_SECONDS)

@@ -135,7 +135,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def serving(vllm: str, model: str, folder: Path, port: int) -> Iterator[str]:
-    """A server on the CPU that answers, ended afterwards with all that it started."""
+    """A serving process on the CPU; it and its children end afterwards."""
     if not port:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -224,7 +224,7 @@ class Bench:
         return rows
 
     def _judged(self, client: Callable[[Loop], dict[str, float]], loop: Loop) -> dict[str, float]:
-        """What the client reports, its means of `SERVER_FIGURES` as the time above what the server counts itself."""
+        """The client's report; means of `SERVER_FIGURES` as the time above the server's own values."""
         before = totals(self._url)
         found = client(loop)
         after = totals(self._url)
@@ -267,7 +267,7 @@ class Bench:
         return found | dict(zip(SERVER_FIGURES, (report["mean_ttft_ms"], report["mean_e2el_ms"]), strict=True))
 
     def _check(self, completed: int, prompt_tokens: int, output_tokens: int) -> None:
-        """Both must have sent what was asked; prompts of ``vllm bench serve`` are text, so now and then a token off."""
+        """Both must have sent the requested load; ``vllm bench serve`` prompts may be off by a token (text)."""
         shape = self._shape
         prompts = shape.requests * shape.input_tokens
         if (completed, output_tokens) != (shape.requests, shape.requests * shape.output_tokens):

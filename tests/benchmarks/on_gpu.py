@@ -101,7 +101,7 @@ def measure(made: Bench, args: argparse.Namespace) -> None:
 
 
 def predict(made: Bench, *change: str) -> dict[str, Any]:
-    """A prediction, also one that says only why there is none (exit code 1)."""
+    """A prediction, or the reason why there is none (exit code 1)."""
     words = made.words("predict", NAME, *change, "--json")
     answer = subprocess.run(words, env=made.env, capture_output=True, text=True, check=False)
     if not answer.stdout:
@@ -168,7 +168,7 @@ class gpu_processes:  # noqa: N801 - reads as a function
 
 
 def batch_budget(made: Bench) -> int:
-    """How many tokens a step may have: what the engine itself says, since without a flag vLLM decides by the GPU."""
+    """Maximum tokens per step as reported by the engine, since vLLM's default depends on the GPU."""
     log = Path(made("status", NAME)["log"]).read_text(errors="replace")
     found = re.findall(r"max_num_batched_tokens=(\d+)", log)
     if not found:
@@ -206,7 +206,7 @@ def roofline(plan: dict[str, Any]) -> Roofline | None:
 
 
 def by_tokens(steps: Sequence[SeenStep], least: int = 8) -> Iterator[list[SeenStep]]:
-    """Groups of steps whose tokens are about the same power of two."""
+    """Steps grouped by the power of two of their tokens."""
     groups: dict[int, list[SeenStep]] = {}
     for one in steps:
         groups.setdefault(round(math.log2(max(1, one.tokens))), []).append(one)
@@ -229,7 +229,7 @@ def print_prediction(predicted: dict[str, Any], measured: dict[str, Any]) -> Non
 
 
 def milliseconds(seconds: float | None) -> str:
-    """A time in words; what is not known is said to be so."""
+    """A time as text, or "unknown"."""
     return f"{1000 * seconds:.1f} ms" if seconds is not None else "unknown"
 
 

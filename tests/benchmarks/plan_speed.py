@@ -1,4 +1,4 @@
-"""How much sooner a plan says what ``vllm serve`` says of a wrong flag, side by side in one run.
+"""How much sooner a plan reports an invalid flag than ``vllm serve``, compared in one run.
 
     python tests/benchmarks/plan_speed.py --vllm PATH --model FOLDER [--rounds 5] [--json]
 
@@ -83,7 +83,7 @@ def measure(vllm: str, model: str, rounds: int) -> dict[str, float]:
 
 
 def refused(words: list[str], text: str) -> None:
-    """Run what must end with an error that names ``text``."""
+    """Run a command that must fail with an error containing ``text``."""
     done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode != 0, words
     assert text in done.stdout + done.stderr, done.stderr[-2000:]

@@ -176,7 +176,7 @@ def other_speed(seed: int, drift: float) -> float:
 
 
 def measured_drifts(seeds: int, drift: float, first: int) -> Iterator[str]:
-    """How much a restart's measured drift differs from what it is, for each change of flags."""
+    """Error of a restart's measured drift, for each change of flags."""
     for kind in TRAFFICS:
         errors = []
         for number, (before, after, scale) in enumerate(CHANGES * seeds):
@@ -291,7 +291,7 @@ def learned_speeds(servers: int, first: int) -> Iterator[str]:
 
 
 def replayed_pair(kind: str, pair: int) -> tuple[TrafficEvidence, list[Between], list[int], Between]:
-    """What was seen, each draw of the interval with the place of its speed, and what is measured next."""
+    """Observed values, each draw of the interval with its speed, and the next measurement."""
     first = run(BASE, kind, RATES[0], pair)
     seen = evidence_of(first)
     start = step_regression(seen.steps)
@@ -370,7 +370,7 @@ INDEPENDENT = (
 
 
 def poisson(rng: random.Random, expected: float) -> int:
-    """How many arrivals of a Poisson process there are in a time in which so many are expected."""
+    """A Poisson-distributed number of arrivals with the given mean."""
     count, at = 0, rng.expovariate(1.0)
     while at < expected:
         count, at = count + 1, at + rng.expovariate(1.0)
@@ -412,7 +412,7 @@ class Program:
              "--port", str(self.port), "--force", *words_of(REAL_BASE))  # fmt: skip
 
     def change(self, change: dict[str, Any]) -> None:
-        """Restart with a change; without one, what is recorded begins anew."""
+        """Restart with a change; without one, only a new recording starts."""
         self("restart", "bench", "--wait", "--force", *words_of(change))
 
     def predict(self, change: dict[str, Any]) -> dict[str, Any]:
@@ -568,7 +568,7 @@ def each(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def about_speed(args: argparse.Namespace) -> Iterator[str] | None:
-    """The lines of what is asked about speed; None if something else is asked."""
+    """Output lines of the speed options; None for other options."""
     if args.learning:
         return learning(args.learning, args.first)
     if args.speeds:

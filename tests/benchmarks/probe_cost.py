@@ -106,7 +106,7 @@ def write_plugin(folder: Path) -> Path:
 
 
 def isolated() -> None:
-    """Print what a record of a step costs, the best of several times."""
+    """Print the cost of one step record, best of several rounds."""
     scheduler = SimpleNamespace(
         num_running_reqs=1, num_waiting_reqs=0, num_skipped_waiting_reqs=0, kv_cache_usage=0.5, iteration_details=None,
         kv_cache_eviction_events=[], prefix_cache_stats=SimpleNamespace(queries=0, hits=0),
@@ -127,7 +127,7 @@ def isolated() -> None:
                 recorded.append(time.thread_time() - began)
                 recorder.close()
                 recorder = Recorder(Path(folder), {})
-                recorder.close()  # without a thread: it is written here
+                recorder.close()  # without a thread, so it is written here
                 for _ in range(RECORDS):
                     Probe(recorder).record(scheduler, iteration)
                 began = time.thread_time()

@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def one_round(box: Bench, args: argparse.Namespace, number: int) -> dict[str, float]:
-    """All ways once, in an order that changes."""
+    """All methods once, in a changing order."""
     result: dict[str, float] = {}
     ways = [("prepared", "--prepare"), ("unprepared", "--no-prepare")]
     for name, option in ways if number % 2 else reversed(ways):
@@ -169,7 +169,7 @@ def refused(box: Bench, args: argparse.Namespace) -> dict[str, float]:
 
 
 def rolled_back(box: Bench, model: str) -> dict[str, float]:
-    """A generation that fails before it is ready: how long the server did not answer, and the failing start took."""
+    """A generation that fails before it is ready: the downtime, and the duration of the failing start."""
     client = Client(model)
     client.start()
     settings = [word for setting in FAILING for word in ("--set", setting)]

@@ -69,7 +69,7 @@ def turn(dice: random.Random, speed: float) -> EngineTurn:
 
 
 def verdict(seed: int, rounds: int, kept: float, spread: float, factor: float) -> UpgradeVerdict:
-    """What is said of a second engine whose steps take ``factor`` times as long."""
+    """The verdict on a second engine whose steps take ``factor`` times as long."""
     dice = random.Random(seed)
     off = dice.gauss(0, spread)
     pairs = []

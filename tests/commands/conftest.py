@@ -16,7 +16,7 @@ from fakes.keeper_bench import end_servers
 
 
 class Program:
-    """Runs ``vllm-console`` and reads its answers."""
+    """Runs ``vllm-console`` and reads its output."""
 
     def __init__(self, home: Path) -> None:
         self.home = home

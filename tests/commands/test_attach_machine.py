@@ -84,7 +84,7 @@ def test_does_not_wait_for_process_holding_ssh_pipe(program: Any, gpubox: Path, 
     says = f"sleep 600 </dev/null >/dev/null & echo $! >{left}; echo done; echo last words >&2; exit 7"
     answer = program("status", "gpubox/chat", env={"FAKE_SSH_SAYS": says})
     pid = int(left.read_text())
-    os.kill(pid, signal.SIGKILL)  # it is there still
+    os.kill(pid, signal.SIGKILL)  # it still exists
     assert (answer.returncode, answer.stdout, answer.stderr) == (7, "done\n", "last words\n")
 
 
@@ -109,7 +109,7 @@ def test_console_uses_one_connection_and_reconnects(
         connection = fleet._hosts.connection("gpubox")
         session = connection._session
         assert session is not None
-        os.killpg(session._process.pid, signal.SIGKILL)  # the shell and what it runs
+        os.killpg(session._process.pid, signal.SIGKILL)  # the shell and its command
         settled(fleet, lambda seen: (one := seen.server("gpubox")) is not None and one.state_text == "unreachable")
         settled(fleet, lambda seen: seen.server("gpubox/chat") is not None)
         fleet.stop("gpubox/chat")

@@ -562,7 +562,7 @@ class Answer:
 
 
 def send(client: httpx.Client, url: str, case: Case) -> Answer:
-    """Send a request and read the whole answer."""
+    """Send a request and read the complete response."""
     headers = dict(case.headers)
     if case.body is not None:
         response = client.request(case.method, url + case.path, json=case.body, headers=headers)
@@ -599,7 +599,7 @@ def shape(answer: Answer) -> Any:
 
 
 def _without_sizes(error: Any) -> Any:
-    """An error's body without what depends on the tokenizer: how many characters a token may stand for."""
+    """An error's body without values that depend on the tokenizer (characters per token)."""
     text = json.dumps(error)
     text = re.sub(
         r"contains \d+ characters \(more than \d+ characters", "contains … characters (more than … characters", text
@@ -608,7 +608,7 @@ def _without_sizes(error: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """A whole answer's fields; where a stop string ends it, its length is a matter of what the model writes."""
+    """A complete response's fields; with a stop string, its length depends on the model's output."""
     fields = _fields(value)
     if '"finish_reason": "stop"' in json.dumps(fields):
         fields["usage"]["completion_tokens"] = "int"
@@ -616,7 +616,7 @@ def _whole(value: Any) -> Any:
 
 
 def _events(body: str) -> dict[str, Any]:
-    """The shapes of a stream's events as each comes first, and which choices they are of."""
+    """The shapes of a stream's events in order of first occurrence, and their choices."""
     shapes: list[Any] = []
     indices: set[int] = set()
     for event in body.split("\n\n"):
@@ -637,7 +637,7 @@ def _events(body: str) -> dict[str, Any]:
 
 
 def _stream_fields(value: Any) -> Any:
-    """An event's fields; how many tokens come with one event is a matter of time."""
+    """An event's fields, without the number of tokens per event, which depends on timing."""
     fields = _fields(value)
     if isinstance(fields, dict) and fields.get("choices") and isinstance(fields.get("usage"), dict):
         fields["usage"]["completion_tokens"] = "int"

@@ -37,7 +37,7 @@ MODELS = document({"object": "list", "data": [{"id": "far-model"}]})
 
 
 class FakeEndpoint:
-    """``answers`` holds, by path, an answer or a function that gives it; other paths are not found."""
+    """``answers`` maps a path to a response or a function returning one; other paths are not found."""
 
     def __init__(self, tls: tuple[Path, Path] | None = None) -> None:
         self.answers: dict[str, Answer | Callable[[], Answer]] = {

@@ -52,7 +52,7 @@ def become(request, descriptors):
 
 
 def end(code):
-    """End as Python does, except that what was imported is not taken apart: that would copy the pages of all of it.
+    """Exit like Python, but without destroying imported modules, which would copy all of their pages.
 
     Returns if standard output can't be written: Python has a special exit code for that.
     """
@@ -96,7 +96,7 @@ def main():
     server = socket.socket(fileno=int(sys.argv[1]))
     for name in sys.argv[2:]:
         importlib.import_module(name)
-    gc.freeze()  # a fork's collections would copy the pages of all that was imported
+    gc.freeze()  # garbage collection in a fork would copy the pages of all imported modules
     ready = select.poll()
     ready.register(server, select.POLLIN)
     running = {}  # pid by its pidfd

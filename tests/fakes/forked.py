@@ -1,4 +1,4 @@
-"""Short programs in forks of one process that has imported what they need (`fork_server`)."""
+"""Short programs in forks of one process with their modules imported (`fork_server`)."""
 
 from __future__ import annotations
 
@@ -121,4 +121,4 @@ class Forks:
                         self._answered.notify_all()
         with self._answered:
             for forked in self._running.values():
-                forked.ended(-signal.SIGKILL)  # their exit codes are not known any more
+                forked.ended(-signal.SIGKILL)  # their exit codes are no longer known

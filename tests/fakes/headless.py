@@ -1,4 +1,4 @@
-"""What apps without a terminal leave out: a fourth of what tests of screens computed.
+"""Work skipped by apps without a terminal, a fourth of the time of screen tests.
 
 - No frame is drawn, as none reaches a terminal: what a test reads is drawn when it reads it. What an app shows when its
   test is over is drawn as well, so that an error in drawing is not missed where only states are asserted.
@@ -34,7 +34,7 @@ def _rules_of(sheet: Stylesheet, css: str, **options: Any) -> list[RuleSet]:
 def _no_frame(
     compositor: Compositor, full: bool = False, screen_stack: list[Any] | None = None, simplify: bool = False
 ) -> Any:
-    """Nothing, unless a whole frame is asked for: a picture."""
+    """Draw nothing unless a full frame is requested for a picture."""
     if full:
         return _render_update(compositor, full, screen_stack, simplify)
     visible_screen_stack.set(screen_stack or [])

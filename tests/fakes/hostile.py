@@ -48,7 +48,7 @@ HARM = re.compile(
 
 
 def poisoned(value: Any, evil: str = WORST) -> Any:
-    """The same value with ``evil`` in front of each text in it, and under one more key in each mapping."""
+    """The value with ``evil`` prepended to each text, and with an additional hostile key in each mapping."""
     if isinstance(value, str):
         return value if isinstance(value, Enum) else evil + value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -70,7 +70,7 @@ def _names(value: msgspec.Struct) -> tuple[str, ...]:
 
 
 class HostileFleet(fake_fleet.FakeFleet):
-    """A fleet whose every answer is poisoned; its servers' logs lie at ``log``."""
+    """A fleet whose every result is hostile; its servers' logs are at ``log``."""
 
     def __init__(self, *servers: object, log: Path, comparison: Comparison) -> None:
         super().__init__(*servers)
@@ -86,7 +86,7 @@ class HostileFleet(fake_fleet.FakeFleet):
     def _seen(self, view: ServerView) -> ServerView:
         notice = view.notice or "a notice"
         named = poisoned(msgspec.structs.replace(view, notice=notice))
-        node = named.node if view.node else ""  # with any text here the server could be neither restarted nor switched
+        node = named.node if view.node else ""  # with a text here, the server could not be restarted or switched
         return msgspec.structs.replace(named, log_path=str(self.log), series=view.series, node=node)
 
     def _view(self, name: str) -> ServerView:

@@ -137,7 +137,7 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def http(port: int) -> dict[str, str]:
-    """The scraper and the load generator on each kind of answer."""
+    """Run the scraper and the load generator on each kind of response."""
     load_client.CONNECT_SECONDS = 2.0
     limit(ROOM_OF_ALL)
     work = Workload(input_tokens_p95=20, output_tokens_p95=4, prefix_reuse=0.0, concurrency=2)
@@ -155,7 +155,7 @@ def http(port: int) -> dict[str, str]:
     threading.stack_size(512 << 10)
     with ThreadPoolExecutor(12) as pool:
         found = dict(zip(jobs, pool.map(lambda job: job[0](job[1]), jobs.values()), strict=True))
-    load_client.CONNECT_SECONDS = 30.0  # these are to come as far as the answer
+    load_client.CONNECT_SECONDS = 30.0  # these must reach the response
     with ThreadPoolExecutor(3) as pool:
         answers = pool.map(load, [f"then-{kind}" for kind in THEN])
         return found | {f"load then-{kind}": answer for kind, answer in zip(THEN, answers, strict=True)}

@@ -17,7 +17,7 @@ STEP_SECONDS, IDLE_SECONDS = 0.004, 0.0004
 
 
 async def wait_for_idle(_min_sleep: float = 0.0, max_sleep: float = 1.0) -> None:
-    """Wait until no callback is due and no thread computes; then draw what waits for the next frame."""
+    """Wait until no callback is due and no thread computes, then draw the next frame."""
     deadline = time.monotonic() + max_sleep
     while time.monotonic() < deadline:
         before = time.process_time()

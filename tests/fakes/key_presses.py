@@ -175,7 +175,7 @@ def resizing(console: Any, every: float = 0.05) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def stalled(scene: Scene) -> Iterator[None]:
-    """The state folder's disk does not answer a console that was opened with `stalling_environment`."""
+    """Stall the state folder's disk for a console opened with `stalling_environment`."""
     scene.flag.touch()
     try:
         yield

@@ -177,7 +177,7 @@ def until() -> Callable[[Callable[[], object]], None]:
 
 
 class RawServer(socketserver.ThreadingTCPServer):
-    """Answers every request with what ``answer(path)`` gives, byte for byte; counts connections and requests."""
+    """Sends the bytes of ``answer(path)`` to every request; counts connections and requests."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -227,7 +227,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[RawServer]:
-    """A server on loopback whose every answer the test decides."""
+    """A loopback server whose responses are set by the test."""
     with RawServer() as raw:
         thread = threading.Thread(target=raw.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()

@@ -151,7 +151,7 @@ class Stub:
         new.replace(self.control)
 
     def run(self, source: str, *words: str) -> Any:
-        """Run Python with this driver; what it prints, read as JSON."""
+        """Run Python with this driver; returns its output parsed as JSON."""
         done = subprocess.run(
             [sys.executable, "-c", source, *words],
             env=self.environment,

@@ -37,7 +37,7 @@ class Prepared:
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, forks: Forks | None = None
     ) -> None:
-        """With ``forks``, whose Python is that of ``argv``, it finds its imports done."""
+        """With ``forks`` (same Python as ``argv``), its modules are already imported."""
         self.own_output = folder / "own-output"
         self.server_output = folder / "server-output"
         self.socket, theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""What a start that reports the memory of its KV cache says about the estimate of blocks and tokens."""
+"""The estimated KV cache blocks and tokens, given the cache memory reported by a start."""
 
 from __future__ import annotations
 

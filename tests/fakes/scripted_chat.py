@@ -18,7 +18,7 @@ def event(**body: Any) -> bytes:
 
 
 def delta(**fields: Any) -> bytes:
-    """An event of a chat that says something."""
+    """A chat event with text."""
     return event(choices=[{"index": 0, "delta": fields, "finish_reason": None}])
 
 
@@ -95,5 +95,5 @@ def said() -> Callable[..., bytes]:
 
 @pytest.fixture
 def end() -> bytes:
-    """The last events of a stream."""
+    """The final events of a stream."""
     return END

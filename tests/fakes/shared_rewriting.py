@@ -15,7 +15,7 @@ from _pytest.assertion import rewrite
 
 
 def rewrite_own_part(config: pytest.Config) -> None:
-    """Rewrite this process's part of the test files that are asked for, where the cache does not have them yet."""
+    """Rewrite this process's share of the requested test files that are not cached yet."""
     worker = getattr(config, "workerinput", None)
     if worker is None or sys.dont_write_bytecode:
         return

@@ -187,7 +187,7 @@ IMPORTED = (
 
 @cache
 def _forks() -> Forks:
-    """Starts servers in forks of a process that has imported what they need, which is most of what a start costs."""
+    """Starts servers in forks of a process with their modules imported, since imports dominate the startup cost."""
     forks = Forks(sys.executable, os.environ, IMPORTED)
     atexit.register(forks.close)
     return forks

@@ -24,7 +24,7 @@ def body() -> bytes:
 
 
 def answer(kind: str) -> Iterator[bytes]:
-    """The pieces of an answer."""
+    """The pieces of a response."""
     good = body()
     if kind == "hangs":
         time.sleep(3600)

@@ -109,7 +109,7 @@ class Terminal:
         self.master = -1
 
     def restored(self) -> bool:
-        """Whether the terminal's modes are what they were, and screen, cursor and mouse were given back."""
+        """Whether terminal modes, screen, cursor and mouse were restored."""
         now = termios.tcgetattr(self._child)
         flags = [(now[i], self.before[i]) for i in range(4)]
         return (

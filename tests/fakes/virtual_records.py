@@ -26,7 +26,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run's records, the limits of its engine, and what its ``/metrics`` said each second, if asked for."""
+    """A run's records, its engine's limits, and optionally its ``/metrics`` of each second."""
 
     requests: Sequence[FinishedRequest]
     steps: Sequence[EngineStep]

@@ -49,7 +49,7 @@ def closed_afterwards() -> list[Any]:
 
 
 def run(words: list[str], opened: list[Any]) -> dict[str, object]:
-    """One command line; ``watch`` is told to end after a moment."""
+    """Run one command line; ``watch`` ends after a moment."""
     from vllm_console.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()

@@ -91,7 +91,7 @@ def real_env(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HOME": str(caches / "hf"),
-        "VLLM_CACHE_ROOT": str(tiny_model.parent / "vllm-cache"),  # what it found out about the model: a start's import
+        "VLLM_CACHE_ROOT": str(tiny_model.parent / "vllm-cache"),  # cached model facts, from a start's import
         "VLLM_CONFIG_ROOT": str(caches / "vllm-config"),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

@@ -48,7 +48,7 @@ def streamed(events: Any) -> Any:
 
 
 def first_of_each(items: list[str]) -> list[str]:
-    """Every item where it comes first."""
+    """The first occurrence of every item."""
     return list(dict.fromkeys(items))
 
 
@@ -106,6 +106,6 @@ def outcome(call: Callable[[], Any]) -> str:
 
 
 if __name__ == "__main__":
-    complete(prompt="word " * 40)  # vLLM 0.32 on CPUs with AMX dies when the first request is a short one
+    complete(prompt="word " * 40)  # vLLM 0.32 on CPUs with AMX crashes if the first request is short
     for name, call in CALLS.items():
         print(name, outcome(call))

@@ -48,7 +48,7 @@ def test_chat_matches_server_token_counts_and_keeps_history(shared_server: RealS
 
 
 def test_stopped_response_is_aborted(shared_server: RealServer) -> None:
-    for _ in range(10):  # on a busy machine an answer may be complete before it can be stopped
+    for _ in range(10):  # on a busy machine a response may finish before it is stopped
         session = ChatSession(lambda: ChatServer("tiny", shared_server.url), OSError)
         session.send("Tell me everything", ChatOptions(max_tokens=400, temperature=0.0))
         until(lambda session=session: session.turns and session.turns[0].answer.parts)

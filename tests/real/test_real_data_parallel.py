@@ -41,7 +41,7 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path, real_env: Mapping[str, str]) -> Iterator[Program]:
-    """The program, whose servers are gone afterwards."""
+    """The program; its servers end afterwards."""
     shared = {**os.environ, **real_env}
     del shared["VLLM_ENABLE_V1_MULTIPROCESSING"], shared["VLLM_WORKER_MULTIPROC_METHOD"]
     try:

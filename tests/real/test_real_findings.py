@@ -128,7 +128,7 @@ def stopped_at_work(program: Any, engine: psutil.Process) -> bool:
 
 
 def until(check: Callable[[], Any], what: str, seconds: float = FINDING_SECONDS, every: float = 3.0) -> Any:
-    """Ask until the answer is true."""
+    """Poll until the condition holds."""
     deadline = time.monotonic() + seconds
     while not (answer := check()):
         assert time.monotonic() < deadline, f"never: {what}"
@@ -152,10 +152,10 @@ def preemption(program: Any) -> None:
     # The fix improves with more finished responses: at first only the concurrency is known.
     finding = until(lambda: learned(named(program).get("preempting")), "a fix by the lengths of answers")
     before = program("status", "chat")["metrics"]["preemptions_total"]
-    for _ in range(3):  # until one runs at a time
+    for _ in range(3):  # until only one sequence runs at a time
         load.kill()
         change = next(fix["set"] for fix in finding["fixes"] if fix["set"])
-        assert set(change) == {"max-num-seqs"}  # nothing else can be done on a CPU
+        assert set(change) == {"max-num-seqs"}  # no other fix exists on a CPU
         program("restart", "chat", "--set", f"max-num-seqs={change['max-num-seqs']}", "--no-prepare", "--wait")
         load = program.load(*PRESSURE)
         judged = until(lambda: named(program), "anything at all is said of the new generation")

@@ -234,7 +234,7 @@ NEEDS_MORE = {
     *("decode-context-parallel-size", "pipeline-parallel-size", "data-parallel-backend", "mamba-block-size"),
     *("data-parallel-rank", "data-parallel-start-rank", "data-parallel-external-lb", "data-parallel-hybrid-lb"),
     *("data-parallel-address", "data-parallel-multi-port-external-lb", "kv-cache-dtype", "enable-nccl-comm-suspend"),
-    # Refused here because a server could not use it, though its configuration can be made.
+    # Rejected by us because a server could not use it, although vLLM accepts the configuration.
     *("default-chat-template-kwargs", "allowed-origins", "allowed-methods", "allowed-headers"),
 }
 """Flags whose validity depends on facts the checks ignore; includes all multimodal flags (their own group)."""

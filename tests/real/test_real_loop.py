@@ -71,7 +71,7 @@ def steady(tmp_path_factory, real_env, real_vllm, tiny_model, cpu_flags):
 
 
 def until(check: Callable[[], object], what: str, seconds: float = 60.0) -> object:
-    """Ask until the answer is true."""
+    """Poll until the condition holds."""
     deadline = time.monotonic() + seconds
     while not (answer := check()):
         assert time.monotonic() < deadline, f"never: {what}"
@@ -241,7 +241,7 @@ def test_forced_restart_fails_with_vllm_message_and_is_rolled_back(steady):
 
 
 def test_keeper_and_console_are_killed_separately(steady):
-    """The last of the tests on this server: it ends it."""
+    """The last test on this server, since it ends the server."""
     program, _ = steady
     server = program("status", "steady")
     record = json.loads((program.state / "servers" / "steady" / "record.json").read_text())

@@ -1,5 +1,5 @@
 """Real vLLM whose processes are killed, with one worker and with two, while it starts, serves and stops: nothing of it
-is left on the machine, and what is left in shared memory is found and can be removed."""
+remains, and leftovers in shared memory are found and can be removed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def wait(condition, what, seconds=SECONDS):
 
 @pytest.fixture
 def spec_of(real_env, real_vllm, tiny_model, cpu_flags, free_port):
-    """The launch of a case: as real vLLM runs on a CPU, with as many processes as it can."""
+    """The launch spec of a case: real vLLM on a CPU with the maximum number of processes."""
 
     def make(case: Case) -> LaunchSpec:
         port = free_port()
@@ -100,7 +100,7 @@ def family(tmp_path) -> Iterator[set[ProcessIdentity]]:
 
 
 def tree(record: ServerRecord) -> dict[str, ProcessIdentity]:
-    """Its keeper and all below its server by what they are: api, tracker, engine, worker, worker2, or by pid."""
+    """Its keeper and the server's processes by role: api, tracker, engine, worker, worker2, or by pid."""
     table = processes.table()
     found = {"keeper": record.keeper, "api": record.server}
     below = sorted(processes.descendants(table, [record.server.pid]))
@@ -122,7 +122,7 @@ def tree(record: ServerRecord) -> dict[str, ProcessIdentity]:
 
 
 def play(root: Path, name: str, case: Case, spec: LaunchSpec, family: set[ProcessIdentity]) -> dict:
-    """Launch it from a console that is killed at once, and kill its processes when the moment has come."""
+    """Launch it from a console that is killed immediately, and kill its processes at the given moment."""
     words = [sys.executable, "-c", LAUNCH, str(root), name]
     console = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     console.stdin.write(json.dumps(wire.to_plain(spec)).encode())

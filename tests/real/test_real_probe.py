@@ -62,7 +62,7 @@ class Records:
         return self._first_tokens
 
     def after(self, count: int) -> tuple[list[EngineStep], list[FinishedRequest]]:
-        """New steps, and so many new requests once they are on disk. Requests are written last."""
+        """New steps and the given number of new requests, once on disk. Requests are written last."""
         steps: list[EngineStep] = []
         requests: list[FinishedRequest] = []
         self._first_tokens = []
@@ -127,7 +127,7 @@ def test_records_match_client(shared_server: RealServer, records: Records) -> No
         assert seen.at - CLOCK <= request.arrived_at <= seen.at + seen.first
         assert request.e2e_seconds is not None
         assert request.ttft_seconds is not None
-        # The server's times lie within what the client saw: a busy machine delays the client, not the record.
+        # The server's times are within the client's: a busy machine delays the client, not the record.
         assert request.e2e_seconds <= seen.whole + CLOCK
         assert request.finished_at <= seen.at + seen.whole + CLOCK
         assert 0 < request.ttft_seconds <= seen.first + SLACK

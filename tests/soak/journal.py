@@ -17,7 +17,7 @@ DONE, REFUSED, UNSURE = "done", "refused", "unsure"
 
 @dataclass(frozen=True)
 class Order:
-    """Somebody asked for something: ``wanted`` is what may come of it, times are Unix seconds."""
+    """A request: ``wanted`` are its possible results, times are Unix seconds."""
 
     server: str
     wanted: frozenset[str]
@@ -28,7 +28,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Injury:
-    """A part of a server was killed: what it was, and when."""
+    """A killed part of a server, and when."""
 
     server: str
     part: str

@@ -61,7 +61,7 @@ def check(world: World) -> Logs:
 
 
 def _unseen(world: World, server: str, said: Said, seen: Iterable[str]) -> list[str]:
-    """Workers of the present record that wrote whole floods, of which nothing is there, and no killed keeper why."""
+    """Workers of the current record whose complete floods are missing without a killed keeper as the reason."""
     record = world.record(server)
     if record is None or _keepers_killed(world, server):
         return []
@@ -81,7 +81,7 @@ def _keepers_killed(world: World, server: str) -> int:
 
 
 def _judge(world: World, server: str, worker: str, numbers: list[int], whole: int, *, first: bool, logs: Logs) -> None:
-    """``whole``: so many lines it says that it wrote; ``first``: lines before may have been rotated away."""
+    """``whole``: the number of lines reported as written; ``first``: earlier lines may have been rotated away."""
     if any(after <= before for before, after in itertools.pairwise(numbers)):
         world.journal.blame(f"{server}: lines of worker {worker} are doubled or out of place")
     gaps = [after - before - 1 for before, after in itertools.pairwise(numbers) if after > before + 1]

@@ -194,7 +194,7 @@ class World:
         return said
 
     def start(self, server: str, preset: str = "chatbot") -> Said:
-        """Start one of the eight, as it always is: half as trees, every other one restarting by itself."""
+        """Start one of the eight with its fixed settings: half are process trees, every second one restarts."""
         engine = ("--vllm", str(self.home / "vllm")) if server in TREES else ("--engine", "simulated")
         policy = "on-failure" if SERVERS.index(server) % 2 else "never"
         place = ("--port", str(self.ports[server]), "--restart", policy)
@@ -213,7 +213,7 @@ class World:
             return None
 
     def parts(self, server: str) -> dict[str, ProcessIdentity]:
-        """Who belongs to a server now: keeper, api, recorder as its record says, engine and worker by their titles."""
+        """Current processes of a server: keeper, api and recorder from its record, engine and worker by title."""
         record = self.record(server)
         if record is None:
             return {}

@@ -87,7 +87,7 @@ def keymaps() -> str:
 
 
 def settings() -> str:
-    """Every key of ``config.toml`` with its type, its default and what it does."""
+    """Every key of ``config.toml`` with its type, default and description."""
     schema: dict[str, Any] = msgspec.json.schema(Config)
     rows = _settings(schema["$defs"], "Config", "")
     return "\n".join(["", "| key | type | default | meaning |", "|---|---|---|---|", *rows, "", ""])
@@ -131,7 +131,7 @@ def every_command() -> str:
 
 
 def options(command: str) -> str:
-    """A command's usage, and what each of its options does."""
+    """A command's usage and the description of each option."""
     parser = command_parser(command)
     listed = [action for action in parser._actions if action.dest not in EVERYWHERE and (action.help or _named(action))]
     rows = [f"| {_option(action)} | {_cell((action.help or '') % vars(action))} |" for action in listed]
@@ -187,7 +187,7 @@ def _option(action: argparse.Action) -> str:
 
 
 def claims(topic: str) -> str:
-    """What operating guides claim on a topic, what the model gives, and the verdict.
+    """Claims of operating guides on a topic, the model's result, and the verdict.
 
     Raises:
         KeyError: there is no such topic.

@@ -161,14 +161,14 @@ class KeptLog(Log):
 
 
 def requests_of(phases: Sequence[Phase], longest: int) -> Iterator[tuple[float, int, Request]]:
-    """The traffic, as `vllm_console.load` sends it: when each request comes, and its number."""
+    """The traffic as sent by `vllm_console.load`: arrival time and number of each request."""
     begun, number = 0.0, 0
     shapes: dict[Phase, TrafficShape] = {}
     for phase in phases:
         shape = shapes.setdefault(phase, TrafficShape(phase.workload, exact=phase.exact, max_model_len=longest))
         for one in shape.stream(phase.rate, phase.seconds):
             number, at = number + 1, begun + one.at
-            tokens, name = one.output_tokens, f"0_cmpl-{number:016x}-0-{number:08x}"  # as the server names it
+            tokens, name = one.output_tokens, f"0_cmpl-{number:016x}-0-{number:08x}"  # the server's name for it
             yield at, number, Request(name, list(one.prompt), tokens, tokens, arrival=at, seed=number)
         begun += phase.seconds
 

@@ -1,4 +1,4 @@
-"""Adds a release of vLLM to the project's table of releases, from its source: for who maintains the table.
+"""Adds a release of vLLM to the project's table of releases, from its source, for maintainers of the table.
 
     python tests/tools/record_release.py VERSION FOLDER
 
@@ -66,7 +66,7 @@ def with_release(data: Mapping[str, Any], table: FlagTable) -> dict[str, Any]:
 
 
 def with_changes(histories: Mapping[str, Any], said: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Histories of whole values with one more release; null where it says nothing."""
+    """Histories of values with one more release; null where the value is missing."""
     found: dict[str, Any] = {name: list(history) for name, history in histories.items()}
     for name in {*found, *said}:
         history = found.setdefault(name, [])

@@ -158,7 +158,7 @@ def test_next_keeper_continues_restart_backoff(bench):
     assert "gave up after 2" in waiting.reason
     bench.until(lambda record: not client.keeper_alive(bench.root, record.name))
     # The state left by a keeper that dies while waiting for the second of two restarts.
-    for due in (time.time() + 0.5, time.time() - 900, time.time() + 9e6):  # the last: the clock was set back
+    for due in (time.time() + 0.5, time.time() - 900, time.time() + 9e6):  # the last one: the clock was set back
         cut = replace(waiting, attempt=1, next_attempt_at=due, keeper=ProcessIdentity(1, 1, processes.boot_id()))
         folders.write_record(client.folder(bench.root, "one"), cut)
         assert bench.adopt() == ["one"]

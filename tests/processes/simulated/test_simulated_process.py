@@ -277,7 +277,7 @@ def test_responses_are_counted_by_route_and_status(launch: Any) -> None:
     assert answered() is None
     for _ in range(2):
         assert httpx.post(f"{server.url}/v1/completions", json=wrong, headers=headers).status_code == 404
-    assert httpx.post(f"{server.url}/v1/completions", json=wrong).status_code == 401  # vLLM leaves it out
+    assert httpx.post(f"{server.url}/v1/completions", json=wrong).status_code == 401  # vLLM omits it
     assert httpx.post(f"{server.url}/v1/nothing", headers=headers).status_code == 404
     served = httpx.get(f"{server.url}/v1/models", headers=headers).json()["data"][0]["id"]
     httpx.post(f"{server.url}/v1/completions", json={**wrong, "model": served}, headers=headers).raise_for_status()
