@@ -195,7 +195,7 @@ async def test_a_flag_about_the_gpus_memory_is_not_staged_for_a_cpu_build(consol
 
 async def test_load_goes_on_and_off(console, fakes):
     busy = {"load": ""}
-    idle = replace(fakes.chat(fakes.NOW).window, requests_running=0, requests_waiting=0)
+    idle = replace(fakes.chat(fakes.NOW).window, requests_running=0, requests_waiting=0, requests_per_second=0)
     async with console(lambda at: replace(fakes.chat(at), load=busy["load"], window=idle)) as c:
         await c.press("b")
         await c.until(lambda: c.fleet.calls)
@@ -215,6 +215,16 @@ async def test_a_load_on_a_server_that_others_use_is_sent_after_a_yes(console, f
         assert c.fleet.calls == []
         await c.press("b", "y")
         await c.until(lambda: c.fleet.calls == [("start_load", "chat")])
+
+
+async def test_a_load_is_asked_about_where_others_sent_requests_in_the_last_minute(console, fakes):
+    window = replace(fakes.chat(fakes.NOW).window, requests_running=0, requests_waiting=0, requests_per_second=2.0)
+    async with console(lambda at: replace(fakes.chat(at), window=window)) as c:
+        await c.press("b")
+        await c.sees("chat served 2 req/s in the last minute. Send a load anyway?")
+        await c.press("n")
+        await c.lacks("Send a load anyway?")
+        assert c.fleet.calls == []
 
 
 async def test_what_belongs_to_someone_else_is_never_touched(console, fakes):

@@ -71,7 +71,7 @@ def _lines(found: Adapters) -> list[str]:
     if not found.enabled:
         return [f"{name} runs without --enable-lora: it serves no adapters."]
     change = "can be loaded" if found.updates else "can't be loaded while it runs"
-    lines = [f"{name}: {counted(len(found.adapters), 'adapter')} ({limits_text(found)} at most); more {change}"]
+    lines = [f"{name}: {counted(len(found.adapters), 'adapter')} ({limits_text(found)}); more {change}"]
     rows = [
         (plain(one.name, 23), count(one.rank), size(one.size), request_states(one), plain(one.path))
         for one in found.adapters

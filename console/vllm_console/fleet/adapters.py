@@ -96,7 +96,7 @@ class ServerAdapters:
         if record.current.spec.node is not None and record.current.spec.node.headless:
             raise RefusedError(f"{record.name} is {record.current.spec.node.text}: it serves no requests; node 0 does")
         if record.server is None or record.state is not State.READY:
-            raise FleetError(f"{record.name} is {record.state}, not ready: its adapters can't be known now")
+            raise FleetError(f"{record.name} is {record.state}, not ready: its adapters can be listed once it is ready")
         self._name, self._details = record.name, unpack(record.current.spec.details)
         self._client = client_of(record, record.server)
 
@@ -305,4 +305,5 @@ def request_states(adapter: Adapter) -> str:
 
 def limits_text(found: Adapters) -> str:
     """What a server's flags allow."""
-    return f"{count(found.max_loras)} in a batch, {count(found.max_cpu_loras)} in memory, rank {found.max_lora_rank}"
+    batch, host = count(found.max_loras), count(found.max_cpu_loras)
+    return f"up to {batch} per batch, {host} in host memory, rank ≤ {found.max_lora_rank}"

@@ -189,7 +189,7 @@ async def test_other_runs_are_chosen_from_a_list_and_shown_at_once(three_runs, w
         await pilot.press("c")
         await wait_until(pilot, lambda: "before @2, after @3" in shown(app), "the comparison")
         await pilot.press("b")
-        await wait_until(pilot, lambda: "with which coder@3 is compared?" in shown(app), "the list")
+        await wait_until(pilot, lambda: "Compare coder@3 with which earlier run?" in shown(app), "the list")
         text = shown(app)
         assert "12 min of traffic · --max-num-seqs 512 → 256" in text
         assert "no traffic · first run" in text
@@ -197,7 +197,7 @@ async def test_other_runs_are_chosen_from_a_list_and_shown_at_once(three_runs, w
         await pilot.press("down", "enter")
         await wait_until(pilot, lambda: "before @1, after @3" in shown(app), "the other comparison")
         await pilot.press("a")
-        await wait_until(pilot, lambda: "Which run is the one after" in shown(app), "the list")
+        await wait_until(pilot, lambda: "with which later run?" in shown(app), "the list")
         await pilot.press("down", "enter")
         await wait_until(pilot, lambda: "before @1, after @2" in shown(app), "the third comparison")
         await pilot.press("b", "escape")
@@ -213,7 +213,7 @@ async def test_the_chosen_runs_go_on_being_compared_and_are_what_is_reverted_to(
         await pilot.press("c")
         await wait_until(pilot, lambda: "before @2, after @3" in shown(app), "the comparison")
         await pilot.press("b")
-        await wait_until(pilot, lambda: "with which coder@3 is compared?" in shown(app), "the list")
+        await wait_until(pilot, lambda: "Compare coder@3 with which earlier run?" in shown(app), "the list")
         await pilot.press("down", "enter")
         again = ("compare_again", 11, 13)
         await wait_until(pilot, lambda: three_runs.calls.count(again) > 2, "the chosen runs, again")
@@ -229,7 +229,7 @@ async def test_a_run_that_is_gone_is_named(three_runs, wait_until):
         await pilot.press("c")
         await wait_until(pilot, lambda: "before @2, after @3" in shown(app), "the comparison")
         await pilot.press("b")
-        await wait_until(pilot, lambda: "with which coder@3 is compared?" in shown(app), "the list")
+        await wait_until(pilot, lambda: "Compare coder@3 with which earlier run?" in shown(app), "the list")
         await pilot.press("down", "enter")
         await wait_until(pilot, lambda: [one.message for one in app._notifications], "the reason")
         assert [one.message for one in app._notifications] == ["there is no run 11 or 13"]

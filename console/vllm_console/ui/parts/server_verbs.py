@@ -570,12 +570,15 @@ class ServerVerbs:
                 f"A tuner measures {name}. Send a load anyway?", ["What it measures would be wrong."], "send", send
             )
             return
-        if not others:
+        served = window.requests_per_second if window is not None and not server.load_result else None
+        if not others and not served:
             send()
             return
         from vllm_console.ui.screens.ramp import SLOWER_FOR_OTHERS
 
         many = f"{counted(others, 'request')} {'is' if others == 1 else 'are'} in flight on {name}"
+        if not others:
+            many = f"{name} served {rate(served, 'req')} in the last minute"
         self.ask(f"{many}. Send a load anyway?", [SLOWER_FOR_OTHERS], "send", send)
 
     def ramp(self, selected: ServerView | None) -> None:

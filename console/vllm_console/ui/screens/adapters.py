@@ -40,7 +40,7 @@ def _adapter_lines(found: Adapters, width: int, rows: int) -> list[Strip]:
         adapters.append(f"and {left} more: vllm-console lora list {found.server}")
     return [
         line((fit(plain(f"LoRA adapters of {found.server}"), width).rstrip(), STRONG)),
-        line((fit(f"at most {limits_text(found)}", width).rstrip(), DIM)),
+        line((fit(limits_text(found), width).rstrip(), DIM)),
         *(line(fit(plain(text), width).rstrip()) for text in adapters or ["It serves none."]),
         line(),
         line("name and folder:  ", ("poems ~/adapters/poems", KEY)),

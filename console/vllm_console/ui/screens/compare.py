@@ -171,7 +171,7 @@ class CompareScreen(ReaderScreen):
             return
         choices = [(name, run_text(run)) for name, run in runs.items()]
         at = next((name for name, run in runs.items() if run.id == here.id), None)
-        which = f"after, compared with {other.name}" if after else f"before, with which {other.name} is compared"
+        which = f"Compare {other.name} with which {'later' if after else 'earlier'} run?"
 
         def compare(name: str) -> None:
             pair = (other.id, runs[name].id) if after else (runs[name].id, other.id)

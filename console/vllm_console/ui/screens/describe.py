@@ -251,7 +251,7 @@ def _adapters(found: Adapters | None, width: int) -> list[Strip]:
         for one in found.adapters
     ]  # fmt: skip
     columns = ("ADAPTER", "REQUESTS", ">RANK", ">SIZE", "PATH")
-    limits = line((fit(f" at most {limits_text(found)}", width).rstrip(), DIM))
+    limits = line((fit(f" {limits_text(found)}", width).rstrip(), DIM))
     return [*(table(columns, rows, width) or [line((" none is loaded", DIM))]), limits]
 
 
