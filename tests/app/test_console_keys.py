@@ -221,7 +221,7 @@ async def test_a_load_is_asked_about_where_others_sent_requests_in_the_last_minu
     window = replace(fakes.chat(fakes.NOW).window, requests_running=0, requests_waiting=0, requests_per_second=2.0)
     async with console(lambda at: replace(fakes.chat(at), window=window)) as c:
         await c.press("b")
-        await c.sees("chat served 2 req/s in the last minute. Send a load anyway?")
+        await c.sees("chat served 2.0 req/s in the last minute. Send a load anyway?")
         await c.press("n")
         await c.lacks("Send a load anyway?")
         assert c.fleet.calls == []
