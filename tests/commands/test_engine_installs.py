@@ -57,7 +57,7 @@ def test_cpu_build_is_planned_installed_listed_and_removed(
     assert "9.1.0-cpu: its installation is not finished; 'vllm-console engines install 9.1.0 --cpu'" in listed.stderr
 
     # A file that changed since the plan is not installed; insufficient disk space is reported before the download.
-    monkeypatch.setattr(engine_install, "_free_bytes", lambda _folder: 1)
+    monkeypatch.setattr(engine_install, "free_bytes", lambda _folder: 1)
     plan = engine_install.plan_engine(None, "cpu", environ={**program.env, **env})
     assert "free some, or set XDG_DATA_HOME" in plan.problems[0]
     torch = next(wheels.glob("torch-*"))
