@@ -56,19 +56,42 @@ async def test_three_presses_open_one_comparison(console, slow):
         await c.until(lambda: isinstance(c.app.screen, CompareScreen), "later it opens again")
 
 
+async def test_the_comparison_has_its_screen_at_once_and_takes_the_keys(console, slow):
+    async with console(fleet=slow) as c:
+        await c.press("c")
+        await c.sees("comparing…")
+        await c.press("b")
+        slow.go.set()
+        await c.until(lambda: isinstance(c.app.screen, CompareScreen), "the comparison")
+        assert "start_load" not in [call[0] for call in slow.calls], "the key was not for the main screen"
+        assert len(c.app.screen_stack) == 2
+
+
+async def test_a_comparison_that_nobody_waits_for_does_not_open(console, slow):
+    async with console(fleet=slow) as c:
+        await c.press("c")
+        await c.sees("comparing…")
+        await c.press("escape")
+        slow.go.set()
+        await c.until(lambda: not c.app._asking, "the answer")
+        assert c.app.screen is c.app.operations
+
+
 async def test_over_another_screen_nothing_opens(console, slow):
     said = []
     async with console(fleet=slow) as c:
         c.app.say = lambda text, *_: said.append(text)
-        await c.press("c", "w", "X", "C")
+        await c.press("w", "X", "C", "c")
+        await c.sees("comparing…")
         await c.until(lambda: {call[0] for call in slow.calls} == {"compare", "presets", "leftovers", "board"})
         await c.press("question_mark")
         top = c.app.screen
         slow.go.set()
         await c.until(lambda: not c.app._asking, "all answers")
         assert c.app.screen is top
-        assert len(c.app.screen_stack) == 2
-    assert "The comparison of chat is ready: c shows it." in said
+        assert len(c.app.screen_stack) == 3
+        await c.press("escape")
+        await c.until(lambda: isinstance(c.app.screen, CompareScreen), "what was above is closed")
     assert "Ended servers left 1 file (240 MiB) in /dev/shm: X removes them." in said
 
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 from rich.cells import cell_len
 from textual.binding import BindingType
+from textual.screen import Screen
 from textual.strip import Strip
 
 from vllm_console.fleet.verbs import FleetError
@@ -236,6 +237,30 @@ def _prediction_lines(recorded: LocalFleet, found: Comparison) -> Sequence[str]:
     kept = recorded.outcome(found)
     judged = found.verdict is not ComparisonVerdict.TOO_LITTLE
     return outcome_lines(kept, judged=judged) if kept is not None else ()
+
+
+class ComparingScreen(ReaderScreen):
+    """Stands from the key on until the comparison is there: keys typed meanwhile are not for the screen below."""
+
+    def __init__(self, server: str) -> None:
+        name = plain(server)
+        super().__init__(TextReader(lambda: f"{name}: before and after", lambda _: [line((" comparing…", DIM))], tuple))
+        self._found: Screen[None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the user has left it: nobody waits for the comparison any more."""
+        return self not in self.app.screen_stack
+
+    def show(self, screen: Screen[None]) -> None:
+        """Let the comparison take its place, once nothing is above it."""
+        self._found = screen
+        self.on_screen_resume()
+
+    def on_screen_resume(self) -> None:
+        """What was above it is closed."""
+        if self._found is not None and self.app.screen is self:
+            self.app.switch_screen(self._found)
 
 
 def nothing_screen(server: str, reason: str) -> ReaderScreen:

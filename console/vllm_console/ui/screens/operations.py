@@ -1132,29 +1132,29 @@ class OperationsScreen(PartialRepaintScreen):
         if not server.recorded:
             self.console.say("Only runs of your own servers can be compared.", WARN)
             return
-        fleet, name = self.console.fleet, server.name
+        from vllm_console.ui.screens.compare import CompareScreen, ComparingScreen, nothing_screen
+
+        fleet, name, waiting = self.console.fleet, server.name, ComparingScreen(server.name)
 
         def done(found: Comparison) -> str:
-            from vllm_console.ui.screens.compare import CompareScreen
-
-            if not self.on_top:
-                return f"The comparison of {name} is ready: {key_of('compare')} shows it."
-            self.hints.followed("compare")
-            # A run that is replayed can't be reverted to: its server may be gone.
-            revert = (lambda _: None) if server.replayed else partial(self._revert_to, name)
-            self.app.push_screen(CompareScreen(found, revert, fleet))
+            if not waiting.closed:
+                self.hints.followed("compare")
+                # A run that is replayed can't be reverted to: its server may be gone.
+                revert = (lambda _: None) if server.replayed else partial(self._revert_to, name)
+                waiting.show(CompareScreen(found, revert, fleet))
             return ""
 
         def failed(error: Exception) -> bool:
-            if not (isinstance(error, NothingToCompareError | NotFoundError) and self.on_top):
-                return False
-            from vllm_console.ui.screens.compare import nothing_screen
+            if waiting.closed:
+                return True
+            if isinstance(error, NothingToCompareError | NotFoundError):
+                waiting.show(nothing_screen(name, str(error).partition(". ")[0]))
+                return True
+            waiting.close_with()
+            return False
 
-            self.app.push_screen(nothing_screen(name, str(error).partition(". ")[0]))
-            return True
-
-        doing = f"Comparing {name} with its previous run…"
-        self.console.act(doing, lambda: fleet.compare(name), done, failed, once=f"compare {name}")
+        self.app.push_screen(waiting)
+        self.console.act("", lambda: fleet.compare(name), done, failed, once=f"compare {name} {id(waiting)}")
 
     def _revert_to(self, name: str, run: Run) -> Callable[[], None] | None:
         """What restarts that server with the flags of a run; None where that may not be, or would change nothing."""
