@@ -105,7 +105,18 @@ def test_keeper_survives_deletion_of_its_installation(bench, session_of, tmp_pat
         folder.mkdir(parents=True)
     for name in ("keeper", "probe"):
         shutil.copytree(package / name, site / "vllm_launchers" / name, ignore=shutil.ignore_patterns("*.pyc"))
-    for name in ("__init__", "addresses", "listeners", "patterns", "private", "procfs", "secrets", "units", "values"):
+    for name in (
+        "__init__",
+        "addresses",
+        "errors",
+        "listeners",
+        "patterns",
+        "private",
+        "procfs",
+        "secrets",
+        "units",
+        "values",
+    ):
         shutil.copy(package / f"{name}.py", site / "vllm_launchers" / f"{name}.py")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     quiet = tmp_path / "quiet"

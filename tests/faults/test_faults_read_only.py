@@ -65,7 +65,7 @@ REFUSED_WORDS = (
 
 READING_VERBS = {
     "ramp", "launch_name",
-    "snapshot", "presets", "used_models", "used_presets",
+    "snapshot", "preset", "presets", "used_models", "used_presets",
     "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
     "leftovers", "last_change", "compare_again", "judge_past", "listener", "energy", "replay", "removed_at",
     "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests", "adapters",

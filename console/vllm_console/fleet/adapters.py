@@ -306,4 +306,4 @@ def request_states(adapter: Adapter) -> str:
 def limits_text(found: Adapters) -> str:
     """What a server's flags allow."""
     batch, host = count(found.max_loras), count(found.max_cpu_loras)
-    return f"up to {batch} per batch, {host} in host memory, rank ≤ {found.max_lora_rank}"
+    return f"at most {batch} per batch, {host} in host memory, rank {found.max_lora_rank}"

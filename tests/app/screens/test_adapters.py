@@ -21,7 +21,7 @@ async def test_the_dialog_shows_adapters_and_loads_one(console, width, height):
         c.fleet.lora = SERVED
         await c.press("F")
         await c.sees("LoRA adapters of chat")
-        await c.sees("up to 2 per batch, 4 in host memory, rank ≤ 16")
+        await c.sees("at most 2 per batch, 4 in host memory, rank 16")
         await c.sees("poems  requests: running  rank 8  1.4 MiB")
         await c.sees("enter load or unload")
         await c.press(*"tales", "enter")
