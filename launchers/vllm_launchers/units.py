@@ -1,9 +1,19 @@
-"""Units of memory, and numbers in words."""
+"""Units of memory, numbers in words, and the order of names."""
 
 from __future__ import annotations
 
+from vllm_launchers.patterns import lazy_pattern
+
 GIB = 2**30
 """Bytes in a GiB."""
+
+
+_NUMBER = lazy_pattern(r"[0-9]+")
+
+
+def natural_key(name: str) -> str:
+    """What names are sorted by, so that ``replica-2`` comes before ``replica-10``; case does not count."""
+    return _NUMBER.sub(lambda found: found[0].zfill(12), name.casefold())
 
 
 def in_units(size: float) -> str:

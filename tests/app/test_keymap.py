@@ -31,7 +31,7 @@ def test_with_a_preset_the_keys_of_a_screen_are_all_different(preset):
 
 
 def test_keys_may_be_written_as_they_are_shown():
-    assert chosen_keys("default", {"stop": "$, f8", "tune": "esc"} | {"clear": "ctrl+x"})["stop"] == (
+    assert chosen_keys("default", {"stop": "$, f8", "adjust": "esc"} | {"clear": "ctrl+x"})["stop"] == (
         "dollar_sign",
         "f8",
     )

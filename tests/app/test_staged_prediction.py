@@ -63,7 +63,7 @@ def predicted(**changes):
             "predicted: TTFT p99 1.9s → lower, perhaps by more than half · ITL p50 24ms → about the same. Too far.",
         ),
         (predicted(outside="Too far."), 60, "predicted: TTFT p99 1.9s → lower, perhaps by more than half. Too far."),
-        (predicted(predicted=estimates(WIDE, WIDE_ITL), outside="Too far."), 120, "predicted: can't be told. Too far."),
+        (predicted(predicted=estimates(WIDE, WIDE_ITL), outside="Too far."), 120, "not predicted: Too far."),
         (
             predicted(predicted=Estimates(), outside="No prediction: the replay's ITL is 25% below."),
             120,
@@ -72,7 +72,7 @@ def predicted(**changes):
         (
             predicted(predicted=estimates(WIDE, Estimate(0.022, 0.02, 0.025))),
             120,
-            "predicted: ITL p50 24ms → 20–25ms · TTFT p99 can't be told",
+            "predicted: ITL p50 24ms → 20–25ms · no prediction for TTFT p99",
         ),
         (
             predicted(predicted=estimates(HIGHER, Estimate(0.022, 0.02, 0.025))),

@@ -117,7 +117,7 @@ async def test_a_node_of_several_is_not_restarted_alone(console, fakes):
     async with console(node) as c:
         foot = c.text.splitlines()[-1]
         assert "r restart" not in foot
-        assert "a tune" not in c.text
+        assert "a adjust" not in c.text
         for key in ("r", "w", "a", "e", "t", "z", "f", "left_square_bracket"):
             await c.press(key)
             await c.sees("node 1 of 2, headless: a node can't be restarted")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_console.history.energy import cost_text, joules_text
-from vllm_launchers.units import three_digits
+from vllm_launchers.units import natural_key, three_digits
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,11 @@ from vllm_launchers.units import three_digits
 )
 def test_three_digits_are_never_a_power_of_ten(value: float, text: str) -> None:
     assert three_digits(value) == text
+
+
+def test_numbers_in_names_are_sorted_by_value() -> None:
+    names = ["replica-10", "Chat", "replica-2", "coder", "replica"]
+    assert sorted(names, key=natural_key) == ["Chat", "coder", "replica", "replica-2", "replica-10"]
 
 
 def test_energy_and_cost_have_three_digits() -> None:

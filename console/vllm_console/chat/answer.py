@@ -250,7 +250,7 @@ def figures_text(answer: Answer) -> str:
     if found.itl_longest_seconds is not None:
         itl += f" (longest {seconds(found.itl_longest_seconds)})"
     speed = rate(found.tokens_per_second, "tok")
-    tokens = f"{count(found.prompt_tokens)} + {count(found.output_tokens)} tokens"
+    tokens = f"{count(found.prompt_tokens)} in + {count(found.output_tokens)} out tokens"
     return " · ".join((f"TTFT {seconds(found.ttft_seconds)}", itl, speed, tokens, *_ended(answer)))
 
 

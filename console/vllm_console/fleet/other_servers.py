@@ -23,6 +23,7 @@ from vllm_launchers.host.processes import ObservedServer, ProcessScanner
 from vllm_launchers.listeners import Owner
 from vllm_launchers.procfs import other_network, started_at
 from vllm_launchers.secrets import API_KEY
+from vllm_launchers.units import natural_key
 
 SCAN_SECONDS = 5.0
 """How often the process table is searched."""
@@ -235,7 +236,7 @@ class Observer:
             view = watch.view(selected, taken, time_view)
             taken.add(view.name)
             views.append(view)
-        return sorted(views, key=lambda view: view.name)
+        return sorted(views, key=lambda view: natural_key(view.name))
 
     def _scan(self, own_pids: Collection[int]) -> None:
         self._scanned_at = time.monotonic()

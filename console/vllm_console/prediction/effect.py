@@ -1,7 +1,7 @@
 """What a prediction says of a figure, in words where its numbers would say more than is known. Pure.
 
 Near capacity an interval is so wide that its ends help nobody; beyond what a server has shown even a narrow one rests
-on extrapolated step times. There the direction and the order of magnitude are told, or that they can't be told.
+on extrapolated step times. There the direction and the order of magnitude are shown, or that they are unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WIDE = 3.0
 """Ends that differ by more than this factor tell no more than the order of magnitude."""
 SEVERAL, TENFOLD = 2.0, 10.0
 
-NOT_KNOWN = "can't be told"
+NOT_KNOWN = "unknown"
 
 
 def is_rough(before: Estimate, after: Estimate) -> bool:

@@ -334,7 +334,7 @@ class Commands:
 SERVER_ACTIONS: Mapping[str, str] = {
     "restart": "restart", "update": "rolling_update",
     "stop": "stop", "remove": "remove", "load": "toggle_load", "ramp": "ramp", "chat": "chat", "fix": "stage_fix",
-    "flags": "edit_flags", "tune": "tune", "mark": "mark", "log": "open_log", "describe": "describe",
+    "flags": "edit_flags", "adjust": "adjust", "mark": "mark", "log": "open_log", "describe": "describe",
     "findings": "findings", "compare": "compare", "revert": "previous_flags", "switch": "switch_preset",
     "sleep": "switch_pair", "wake": "switch_pair",
     "launch": "new_server", "filter": "filter", "sort": "sort", "replay": "replay",
@@ -349,7 +349,7 @@ _OF_A_SERVER = {
     "ramp": "Find the highest request rate at which SERVER meets its objectives",
     "chat": "Ask SERVER: a chat, with TTFT and ITL of each answer",
     "fix": "Stage a fix for the top finding of SERVER",
-    "flags": "Edit all flags of SERVER", "tune": "Adjust the common flags of SERVER with the arrow keys",
+    "flags": "Edit all flags of SERVER", "adjust": "Adjust the common flags of SERVER with the arrow keys",
     "mark": "Mark SERVER, or no longer", "log": "Read the log of SERVER", "describe": "Describe SERVER",
     "findings": "Findings on SERVER", "compare": "Compare SERVER with its previous run",
     "revert": "Stage a revert to the flags that SERVER had before",

@@ -32,6 +32,7 @@ from vllm_launchers.keeper.files import KEEPER_LOG
 from vllm_launchers.keeper.folders import Stamp, default_root
 from vllm_launchers.keeper.records import LaunchSpec, Recording, ServerRecord
 from vllm_launchers.private import open_file
+from vllm_launchers.units import natural_key
 from vllm_launchers.values import replace
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def names(root: Path) -> list[str]:
         return []
     except OSError as error:
         raise KeeperError(f"{home} can't be read: {error.strerror}") from error
-    return sorted(name for name in entries if folders.NAME.fullmatch(name) and folders.has_record(f"{home}/{name}"))
+    found = [name for name in entries if folders.NAME.fullmatch(name) and folders.has_record(f"{home}/{name}")]
+    return sorted(found, key=natural_key)
 
 
 def read(root: Path, name: str) -> ServerRecord:

@@ -53,7 +53,7 @@ async def test_escape_hides_them_for_good_and_they_cover_nothing(console, fakes,
     hidden = tmp_path / "hidden"
     async with console(fakes.pressed, hints=hidden, size=size) as c:
         await c.sees("esc hides hints")
-        for text in ("q quit", "stage  a tune"):
+        for text in ("q quit", "stage  a adjust"):
             await c.sees(text)
         await c.until(lambda: c.text.count("hint") == 2, "the hint and its key")
         lines = c.text.splitlines()

@@ -56,7 +56,10 @@ def test_tokens_are_counted_by_the_server():
 
     figures = read(event("", 0), event("a", 1), event("bcd", 4)).answer().figures
     assert figures == AnswerFigures(1.5, pytest.approx(0.5 / 3), 0.5, pytest.approx(6.0), 7, 4, 2.0)
-    assert figures_text(Answer(figures=figures)) == "TTFT 1.5s · ITL 167ms (longest 500ms) · 6.0 tok/s · 7 + 4 tokens"
+    assert (
+        figures_text(Answer(figures=figures))
+        == "TTFT 1.5s · ITL 167ms (longest 500ms) · 6.0 tok/s · 7 in + 4 out tokens"
+    )
 
 
 def test_tokens_that_arrive_at_once_have_no_interval(said):

@@ -31,7 +31,7 @@ def test_interval_without_direction_or_size_is_rough(low, high, rough):
 @pytest.mark.parametrize(
     ("now", "low", "high", "words"),
     [
-        (7.8, 6.8, 58.0, "can't be told"),
+        (7.8, 6.8, 58.0, "unknown"),
         (7.8, 7.0, 8.2, "about the same"),
         (7.8, 8.7, 12.0, "higher"),
         (7.8, 8.7, 59.0, "higher, perhaps several times"),
@@ -43,10 +43,10 @@ def test_interval_without_direction_or_size_is_rough(low, high, rough):
         (7.8, 1.0, 3.0, "less than half as high"),
         (7.8, 0.1, 0.5, "less than a tenth as high"),
         (16.0, 0.0, 0.0, "none"),
-        (0.0, 0.0, 4.0, "can't be told"),
+        (0.0, 0.0, 4.0, "unknown"),
         (0.0, 2.0, 4.0, "some"),
-        (None, 2.0, 4.0, "can't be told"),
-        (7.8, None, None, "can't be told"),
+        (None, 2.0, 4.0, "unknown"),
+        (7.8, None, None, "unknown"),
     ],
 )
 def test_wording_holds_for_the_whole_interval(now, low, high, words):

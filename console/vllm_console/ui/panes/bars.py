@@ -24,7 +24,7 @@ from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, paragrap
 from vllm_launchers.plan import common_flags
 
 _STAGE_ACTIONS = (
-    (("tune",), "tune", "tune"),
+    (("adjust",), "adjust", "adjust"),
     *((tuple(key.id for key in tuned.keys), tuned.label, tuned.hint or tuned.short) for tuned in TUNED),
     (("previous_flags",), "revert", "revert"),
 )

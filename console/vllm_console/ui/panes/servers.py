@@ -27,6 +27,7 @@ from vllm_console.ui.terminal.lines import clickable, line, wheel_step
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, OK, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, bar, fit, progress_line, rule
 from vllm_console.ui.widgets.framed import FramedView
+from vllm_launchers.units import natural_key
 
 STATE_STYLE = {
     State.READY: OK,
@@ -131,7 +132,7 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
     elsewhere = any(server.where for server in servers)  # figures before what is of one machine
     owner_rank, gpu_rank, port_rank = (9, 9, 9) if elsewhere else (2, 1, 2)
     columns = [
-        ServerColumn("NAME", min(names, 20 if width < 140 else 32), "<", _name_cell, lambda s: s.name.casefold(), 0,
+        ServerColumn("NAME", min(names, 20 if width < 140 else 32), "<", _name_cell, lambda s: natural_key(s.name), 0,
                      False),
         ServerColumn("MODEL", min(models, 20 if width < 160 else 28), "<", lambda s, _now, _width: (_model(s), DIM),
                lambda s: _model(s).casefold() if s.model else None, 9, False),

@@ -66,8 +66,8 @@ _APPLIES: Mapping[str, Callable[[FooterContext], bool]] = {
 _ALWAYS = ("new_server", "filter", "messages")
 _FIRST = ("new_server", "find_model", "demo")
 _MARKED = ("restart", "stop", "mark", "clear")
-_STAGED = ("restart", "tune", "drop_last", "clear", "stage_fix", "edit_flags", "open_log", "describe")
-_OF_TUNING_BAR = ("tune", "clear")
+_STAGED = ("restart", "adjust", "drop_last", "clear", "stage_fix", "edit_flags", "open_log", "describe")
+_OF_TUNING_BAR = ("adjust", "clear")
 """What the tuning bar's own keys do while it is open."""
 _OF_OTHERS = ("findings", "ranks", "describe", "sort", *_ALWAYS)
 _BY_STATE: Mapping[State, Sequence[str]] = {

@@ -218,16 +218,17 @@ def prediction_text(found: PredictedChange, width: int, code: str = "") -> tuple
 
     ``code`` is the finding that the change is to fix, if any: what makes it worse begins with that.
     """
-    from vllm_console.prediction.effect import NOT_KNOWN
-
     prediction = found.prediction
     figures = _figures(prediction)
-    parts = [one.text for one in sorted(figures, key=lambda one: one.unknown)]
-    lead = _lead(found, _worsened(figures, code))
-    if prediction.outside and not figures:
+    parts = [one.text for one in figures if not one.unknown]
+    unknown = [one.name for one in figures if one.unknown]
+    if prediction.outside and not parts:
         return _not_predicted(prediction.outside), DIM
-    if prediction.outside and all(one.unknown for one in figures):
-        return f"{lead}{NOT_KNOWN}. {plain(prediction.outside)}", DIM
+    missing = f"no prediction for {', '.join(unknown)}"
+    if unknown and not parts:
+        return missing, DIM
+    parts += [missing] if unknown else []
+    lead = _lead(found, _worsened(figures, code))
     while len(parts) > 1 and len(lead + " · ".join(parts)) > width - 2:
         parts.pop()
     text = lead + " · ".join(parts)
@@ -244,10 +245,10 @@ def brief_prediction(found: PredictedChange, code: str) -> str:
     ``code`` is the finding that the change is to fix.
     """
     figures = _figures(found.prediction)
-    told = _concerned(figures, code) or next(iter(figures), None)
-    if told is None or (found.prediction.outside and told.unknown):
+    shown = _concerned(figures, code) or next(iter(figures), None)
+    if shown is None or shown.unknown:
         return ""
-    return _lead(found, told.worse and told is _concerned(figures, code)) + told.text
+    return _lead(found, shown.worse and shown is _concerned(figures, code)) + shown.text
 
 
 def _lead(found: PredictedChange, worse: bool) -> str:
@@ -258,7 +259,7 @@ def _lead(found: PredictedChange, worse: bool) -> str:
 
 
 class _Figure(msgspec.Struct, frozen=True):
-    """What is predicted of a figure: ``TTFT p99 1.9s → 0.9–1.4s``, whether that is worse, or can't be told."""
+    """What is predicted of a figure: ``TTFT p99 1.9s → 0.9–1.4s``, whether that is worse, or that it is unknown."""
 
     name: str
     text: str
@@ -280,7 +281,7 @@ def _worsened(figures: Sequence[_Figure], code: str) -> bool:
 def _figures(prediction: Prediction) -> list[_Figure]:
     """Each figure that is known before and after; a p99 where enough requests tell it, else the median.
 
-    What it would be is told as the interval, or in words where that is too wide, or the prediction is flagged.
+    What it would be is shown as the interval, or in words where that is too wide, or the prediction is flagged.
     """
     from vllm_console.prediction.effect import NOT_KNOWN, in_words, is_rough, surely_rises
 
@@ -300,10 +301,8 @@ def _figures(prediction: Prediction) -> list[_Figure]:
             continue
         worse = surely_rises(after, before) if name == "tok/s" else surely_rises(before, after)
         rough = bool(prediction.outside) or is_rough(before, after)
-        told = in_words(before, after) if rough else f"{_interval(after, form)}{unit}"
-        unknown = told == NOT_KNOWN
-        text = f"{name} {told}" if unknown else f"{name} {form(before.value)} → {told}"
-        found.append(_Figure(name, text, worse, unknown))
+        effect = in_words(before, after) if rough else f"{_interval(after, form)}{unit}"
+        found.append(_Figure(name, f"{name} {form(before.value)} → {effect}", worse, effect == NOT_KNOWN))
     return found
 
 

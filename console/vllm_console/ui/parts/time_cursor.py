@@ -95,7 +95,7 @@ class TimeCursor:
         elif series is not None and self._end is None and self._range.name != "all" and series.recorded_from:
             recorded = time.time() - series.recorded_from
             name += f" ({round_duration(recorded)} recorded)" if 60 <= recorded < self._range.seconds / 2 else ""
-        of_figures = server is None or server.moment is not None
+        of_figures = loading or server is None or server.moment is not None
         return ShownTime(name, self._at, of_figures, self.replay is not None)
 
     def go(self, at: float) -> None:

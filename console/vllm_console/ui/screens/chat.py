@@ -262,7 +262,7 @@ class ChatScreen(TerminalScreen[None]):
         """Choose an option to change."""
         shown = _values(self._chat.options)
         choices = [(name, f"{shown[name]} · {about}" if shown[name] else about) for name, about in _OPTIONS.items()]
-        choose(self._main, "Which option of the chat?", choices, self._edit)
+        choose(self._main, "Chat options", choices, self._edit)
 
     def _edit(self, name: str) -> None:
         options = self._chat.options

@@ -276,7 +276,7 @@ def nothing_lines(server: str, reason: str, width: int) -> list[Strip]:
         f"A comparison needs two runs of {server} with the same traffic, each with {WARM_UP + FEWEST} minutes of it "
         f"(the first {WARM_UP} after a start don't count). A run is all that happens from one start to the next."
     )
-    stage, keys = f"{key_of('edit_flags')} or {key_of('tune')}", key_of("restart")
+    stage, keys = f"{key_of('edit_flags')} or {key_of('adjust')}", key_of("restart")
     steps = (
         f"{stage} stages a change of flags, best a single one",
         f"{keys} restarts with it: a new run begins",

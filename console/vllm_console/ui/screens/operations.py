@@ -1029,7 +1029,7 @@ class OperationsScreen(PartialRepaintScreen):
         if server is not None:
             self.fixes.stage_next(server)
 
-    def action_tune(self) -> None:
+    def action_adjust(self) -> None:
         """Open the tuning bar."""
         server = self.verbs.tunable(self.live)
         if server is not None:

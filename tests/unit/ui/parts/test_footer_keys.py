@@ -41,17 +41,17 @@ def test_keys_shown_above_the_panes_make_room_for_others(fakes):
 
 
 def test_staged_changes_come_first(fakes):
-    assert shown(fakes.pressed(fakes.NOW), staged=True)[:3] == ["r restart", "a tune", "bksp drop last"]
+    assert shown(fakes.pressed(fakes.NOW), staged=True)[:3] == ["r restart", "a adjust", "bksp drop last"]
 
 
 def test_no_key_changes_a_server_of_another_user(fakes):
     keys = shown(fakes.observed(fakes.NOW))
-    assert not {"r restart", "s stop", "a tune", "e flags"} & set(keys)
+    assert not {"r restart", "s stop", "a adjust", "e flags"} & set(keys)
     assert "d describe" in keys
 
 
 def test_read_only_offers_no_change(fakes):
-    assert not {"r restart", "s stop", "n new", "a tune", "f fix"} & set(
+    assert not {"r restart", "s stop", "n new", "a adjust", "f fix"} & set(
         shown(fakes.pressed(fakes.NOW), read_only=True)
     )
 
@@ -67,7 +67,7 @@ def test_running_load_can_be_ended(fakes):
 def test_tuning_bar_hides_keys_with_another_meaning(fakes):
     keys = shown(fakes.pressed(fakes.NOW), staged=True, tuning=True)
     assert keys[:2] == ["r restart", "bksp drop last"]
-    assert not {"a tune", "esc drop"} & set(keys)
+    assert not {"a adjust", "esc drop"} & set(keys)
 
 
 async def test_custom_keys_are_shown(fakes):
@@ -79,7 +79,7 @@ async def test_custom_keys_are_shown(fakes):
 def test_earlier_moment_offers_only_time_keys(fakes):
     keys = shown(fakes.pressed(fakes.NOW), staged=True, marked=1, past=True)
     assert keys[:3] == ["end live", "← back", "→ forward"]
-    assert not {"r restart", "s stop", "a tune", "f fix", "e flags"} & set(keys)
+    assert not {"r restart", "s stop", "a adjust", "f fix", "e flags"} & set(keys)
 
 
 def test_help_without_a_server_begins_with_the_empty_screen_actions():
