@@ -60,7 +60,7 @@ FIRST = (
     "scenarios/*/*.py",
 )
 """What takes longest begins first, so that no process is left with it at the end. Real vLLM comes when the others have
-taken the two minutes that `.ci/run` needs to build its environment beside them."""
+taken the minute that `.ci/run` needs to build its environment beside them."""
 
 BY_TEST = (
     "scenarios/test_findings_under_traffic.py",

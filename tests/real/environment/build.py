@@ -132,7 +132,7 @@ def _install(interpreter: str, root: Path, log: Path) -> None:
 
 
 def _install_with_uv(pip: Sequence[str], root: Path, log: Path) -> None:
-    """uv takes 10 seconds of CPU for what takes pip 80. It gets pip's settings from the environment."""
+    """uv takes 10 seconds of CPU for what takes pip a minute. It gets pip's settings from the environment."""
     run([*pip, UV], log, "uv")
     settings = {uv: value for pip_name, uv in UV_SETTINGS.items() if (value := os.environ.get(pip_name))}
     cache = root / "uv-cache"  # on the same file system: files are linked, not copied
