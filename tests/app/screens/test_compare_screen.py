@@ -190,6 +190,7 @@ async def test_other_runs_are_chosen_from_a_list_and_shown_at_once(three_runs, w
         await wait_until(pilot, lambda: "before @2, after @3" in shown(app), "the comparison")
         await pilot.press("b")
         await wait_until(pilot, lambda: "Compare coder@3 with which earlier run?" in shown(app), "the list")
+        assert "Which run is the one" not in shown(app)
         text = shown(app)
         assert "12 min of traffic · --max-num-seqs 512 → 256" in text
         assert "no traffic · first run" in text

@@ -135,7 +135,7 @@ class EngineHung:
 class StarvedByClients:
     """Requests run all the time, nothing waits, and the GPU is idle: its clients send less than it could serve.
 
-    With pauses between requests this goes without saying, and each request would report it anew.
+    Where requests pause, an idle GPU is expected, and each request would report it again.
     """
 
     code = "starved_by_clients"

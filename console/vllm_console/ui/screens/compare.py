@@ -172,13 +172,13 @@ class CompareScreen(ReaderScreen):
             return
         choices = [(name, run_text(run)) for name, run in runs.items()]
         at = next((name for name, run in runs.items() if run.id == here.id), None)
-        which = f"Compare {other.name} with which {'later' if after else 'earlier'} run?"
+        question = f"Compare {other.name} with which {'later' if after else 'earlier'} run?"
 
         def compare(name: str) -> None:
             pair = (other.id, runs[name].id) if after else (runs[name].id, other.id)
             begin_worker(self, partial(self._compare, recorded, pair), "compare", "runs")
 
-        choose(self.app, f"Which run is the one {which}?", choices, compare, at)
+        choose(self.app, question, choices, compare, at)
 
     async def _compare(self, recorded: LocalFleet, pair: tuple[int, int]) -> None:
         """Show the comparison of two other runs."""
