@@ -33,15 +33,18 @@ def tuning(program: Any) -> subprocess.Popen[str]:
 
 
 def tuned(program: Any) -> dict[str, Any]:
-    """Result of one trial. On a slow machine, prediction takes so long that a short budget leaves no time for it."""
+    """Result of one trial. On a slow machine, prediction takes so long that a short budget leaves no time for it; where
+    other work disturbs the measurements, short ones can't be told apart, and the server gets its flags back."""
     for budget in ("70s", "3m", "8m"):
         done = program(*WORDS, "--trials", "1", "--budget", budget, "--json", timeout=900.0)
         if done.returncode == 2 and "too short for a single trial" in done.stderr:
             continue
         assert done.returncode == 0, done.stderr
         result: dict[str, Any] = json.loads(done.stdout)
-        if not result["sentence"].startswith("No time was left"):
+        if result["kept"] is not None:
             break
+        state, _, seqs = flags(program)
+        assert (state, seqs) == ("ready", 4), result["sentence"]
     return result
 
 
@@ -75,16 +78,17 @@ def test_tune_keeps_better_flags_and_restores_on_cancel(program: Any) -> None:
     assert "canceled: chat has its original flags" in errors
 
     result = tuned(program)
+    now = flags(program)[1]
     assert result["unit"] == "tokens/s"
     assert result["considered"] > result["refused"]
     (trial,) = result["trials"]
-    assert trial["run"] == "chat@4"
+    assert trial["run"] == f"chat@{now}"
     assert trial["predicted"] > result["original"]["predicted"]
     assert trial["measured"]["value"] > result["original"]["measured"]["value"]
     assert result["kept"] == trial["set"]
     assert result["improvement"]["low"] > 0
-    assert flags(program) == ("ready", 4, trial["set"]["max-num-seqs"])
-    assert program("runs", "chat").stdout.count("chat@") == 4
+    assert flags(program) == ("ready", now, trial["set"]["max-num-seqs"])
+    assert program("runs", "chat").stdout.count("chat@") == now
 
     running = tuning(program)
     assert running.stdout is not None
