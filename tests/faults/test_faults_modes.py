@@ -157,7 +157,7 @@ def test_server_files_use_umask_of_launch(lives):
 
 @pytest.fixture
 def state(tmp_path, monkeypatch) -> Path:
-    """A state folder left open by an earlier version, a backup or a careless ``chmod -R``."""
+    """A state folder left open by a backup or a careless ``chmod -R``."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = tmp_path / "state" / "vllm-console"
     server = folder / "servers" / "chat"

@@ -20,7 +20,6 @@ from vllm_launchers.keeper import client, errors, folders, processes, wire
 from vllm_launchers.keeper.records import RECORD_VERSION, RestartMode, RestartPolicy, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.plan.model import Engine, EngineKind
-from vllm_launchers.values import replace
 
 LAUNCH = """
 import json, os, sys
@@ -152,36 +151,6 @@ def test_keeper_survives_deletion_of_its_installation(bench, session_of, tmp_pat
     assert "internal error" not in notes
     assert "Error" not in notes
     assert "can't start the sidecar" in notes, "the loss of its interpreter is reported"
-
-
-def older(record, *, first_version: bool) -> bytes:
-    """A record of an earlier version, without fields added since."""
-    raw = json.loads(wire.dumps(record)) | {"version": 1}
-    raw["companion"], raw["then"] = raw.pop("sidecar"), raw.pop("next_spec")
-    del raw["start_pending"], raw["inherited"]
-    for one in raw["generations"]:
-        one["spec"]["companion"] = one["spec"].pop("sidecar")
-        one["spec"]["restart"]["hopeless"] = one["spec"]["restart"].pop("not_retryable")
-    if first_version:
-        del raw["then"], raw["unwritten"]
-        for one in raw["generations"]:
-            del one["spec"]["tls"], one["spec"]["restart"]["hopeless"]
-    return json.dumps(raw).encode()
-
-
-@pytest.mark.parametrize("first_version", [False, True])
-def test_newer_console_reads_older_records(bench, first_version):
-    """Both older formats: adopted, restarted, stopped."""
-    ready = bench.ready(bench.spec())
-    bench.orphaned(ready)
-    bench.file("record.json").write_bytes(older(ready, first_version=first_version))
-    assert replace(bench.read(), inherited=ready.inherited) == ready
-    assert bench.adopt() == ["one"]
-    assert bench.read().server == ready.server
-    assert answers(ready)
-    bench.restart(bench.spec())
-    bench.wait(State.READY, generation=2)
-    assert bench.stopped().exit.requested
 
 
 @pytest.mark.parametrize("keeper_lives", [True, False])

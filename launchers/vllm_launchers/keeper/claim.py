@@ -25,7 +25,7 @@ NEEDED = (RECORD, LOCK, wire.SOCKET, OUTPUT, LOG)
 
 def keepers_of(folder: Path) -> list[ProcessIdentity]:
     """The living keepers of a server's folder in this PID namespace, except this process."""
-    output, found = process_group.output_path(folder.resolve()), []
+    output, found = folder.resolve() / OUTPUT, []
     for pid in pids():
         if (
             pid != os.getpid()

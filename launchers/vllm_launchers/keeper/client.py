@@ -217,7 +217,7 @@ def restart(
     given = secrets or {}
     known = known_secrets(spec, given, os.environ)
     console = wire.to_plain(processes.identity(os.getpid()))
-    request = {"do": "restart", "spec": wire.spec_for_keeper(spec), "secrets": known, "console": console}
+    request = {"do": "restart", "spec": wire.to_plain(spec), "secrets": known, "console": console}
     return _ask_or_start(root, name, request, tuning, lambda: complete_secrets(spec, given, os.environ), prepared)
 
 

@@ -14,8 +14,6 @@ OUTPUT = "server.output"
 MOST_UNREAD = 256 << 20
 """How many bytes of unread output are kept while no keeper reads (it is stopped, or dead without a successor). Beyond
 that, the oldest are dropped."""
-OLD_PIPE = "server.pipe"
-"""Servers started by an earlier version of this program have this instead of `OUTPUT`."""
 NODES_JOINED = "all nodes have joined and are equal"
 """What the keeper of a node writes into its log before it starts vLLM, whose lines show no start of a headless node."""
 
@@ -23,5 +21,3 @@ NODE_MARK = "vllm-console: "
 """Begins a line that a keeper adds to a server's log: what happened to the other nodes of the same server,
 or to Ray."""
 SIDECAR_LOG = "sidecar.log"
-SIDECAR_LOGS = (SIDECAR_LOG, "companion.log")
-"""The second is the log of a sidecar started by an earlier version."""

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from vllm_launchers.keeper import folders, processes
+from vllm_launchers.keeper.files import OUTPUT
 from vllm_launchers.keeper.records import Location, ServerRecord
 from vllm_launchers.procfs import PROC
 
@@ -34,7 +35,7 @@ def here() -> Location:
 
 
 def is_here(record: ServerRecord) -> bool:
-    """Whether the pids in a record are valid here. Older records don't say: they are assumed to be."""
+    """Whether the pids in a record are valid here. An attached endpoint's has none."""
     there, now = record.location, here()
     return there is None or (there.boot_id == now.boot_id and there.pid_namespace == now.pid_namespace)
 
@@ -70,12 +71,10 @@ def _output_is_held(folder: Path) -> bool | None:
 
     Some network file systems grant every lock, others refuse all.
     """
-    from vllm_launchers.keeper import process_group  # only of records that were written elsewhere
-
     opened: list[int] = []
     try:
         for _ in range(2):
-            opened.append(_open_to_lock(process_group.output_path(folder)))
+            opened.append(_open_to_lock(folder / OUTPUT))
             try:
                 fcntl.flock(opened[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -20,8 +20,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from vllm_launchers.keeper.lifecycle import HelperFailed, LogLost, LogRecovered, Post
-from vllm_launchers.keeper.output import CHUNK, OutputFile, OutputPosition, Position, open_output
-from vllm_launchers.keeper.process_group import output_path
+from vllm_launchers.keeper.output import CHUNK, OutputFile, OutputPosition, Position
 from vllm_launchers.secrets import HIDDEN, is_secret_name, may_hold_secret, redact
 
 SHORTEST_OWN = 4
@@ -302,10 +301,9 @@ class LogForwarder(threading.Thread):
         super().__init__(name="log", daemon=True)
         self.log = log
         self.redaction = redaction or Redaction()
-        self._folder = folder
         self.position = Position(folder)
         place = self.position.read()
-        self._output = open_output(folder, place)
+        self._output = OutputFile(folder, place)
         self._post = post
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._done = threading.Event()
@@ -365,7 +363,7 @@ class LogForwarder(threading.Thread):
             if more:  # the end of its last line is there already
                 data = data[: data.rfind(b"\n") + 1] or data
             text, used = self.redaction.clean(data, whole=request is not None and not more)
-            if not used and (more or self._output.full):
+            if not used and more:
                 text, used = self.redaction.clean(data, whole=True)
             if not used:
                 self._held = min(2 * self._held or GATHER_SECONDS, HELD_SECONDS)
@@ -378,7 +376,8 @@ class LogForwarder(threading.Thread):
             self._request = None
             self._output.trim(now=True)
             if request is AfterReading.RENEW:
-                self._renew()
+                self._output.empty()
+                self._save_position()
             self._done.set()
 
     def _write(self, text: bytes, used: int, *, hidden: bool) -> None:
@@ -398,20 +397,10 @@ class LogForwarder(threading.Thread):
         inode, offset = self.log.position()
         self.position.write(OutputPosition(inode or 0, offset, *self._output.place()))
 
-    def _renew(self) -> None:
-        if isinstance(self._output, OutputFile):
-            self._output.empty()
-        else:  # started by an earlier version: the next one writes to a file
-            self._output.close()
-            output_path(self._folder).unlink(missing_ok=True)
-            self._output = OutputFile(self._folder)
-        self._save_position()
-
     def _written_before(self, place: OutputPosition | None) -> bytes:
         """The output that is already in the log: its writer was killed before it could record that.
 
-        Only an `OldPipe` has that ambiguity, for the microseconds between taking and recording: comparing log and
-        output resolves it.
+        The log after the recorded position is then what the unread output begins with.
         """
         data = self._output.peek()
         written = self.log.since(place.log_inode, place.log_offset) if place is not None and data else b""

@@ -14,13 +14,12 @@ from pathlib import Path
 
 from vllm_launchers.keeper import folders, location, process_group, processes
 from vllm_launchers.keeper.errors import KeeperError, NewerRecordError, NoSuchServerError
-from vllm_launchers.keeper.files import LOCK, OLD_PIPE, OUTPUT, SIDECAR_LOGS
+from vllm_launchers.keeper.files import LOCK, OUTPUT, SIDECAR_LOG
 from vllm_launchers.keeper.processes import KEEPER_TITLE, title
 from vllm_launchers.keeper.records import ProcessIdentity, State
 from vllm_launchers.procfs import access_mode, descriptors
 from vllm_launchers.values import Value
 
-OUTPUTS = (OUTPUT, OLD_PIPE)
 FOLDER_DELETED = "its folder was deleted while it ran, so no other command reaches it"
 """Why the processes of a server are orphans that may well serve, and have a keeper that can tell nobody."""
 TERM_SECONDS, KILL_SECONDS = 5.0, 5.0
@@ -61,7 +60,7 @@ def find(root: Path) -> Orphans:  # noqa: C901 (every branch is a reason not to 
             continue
         links = descriptors(pid) or {}
         if title(pid) == KEEPER_TITLE:
-            for folder in {_folder(link, name) for link in links.values() for name in OUTPUTS} - {None}:
+            for folder in {_folder(link, OUTPUT) for link in links.values()} - {None}:
                 kept.setdefault(str(folder), set()).add(pid)
             continue
         lock = next((folder for link in links.values() if (folder := _folder(link, LOCK)) is not None), None)
@@ -92,7 +91,7 @@ def find(root: Path) -> Orphans:  # noqa: C901 (every branch is a reason not to 
 
 def left_of(folder: Path) -> list[int]:
     """The pids of all processes that have a server's output open or were recorded in its group, except its keeper."""
-    output = process_group.output_path(folder.resolve())
+    output = folder.resolve() / OUTPUT
     candidates = [pid for pid in processes.table() if pid != os.getpid() and title(pid) != KEEPER_TITLE]
     recorded = {member.pid for member in process_group.recorded(folder).members if processes.alive(member)}
     return [pid for pid in candidates if pid in recorded or process_group.has_output(pid, output)]
@@ -147,9 +146,7 @@ def _older_than_server(table: processes.Table, pid: int, folder: Path, keepers: 
 
 def _held(pid: int, links: Mapping[int, str]) -> _Held | None:
     """Which server's output, or sidecar's log, a process has open as only keepers hand it out."""
-    outputs = tuple((name, (os.O_RDWR,)) for name in OUTPUTS)
-    logs = tuple((name, (os.O_WRONLY, os.O_RDWR)) for name in SIDECAR_LOGS)
-    for name, access in (*outputs, *logs):
+    for name, access in ((OUTPUT, (os.O_RDWR,)), (SIDECAR_LOG, (os.O_WRONLY, os.O_RDWR))):
         for number, link in links.items():
             folder = _folder(link, name)
             if folder is None or access_mode(pid, number) not in access:

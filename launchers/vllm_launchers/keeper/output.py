@@ -6,8 +6,6 @@ unread part. A stopped or dead keeper delays nothing: what the server writes mea
 the next keeper. ``log.position`` records how far keepers have read.
 
 `RESERVE` bytes are preallocated ahead of the server, so that a full disk does not make its writes fail at once.
-
-`OldPipe` reads the named pipe (``server.pipe``) of a server that an earlier version of this program started.
 """
 
 from __future__ import annotations
@@ -17,18 +15,15 @@ import ctypes
 import errno
 import fcntl
 import os
-import select
 import stat
-import termios
 import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vllm_launchers.keeper.errors import KeeperError
-from vllm_launchers.keeper.files import MOST_UNREAD, OLD_PIPE, OUTPUT
-from vllm_launchers.keeper.process_group import output_path
+from vllm_launchers.keeper.files import MOST_UNREAD, OUTPUT
 from vllm_launchers.values import Value
 
 CHUNK = 1 << 18
@@ -36,7 +31,6 @@ TRIM_BYTES = 1 << 19
 """How much read output may still take up space; freeing it in small pieces would cost a disk write each."""
 RESERVE = 1 << 20
 _LARGEST_BLOCK = 1 << 16
-SPLICE_F_NONBLOCK = 2
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _IN_MODIFY, _IN_NONBLOCK, _IN_CLOEXEC = 2, os.O_NONBLOCK, os.O_CLOEXEC
 
@@ -46,8 +40,8 @@ class OutputPosition(Value):
 
     log_inode: int
     log_offset: int
-    output_inode: int = 0
-    output_offset: int = 0
+    output_inode: int
+    output_offset: int
 
 
 class Position:
@@ -111,41 +105,6 @@ class Position:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-class ServerOutput(Protocol):
-    """A server's output, read with `peek` and dropped with `take`. Neither waits."""
-
-    event_fd: int
-    """Readable if there may be new output; -1 if it has to be polled."""
-
-    def waiting(self) -> int:
-        """How many bytes are available."""
-
-    def peek(self) -> bytes:
-        """The first of them, at most `CHUNK`; not always as many as possible. Raises OSError."""
-
-    def take(self, count: int) -> None:
-        """Drop the first ``count`` bytes."""
-
-    def place(self) -> tuple[int, int]:
-        """Inode, and offset of the first available byte; zeros if taking bytes is enough to remove them."""
-
-    missing: int
-    """Bytes dropped before they were read; the reader counts and resets them."""
-
-    def trim(self, *, now: bool) -> None:
-        """Free the space of taken bytes; ``now``: all of it, else once it is worthwhile."""
-
-    @property
-    def full(self) -> bool:
-        """Whether the server has to wait until bytes are taken."""
-
-    def acknowledge(self) -> None:
-        """Reset ``event_fd`` to wait for new output."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
 def open_for_server(folder: Path) -> int:
     """The descriptor for a server's standard output and error; it identifies the server's processes (`process_group`).
 
@@ -166,16 +125,6 @@ def server_output(folder: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def open_output(folder: Path, place: OutputPosition | None) -> ServerOutput:
-    """A server's output for reading; ``place`` is how far keepers have read.
-
-    Raises OSError, and `KeeperError` if something else is in its place.
-    """
-    if output_path(folder).name == OLD_PIPE:
-        return OldPipe(folder)
-    return OutputFile(folder, place)
 
 
 def bound(folder: Path, most: int = MOST_UNREAD) -> int:
@@ -200,13 +149,11 @@ def bound(folder: Path, most: int = MOST_UNREAD) -> int:
 
 
 class OutputFile:
-    """``server.output``, read from where the previous keeper stopped.
+    """``server.output``, from where the previous keeper stopped: read with `peek`, dropped with `take`. Neither waits.
 
-    If that is unknown, it is read from the first data: what precedes it was read and freed by keepers, as far as can be
-    known.
+    If that place is unknown, it is read from the first data: what precedes it was read and freed by keepers, as far as
+    can be known.
     """
-
-    full = False
 
     def __init__(self, folder: Path, place: OutputPosition | None = None) -> None:
         self._fd = _open_file(folder / OUTPUT, os.O_APPEND)
@@ -218,7 +165,9 @@ class OutputFile:
         self._reserved = 0
         self._holes = True
         self.missing = 0
+        """Bytes dropped before they were read; the reader counts and resets them."""
         self.event_fd = _watch(self._fd)
+        """Readable if there may be new output; -1 if it has to be polled."""
         if found.st_size:
             self._reserve(found.st_size)
 
@@ -230,7 +179,7 @@ class OutputFile:
         return size - self._at
 
     def peek(self) -> bytes:
-        """The first of them; dropped bytes are skipped."""
+        """The first of them, at most `CHUNK`; dropped bytes are skipped. Raises OSError."""
         data = os.pread(self._fd, CHUNK, self._at)
         if data.startswith(b"\0") and (start := _data_from(self._fd, self._at)) > self._at:
             self.missing += start - self._at
@@ -243,11 +192,11 @@ class OutputFile:
         self._at += count
 
     def place(self) -> tuple[int, int]:
-        """The next read position."""
+        """Inode, and offset of the first available byte."""
         return self._inode, self._at
 
     def trim(self, *, now: bool) -> None:
-        """Free the space of what was read, and preallocate for new output."""
+        """Free the space of taken bytes, and preallocate for new output; ``now``: all of it, else once worthwhile."""
         size = os.fstat(self._fd).st_size
         if self._at - self._trimmed >= (1 if now else TRIM_BYTES):
             if self._holes and (_punch(self._fd, self._trimmed, self._at - self._trimmed)):
@@ -290,67 +239,6 @@ class OutputFile:
         self._reserved = size + RESERVE
 
 
-class OldPipe:
-    """``server.pipe``, which server and keeper both have open for reading and writing; 1 MiB, then the server waits."""
-
-    def __init__(self, folder: Path) -> None:
-        path = folder / OLD_PIPE
-        self.event_fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        if not stat.S_ISFIFO(os.fstat(self.event_fd).st_mode):
-            os.close(self.event_fd)
-            raise KeeperError(f"{path} is not a pipe; move it away")
-        self.missing = 0
-        self._copy, self._copy_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # the user's allowance for pipes may be used up: a smaller one works too
-            fcntl.fcntl(self._copy, fcntl.F_SETPIPE_SZ, CHUNK)
-        self._nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        self._tee = _libc().tee
-        self._room = select.poll()
-        self._room.register(self.event_fd, select.POLLOUT)
-
-    def waiting(self) -> int:
-        """How many bytes are in it."""
-        return int.from_bytes(fcntl.ioctl(self.event_fd, termios.FIONREAD, bytes(4)), "little")
-
-    @property
-    def full(self) -> bool:
-        """Whether the server has to wait."""
-        return not any(event & select.POLLOUT for _, event in self._room.poll(0))
-
-    def peek(self) -> bytes:
-        """The first bytes in it."""
-        count = self._tee(self.event_fd, self._copy_end, CHUNK, SPLICE_F_NONBLOCK)
-        if count < 0:
-            number = ctypes.get_errno()
-            if number in (errno.EAGAIN, errno.EINTR):
-                return b""
-            raise OSError(number, os.strerror(number))
-        return os.read(self._copy, count) if count else b""
-
-    def take(self, count: int) -> None:
-        """Drop the first ``count`` bytes in it."""
-        while count > 0:
-            dropped = os.splice(self.event_fd, self._nothing, count)
-            if dropped == 0:
-                return
-            count -= dropped
-
-    def place(self) -> tuple[int, int]:
-        """No position: taken bytes need not be tracked."""
-        return 0, 0
-
-    def trim(self, *, now: bool) -> None:
-        """No effect: taken bytes are gone."""
-
-    def acknowledge(self) -> None:
-        """No effect: it is readable for as long as it has data."""
-
-    def close(self) -> None:
-        """Close it."""
-        for fd in (self.event_fd, self._copy, self._copy_end, self._nothing):
-            os.close(fd)
-
-
 def _open_file(path: Path, flags: int) -> int:
     """A regular file of this user's own, created if missing."""
     try:
@@ -370,8 +258,6 @@ def _open_file(path: Path, flags: int) -> int:
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
-    libc.tee.restype = ctypes.c_ssize_t
     return libc
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_launchers.keeper import folders, processes
-from vllm_launchers.keeper.files import OLD_PIPE, OUTPUT
+from vllm_launchers.keeper.files import OUTPUT
 from vllm_launchers.keeper.processes import Table
 from vllm_launchers.keeper.records import ProcessIdentity
 from vllm_launchers.procfs import PROC, SHARED_MEMORY, MappedFile, ProcessStat, access_mode, descriptors, mapped_files
@@ -50,8 +50,6 @@ RAYLET = "raylet"
 """The process name of Ray's own process on each machine, the parent of its workers."""
 QUEUE = "psm_"
 """How the shared memory of Python's ``multiprocessing``, which vLLM's message queues are, is called."""
-_OUTPUT_KEY = "pipe"
-"""The key of the output's identity in `FILE`. It was a pipe once; the key stays, so that older files can be read."""
 
 
 class RecordedGroup(Value):
@@ -121,7 +119,7 @@ class ProcessGroup:
             return None
         for torn in folder.glob(f".{FILE}.*"):  # of a keeper that died while it wrote
             torn.unlink(missing_ok=True)
-        before, output = recorded(folder), output_path(folder.resolve())
+        before, output = recorded(folder), folder.resolve() / OUTPUT
         known = set(before.members) if before.server == server else set()
         return cls(output, server, known=known, shared_memory=dict(before.shared_memory), ray=ray)
 
@@ -282,7 +280,7 @@ def recorded(folder: Path) -> RecordedGroup:
         if path.is_symlink() or path.stat().st_size > LONGEST_FILE:
             return RecordedGroup()
         document = json.loads(path.read_bytes())
-        return _decoded(document) if document[_OUTPUT_KEY] == _file_identity(output_path(folder)) else RecordedGroup()
+        return _decoded(document) if document["output"] == _file_identity(folder / OUTPUT) else RecordedGroup()
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return RecordedGroup()
 
@@ -292,7 +290,7 @@ def _write(group: ProcessGroup, members: Sequence[ProcessIdentity]) -> None:
     with contextlib.suppress(OSError):
         server = group.server
         document = {
-            _OUTPUT_KEY: _file_identity(group.output),
+            "output": _file_identity(group.output),
             "server": [server.pid, server.start_time, server.boot_id],
             "members": [[member.pid, member.start_time] for member in members],
             "shared_memory": group.shared_memory,
@@ -311,12 +309,6 @@ def _file_identity(path: Path) -> list[int]:
     """Device and inode: a copy has others. Raises OSError."""
     status = path.stat(follow_symlinks=False)
     return [status.st_dev, status.st_ino]
-
-
-def output_path(folder: Path) -> Path:
-    """Where a server writes its output: its output file, or the pipe of one that an earlier version started."""
-    file, pipe = folder / OUTPUT, folder / OLD_PIPE
-    return pipe if not os.path.lexists(file) and pipe.is_fifo() else file
 
 
 def has_output(pid: int, output: Path) -> bool:

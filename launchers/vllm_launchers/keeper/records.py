@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_launchers.values import NOTHING, Value
 
-RECORD_VERSION = 2
+RECORD_VERSION = 1
 
 
 class State(StrEnum):
@@ -364,7 +364,7 @@ class ServerRecord(Value):
     a generation. ``downtime_seconds`` is how long the last requested restart kept the server from answering.
     ``next_spec`` is what a restart in progress starts once the present generation is gone. ``start_pending``: the
     process of the present generation is being started and no console waits for it: if the keeper dies, the next one
-    starts it. ``location`` is where keeper and server run; older records don't have it. ``unwritten`` says why
+    starts it. ``location`` is where keeper and server run; None for an attached endpoint. ``unwritten`` says why
     ``record.json`` could not be written: only what a keeper answers over its socket has it, the file never does.
     ``preparation`` is that of a restart while the server still serves, or of one that ended with that. ``sleep`` is
     the server's last going to sleep or waking up, None for one that never slept.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vllm_launchers.keeper import process_group, processes
 from vllm_launchers.keeper.context import KeeperContext, complete_secrets
-from vllm_launchers.keeper.files import SIDECAR_LOGS
+from vllm_launchers.keeper.files import SIDECAR_LOG
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity
 from vllm_launchers.probe.environment import with_probe
 from vllm_launchers.values import Value
@@ -227,7 +227,7 @@ class Sidecar:
 
     def __init__(self, folder: Path, changed: Changed, note: Callable[[str], None]) -> None:
         self.process: ProcessIdentity | None = None
-        self._logs = [folder.resolve() / name for name in SIDECAR_LOGS]
+        self._log = folder.resolve() / SIDECAR_LOG
         self._changed = changed
         self._note = note
         self._wanted: SidecarCommand | None = None
@@ -256,7 +256,7 @@ class Sidecar:
 
     def is_mine(self, process: ProcessIdentity) -> bool:
         """Whether the recorded process runs and writes this sidecar's log; otherwise it is a different process."""
-        return processes.alive(process) and any(process_group.is_sidecar(process.pid, log) for log in self._logs)
+        return processes.alive(process) and process_group.is_sidecar(process.pid, self._log)
 
     def adopt(self, process: ProcessIdentity, wanted: SidecarCommand | None) -> None:
         """Take over a sidecar that another keeper started."""
@@ -272,8 +272,7 @@ class Sidecar:
             self._end(now)
         elif self.process is None and self._wanted is not None and now >= self._next_start:
             self._start(self._wanted, now)
-        for log in self._logs:
-            _bound(log)
+        _bound(self._log)
 
     def _ended(self, now: float) -> None:
         expected = self._terminated_at is not None
@@ -298,7 +297,7 @@ class Sidecar:
     def _start(self, wanted: SidecarCommand, now: float) -> None:
         self._fresh = False
         try:
-            log = os.open(self._logs[0], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            log = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 command = ProcessCommand(wanted.argv, wanted.environment, wanted.cwd, log, wanted.umask)
                 self.process = start(command, self._changed)

@@ -292,7 +292,7 @@ class Supervisor:
         it would belong to nobody.
         """
         record = self.record
-        self._empty_output()  # an earlier version, or a killed keeper, may have left something there
+        self._empty_output()  # a killed keeper may have left something there
         inode, offset = self._forwarder.log.position()
         begun = (fields.get("generations") or record.generations)[-1]
         started_at = time.time()

@@ -24,20 +24,12 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 from vllm_launchers.keeper.errors import KeeperError, NewerRecordError, RecordError, SilentError
 from vllm_launchers.keeper.lifecycle import ConsoleRequest, HelperFailed, Post
-from vllm_launchers.keeper.records import RECORD_VERSION, LaunchSpec, ServerRecord
+from vllm_launchers.keeper.records import RECORD_VERSION, ServerRecord
 from vllm_launchers.values import Value, as_dict, replace
 
 MOST_SECONDS = 6e10
 """Every float in a record is a time (Unix seconds, up to the year 3871) or a duration; larger ones are not valid
 date."""
-
-FORMER_NAMES = {
-    "sidecar": "companion",
-    "not_retryable": "hopeless",
-    "next_spec": "then",
-    "start_pending": "owed",
-}
-"""The names of these fields in version 1 records, and in keepers that write them."""
 
 Shape = TypeVar("Shape")
 Recorded = TypeVar("Recorded", bound=Value)
@@ -85,23 +77,14 @@ def to_plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def spec_for_keeper(spec: LaunchSpec) -> dict[str, Any]:
-    """A spec in the format that any living keeper reads, including one started by an earlier version."""
-    plain: dict[str, Any] = to_plain(spec)
-    for part in (plain, plain["restart"]):
-        part.update({former: part[name] for name, former in FORMER_NAMES.items() if name in part})
-    return plain
-
-
 def from_plain(kind: type[Recorded], raw: Any, where: str = "") -> Recorded:
     """Check and build a value of ``records`` from plain JSON; unknown fields are ignored."""
     if not isinstance(raw, dict):
         raise RecordError(f"expected an object at {where or 'the top'}, found {_found(raw)}")
     values: dict[str, Any] = {}
     for name, (annotation, required) in _schema(cast(type, kind)).items():
-        key = name if name in raw else FORMER_NAMES.get(name, name)
-        if key in raw:
-            values[name] = _decode(annotation, raw[key], f"{where}.{key}" if where else key)
+        if name in raw:
+            values[name] = _decode(annotation, raw[name], f"{where}.{name}" if where else name)
         elif required:
             raise RecordError(f"lacks {where + '.' if where else ''}{name}")
     return kind(**values)

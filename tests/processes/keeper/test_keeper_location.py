@@ -156,9 +156,9 @@ def test_record_without_location_is_local(bench):
     record = bench.ready(bench.spec())
     document = wire.to_plain(record)
     del document["location"]
-    older = wire.record_of(document)
-    assert older.location is None
-    assert location.elsewhere(bench.file(""), older) == ""
+    without = wire.record_of(document)
+    assert without.location is None
+    assert location.elsewhere(bench.file(""), without) == ""
 
 
 def test_stopped_server_of_another_machine_can_be_started_here(bench, monkeypatch):

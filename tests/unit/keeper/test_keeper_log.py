@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import os
 import threading
@@ -17,13 +16,11 @@ from vllm_launchers.keeper.lifecycle import LogLost, LogRecovered
 from vllm_launchers.keeper.log_forwarder import LogForwarder, RotatingLog
 from vllm_launchers.keeper.output import (
     CHUNK,
-    OldPipe,
     OutputFile,
     OutputPosition,
     Position,
     bound,
     open_for_server,
-    open_output,
 )
 
 
@@ -226,7 +223,7 @@ def test_repeated_lines_survive_a_change_of_keepers(tmp_path):
 
 
 def test_line_with_a_possible_secret_waits_for_its_end(tmp_path):
-    """It stays in the pipe, so a keeper killed meanwhile loses nothing."""
+    """It stays in the output, so a keeper killed meanwhile loses nothing."""
     server, path = open_for_server(tmp_path), tmp_path / "server.log"
 
     def forwarder():
@@ -238,38 +235,6 @@ def test_line_with_a_possible_secret_waits_for_its_end(tmp_path):
     os.write(server, b"cret-indeed\nlast")
     forwarder()._forward()
     assert path.read_text() == "first\nwith api_key=•••\nlast"
-
-
-@pytest.fixture
-def old_pipe(tmp_path):
-    """What a server has as its output that an earlier version of the program started."""
-    os.mkfifo(tmp_path / "server.pipe", 0o600)
-    fd = os.open(tmp_path / "server.pipe", os.O_RDWR)
-    yield fd
-    os.close(fd)
-
-
-def test_possible_secret_does_not_block_a_full_pipe(tmp_path, old_pipe):
-    path = tmp_path / "server.log"
-    assert fcntl.fcntl(old_pipe, fcntl.F_SETPIPE_SZ, 4096) == 4096
-    forwarder = LogForwarder(tmp_path, RotatingLog(path, 1 << 20, 2), print)
-    os.write(old_pipe, (b"api_key=very-secret" + b" " * 4096)[:4096])
-    forwarder._forward()
-    assert path.read_text().rstrip() == "api_key=•••"
-
-
-def test_pipe_of_an_earlier_version_is_read_and_replaced_by_a_file(tmp_path, old_pipe):
-    path = tmp_path / "server.log"
-    os.write(old_pipe, b"from the pipe\n")
-    assert isinstance(open_output(tmp_path, None), OldPipe)
-    forwarder = LogForwarder(tmp_path, RotatingLog(path, 1 << 20, 2), print)
-    forwarder.start()
-    assert forwarder.drain(10.0)
-    assert forwarder.begin_anew(10.0)
-    assert not (tmp_path / "server.pipe").exists()
-    os.write(open_for_server(tmp_path), b"from the file\n")
-    assert forwarder.drain(10.0)
-    assert path.read_text() == "from the pipe\nfrom the file\n"
 
 
 def test_server_never_waits_for_a_reader_and_loses_nothing(tmp_path):

@@ -116,49 +116,18 @@ def test_record_is_ascii():
     assert wire.loads(wire.dumps(record)) == record
 
 
-def test_fields_of_a_later_minor_version_are_ignored():
+def test_unknown_fields_are_ignored():
     raw = json.loads(wire.dumps(a_record()))
     raw["mood"] = "good"
     raw["generations"][0]["spec"]["nice"] = 5
     assert wire.loads(json.dumps(raw).encode()) == a_record()
 
 
-def test_record_without_newer_fields_is_read():
+def test_record_without_optional_fields_is_read():
     raw = json.loads(wire.dumps(a_record()))
     del raw["next_spec"], raw["unwritten"], raw["generations"][0]["spec"]["tls"]
     del raw["generations"][0]["spec"]["restart"]["not_retryable"]
     assert wire.loads(json.dumps(raw).encode()) == a_record()
-
-
-def renamed(raw, names):
-    if isinstance(raw, dict):
-        return {names.get(key, key): renamed(value, names) for key, value in raw.items()}
-    return [renamed(value, names) for value in raw] if isinstance(raw, list) else raw
-
-
-@settings(max_examples=40, deadline=None)
-@given(record=records)
-def test_record_of_the_first_version_is_read(record):
-    record = replace(
-        record,
-        generations=tuple(
-            replace(one, spec=replace(one.spec, details={}, environment={})) for one in record.generations
-        ),
-        next_spec=None,
-        inherited=None,
-    )
-    raw = renamed(json.loads(wire.dumps(record)), wire.FORMER_NAMES) | {"version": 1}
-    assert "companion" in raw
-    assert wire.loads(json.dumps(raw).encode()) == record
-    assert json.loads(wire.dumps(wire.loads(json.dumps(raw).encode())))["version"] == RECORD_VERSION
-
-
-def test_keeper_of_the_first_version_gets_its_own_field_names():
-    policy = RestartPolicy(not_retryable=(NotRetryable("a", "b"),))
-    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, sidecar=("beside",), restart=policy)
-    sent = wire.spec_for_keeper(spec)
-    assert (sent["companion"], sent["restart"]["hopeless"]) == (["beside"], [{"pattern": "a", "reason": "b"}])
-    assert wire.from_plain(LaunchSpec, sent) == spec
 
 
 @pytest.mark.parametrize(
