@@ -36,66 +36,21 @@ APPLICATION_ID = 0x764C4C72
 BUSY_TIMEOUT_SECONDS = 2.0
 """How long to wait for another writer."""
 
-_FIRST_FIGURES = (
-    "requests", "requests_per_second", "in_flight", "running", "waiting", "prompt_length_mean", "prompt_length_p95",
-    "answer_length_mean", "answer_length_p95", "prompt_tokens_per_second", "generation_tokens_per_second",
-    "preemptions_per_minute", "preemption_share", "kv_cache_usage", "kv_cache_usage_max", "hit_rate",
-    "ttft_mean", "ttft_p50", "ttft_p90", "ttft_p99", "itl_mean", "itl_p50", "itl_p90", "itl_p99",
-    "e2e_mean", "e2e_p50", "e2e_p90", "e2e_p99",
-)  # fmt: skip
-"""The columns of format 1, which no later version changes."""
-
-_BUCKET_ENDS = tuple(
-    f"{latency}_{part}_{end}" for latency in ("ttft", "itl", "e2e") for part in ("p50", "p90", "p99")
-    for end in ("above", "below")
-)  # fmt: skip
-"""Columns added by format 2."""
-
-_EXACT = tuple(f"{latency}_{part}_exact" for latency in ("ttft", "itl", "e2e") for part in ("p50", "p90", "p99"))
-"""Columns added by format 4."""
-
-_LENGTHS_ABOVE = ("prompt_length_p95_above", "answer_length_p95_above")
-"""Columns added by format 6."""
-
-_ENERGY = ("joules_per_output_token", "joules_per_token", "joules_per_request")
-"""Columns added by format 7."""
-
-_LENGTHS_EXACT = ("prompt_length_p95_exact", "answer_length_p95_exact")
-"""Columns added by format 8."""
-
-_FIRST_BUCKETS = (("ttft", 0.001), ("itl", 0.01), ("e2e", 0.3))
-"""Where the first bucket of vLLM's histograms ends, in seconds: format 1 has values interpolated below that."""
-
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE runs (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE, server TEXT NOT NULL,"
-        " generation INTEGER NOT NULL, started_at REAL NOT NULL, document TEXT NOT NULL)",
-        "CREATE INDEX runs_by_server ON runs (server, started_at)",
-        f"CREATE TABLE windows (run INTEGER NOT NULL, at REAL NOT NULL, seconds REAL NOT NULL,"
-        f" {', '.join(f'{name} REAL' for name in _FIRST_FIGURES)}, PRIMARY KEY (run, at)) WITHOUT ROWID",
-        "CREATE TABLE conditions (run INTEGER NOT NULL, code TEXT NOT NULL, since REAL NOT NULL, until REAL NOT NULL,"
-        " PRIMARY KEY (run, code, since)) WITHOUT ROWID",
-    ),
-    (
-        *(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _BUCKET_ENDS),
-        *(
-            f"UPDATE windows SET {latency}_{part} = NULL, {latency}_{part}_below = {end} WHERE {latency}_{part} < {end}"
-            for latency, end in _FIRST_BUCKETS
-            for part in ("p50", "p90", "p99")
-        ),
-    ),
-    ("ALTER TABLE conditions RENAME TO findings",),
-    tuple(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _EXACT),
-    (
-        "CREATE TABLE measurements (run INTEGER NOT NULL, at REAL NOT NULL, document TEXT NOT NULL,"
-        " PRIMARY KEY (run, at)) WITHOUT ROWID",
-    ),
-    tuple(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _LENGTHS_ABOVE),
-    tuple(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _ENERGY),
-    tuple(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _LENGTHS_EXACT),
+SCHEMA_VERSION = 1
+_SCHEMA = (
+    "CREATE TABLE runs (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE, server TEXT NOT NULL,"
+    " generation INTEGER NOT NULL, started_at REAL NOT NULL, document TEXT NOT NULL)",
+    "CREATE INDEX runs_by_server ON runs (server, started_at)",
+    "CREATE TABLE windows (run INTEGER NOT NULL, at REAL NOT NULL, seconds REAL NOT NULL,"
+    f" {', '.join(f'{name} REAL' for name in FIGURES)}, PRIMARY KEY (run, at)) WITHOUT ROWID",
+    "CREATE TABLE findings (run INTEGER NOT NULL, code TEXT NOT NULL, since REAL NOT NULL, until REAL NOT NULL,"
+    " PRIMARY KEY (run, code, since)) WITHOUT ROWID",
+    "CREATE TABLE measurements (run INTEGER NOT NULL, at REAL NOT NULL, document TEXT NOT NULL,"
+    " PRIMARY KEY (run, at)) WITHOUT ROWID",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-"""The migration from each schema version to the next; a file's version is how many it has had."""
-
+"""What makes an empty file a run database. Other columns are another `SCHEMA_VERSION`."""
 
 KEY_FIGURES = ("requests_per_second", "generation_tokens_per_second", "ttft_mean", "itl_mean", "e2e_mean")
 KEY_QUANTILES = ("ttft_p99", "itl_p99", "e2e_p99")
@@ -334,11 +289,11 @@ class RunStore:
         """When a server's newest runs began and which findings were open when, newest first; without their figures."""
 
         def ask(connection: sqlite3.Connection) -> list[PastRun]:
-            held, found = _held(connection), []
+            found = []
             for number in _by_generation(connection, server)[:most]:
                 run, _ = _stored(connection, number)
                 changed = tuple((one.flag, one.before, one.after) for one in run.changed)
-                stretches = tuple(connection.execute(held, (number,)).fetchall())
+                stretches = tuple(connection.execute(_HELD, (number,)).fetchall())
                 found.append(PastRun(run.generation, run.started_at, changed, stretches, run.flags))
             return found
 
@@ -346,7 +301,7 @@ class RunStore:
 
     def findings(self, number: int) -> tuple[tuple[str, float, float], ...]:
         """The stretches in which findings were open in a run: code, since and until (Unix seconds)."""
-        return self._ask(lambda connection: tuple(connection.execute(_held(connection), (number,)).fetchall()), ())
+        return self._ask(lambda connection: tuple(connection.execute(_HELD, (number,)).fetchall()), ())
 
     def run(self, number: int) -> Run | None:
         """The run of that number."""
@@ -520,15 +475,8 @@ def _stored(connection: sqlite3.Connection, number: int) -> tuple[Run, dict[str,
         return Run(**columns), document
 
 
-def _held(connection: sqlite3.Connection) -> str:
-    """The query for when which findings were open in a run."""
-    return f"SELECT code, since, until FROM {_findings_table(connection)} WHERE run = ? ORDER BY since"
-
-
-def _findings_table(connection: sqlite3.Connection) -> str:
-    """A reader may come before this version's first writer, which renames the table."""
-    renamed = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'findings'").fetchone() is not None
-    return "findings" if renamed else "conditions"
+_HELD = "SELECT code, since, until FROM findings WHERE run = ? ORDER BY since"
+"""When which findings were open in a run."""
 
 
 def _measured(connection: sqlite3.Connection, run: Run) -> Run:
@@ -536,8 +484,7 @@ def _measured(connection: sqlite3.Connection, run: Run) -> Run:
     count, last, seconds = connection.execute(
         "SELECT count(*), max(at + seconds), avg(seconds) FROM windows WHERE run = ?", (run.id,)
     ).fetchone()
-    table = _findings_table(connection)
-    held = connection.execute(f"SELECT code, sum(until - since) FROM {table} WHERE run = ? GROUP BY code", (run.id,))
+    held = connection.execute("SELECT code, sum(until - since) FROM findings WHERE run = ? GROUP BY code", (run.id,))
     ends = (f"{name}{end}" for name in KEY_QUANTILES for end in ("", "_above", "_below"))
     newest = _windows(connection, run.id, MOST_WINDOWS_READ, (*KEY_FIGURES, *ends))
     figures: dict[str, float] = {}
@@ -562,13 +509,11 @@ def _measured(connection: sqlite3.Connection, run: Run) -> Run:
 
 
 def _measurements(connection: sqlite3.Connection, run: int) -> tuple[Measurement, ...]:
-    """Those of a run, oldest first. A reader may come before this version's first writer, which adds the table."""
-    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'measurements'").fetchone() is None:
-        return ()
+    """Those of a run, oldest first."""
     rows = connection.execute("SELECT document FROM measurements WHERE run = ? ORDER BY at", (run,)).fetchall()
     found = []
     for (text,) in rows:
-        with contextlib.suppress(msgspec.DecodeError):  # of a newer or older version: left out
+        with contextlib.suppress(msgspec.DecodeError):  # one that can't be read is left out
             found.append(decode_json(text.encode(), Measurement))
     return tuple(found)
 
@@ -576,9 +521,6 @@ def _measurements(connection: sqlite3.Connection, run: int) -> tuple[Measurement
 def _windows(
     connection: sqlite3.Connection, run: int, most: int, figures: Sequence[str], *, newest: bool = True
 ) -> list[RunWindow]:
-    # A reader may come before this version's first writer, which adds columns.
-    there = {row[1] for row in connection.execute("PRAGMA table_info(windows)")}
-    figures = [name for name in figures if name in there]
     order = "DESC" if newest else "ASC"
     query = f"SELECT at, seconds, {', '.join(figures)} FROM windows WHERE run = ? ORDER BY at {order} LIMIT ?"
     found = []
@@ -712,7 +654,8 @@ def _write(path: Path, act: Callable[[sqlite3.Connection], object]) -> None:
             sqlite_files.apply_pragmas(connection, "FULL")
             connection.execute("BEGIN IMMEDIATE")
             try:
-                _migrate(connection, path)
+                if _version(connection, path) == 0:  # within the transaction: another process may have made it by now
+                    sqlite_files.execute_all(connection, _SCHEMA)
                 act(connection)
                 connection.execute("COMMIT")
             except BaseException:
@@ -729,23 +672,12 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
         version = sqlite_files.version_of(connection, APPLICATION_ID)
     except sqlite_files.ForeignFileError:
         raise RunStoreDamagedError(f"{path} is not a run database of vllm-console.") from None
-    if version > len(MIGRATIONS):
+    if version > SCHEMA_VERSION:
         raise RunStoreNewerError(
             f"{path} was written by a newer vllm-console (format {version}): update vllm-console."
             " The file is left as it is."
         )
     return version
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Migrate the schema, within the writer's transaction: another process may have done so meanwhile."""
-    version = _version(connection, path)
-    if version == len(MIGRATIONS):
-        return
-    for statements in MIGRATIONS[version:]:
-        sqlite_files.execute_all(connection, statements)
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
 def _sound(path: Path) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 import pytest
 from msgspec.structs import replace
 
@@ -59,17 +57,6 @@ def test_run_keeps_the_newest_measurements(store, monkeypatch):
     for at in (3.0, 1.0, 2.0):
         store.add_measurement(name, ramp(at))
     assert [one.at for one in store.runs("chat")[0].measurements] == [2.0, 3.0]
-
-
-def test_file_of_the_previous_version_is_migrated(store, monkeypatch):
-    with monkeypatch.context() as before:
-        before.setattr(run_store, "MIGRATIONS", run_store.MIGRATIONS[:3])
-        store.enter([RunHead("chat-1", "chat", 1, 500.0, preset="chatbot")])
-    assert store.runs("chat")[0].measurements == ()
-    store.add_measurement(RunName("chat-1", "chat", 1), ramp())
-    assert len(store.runs("chat")[0].measurements) == 1
-    with sqlite3.connect(store.path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (len(run_store.MIGRATIONS),)
 
 
 def test_comparison_draws_both_curves():

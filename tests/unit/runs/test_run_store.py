@@ -297,21 +297,6 @@ def test_file_of_a_newer_version_is_unchanged(store, path):
         assert connection.execute("SELECT count(*) FROM runs").fetchone()[0] == 1
 
 
-def test_file_of_an_older_version_is_migrated(store, path, monkeypatch):
-    store.enter([head()])
-    more = (*run_store.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN note TEXT", "UPDATE runs SET note = 'old'"))
-    monkeypatch.setattr(run_store, "MIGRATIONS", more)
-    assert len(store.runs()) == 1, "it can be read before it is written"
-    store.enter([head(2)])
-    assert query_runs(path, lambda c: c.execute("SELECT note FROM runs ORDER BY id").fetchall()) == [("old",), (None,)]
-    broken = (*more, ("ALTER TABLE runs ADD COLUMN further TEXT", "no SQL"))
-    monkeypatch.setattr(run_store, "MIGRATIONS", broken)
-    with pytest.raises(RunStoreError):
-        store.enter([head(3)])
-    monkeypatch.setattr(run_store, "MIGRATIONS", more)
-    assert len(store.runs()) == 2, "all of a migration or nothing"
-
-
 def test_oldest_runs_are_thinned_and_stay_comparable(store, path, monkeypatch, made):
     monkeypatch.setattr(run_store, "MOST_WINDOWS", 300)
     monkeypatch.setattr(run_store, "FEWEST_KEPT", 40)
@@ -388,20 +373,6 @@ def test_quantile_bounds_are_stored_and_listed(store, path, made):
     assert (figures["e2e_p99"], figures["e2e_p99_below"], figures["e2e_mean"]) == (None, 0.3, 0.02)
     assert (figures["ttft_p99"], figures["ttft_p99_above"]) == (0.18, 0.1)
     assert "itl_p99" not in figures
-
-
-def test_database_of_the_first_format_is_migrated(store, path, monkeypatch):
-    monkeypatch.setattr(run_store, "MIGRATIONS", run_store.MIGRATIONS[:1])
-    monkeypatch.setattr(run_store, "FIGURES", run_store._FIRST_FIGURES)
-    store.enter([head()])
-    old = {"itl_p50": 0.005, "itl_p99": 0.03, "itl_mean": 0.004, "e2e_p99": 0.297}
-    put(path, RunName("chat-1", "chat", 1), [RunWindow(0.0, 60.0, old)])
-    (window,) = store.windows(1)
-    assert window.figures == old, "a reader that comes before the first writer finds no new columns"
-    monkeypatch.undo()
-    store.enter([head(2)])
-    (window,) = store.windows(1)
-    assert window.figures == {"itl_p50_below": 0.01, "itl_p99": 0.03, "itl_mean": 0.004, "e2e_p99_below": 0.3}
 
 
 def test_newest_run_has_the_highest_generation_whatever_the_clock(store):
