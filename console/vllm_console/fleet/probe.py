@@ -107,8 +107,7 @@ def no_probe_message(name: str, details: Details) -> str:
     engine = details.engine
     if engine is None or not plan_probe(engine, details.flags, {}, "on", asked=True).variables:
         return message  # it can have none
-    why = message.removesuffix(". --probe turns it on").removesuffix("; --probe adds it anyway")  # of earlier releases
-    return f"{why}; 'vllm-console restart {name} --probe' adds it"
+    return f"{message.removesuffix('. --probe turns it on')}; 'vllm-console restart {name} --probe' adds it"
 
 
 def exact_window(folder: Path, window: Window, samples: Sequence[Sample]) -> Window:

@@ -23,7 +23,7 @@ _SCALARS = (*GAUGES, *COUNTERS)
 """An engine's numbers in storage order: changing the order requires another `SCHEMA_VERSION`."""
 
 _RESPONSES = ("ok", "refused", "failed", "unauthorized")
-"""The server's own numbers, after those of its engines. Rows of earlier versions end before them."""
+"""The server's own numbers, after those of its engines."""
 
 _LIMIT = 4 * 1024 * 1024
 _MILLION = 1_000_000
@@ -54,8 +54,8 @@ class Shape(msgspec.Struct, array_like=True, frozen=True):
     engines: tuple[EngineShape, ...]
     kv_cache_tokens: int | None
     model_name: str | None
-    prefix_caching: bool | None = None
-    prefix_step: int | None = None
+    prefix_caching: bool | None
+    prefix_step: int | None
 
     def sample(self, at: float, engines: dict[str, EngineSample], rest: Sequence[int | None]) -> Sample:
         """The sample of this shape; ``rest`` are the numbers after those of the engines."""

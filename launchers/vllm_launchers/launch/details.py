@@ -45,7 +45,7 @@ class Details(msgspec.Struct, frozen=True):
     """Whether its keeper sends a warm-up request before it is called ready."""
     probe_asked: bool | None = None
     """Whether an option asked for the probe, or for none; None: as configured."""
-    no_probe: str = "it was started by a vllm-console that had none"
+    no_probe: str = "its record does not say why"
     """Why it has no probe, a clause; empty if it has one."""
     standby_of: str = ""
     """The server with which it shares its GPUs: one of the two sleeps while the other serves."""

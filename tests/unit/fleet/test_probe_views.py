@@ -149,7 +149,7 @@ def test_requests_of_a_moving_range_are_read_once(folder: Path, monkeypatch: pyt
     ("details", "ends"),
     [
         (Details(engine=VLLM, no_probe="--no-probe was given"), "'vllm-console restart chat --probe' adds it"),
-        (Details(engine=VLLM, no_probe="it was not tested with it; --probe adds it anyway"), "--probe' adds it"),
+        (Details(engine=VLLM, no_probe="not tested with it. --probe turns it on"), "--probe' adds it"),
         (
             Details(engine=VLLM, flags={"disable-log-stats": True}, no_probe="--disable-log-stats turns them off"),
             "turns them off",

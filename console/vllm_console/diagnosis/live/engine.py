@@ -29,13 +29,13 @@ SUSPECTED_FRAMES = 4
 
 FIRST_REQUEST = "first_request"
 
-ENGINE_DEAD = ("HTTP 503", "answer 503")
-"""The keeper's message when the API server lives but its engine has died (the second: an earlier version's)."""
+ENGINE_DEAD = "HTTP 503"
+"""The keeper's message when the API server lives but its engine has died."""
 
 
 def engine_dead(evidence: Evidence) -> Finding | None:
     """Known at once, regardless of the frames: the API server itself reports it."""
-    if not any(words in evidence.health_problem for words in ENGINE_DEAD):
+    if ENGINE_DEAD not in evidence.health_problem:
         return None
     symptom = "/health returns 503: the engine has died; the API server still listens."
     cause = "The engine process ended with an error; see the log a few lines above its end."
