@@ -207,7 +207,7 @@ def limits_after(
 
 
 def reported_cache(record: ServerRecord) -> CacheConfig:
-    """The running server's KV cache, as it reports it. Raises FleetError."""
+    """The running server's KV cache, as it reports it, if it has one engine. Raises FleetError."""
     spec, server = record.current.spec, record.server
     if server is None or not record.state.alive:
         raise FleetError(f"{record.name} is {record.state}: a prediction needs a server that is up")
@@ -219,7 +219,10 @@ def reported_cache(record: ServerRecord) -> CacheConfig:
     except ScrapeError as error:
         raise FleetError(f"{record.name}: {error}") from error
     if found is None:
-        raise FleetError(f"{record.name} does not report the size of one KV cache, so it can't be modeled")
+        raise FleetError(f"{record.name} does not report the size of its KV cache, so it can't be modeled")
+    if found.engines > 1:
+        many = f"{record.name} has {found.engines} data-parallel engines"
+        raise FleetError(f"{many}, and how requests are spread over them is not modeled")
     return found
 
 

@@ -155,18 +155,23 @@ class CacheConfig(NamedTuple):
     blocks: int
     block_size: int
     prefix_caching: bool
+    engines: int = 1
+    """How many data-parallel engines have one like it."""
 
 
 def cache_config(text: str) -> CacheConfig | None:
-    """The KV cache in a body of ``/metrics``; None if it is not reported, or there are several engines."""
+    """The KV cache in a body of ``/metrics``; None if it is not reported.
+
+    ``num_gpu_blocks`` is that of all data-parallel engines together, on the line of each.
+    """
     lines = [line for line in text.splitlines() if line.startswith(f"{CACHE_CONFIG}{{")]
-    if len(lines) != 1:
+    if not lines:
         return None
     labels = _labels(lines[0])
     blocks, block_size = _integer(labels.get("num_gpu_blocks")), _integer(labels.get("block_size"))
     if blocks is None or block_size is None:
         return None
-    return CacheConfig(blocks, block_size, labels.get("enable_prefix_caching") == "True")
+    return CacheConfig(blocks // len(lines), block_size, labels.get("enable_prefix_caching") == "True", len(lines))
 
 
 def _integer(text: str | None) -> int | None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fakes.virtual_records import record, traffic
 from vllm_console.fleet import predictions
-from vllm_console.fleet.predictions import RunRecording, evidence_of, limits_after, limits_of
+from vllm_console.fleet.predictions import RunRecording, evidence_of, limits_after, limits_of, reported_cache
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.metrics.parse import CacheConfig
 from vllm_console.prediction.evidence import NoEvidenceError
@@ -65,6 +65,26 @@ def test_error_of_current_flags_does_not_hide_another_of_its_kind() -> None:
     before, after = plan("--seed is no number"), plan("--seed is no number", "--max-num-seqs must be 1 or more")
     found = limits_after(details, None, CacheConfig(1000, 16, True), before, after)
     assert found == "It would not start: --max-num-seqs must be 1 or more."
+
+
+def test_several_engines_are_named_as_what_is_not_modeled(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = 'vllm:cache_config_info{{block_size="16",engine="{}",num_gpu_blocks="2000"}} 1.0'
+    body: list[str] = []
+    endpoint = SimpleNamespace(metrics_text=lambda: "\n".join(body), close=lambda: None)
+    monkeypatch.setattr(predictions, "Scraper", lambda *_, **__: endpoint)
+    monkeypatch.setattr(predictions, "unpack", lambda _: SimpleNamespace(flags={}))
+    spec = SimpleNamespace(details=None, host="127.0.0.1", port=8000)
+    server = SimpleNamespace(pid=1, start_time=1)
+    record: Any = SimpleNamespace(
+        name="chat", state=SimpleNamespace(alive=True), server=server, current=SimpleNamespace(spec=spec)
+    )
+    with pytest.raises(FleetError, match="chat does not report the size of its KV cache"):
+        reported_cache(record)
+    body.append(line.format(0))
+    assert reported_cache(record).blocks == 2000
+    body.append(line.format(1))
+    with pytest.raises(FleetError, match=r"^chat has 2 data-parallel engines, and how requests are spread over them"):
+        reported_cache(record)
 
 
 PLAIN = ModelFacts(

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_console.metrics.parse import COUNTERS, GAUGES, HISTOGRAMS, NotMetricsError, Parser, parse_metrics
+from vllm_console.metrics.parse import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    CacheConfig,
+    NotMetricsError,
+    Parser,
+    cache_config,
+    parse_metrics,
+)
 from vllm_console.metrics.sample import Sample
 
 INF = math.inf
@@ -304,3 +313,13 @@ def test_prefix_caching_and_its_step_are_read(labels, found):
     text = "\n".join([*lines, 'vllm:num_requests_running{engine="0",model_name="m"} 1.0', ""])
     sample = parse_metrics(text, 0.0)
     assert (sample.prefix_caching, sample.prefix_step) == found
+
+
+def test_cache_is_that_of_one_engine():
+    """``num_gpu_blocks`` is that of all engines together, on the line of each."""
+    line = (
+        'vllm:cache_config_info{{block_size="16",enable_prefix_caching="True",engine="{}",num_gpu_blocks="1000"}} 1.0'
+    )
+    assert cache_config(line.format(0)) == CacheConfig(1000, 16, True, 1)
+    assert cache_config("\n".join(map(line.format, range(4)))) == CacheConfig(250, 16, True, 4)
+    assert cache_config("vllm:num_requests_running 1.0") is None
