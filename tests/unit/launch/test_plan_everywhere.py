@@ -337,6 +337,21 @@ def test_smaller_cache_is_offered_with_a_fitting_layout() -> None:
     assert all(gpu.free_gib >= 0 for gpu in again.memory.per_gpu)
 
 
+@pytest.mark.parametrize("host", ["4xl40s-switch", "8xh200", "2xh100"])
+@pytest.mark.parametrize("model", [MODELS[0], MODELS[2], MODELS[4], MODELS[7]])
+@pytest.mark.parametrize("blocks", [4, 600])
+def test_few_blocks_take_no_more_gpus(host: str, model: str, blocks: int) -> None:
+    """Over more GPUs a block holds no more tokens: the override is what is too small."""
+    asked = Changes(set={"num-gpu-blocks-override": blocks})
+    free, few = plan("chatbot", model, HOSTS[host]), plan("chatbot", model, HOSTS[host], asked)
+    assert laid(few) == laid(free)
+    small = [one for one in few.findings if one.code == "kv_too_small"]
+    assert len(small) == (blocks == 4 and free.memory is not None and free.memory.fits)
+    for finding in small:
+        assert "--num-gpu-blocks-override 4 limits it, and without it fits" in finding.message
+        assert finding.fix == Changes(unset=("num-gpu-blocks-override",))
+
+
 def test_fix_without_a_possible_plan_is_not_offered() -> None:
     fix = Changes(set={"tensor-parallel-size": 2})
     found = PlanFinding("weights_do_not_fit", Level.ERROR, "", fix)

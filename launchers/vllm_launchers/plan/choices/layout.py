@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_launchers.plan.attention import fp8_cache_support, is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, BudgetFor, Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.pool import Layout, Pool
-from vllm_launchers.plan.flags import DATA, DECODE_CONTEXT, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
+from vllm_launchers.plan.flags import BLOCKS, DATA, DECODE_CONTEXT, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
 from vllm_launchers.plan.pace import Paces, timing_of
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, whole_number
@@ -123,6 +124,8 @@ def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collecti
     alone = ask(flags) if ask is not None else None
     if ask is None or alone is None:
         return None
+    if (unlimited := _fit_unlimited(inputs, flags, pool, settled, ask)) is not None:
+        return unlimited
     fixed = any(name in settled for name in PARALLEL_FLAGS)
     layouts = list(_layouts(inputs, flags, pool, alone.weights_gib))
     if fixed:
@@ -144,6 +147,22 @@ def fit_layout(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collecti
     largest = largest if fixed or pool.exact else Layout(largest.tensor, largest.pipeline)
     found = Search(inputs, flags, ask, pool, settled).option(largest, {})
     return LayoutFit(largest, found.formats, found.budget, fits=False, serves=False, fixed=fixed)
+
+
+def _fit_unlimited(
+    inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str], ask: BudgetFor
+) -> LayoutFit | None:
+    """The layout for as many blocks as fit, if fewer are set: over more GPUs these hold no more tokens."""
+    if not whole_number(flags, BLOCKS, 0):
+        return None
+    found = fit_layout(inputs, {name: value for name, value in flags.items() if name != BLOCKS}, pool, settled)
+    if found is None or not found.fits or found.budget is None:
+        return None
+    option = Search(inputs, flags, ask, pool, settled).option(found.layout, found.formats)
+    if option.budget is None or option.budget.kv_gib > found.budget.kv_gib:
+        return None
+    serves = option.serves(LONG_AT_ONCE * inputs.workload.concurrency)
+    return replace(found, budget=option.budget, serves=serves, chosen=option, rival=None)
 
 
 def sizes(layout: Layout) -> dict[str, FlagValue]:
