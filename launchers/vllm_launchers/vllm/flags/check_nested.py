@@ -42,7 +42,7 @@ def with_plain_keys(name: str, document: Mapping[str, T]) -> Mapping[str, T]:
 def key_problem(spec: FlagSpec, path: str, value: FlagValue) -> str | None:
     """The same for one key that is set by itself: ``path`` is what follows the flag and the dot."""
     *outer, last = path.removesuffix("+").split(".")
-    document: object = value.split(",") if path.endswith("+") and isinstance(value, str) else _decoded(value)
+    document: object = value.split(",") if path.endswith("+") and isinstance(value, str) else decoded(value)
     for key in (last, *reversed(outer)):
         document = {key: document}
     assert isinstance(document, dict)
@@ -57,7 +57,7 @@ def part_at(spec: FlagSpec, path: str) -> FlagSpec | None:
     return found
 
 
-def _decoded(value: FlagValue) -> object:
+def decoded(value: FlagValue) -> object:
     """The value as vLLM's parser reads it after ``--flag.key``."""
     if not isinstance(value, str):
         return value

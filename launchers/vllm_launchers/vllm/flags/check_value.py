@@ -18,7 +18,7 @@ import msgspec
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.bounds import out_of_bounds
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, Number, human_int, json_object
-from vllm_launchers.vllm.flags.check_nested import key_problem, nested_problem, part_at, with_plain_keys
+from vllm_launchers.vllm.flags.check_nested import decoded, key_problem, nested_problem, part_at, with_plain_keys
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import parse_release
 from vllm_launchers.vllm.flags.search import closest, resolve_flag_name
@@ -299,6 +299,12 @@ class Given:
         document = json_object(self.text(name)) if self.has(name) else None
         return with_plain_keys(name, document).get(key) if document is not None else None
 
+    def document(self, name: str) -> Mapping[str, object]:
+        """All first keys of a JSON flag, set in either way; empty if it is not set."""
+        if keys := self._keys.get(name):
+            return {key: decoded(value) for key, value in keys.items()}
+        return json_object(self.text(name)) or {} if self.has(name) else {}
+
 
 _CHECKED = (0, 32)
 """The first release in which the conditions on keys of JSON flags were checked."""
@@ -484,7 +490,7 @@ _FROM_THE_PROMPT = ("ngram", "ngram_gpu", "[ngram]")
 
 
 def _guesses(given: Given) -> str | None:
-    """Tokens per step: methods with a draft model may have them from its configuration."""
+    """Numbers that are too small or too large."""
     config = "speculative-config"
     tokens = given.key(config, "num_speculative_tokens")
     if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens <= 0:
@@ -492,17 +498,7 @@ def _guesses(given: Given) -> str | None:
     least, most = (given.key(config, f"prompt_lookup_{end}") for end in ("min", "max"))
     if isinstance(least, int) and isinstance(most, int) and least > most:
         return f"--{config}: prompt_lookup_min {least} is more than prompt_lookup_max {most}"
-    method = given.key(config, "method") or given.key(config, "model")
-    if method not in _FROM_THE_PROMPT or tokens is not None or given.has("spec-tokens"):
-        return None
-    return f"--{config} needs num_speculative_tokens with the method {method}"
-
-
-def _guesses_in_short(given: Given) -> str | None:
-    method = given.text("spec-method")
-    if method not in _FROM_THE_PROMPT or given.has("spec-tokens") or given.has("speculative-config"):
-        return None
-    return f"--spec-method {method} needs --spec-tokens"
+    return None
 
 
 _WITH_A_DRAFT = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
@@ -528,33 +524,82 @@ def _draft_shards(given: Given) -> str | None:
     return f"--{config}: draft_tensor_parallel_size {shards} must be 1 or --tensor-parallel-size, which is {tensor}"
 
 
-_COUNTED_METHODS = (*_WITH_A_DRAFT, "dspark", "extract_hidden_states", "mtp")
-"""Methods whose number of tokens can only be left out if a draft model's configuration has it."""
+_ALWAYS_COUNTED = (*_FROM_THE_PROMPT, "custom_class", "extract_hidden_states")
+"""Methods without a draft model whose configuration has the number of tokens."""
 
 
-def _uncounted(given: Given) -> tuple[str, str]:
-    """The method that has neither a draft model nor a number of tokens, and what gives the number; or empty texts."""
+def _drafter(given: Given) -> tuple[str, str]:
+    """The method, and what is named as its model; empty texts for what is not set. vLLM derives some methods."""
     config = "speculative-config"
     method = str(given.key(config, "method") or given.text("spec-method") or "")
-    counted = given.has("spec-tokens") or given.key(config, "num_speculative_tokens") is not None
-    modeled = given.has("spec-model") or given.key(config, "model") is not None
-    if counted or modeled or not (method in _COUNTED_METHODS or method.endswith("_mtp")):
-        return "", ""
-    return method, "num_speculative_tokens" if given.configured(config) else "--spec-tokens"
+    model = str(given.key(config, "model") or given.text("spec-model") or "")
+    if not method and model in _FROM_THE_PROMPT:
+        method = "ngram"
+    if not method and _is_class(model):
+        method = "custom_class"
+    return method, model
 
 
-def _counts(given: Given) -> str | None:
-    method, needed = _uncounted(given)
-    if not method or not given.configured("speculative-config"):
+def _is_class(model: str) -> bool:
+    """Whether it is the path of a class, as ``package.Class``, rather than a model's name."""
+    words = model.split(".")
+    return len(words) > 1 and all(word.isidentifier() for word in words)
+
+
+def _uncounted(given: Given) -> tuple[bool, str]:
+    """Whether the tokens per step are missing, and the method if one is known.
+
+    Suffix decoding has a default, and a draft model's configuration, or that of the model itself, may have the number.
+    """
+    method, model = _drafter(given)
+    counted = given.has("spec-tokens") or given.key("speculative-config", "num_speculative_tokens") is not None
+    may_count = given.own_draft or method == "suffix" or (model and method not in _ALWAYS_COUNTED)
+    return _speculates(given) and not counted and not may_count, method
+
+
+def _counts(*, looked_up: bool, short: bool) -> Callable[[Given], str | None]:
+    """For methods that look tokens up in the prompt, or for others; with the flags for single keys alone, or not."""
+
+    def broken(given: Given) -> str | None:
+        uncounted, method = _uncounted(given)
+        if not uncounted or (method in _FROM_THE_PROMPT) is not looked_up:
+            return None
+        if given.configured("speculative-config") is short:
+            return None
+        if short:
+            return f"--spec-method {method} needs --spec-tokens, the tokens per step"
+        with_method = f", with the method {method}" if method else ""
+        return f"--speculative-config needs num_speculative_tokens, the tokens per step{with_method}"
+
+    return broken
+
+
+_OF_METHOD = {
+    "index_share_for_mtp_iteration": ("mtp",),
+    "use_heterogeneous_vocab": ("draft_model",),
+}
+"""Keys of ``speculative-config`` that only one method takes."""
+
+
+def _of_method(given: Given) -> str | None:
+    config = "speculative-config"
+    method, _ = _drafter(given)
+    if not method or method.endswith("_mtp"):
         return None
-    return f"--speculative-config needs {needed}, the tokens per step, with the method {method}"
+    for key, methods in _OF_METHOD.items():
+        if given.key(config, key) not in (None, False) and method not in methods and method != "draft_model":
+            return f"--{config}: {key} needs the method {either(methods)}, not {method}"
+    return None
 
 
-def _counts_in_short(given: Given) -> str | None:
-    method, needed = _uncounted(given)
-    if not method or given.configured("speculative-config"):
-        return None
-    return f"--spec-method {method} needs {needed}, the tokens per step"
+def _synthetic(given: Given) -> str | None:
+    """Rates at which drafted tokens are accepted, for measurements."""
+    config = "speculative-config"
+    keys = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
+    count = sum(given.key(config, key) is not None for key in keys)
+    if given.key(config, "rejection_sample_method") == "synthetic":
+        return None if count == 1 else f"--{config} needs one of {either(keys)} with rejection_sample_method synthetic"
+    return f"--{config}: {either(keys)} needs rejection_sample_method synthetic" if count else None
 
 
 def _draft(given: Given) -> str | None:
@@ -566,6 +611,30 @@ def _draft(given: Given) -> str | None:
     if not tokens or given.key(config, "model") or given.has("spec-model") or (method and method not in _WITH_A_DRAFT):
         return None
     return f"--{config} needs model, the name of the draft model" + (f", with the method {method}" if method else "")
+
+
+def _custom_drafts(given: Given) -> str | None:
+    method, model = _drafter(given)
+    if method != "custom_class" or model:
+        return None
+    return "--speculative-config needs model, the class, with the method custom_class"
+
+
+def _adapted_drafts(given: Given) -> str | None:
+    """With adapters, a step holds the drafts of all sequences."""
+    config = "speculative-config"
+    drafts = given.key(config, "num_speculative_tokens") or given.count("spec-tokens", given=True)
+    seqs, tokens = given.limit("max-num-seqs"), given.limit("max-num-batched-tokens")
+    if not given.on("enable-lora") or not isinstance(drafts, int) or seqs is None or tokens is None:
+        return None
+    needed = seqs * (drafts + 1)
+    if tokens >= needed:
+        return None
+    own = "" if given.has("max-num-batched-tokens") else ", as vLLM works out here"
+    return (
+        f"--max-num-batched-tokens {tokens}{own} is less than {needed}: with --enable-lora a step must hold {drafts} "
+        f"drafted tokens and one more of each of {seqs} sequences"
+    )
 
 
 def _draft_metrics(given: Given) -> str | None:
@@ -714,16 +783,32 @@ def _profiled(given: Given) -> str | None:
     return None
 
 
+def _custom_ops(given: Given) -> list[str]:
+    """The custom operations that are switched on and off."""
+    words: list[str] = []
+    for key in ("custom_ops", "custom_ops+"):
+        value = given.key("compilation-config", key)
+        document = _decoded(value)[1] if isinstance(value, str) and not key.endswith("+") else value
+        listed = document if isinstance(document, list) else str(document).split(",") if value is not None else []
+        words += [word for word in listed if isinstance(word, str)]
+    return words
+
+
 def _base_modes(given: Given) -> str | None:
     """``all`` and ``none`` among the custom operations: at most one of them, and once."""
-    config, words = "compilation-config", list[object]()
-    for key in ("custom_ops", "custom_ops+"):
-        value = given.key(config, key)
-        document = _decoded(value)[1] if isinstance(value, str) and not key.endswith("+") else value
-        words += document if isinstance(document, list) else str(document).split(",")
-    if sum(word in ("all", "none") for word in words) <= 1:
+    if sum(word in ("all", "none") for word in _custom_ops(given)) <= 1:
         return None
-    return f"--{config}: custom_ops may have all or none once, not several of them"
+    return "--compilation-config: custom_ops may have all or none once, not several of them"
+
+
+def _switched_ops(given: Given) -> str | None:
+    """The other custom operations: each with a sign, and not with both."""
+    words = [word for word in _custom_ops(given) if word not in ("all", "none")]
+    wrong = next((word for word in words if len(word) < 2 or word[0] not in "+-"), None)
+    if wrong is not None:
+        return f"--compilation-config: custom_ops takes all, none, +NAME or -NAME, not {shown(wrong)}"
+    both = next((word[1:] for word in words if word[0] == "+" and f"-{word[1:]}" in words), None)
+    return None if both is None else f"--compilation-config: custom_ops has both +{both} and -{both}"
 
 
 MICROBATCHED = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
@@ -737,11 +822,38 @@ def _microbatches(given: Given) -> str | None:
     return f"--ubatch-size {count} needs --all2all-backend {either(MICROBATCHED)}, not {backend}"
 
 
+def _split_batches(given: Given) -> str | None:
+    """A batch that is split must have a token for each part."""
+    parts = 2 if given.on("enable-dbo") else given.count("ubatch-size") or 0
+    if parts < 2:
+        return None
+    for kind in ("decode", "prefill"):
+        least = given.count(name := f"dbo-{kind}-token-threshold")
+        if least is not None and least < parts:
+            return f"--{name} {least} must be {parts} or more: a token for each part of a batch"
+    return None
+
+
 def _spare_experts(given: Given) -> str | None:
     spare = given.key("eplb-config", "num_redundant_experts")
     if given.on("enable-eplb") or not isinstance(spare, int) or spare <= 0:
         return None
     return "--eplb-config: num_redundant_experts needs --enable-eplb"
+
+
+def _modality_limits(given: Given) -> str | None:
+    """Read for every model, though only those that take more than text use them."""
+    name = "limit-mm-per-prompt"
+    for kind, limit in given.document(name).items():
+        if not isinstance(limit, int | dict):
+            return f"--{name}: {kind} takes a number or an object with count, not {shown(str(limit))}"
+    return None
+
+
+def _modality_options(given: Given) -> str | None:
+    name = "media-io-kwargs"
+    wrong = next((kind for kind, options in given.document(name).items() if not isinstance(options, dict)), None)
+    return None if wrong is None else f"--{name}: {wrong} takes an object"
 
 
 def _numa(name: str) -> Condition:
@@ -767,7 +879,6 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("spec-tokens", "spec-model"), _counted),
     Condition(("async-scheduling", "speculative-config"), _ahead, (0, 11)),
     Condition(("speculative-config",), _guesses),
-    Condition(("spec-method", "spec-tokens"), _guesses_in_short),
     Condition(("per-request-spec-decode-metrics",), _draft_metrics),
     Condition(("distributed-executor-backend",), _executor),
     Condition(("lora-modules",), _adapters),
@@ -790,8 +901,14 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("speculative-config",), _draft, (0, 11)),
     Condition(("speculative-config",), _draft_parallel, _CHECKED),
     Condition(("speculative-config", "tensor-parallel-size"), _draft_shards, _CHECKED),
-    Condition(("speculative-config",), _counts, _CHECKED),
-    Condition(("spec-method", "spec-tokens"), _counts_in_short, _CHECKED),
+    Condition(("speculative-config",), _counts(looked_up=True, short=False)),
+    Condition(("spec-method", "spec-tokens"), _counts(looked_up=True, short=True)),
+    Condition(("speculative-config",), _counts(looked_up=False, short=False), _CHECKED),
+    Condition(("spec-method", "spec-tokens"), _counts(looked_up=False, short=True), _CHECKED),
+    Condition(("speculative-config",), _custom_drafts, _CHECKED),
+    Condition(("speculative-config",), _of_method, _CHECKED),
+    Condition(("speculative-config",), _synthetic, _CHECKED),
+    Condition(("speculative-config", "enable-lora"), _adapted_drafts, _CHECKED),
     _set_twice("spec-tokens", "speculative-config", "num_speculative_tokens", _CHECKED),
     _set_twice("spec-method", "speculative-config", "method", _CHECKED),
     _set_twice("spec-model", "speculative-config", "model", _CHECKED),
@@ -800,8 +917,12 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(("structured-outputs-config",), _structured, _CHECKED),
     Condition(("profiler-config",), _profiled, _CHECKED),
     Condition(("eplb-config", "enable-eplb"), _spare_experts, _CHECKED),
-    Condition(("compilation-config",), _base_modes, _CHECKED),
+    Condition(("compilation-config",), _base_modes, (0, 10)),
+    Condition(("compilation-config",), _switched_ops, _CHECKED),
     Condition(("ubatch-size", "all2all-backend"), _microbatches, _CHECKED),
+    Condition(("ubatch-size", "enable-dbo"), _split_batches, _CHECKED),
+    Condition(("limit-mm-per-prompt",), _modality_limits, _CHECKED),
+    Condition(("media-io-kwargs",), _modality_options, _CHECKED),
     _set_twice("attention-backend", "attention-config", "backend"),
     _set_twice("enable-flashinfer-autotune", "kernel-config", "enable_flashinfer_autotune"),
     _set_twice("cudagraph-capture-sizes", "compilation-config", "cudagraph_capture_sizes"),

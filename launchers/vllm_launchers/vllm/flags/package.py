@@ -160,7 +160,8 @@ class Package:
             yield current
             if isinstance(current.node, ast.ClassDef) and current.module is not None:
                 for base in current.node.bases:
-                    if (found := self.name_of(current.module, base)) is not None:
+                    plain = base.value if isinstance(base, ast.Subscript) else base  # dict[str, int] is a dict
+                    if (found := self.name_of(current.module, plain)) is not None:
                         waiting.append(found)
 
     def name_of(self, module: Module, node: ast.expr) -> Symbol | None:

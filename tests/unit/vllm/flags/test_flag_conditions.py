@@ -28,6 +28,8 @@ NUMBERS = {
     "offload-prefetch-step": "1",
     "spec-tokens": None,
     "ubatch-size": "0",
+    "dbo-decode-token-threshold": "32",
+    "dbo-prefill-token-threshold": "512",
     "max-cudagraph-capture-size": None,
     "cudagraph-capture-sizes": None,
 }
@@ -35,7 +37,7 @@ SWITCHES = (
     "enable-chunked-prefill enable-lora enable-auto-tool-choice enable-log-outputs enable-log-requests headless "
     "enable-per-request-metrics disable-log-stats enable-eplb enable-expert-parallel data-parallel-external-lb "
     "data-parallel-hybrid-lb data-parallel-multi-port-external-lb enable-elastic-ep numa-bind ray-workers-use-nsight "
-    "enable-fault-tolerance enable-flashinfer-autotune async-scheduling"
+    "enable-fault-tolerance enable-flashinfer-autotune async-scheduling enable-dbo"
 )
 TEXTS = {
     "tool-call-parser": None,
@@ -61,6 +63,7 @@ TEXTS = {
 OBJECTS = (
     *("attention-config", "compilation-config", "kernel-config", "speculative-config", "kv-transfer-config"),
     *("ec-transfer-config", "structured-outputs-config", "profiler-config", "eplb-config"),
+    *("limit-mm-per-prompt", "media-io-kwargs"),
 )
 LENGTHS = ("max-num-batched-tokens", "max-model-len")
 WORDS = {"tool-call-parser": ("hermes", "mistral"), "reasoning-parser": ("deepseek_r1", "qwen3")}
@@ -251,7 +254,7 @@ CASES: list[tuple[str, Flags, Flags]] = [
     (
         "per-request-spec-decode-metrics",
         {"per-request-spec-decode-metrics": "summary"},
-        {"per-request-spec-decode-metrics": "summary", "speculative-config": "{}"},
+        {"per-request-spec-decode-metrics": "summary", "spec-method": "suffix"},
     ),
     (
         "distributed-executor-backend",
@@ -268,7 +271,82 @@ CASES: list[tuple[str, Flags, Flags]] = [
         {"compilation-config.custom_ops+": "none,all"},
         {"compilation-config.custom_ops": '["all", "-rms_norm"]'},
     ),
+    (
+        "compilation-config",
+        {"compilation-config.custom_ops": '["rms_norm"]'},
+        {"compilation-config.custom_ops+": "+rms_norm,-silu_and_mul,none"},
+    ),
+    (
+        "compilation-config",
+        {"compilation-config": '{"custom_ops": ["+rms_norm", "-rms_norm"]}'},
+        {"compilation-config": '{"custom_ops": ["+rms_norm", "+rms_norm"]}'},
+    ),
     ("ubatch-size", {"ubatch-size": 2}, {"ubatch-size": 2, "all2all-backend": "nixl_ep"}),
+    (
+        "ubatch-size",
+        {"ubatch-size": 33, "all2all-backend": "nixl_ep"},
+        {"ubatch-size": 33, "all2all-backend": "nixl_ep", "dbo-decode-token-threshold": 33},
+    ),
+    (
+        "ubatch-size",
+        {"enable-dbo": True, "dbo-prefill-token-threshold": 1},
+        {"enable-dbo": True, "dbo-prefill-token-threshold": 2, "ubatch-size": 1},
+    ),
+    ("speculative-config", {"speculative-config": "{}"}, {"speculative-config": '{"method": "suffix"}'}),
+    (
+        "speculative-config",
+        {"speculative-config.model": "package.Drafts"},
+        {"speculative-config.model": "package.Drafts", "spec-tokens": 3},
+    ),
+    (
+        "spec-method",
+        {"spec-method": "ngram", "spec-model": "org/any"},
+        {"spec-method": "draft_model", "spec-model": "package.Drafts"},
+    ),
+    (
+        "speculative-config",
+        {"speculative-config": '{"method": "custom_class", "num_speculative_tokens": 3}'},
+        {"speculative-config": '{"method": "custom_class", "num_speculative_tokens": 3, "model": "package.Drafts"}'},
+    ),
+    (
+        "speculative-config",
+        {"spec-method": "ngram", "spec-tokens": 3, "speculative-config.use_heterogeneous_vocab": True},
+        {"spec-method": "ngram", "spec-tokens": 3, "speculative-config.use_heterogeneous_vocab": False},
+    ),
+    (
+        "speculative-config",
+        {"spec-method": "ngram", "spec-tokens": 3, "speculative-config.synthetic_acceptance_length": 2},
+        {
+            "spec-method": "ngram",
+            "spec-tokens": 3,
+            "speculative-config.synthetic_acceptance_length": 2,
+            "speculative-config.rejection_sample_method": "synthetic",
+        },
+    ),
+    (
+        "speculative-config",
+        {
+            "enable-lora": True,
+            "spec-method": "ngram",
+            "spec-tokens": 3,
+            "max-num-seqs": 64,
+            "max-num-batched-tokens": 255,
+        },
+        {
+            "enable-lora": True,
+            "spec-method": "ngram",
+            "spec-tokens": 3,
+            "max-num-seqs": 64,
+            "max-num-batched-tokens": 256,
+        },
+    ),
+    (
+        "limit-mm-per-prompt",
+        {"limit-mm-per-prompt": '{"image": "two"}'},
+        {"limit-mm-per-prompt": '{"image": 2, "video": {"count": 1, "num_frames": 32}}'},
+    ),
+    ("limit-mm-per-prompt", {"limit-mm-per-prompt.image": "two"}, {"limit-mm-per-prompt.image": "2"}),
+    ("media-io-kwargs", {"media-io-kwargs": '{"video": 40}'}, {"media-io-kwargs": '{"video": {"num_frames": 40}}'}),
     ("lora-modules", {"lora-modules": "adapter"}, {"lora-modules": "name=/path"}),
     ("lora-modules", {"lora-modules": '["a=b", "c"]'}, {"lora-modules": '["a=b", {"name": "c", "path": "d"}]'}),
     ("lora-modules", {"lora-modules": '["a=b", {"name": "c"}]'}, {"lora-modules": '["a=b", "c=d"]'}),
@@ -409,7 +487,11 @@ def test_release_that_always_chunks_accepts_a_small_step() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "first"),
-    [({"enable-log-outputs": True}, "0.13.0"), ({"speculative-config": '{"num_speculative_tokens": 3}'}, "0.11.0")],
+    [
+        ({"enable-log-outputs": True}, "0.13.0"),
+        ({"speculative-config": '{"num_speculative_tokens": 3}'}, "0.11.0"),
+        ({"speculative-config": '{"method": "mtp"}'}, "0.32.0"),
+    ],
 )
 def test_condition_does_not_apply_to_earlier_releases(flags: Flags, first: str) -> None:
     assert broken_conditions(table_of("0.10.2"), flags) == []

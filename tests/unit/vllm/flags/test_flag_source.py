@@ -54,6 +54,12 @@ def test_field_type_and_default_become_the_flags(
     assert (spec.kind, spec.default, spec.group) == (kind, default, "MadeConfig")
 
 
+def test_class_made_of_a_dictionary_is_json(one: Callable[..., FlagSpec]) -> None:
+    made = "class Plain(dict):\n    pass\nclass Typed(dict[str, int]):\n    pass\nclass Own(Typed):\n    pass\n"
+    for name in ("Plain", "Typed", "Own"):
+        assert one(f"x: {name} = field(default_factory={name})", before=made).kind is ValueKind.JSON
+
+
 def test_only_a_two_way_switch_has_a_no_form(one: Callable[..., FlagSpec]) -> None:
     assert one("x: bool = False").negatable
     assert not one("x: bool = False", 'group.add_argument("--x", action="store_true")').negatable
