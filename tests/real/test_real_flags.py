@@ -11,14 +11,24 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fakes.forked import Forks
+from vllm_launchers.host.environment import HostEnvironment
+from vllm_launchers.plan.budget.memory_flags import draft_model
+from vllm_launchers.plan.build import make_plan
+from vllm_launchers.plan.checks.check import check_plan
+from vllm_launchers.plan.files import named_files
+from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.flags import SHORT_NAMES, flag_words
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.presets.load import read_presets
 from vllm_launchers.vllm.engines import engine_at
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 from vllm_launchers.vllm.flags.check_value import refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.learn import learn_flags
+from vllm_launchers.vllm.modelfacts.read import model_facts
 
 pytestmark = pytest.mark.real
 
@@ -437,7 +447,36 @@ CONDITIONS: list[dict[str, FlagValue]] = [
     {"ubatch-size": 2},
     {"ubatch-size": 2, "all2all-backend": "nixl_ep"},
     {"ubatch-size": 1},
+    {"ubatch-size": 33, "all2all-backend": "nixl_ep"},
+    {"ubatch-size": 33, "all2all-backend": "nixl_ep", "dbo-decode-token-threshold": 33},
     {"enable-dbo": True},
+    {"enable-dbo": True, "dbo-prefill-token-threshold": 1},
+    {"compilation-config.custom_ops": '["rms_norm"]'},
+    {"compilation-config": '{"custom_ops": ["+rms_norm", "-rms_norm"]}'},
+    {"compilation-config.custom_ops+": "+rms_norm,-silu_and_mul,none"},
+    {"limit-mm-per-prompt": "image=2"},
+    {"limit-mm-per-prompt": '{"image": 2}'},
+    {"limit-mm-per-prompt": '{"image": "two"}'},
+    {"limit-mm-per-prompt": '{"image": {"count": 2}}'},
+    {"limit-mm-per-prompt.image": "two"},
+    {"limit-mm-per-prompt.image": 2},
+    {"media-io-kwargs": '{"image": 1}'},
+    {"speculative-config": "{}"},
+    {"speculative-config": '{"draft_tensor_parallel_size": 1}'},
+    {"spec-method": "ngram", "spec-model": "package.Drafts", "speculative-config": '{"prompt_lookup_max": 2}'},
+    {"spec-model": "package.Drafts", "spec-tokens": 3},
+    {"spec-model": "package.Drafts"},
+    {"spec-method": "custom_class", "spec-tokens": 3},
+    {"spec-method": "ngram", "spec-tokens": 3, "speculative-config.use_heterogeneous_vocab": True},
+    {"spec-method": "ngram", "spec-tokens": 3, "speculative-config.index_share_for_mtp_iteration": True},
+    {"spec-method": "ngram", "spec-tokens": 3, "speculative-config.synthetic_acceptance_length": 2},
+    {
+        "spec-method": "ngram",
+        "spec-tokens": 3,
+        "speculative-config": '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2}',
+    },
+    {"enable-lora": True, "spec-method": "ngram", "spec-tokens": 15},
+    {"enable-lora": True, "spec-method": "ngram", "spec-tokens": 16},
     {"speculative-config": "null"},
     {"watermark-config": "null"},
     {"custom-histogram-buckets": "null"},
@@ -457,6 +496,81 @@ CONDITIONS: list[dict[str, FlagValue]] = [
     {"mm-processor-cache-gb": -1},
     {"mm-encoder-attn-backend": "nonsense"},
 ]
+
+
+PLANS: list[dict[str, FlagValue]] = [
+    {"config-format": "hf"},
+    {"config-format": "HF"},
+    {"config-format": "nonsense"},
+    {"quantization": "torchao"},
+    {"quantization": "online"},
+    {"quantization": "awq"},
+    {"quantization": "fp8_per_tensor"},
+    {"quantization": "int8_per_channel_weight_only"},
+    {"default-mm-loras": '{"image": "/adapter"}'},
+    {"default-mm-loras": '{"image": "/adapter"}', "enable-lora": True},
+    {"default-mm-loras.image": "/adapter"},
+    {"default-mm-loras": "{}"},
+    {"enable-expert-parallel": True},
+    {"spec-method": "suffix"},
+    {"speculative-config": '{"method": "suffix", "num_speculative_tokens": 8}'},
+    {"spec-method": "mtp", "spec-tokens": 1},
+    {"spec-model": "TINY", "spec-tokens": 1},
+    {"spec-model": "TINY"},
+    {"spec-model": "TINY", "spec-method": "eagle", "spec-tokens": 1},
+    {"spec-model": "TINY", "spec-method": "eagle3"},
+    {"spec-model": "TINY", "spec-method": "mtp"},
+    {"spec-model": "TINY", "spec-method": "mlp_speculator", "spec-tokens": 1},
+    {"tokenizer": "/no/such", "skip-tokenizer-init": True},
+    {"tokenizer": "/no/such"},
+    {"hf-config-path": "/no/such"},
+    {"chat-template": "/no/such.jinja"},
+    {"chat-template": "/{{ messages }}"},
+    {"max-model-len": 4097},
+    {"max-model-len": "4K"},
+    *(
+        {"max-model-len": length, "hf-overrides": json.dumps(changed)}
+        for changed in (
+            {"max_position_embeddings": 2048},
+            {"max_position_embeddings": 8192},
+            {"model_max_length": 2048},
+            {"model_max_length": 8192},
+            {"seq_length": 2048},
+            {"seq_length": 8192},
+            {"max_position_embeddings": 8192, "n_positions": 6000},
+            {"sliding_window": 512},
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}},
+            {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+            {"rope_parameters": {"rope_type": "default"}},
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        )
+        for length in (2048, 4096, 6000, 6001, 8192)
+    ),
+]
+"""Flags whose verdicts need the model, a draft model (``TINY`` is the model's folder), a file or a package."""
+
+
+def errors_of_plans(vllm: Path, table: FlagTable, model: Path, sets: Sequence[dict[str, FlagValue]]) -> list[list[str]]:
+    """The errors of a plan with only these flags."""
+    engine, facts, preset = engine_at(str(vllm)), model_facts(str(model)), read_presets(None)[0]["chatbot"]
+    found = []
+    for flags in sets:
+        plan = make_plan(
+            replace(preset, flags={}), engine, Changes(set=flags), host="127.0.0.1", port=8000, model=str(model)
+        )
+        absent = tuple(path for path in named_files(flags).values() if not Path(path).exists())
+        draft = facts if draft_model(flags) == str(model) else None
+        inputs = PlanInputs(facts, table, environment=HostEnvironment(absent=absent), draft=draft)
+        found.append([one.message for one in check_plan(plan, inputs) if one.level is Level.ERROR])
+    return found
+
+
+def test_errors_of_plans_match_vllm(real_vllm: Path, learned: FlagTable, forks: Forks, tiny_model: Path) -> None:
+    """Both reject or both accept."""
+    sets = [{name: str(tiny_model) if value == "TINY" else value for name, value in one.items()} for one in PLANS]
+    ours = errors_of_plans(real_vllm, learned, tiny_model, sets)
+    answers = run_real(forks, tiny_model, VERDICTS, [list(flag_words(flags)) for flags in sets])
+    assert_alike(sets, ours, answers)
 
 
 @pytest.fixture(scope="module")
@@ -482,9 +596,15 @@ def test_verdicts_on_generated_flag_sets_match_vllm(
 
 
 def check(table: FlagTable, sets: Sequence[dict[str, FlagValue]], answers: Sequence[str]) -> None:
-    """Both reject or both accept."""
-    assert len(answers) == len(sets)
     ours = [refused_together(table, flags, RESOLVED) for flags in sets]
+    assert_alike(sets, ours, answers)
+
+
+def assert_alike(
+    sets: Sequence[dict[str, FlagValue]], ours: Sequence[Sequence[object]], answers: Sequence[str]
+) -> None:
+    """Both reject or both accept, and both do both."""
+    assert len(answers) == len(sets)
     differing = [
         f"{flags}\n  ours: {mine or 'takes it'}\n  vLLM: {answer or 'takes it'}"
         for flags, mine, answer in zip(sets, ours, answers, strict=True)

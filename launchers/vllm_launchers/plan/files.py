@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.release_defaults import Release
 
 _TEMPLATE = "chat-template"
 _LITERAL = "{}\n"
 """A template with one of these is the text itself, unless a file has that name (``load_chat_template``)."""
 _TOKENIZER = "tokenizer"
+_TOKENIZER_CHECKED: Release = (0, 32, 0)
+"""From here on vLLM looks for the tokenizer's revision even if it does not load it; earlier releases were not checked.
+"""
 _AUTHORITIES, _CERTIFICATES = "ssl-ca-certs", ("ssl-keyfile", "ssl-certfile")
+
+
+def ignored_file(name: str, flags: Flags, release: Release | None) -> bool:
+    """Whether a release may do without the file of this flag."""
+    unread = name == _TOKENIZER and flags.get("skip-tokenizer-init") is True
+    return unread and (release is None or release < _TOKENIZER_CHECKED)
 
 
 def named_files(flags: Flags) -> Mapping[str, str]:
@@ -18,9 +28,7 @@ def named_files(flags: Flags) -> Mapping[str, str]:
 
     Not ``log-config-file``: vLLM goes on without it.
     """
-    names = [_TEMPLATE, "hf-config-path", *_CERTIFICATES]
-    if flags.get("skip-tokenizer-init") is not True:
-        names.append(_TOKENIZER)
+    names = [_TEMPLATE, "hf-config-path", _TOKENIZER, *_CERTIFICATES]
     if any(name in flags for name in _CERTIFICATES):
         names.append(_AUTHORITIES)  # otherwise unused
     given = {name: str(flags[name]) for name in names if name in flags}

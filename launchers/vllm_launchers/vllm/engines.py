@@ -141,7 +141,8 @@ class Engine(msgspec.Struct, frozen=True):
 
     ``command`` precedes ``serve`` in argv. ``version`` is None if it could not be determined without running it.
     ``build`` is ``cuda``, ``cpu``, ``rocm``, … or ``simulated``, None if unknown. ``note`` is one sentence that users
-    should know about it. ``plugins`` are vLLM's that are installed beside it.
+    should know about it. ``plugins`` are vLLM's that are installed beside it; ``lacks`` are packages for some of its
+    flags that are known not to be.
     """
 
     kind: EngineKind
@@ -151,6 +152,7 @@ class Engine(msgspec.Struct, frozen=True):
     path: str
     note: str = ""
     plugins: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
     @property
     def release(self) -> tuple[int, int, int] | None:
@@ -344,4 +346,5 @@ def _engine(command: tuple[str, ...], path: Path, distribution: Distribution | N
         str(path),
         distribution.note,
         distribution.plugins,
+        distribution.lacks,
     )

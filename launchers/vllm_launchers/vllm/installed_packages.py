@@ -25,6 +25,13 @@ class Distribution(msgspec.Struct, frozen=True):
     """What users should know about it, in one sentence."""
     plugins: tuple[str, ...] = ()
     """vLLM's plugins that are installed beside it, such as ``vllm-gguf-plugin``."""
+    lacks: tuple[str, ...] = ()
+    """Packages that it imports for some flags and that are not installed, of `OPTIONAL`."""
+
+
+ARCTIC_INFERENCE = "arctic-inference"
+"""For speculative decoding by suffixes."""
+OPTIONAL = (ARCTIC_INFERENCE,)
 
 
 def installed_vllm(interpreter: Path) -> Distribution | None:
@@ -53,7 +60,15 @@ def installed_vllm(interpreter: Path) -> Distribution | None:
         match["name"] for beside in path.parent.glob("vllm*-info") if (match := re.fullmatch(_PLUGIN, beside.name))
     }
     names = tuple(sorted(name.lower().replace("_", "-") for name in plugins))
-    return Distribution(version, kind or build_of(version), note, names)
+    lacks = tuple(name for name in OPTIONAL if not _installed(name, interpreter))
+    return Distribution(version, kind or build_of(version), note, names, lacks)
+
+
+def _installed(name: str, interpreter: Path) -> bool:
+    """Whether an interpreter could import a package: it has a module or metadata of that name."""
+    module = name.replace("-", "_")
+    patterns = (module, f"{module}.*", f"{module}-*-info")
+    return any(any(folder.glob(pattern)) for folder in site_packages(interpreter) for pattern in patterns)
 
 
 def build_of(version: str) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_launchers.plan.files import named_files
+from vllm_launchers.plan.files import ignored_file, named_files
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,6 @@ from vllm_launchers.plan.files import named_files
         ({"chat-template": "tool_chat_template.jinja"}, []),
         ({"hf-config-path": "/model", "tokenizer": "/model"}, ["hf-config-path", "tokenizer"]),
         ({"tokenizer": "org/model"}, []),
-        ({"tokenizer": "/model", "skip-tokenizer-init": True}, []),
         ({"ssl-keyfile": "/key", "ssl-ca-certs": "/all"}, ["ssl-keyfile", "ssl-ca-certs"]),
         ({"ssl-ca-certs": "/all"}, []),
         ({"log-config-file": "/log.json"}, []),
@@ -25,3 +24,11 @@ from vllm_launchers.plan.files import named_files
 )
 def test_files_that_must_exist(flags: dict[str, Any], names: list[str]) -> None:
     assert named_files(flags) == {name: flags[name] for name in names}
+
+
+def test_tokenizer_that_is_not_loaded_must_exist_since_0_32() -> None:
+    unread = {"tokenizer": "/model", "skip-tokenizer-init": True}
+    assert ignored_file("tokenizer", unread, (0, 31, 0))
+    assert not ignored_file("tokenizer", unread, (0, 32, 0))
+    assert not ignored_file("tokenizer", {"tokenizer": "/model"}, (0, 31, 0))
+    assert not ignored_file("chat-template", {**unread, "chat-template": "/t.jinja"}, (0, 31, 0))

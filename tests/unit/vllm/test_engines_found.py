@@ -78,6 +78,14 @@ def test_plugins_next_to_vllm_are_known(environment: Environment) -> None:
     assert (engine.version, engine.plugins) == ("0.33.0", ("vllm-gguf-plugin",))
 
 
+@pytest.mark.parametrize("name", ["arctic_inference", "arctic_inference-0.1.1.dist-info"])
+def test_missing_packages_for_some_flags_are_known(environment: Environment, name: str) -> None:
+    venv = environment("venv", "vllm-0.33.0")
+    assert engine_at(str(venv), {}).lacks == ("arctic-inference",)
+    (venv / "lib/python3.11/site-packages" / name).mkdir()
+    assert engine_at(str(venv), {}).lacks == ()
+
+
 def test_editable_installation(environment: Environment) -> None:
     venv = environment("venv", "vllm-0.33.1.dev5+g1a2b3c4")
     info = venv / "lib/python3.11/site-packages/vllm-0.33.1.dev5+g1a2b3c4.dist-info"

@@ -36,7 +36,7 @@ its memory, though: weights and a KV cache that do not fit end it too."""
 THIS_MACHINE = frozenset(
     {"engine_missing", "model_missing", "model_incomplete", "model_gated", "disk_for_download", "port_taken", "no_gpus",
      "memory_held", "gpu_lost", "gpu_in_mig_mode", "variable_inherited", "ray_missing", "ray_not_here",
-     "ray_unreachable", "file_missing"}
+     "ray_unreachable", "file_missing", "package_missing"}
 )  # fmt: skip
 """Errors of this machine's present state: another one may have the model, the network, the port and the memory."""
 

@@ -13,17 +13,20 @@ from vllm_launchers.plan.flags import LENGTH, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.flags.changes import Changes, Flags, json_object
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.modelfacts.config import LENGTHS
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 from vllm_launchers.vllm.release_defaults import Release
 
 LONGER_ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 _OVERRIDES = "hf-overrides"
-_POSITIONS = "max_position_embeddings"
+_NO_WINDOW = "disable-sliding-window"
+_POSITIONS, _DECIDES = "max_position_embeddings", "model_max_length"
 _MAY_MATTER = lazy_pattern(r"len|rope|pos|ctx|context|seq|window|max|config|type|arch")
 """In keys of a config that may have to do with its context."""
 _ROPE = ("rope_parameters", "rope_scaling")
-_NOT_STRETCHED = frozenset({"yarn", "deepseek_yarn"})
+_YARN = ("yarn", "deepseek_yarn")
+_NOT_STRETCHED = frozenset({*_YARN, "llama3", "deepseek_llama_scaling"})
 _UNSTRETCHED_SINCE: Release = (0, 32, 0)
 """From here on the config's length counts as YaRN has left it (``_get_and_verify_max_len``); earlier releases differ
 and were not checked."""
@@ -31,16 +34,29 @@ and were not checked."""
 
 def longest_supported(plan: Plan, inputs: PlanInputs) -> int | None:
     """The largest ``max-model-len`` that vLLM accepts for the model; None if unknown, or the limit was lifted."""
+    longest, window = _longest_by_config(plan, inputs), _only_window(plan, inputs.facts)
+    return longest if longest is None or window is None else min(longest, window)
+
+
+def _only_window(plan: Plan, facts: ModelFacts | None) -> int | None:
+    """The window of layers that may not use it: then no request is longer. None if there is none."""
+    if facts is None or plan.flags.get(_NO_WINDOW) is not True or LayerKind.SLIDING not in facts.layers:
+        return None
+    return facts.window if facts.positions is not None else None  # which a rotary embedding would stretch, too
+
+
+def _longest_by_config(plan: Plan, inputs: PlanInputs) -> int | None:
     if inputs.facts is None or on(variables(plan, inputs), LONGER_ALLOWED):
         return None
     if any(name.partition(".")[0] == "rope-scaling" for name in plan.flags):
         return None
-    changed = _overrides(plan.flags)
-    if changed is None or any(_MAY_MATTER.search(key) for key in changed if key not in (*_ROPE, _POSITIONS)):
+    changed = config_overrides(plan.flags)
+    known = (*_ROPE, *LENGTHS) if plan.flags.get(_NO_WINDOW) is True else (*_ROPE, *LENGTHS, "sliding_window")
+    if changed is None or any(_MAY_MATTER.search(key) for key in changed if key not in known):
         return None
-    if _POSITIONS in changed:
+    if any(key in changed for key in LENGTHS):
         return _overridden(changed, inputs.facts)
-    if any(key in changed for key in _ROPE) and not _only_yarn(plan, changed):
+    if any(key in changed for key in _ROPE) and not _unstretched(plan, changed):
         return None
     return inputs.facts.max_context
 
@@ -52,10 +68,15 @@ def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surel
         return
     text = f"--{LENGTH} {asked:,} exceeds the {most:,} tokens that {facts.model} supports; vLLM will refuse it"
     fix = Changes(set={LENGTH: most})
-    changed = _overrides(plan.flags) or {}
-    if _POSITIONS in changed:
+    changed = config_overrides(plan.flags) or {}
+    if any(key in changed for key in LENGTHS):
         text = f"--{LENGTH} {asked:,} exceeds the {most:,} tokens that --{_OVERRIDES} sets; vLLM will refuse it"
-    elif any(key in changed for key in _ROPE):
+    elif most == _only_window(plan, facts):
+        text = (
+            f"--{LENGTH} {asked:,} exceeds the window of {facts.model}, {most:,} tokens; with --{_NO_WINDOW} vLLM will "
+            "refuse it"
+        )
+    elif any(changed[key].get("rope_type") in _YARN for key in _ROPE if key in changed):
         text += f", since YaRN's factor does not raise them: set {_POSITIONS} in --{_OVERRIDES} as well"
         whole = json.dumps({**changed, _POSITIONS: asked})
         if not facts.multimodal:  # a model that also takes images has them in a config within its config
@@ -67,18 +88,18 @@ def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surel
 
 
 def _overridden(changed: Mapping[str, Any], facts: ModelFacts) -> int | None:
-    """The limit with another ``max_position_embeddings``; None if a rotary embedding may stretch it.
-
-    vLLM takes the smallest of a config's lengths, so the real limit may be lower.
-    """
-    positions: object = changed[_POSITIONS]
+    """The limit with other lengths in the config; None if a rotary embedding may stretch it, or others are unknown."""
     if facts.positions is None or facts.multimodal or any(key in changed for key in _ROPE):
         return None
-    return positions if isinstance(positions, int) and positions > 0 and positions is not True else None
+    given = [changed[key] for key in (_DECIDES, *LENGTHS) if key in changed]
+    if not all(isinstance(length, int) and length > 0 and length is not True for length in given):
+        return None
+    lengths = [*map(int, given), *([] if _POSITIONS in changed else [facts.positions])]
+    return lengths[0] if _DECIDES in changed else min(lengths)
 
 
-def _overrides(flags: Flags) -> Mapping[str, Any] | None:
-    """The changes to the model's config; None if they can't be read."""
+def config_overrides(flags: Flags) -> Mapping[str, Any] | None:
+    """The changes to the model's config by ``--hf-overrides``; None if they can't be read."""
     keys: dict[str, Any] = {}
     for name, value in flags.items():
         head, dot, path = name.partition(".")
@@ -95,9 +116,15 @@ def _overrides(flags: Flags) -> Mapping[str, Any] | None:
     return json_object(flags[_OVERRIDES])
 
 
-def _only_yarn(plan: Plan, changed: Mapping[str, Any]) -> bool:
+def _unstretched(plan: Plan, changed: Mapping[str, Any]) -> bool:
     """Whether the rotary embedding is changed in a way that does not lengthen the context of this release."""
     if plan.engine.release is None or plan.engine.release < _UNSTRETCHED_SINCE:
         return False
-    given = [changed[key] for key in _ROPE if key in changed]
-    return all(isinstance(rope, dict) and rope.get("rope_type") in _NOT_STRETCHED for rope in given)
+    return all(_keeps_length(changed[key]) for key in _ROPE if key in changed)
+
+
+def _keeps_length(rope: object) -> bool:
+    if not isinstance(rope, dict):
+        return False
+    kind = rope.get("rope_type")
+    return kind in _NOT_STRETCHED or (kind == "default" and "factor" not in rope)

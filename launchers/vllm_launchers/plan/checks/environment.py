@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vllm_launchers.addresses import format_exposure
 from vllm_launchers.plan.checks.request import local_ranks, simulated, uses_gpus
-from vllm_launchers.plan.files import named_files
+from vllm_launchers.plan.files import ignored_file, named_files
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -29,7 +29,7 @@ def machine_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Limits of the machine that end a start or cause failures under load."""
     around = inputs.environment
     for name, path in named_files(plan.flags).items():
-        if path in around.absent:
+        if path in around.absent and not ignored_file(name, plan.flags, plan.engine.release):
             yield PlanFinding("file_missing", Level.ERROR, f"vLLM will not start: --{name} {path} does not exist")
     if around.open_files is not None and around.open_files < FEW_FILES:
         text = (

@@ -77,6 +77,9 @@ _OPEN_VALUES = ("quantization", "kv-cache-dtype", "load-format", "tokenizer-mode
 """Flags that accept plugins' values besides their words: an unknown value is most likely a typo, but not certainly."""
 
 
+_EXACT = "config-format"
+"""Of these, the one whose case counts (``get_config_parser``)."""
+
 _SET_ON_THE_CPU = frozenset({"VLLM_WORKER_MULTIPROC_METHOD", "VLLM_DISABLE_SHARED_EXPERTS_STREAM"})
 """Variables that the CPU build sets itself before it reads them (``CpuPlatform.check_and_update_config``)."""
 
@@ -304,7 +307,8 @@ def _value(name: str, value: FlagValue, engine: _Engine) -> PlanFinding | None:
     if value is False and spec.kind is ValueKind.BOOL and not spec.negatable and name not in TRUE_ONLY:
         message = f"{engine.name} will not start: --{name} cannot be set to false, only omitted"
         return PlanFinding("flag_value", Level.ERROR, message, Changes(unset=(name,)))
-    if name in _OPEN_VALUES and not spec.closed and spec.words and str(value).lower() not in spec.words:
+    word = str(value) if name == _EXACT else str(value).lower()
+    if name in _OPEN_VALUES and not spec.closed and spec.words and word not in spec.words:
         fix = _nearest_value(name, str(value), spec.words)
         hint = f"; did you mean {fix.set[name]}?" if fix else ""
         return PlanFinding(

@@ -7,20 +7,21 @@ from collections.abc import Iterator
 from vllm_launchers.addresses import is_loopback
 from vllm_launchers.plan.attention import BACKEND_FLAG, FLASH_ATTENTION, FLASHINFER, TRITON, selected_backend
 from vllm_launchers.plan.checks.architectures import is_plain
-from vllm_launchers.plan.checks.context import context_findings
+from vllm_launchers.plan.checks.context import config_overrides, context_findings
 from vllm_launchers.plan.checks.request import on, simulated, variables
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY
-from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.changes import Changes, Flags, json_flag
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.model_folder import RUNTIME_LORA, updates_adapters
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.removed_flags import NEVER, removed_value
 
 _ADAPTERS = "lora-modules"
+_OF_MODALITIES = "default-mm-loras"
 HERE = ("folder", "cache")
 _BACKENDS_CHECKED = (0, 32, 0)
 """From here on that was checked in vLLM's source."""
@@ -49,9 +50,9 @@ ANY_4_BIT = frozenset({"moe_wna16", "ipex", "cpu_awq", "cpu_gptq"})
 """Methods that read both AWQ and GPTQ checkpoints."""
 
 IN_FLIGHT = frozenset(
-    {"fp8", "bitsandbytes", "torchao", "experts_int8", "rtn", "ptpc_fp8", "fp8_per_tensor", "fp8_per_block",
-     "fp8_per_channel", "nvfp4_per_token",
-     "int8_per_channel", "int8_per_channel_weight_only", "mxfp8", "online", "tpu_int8", "deepspeedfp", "gguf"}
+    {"fp8", "bitsandbytes", "experts_int8", "rtn", "ptpc_fp8", "fp8_per_tensor", "fp8_per_block",
+     "fp8_per_channel", "nvfp4_per_token", "humming",
+     "int8_per_channel", "int8_per_channel_weight_only", "mxfp4", "mxfp8", "tpu_int8", "deepspeedfp", "gguf"}
 )  # fmt: skip
 """Methods that quantize while loading, or bring what they need; any checkpoint works."""
 
@@ -146,7 +147,7 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
         return
     fix = Changes(unset=("quantization",))
     if facts.quantization is None:
-        if asked.lower() not in IN_FLIGHT:
+        if asked.lower() not in IN_FLIGHT and not _described(plan.flags, asked.lower()):
             text = (
                 f"--quantization {asked} needs a checkpoint in that format, and {facts.model} is not quantized; leave "
                 f"the flag out or use a model quantized as {asked}"
@@ -157,6 +158,16 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     if not _reads(asked.lower(), stored):
         text = f"{facts.model} is quantized as {stored}, not {asked} (--quantization); vLLM detects it by itself"
         yield PlanFinding("quantization_mismatch", Level.ERROR, text, fix, surely=_sure(facts))
+
+
+def _described(flags: Flags, asked: str) -> bool:
+    """Whether flags may say how the weights are, or are to be, quantized (``get_quant_config``)."""
+    changed = config_overrides(flags)
+    if changed is None or "quantization_config" in changed or "compression_config" in changed:
+        return True
+    if asked == "torchao":
+        return "quantization_config_file" in changed or "quantization_config_dict_json" in changed
+    return asked == "online" and any(name.partition(".")[0] == "quantization-config" for name in flags)
 
 
 def _dropped(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
@@ -187,6 +198,7 @@ def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
         # ``create_engine_config`` accepts it; the API server loads them after the model (``init_static_loras``)
         text = f"vLLM will not start: --{_ADAPTERS} needs --{LORA}"
         yield PlanFinding("adapters_off", Level.ERROR, text, Changes(set={LORA: True}))
+    yield from _modalities(plan, inputs.facts)
     if not updates_adapters({**inputs.environment.variables, **plan.environment}):
         return
     if plan.flags.get(LORA) is not True:
@@ -202,3 +214,16 @@ def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
             "read; vLLM intends this for development only: unset the variable, and list adapters in --lora-modules"
         )
         yield PlanFinding("adapters_exposed", Level.WARNING if keyed or local else Level.ERROR, text)
+
+
+def _modalities(plan: Plan, facts: ModelFacts | None) -> Iterator[PlanFinding]:
+    """Adapters for kinds of input that the model does not take (``EngineArgs.create_engine_config``)."""
+    if not json_flag(plan.flags, _OF_MODALITIES):
+        return
+    fix = Changes(unset=tuple(name for name in plan.flags if name.partition(".")[0] == _OF_MODALITIES))
+    if facts is not None and is_plain(facts) and not facts.multimodal:
+        text = f"vLLM will refuse --{_OF_MODALITIES}: {facts.model} takes text only"
+        yield PlanFinding("adapters_of_modalities", Level.ERROR, text, fix, surely=_sure(facts))
+    elif plan.flags.get(LORA) is not True:
+        text = f"--{_OF_MODALITIES} has no effect without --{LORA}"
+        yield PlanFinding("adapters_off", Level.WARNING, text, fix)

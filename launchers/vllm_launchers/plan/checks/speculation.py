@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from vllm_launchers.plan.budget.memory_flags import draft_model
 from vllm_launchers.plan.checks.architectures import is_dense, is_plain
+from vllm_launchers.plan.checks.request import variables
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.flags.changes import Changes, Flags, json_flag
 from vllm_launchers.vllm.flags.speculation import SPECULATION, speculation_flags
+from vllm_launchers.vllm.installed_packages import ARCTIC_INFERENCE
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 _KEYS = {"method": "spec-method", "model": "spec-model", "num_speculative_tokens": "spec-tokens"}
@@ -19,17 +21,30 @@ _FROM_THE_NAME = ("eagle-", "eagle3", "dflash", "dspark")
 
 
 def speculation_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
-    """A draft without a number of tokens, and a method whose layers the model does not have."""
+    """A missing package, a draft without a number of tokens, and a method whose layers the model does not have."""
     settings = _settings(plan.flags)
+    yield from _without_package(plan, settings, variables(plan, inputs))
     yield from _uncounted(plan.flags, settings, inputs.draft)
-    if inputs.facts is not None:
-        yield from _without_layers(plan, settings, inputs.facts)
+    yield from _without_layers(plan, settings, inputs.facts, inputs.draft)
 
 
 def _settings(flags: Flags) -> Mapping[str, object]:
     config = json_flag(flags, SPECULATION)
     named = {key: config.get(key, flags.get(flag)) for key, flag in _KEYS.items()}
     return {key: value for key, value in named.items() if value not in (None, "", "None", "null")}
+
+
+def _without_package(plan: Plan, settings: Mapping[str, object], around: Mapping[str, str]) -> Iterator[PlanFinding]:
+    """Suffix decoding is a package of its own (``_validate_suffix_decoding``)."""
+    if settings.get("method") != "suffix" or ARCTIC_INFERENCE not in plan.engine.lacks:
+        return
+    elsewhere = bool(around.get("PYTHONPATH"))  # whose folders are not searched
+    text = (
+        f"vLLM {'may' if elsewhere else 'will'} not start: the method suffix needs the package {ARCTIC_INFERENCE}, "
+        f"which is not installed beside it (pip install {ARCTIC_INFERENCE})"
+    )
+    fix = Changes(unset=speculation_flags(plan.flags))
+    yield PlanFinding("package_missing", Level.WARNING if elsewhere else Level.ERROR, text, fix)
 
 
 def _uncounted(flags: Flags, settings: Mapping[str, object], draft: ModelFacts | None) -> Iterator[PlanFinding]:
@@ -47,13 +62,20 @@ def _uncounted(flags: Flags, settings: Mapping[str, object], draft: ModelFacts |
     yield PlanFinding("draft_uncounted", Level.ERROR, text, surely=draft.source != "table")
 
 
-def _without_layers(plan: Plan, settings: Mapping[str, object], facts: ModelFacts) -> Iterator[PlanFinding]:
-    method = str(settings.get("method", ""))
-    asked = method == "mtp" or method.endswith("_mtp")
-    if not asked or "num_speculative_tokens" not in settings or not is_plain(facts):
+def _without_layers(
+    plan: Plan, settings: Mapping[str, object], facts: ModelFacts | None, draft: ModelFacts | None
+) -> Iterator[PlanFinding]:
+    """A method that needs other layers than those of the plain language model that is named, or of the model itself."""
+    method, name = str(settings.get("method", "")), str(settings.get("model", plan.model))
+    mtp = method == "mtp" or method.endswith("_mtp")
+    read = facts if name == plan.model else draft
+    if not (mtp or method == "mlp_speculator") or read is None or not is_plain(read):
         return
-    if settings.get("model", plan.model) != plan.model or any(word in plan.model.lower() for word in _FROM_THE_NAME):
+    if not {"num_speculative_tokens", "model"} & settings.keys() or any(
+        word in name.lower() for word in _FROM_THE_NAME
+    ):
         return
-    text = f"vLLM will refuse the method {method}: {facts.model} has no layers that predict further tokens (MTP)"
+    lacks = "layers that predict further tokens (MTP)" if mtp else "an MLP that speculates"
+    text = f"vLLM will refuse the method {method}: {read.model} has no {lacks}"
     fix = Changes(unset=speculation_flags(plan.flags))
-    yield PlanFinding("no_mtp_layers", Level.ERROR, text, fix, surely=facts.source != "table")
+    yield PlanFinding("no_mtp_layers", Level.ERROR, text, fix, surely=read.source != "table")

@@ -292,7 +292,7 @@ def _missing(facts: ModelFacts, model_type: str, config: Config) -> tuple[str, .
 # -- maximum request length by the model's config, derived as vLLM derives it -----------------------------------------
 
 
-_LENGTHS = (
+LENGTHS = (
     "max_position_embeddings",
     "n_positions",
     "max_seq_len",
@@ -303,6 +303,7 @@ _LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
+"""Entries that limit a request's length; vLLM takes the smallest, or ``model_max_length``."""
 _ALREADY_LONG = frozenset({"su", "longrope", "llama3", "deepseek_llama_scaling"})
 """Rotary scaling types whose factor is already included in the config's length."""
 
@@ -314,7 +315,7 @@ def max_context(config: Config, model_type: str) -> int | None:
     (earlier ones scale the original length, later ones use the config's as it is): the longer is returned, so that
     nothing that a release accepts is rejected here.
     """
-    lengths = [length for name in _LENGTHS if (length := number(config, name))]
+    lengths = [length for name in LENGTHS if (length := number(config, name))]
     derived = number(config, "model_max_length") or (min(lengths) if lengths else None)
     if derived is None or "gemma3" in model_type:
         return derived
@@ -334,7 +335,7 @@ def max_context(config: Config, model_type: str) -> int | None:
 def _positions(config: Config) -> int | None:
     """``max_position_embeddings``, if it alone is the longest context."""
     positions = number(config, "max_position_embeddings")
-    others = any(number(config, name) for name in _LENGTHS if name != "max_position_embeddings")
+    others = any(number(config, name) for name in LENGTHS if name != "max_position_embeddings")
     scaled = any(
         factor(rope, "factor") is not None and text(rope, "rope_type", "type") not in _ALREADY_LONG
         for rope in _ropes(config)

@@ -15,6 +15,7 @@ from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Plan
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.model_folder import RUNTIME_LORA
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 ON = {RUNTIME_LORA: "True"}
 
@@ -63,3 +64,27 @@ def test_adapters_need_the_flag_that_loads_them(
     """vLLM accepts the flags, and ends once the model is loaded."""
     found = [(one.code, one.level, one.fix) for one in adapter_findings(plan(set=flags), PlanInputs())]
     assert found == [("adapters_off", Level.ERROR, Changes(set={LORA: True}))] * refused
+
+
+TEXT_ONLY = ModelFacts("org/text", source="folder", architecture="LlamaForCausalLM")
+SEEING = ModelFacts("org/images", source="folder", architecture="LlavaForConditionalGeneration", multimodal=True)
+
+
+@pytest.mark.parametrize(
+    "flag", [{"default-mm-loras": '{"image": "/adapter"}'}, {"default-mm-loras.image": "/adapter"}]
+)
+def test_adapters_of_modalities_need_a_model_that_has_them(plan: Callable[..., Plan], flag: dict[str, Any]) -> None:
+    def found(facts: ModelFacts | None, **more: Any) -> list[tuple[str, Level, Changes | None]]:
+        made = plan(set={**flag, **more})
+        return [(one.code, one.level, one.fix) for one in adapter_findings(made, PlanInputs(facts))]
+
+    fix = Changes(unset=tuple(flag))
+    assert found(TEXT_ONLY, **{LORA: True}) == [("adapters_of_modalities", Level.ERROR, fix)]
+    assert found(SEEING, **{LORA: True}) == []
+    assert found(None, **{LORA: True}) == []
+    assert found(SEEING) == [("adapters_off", Level.WARNING, fix)]
+
+
+def test_empty_adapters_of_modalities_are_none(plan: Callable[..., Plan]) -> None:
+    for empty in ("{}", "null", "None"):
+        assert list(adapter_findings(plan(set={"default-mm-loras": empty}), PlanInputs(TEXT_ONLY))) == []

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.model import Changes
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 
 Find = Callable[..., list[PlanFinding]]
 
@@ -71,6 +71,7 @@ def test_fix_next_to_single_keys_is_a_single_key(find: Find) -> None:
     "changed",
     [
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "default", "factor": 4.0}},
         {"rope_parameters": {"full_attention": YARN}},
         {"max_position_embeddings": 16_384},
         {"text_config": {"max_position_embeddings": 16_384}},
@@ -93,3 +94,43 @@ def test_override_that_lowers_the_context_counts(find: Find, flags: dict[str, An
     assert finding.fix == Changes(set={"max-model-len": 2048})
     assert over(find, {"max-model-len": 2048, **flags}, facts=model) is None
     assert over(find, {"max-model-len": 4096, **flags}) is None  # a rotary embedding may stretch it
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "llama3", "factor": 8.0}, {"rope_type": "default"}])
+def test_rotary_embedding_that_does_not_lengthen_has_no_fix_of_its_own(find: Find, rope: dict[str, Any]) -> None:
+    finding = over(find, {"hf-overrides": json.dumps({"rope_parameters": rope})})
+    assert finding is not None
+    assert finding.fix == Changes(set={"max-model-len": 4096})
+    assert "YaRN" not in finding.message
+
+
+@pytest.mark.parametrize(
+    ("changed", "most"),
+    [
+        ({"model_max_length": 2048}, 2048),
+        ({"model_max_length": 8192}, 8192),
+        ({"seq_length": 2048}, 2048),
+        ({"seq_length": 8192}, 4096),
+        ({"max_position_embeddings": 8192, "n_positions": 6000}, 6000),
+        ({"sliding_window": 512}, 4096),
+    ],
+)
+def test_smallest_length_of_the_config_counts(find: Find, changed: dict[str, int], most: int) -> None:
+    model, flags = replace(MODEL, positions=4096), {"hf-overrides": json.dumps(changed)}
+    finding = over(find, flags, facts=model)
+    assert finding is not None
+    assert finding.fix == Changes(set={"max-model-len": most})
+    assert over(find, {**flags, "max-model-len": most}, facts=model) is None
+
+
+def test_disabled_window_limits_the_context(find: Find) -> None:
+    model = replace(MODEL, positions=4096, layers=(LayerKind.SLIDING,) * 2, window=512)
+    flags: dict[str, Any] = {"max-model-len": 1024}
+    assert over(find, flags, facts=model) is None
+    finding = over(find, {**flags, "disable-sliding-window": True}, facts=model)
+    assert finding is not None
+    assert "exceeds the window of /models/small, 512 tokens" in finding.message
+    assert finding.fix == Changes(set={"max-model-len": 512})
+    assert over(find, {"max-model-len": 512, "disable-sliding-window": True}, facts=model) is None
+    chunked = replace(model, layers=(LayerKind.CHUNKED,) * 2)
+    assert over(find, {**flags, "disable-sliding-window": True}, facts=chunked) is None

@@ -242,6 +242,7 @@ def test_quantizations_before_their_removal(value: str, version: str) -> None:
         ({"kv-cache-dtype": "fp8_e4m"}, "fp8_e4m3"),
         ({"load-format": "safetensor"}, "safetensors"),
         ({"config-format": "mistrl"}, "mistral"),
+        ({"config-format": "HF"}, "hf"),
     ],
 )
 def test_choices_that_plugins_may_extend(flags: dict[str, Any], suggestion: str) -> None:

@@ -80,6 +80,13 @@ GOOD: list[dict[str, Any]] = [
     {"set": {"enable-expert-parallel": True}, "facts": replace(BF16, architecture="MadeMoeForCausalLM")},
     {"set": {"enable-expert-parallel": True}, "facts": replace(BF16, experts=8)},
     {"facts": BF16, "set": {"quantization": "fp8"}, "host": H100},
+    {"facts": BF16, "set": {"quantization": "mxfp4"}, "host": H100},
+    {"facts": BF16, "set": {"quantization": "torchao", "hf-overrides": '{"quantization_config_file": "/ao.json"}'}},
+    {
+        "facts": BF16,
+        "set": {"quantization": "online", "quantization-config": '{"linear": "fp8_per_tensor"}'},
+        "host": H100,
+    },
     {"facts": replace(HUB, gated=False)},
     {"preset": "batch", "host": H200},
     {
@@ -120,6 +127,8 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("quantization_dropped", Level.ERROR, {"facts": replace(BF16, quantization=Quantization("bitsandbytes", 4))}),
     ("quantization_dropped", Level.ERROR, {"facts": replace(BF16, quantization=Quantization("gguf"))}),
     ("quantization_without_checkpoint", Level.ERROR, {"facts": BF16, "set": {"quantization": "awq"}}),
+    ("quantization_without_checkpoint", Level.ERROR, {"facts": BF16, "set": {"quantization": "torchao"}}),
+    ("quantization_without_checkpoint", Level.ERROR, {"facts": BF16, "set": {"quantization": "online"}}),
     ("quantization_mismatch", Level.ERROR, {"facts": AWQ, "set": {"quantization": "gptq"}}),
     ("tp_not_divisor", Level.ERROR, {"set": {"tensor-parallel-size": 3}, "host": machine(*map(gpu, range(3)))}),
     ("tp_not_divisor", Level.ERROR, {"set": {"tensor-parallel-size": 4}, "facts": BLOCKS,

@@ -9,8 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_launchers.plan.checks.speculation import speculation_findings
+from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.vllm.installed_packages import ARCTIC_INFERENCE
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 PLAIN = ModelFacts("org/draft", source="folder", architecture="LlamaForCausalLM")
@@ -56,3 +58,37 @@ def test_plain_model_has_no_layers_for_mtp(codes: Callable[..., list[str]]) -> N
     assert codes({**MTP, "spec-model": "org/head"}, draft=HEAD) == []
     assert codes({**MTP, "spec-model": "org/model"}, model="org/model") == ["no_mtp_layers"]
     assert codes(MTP, model="/models/some-eagle3") == []
+
+
+def test_plain_draft_is_no_draft_of_another_kind(codes: Callable[..., list[str]]) -> None:
+    named = {"spec-model": "org/draft", "spec-tokens": 1}
+    assert codes({**named, "spec-method": "mtp"}) == ["no_mtp_layers"]
+    assert codes({"spec-model": "org/draft", "spec-method": "mtp"}) == ["no_mtp_layers"]
+    assert codes({**named, "spec-method": "mlp_speculator"}) == ["no_mtp_layers"]
+    assert codes({**named, "spec-method": "mtp"}, draft=None) == []
+    assert codes({**named, "spec-method": "draft_model"}) == []
+    assert codes({**named, "spec-method": "mtp", "spec-model": "org/eagle3-draft"}) == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"spec-method": "suffix"},
+        {"speculative-config": '{"method": "suffix"}'},
+        {"speculative-config.method": "suffix"},
+    ],
+)
+def test_suffix_decoding_needs_its_package(plan: Callable[..., Plan], flags: dict[str, Any]) -> None:
+    made = plan(set=flags)
+    assert list(speculation_findings(made, PlanInputs())) == []
+    lacking = replace(made, engine=replace(made.engine, lacks=(ARCTIC_INFERENCE,)))
+    (found,) = speculation_findings(lacking, PlanInputs())
+    assert (found.code, found.level, found.fix) == ("package_missing", Level.ERROR, Changes(unset=tuple(flags)))
+    assert "pip install arctic-inference" in found.message
+    elsewhere = replace(lacking, environment={"PYTHONPATH": "/packages"})
+    (found,) = speculation_findings(elsewhere, PlanInputs())
+    assert (found.level, "may not start" in found.message) == (Level.WARNING, True)
+    assert (
+        list(speculation_findings(replace(lacking, flags={"spec-method": "ngram", "spec-tokens": 1}), PlanInputs()))
+        == []
+    )
