@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -571,6 +572,75 @@ def test_errors_of_plans_match_vllm(real_vllm: Path, learned: FlagTable, forks: 
     ours = errors_of_plans(real_vllm, learned, tiny_model, sets)
     answers = run_real(forks, tiny_model, VERDICTS, [list(flag_words(flags)) for flags in sets])
     assert_alike(sets, ours, answers)
+
+
+STORED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
+    "gptq-ordered": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": True},
+    "gptq-one-group": {"quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": True, "sym": True},
+    "gptq-asymmetric": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False},
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    "fbgemm": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8", "producer": {"name": "modelopt"}},
+    "modelopt-fp4": {"quant_method": "modelopt_fp4", "quant_algo": "NVFP4", "group_size": 16},
+    "mxfp4": {"quant_method": "mxfp4"},
+    "mxfp8": {"quant_method": "mxfp8"},
+    "auto-round": {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True},
+    "quark": {"quant_method": "quark", "export": {"kv_cache_group": []}},
+    "torchao": {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}},
+}
+"""Quantizations of checkpoints, as their configs have them."""
+
+REFUSED_WHEN_LOADED = (("gptq-asymmetric", "moe_wna16"),)
+"""Their linear layers are those of GPTQ."""
+
+METHODS = """
+import json, logging, sys
+folders = json.load(sys.stdin)
+logging.disable(logging.CRITICAL)
+answers, sys.stdout = sys.stdout, sys.stderr
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+from vllm.model_executor.model_loader.weight_utils import get_quant_config
+
+for folder in folders:
+    for method in (None, *QUANTIZATION_METHODS):
+        try:
+            args = AsyncEngineArgs(model=folder, quantization=method)
+            model = args.create_model_config()
+            if model.quantization is not None:
+                get_quant_config(model, args.create_load_config())
+            answer = ""
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"[:300]
+        print(json.dumps({"folder": folder, "method": method, "answer": answer}), file=answers, flush=True)
+"""
+
+
+def test_quantizations_of_checkpoints_match_vllm(
+    real_vllm: Path, learned: FlagTable, forks: Forks, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Each format with each method: both reject or both accept."""
+    config = json.loads((tiny_model / "config.json").read_text())
+    for name, stored in STORED.items():
+        shutil.copytree(tiny_model, tmp_path / name)
+        own = {**config, "quantization_config": stored} if stored else config
+        (tmp_path / name / "config.json").write_text(json.dumps(own))
+    answers = run_real(forks, tiny_model, METHODS, [str(tmp_path / name) for name in STORED])
+    assert len(answers) > 20 * len(STORED)
+    sets: list[dict[str, FlagValue]] = [{"quantization": one["method"]} if one["method"] else {} for one in answers]
+    ours = [
+        errors_of_plans(real_vllm, learned, Path(one["folder"]), [flags])[0]
+        for one, flags in zip(answers, sets, strict=True)
+    ]
+    names = [Path(one["folder"]).name for one in answers]
+    loaded = [
+        "when it is loaded" if (name, one["method"]) in REFUSED_WHEN_LOADED else one["answer"]
+        for name, one in zip(names, answers, strict=True)
+    ]
+    assert_alike([{"checkpoint": name, **flags} for name, flags in zip(names, sets, strict=True)], ours, loaded)
 
 
 @pytest.fixture(scope="module")

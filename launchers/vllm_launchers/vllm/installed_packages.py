@@ -31,7 +31,9 @@ class Distribution(msgspec.Struct, frozen=True):
 
 ARCTIC_INFERENCE = "arctic-inference"
 """For speculative decoding by suffixes."""
-OPTIONAL = (ARCTIC_INFERENCE,)
+TORCHAO = "torchao"
+"""For checkpoints in its format."""
+OPTIONAL = (ARCTIC_INFERENCE, TORCHAO)
 
 
 def installed_vllm(interpreter: Path) -> Distribution | None:

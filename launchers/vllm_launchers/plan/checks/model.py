@@ -8,7 +8,7 @@ from vllm_launchers.addresses import is_loopback
 from vllm_launchers.plan.attention import BACKEND_FLAG, FLASH_ATTENTION, FLASHINFER, TRITON, selected_backend
 from vllm_launchers.plan.checks.architectures import is_plain
 from vllm_launchers.plan.checks.context import config_overrides, context_findings
-from vllm_launchers.plan.checks.request import on, simulated, variables
+from vllm_launchers.plan.checks.request import lacks, on, simulated, variables
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.inputs import PlanInputs
@@ -16,8 +16,10 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.flags.changes import Changes, Flags, json_flag
 from vllm_launchers.vllm.flags.flag_table import FlagTable
+from vllm_launchers.vllm.installed_packages import TORCHAO
 from vllm_launchers.vllm.model_folder import RUNTIME_LORA, updates_adapters
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.release_defaults import Release
 from vllm_launchers.vllm.removed_flags import NEVER, removed_value
 
 _ADAPTERS = "lora-modules"
@@ -37,14 +39,17 @@ GATED = (
 """Publishers whose models need approval on the hub."""
 
 FAMILIES: tuple[frozenset[str], ...] = (
-    frozenset({"awq", "awq_marlin"}),
-    frozenset({"gptq", "gptq_marlin", "gptq_bitblas", "gptq_marlin_24", "marlin", "bitblas"}),
+    frozenset({"awq", "awq_marlin", "auto_awq"}),
+    frozenset({"gptq", "gptq_marlin", "auto_gptq", "gptq_bitblas", "gptq_marlin_24", "marlin", "bitblas"}),
     frozenset({"modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"}),
     frozenset({"auto-round", "inc", "auto_round"}),
-    frozenset({"fp8", "fbgemm_fp8", "ptpc_fp8", "deepseek_v4_fp8"}),
+    frozenset({"fp8", "deepseek_v4_fp8"}),
     frozenset({"mxfp4", "gpt_oss_mxfp4"}),
 )
 """Methods that read each other's checkpoints."""
+
+_SELF_EVIDENT = frozenset({"auto-round"})
+"""Formats that vLLM detects whatever ``--quantization`` says, besides Model Optimizer's."""
 
 ANY_4_BIT = frozenset({"moe_wna16", "ipex", "cpu_awq", "cpu_gptq"})
 """Methods that read both AWQ and GPTQ checkpoints."""
@@ -52,9 +57,22 @@ ANY_4_BIT = frozenset({"moe_wna16", "ipex", "cpu_awq", "cpu_gptq"})
 IN_FLIGHT = frozenset(
     {"fp8", "bitsandbytes", "experts_int8", "rtn", "ptpc_fp8", "fp8_per_tensor", "fp8_per_block",
      "fp8_per_channel", "nvfp4_per_token", "humming",
-     "int8_per_channel", "int8_per_channel_weight_only", "mxfp4", "mxfp8", "tpu_int8", "deepspeedfp", "gguf"}
+     "int8_per_channel", "int8_per_channel_weight_only", "mxfp4", "mxfp8", "gpt_oss_mxfp4", "deepseek_v4_fp8",
+     "tpu_int8", "deepspeedfp", "gguf"}
 )  # fmt: skip
 """Methods that quantize while loading, or bring what they need; any checkpoint works."""
+
+_GPT_OSS = "gpt_oss_mxfp4"
+HUMMING = "humming"
+"""Kernels for checkpoints in nearly every format."""
+
+DEPRECATED = frozenset({"fbgemm_fp8", "fp_quant"})
+_DEPRECATED_ALLOWED = "allow-deprecated-quantization"
+_METHODS_CHECKED: Release = (0, 32, 0)
+"""From here on it was checked which methods vLLM takes for which checkpoints."""
+_GPTQ_LIMITED: Release = (0, 30, 0)
+"""From here on GPTQ weights have 4 or 8 bits, are symmetric and are not ordered (``AutoGPTQConfig``)."""
+_GPTQ_BITS = (4, 8)
 
 
 def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
@@ -71,6 +89,7 @@ def model_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     yield from _dropped(plan, facts)
     if not _unknown_method(plan, inputs.flags):
         yield from _quantization(plan, facts)
+        yield from _limits_of_formats(plan, inputs, facts)
     yield from _attention(plan, inputs, facts)
     if facts.missing:
         way = " ('plan --hub' queries the hub)" if facts.source == "table" else ""
@@ -155,8 +174,15 @@ def _quantization(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
             yield PlanFinding("quantization_without_checkpoint", Level.ERROR, text, fix, surely=_sure(facts))
         return
     stored = facts.quantization.method
-    if not _reads(asked.lower(), stored):
-        text = f"{facts.model} is quantized as {stored}, not {asked} (--quantization); vLLM detects it by itself"
+    if _reads(asked.lower(), stored, plan, facts):
+        return
+    detected = f"{facts.model} is quantized as {stored}, not {asked} (--quantization)"
+    evident = stored.startswith("modelopt") or stored in _SELF_EVIDENT or _is_gpt_oss(facts)
+    if evident and asked.lower() != HUMMING and _checked(plan):
+        text = f"{detected}; vLLM detects that and ignores the flag"
+        yield PlanFinding("quantization_mismatch", Level.WARNING, text, fix)
+    else:
+        text = f"{detected}; vLLM detects it by itself"
         yield PlanFinding("quantization_mismatch", Level.ERROR, text, fix, surely=_sure(facts))
 
 
@@ -165,9 +191,40 @@ def _described(flags: Flags, asked: str) -> bool:
     changed = config_overrides(flags)
     if changed is None or "quantization_config" in changed or "compression_config" in changed:
         return True
-    if asked == "torchao":
+    if asked == TORCHAO:
         return "quantization_config_file" in changed or "quantization_config_dict_json" in changed
     return asked == "online" and any(name.partition(".")[0] == "quantization-config" for name in flags)
+
+
+def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[PlanFinding]:
+    """Formats that need a flag or a package, and GPTQ weights that recent releases do not read."""
+    asked, stored = str(plan.flags.get("quantization", "")).lower(), facts.quantization
+    method = stored.method if stored is not None else asked
+    if asked == HUMMING:
+        return
+    if method in DEPRECATED and _checked(plan) and plan.flags.get(_DEPRECATED_ALLOWED) is not True:
+        text = f"vLLM will refuse the quantization {method}, which is deprecated, without --{_DEPRECATED_ALLOWED}"
+        fix = Changes(set={_DEPRECATED_ALLOWED: True})
+        yield PlanFinding("quantization_deprecated", Level.ERROR, text, fix, surely=_sure(facts))
+    if method == TORCHAO and lacks(plan, inputs, TORCHAO):
+        text = (
+            f"vLLM will not start: it reads weights in the format of {TORCHAO} with that package, which is not "
+            f"installed beside it (pip install {TORCHAO})"
+        )
+        yield PlanFinding("package_missing", Level.ERROR, text, surely=_sure(facts))
+    limited = plan.engine.release is None or plan.engine.release >= _GPTQ_LIMITED
+    if stored is None or stored.method != "gptq" or not limited:
+        return
+    if stored.ordered:
+        why = "are ordered by their activations (desc_act)"
+    elif not stored.symmetric:
+        why = "are not symmetric"
+    elif stored.bits not in (None, *_GPTQ_BITS):
+        why = f"have {stored.bits} bits"
+    else:
+        return
+    text = f"{facts.model} has GPTQ weights that {why}, which vLLM reads no more: use another checkpoint"
+    yield PlanFinding("quantization_dropped", Level.ERROR, text, surely=_sure(facts))
 
 
 def _dropped(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
@@ -185,7 +242,21 @@ def _dropped(plan: Plan, facts: ModelFacts) -> Iterator[PlanFinding]:
     yield PlanFinding("quantization_dropped", Level.ERROR, text, surely=_sure(facts))
 
 
-def _reads(asked: str, stored: str) -> bool:
+def _checked(plan: Plan) -> bool:
+    return plan.engine.release is None or plan.engine.release >= _METHODS_CHECKED
+
+
+def _is_gpt_oss(facts: ModelFacts) -> bool:
+    return facts.model_type == "gpt_oss" and facts.quantization is not None and facts.quantization.method == "mxfp4"
+
+
+def _reads(asked: str, stored: str, plan: Plan, facts: ModelFacts) -> bool:
+    if asked == HUMMING:
+        return not _is_gpt_oss(facts)
+    if plan.engine.build == "cpu" and stored == "awq" and _checked(plan):
+        return asked == stored
+    if asked == _GPT_OSS and asked != stored and _checked(plan):
+        return _is_gpt_oss(facts)
     one, other = asked.replace("_", "-"), stored.replace("_", "-")
     if one == other or (asked in ANY_4_BIT and stored in FAMILIES[0] | FAMILIES[1]):
         return True

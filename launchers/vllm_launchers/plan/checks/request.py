@@ -176,6 +176,11 @@ def names(gpus: tuple[Gpu, ...]) -> str:
     return " and ".join(dict.fromkeys(gpu.name or f"GPU {gpu.index}" for gpu in gpus))
 
 
+def lacks(plan: Plan, inputs: PlanInputs, package: str) -> bool:
+    """Whether a package is known not to be installed beside vLLM; ``PYTHONPATH`` may name a folder that has it."""
+    return package in plan.engine.lacks and not variables(plan, inputs).get("PYTHONPATH")
+
+
 def on(variables: Mapping[str, str], name: str) -> bool:
     """Whether a boolean environment variable is on."""
     return variables.get(name, "").strip().lower() in ("1", "true", "yes", "on")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from vllm_launchers.plan.budget.memory_flags import draft_model
 from vllm_launchers.plan.checks.architectures import is_dense, is_plain
-from vllm_launchers.plan.checks.request import variables
+from vllm_launchers.plan.checks.request import lacks
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -23,7 +23,7 @@ _FROM_THE_NAME = ("eagle-", "eagle3", "dflash", "dspark")
 def speculation_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """A missing package, a draft without a number of tokens, and a method whose layers the model does not have."""
     settings = _settings(plan.flags)
-    yield from _without_package(plan, settings, variables(plan, inputs))
+    yield from _without_package(plan, inputs, settings)
     yield from _uncounted(plan.flags, settings, inputs.draft)
     yield from _without_layers(plan, settings, inputs.facts, inputs.draft)
 
@@ -34,17 +34,15 @@ def _settings(flags: Flags) -> Mapping[str, object]:
     return {key: value for key, value in named.items() if value not in (None, "", "None", "null")}
 
 
-def _without_package(plan: Plan, settings: Mapping[str, object], around: Mapping[str, str]) -> Iterator[PlanFinding]:
+def _without_package(plan: Plan, inputs: PlanInputs, settings: Mapping[str, object]) -> Iterator[PlanFinding]:
     """Suffix decoding is a package of its own (``_validate_suffix_decoding``)."""
-    if settings.get("method") != "suffix" or ARCTIC_INFERENCE not in plan.engine.lacks:
+    if settings.get("method") != "suffix" or not lacks(plan, inputs, ARCTIC_INFERENCE):
         return
-    elsewhere = bool(around.get("PYTHONPATH"))  # whose folders are not searched
     text = (
-        f"vLLM {'may' if elsewhere else 'will'} not start: the method suffix needs the package {ARCTIC_INFERENCE}, "
-        f"which is not installed beside it (pip install {ARCTIC_INFERENCE})"
+        f"vLLM will not start: the method suffix needs the package {ARCTIC_INFERENCE}, which is not installed beside "
+        f"it (pip install {ARCTIC_INFERENCE})"
     )
-    fix = Changes(unset=speculation_flags(plan.flags))
-    yield PlanFinding("package_missing", Level.WARNING if elsewhere else Level.ERROR, text, fix)
+    yield PlanFinding("package_missing", Level.ERROR, text, Changes(unset=speculation_flags(plan.flags)))
 
 
 def _uncounted(flags: Flags, settings: Mapping[str, object], draft: ModelFacts | None) -> Iterator[PlanFinding]:

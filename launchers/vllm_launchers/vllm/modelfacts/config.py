@@ -551,7 +551,17 @@ def quantization(settings: Config) -> Quantization | None:
         _group_size(settings, inner, groups, method),
         _block(settings, groups),
         floating=method == "compressed-tensors" and bits == 8 and text(groups, "type") == "float",
+        ordered=method == "gptq" and _ordered(settings),
+        symmetric=method != "gptq" or settings.get("sym") is not False,
     )
+
+
+def _ordered(settings: Config) -> bool:
+    """Whether weights of GPTQ, or those of some modules, are ordered in groups; in one group per column all orders are
+    alike (``normalize_and_validate_gptq_desc_act``)."""
+    rules = [one for name, one in mapping(settings, "dynamic").items() if not name.startswith("-:")]
+    modules = [settings, *({**settings, **one} for one in rules if isinstance(one, dict))]
+    return any(one.get("desc_act") is True and one.get("group_size") != -1 for one in modules)
 
 
 def kv_cache_quantization(settings: Config) -> str | None:

@@ -39,6 +39,10 @@ class Quantization(msgspec.Struct, frozen=True):
     block: tuple[int, int] | None = None
     floating: bool = False
     """Whether compressed-tensors weights of 8 bits are FP8, not INT8, as far as known."""
+    ordered: bool = False
+    """Whether groups of GPTQ weights are in the order of their activations (``desc_act``)."""
+    symmetric: bool = True
+    """Whether GPTQ weights are symmetric around zero, as far as known."""
 
 
 class Encoder(msgspec.Struct, frozen=True):

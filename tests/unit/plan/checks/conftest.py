@@ -66,6 +66,7 @@ def find() -> Callable[..., list[PlanFinding]]:
         build: str | None = "cuda",
         note: str = "",
         plugins: tuple[str, ...] = (),
+        lacks: tuple[str, ...] = (),
         facts: ModelFacts | None = AN_8B_IN_AWQ,
         host: Host | None = A_HOST,
         host_address: str = "127.0.0.1",
@@ -75,7 +76,7 @@ def find() -> Callable[..., list[PlanFinding]]:
         **more: Any,
     ) -> list[PlanFinding]:
         kind = EngineKind.SIMULATED if build == "simulated" else EngineKind.VLLM
-        engine = Engine(kind, ("/opt/vllm",), version, build, "/opt/vllm", note, plugins)
+        engine = Engine(kind, ("/opt/vllm",), version, build, "/opt/vllm", note, plugins, lacks)
         chosen, changes = presets[preset], Changes(set or {}, unset)
         plan = make_plan(chosen, engine, changes, host=host_address, port=8000, model="/models/eight", **more)
         flags = release_table(version) if table and version else None

@@ -43,6 +43,9 @@ BF16 = ModelFacts(
 )  # fmt: skip
 """As Llama 3.1 8B."""
 AWQ = replace(BF16, quantization=Quantization("awq", 4, 128), weight_bytes=57 * 10**8, dtype="float16")
+GPTQ = replace(AWQ, quantization=Quantization("gptq", 4, 128))
+MODELOPT = replace(BF16, quantization=Quantization("modelopt_fp4", 4, 16), weight_bytes=6 * 10**9)
+GPT_OSS = replace(BF16, quantization=Quantization("mxfp4", 4, 32), model_type="gpt_oss", weight_bytes=6 * 10**9)
 FP8 = replace(BF16, quantization=Quantization("fp8", 8), weight_bytes=9 * 10**9)
 BLOCKS = replace(FP8, quantization=Quantization("fp8", 8, block=(128, 128)), intermediate_size=10944)
 HUB = replace(BF16, model="org/eight", source="hub", folder=None, bytes_to_download=16 * 10**9)
@@ -76,6 +79,14 @@ GOOD: list[dict[str, Any]] = [
     {"host": PAIR, "gpus": (0, 1), "set": {"tensor-parallel-size": 2}},
     {"facts": replace(HUB, quantization=AWQ.quantization, weight_bytes=AWQ.weight_bytes)},
     {"set": {"quantization": "awq_marlin"}},
+    {"set": {"quantization": "humming"}},
+    {"facts": GPTQ, "set": {"quantization": "auto_gptq"}},
+    {"facts": replace(GPTQ, quantization=Quantization("gptq", 4, ordered=True)), "version": "0.29.0"},
+    {
+        "facts": replace(FP8, quantization=Quantization("fbgemm_fp8", 8)),
+        "host": H100,
+        "set": {"allow-deprecated-quantization": True},
+    },
     {"facts": replace(BF16, quantization=Quantization("bitsandbytes", 4)), "version": "0.27.1"},
     {"set": {"enable-expert-parallel": True}, "facts": replace(BF16, architecture="MadeMoeForCausalLM")},
     {"set": {"enable-expert-parallel": True}, "facts": replace(BF16, experts=8)},
@@ -127,6 +138,17 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("quantization_dropped", Level.ERROR, {"facts": replace(BF16, quantization=Quantization("bitsandbytes", 4))}),
     ("quantization_dropped", Level.ERROR, {"facts": replace(BF16, quantization=Quantization("gguf"))}),
     ("quantization_without_checkpoint", Level.ERROR, {"facts": BF16, "set": {"quantization": "awq"}}),
+    ("quantization_mismatch", Level.WARNING, {"facts": MODELOPT, "set": {"quantization": "awq"}}),
+    ("quantization_mismatch", Level.ERROR, {"facts": MODELOPT, "set": {"quantization": "awq"}, "version": "0.31.0"}),
+    ("quantization_mismatch", Level.WARNING, {"facts": GPT_OSS, "set": {"quantization": "awq"}}),
+    ("quantization_mismatch", Level.ERROR, {"facts": GPT_OSS, "set": {"quantization": "humming"}}),
+    ("quantization_mismatch", Level.ERROR, {"facts": AWQ, "set": {"quantization": "awq_marlin"}, "build": "cpu",
+                                            "host": None}),
+    ("quantization_mismatch", Level.ERROR, {"facts": FP8, "set": {"quantization": "fbgemm_fp8"}, "host": H100}),
+    ("quantization_deprecated", Level.ERROR, {"facts": replace(FP8, quantization=Quantization("fbgemm_fp8", 8)),
+                                              "host": H100}),
+    *(("quantization_dropped", Level.ERROR, {"facts": replace(GPTQ, quantization=Quantization("gptq", *limited))})
+      for limited in ((4, 128, None, False, True), (4, 128, None, False, False, False), (3,))),
     ("quantization_without_checkpoint", Level.ERROR, {"facts": BF16, "set": {"quantization": "torchao"}}),
     ("quantization_without_checkpoint", Level.ERROR, {"facts": BF16, "set": {"quantization": "online"}}),
     ("quantization_mismatch", Level.ERROR, {"facts": AWQ, "set": {"quantization": "gptq"}}),
@@ -882,3 +904,12 @@ def test_attention_backend_is_judged_only_where_surely_refused(find: Find) -> No
         {"facts": latent, "set": {"attention-backend": "FLASH_ATTN"}, "environment": {"VLLM_MLA_DISABLE": "1"}},
     ):
         assert "attention_backend" not in [one.code for one in find(**case)], case
+
+
+def test_weights_of_torchao_need_its_package(find: Find) -> None:
+    case: dict[str, Any] = {"facts": replace(BF16, quantization=Quantization("torchao"))}
+    assert find(**case) == []
+    (found,) = [one for one in find(**case, lacks=("torchao",)) if one.level is Level.ERROR]
+    assert (found.code, found.fix) == ("package_missing", None)
+    assert "pip install torchao" in found.message
+    assert find(**case, lacks=("torchao",), environment={"PYTHONPATH": "/packages"}) == []

@@ -86,8 +86,7 @@ def test_suffix_decoding_needs_its_package(plan: Callable[..., Plan], flags: dic
     assert (found.code, found.level, found.fix) == ("package_missing", Level.ERROR, Changes(unset=tuple(flags)))
     assert "pip install arctic-inference" in found.message
     elsewhere = replace(lacking, environment={"PYTHONPATH": "/packages"})
-    (found,) = speculation_findings(elsewhere, PlanInputs())
-    assert (found.level, "may not start" in found.message) == (Level.WARNING, True)
+    assert list(speculation_findings(elsewhere, PlanInputs())) == []
     assert (
         list(speculation_findings(replace(lacking, flags={"spec-method": "ngram", "spec-tokens": 1}), PlanInputs()))
         == []

@@ -229,6 +229,17 @@ def test_longest_context(entries: dict[str, Any], expected: int | None) -> None:
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, Quantization("awq", 4, 128)),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Quantization("awq", 4, 64)),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Quantization("gptq", 8, -1)),
+        *(
+            ({"quant_method": "gptq", "bits": 4, "group_size": size, **more}, Quantization("gptq", 4, size, **expected))
+            for size, more, expected in (
+                (128, {"desc_act": True}, {"ordered": True}),
+                (-1, {"desc_act": True}, {}),
+                (128, {"desc_act": False, "dynamic": {"-:mlp": {}}}, {}),
+                (128, {"desc_act": False, "dynamic": {"+:mlp": {"desc_act": True}}}, {"ordered": True}),
+                (-1, {"desc_act": True, "dynamic": {"mlp": {"group_size": 64}}}, {"ordered": True}),
+                (128, {"sym": False}, {"symmetric": False}),
+            )
+        ),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, Quantization("fp8", 8, None, (128, 128))),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, Quantization("bitsandbytes", 4)),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Quantization("bitsandbytes", 8)),
