@@ -20,7 +20,7 @@ from vllm_launchers.vllm.release_defaults import Release
 LONGER_ALLOWED = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 _OVERRIDES = "hf-overrides"
-_NO_WINDOW = "disable-sliding-window"
+_NO_WINDOW, _WINDOW = "disable-sliding-window", "sliding_window"
 _POSITIONS, _DECIDES = "max_position_embeddings", "model_max_length"
 _MAY_MATTER = lazy_pattern(r"len|rope|pos|ctx|context|seq|window|max|config|type|arch")
 """In keys of a config that may have to do with its context."""
@@ -40,9 +40,12 @@ def longest_supported(plan: Plan, inputs: PlanInputs) -> int | None:
 
 def _only_window(plan: Plan, facts: ModelFacts | None) -> int | None:
     """The window of layers that may not use it: then no request is longer. None if there is none."""
-    if facts is None or plan.flags.get(_NO_WINDOW) is not True or LayerKind.SLIDING not in facts.layers:
-        return None
-    return facts.window if facts.positions is not None else None  # which a rotary embedding would stretch, too
+    if facts is None or plan.flags.get(_NO_WINDOW) is not True or facts.positions is None:
+        return None  # a rotary embedding would stretch the window, too
+    window = (config_overrides(plan.flags) or {}).get(_WINDOW)
+    if isinstance(window, int) and window > 0:
+        return window
+    return facts.window if LayerKind.SLIDING in facts.layers else None
 
 
 def _longest_by_config(plan: Plan, inputs: PlanInputs) -> int | None:
@@ -51,8 +54,7 @@ def _longest_by_config(plan: Plan, inputs: PlanInputs) -> int | None:
     if any(name.partition(".")[0] == "rope-scaling" for name in plan.flags):
         return None
     changed = config_overrides(plan.flags)
-    known = (*_ROPE, *LENGTHS) if plan.flags.get(_NO_WINDOW) is True else (*_ROPE, *LENGTHS, "sliding_window")
-    if changed is None or any(_MAY_MATTER.search(key) for key in changed if key not in known):
+    if changed is None or any(_MAY_MATTER.search(key) for key in changed if key not in (*_ROPE, *LENGTHS, _WINDOW)):
         return None
     if any(key in changed for key in LENGTHS):
         return _overridden(changed, inputs.facts)

@@ -258,7 +258,8 @@ def _values(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
             )
             yield PlanFinding("flag_value", Level.WARNING, text)
     for name, sentence in sure:
-        alone = name in known and problem(engine.table, name, known[name], multimodal=engine.multimodal) is not None
+        own = problem(engine.table, name, known[name], multimodal=engine.multimodal) if name in known else None
+        alone = own == sentence
         if _BATCHED in sentence and not alone:
             continue  # two contradictory flags: `values` reports it, with a fix
         fix = _right_value(name, str(known[name]), engine) if alone else None

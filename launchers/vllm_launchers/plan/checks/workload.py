@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from vllm_launchers.plan.alternatives import Alternative, thrift
 from vllm_launchers.plan.attention import is_fp8
+from vllm_launchers.plan.checks.context import longest_supported
 from vllm_launchers.plan.checks.request import fixed_size, without_fixed_size
 from vllm_launchers.plan.choices.inputs import BudgetFor, fits_with
 from vllm_launchers.plan.choices.layout import LONG_AT_ONCE, UNASKED, format_layout, held_at_p95
@@ -147,7 +148,7 @@ def _longer(plan: Plan, length: int, budget: BudgetFor) -> tuple[Changes | None,
 
 def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     wanted = workload.input_tokens_p95 + workload.output_tokens_p95
-    most = inputs.facts.max_context if inputs.facts is not None else None
+    most = longest_supported(plan, inputs) or (inputs.facts.max_context if inputs.facts is not None else None)
     asked = token_count(plan.flags.get(LENGTH))
     if asked is not None and asked < wanted:
         fitting = rounded_up(wanted) if most is None else min(rounded_up(wanted), most)

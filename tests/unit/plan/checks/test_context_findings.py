@@ -134,3 +134,18 @@ def test_disabled_window_limits_the_context(find: Find) -> None:
     assert over(find, {"max-model-len": 512, "disable-sliding-window": True}, facts=model) is None
     chunked = replace(model, layers=(LayerKind.CHUNKED,) * 2)
     assert over(find, {**flags, "disable-sliding-window": True}, facts=chunked) is None
+
+
+def test_disabled_window_of_an_override_limits_the_context(find: Find) -> None:
+    model, flags = replace(MODEL, positions=4096), {"hf-overrides": '{"sliding_window": 512}'}
+    finding = over(find, {"max-model-len": 1024, **flags, "disable-sliding-window": True}, facts=model)
+    assert finding is not None
+    assert finding.fix == Changes(set={"max-model-len": 512})
+    assert over(find, {"max-model-len": 1024, **flags}, facts=model) is None
+
+
+def test_longer_context_for_the_traffic_is_one_that_an_override_allows(find: Find) -> None:
+    model, flags = replace(MODEL, positions=4096), {"max-model-len": 1024, "hf-overrides": '{"n_positions": 2048}'}
+    (short,) = [one for one in find(facts=model, set=flags) if one.code == "context_below_traffic"]
+    assert "the model supports at most 2,048" in short.message
+    assert short.fix is None

@@ -251,6 +251,12 @@ def test_choices_that_plugins_may_extend(flags: dict[str, Any], suggestion: str)
     assert finding.fix == Changes(dict.fromkeys(flags, suggestion))
 
 
+def test_fix_of_a_value_is_not_that_of_another_problem() -> None:
+    found = findings({"spec-method": "[ngram]", "spec-model": "[ngram]"})
+    assert [one.fix for one in found if "takes" in one.message] == [Changes({"spec-method": "ngram"})]
+    assert [one.fix for one in found if "needs --spec-tokens" in one.message] == [None]
+
+
 def with_keys(name: str, *parts: FlagSpec) -> FlagTable:
     """The newest release, with what an installation's source says of a JSON flag's keys."""
     table = release_table("0.32.0")
