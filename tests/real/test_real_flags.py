@@ -525,6 +525,8 @@ PLANS: list[dict[str, FlagValue]] = [
     {"tokenizer": "/no/such", "skip-tokenizer-init": True},
     {"tokenizer": "/no/such"},
     {"hf-config-path": "/no/such"},
+    {"spec-model": "/no/such", "spec-tokens": 1},
+    {"spec-method": "ngram", "spec-model": "/no/such", "spec-tokens": 1},
     {"chat-template": "/no/such.jinja"},
     {"chat-template": "/{{ messages }}"},
     {"max-model-len": 4097},
@@ -559,7 +561,7 @@ def errors_of_plans(vllm: Path, table: FlagTable, model: Path, sets: Sequence[di
         plan = make_plan(
             replace(preset, flags={}), engine, Changes(set=flags), host="127.0.0.1", port=8000, model=str(model)
         )
-        absent = tuple(path for path in named_files(flags).values() if not Path(path).exists())
+        absent = tuple(path for _, path in named_files(flags) if not Path(path).exists())
         draft = facts if draft_model(flags) == str(model) else None
         inputs = PlanInputs(facts, table, environment=HostEnvironment(absent=absent), draft=draft)
         found.append([one.message for one in check_plan(plan, inputs) if one.level is Level.ERROR])

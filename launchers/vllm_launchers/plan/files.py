@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
-from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.plan.budget.memory_flags import draft_model
+from vllm_launchers.vllm.flags.changes import Flags, json_object
+from vllm_launchers.vllm.flags.several_words import several_words
+from vllm_launchers.vllm.flags.speculation import SPECULATION
 from vllm_launchers.vllm.release_defaults import Release
 
-_TEMPLATE = "chat-template"
+_TEMPLATE, _ADAPTERS = "chat-template", "lora-modules"
 _LITERAL = "{}\n"
 """A template with one of these is the text itself, unless a file has that name (``load_chat_template``)."""
 _TOKENIZER = "tokenizer"
@@ -23,17 +26,31 @@ def ignored_file(name: str, flags: Flags, release: Release | None) -> bool:
     return unread and (release is None or release < _TOKENIZER_CHECKED)
 
 
-def named_files(flags: Flags) -> Mapping[str, str]:
-    """The absolute paths that must exist, by the flags that name them.
+def named_files(flags: Flags) -> tuple[tuple[str, str], ...]:
+    """The absolute paths that must exist, each with the flag that names it.
 
     Not ``log-config-file``: vLLM goes on without it.
     """
     names = [_TEMPLATE, "hf-config-path", _TOKENIZER, *_CERTIFICATES]
     if any(name in flags for name in _CERTIFICATES):
         names.append(_AUTHORITIES)  # otherwise unused
-    given = {name: str(flags[name]) for name in names if name in flags}
-    return {
-        name: path
-        for name, path in given.items()
-        if path.startswith("/") and not (name == _TEMPLATE and any(character in path for character in _LITERAL))
-    }
+    given = [(name, str(flags[name])) for name in names if name in flags]
+    given += [(_ADAPTERS, path) for path in adapter_folders(flags)]
+    given.append(("spec-model" if "spec-model" in flags else SPECULATION, draft_model(flags)))
+    return tuple((name, path) for name, path in given if path.startswith("/") and not _is_template(name, path))
+
+
+def _is_template(name: str, path: str) -> bool:
+    return name == _TEMPLATE and any(character in path for character in _LITERAL)
+
+
+def adapter_folders(flags: Flags) -> Iterator[str]:
+    """The folders of ``--lora-modules``: each word is ``NAME=PATH`` or a JSON object."""
+    value = flags.get(_ADAPTERS)
+    if not isinstance(value, str):
+        return
+    for word in several_words(_ADAPTERS, value) or (value,):
+        document = json_object(word)
+        path = document.get("path") if document else word.partition("=")[2]
+        if isinstance(path, str) and path.startswith("/"):
+            yield path

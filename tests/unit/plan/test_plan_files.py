@@ -23,7 +23,26 @@ from vllm_launchers.plan.files import ignored_file, named_files
     ],
 )
 def test_files_that_must_exist(flags: dict[str, Any], names: list[str]) -> None:
-    assert named_files(flags) == {name: flags[name] for name in names}
+    assert named_files(flags) == tuple((name, flags[name]) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"lora-modules": "sql=/adapters/sql"}, [("lora-modules", "/adapters/sql")]),
+        (
+            {"lora-modules": '["a=/a", {"name": "b", "path": "/b"}, "c=org/c"]'},
+            [("lora-modules", "/a"), ("lora-modules", "/b")],
+        ),
+        ({"spec-model": "/draft", "spec-tokens": 1}, [("spec-model", "/draft")]),
+        ({"speculative-config": '{"model": "/draft"}'}, [("speculative-config", "/draft")]),
+        ({"speculative-config.model": "/draft"}, [("speculative-config", "/draft")]),
+        ({"spec-method": "ngram", "spec-model": "/unread"}, []),
+        ({"spec-model": "org/draft"}, []),
+    ],
+)
+def test_folders_of_adapters_and_drafts_must_exist(flags: dict[str, Any], named: list[tuple[str, str]]) -> None:
+    assert list(named_files(flags)) == named
 
 
 def test_tokenizer_that_is_not_loaded_must_exist_since_0_32() -> None:

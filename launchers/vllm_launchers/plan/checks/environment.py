@@ -28,7 +28,7 @@ DISK_SLACK = 1.02
 def machine_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Limits of the machine that end a start or cause failures under load."""
     around = inputs.environment
-    for name, path in named_files(plan.flags).items():
+    for name, path in named_files(plan.flags):
         if path in around.absent and not ignored_file(name, plan.flags, plan.engine.release):
             yield PlanFinding("file_missing", Level.ERROR, f"vLLM will not start: --{name} {path} does not exist")
     if around.open_files is not None and around.open_files < FEW_FILES:
@@ -126,6 +126,9 @@ def network_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     if message := format_exposure(plan.host, API_KEY in plan.secrets):
         text = f"{message}. Export {API_KEY} first, or omit --host to stay on this machine"
         yield PlanFinding("open_to_all_without_key", Level.WARNING, text)
+    if plan.flags.get("ssl-keyfile") and not plan.flags.get("ssl-certfile") and not simulated(plan):
+        text = "vLLM will end once it has loaded the model: --ssl-keyfile needs --ssl-certfile"  # uvicorn's `Config`
+        yield PlanFinding("certificate_missing", Level.ERROR, text, Changes(unset=("ssl-keyfile",)))
     yield from _watching(plan)
 
 

@@ -12,12 +12,12 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
+from vllm_launchers.plan.files import adapter_folders
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import redact_argv, redact_environment
 from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.flags.changes import json_object
-from vllm_launchers.vllm.flags.several_words import several_words
 
 IMAGE = "vllm/vllm-openai"
 ENTRYPOINT = ("vllm", "serve")
@@ -117,7 +117,7 @@ def _mounts(plan: Plan) -> Iterator[Mount]:
     folder = plan.flags.get("download-dir")
     if isinstance(folder, str) and folder.startswith("/"):
         yield Mount(folder, writable=True)
-    for path in (*_adapters(plan.flags.get("lora-modules")), *_draft(plan.flags.get("speculative-config"))):
+    for path in (*adapter_folders(plan.flags), *_draft(plan.flags.get("speculative-config"))):
         yield Mount(_whole(path))
 
 
@@ -125,17 +125,6 @@ def _whole(path: str) -> str:
     """A snapshot in a model cache consists of links to its neighbors, so the model's whole folder is needed."""
     found = _SNAPSHOT.fullmatch(path)
     return found[1] if found else path
-
-
-def _adapters(value: object) -> Iterator[str]:
-    """The folders of ``--lora-modules``: each word is ``NAME=PATH`` or a JSON object."""
-    if not isinstance(value, str):
-        return
-    for word in several_words("lora-modules", value) or (value,):
-        document = json_object(word)
-        path = document.get("path") if document else word.partition("=")[2]
-        if isinstance(path, str) and path.startswith("/"):
-            yield path
 
 
 def _draft(value: object) -> Iterator[str]:

@@ -222,6 +222,7 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("disk_for_download", Level.ERROR, {"facts": HUB, "host_environment": {"model_disk_free_gib": 3.0}}),
     ("file_missing", Level.ERROR, {"set": {"chat-template": "/no"}, "host_environment": {"absent": ("/no",)}}),
     ("file_missing", Level.ERROR, {"set": {"tokenizer": "/none"}, "host_environment": {"absent": ("/none",)}}),
+    ("certificate_missing", Level.ERROR, {"set": {"ssl-keyfile": "/key.pem"}}),
     ("open_files_low", Level.WARNING, {"host_environment": {"open_files": 1024}}),
     ("shm_small", Level.WARNING, {"host": PAIR, "set": {"tensor-parallel-size": 2},
                                   "host_environment": {"shm_free_gib": 0.06}}),
