@@ -280,7 +280,8 @@ def test_concurrent_consoles_on_one_server(bench, port):
     known = {"", "NoSuchServerError", "NameTakenError", "StillAliveError", "KeeperError"}
     assert {kind for _, kind, _ in reported} <= known, reported
     assert all(text and "\n" not in text for _, kind, text in reported if kind)
-    assert most == 1, "two servers with one name would use a GPU twice"
+    assert most <= 1, "two servers with one name would use a GPU twice"
+    assert generations, "servers were launched, though on a busy machine each may live too shortly to be seen"
     for numbers in generations:
         assert list(numbers) == list(range(numbers[0], numbers[-1] + 1)), "no generation is missing"
 
