@@ -60,7 +60,7 @@ print(json.dumps({"options": options, "variables": sorted(vllm.envs.environment_
 """
 
 VERDICTS = """
-import contextlib, copy, io, json, logging, os, sys, warnings
+import contextlib, copy, io, json, logging, os, sys, types, warnings
 requests = json.load(sys.stdin)
 sys.argv = ["vllm", "serve"]
 logging.disable(logging.CRITICAL)
@@ -72,7 +72,11 @@ from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
+from vllm.entrypoints.cli import serve
 
+# The command itself, up to where it would start a server.
+serve.run_server = serve.run_headless = serve.run_multi_api_server = serve.run_dp_supervisor = lambda args: None
+serve.uvloop = types.SimpleNamespace(run=lambda server: None)
 parser = FlexibleArgumentParser()
 ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
 for argv in requests:
@@ -84,6 +88,7 @@ for argv in requests:
             validate_parsed_serve_args(args)
             validate_api_server_args(args)
             args.model = args.model_tag
+            ServeSubcommand.cmd(copy.deepcopy(args))
             AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
         answer = ""
     except SystemExit:
@@ -348,6 +353,11 @@ CONDITIONS: list[dict[str, FlagValue]] = [
     {"data-parallel-hybrid-lb": True},
     {"data-parallel-hybrid-lb": True, "data-parallel-external-lb": True, "data-parallel-size": 2},
     {"data-parallel-multi-port-external-lb": True},
+    {"data-parallel-start-rank": 0, "data-parallel-external-lb": True, "data-parallel-rank": 0},
+    {"data-parallel-start-rank": 0, "data-parallel-size": 2, "data-parallel-size-local": 1},
+    {"data-parallel-hybrid-lb": True, "data-parallel-rank": 0, "data-parallel-size-local": 1},
+    {"headless": True, "api-server-count": 1},
+    {"headless": True, "api-server-count": 0},
     {"nnodes": 3, "tensor-parallel-size": 2},
     {"nnodes": 2, "tensor-parallel-size": 2, "node-rank": 2},
     {"nnodes": 2, "tensor-parallel-size": 2, "data-parallel-backend": "ray"},

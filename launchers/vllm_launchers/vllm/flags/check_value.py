@@ -429,6 +429,23 @@ def _hybrid(given: Given) -> str | None:
     return "--data-parallel-hybrid-lb needs --data-parallel-size-local, the number of ranks on this machine"
 
 
+def _balancers(given: Given) -> str | None:
+    """Ways to balance ranks: outside, by this server among its own, or with a server per rank (``ServeSubcommand``)."""
+    several = "data-parallel-multi-port-external-lb"
+    outside = _first_given(given, "data-parallel-external-lb", "data-parallel-rank")
+    hybrid = "data-parallel-hybrid-lb" if given.on("data-parallel-hybrid-lb") else ""
+    if not hybrid and not given.on(several) and given.has("data-parallel-start-rank"):
+        hybrid = "data-parallel-start-rank"
+    found = [name for name in (outside, hybrid, several if given.on(several) else "") if name]
+    if found[:2] == ["data-parallel-external-lb", "data-parallel-hybrid-lb"]:
+        return None  # a condition of its own
+    return f"--{found[0]} and --{found[1]} are different ways to balance ranks; set one" if len(found) > 1 else None
+
+
+def _first_given(given: Given, switch: str, number: str) -> str:
+    return switch if given.on(switch) else number if given.has(number) else ""
+
+
 def _external(given: Given) -> str | None:
     rank = given.has("data-parallel-rank")
     if not (rank or given.on("data-parallel-external-lb")) or (given.count("data-parallel-size") or 1) > 1:
@@ -886,6 +903,7 @@ CONDITIONS: tuple[Condition, ...] = (
     _parser_name("tool-call-parser", "tool-parser-plugin", "enable-auto-tool-choice"),
     Condition(("data-parallel-rank",), _rank),
     _not_both("data-parallel-hybrid-lb", "data-parallel-external-lb", (0, 13)),
+    Condition(("data-parallel-start-rank", "data-parallel-multi-port-external-lb"), _balancers, _CHECKED),
     Condition(("data-parallel-hybrid-lb", "data-parallel-size-local"), _hybrid, (0, 13)),
     Condition(("node-rank", "nnodes"), _node),
     Condition(("nnodes",), _nodes_divide),

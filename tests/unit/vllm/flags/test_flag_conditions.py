@@ -14,6 +14,7 @@ NUMBERS = {
     "data-parallel-size": "1",
     "data-parallel-size-local": None,
     "data-parallel-rank": None,
+    "data-parallel-start-rank": None,
     "nnodes": "1",
     "node-rank": "0",
     "max-num-seqs": None,
@@ -148,6 +149,16 @@ CASES: list[tuple[str, Flags, Flags]] = [
         "data-parallel-rank",
         {"data-parallel-rank": 2, "data-parallel-size": 2},
         {"data-parallel-rank": 1, "data-parallel-size": 2},
+    ),
+    (
+        "data-parallel-start-rank",
+        {"data-parallel-start-rank": 0, "data-parallel-size": 2, "data-parallel-rank": 0},
+        {"data-parallel-start-rank": 0, "data-parallel-size": 2, "data-parallel-size-local": 1},
+    ),
+    (
+        "data-parallel-start-rank",
+        {"data-parallel-hybrid-lb": True, "data-parallel-size": 2, "data-parallel-rank": 0},
+        {"data-parallel-hybrid-lb": True, "data-parallel-size": 2, "data-parallel-size-local": 1},
     ),
     (
         "data-parallel-hybrid-lb",
