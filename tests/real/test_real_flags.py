@@ -537,6 +537,8 @@ PLANS: list[dict[str, FlagValue]] = [
     {"hf-config-path": "/no/such"},
     {"spec-model": "/no/such", "spec-tokens": 1},
     {"spec-method": "ngram", "spec-model": "/no/such", "spec-tokens": 1},
+    {"log-config-file": "/no/such.json"},
+    {"logging-config.pylogging_config_file": "/no/such.json"},
     {"chat-template": "/no/such.jinja"},
     {"chat-template": "/{{ messages }}"},
     {"max-model-len": 4097},

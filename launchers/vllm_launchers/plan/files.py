@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_launchers.plan.budget.memory_flags import draft_model
-from vllm_launchers.vllm.flags.changes import Flags, json_object
+from vllm_launchers.vllm.flags.changes import Flags, json_flag, json_object
 from vllm_launchers.vllm.flags.several_words import several_words
 from vllm_launchers.vllm.flags.speculation import SPECULATION
 from vllm_launchers.vllm.release_defaults import Release
@@ -13,28 +13,26 @@ from vllm_launchers.vllm.release_defaults import Release
 _TEMPLATE, _ADAPTERS = "chat-template", "lora-modules"
 _LITERAL = "{}\n"
 """A template with one of these is the text itself, unless a file has that name (``load_chat_template``)."""
-_TOKENIZER = "tokenizer"
-_TOKENIZER_CHECKED: Release = (0, 32, 0)
-"""From here on vLLM looks for the tokenizer's revision even if it does not load it; earlier releases were not checked.
-"""
+_TOKENIZER, _LOGGING = "tokenizer", "log-config-file"
+_CHECKED: Release = (0, 32, 0)
+"""From here on vLLM looks for the tokenizer's revision even if it does not load it, and needs its logging's file;
+earlier releases were not checked."""
 _AUTHORITIES, _CERTIFICATES = "ssl-ca-certs", ("ssl-keyfile", "ssl-certfile")
 
 
 def ignored_file(name: str, flags: Flags, release: Release | None) -> bool:
     """Whether a release may do without the file of this flag."""
-    unread = name == _TOKENIZER and flags.get("skip-tokenizer-init") is True
-    return unread and (release is None or release < _TOKENIZER_CHECKED)
+    unread = name == _LOGGING or (name == _TOKENIZER and flags.get("skip-tokenizer-init") is True)
+    return unread and (release is None or release < _CHECKED)
 
 
 def named_files(flags: Flags) -> tuple[tuple[str, str], ...]:
-    """The absolute paths that must exist, each with the flag that names it.
-
-    Not ``log-config-file``: vLLM goes on without it.
-    """
-    names = [_TEMPLATE, "hf-config-path", _TOKENIZER, *_CERTIFICATES]
+    """The absolute paths that must exist, each with the flag that names it."""
+    names = [_TEMPLATE, "hf-config-path", _TOKENIZER, _LOGGING, *_CERTIFICATES]
     if any(name in flags for name in _CERTIFICATES):
         names.append(_AUTHORITIES)  # otherwise unused
     given = [(name, str(flags[name])) for name in names if name in flags]
+    given.append(("logging-config", str(json_flag(flags, "logging-config").get("pylogging_config_file"))))
     given += [(_ADAPTERS, path) for path in adapter_folders(flags)]
     given.append(("spec-model" if "spec-model" in flags else SPECULATION, draft_model(flags)))
     return tuple((name, path) for name, path in given if path.startswith("/") and not _is_template(name, path))

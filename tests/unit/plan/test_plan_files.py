@@ -19,7 +19,7 @@ from vllm_launchers.plan.files import ignored_file, named_files
         ({"tokenizer": "org/model"}, []),
         ({"ssl-keyfile": "/key", "ssl-ca-certs": "/all"}, ["ssl-keyfile", "ssl-ca-certs"]),
         ({"ssl-ca-certs": "/all"}, []),
-        ({"log-config-file": "/log.json"}, []),
+        ({"log-config-file": "/log.json"}, ["log-config-file"]),
     ],
 )
 def test_files_that_must_exist(flags: dict[str, Any], names: list[str]) -> None:
@@ -39,13 +39,17 @@ def test_files_that_must_exist(flags: dict[str, Any], names: list[str]) -> None:
         ({"speculative-config.model": "/draft"}, [("speculative-config", "/draft")]),
         ({"spec-method": "ngram", "spec-model": "/unread"}, []),
         ({"spec-model": "org/draft"}, []),
+        ({"logging-config.pylogging_config_file": "/log.json"}, [("logging-config", "/log.json")]),
+        ({"logging-config": '{"log_level": "DEBUG"}'}, []),
     ],
 )
-def test_folders_of_adapters_and_drafts_must_exist(flags: dict[str, Any], named: list[tuple[str, str]]) -> None:
+def test_files_that_several_words_or_keys_name_must_exist(flags: dict[str, Any], named: list[tuple[str, str]]) -> None:
     assert list(named_files(flags)) == named
 
 
-def test_tokenizer_that_is_not_loaded_must_exist_since_0_32() -> None:
+def test_files_that_earlier_releases_may_do_without() -> None:
+    assert ignored_file("log-config-file", {"log-config-file": "/log.json"}, (0, 31, 0))
+    assert not ignored_file("log-config-file", {"log-config-file": "/log.json"}, (0, 32, 0))
     unread = {"tokenizer": "/model", "skip-tokenizer-init": True}
     assert ignored_file("tokenizer", unread, (0, 31, 0))
     assert not ignored_file("tokenizer", unread, (0, 32, 0))
