@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class FleetError(Exception):
+class OperationError(Exception):
     """Something could not be done. The first line is one clear sentence; ``exit_code`` is the command's exit code.
 
     Packages derive their own errors from it, which commands and screens report as they are.
@@ -12,19 +12,19 @@ class FleetError(Exception):
     exit_code = 1
 
 
-class UsageError(FleetError):
+class UsageError(OperationError):
     """The request is invalid."""
 
     exit_code = 2
 
 
-class NotFoundError(FleetError):
+class NotFoundError(OperationError):
     """No server or preset of that name."""
 
     exit_code = 3
 
 
-class RefusedError(FleetError):
+class RefusedError(OperationError):
     """The server belongs to another user, or the console is read-only."""
 
     exit_code = 4

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import Changes, State
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ async def test_a_restart_of_an_idle_server_does_not_ask(console, fakes):
 
 async def test_a_refusal_is_one_sentence_and_keeps_what_was_staged(console):
     async with console() as c:
-        c.fleet.error = FleetError("port 8000 is taken by nginx (pid 7)\ndetails")
+        c.fleet.error = OperationError("port 8000 is taken by nginx (pid 7)\ndetails")
         await c.press("p", "r", "y")
         await c.sees("port 8000 is taken by nginx (pid 7)")
         await c.lacks("details")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity, title_of_code
 from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.metrics.sample import Series
 from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
 from vllm_console.ui.panes.finding import StagedState, finding_lines, measure_text
@@ -83,7 +83,7 @@ async def test_what_is_found_of_the_server_as_it_runs_is_not_laid_to_the_change(
 
 async def test_a_plan_that_cannot_be_made_says_why(console, fakes):
     fleet = fakes.FakeFleet(fakes.pressed)
-    fleet.plan_error = FleetError("it cannot be restarted: its record does not say which engine ran it\nmore")
+    fleet.plan_error = OperationError("it cannot be restarted: its record does not say which engine ran it\nmore")
     async with console(fleet=fleet) as c:
         await c.press("f")
         await c.sees("it cannot be restarted: its record does not say which engine ran it")
@@ -214,7 +214,7 @@ async def test_the_question_is_kept_up_to_date_while_it_is_open(console, fakes):
 
 async def test_a_restart_that_the_plan_refuses_aborts_nothing(console, fakes):
     async with console(fakes.pressed) as c:
-        c.fleet.plan_error = FleetError("max-model-len 999999 is more than the model has")
+        c.fleet.plan_error = OperationError("max-model-len 999999 is more than the model has")
         await c.press("left_square_bracket")
         await c.sees("max-model-len 999999 is more")
         await c.press("r")

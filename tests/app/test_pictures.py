@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from fakes import made_runs
-from vllm_console.fleet.verbs import FleetError, NotFoundError, UsageError
+from vllm_console.fleet.verbs import NotFoundError, OperationError, UsageError
 from vllm_console.runs.compare import compare
 from vllm_console.ui import screenshot
 from vllm_console.ui.screen_names import SCREENS
@@ -108,7 +108,7 @@ def test_hints_are_in_a_picture_if_they_are_asked_for(fakes, tmp_path: Path) -> 
 
 def test_a_screen_that_does_not_open_is_an_error_with_its_reason(fakes, tmp_path: Path) -> None:
     fleet = without_gpus(fakes, fakes.observed)
-    with pytest.raises(FleetError, match="'compare' did not open: Only runs of your own servers"):
+    with pytest.raises(OperationError, match="'compare' did not open: Only runs of your own servers"):
         take_picture(fleet, Shot(tmp_path / "picture.svg", screen="compare"))
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fakes.made_runs import run
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.time_view import DEFAULT_RANGE, LIVE
 from vllm_console.ui.parts.time_cursor import SEEN_SECONDS, STEPS, WHOLE_RUN
 
@@ -221,7 +221,7 @@ async def test_forgetting_keeps_the_history_and_a_purge_does_not(console, fakes,
 
 async def test_what_cannot_be_kept_is_reported_and_p_is_no_answer_elsewhere(console, fakes):
     async with console(fakes.stopped, fakes.chat) as c:
-        c.fleet.error = FleetError("its history can't be kept")
+        c.fleet.error = OperationError("its history can't be kept")
         await c.press("x", "y")
         await c.sees("its history can't be kept")
         await c.press("escape", "j", "s")

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.finding import Fix
 from vllm_console.fleet.predictions import PredictedChange
 from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates, Prediction
 from vllm_console.prediction.score import TrackRecord
 from vllm_console.text import seconds_range
@@ -112,7 +112,7 @@ def fleet_values(fleet, by):
 
 
 async def test_why_nothing_is_predicted(console, fleet):
-    fleet.predictions[fleet_values(fleet, 2)] = FleetError("chat: a prediction needs at least 30 requests")
+    fleet.predictions[fleet_values(fleet, 2)] = OperationError("chat: a prediction needs at least 30 requests")
     async with console(fleet=fleet) as c:
         await c.press("left_square_bracket")
         await c.sees("not predicted: a prediction needs at least 30 requests")
@@ -135,7 +135,7 @@ async def test_what_could_not_be_predicted_is_asked_again_once_it_is_staged_agai
 
 async def test_nothing_is_asked_of_what_the_plan_refuses(console, fleet):
     async with console(fleet=fleet) as c:
-        fleet.plan_error = FleetError("can't be planned")
+        fleet.plan_error = OperationError("can't be planned")
         await c.press("left_square_bracket")
         await c.sees("can't be planned")
         await c.pilot.pause(0.1)
@@ -233,7 +233,7 @@ async def test_a_fix_that_is_predicted_to_make_it_worse_says_so_on_every_screen(
 
 
 async def test_where_the_fix_cannot_be_predicted_nothing_is_reported_and_it_is_not_asked_again(console, troubled):
-    troubled.predictions[fix_values(troubled)] = FleetError("chat: a prediction needs at least 30 requests")
+    troubled.predictions[fix_values(troubled)] = OperationError("chat: a prediction needs at least 30 requests")
     async with console(fleet=troubled, size=(160, 40)) as c:
         await c.until(lambda: len(asked(troubled)) == 1)
         for _ in range(3):

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import Changes, State
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.runs.compare import compare
 from vllm_console.ui.parts.server_verbs import RunningVerb, VerbsInProgress
 from vllm_console.ui.screens.compare import CompareScreen
@@ -71,7 +71,7 @@ async def test_a_restart_of_what_starts_anyway_asks(console, fakes):
 
 async def test_what_was_refused_can_be_tried_again(console, fleet):
     fleet.go.set()
-    fleet.error = FleetError("port 8004 is taken")
+    fleet.error = OperationError("port 8004 is taken")
     async with console(fleet=fleet) as c:
         await c.press("r")
         await c.sees("port 8004 is taken")

@@ -14,7 +14,7 @@ import pytest
 
 from fakes.keeper_bench import end_servers
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import FleetError, RefusedError
+from vllm_console.fleet.verbs import OperationError, RefusedError
 
 FAKES = Path(__file__).parents[1] / "fakes"
 
@@ -99,7 +99,7 @@ def test_console_uses_one_connection_and_reconnects(
     try:
         view = settled(fleet, lambda seen: seen.server("gpubox/chat") is not None).server("gpubox/chat")
         assert (view.remote, view.remote_ours, view.ours) == ("gpubox", True, False)
-        with pytest.raises(FleetError, match=r"^gpubox: "):
+        with pytest.raises(OperationError, match=r"^gpubox: "):
             fleet.stop("gpubox/nobody")
         with pytest.raises(RefusedError):
             fleet.forget("gpubox/chat")

@@ -36,7 +36,7 @@ from vllm_console.fleet.snapshot import (
     State,
     StateThen,
 )
-from vllm_console.fleet.verbs import FleetError, NotFoundError, NothingToCompareError, PresetProblem, Replay
+from vllm_console.fleet.verbs import NotFoundError, NothingToCompareError, OperationError, PresetProblem, Replay
 from vllm_console.history.gpu_history import card_of
 from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.history.time_view import LIVE, TimeView
@@ -694,7 +694,7 @@ class FakeFleet:
             view: ServerView = maker(self.at)  # type: ignore[operator]
             if view.name == name:
                 return view
-        raise FleetError(f"no server '{name}'")
+        raise OperationError(f"no server '{name}'")
 
     def presets(self) -> tuple[Sequence[Preset], Sequence[PresetProblem]]:
         return PRESETS, ()

@@ -12,7 +12,7 @@ import msgspec
 
 from fakes import fake_fleet
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.runs.compare import Comparison
 from vllm_launchers.values import Value, as_dict, replace
@@ -95,7 +95,7 @@ class HostileFleet(fake_fleet.FakeFleet):
     def _did(self, *call: object) -> None:
         super()._did(*call)
         if call[0] in ("stop", "restart", "switch", "forget", "start_load"):
-            raise FleetError(WORST)
+            raise OperationError(WORST)
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)

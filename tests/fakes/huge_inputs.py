@@ -20,7 +20,7 @@ from fakes.hostile_http import KINDS, THEN
 from vllm_console.alerts.notifier import FindingsLog
 from vllm_console.cli.host_source import host_from_matrix
 from vllm_console.cli.metrics import read_sample
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.load import client as load_client
 from vllm_console.load.client import RequestFailedError, StreamedAnswer
 from vllm_console.load.report import Tally
@@ -45,7 +45,7 @@ ROOM_OF_A_LOG = 200 << 20
 """A log is read in windows of a few MB, and one line is decoded; this one has 400 MB."""
 ROOM_OF_ALL = 320 << 20
 SENTENCES = (
-    ConfigError, FleetError, KeeperError, HostError, ModelFactsError, ScrapeError, RequestFailedError,
+    ConfigError, OperationError, KeeperError, HostError, ModelFactsError, ScrapeError, RequestFailedError,
     load_client.LoadError
 )  # fmt: skip
 

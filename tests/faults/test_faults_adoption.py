@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_launchers.keeper import client, errors, folders, processes
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
 from vllm_launchers.values import replace
@@ -208,7 +208,7 @@ def test_unadoptable_server_does_not_block_others(bench):
     os.mkfifo(output)
     fleet = LocalFleet(bench.root, observe=False, gpus=False)
     try:
-        with pytest.raises(FleetError, match=r"server.output is not a plain file"):
+        with pytest.raises(OperationError, match=r"server.output is not a plain file"):
             fleet.stop("b")
         assert not client.keeper_alive(bench.root, "a"), "a verb does not adopt other servers"
         fleet.stop("a")

@@ -17,7 +17,7 @@ import pytest
 
 from vllm_console.alerts.notifier import FindingsLog
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.store import HistoryWriter
 from vllm_console.metrics.sample import Sample
 from vllm_console.runs import store as run_store
@@ -128,7 +128,7 @@ def test_lock_waits_time_out(tmp_path, monkeypatch):
         assert "another process has been holding its lock" in str(refused)
     with locked_file(tmp_path / "launch.lock"):
         refused = within(20, lambda: launch_lock(tmp_path, timeout=0.1).__enter__())
-        assert isinstance(refused, FleetError)
+        assert isinstance(refused, OperationError)
     with locked_file(tmp_path / "findings.lock"):
         assert within(20, FindingsLog(tmp_path).mine) is False
 

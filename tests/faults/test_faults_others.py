@@ -16,7 +16,7 @@ import pytest
 
 from vllm_console.cli import demo
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_launchers.keeper import client, errors, folders, orphans, process_group, processes, wire
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.keeper.spawn import LOG_BYTES, Sidecar
@@ -284,14 +284,14 @@ def test_console_and_demo_never_affect_foreign_processes(bench, foreign, tmp_pat
         fleet = LocalFleet(bench.root, observe=True)
         try:
             for verb in (fleet.stop, fleet.forget, fleet.stop_load):
-                with contextlib.suppress(FleetError):
+                with contextlib.suppress(OperationError):
                     verb("mine")
-            with contextlib.suppress(FleetError):
+            with contextlib.suppress(OperationError):
                 fleet.switch("other", "chatbot")
             seen = fleet.snapshot()
             observed = [view for view in seen.servers if not view.ours]
             for view in observed:
-                with pytest.raises(FleetError, match=r"read-only|no server is called"):
+                with pytest.raises(OperationError, match=r"read-only|no server is called"):
                     fleet.stop(view.name)
         finally:
             fleet.close()

@@ -20,7 +20,7 @@ import pytest
 from fakes import tracing
 from fakes.tracing import DONE, TOLD, strike
 from vllm_console.alerts.notifier import FindingsLog
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.store import HistoryReader, HistoryWriter
 from vllm_console.metrics.sample import Sample
 from vllm_console.runs.store import RunHead, RunStoreError
@@ -118,7 +118,7 @@ def launch_turn(folder: Path) -> int:
     try:
         with launch_lock(folder, timeout=0.0):
             (folder / "claimed").write_bytes(b"new")
-    except (FleetError, OSError):
+    except (OperationError, OSError):
         return TOLD
     return DONE
 

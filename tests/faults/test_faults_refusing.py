@@ -18,7 +18,7 @@ import pytest
 import vllm_launchers.keeper as keeper_package
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_launchers.keeper import client, errors, folders, processes, wire
 from vllm_launchers.keeper.records import State
 
@@ -172,10 +172,10 @@ def test_stopped_keeper_is_reported_and_does_not_affect_others(bench, monkeypatc
             lambda: fleet.stop("one"),
             lambda: client.restart(bench.root, "one", ready.current.spec),
         ):
-            with pytest.raises((FleetError, errors.SilentError), match=f"kill -CONT {ready.keeper.pid}") as refused:
+            with pytest.raises((OperationError, errors.SilentError), match=f"kill -CONT {ready.keeper.pid}") as refused:
                 act()
             assert "is stopped by a signal" in str(refused.value)
-        with pytest.raises(FleetError, match="has not ended yet: stop it first"):
+        with pytest.raises(OperationError, match="has not ended yet: stop it first"):
             fleet.forget("one")
         assert client.adopt_orphans(bench.root) == [], "it is alive, so its server is not adopted"
         threads = [threading.Thread(target=fleet.snapshot, args=("one",), daemon=True) for _ in range(3)]
@@ -261,7 +261,7 @@ def test_two_concurrent_consoles_both_see_the_outcome(bench, monkeypatch, port):
         try:
             do()
             outcomes.append((name, ""))
-        except FleetError as error:
+        except OperationError as error:
             outcomes.append((name, str(error)))
         except Exception as error:  # noqa: BLE001 - what must not be
             outcomes.append((name, f"FAULT {error!r}"))

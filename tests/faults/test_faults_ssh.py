@@ -19,7 +19,7 @@ from fakes.ports import free_port
 from vllm_console.fleet import remote_hosts
 from vllm_console.fleet.remote_hosts import RemoteHost, RemoteHosts, write_hosts
 from vllm_console.fleet.snapshot import State
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
 SECONDS = 90.0
@@ -153,7 +153,7 @@ def test_hanging_ssh_session_is_replaced(sshd: Sshd, hosts: RemoteHosts, monkeyp
     session, other = session_of(sshd, hosts, "box-a"), session_of(sshd, hosts, "box-b")
     there = _family(session)
     os.kill(session, signal.SIGSTOP)
-    with pytest.raises(FleetError, match="whether it was done is not known"):
+    with pytest.raises(OperationError, match="whether it was done is not known"):
         hosts.connection("box-a").do("stop", "chat")
     until(lambda: "no answer within" in reason(hosts, "box-a"), "it was not given up")
     assert not lost(hosts, "box-b")

@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import FleetError, PresetProblem
+from vllm_console.fleet.verbs import OperationError, PresetProblem
 from vllm_console.ui.parts.staging import MeasuredTraffic
 from vllm_console.ui.screens.flags import FlagsScreen
 from vllm_console.ui.screens.launch import LaunchScreen
@@ -212,7 +212,7 @@ def test_launch_memory_not_known(snap_compare, alone, fleet):
 
 def test_launch_refused(snap_compare, alone, fleet):
     def refuse(request):
-        raise FleetError("port 8000 is taken by python (pid 4242, owner anna): choose another with the port field")
+        raise OperationError("port 8000 is taken by python (pid 4242, owner anna): choose another with the port field")
 
     fleet.plan = refuse
     app = alone(lambda: LaunchScreen(fleet))

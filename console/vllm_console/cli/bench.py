@@ -18,7 +18,7 @@ from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.ramp import confirm_load, only_one, rate_from
 from vllm_console.cli.runs import keep
 from vllm_console.fleet.snapshot import ServerView, Workload
-from vllm_console.fleet.verbs import FleetError, RefusedError, UsageError
+from vllm_console.fleet.verbs import OperationError, RefusedError, UsageError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
     if server is None:
         raise RefusedError("bench needs one of your servers: its vLLM is used, and the result is kept with its run")
     if server.simulated or server.engine is None:
-        raise FleetError(f"{server.name} runs the simulated engine, which brings no benchmark; 'ramp' and 'load' work")
+        raise OperationError(
+            f"{server.name} runs the simulated engine, which brings no benchmark; 'ramp' and 'load' work"
+        )
     check_words(args.more)
     check_access(target.url, target.lookup)
     confirm_load(args, target)
@@ -73,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
         try:
             found = read_result(result)
         except ResultError as error:
-            raise FleetError(f"'vllm bench serve' left no result: {str(error).removeprefix(f'{result}: ')}") from error
+            raise OperationError(
+                f"'vllm bench serve' left no result: {str(error).removeprefix(f'{result}: ')}"
+            ) from error
     keep(args, target.fleet, server.name, found)
     return 0 if found.steps[0]["completed"] else 1
 
@@ -94,7 +98,7 @@ def check_access(url: str, lookup: Lookup | None = None) -> None:
     """Ask the server for its models before the tool does: the tool would report a missing key as failed requests.
 
     Raises:
-        FleetError: it does not answer, or refuses the API key.
+        OperationError: it does not answer, or refuses the API key.
     """
     from vllm_console.load import client
 
@@ -110,13 +114,13 @@ def lengths(args: argparse.Namespace, workload: Workload, longest: int | None) -
     """Tokens of a shared prefix, of the rest of a prompt, and of an answer: the means of the workload.
 
     Raises:
-        FleetError: the exact lengths that were asked for do not fit.
+        OperationError: the exact lengths that were asked for do not fit.
     """
     from vllm_console.load.shape import fit_lengths, mean_length
 
     exact = (args.input_tokens or 1) + (args.output_tokens or 1)
     if longest is not None and exact > longest and (args.input_tokens or args.output_tokens):
-        raise FleetError(
+        raise OperationError(
             f"{exact:,} tokens do not fit: prompt and answer may have {longest:,} in the server's context, less what "
             "'vllm bench serve' adds to prompts"
         )
@@ -149,7 +153,7 @@ def _run_tool(words: list[str], result: Path, *, quiet: bool) -> None:
     """Run the tool and print its figures, unless ``quiet`` is set.
 
     Raises:
-        FleetError: it cannot be run, or fails.
+        OperationError: it cannot be run, or fails.
     """
     key = os.environ.get("VLLM_API_KEY")
     environment = os.environ | ({"OPENAI_API_KEY": key} if key else {})
@@ -168,12 +172,12 @@ def _run_tool(words: list[str], result: Path, *, quiet: bool) -> None:
             check=False,
         )
     except OSError as error:
-        raise FleetError(f"{words[0]} can't be run: {error.strerror}") from error
+        raise OperationError(f"{words[0]} can't be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        raise FleetError("'vllm bench serve' ran for a day") from error
+        raise OperationError("'vllm bench serve' ran for a day") from error
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     if done.returncode:
-        raise FleetError(f"'vllm bench serve' failed: {plain(reason(lines), 1500)}")
+        raise OperationError(f"'vllm bench serve' failed: {plain(reason(lines), 1500)}")
     if not quiet:
         print("\n".join(plain(line) for line in lines if "===" in line or ":  " in line))
 

@@ -13,7 +13,7 @@ from vllm_console.cli.console import open_on
 from vllm_console.cli.load_target import find_target
 from vllm_console.cli.options import add_json, count_from, number_type
 from vllm_console.cli.output import Document, complain, print_json
-from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_console.text import plain, printed
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     answered = asyncio.run(_ask(servers, prompt, options, partial(printer.show, end=False) if printer else None))
     answers = [answer for _, answer in answered]
     if not any(answer.parts for answer in answers) and (problem := answers[0].problem):
-        raise FleetError(problem)
+        raise OperationError(problem)
     if args.json:
         documents = [_document(client, answer) for client, answer in answered]
         print_json(documents[0] | ({"also": documents[1]} if len(documents) > 1 else {}))
@@ -129,7 +129,7 @@ def _server(args: argparse.Namespace, word: str) -> ChatServer:
     """The server of that name or URL.
 
     Raises:
-        FleetError: there is none, it is not ready, or it is another user's.
+        OperationError: there is none, it is not ready, or it is another user's.
     """
     from vllm_console.chat.client import ChatServer
     from vllm_console.load.client import check_url, lookup_of, own_access
@@ -182,7 +182,7 @@ async def _ask(
 
 
 async def _code(server: ChatServer, prompt: str, options: ChatOptions, language: str) -> str:
-    """Code that asks the same. Raises FleetError: the server does not say which model it serves."""
+    """Code that asks the same. Raises OperationError: the server does not say which model it serves."""
     from vllm_console.chat.code import Language, code_for
     from vllm_console.chat.conversation import request_for
     from vllm_console.load.client import find_served_model as served

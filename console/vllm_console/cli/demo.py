@@ -24,7 +24,7 @@ from vllm_console.cli.options import DAY, duration_type
 from vllm_console.cli.picture_options import add_picture_arguments, check_picture_options, write_picture
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.snapshot import Changes, LaunchRequest
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.settings import Config
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.keeper import client
@@ -246,7 +246,7 @@ def _sweep(root: Path) -> None:
                 try:
                     _end(folder)
                 except (OSError, KeeperError) as error:
-                    raise FleetError(f"{folder}: can't clean up after an earlier demo: {error}") from error
+                    raise OperationError(f"{folder}: can't clean up after an earlier demo: {error}") from error
 
 
 def _is_elsewhere(root: Path) -> bool:

@@ -14,7 +14,7 @@ from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, print_json
 from vllm_console.fleet.snapshot import State
-from vllm_console.fleet.verbs import FleetError, RefusedError, UsageError
+from vllm_console.fleet.verbs import OperationError, RefusedError, UsageError
 from vllm_console.logs.file import lines_before
 from vllm_console.text import plain, redrawn
 
@@ -75,14 +75,14 @@ def _failure_of(args: argparse.Namespace) -> Diagnosis:
     """Why a server failed.
 
     Raises:
-        FleetError: there is neither a file nor a server of that name.
+        OperationError: there is neither a file nor a server of that name.
         RefusedError: it has not failed.
         UsageError: an exit code is given.
     """
     name: str = args.logfile
     server = open_fleet(args).snapshot().server(name)
     if server is None:
-        raise FleetError(f"{name}: there is neither such a file nor a server of that name")
+        raise OperationError(f"{name}: there is neither such a file nor a server of that name")
     if args.exit_code is not None:
         raise UsageError("--exit-code is for a log; that of a server is known")
     if server.diagnosis is None:
@@ -110,7 +110,7 @@ def _read(name: str) -> tuple[int, str]:
                 skipped = lines_before(file, os.fstat(file.fileno()).st_size - MOST_BYTES)
                 data = file.read(MOST_BYTES)
     except OSError as error:
-        raise FleetError(f"{name}: cannot be read: {error.strerror}") from error
+        raise OperationError(f"{name}: cannot be read: {error.strerror}") from error
     return skipped, data.decode("utf-8", "replace")
 
 

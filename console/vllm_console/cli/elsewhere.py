@@ -14,7 +14,7 @@ import threading
 from typing import IO, TextIO
 
 from vllm_console.cli.fleet_access import read_only_by, settings_from, state_of
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import plain
 
 POSITIONS = ("name", "server", "also", "preset", "before", "after")
@@ -32,7 +32,7 @@ def run_elsewhere(args: argparse.Namespace) -> int | None:
     """Run the command on the machine that it names; returns its exit code, or None if it names none.
 
     Raises:
-        FleetError: ssh can't be run, the command names two machines, or it needs a terminal there.
+        OperationError: ssh can't be run, the command names two machines, or it needs a terminal there.
     """
     from vllm_console.fleet.remote_hosts import read_hosts, split_host
 
@@ -45,10 +45,10 @@ def run_elsewhere(args: argparse.Namespace) -> int | None:
     if host is None:
         return None
     if others := [word for word, (other, _) in split if other != name]:
-        raise FleetError(f"{plain(others[0], 200)} is not on {name}: a command is run on one machine")
+        raise OperationError(f"{plain(others[0], 200)} is not on {name}: a command is run on one machine")
     if args.command in READS_INPUT and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         way = shlex.join(["ssh", "-t", *(["-p", str(host.port)] if host.port else []), host.destination, host.command])
-        raise FleetError(f"on screen it runs on {name} itself: {way} {args.command} {plain(split[0][1][1], 200)}")
+        raise OperationError(f"on screen it runs on {name} itself: {way} {args.command} {plain(split[0][1][1], 200)}")
     there = {word: server for word, (_, server) in split}
     read_only = ["--read-only"] if read_only_by(args, settings_from(args)) else []
     # Options before the command are for this console.
@@ -61,7 +61,7 @@ def run_elsewhere(args: argparse.Namespace) -> int | None:
             stderr=subprocess.PIPE,
         )
     except OSError as error:
-        raise FleetError(f"ssh can't be run: {error.strerror}") from error
+        raise OperationError(f"ssh can't be run: {error.strerror}") from error
     errors = threading.Thread(target=_relay, args=(process.stderr, sys.stderr), daemon=True)
     errors.start()
     _relay(process.stdout, sys.stdout)

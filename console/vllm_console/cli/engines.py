@@ -13,7 +13,7 @@ from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings
 from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import Document, complain, confirmed, fields, print_json, prose
 from vllm_console.cli.progress import ProgressLine
-from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_console.text import plain, size
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _install(args: argparse.Namespace) -> int:
     """Plan, ask, install.
 
     Raises:
-        FleetError: it can't be installed.
+        OperationError: it can't be installed.
     """
     from vllm_launchers.host.gpu.nvml import driver_version
     from vllm_launchers.vllm.engine_install import install_engine, plan_engine, refuse_while_installing
@@ -98,7 +98,7 @@ def _install(args: argparse.Namespace) -> int:
     if not args.json:
         print("\n".join(engine_plan_lines(plan)))
     if plan.problems and not there:
-        raise FleetError(". ".join(plan.problems))
+        raise OperationError(". ".join(plan.problems))
     if args.dry_run or there:
         return _installed(args, plan, there=there)
     confirmed(args, f"Install it ({size(plan.download_bytes)} to download)?")
@@ -151,7 +151,7 @@ def _remove(args: argparse.Namespace) -> int:
     """Delete an environment that this program made.
 
     Raises:
-        FleetError: it can't be removed.
+        OperationError: it can't be removed.
     """
     from vllm_launchers.vllm.engine_install import users_of
     from vllm_launchers.vllm.engines import managed_engine, managed_engines, remove_engine
@@ -178,7 +178,7 @@ def _remove(args: argparse.Namespace) -> int:
         with ProgressLine(silent=args.json) as line:
             freed = remove_engine(path, show)
     except OSError as error:
-        raise FleetError(f"{error.filename}: {os.strerror(error.errno or 0)}") from error
+        raise OperationError(f"{error.filename}: {os.strerror(error.errno or 0)}") from error
     if args.json:
         print_json({"name": path.name, "removed": True, "freed_bytes": freed})
     else:

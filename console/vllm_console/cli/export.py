@@ -10,7 +10,7 @@ from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.snapshot import Changes, ServerView
-from vllm_console.fleet.verbs import FleetError, NotFoundError, UsageError
+from vllm_console.fleet.verbs import NotFoundError, OperationError, UsageError
 from vllm_launchers.plan.flags import served_name
 
 PROXIES = ("nginx", "llama-swap", "litellm")
@@ -79,7 +79,7 @@ def _export_for_proxy(args: argparse.Namespace) -> int:
     try:
         text = export_for_proxy(servers, ProxyForm(args.form))
     except ExportError as error:
-        raise FleetError(f"export {args.form}: {error}") from error
+        raise OperationError(f"export {args.form}: {error}") from error
     if warning := proxy_warning(servers, ProxyForm(args.form)):
         complain(warning)
     if args.json:

@@ -19,7 +19,7 @@ from vllm_console.cli.host_source import add_host, host_from_matrix, load_host, 
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.output import Document, fields, print_json
 from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts, cards, history_path
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.history.gpu_history import FIGURES
 from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
 from vllm_console.text import UNKNOWN, plain
@@ -144,7 +144,7 @@ def read_charts(args: argparse.Namespace, span: ChartRange, recorded: Host | Non
     """What was recorded of each GPU over the range asked for.
 
     Raises:
-        FleetError: nothing was recorded, or it cannot be read.
+        OperationError: nothing was recorded, or it cannot be read.
     """
     state = state_of(args)
     path = history_path(state, recorded)
@@ -155,10 +155,10 @@ def read_charts(args: argparse.Namespace, span: ChartRange, recorded: Host | Non
             while (chart := source.read(card, now, TimeView(span, now))).series.loading:
                 time.sleep(POLL_SECONDS)
             if chart.problem:
-                raise FleetError(chart.problem)
+                raise OperationError(chart.problem)
             charts.append(chart)
     if not charts:
-        raise FleetError(f"{path}: no GPU was recorded yet; a server on a GPU, or an open console, records them")
+        raise OperationError(f"{path}: no GPU was recorded yet; a server on a GPU, or an open console, records them")
     return charts
 
 
@@ -244,7 +244,7 @@ def run_gpus(args: argparse.Namespace) -> int:
         return 0 if best else 1
     if best is None:
         untold = [words for words in limits if words not in ranking.problem]
-        raise FleetError(plain("; ".join([ranking.problem, *untold])))
+        raise OperationError(plain("; ".join([ranking.problem, *untold])))
     print(plain(best.visible_devices(by_uuid=args.uuid)))
     print(plain(best.reason), file=sys.stderr)
     for index, uuid in zip(best.gpus, best.uuids, strict=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vllm_console.cli.fleet_access import check_state, settings_from, state_of
 from vllm_console.cli.options import text_from
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_launchers.host.gpu.host import Host, HostError
 
 FIRST_SAMPLE_SECONDS = 5.0
@@ -76,7 +76,7 @@ def _with_simulated(args: argparse.Namespace, host: Host) -> Host:
     try:
         with contextlib.closing(LocalFleet(args.state, observe=False, gpus=False, read_only=True)) as fleet:
             servers = fleet.snapshot().servers
-    except (FleetError, OSError):
+    except (OperationError, OSError):
         return host
     return occupied(host, [one for one in servers if one.ours and one.simulated and one.state.alive])
 
@@ -127,7 +127,7 @@ def host_from_matrix(path: Path, gpu: str | None) -> Host:
     """The host that a saved ``nvidia-smi topo -m`` describes; ``-`` reads standard input.
 
     Raises:
-        FleetError: the file cannot be read.
+        OperationError: the file cannot be read.
         UsageError: it contains no matrix, or the GPU is unknown.
     """
     from vllm_launchers.host.gpu.document import MOST_MATRIX, host_from_topo
@@ -139,7 +139,7 @@ def host_from_matrix(path: Path, gpu: str | None) -> Host:
             with path.open("rb") as file:
                 data = file.read(MOST_MATRIX + 1)
     except (OSError, ValueError) as error:
-        raise FleetError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise OperationError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
         return host_from_topo(data.decode("utf-8", "replace"), gpu, hostname=path.stem if str(path) != "-" else "")
     except HostError as error:

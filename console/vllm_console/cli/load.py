@@ -9,7 +9,7 @@ from vllm_console.cli.load_target import add_shape, find_target, shaped
 from vllm_console.cli.options import add_json, count_from, duration_type, number_type, share_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.progress import ProgressLine
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.text import duration, plain
 from vllm_launchers.units import counted
 
@@ -75,7 +75,7 @@ def _recorded(args: argparse.Namespace, fleet: LocalFleet) -> RecordedTraffic | 
 
     Raises:
         UsageError: it is combined with another shape.
-        FleetError: none were recorded.
+        OperationError: none were recorded.
     """
     if args.from_requests is None:
         if args.speed != 1.0:
@@ -93,7 +93,7 @@ def _recorded(args: argparse.Namespace, fleet: LocalFleet) -> RecordedTraffic | 
         if one.prompt_tokens and one.output_tokens
     ]
     if not found:
-        raise FleetError(f"no finished request of {args.from_requests} is recorded")
+        raise OperationError(f"no finished request of {args.from_requests} is recorded")
     return RecordedTraffic(found, speed=args.speed, seed=args.seed)
 
 

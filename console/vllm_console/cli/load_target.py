@@ -16,7 +16,7 @@ from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import count_from, share_from
 from vllm_console.fleet.attached import endpoint_access
 from vllm_console.fleet.snapshot import ServerView, State, Workload
-from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError
+from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
     Raises:
         NotFoundError: there is no such server or preset.
         RefusedError: it is another user's, and ``others_allowed`` is not set.
-        FleetError: it is not ready.
+        OperationError: it is not ready.
     """
     fleet = open_fleet(args)
     if args.server.startswith(("http://", "https://")):
@@ -90,7 +90,7 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
         raise RefusedError(f"{server.name} is {server.node}: it serves no requests; node 0 does")
     if server.state not in (State.READY, State.UNRESPONSIVE):
         why = f": {server.reason}" if server.reason else ". Try again when it is."
-        raise FleetError(f"{server.name} is {server.state_text}, not ready{why}")
+        raise OperationError(f"{server.name} is {server.state_text}, not ready{why}")
     folder = Path(server.folder) if server.folder else None
     workload = _workload(args, fleet, server.workload)
     if server.attached is not None:

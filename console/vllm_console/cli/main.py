@@ -297,7 +297,7 @@ def _run(words: Sequence[str]) -> int:
     args = parse(words)
     run = implementation(args.command or "console", "run")
     from vllm_console.text import plain
-    from vllm_launchers.errors import FleetError
+    from vllm_launchers.errors import OperationError
 
     try:
         if args.command in CHANGING:
@@ -309,7 +309,7 @@ def _run(words: Sequence[str]) -> int:
             if (code := run_elsewhere(args)) is not None:
                 return code
         return int(run(args))
-    except FleetError as error:
+    except OperationError as error:
         return _say(plain(str(error)), error.exit_code)
     except (OutputError, BrokenPipeError):
         raise

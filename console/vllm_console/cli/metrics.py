@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_console.cli.options import add_json, timeout_from
 from vllm_console.cli.output import Document, print_json
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.metrics.quantile import PARTS, Quantile, text_of
 from vllm_console.metrics.sample import Sample
 from vllm_console.text import UNKNOWN, percent, plain, seconds
@@ -42,7 +42,7 @@ def read_sample(source: str, timeout: float) -> Sample:
     """A sample from a URL or a file.
 
     Raises:
-        FleetError: it cannot be read, or has no vLLM metrics.
+        OperationError: it cannot be read, or has no vLLM metrics.
     """
     from vllm_console.metrics.parse import NotMetricsError, parse_metrics
     from vllm_console.metrics.scrape import BODY_LIMIT, scrape_once
@@ -53,13 +53,13 @@ def read_sample(source: str, timeout: float) -> Sample:
         with Path(source).open("rb") as file:
             body = file.read(BODY_LIMIT + 1)
         if len(body) > BODY_LIMIT:
-            raise FleetError(f"{source}: larger than {BODY_LIMIT >> 20} MiB, not a /metrics page")
+            raise OperationError(f"{source}: larger than {BODY_LIMIT >> 20} MiB, not a /metrics page")
         return parse_metrics(body.decode("utf-8"), time.time())
     except (NotMetricsError, UnicodeDecodeError) as error:
         reason = str(error) if isinstance(error, NotMetricsError) else "not text"
-        raise FleetError(f"{source}: not a /metrics page: {reason}") from error
+        raise OperationError(f"{source}: not a /metrics page: {reason}") from error
     except OSError as error:
-        raise FleetError(f"{source}: cannot be read: {error.strerror}") from error
+        raise OperationError(f"{source}: cannot be read: {error.strerror}") from error
 
 
 def _title(key: str) -> str:

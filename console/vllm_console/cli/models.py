@@ -14,7 +14,7 @@ from vllm_console.cli.options import add_json, gpus_from, text_from
 from vllm_console.cli.output import Document, complain, confirmed, fields, print_json, prose
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_console.model_text import COLUMNS, fit_text, model_cells
 from vllm_console.text import UNKNOWN, count, plain, size
 from vllm_launchers.host.board import gpus_text
@@ -116,7 +116,7 @@ def _used(fleet: LocalFleet) -> Mapping[str, float]:
     """When each model was last started by this program; nothing where that can't be read."""
     try:
         used: Mapping[str, float] = fleet.used_models()
-    except FleetError as error:
+    except OperationError as error:
         complain(str(error))
         return {}
     return used
@@ -182,7 +182,7 @@ def _fits(
                 LaunchRequest(args.fits, model=model, gpus=gpus_from(args.gpus), place=place, from_hub=ask_hub)
             )
             fits[model] = fit_of(plan)
-        except FleetError as error:
+        except OperationError as error:
             fits[model] = MemoryFit(error=str(error).partition("\n")[0])
     return fits
 
@@ -221,7 +221,7 @@ def get_model(args: argparse.Namespace) -> int:
 
     Raises:
         UsageError: that is no hub id.
-        FleetError: it can't be downloaded.
+        OperationError: it can't be downloaded.
     """
     from vllm_launchers.vllm.model_folder import CONFIGS
 
@@ -252,7 +252,7 @@ def _admitted(args: argparse.Namespace, hub: Hub, found: HubModel) -> int:
     """What is to be downloaded, if there is room for it and the user agrees.
 
     Raises:
-        FleetError: there is no room.
+        OperationError: there is no room.
         RefusedError: it was not confirmed.
     """
     missing, free = hub.missing_bytes(found), hub.free_bytes()
@@ -261,7 +261,7 @@ def _admitted(args: argparse.Namespace, hub: Hub, found: HubModel) -> int:
         print(plain(f"  {counted(len(found.files), 'file')}, {size(found.bytes)}, commit {found.commit[:12]}"))
         print(plain(f"  {size(missing) if missing else 'nothing'} to download, {size(free)} free at {hub.cache}"))
     if problem := hub.no_room(found):
-        raise FleetError(problem)
+        raise OperationError(problem)
     if found.code and not args.with_code:
         risk = (
             f"{found.model} comes with Python code of its own, which vLLM runs as you if --trust-remote-code is given"
@@ -279,7 +279,7 @@ def remove_model(args: argparse.Namespace) -> int:
     """Delete a model from the cache.
 
     Raises:
-        FleetError: it can't be deleted.
+        OperationError: it can't be deleted.
     """
     from vllm_launchers.vllm.hub import HubError, users_of_model
 
@@ -297,7 +297,7 @@ def remove_model(args: argparse.Namespace) -> int:
     try:
         freed = hub.remove(folder)
     except OSError as error:
-        raise FleetError(f"{error.filename}: {os.strerror(error.errno or 0)}") from error
+        raise OperationError(f"{error.filename}: {os.strerror(error.errno or 0)}") from error
     if args.json:
         print_json({"model": model, "removed": True, "freed_bytes": freed})
     else:
@@ -309,7 +309,7 @@ def found_models(args: argparse.Namespace) -> tuple[FoundModel, ...]:
     """What the hub finds for the words.
 
     Raises:
-        FleetError: it does not answer.
+        OperationError: it does not answer.
     """
 
     if not args.words:

@@ -28,7 +28,7 @@ from vllm_console.cli.options import (
 )
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import FleetError, NoPlaceError
+from vllm_console.fleet.verbs import NoPlaceError, OperationError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
@@ -180,4 +180,4 @@ def _exported(plan: Plan, form: str, name: str) -> str:
     try:
         return export(plan, Form(form), name=name)
     except ExportError as error:
-        raise FleetError(f"--export {form}: {error}") from error
+        raise OperationError(f"--export {form}: {error}") from error

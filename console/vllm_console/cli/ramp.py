@@ -16,7 +16,7 @@ from vllm_console.cli.options import add_json, duration_type, number_type
 from vllm_console.cli.output import ask, complain, print_json
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.runs_text import step_heading, step_line
-from vllm_console.fleet.verbs import FleetError, RefusedError
+from vllm_console.fleet.verbs import OperationError, RefusedError
 from vllm_console.text import duration, objectives_text, plain, rate
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _search(args: argparse.Namespace, target: Target, objectives: Objectives, op
     """Run the ramp; SIGINT and SIGTERM end it early, with what it has.
 
     Raises:
-        FleetError: it could not begin.
+        OperationError: it could not begin.
     """
     from vllm_console.load.ramp import run_ramp
     from vllm_console.load.run import stop_on_signals
@@ -319,5 +319,5 @@ def keep_ramp(target: Target, name: str, found: Ramp, objectives: Objectives) ->
     """Store it with the server's run; a store that can't be written loses no result."""
     try:
         target.fleet.keep_measurement(name, _measurement(found, objectives))
-    except FleetError as error:
+    except OperationError as error:
         complain(f"the result is not kept: {error}")

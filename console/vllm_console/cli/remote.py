@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_console import __version__
 from vllm_console.cli.fleet_access import open_fleet
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ class _Answers:
         """Answer a request; what the fleet refuses is an answer, too. Raises BrokenPipeError."""
         try:
             found = self._result(request)
-        except FleetError as error:
+        except OperationError as error:
             found = {"error": {"message": str(error), "code": error.exit_code}}
         except Exception as error:  # noqa: BLE001 - the boundary of a request: the other side waits for an answer
-            found = {"error": {"message": f"unexpected error: {redact(repr(error))}", "code": FleetError.exit_code}}
+            found = {"error": {"message": f"unexpected error: {redact(repr(error))}", "code": OperationError.exit_code}}
         self.send({"id": request.get("id"), **found})
 
     def answer_apart(self, request: dict[str, Any]) -> None:
@@ -95,5 +95,5 @@ class _Answers:
             case "restart" if isinstance(name, str):
                 self._fleet.restart(name, decode_changes(request.get("changes")))
             case _:
-                raise FleetError("this vllm-console does not know what was asked: update it")
+                raise OperationError("this vllm-console does not know what was asked: update it")
         return {"done": True}

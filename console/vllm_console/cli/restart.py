@@ -20,7 +20,7 @@ from vllm_console.cli.output import Document, ask, complain, print_json, warn_of
 from vllm_console.cli.servers import server_document
 from vllm_console.cli.waiting import did_not_happen, is_settled, not_ready, report_server, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.text import plain
 from vllm_launchers.launch.request import RestartOptions
 
@@ -158,9 +158,9 @@ def _changes(args: argparse.Namespace, before: ServerView | None) -> Changes:
 
     Raises:
         UsageError: ``--previous`` is combined with other changes.
-        FleetError: there are no previous flags.
+        OperationError: there are no previous flags.
     """
-    from vllm_console.fleet.verbs import FleetError, flag_difference
+    from vllm_console.fleet.verbs import OperationError, flag_difference
 
     changes = changes_from(args)
     if not args.previous:
@@ -170,7 +170,7 @@ def _changes(args: argparse.Namespace, before: ServerView | None) -> Changes:
     if before is None:
         return changes
     if before.previous_flags is None:
-        raise FleetError(f"{args.name} has no previous run to revert to")
+        raise OperationError(f"{args.name} has no previous run to revert to")
     return flag_difference(before.flags, before.previous_flags)
 
 
@@ -200,7 +200,7 @@ def run_rolling(fleet: LocalFleet, args: argparse.Namespace, changes: Changes, o
 
     Raises:
         UsageError: an option that a rolling update does not have.
-        FleetError: there is no room; nothing was started.
+        OperationError: there is no room; nothing was started.
     """
     if args.preset:
         raise UsageError("--rolling keeps the preset: start another preset with 'vllm-console start'")
@@ -231,7 +231,7 @@ def _compared(fleet: LocalFleet, args: argparse.Namespace, new: ServerView) -> A
         print(f"{new.name} is ready at {new.url}", flush=True)
     try:
         compared = fleet.compare_answers(args.name, new.name)
-    except FleetError as error:
+    except OperationError as error:
         complain(f"{error}; {who_serves(fleet, args.name, new)}")
         return None
     if not args.json:

@@ -80,7 +80,7 @@ def _import(args: argparse.Namespace) -> int:
 
     Raises:
         UsageError: other words than ``import`` stand before the file, or no run is named.
-        FleetError: the file is no result, or the run does not exist.
+        OperationError: the file is no result, or the run does not exist.
     """
     from vllm_console.runs.imports import read_result
 

@@ -21,7 +21,7 @@ from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.ramp import budget_from, confirm_load, keep_ramp, only_one, rate_from
 from vllm_console.cli.waiting import Canceling, did_not_happen, is_settled, undone_at_end, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, State
-from vllm_console.fleet.verbs import FleetError, UsageError, flag_difference
+from vllm_console.fleet.verbs import OperationError, UsageError, flag_difference
 from vllm_console.load.spans import LoadNote
 from vllm_console.load.tune_search import (
     AGAIN_SHARE,
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         UsageError: the budget is too short.
-        FleetError: the server can't be measured or restarted, or nothing can be predicted.
+        OperationError: the server can't be measured or restarted, or nothing can be predicted.
         NotFoundError, RefusedError: there is no such server of this user's, or it serves others.
     """
     from vllm_console.diagnosis.objectives import objectives_of
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     if target.server is None:
         raise UsageError(f"{plain(args.server)} is not the name of a server of yours, and only those are restarted")
     if target.server.no_probe:
-        raise FleetError(f"{args.server} has no probe, so nothing can be predicted: {target.server.no_probe}")
+        raise OperationError(f"{args.server} has no probe, so nothing can be predicted: {target.server.no_probe}")
     limits, source = objectives_of(target.server.objectives, target.server.preset)
     others = confirm_load(args, target, "a tuner restarts it several times and makes its other clients wait")
     tuner = _Tuner(args, target, target.server, limits, others)
@@ -264,13 +264,13 @@ class _Tuner:
     def _put_back(self) -> str:
         """Returns why the server does not have them; empty if it has."""
         if self._asked is not None:
-            with contextlib.suppress(FleetError):  # it stops the server already
+            with contextlib.suppress(OperationError):  # it stops the server already
                 self._fleet.cancel_restart(self._name)
-            with contextlib.suppress(FleetError):  # removed meanwhile
+            with contextlib.suppress(OperationError):  # removed meanwhile
                 self._generation = self._begun(*self._asked)[0].generation
         try:
             server = self._server()
-        except FleetError as error:
+        except OperationError as error:
             return str(error)
         changes = flag_difference(server.flags, self._wanted)
         if changes.empty and server.state is not State.FAILED:
@@ -280,7 +280,7 @@ class _Tuner:
         self._step(TunerStep.FINISHING, restart=True)
         try:
             problem = self._restart(changes)
-        except FleetError as error:
+        except OperationError as error:
             problem = str(error)
         if not problem:
             return ""
@@ -306,7 +306,7 @@ class _Tuner:
         """The objective's value with the present flags; None where there is none: then ``_problem`` says why.
 
         Raises:
-            FleetError: somebody else has removed, restarted or stopped it.
+            OperationError: somebody else has removed, restarted or stopped it.
         """
         self._problem = "too few of its requests were answered"
         if self._args.objective == GOODPUT:
@@ -348,12 +348,12 @@ class _Tuner:
             )
         except LoadError as error:
             self._server()
-            raise FleetError(str(error)) from error
+            raise OperationError(str(error)) from error
         if found.steps:
             keep_ramp(self._target, self._name, found, self._limits)
         if not found.complete:
             self._server()
-            raise FleetError(found.sentence)
+            raise OperationError(found.sentence)
         return measured_ceiling(tried(found.steps), seconds)
 
     def _load(
@@ -391,7 +391,7 @@ class _Tuner:
             )
         except LoadError as error:
             self._server()
-            raise FleetError(str(error)) from error
+            raise OperationError(str(error)) from error
         return report
 
     @property
@@ -418,7 +418,7 @@ class _Tuner:
         while True:
             try:
                 return self._fleet.rank_changes(self._name, target)
-            except FleetError:
+            except OperationError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
@@ -456,7 +456,7 @@ class _Tuner:
         """Restart with a candidate's flags and measure; why it could not be measured, if so.
 
         Raises:
-            FleetError: the server ended meanwhile, or somebody else has changed it.
+            OperationError: the server ended meanwhile, or somebody else has changed it.
         """
         assert self._ranking is not None
         server, candidate = self._server(), self._ranking.candidates[trial.place]
@@ -475,8 +475,8 @@ class _Tuner:
         self._step(TunerStep.MEASURING)
         try:
             measured = self._measure(trial.seconds, start)
-        except FleetError as error:
-            raise FleetError(f"the trial with {self._trying} was given up; of that trial: {error}") from error
+        except OperationError as error:
+            raise OperationError(f"the trial with {self._trying} was given up; of that trial: {error}") from error
         finally:
             self._trying = ""
         return measured, "" if measured is not None else self._problem
@@ -485,13 +485,13 @@ class _Tuner:
         """Restart and wait until it is ready. Returns why it did not, or came back with other flags.
 
         Raises:
-            FleetError: somebody else has changed it.
+            OperationError: somebody else has changed it.
         """
         began, before = time.monotonic(), self._server()
         try:
             with self.canceling.afterwards():
                 self._asked = before, self._fleet.restart(self._name, changes)
-        except FleetError as error:
+        except OperationError as error:
             return str(error)
         server, asked_at = self._begun(*self._asked)
         if did_not_happen(server, asked_at):
@@ -513,14 +513,16 @@ class _Tuner:
         """The server as it is now.
 
         Raises:
-            FleetError: somebody else has removed, restarted or stopped it.
+            OperationError: somebody else has removed, restarted or stopped it.
         """
         server = self._fleet.snapshot().server(self._name)
         what = "removed" if server is None else "restarted" if server.generation != self._generation else "stopped"
         if server is None or what == "restarted" or server.state in (State.STOPPING, State.STOPPED):
             trial = what == "stopped" and not flag_difference(server.flags, self._original).empty if server else False
             with_flags = ", with the flags of a trial" if trial else ""
-            raise FleetError(f"{self._name} was {what} by somebody else meanwhile: it is left as it is now{with_flags}")
+            raise OperationError(
+                f"{self._name} was {what} by somebody else meanwhile: it is left as it is now{with_flags}"
+            )
         return server
 
     def _start_seconds(self) -> float:

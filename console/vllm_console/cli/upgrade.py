@@ -14,7 +14,7 @@ from vllm_console.cli.options import changes_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.waiting import is_settled, undone_at_end, wait_until
 from vllm_console.fleet.snapshot import Changes, State, Workload
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.text import duration, plain
 from vllm_console.text import seconds as latency
 from vllm_launchers.units import counted
@@ -59,7 +59,7 @@ def run_upgrade(args: argparse.Namespace) -> int:
 
     Raises:
         UsageError: not two engines, or too few rounds.
-        FleetError: an engine is not there, or its turn could not be played.
+        OperationError: an engine is not there, or its turn could not be played.
         NoPlaceError, UnfitError: there is no room for a second server, or vLLM would refuse its flags.
     """
     from vllm_console.load.upgrade import FEWEST_ROUNDS, compare_engines
@@ -108,7 +108,7 @@ def _sides(fleet: LocalFleet, args: argparse.Namespace) -> tuple[tuple[_Side, _S
         for word, letter in zip(args.engine, "ab", strict=True)
     )
     if taken := sorted(used & {side.name for side in sides}):
-        raise FleetError(
+        raise OperationError(
             f"a server is called {taken[0]} already: stop and remove it, it may be left of an earlier check"
         )
     notes: list[str] = []
@@ -148,7 +148,7 @@ def _traffic(fleet: LocalFleet, args: argparse.Namespace) -> _Traffic:
             for one in fleet.requests(args.before)
             if one.prompt_tokens and one.output_tokens
         ]
-    except FleetError:  # it has no probe
+    except OperationError:  # it has no probe
         found = []
     newest = max((one.arrived_at for one in found), default=0.0)
     found = [one for one in found if one.arrived_at > newest - args.seconds]
@@ -176,7 +176,7 @@ def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Tr
     """One turn: start, warm up, send, stop.
 
     Raises:
-        FleetError: the server did not start, or did not answer.
+        OperationError: the server did not start, or did not answer.
     """
     from vllm_console.load.client import LoadError
     from vllm_console.load.report import Times
@@ -187,7 +187,7 @@ def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Tr
     side.runs.append(f"{server.name}@{server.generation}")
     server = wait_until(fleet, side.name, is_settled, quiet=args.json, timeout=START_SECONDS)
     if server.state is not State.READY:
-        raise FleetError(f"{side.engine.label} did not start: {server.reason or server.state}")
+        raise OperationError(f"{side.engine.label} did not start: {server.reason or server.state}")
     send: Any = partial(
         run_load, server.url, None, traffic.workload, lookup=partial(fleet.listener, side.name),
         max_in_flight=max(4 * traffic.workload.concurrency, 256),
@@ -201,7 +201,7 @@ def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Tr
             _wait(send(None, 1.0, requests=4, seed=1))
             report = _wait(send(traffic.rate, traffic.seconds, answers=answers))
     except LoadError as error:
-        raise FleetError(f"{side.engine.label}: {error}") from error
+        raise OperationError(f"{side.engine.label}: {error}") from error
     _stop(fleet, side)
     if not args.json:
         words = f"round {number + 1}, {side.engine.label}"
@@ -232,7 +232,7 @@ def _remove(fleet: LocalFleet, sides: tuple[_Side, _Side]) -> None:
             if fleet.snapshot().server(side.name) is not None:
                 _stop(fleet, side)
                 fleet.forget(side.name)
-        except FleetError as error:
+        except OperationError as error:
             complain(f"{side.name} is still there: {error}; 'vllm-console stop {side.name}' ends it")
 
 

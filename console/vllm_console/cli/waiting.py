@@ -14,7 +14,7 @@ from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.servers import server_document
 from vllm_console.fleet.snapshot import ServerView, State
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import duration, plain
 
 if TYPE_CHECKING:
@@ -29,18 +29,18 @@ def wait_until(
     """Poll a server until ``done`` returns true; show startup progress on a terminal.
 
     Raises:
-        FleetError: it took longer than ``timeout`` seconds.
+        OperationError: it took longer than ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     with ProgressLine(silent=quiet or not sys.stderr.isatty()) as line:
         while True:
             server = fleet.snapshot().server(name)
             if server is None:
-                raise FleetError(f"{name} was removed while this command waited")
+                raise OperationError(f"{name} was removed while this command waited")
             if done(server):
                 return server
             if time.monotonic() > deadline:
-                raise FleetError(
+                raise OperationError(
                     f"{name} is still {server.state} after {duration(timeout)}, and continues without this command. "
                     f"See 'vllm-console logs {name}', or wait longer with --timeout"
                 )
@@ -67,7 +67,7 @@ def wait_for_restart(
     this restart's preparation was asked for (Unix seconds), None if it has none.
 
     Raises:
-        FleetError: it took longer than ``timeout`` seconds.
+        OperationError: it took longer than ``timeout`` seconds.
     """
     generation = before.generation if before else 0
     earlier = before.restart.asked_at if before is not None and before.restart is not None else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, settings_from, state_of
 from vllm_console.cli.options import add_json
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _watch(fleet: LocalFleet, notifier: Notifier, ended: threading.Event, *, as_
             for alert in notifier.update(fleet.snapshot()):
                 print(_line(alert, as_json=as_json), flush=True)
             trouble = notifier.trouble
-        except FleetError as error:  # a failed read may succeed at the next poll
+        except OperationError as error:  # a failed read may succeed at the next poll
             trouble = str(error)
         if trouble and trouble != reported:
             print(f"vllm-console: {plain(trouble)}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import read_only_by, settings_from
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import OperationError, UsageError
 
 if TYPE_CHECKING:
     from vllm_console.web.server import ConsoleServer
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     config = settings_from(args)
     _check(args)
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise FleetError(
+        raise OperationError(
             f"'vllm-console web' needs {' and '.join(missing)}, which this installation does not have: "
             "run pip install 'vllm-console[web]'"
         )
@@ -72,7 +72,7 @@ def _listen(port: int) -> socket.socket:
     """A socket on loopback, the only address that is ever bound.
 
     Raises:
-        FleetError: the port can't be bound.
+        OperationError: the port can't be bound.
     """
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -81,7 +81,9 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         why = error.strerror or str(error)
-        raise FleetError(f"can't listen on {ADDRESS}:{port}: {why}; choose another --port, or leave it out") from error
+        raise OperationError(
+            f"can't listen on {ADDRESS}:{port}: {why}; choose another --port, or leave it out"
+        ) from error
     return listening
 
 

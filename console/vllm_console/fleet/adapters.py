@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_console.metrics.parse import NotMetricsError, parse_metrics
 from vllm_console.text import UNKNOWN, count, size
 from vllm_launchers.host.environment import memory_available_gib
@@ -89,14 +89,16 @@ class Loaded(msgspec.Struct, frozen=True):
 class ServerAdapters:
     """The adapters of one server. Every method sends requests to it and blocks.
 
-    All of them raise FleetError where the server is not ready or does not answer.
+    All of them raise OperationError where the server is not ready or does not answer.
     """
 
     def __init__(self, record: ServerRecord) -> None:
         if record.current.spec.node is not None and record.current.spec.node.headless:
             raise RefusedError(f"{record.name} is {record.current.spec.node.text}: it serves no requests; node 0 does")
         if record.server is None or record.state is not State.READY:
-            raise FleetError(f"{record.name} is {record.state}, not ready: its adapters can be listed once it is ready")
+            raise OperationError(
+                f"{record.name} is {record.state}, not ready: its adapters can be listed once it is ready"
+            )
         self._name, self._details = record.name, unpack(record.current.spec.details)
         self._client = client_of(record, record.server)
 
@@ -120,7 +122,7 @@ class ServerAdapters:
         Raises:
             UsageError: the name can't be used, or the folder holds no adapter.
             RefusedError: it would not be loaded: no LoRA, no routes, too high a rank, too little memory.
-            FleetError: vLLM refuses it.
+            OperationError: vLLM refuses it.
         """
         if not name or _HIDDEN.search(name):
             raise UsageError("an adapter's name must not be empty or hold commas or control characters")
@@ -207,13 +209,13 @@ class ServerAdapters:
         try:
             return self._client.ask(method, path, body, seconds=seconds)
         except OSError as error:
-            raise FleetError(f"{self._name} did not answer: {error}") from error
+            raise OperationError(f"{self._name} did not answer: {error}") from error
 
     def _require(self, answer: Response, failed: str) -> None:
         if answer.status == 401:
             raise RefusedError(f"{self._name} has an API key: set {API_KEY} to it")
         if answer.status != 200:
-            raise FleetError(f"{failed}: {self._name} answered {answer.message}")
+            raise OperationError(f"{failed}: {self._name} answered {answer.message}")
 
     def _in_use(self) -> tuple[frozenset[str] | None, float | None, float | None]:
         """The adapters with requests, and how many requests run and wait."""

@@ -28,7 +28,7 @@ from vllm_console.attached import (
 )
 from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.fleet.snapshot import ServerView, State
-from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback
@@ -201,21 +201,21 @@ class AttachedServers:
         servers by their ports.
 
         Raises:
-            FleetError: the name is taken, or nothing can be written.
+            OperationError: the name is taken, or nothing can be written.
             UsageError: an argument is invalid.
         """
         endpoint = _checked(url, key_env, ca)
         if is_loopback(endpoint.host) and (here := own.get(endpoint.port)) is not None:
-            raise FleetError(f"{endpoint.url} is {here}, a server of your own: it is in the table already")
+            raise OperationError(f"{endpoint.url} is {here}, a server of your own: it is in the table already")
         folder = self._state / ATTACHED
-        busy = FleetError(f"another command is attaching an endpoint ({folder}): try again")
+        busy = OperationError(f"another command is attaching an endpoint ({folder}): try again")
         try:
             own_folder(self._state)
             make_folder(folder)
             with locked(folder / _ATTACHING, ATTACH_SECONDS, busy):
                 return self._attach(endpoint, name)
         except OSError as error:
-            raise FleetError(f"{folder} can't be written: {error.strerror}") from error
+            raise OperationError(f"{folder} can't be written: {error.strerror}") from error
 
     def _attach(self, endpoint: Endpoint, name: str | None) -> str:
         present = {record.name: found for record in self.read()[0] if (found := endpoint_of(record)) is not None}
@@ -223,10 +223,10 @@ class AttachedServers:
         if known is not None and name in (None, known):
             return self._renew(known, endpoint)
         if known is not None:
-            raise FleetError(f"{endpoint.url} is attached already, as {known}")
+            raise OperationError(f"{endpoint.url} is attached already, as {known}")
         chosen = name if name is not None else self._free_name(name_for(endpoint.url), present)
         if chosen in present or client.exists(self._state, chosen):
-            raise FleetError(f"there is a server called '{chosen}' already: choose another --name")
+            raise OperationError(f"there is a server called '{chosen}' already: choose another --name")
         folder = attached_folder(self._state, chosen)
         try:
             make_folder(folder)
@@ -234,7 +234,7 @@ class AttachedServers:
             start_recorder(self._state, chosen)
         except OSError as error:
             _delete(folder)
-            raise FleetError(f"{folder} can't be written: {error.strerror}") from error
+            raise OperationError(f"{folder} can't be written: {error.strerror}") from error
         return chosen
 
     def _free_name(self, wanted: str, present: dict[str, Endpoint]) -> str:
@@ -270,7 +270,7 @@ class AttachedServers:
         ``hosts`` are attached machines, which the error names, too.
 
         Raises:
-            FleetError: its recorder does not end, or its history can't be kept.
+            OperationError: its recorder does not end, or its history can't be kept.
             NotFoundError, RefusedError: no endpoint of that name is attached.
         """
         try:
@@ -314,7 +314,7 @@ class AttachedServers:
                 os.close(opened)
             yield folder
         except OSError as error:
-            raise FleetError(f"{name}: {error.strerror or error} ({folder})") from error
+            raise OperationError(f"{name}: {error.strerror or error} ({folder})") from error
         finally:
             if aside.exists() and not record.exists():
                 aside.rename(record)

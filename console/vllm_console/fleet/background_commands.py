@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import FleetError, RefusedError
+from vllm_console.fleet.verbs import OperationError, RefusedError
 from vllm_console.metrics.quantile import p99_in
 from vllm_console.runs.measurement import RAMP, Measurement
 from vllm_console.text import duration
@@ -369,7 +369,7 @@ class StagedPredictions:
         """Predict a change; nothing is kept. Blocks for seconds. None if it was ended by another question or `close`.
 
         Raises:
-            FleetError: nothing can be predicted, or it took too long.
+            OperationError: nothing can be predicted, or it took too long.
         """
         import subprocess  # most consoles predict nothing
 
@@ -391,14 +391,14 @@ class StagedPredictions:
         except subprocess.TimeoutExpired as error:
             process.kill()
             process.communicate()
-            raise FleetError(f"no prediction within {self._deadline:g} seconds") from error
+            raise OperationError(f"no prediction within {self._deadline:g} seconds") from error
         with self._lock:
             if self._process is not process:
                 return None
             self._process = None
         with contextlib.suppress(ValueError):
             return decode_json(output, PredictedChange)
-        raise FleetError(_last_message(errors.decode(errors="replace")) or "the prediction gave no result")
+        raise OperationError(_last_message(errors.decode(errors="replace")) or "the prediction gave no result")
 
     def cancel(self) -> None:
         """End what is being computed."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.fleet.verbs import FleetError, RefusedError, UsageError
+from vllm_console.fleet.verbs import OperationError, RefusedError, UsageError
 from vllm_console.text import duration_from
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class SharedBoard:
         """Change this user's page now.
 
         Raises:
-            FleetError: the board cannot be written.
+            OperationError: the board cannot be written.
         """
         from vllm_launchers.host.board import change_page
 
@@ -88,14 +88,14 @@ class SharedBoard:
         """The board as it is now.
 
         Raises:
-            FleetError: it cannot be read.
+            OperationError: it cannot be read.
         """
         from vllm_launchers.host.board import BoardError, read_board
 
         try:
             found = read_board(self.folder, time.time())
         except (BoardError, OSError) as error:
-            raise FleetError(str(error)) from error
+            raise OperationError(str(error)) from error
         self._newest, self._read_at = found, time.monotonic()
         return found
 
@@ -105,7 +105,7 @@ class SharedBoard:
         Raises:
             RefusedError: another user has claimed one of them.
             UsageError: there is no such GPU, or the time is past or too far ahead.
-            FleetError: the board cannot be written.
+            OperationError: the board cannot be written.
         """
         from vllm_launchers.host.board import LONGEST_SECONDS, Claim, format_claim, gpus_text, safe_line
 
@@ -129,7 +129,7 @@ class SharedBoard:
 
         Raises:
             RefusedError: another user holds the claim.
-            FleetError: there is no such claim, or the board cannot be written.
+            OperationError: there is no such claim, or the board cannot be written.
         """
         from vllm_launchers.host.board import format_claim, gpus_text
 
@@ -140,14 +140,14 @@ class SharedBoard:
             if index not in own and other is not None:
                 raise RefusedError(f"GPU {index} is {format_claim(other, found.at)}, not by you")
             if index not in own:
-                raise FleetError(f"GPU {index} is not claimed; see 'vllm-console board'")
+                raise OperationError(f"GPU {index} is not claimed; see 'vllm-console board'")
         if not own:
-            raise FleetError("you have no claim to release; see 'vllm-console board'")
+            raise OperationError("you have no claim to release; see 'vllm-console board'")
         gone = tuple(gpus) or tuple(own)
         self.change(lambda page: without_claims(page, gone))
         still = sorted({i for one in self.read().claims if one.uid == os.getuid() for i in one.gpus} & set(gone))
         if still:
-            raise FleetError(f"{gpus_text(still)} is still claimed by you: the board has another page of yours")
+            raise OperationError(f"{gpus_text(still)} is still claimed by you: the board has another page of yours")
         return self.read()
 
     def exchange(
@@ -183,7 +183,7 @@ class SharedBoard:
                 self.change(lambda page: page_with_servers(page, servers, known))
                 self._written = servers
             self.trouble = self.read().unsafe
-        except FleetError as error:
+        except OperationError as error:
             self.trouble = str(error)
             self._read_at = time.monotonic()
 

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import duration, plain, size
 from vllm_launchers.vllm.hub import Hub
 
@@ -41,14 +41,14 @@ class ModelDownload:
     ``code`` is whether it has Python code of its own; ``missing_bytes`` are still to be downloaded.
 
     Raises:
-        FleetError: it can't be downloaded: no such model, no access, no answer, no room.
+        OperationError: it can't be downloaded: no such model, no access, no answer, no room.
     """
 
     def __init__(self, model: str, engines: Sequence[str]) -> None:
         self._hub = Hub(engines)
         self._found = self._hub.about(model)
         if problem := self._hub.no_room(self._found):
-            raise FleetError(problem)
+            raise OperationError(problem)
         self.model, self.code = model, self._found.code
         self.files, self.bytes = len(self._found.files), self._found.bytes
         self.missing_bytes, self.free_bytes = self._hub.missing_bytes(self._found), self._hub.free_bytes()
@@ -58,7 +58,7 @@ class ModelDownload:
         """Download and verify it; blocks. ``progress`` gets the step and its bytes, in other threads.
 
         Raises:
-            FleetError: it could not be downloaded, or was canceled; complete files stay.
+            OperationError: it could not be downloaded, or was canceled; complete files stay.
         """
         self._hub.get(self._found, progress)
 

@@ -55,7 +55,7 @@ def cards(path: Path) -> tuple[Card, ...]:
     """The GPUs of which a history has rows, as they were last; none where nothing is recorded.
 
     Raises:
-        FleetError: the history cannot be read.
+        OperationError: the history cannot be read.
     """
     try:
         return last_cards(path)

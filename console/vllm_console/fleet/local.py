@@ -35,8 +35,8 @@ from vllm_console.fleet.snapshot import (
 )
 from vllm_console.fleet.verbs import (
     DRAIN_SECONDS,
-    FleetError,
     NotFoundError,
+    OperationError,
     PresetProblem,
     RefusedError,
     Say,
@@ -106,7 +106,7 @@ LOAD_SECONDS = 60.0
 class LocalFleet:
     """All servers of this machine as one user sees them: what commands and screens show, and the verbs that act.
 
-    A verb that fails raises a `FleetError` with one clear sentence.
+    A verb that fails raises a `OperationError` with one clear sentence.
 
     ``interactive`` is for a console, which refreshes once a second: GPUs, board and leftovers are then watched by
     threads, ``leftovers`` where it is asked for. A command reads them when it needs them. A stop never waits for a
@@ -418,7 +418,7 @@ class LocalFleet:
         """Ask the hub what a model's download would be; nothing is downloaded yet. Ends with the fleet.
 
         Raises:
-            FleetError: it can't be downloaded; the console is read-only.
+            OperationError: it can't be downloaded; the console is read-only.
         """
         self._refuse_read_only()
         from vllm_console.fleet.downloads import ModelDownload
@@ -520,12 +520,12 @@ class LocalFleet:
         """Launch; returns as soon as a keeper has the server. ``planned`` gets the plan before it is executed.
 
         Raises:
-            UnfitError, FleetError: as `Launcher.start`; the name is that of an attached endpoint.
+            UnfitError, OperationError: as `Launcher.start`; the name is that of an attached endpoint.
         """
         self._refuse_read_only()
         attached = {one.name for one in self._attached.read()[0]}
         if attached and (name := self.launch_name(request)) in attached:
-            raise FleetError(f"an endpoint is attached as '{name}': choose another --name, or detach it")
+            raise OperationError(f"an endpoint is attached as '{name}': choose another --name, or detach it")
         return self._launched(self._launcher.start(request, planned))
 
     def resume(self, name: str, runs: Sequence[LaunchRequest], recorded: Recorded) -> ServerView:
@@ -561,7 +561,7 @@ class LocalFleet:
         """Cancel the restart that is being prepared, or going to sleep; the server keeps serving.
 
         Raises:
-            FleetError: there is neither, or the server is being stopped for it.
+            OperationError: there is neither, or the server is being stopped for it.
         """
         self._ours(name)
         return self._view_apart(client.cancel(self._state, name))
@@ -590,7 +590,7 @@ class LocalFleet:
 
         Raises:
             RefusedError: the server is another user's.
-            FleetError: it is not ready, or does not answer.
+            OperationError: it is not ready, or does not answer.
         """
         from vllm_console.fleet.adapters import ServerAdapters
 
@@ -632,13 +632,13 @@ class LocalFleet:
         `engines` lists, or the path of a vLLM.
 
         Raises:
-            FleetError: there is no such engine.
+            OperationError: there is no such engine.
         """
         if word in ("simulated", "vllm"):
             return self._launcher.planner.engine(word, None)
         known = [one for one in self.engines() if one.kind == "vllm" and word in (one.version, one.public_version)]
         if len(known) > 1:
-            raise FleetError(f"several vLLM {word} are installed: name one by its path, as 'engines' lists it")
+            raise OperationError(f"several vLLM {word} are installed: name one by its path, as 'engines' lists it")
         return known[0] if known else self._launcher.planner.engine("vllm", word)
 
     def plan_trial(self, name: str, engine: Engine, changes: Changes) -> Plan:
@@ -652,7 +652,10 @@ class LocalFleet:
         return self._launched(self._launcher.start_trial(name, trial, engine, changes))
 
     def compare_answers(self, old: str, new: str) -> AnswerComparison:
-        """Compare the greedy answers of two ready servers to the golden prompts; takes seconds. Raises FleetError."""
+        """Compare the greedy answers of two ready servers to the golden prompts; takes seconds.
+
+        Raises OperationError.
+        """
         from vllm_console.fleet.rolling import compare_answers
 
         return compare_answers(self._ours(old), self._ours(new))
@@ -686,7 +689,7 @@ class LocalFleet:
                 self._releases.watch(name, lambda: self._has_ended(name))
             try:
                 record = client.stop(self._state, name)
-            except FleetError:
+            except OperationError:
                 self._forget_release(name)  # it serves on, and may do so for weeks
                 raise
             self._announce()
@@ -745,7 +748,7 @@ class LocalFleet:
         """Where one of our ready servers, or an attached endpoint, can be talked to.
 
         Raises:
-            FleetError: it is not ready.
+            OperationError: it is not ready.
             NotFoundError, RefusedError: there is no such server, or nothing may be sent to it.
         """
         from vllm_console.chat.client import ChatServer
@@ -755,11 +758,11 @@ class LocalFleet:
         seen = self.snapshot().server(name)
         if seen is not None and seen.attached is not None:
             if seen.state not in (State.READY, State.UNRESPONSIVE):
-                raise FleetError(f"{name} is {seen.state_text}: it can be asked once it answers")
+                raise OperationError(f"{name} is {seen.state_text}: it can be asked once it answers")
             return ChatServer(name, seen.url, endpoint_access(seen.attached))
         record = self._ours(name)
         if record.state not in (State.READY, State.UNRESPONSIVE):
-            raise FleetError(f"{name} is {record.state}: it can be asked once it is ready")
+            raise OperationError(f"{name} is {record.state}: it can be asked once it is ready")
         spec = record.current.spec
         access = own_access() if API_KEY in spec.secret_names else ApiAccess()
         return ChatServer(name, base_url(spec.host, spec.port, tls=spec.tls), access, partial(self.listener, name))
@@ -771,12 +774,12 @@ class LocalFleet:
         says so and nothing is measured, unless ``others_allowed``.
 
         Raises:
-            FleetError: it is not ready.
+            OperationError: it is not ready.
             NotFoundError, RefusedError: it may not be acted on, or a ramp runs on it.
         """
         record = self._ours(name)
         if record.state is not State.READY:
-            raise FleetError(f"{name} is {record.state}: a ramp needs a ready server")
+            raise OperationError(f"{name} is {record.state}: a ramp needs a ready server")
         self._ramps.start(name, self._state, others_allowed=others_allowed)
 
     def ramp(self, name: str) -> RampView | None:
@@ -823,7 +826,7 @@ class LocalFleet:
         ``key_env`` names the variable with its API key, ``ca`` a file with the certificates to trust.
 
         Raises:
-            FleetError: the name is taken, or the endpoint is attached under another one.
+            OperationError: the name is taken, or the endpoint is attached under another one.
             RefusedError: this console is read-only.
             UsageError: an argument is invalid.
         """
@@ -835,7 +838,7 @@ class LocalFleet:
         """Forget an attached endpoint; its history is kept for replays. Returns whether there is any.
 
         Raises:
-            FleetError: its recorder does not end.
+            OperationError: its recorder does not end.
             NotFoundError: no endpoint of that name is attached.
             RefusedError: this console is read-only, or it is no attached endpoint.
         """
@@ -854,7 +857,7 @@ class LocalFleet:
         """Attach the fleet of a machine that ssh reaches: ``ssh://[user@]host[:port][/path/to/vllm-console]``.
 
         Raises:
-            FleetError: the name is taken.
+            OperationError: the name is taken.
             RefusedError, UsageError: this console is read-only; it is no such address.
         """
         from vllm_console.fleet.remote_hosts import host_from
@@ -862,7 +865,7 @@ class LocalFleet:
         self._refuse_read_only()
         host = host_from(url, name)
         if client.exists(self._state, host.name) or any(one.name == host.name for one in self._attached.read()[0]):
-            raise FleetError(f"there is a server called '{host.name}' already: choose another --name")
+            raise OperationError(f"there is a server called '{host.name}' already: choose another --name")
         self._hosts.attach(host)
         return host
 
@@ -916,7 +919,7 @@ class LocalFleet:
         of all runs ``since`` then.
 
         Raises:
-            FleetError: it has no probe, or its records cannot be read.
+            OperationError: it has no probe, or its records cannot be read.
             NotFoundError, RefusedError: there is no such server, or it is another user's.
         """
         from vllm_console.fleet.probe import finished_requests
@@ -943,7 +946,7 @@ class LocalFleet:
         server's own traffic. Takes seconds. With ``keep`` it is kept, to be scored after the restart.
 
         Raises:
-            FleetError: the server is not up, or too little is recorded.
+            OperationError: the server is not up, or too little is recorded.
             NotFoundError, RefusedError: there is no such server, or it is another user's.
         """
         from vllm_console.fleet.predictions import predict_change
@@ -972,7 +975,7 @@ class LocalFleet:
         """`predict` in a process of its own, which keeps nothing. None if another call or `cancel_prediction` ended it.
 
         Raises:
-            FleetError: nothing can be predicted, or it took too long.
+            OperationError: nothing can be predicted, or it took too long.
         """
         return self._staged_predictions.ask(name, changes)
 
@@ -984,7 +987,7 @@ class LocalFleet:
         """Keep what `predict_staged` returned, to score it after the restart; nothing if another run has begun.
 
         Raises:
-            FleetError: the run database cannot be read.
+            OperationError: the run database cannot be read.
             RefusedError: this console is read-only.
         """
         from vllm_console.fleet.predictions import keep_prediction
@@ -1014,7 +1017,7 @@ class LocalFleet:
         """The finished requests of one run, as for `keep_measurement`, oldest first.
 
         Raises:
-            FleetError: they were not recorded, or cannot be read.
+            OperationError: they were not recorded, or cannot be read.
             NotFoundError: there is no such run, or its server was removed.
             UsageError: the word names no run.
         """
@@ -1099,7 +1102,7 @@ class LocalFleet:
         """Who runs what here, and which GPUs are claimed until when, according to the board.
 
         Raises:
-            FleetError: no board is configured, or it cannot be read.
+            OperationError: no board is configured, or it cannot be read.
         """
         return self._named_board().read()
 
@@ -1115,7 +1118,7 @@ class LocalFleet:
 
     def _named_board(self) -> SharedBoard:
         if self._board is None:
-            raise FleetError(NO_BOARD)
+            raise OperationError(NO_BOARD)
         return self._board
 
     def _check_gpus(self, wanted: Sequence[int]) -> None:

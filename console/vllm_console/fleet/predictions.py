@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.history.probe_records import EngineStep, FinishedRequest, ProbeReader
 from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_console.metrics.parse import CacheConfig, cache_config
@@ -109,7 +109,7 @@ def predict_change(
     """Predict a restart of a running server; ``plans`` are its restart without and with the change.
 
     Raises:
-        FleetError: too little is recorded, or it does not answer.
+        OperationError: too little is recorded, or it does not answer.
         UsageError: nothing is changed.
     """
     details, (before, after) = unpack(record.current.spec.details), plans
@@ -178,17 +178,17 @@ def evidence_of(
     ``limits`` are the server's. Where the traffic is reconstructed, each ``seed`` gives another one.
 
     Raises:
-        FleetError: too little is recorded, or it does not tell what a step costs.
+        OperationError: too little is recorded, or it does not tell what a step costs.
     """
     one = limits.scheduler
     try:
         whole = seen.evidence(one.block_size, one.max_num_batched_tokens, one.max_model_len, seed=seed)
         part = seen.evidence(one.block_size, one.max_num_batched_tokens, one.max_model_len, FIT_REQUESTS, seed)
     except NoEvidenceError as error:
-        raise FleetError(f"{name}: {error}") from error
+        raise OperationError(f"{name}: {error}") from error
     if not part.steps:
         why = part.flaw or "no recorded step ran without a preempted request"
-        raise FleetError(f"{name}: {why}: what a step costs is not known")
+        raise OperationError(f"{name}: {why}: what a step costs is not known")
     return whole, part
 
 
@@ -207,22 +207,22 @@ def limits_after(
 
 
 def reported_cache(record: ServerRecord) -> CacheConfig:
-    """The running server's KV cache, as it reports it, if it has one engine. Raises FleetError."""
+    """The running server's KV cache, as it reports it, if it has one engine. Raises OperationError."""
     spec, server = record.current.spec, record.server
     if server is None or not record.state.alive:
-        raise FleetError(f"{record.name} is {record.state}: a prediction needs a server that is up")
+        raise OperationError(f"{record.name} is {record.state}: a prediction needs a server that is up")
     flags = unpack(spec.details).flags
     url = base_url(spec.host, spec.port, tls=bool(flags.get("ssl-certfile") or flags.get("ssl-keyfile")))
     try:
         with contextlib.closing(Scraper(url, owner=Owner(server.pid, server.start_time))) as scraper:
             found = cache_config(scraper.metrics_text())
     except ScrapeError as error:
-        raise FleetError(f"{record.name}: {error}") from error
+        raise OperationError(f"{record.name}: {error}") from error
     if found is None:
-        raise FleetError(f"{record.name} does not report the size of its KV cache, so it can't be modeled")
+        raise OperationError(f"{record.name} does not report the size of its KV cache, so it can't be modeled")
     if found.engines > 1:
         many = f"{record.name} has {found.engines} data-parallel engines"
-        raise FleetError(f"{many}, and how requests are spread over them is not modeled")
+        raise OperationError(f"{many}, and how requests are spread over them is not modeled")
     return found
 
 
@@ -364,27 +364,29 @@ class RunRecording(msgspec.Struct, frozen=True):
 
 
 def present_run(state: Path, record: ServerRecord) -> RunRecording:
-    """What is recorded of the present run. Raises FleetError."""
+    """What is recorded of the present run. Raises OperationError."""
     current = record.current
     return _seen(state, record, current.number, current.ready_at or current.started_at)
 
 
 def _seen(state: Path, record: ServerRecord, generation: int, begin: float, until: float | None = None) -> RunRecording:
-    """What is recorded of a run in a time (Unix seconds). Raises FleetError."""
+    """What is recorded of a run in a time (Unix seconds). Raises OperationError."""
     folder, end = client.folder(state, record.name), until or math.inf
     try:
         reader = ProbeReader(folder / PROBE)
         requests = [one for one in reader.requests() if begin <= one.arrived_at and one.finished_at <= end]
         steps = [one for one in reader.steps() if begin <= one.at <= end]
     except OSError as error:
-        raise FleetError(f"the records of {record.name} can't be read: {error.strerror}") from error
+        raise OperationError(f"the records of {record.name} can't be read: {error.strerror}") from error
     if requests:
         return RunRecording(requests, steps)
     with contextlib.closing(HistoryReader(folder / HISTORY)) as history:
         try:
             rows = [one for one in history.since(begin) if one.generation == generation and one.at <= end]
         except HistoryError as error:
-            raise FleetError(f"{record.name} has no probe's records, and its metrics can't be read: {error}") from error
+            raise OperationError(
+                f"{record.name} has no probe's records, and its metrics can't be read: {error}"
+            ) from error
     return RunRecording((), (), [one.sample for one in rows])
 
 
@@ -409,10 +411,10 @@ def outcome(state: Path, record: ServerRecord, runs: RunRecorder, before: Run, a
     enough is known yet.
 
     Raises:
-        FleetError: the run database cannot be read.
+        OperationError: the run database cannot be read.
     """
 
-    with contextlib.suppress(FleetError):  # not up: what is noted is all there is
+    with contextlib.suppress(OperationError):  # not up: what is noted is all there is
         settled_predictions(state, record, runs, reported_cache(record).block_size)
     noted = next((noted for run, noted in runs.open().predictions(record.name) if run.id == before.id), [])
     changed = {one.flag: one.after for one in after.changed}
@@ -445,7 +447,7 @@ def keep_prediction(record: ServerRecord, runs: RunRecorder, new: KeptPrediction
     """Keep a prediction with the server's present run; the newest one of each change counts.
 
     Raises:
-        FleetError: the run database cannot be read.
+        OperationError: the run database cannot be read.
     """
 
     if runs.read_only:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.exact import BOUNDARY_SECONDS, ProbeRecords, exact_latencies, read_records
 from vllm_console.history.prefix_use import PrefixUse, prefix_use
 from vllm_console.history.probe_records import (
@@ -408,7 +408,7 @@ def finished_requests(state: Path, record: ServerRecord, since: float | None) ->
     """Those of its present or last run since it was ready, or of all runs ``since`` then (Unix seconds), oldest first.
 
     Raises:
-        FleetError: it has no probe and nothing was recorded; the records cannot be read.
+        OperationError: it has no probe and nothing was recorded; the records cannot be read.
     """
     begin = _begin(record, since)
     found = _read_records(record, ProbeReader(_folder(state, record), begin).requests)
@@ -445,15 +445,15 @@ def _begin(record: ServerRecord, since: float | None) -> float:
 
 
 def _read_records(record: ServerRecord, read: Callable[[], list[T]]) -> list[T]:
-    """What is read. Raises FleetError."""
+    """What is read. Raises OperationError."""
     try:
         found = read()
     except OSError as error:
         raise _unreadable(record, error) from error
     if not found and not record.current.spec.probe:
-        raise FleetError(no_probe_message(record.name, unpack(record.current.spec.details)))
+        raise OperationError(no_probe_message(record.name, unpack(record.current.spec.details)))
     return found
 
 
-def _unreadable(record: ServerRecord, error: OSError) -> FleetError:
-    return FleetError(f"the requests of {record.name} can't be read: {error.strerror}")
+def _unreadable(record: ServerRecord, error: OSError) -> OperationError:
+    return OperationError(f"the requests of {record.name} can't be read: {error.strerror}")

@@ -25,7 +25,7 @@ from vllm_console import __version__
 from vllm_console.attached import Endpoint
 from vllm_console.fleet.remote_protocol import LONGEST_LINE, PROTOCOL, ProtocolError, decode, encode, views_of
 from vllm_console.fleet.snapshot import ServerView, State
-from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_console.text import plain
 from vllm_launchers.keeper.folders import NAME, replace_file
 from vllm_launchers.patterns import lazy_pattern
@@ -110,18 +110,18 @@ def read_hosts(state: Path) -> tuple[RemoteHost, ...]:
     """The machines that are attached.
 
     Raises:
-        FleetError: the file can't be read.
+        OperationError: the file can't be read.
     """
     path = state / HOSTS
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_uid != os.geteuid():
-                raise FleetError(f"{path} belongs to another user")
+                raise OperationError(f"{path} belongs to another user")
             hosts = msgspec.json.decode(file.read(1 << 20), type=tuple[RemoteHost, ...])
     except FileNotFoundError:
         return ()
     except (OSError, msgspec.DecodeError) as error:
-        raise FleetError(f"{path} can't be read: {plain(str(error), 200)}; delete it to start over") from error
+        raise OperationError(f"{path} can't be read: {plain(str(error), 200)}; delete it to start over") from error
     return tuple(host for host in hosts if _is_sound(host))
 
 
@@ -132,12 +132,12 @@ def _is_sound(host: RemoteHost) -> bool:
 
 
 def write_hosts(state: Path, hosts: Sequence[RemoteHost]) -> None:
-    """Replace the file. Raises FleetError."""
+    """Replace the file. Raises OperationError."""
     try:
         own_folder(state)
         replace_file(state / HOSTS, msgspec.json.format(msgspec.json.encode(hosts)) + b"\n")
     except OSError as error:
-        raise FleetError(f"{state / HOSTS} can't be written: {error.strerror}") from error
+        raise OperationError(f"{state / HOSTS} can't be written: {error.strerror}") from error
 
 
 def split_host(name: str) -> tuple[str, str] | None:
@@ -300,20 +300,20 @@ class Connection:
         """Have a verb carried out there, under that machine's rules; blocks until it is.
 
         Raises:
-            FleetError: it was refused or failed there, in its words; or the machine can't be reached.
+            OperationError: it was refused or failed there, in its words; or the machine can't be reached.
         """
         with self._lock:
             session, problem = self._session, self._problem
         if session is None or problem:
-            raise FleetError(f"{self.host.name} is not connected: {problem or 'not yet'}")
+            raise OperationError(f"{self.host.name} is not connected: {problem or 'not yet'}")
         try:
             answer = session.ask({"do": verb, "name": name, **more}, VERB_SECONDS)
         except ProtocolError as error:
-            raise FleetError(f"{self.host.name}: {error}; whether it was done is not known") from error
+            raise OperationError(f"{self.host.name}: {error}; whether it was done is not known") from error
         refusal = answer.get("error")
         if isinstance(refusal, dict):
             sentence = f"{self.host.name}: {plain(str(refusal.get('message')), 2000)}"
-            raise (RefusedError if refusal.get("code") == RefusedError.exit_code else FleetError)(sentence)
+            raise (RefusedError if refusal.get("code") == RefusedError.exit_code else OperationError)(sentence)
 
     def close(self) -> None:
         """End the connection; servers keep running."""
@@ -380,7 +380,7 @@ class RemoteHosts:
         self._known: tuple[object, tuple[RemoteHost, ...]] = (None, ())
 
     def hosts(self) -> tuple[RemoteHost, ...]:
-        """Those that are attached. Raises FleetError."""
+        """Those that are attached. Raises OperationError."""
         try:
             status = (self._state / HOSTS).stat()
             stamp: object = (status.st_mtime_ns, status.st_ino)
@@ -394,7 +394,7 @@ class RemoteHosts:
         """The servers of all machines, and notices; the first time it waits for answers, within its patience."""
         try:
             hosts = self.hosts()
-        except FleetError as error:
+        except OperationError as error:
             return [], [str(error)]
         for name, connection in list(self._connections.items()):
             if connection.host not in hosts:  # detached, or the name leads to another machine now
@@ -419,11 +419,11 @@ class RemoteHosts:
         return self._connections[name]
 
     def attach(self, host: RemoteHost) -> None:
-        """Add a machine, or replace the one of that name. Raises FleetError."""
+        """Add a machine, or replace the one of that name. Raises OperationError."""
         write_hosts(self._state, [*(one for one in self.hosts() if one.name != host.name), host])
 
     def detach(self, name: str) -> bool:
-        """Forget a machine; returns whether there was one. Raises FleetError."""
+        """Forget a machine; returns whether there was one. Raises OperationError."""
         hosts = self.hosts()
         if all(host.name != name for host in hosts):
             return False

@@ -21,7 +21,7 @@ from vllm_console.fleet.own_server import JudgeContext
 from vllm_console.fleet.probe import ProbeView, ServerProbe
 from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers, began_with
 from vllm_console.fleet.snapshot import ServerView, Stage
-from vllm_console.fleet.verbs import FleetError, Replay, UsageError
+from vllm_console.fleet.verbs import OperationError, Replay, UsageError
 from vllm_console.history.store import HISTORY, HistoryEntry, HistoryError, HistoryReader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, newest_points
@@ -153,7 +153,7 @@ class Replays:
         """The run that an argument names (see `RunHistory.finished`), to begin at a moment or with its last figures.
 
         Raises:
-            FleetError: it has not ended, or nothing of it is kept.
+            OperationError: it has not ended, or nothing of it is kept.
             NotFoundError: there is no such run.
             UsageError: the argument names no run, or it did not run at that moment.
         """
@@ -165,7 +165,7 @@ class Replays:
         place, removed = self._place(run)
         last = _last_at(place, begin, end)
         if last is None:
-            raise FleetError(self._why_nothing(run, removed=removed))
+            raise OperationError(self._why_nothing(run, removed=removed))
         return Replay(run.id, run.name, begin, end, at if at is not None else last, removed)
 
     def view(self, now: float, time: TimeView) -> ServerView | None:
@@ -180,7 +180,7 @@ class Replays:
             self.close()
         try:
             self._open = self._open or self._opened(time.run)
-        except FleetError as error:
+        except OperationError as error:
             self.trouble = str(error)
             return None
         return self._open.view(now, time)
@@ -194,7 +194,7 @@ class Replays:
     def _opened(self, number: int) -> ReplayedRun:
         found = self._runs.run(number)
         if found is None:
-            raise FleetError(f"run {number} is gone: it can't be replayed")
+            raise OperationError(f"run {number} is gone: it can't be replayed")
         run, past = found
         begin, end = _span(run)
         place, removed = self._place(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_launchers.keeper import golden
 from vllm_launchers.keeper.health import requests
 from vllm_launchers.keeper.records import ServerRecord, State
@@ -40,7 +40,7 @@ def compare_answers(old: ServerRecord, new: ServerRecord) -> AnswerComparison:
     """Ask both servers. Takes seconds; under load the old one may take longer.
 
     Raises:
-        FleetError: one of them is not ready, or does not answer.
+        OperationError: one of them is not ready, or does not answer.
     """
     clients = [_client(record) for record in (old, new)]
     try:
@@ -50,7 +50,7 @@ def compare_answers(old: ServerRecord, new: ServerRecord) -> AnswerComparison:
         before = golden.record(clients[0], ANSWER_SECONDS)
         after = golden.answers(clients[1], ANSWER_SECONDS, [one.prompt for one in before]) if before else ()
     except OSError as error:
-        raise FleetError(f"the answers of {old.name} and {new.name} could not be compared: {error}") from error
+        raise OperationError(f"the answers of {old.name} and {new.name} could not be compared: {error}") from error
     return AnswerComparison(len(before), golden.differing(before, after))
 
 
@@ -64,5 +64,5 @@ def _warm_up(client: ServerClient) -> None:
 
 def _client(record: ServerRecord) -> ServerClient:
     if record.server is None or record.state is not State.READY:
-        raise FleetError(f"{record.name} is {record.state}: only the answers of ready servers can be compared")
+        raise OperationError(f"{record.name} is {record.state}: only the answers of ready servers can be compared")
     return client_of(record, record.server)

@@ -11,7 +11,7 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from vllm_console.attached import record_folder
-from vllm_console.fleet.verbs import FleetError, NotFoundError, NothingToCompareError, UsageError
+from vllm_console.fleet.verbs import NotFoundError, NothingToCompareError, OperationError, UsageError
 from vllm_console.runs.keys import run_key
 from vllm_console.text import plain
 from vllm_launchers.keeper.records import Generation, ServerRecord, State
@@ -268,7 +268,7 @@ class RunHistory:
         """The presets that ran, most recently used first; judges and catches up on nothing.
 
         Raises:
-            FleetError: the store cannot be read.
+            OperationError: the store cannot be read.
         """
         return list(dict.fromkeys(run.preset for run in self._recorder.open().runs(None) if run.preset))
 
@@ -276,7 +276,7 @@ class RunHistory:
         """When each model was started last (Unix seconds), as far as runs are kept; as `used_presets`.
 
         Raises:
-            FleetError: the store cannot be read.
+            OperationError: the store cannot be read.
         """
         found: dict[str, float] = {}
         for run in self._recorder.open().runs(None):
@@ -288,7 +288,7 @@ class RunHistory:
         """The newest runs, newest first, of one server or of all; and problems with the store, if any.
 
         Raises:
-            FleetError: the store cannot be read.
+            OperationError: the store cannot be read.
             NotFoundError: no run of that server is recorded.
         """
         store, problems = self._store()
@@ -302,7 +302,7 @@ class RunHistory:
         the moment ``at`` (Unix seconds).
 
         Raises:
-            FleetError: the store cannot be read, or that run has not ended.
+            OperationError: the store cannot be read, or that run has not ended.
             NotFoundError: there is no such run.
             UsageError: the argument names no run.
         """
@@ -323,7 +323,7 @@ class RunHistory:
         """A run by its number, and its events.
 
         Raises:
-            FleetError: the store cannot be read.
+            OperationError: the store cannot be read.
         """
         from vllm_console.runs.store import PastRun
 
@@ -342,7 +342,7 @@ class RunHistory:
         """The run that ``word`` names, as for `compare`; ``NAME`` is its newest.
 
         Raises:
-            FleetError: the store cannot be read.
+            OperationError: the store cannot be read.
             NotFoundError: there is no such run.
             UsageError: the word names no run.
         """
@@ -354,7 +354,7 @@ class RunHistory:
         """Keep what a client measured with the run that ``word`` names; returns its name.
 
         Raises:
-            FleetError: the store cannot be written.
+            OperationError: the store cannot be written.
             NotFoundError: there is no such run.
             UsageError: the word names no run.
         """
@@ -370,7 +370,7 @@ class RunHistory:
         the previous one that served.
 
         Raises:
-            FleetError: the store cannot be read.
+            OperationError: the store cannot be read.
             NothingToCompareError: a run has no earlier one to be compared with.
             NotFoundError: there is no such run.
             UsageError: an argument names no run, or both are the same.
@@ -389,7 +389,7 @@ class RunHistory:
         Fast enough to be called often: samples no server and judges nothing.
 
         Raises:
-            FleetError: the store cannot be read.
+            OperationError: the store cannot be read.
         """
         store = self._recorder.open()
         try:
@@ -401,7 +401,7 @@ class RunHistory:
         """Compare two runs by their numbers, from the store's present data; fast enough to be called often.
 
         Raises:
-            FleetError: the store cannot be read.
+            OperationError: the store cannot be read.
             NotFoundError: there is no such run.
         """
         store = self._recorder.open()
@@ -471,9 +471,9 @@ def _find(store: RunStore, word: str) -> Run:
 
 
 def _ended(run: Run) -> Run:
-    """The run. Raises `FleetError` if it has not ended."""
+    """The run. Raises `OperationError` if it has not ended."""
     if run.ended_at is None:
-        raise FleetError(f"{plain(run.name)} has not ended: the console shows it, and its past with --at TIME")
+        raise OperationError(f"{plain(run.name)} has not ended: the console shows it, and its past with --at TIME")
     return run
 
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.attached import Endpoint
-from vllm_console.fleet.verbs import FleetError, NotFoundError
+from vllm_console.fleet.verbs import NotFoundError, OperationError
 from vllm_console.metrics.sample import Sample, Series, Stage, Window
 from vllm_console.text import plain
 from vllm_launchers.addresses import base_url
@@ -381,13 +381,13 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
         """The server of that name.
 
         Raises:
-            FleetError: its record cannot be read.
+            OperationError: its record cannot be read.
             NotFoundError: there is none.
         """
         if (server := self.server(name)) is not None:
             return server
         if broken := next((notice for notice in self.notices if f"/{name}/record.json" in notice), None):
-            raise FleetError(broken)
+            raise OperationError(broken)
         raise NotFoundError(f"no server is called '{plain(name)}'; see 'vllm-console list'")
 
 

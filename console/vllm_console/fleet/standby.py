@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_console.fleet.snapshot import ServerView, SleepView
-from vllm_console.fleet.verbs import FleetError, RefusedError, Say
+from vllm_console.fleet.verbs import OperationError, RefusedError, Say
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import ServerRecord, Sleep, SleepStep, State
 from vllm_launchers.launch.details import Details, ServerRecords, unpack
@@ -71,7 +71,7 @@ class Sleeping:
 
         Raises:
             RefusedError: this level would give wrong answers or fail, or the machine's memory is too small for it.
-            FleetError: it can't go to sleep now, or requests were left.
+            OperationError: it can't go to sleep now, or requests were left.
         """
         self._check_level(record, level, say)
         say(f"{record.name}: waiting for its requests to end ({drain_seconds:g}s at most)")
@@ -80,7 +80,7 @@ class Sleeping:
         found = self._over(record.name)
         if found.state is not State.ASLEEP:
             why = found.sleep.message if found.sleep is not None and found.sleep.message else found.reason
-            raise FleetError(f"{record.name} did not go to sleep and is {found.state}: {why}")
+            raise OperationError(f"{record.name} did not go to sleep and is {found.state}: {why}")
         say(f"{record.name}: asleep, level {level}")
         return found
 
@@ -89,25 +89,25 @@ class Sleeping:
 
         Raises:
             RefusedError: the other one must not sleep at this level.
-            FleetError: the other one did not go to sleep, its memory was not freed, or this one could not be woken up.
+            OperationError: the other one did not go to sleep, its memory was not freed, or this one can't be woken up.
         """
         with one_switch(self._state, self._records.read()[0], record.name):
             partner = partner_of(self._records.read()[0], record.name)
             try:
                 return self._switch(client.read(self._state, record.name), partner, level, drain_seconds, say)
-            except FleetError as error:
+            except OperationError as error:
                 both = [client.read(self._state, one.name) for one in (record, partner) if one is not None]
                 if len(both) < 2 or any(one.state is not State.ASLEEP for one in both):
                     raise
                 text = f"{error}. Now {both[0].name} and {both[1].name} are both asleep, and neither serves"
-                raise FleetError(f"{text}: wake one up: vllm-console wake NAME") from error
+                raise OperationError(f"{text}: wake one up: vllm-console wake NAME") from error
 
     def _switch(
         self, record: ServerRecord, partner: ServerRecord | None, level: int, drain_seconds: float, say: Say
     ) -> ServerRecord:
         name = record.name
         if record.state is not State.ASLEEP:
-            raise FleetError(f"{name} is {record.state}, not asleep")
+            raise OperationError(f"{name} is {record.state}, not asleep")
         if partner is not None and partner.state.alive and partner.state is not State.ASLEEP:
             self.sleep(partner, level, drain_seconds, say)
         self._confirm_free(record, partner, say)
@@ -118,7 +118,9 @@ class Sleeping:
         if sleep is None or sleep.step is not SleepStep.AWAKE:
             why = sleep.message if sleep is not None and sleep.message else found.reason
             restarted = sleep is not None and sleep.step in (SleepStep.FAILED, SleepStep.MISMATCH)
-            raise FleetError(f"{name} was restarted, since {why}" if restarted else f"{name} is {found.state}: {why}")
+            raise OperationError(
+                f"{name} was restarted, since {why}" if restarted else f"{name} is {found.state}: {why}"
+            )
         prompts = f"{sleep.checked} golden prompts answered as before" if sleep.checked else sleep.message
         say(f"{name}: awake; {prompts}")
         return found
@@ -159,7 +161,7 @@ class Sleeping:
         ours = {holder.pid for gpu in host.gpus for holder in gpu.holders if partner and holder.server == partner.name}
         release = wait_until_freed(lambda: self._host() or host, wanted, ours, timeout=FREED_SECONDS)
         if not release.freed:
-            raise FleetError(f"{record.name} stays asleep, since its memory is not free: {release.reason}")
+            raise OperationError(f"{record.name} stays asleep, since its memory is not free: {release.reason}")
         say(f"{record.name}: " + ", ".join(f"GPU {gpu} has the {gib:.1f} GiB it needs" for gpu, gib in wanted.items()))
 
     def _over(self, name: str) -> ServerRecord:

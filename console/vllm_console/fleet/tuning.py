@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.fleet.predictions import evidence_of, limits_after, limits_of, present_run, reported_cache
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.load.tune_search import THROUGHPUT, TTFT, Candidate, Set, combinations, ranked
 from vllm_console.prediction.capacity import ReplayedEngine, held_rate, replay_at, saturated_tokens
 from vllm_console.prediction.fit import fit_step_cost, step_noise
@@ -72,14 +72,14 @@ def rank_changes(
     ``plan_of`` plans its restart with a change. Takes from seconds to a minute.
 
     Raises:
-        FleetError: too little is recorded, or it does not answer.
+        OperationError: too little is recorded, or it does not answer.
     """
     details = unpack(record.current.spec.details)
     cache = reported_cache(record)
     limits = limits_of(details.flags, details, facts, cache)
     evidence, fitted_to = evidence_of(present_run(state, record), record.name, limits)
     if evidence.flaw:
-        raise FleetError(f"{record.name}: the records don't hold the whole traffic: {evidence.flaw}")
+        raise OperationError(f"{record.name}: the records don't hold the whole traffic: {evidence.flaw}")
     limits = replace(limits, ahead=evidence.ahead)
     before = plan_of(Changes())
     utilization = None

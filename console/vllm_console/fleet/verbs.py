@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from vllm_launchers.errors import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_launchers.launch.errors import NoPlaceError, UnfitError
 from vllm_launchers.vllm.flags.changes import Changes, Flags, same_value
 
 __all__ = [
-    "FleetError",
     "NoPlaceError",
     "NotFoundError",
     "NothingToCompareError",
+    "OperationError",
     "PresetProblem",
     "RefusedError",
     "Replay",
@@ -35,7 +35,7 @@ def silently(_: str) -> None:
     return
 
 
-class NothingToCompareError(FleetError):
+class NothingToCompareError(OperationError):
     """A run has no earlier one to be compared with."""
 
 

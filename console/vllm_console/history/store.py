@@ -34,7 +34,7 @@ from vllm_console.history.encoding import (
 )
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.window import combine, highest, restarted
-from vllm_launchers.errors import FleetError
+from vllm_launchers.errors import OperationError
 
 _Answer = TypeVar("_Answer")
 
@@ -122,7 +122,7 @@ FORMAT = Format(APPLICATION_ID, SCHEMA_VERSION, _SCHEMA)
 """A server's history."""
 
 
-class HistoryError(FleetError):
+class HistoryError(OperationError):
     """A history cannot be used. The message is one sentence that says why."""
 
 

@@ -19,7 +19,7 @@ from vllm_console.load.shape import LoadRequest
 from vllm_console.load.transport import LeanTransport
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback, reachable, tls_to_own
-from vllm_launchers.errors import FleetError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.listeners import Listener, WrongProcessError, trusted
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.typed_decoding import decode_json, json_decoder
@@ -203,7 +203,7 @@ Lookup = Callable[[], Listener | None]
 """Finds where a server listens on this machine; None if it does not. Raises OSError if other processes do."""
 
 
-class LoadError(FleetError):
+class LoadError(OperationError):
     """The load cannot be sent. One sentence for people: what is wrong and what to do."""
 
 

@@ -21,7 +21,7 @@ from vllm_console.metrics.parse import NotMetricsError, Parser
 from vllm_console.metrics.sample import Sample
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback, tls_to_own
-from vllm_launchers.errors import FleetError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.listeners import Owner, WrongProcessError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _UNUSABLE = frozenset({9, 10, 62, 64})
 _HEADERS = {"Accept": "text/plain, application/json"}
 
 
-class ScrapeError(FleetError):
+class ScrapeError(OperationError):
     """A server could not be scraped, or its response is unusable. The message is one sentence for people.
 
     ``kind`` is one of ``refused``, ``wrong process``, ``timeout``, ``network``, ``untrusted`` (a certificate by an

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_console.runs.measurement import Measurement
 from vllm_console.text import plain
-from vllm_launchers.errors import FleetError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.private import open_regular
 
 LARGEST_RESULT = 512 << 20
@@ -26,7 +26,7 @@ NONE_ANSWERED = "none of its requests was answered, so it has no figures"
 BENCH, GUIDELLM = "vllm bench serve", "guidellm"
 
 
-class ResultError(FleetError):
+class ResultError(OperationError):
     """A file that is no result that we know. One sentence."""
 
 

@@ -22,7 +22,7 @@ from vllm_console import sqlite_files
 from vllm_console.metrics.quantile import middle
 from vllm_console.runs.measurement import Measurement
 from vllm_console.runs.windows import FIGURES, RunWindow, kept
-from vllm_launchers.errors import FleetError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.private import locked, own_folder
 from vllm_launchers.typed_decoding import convert, decode_json
 
@@ -91,7 +91,7 @@ class PastRun(msgspec.Struct, frozen=True):
     flags: Flags = msgspec.field(default_factory=dict)
 
 
-class RunStoreError(FleetError):
+class RunStoreError(OperationError):
     """The run database can't be used. The message is one sentence that says why and what follows."""
 
 

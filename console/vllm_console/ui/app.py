@@ -26,7 +26,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
@@ -490,7 +490,7 @@ class ConsoleApp(App[None]):
             result = await in_thread(call, "verb")
         except Exception as error:  # noqa: BLE001 - the verb's boundary: shown on the screen
             if failed is None or not failed(error):
-                wrong = "" if isinstance(error, FleetError) else "Unexpected error: "
+                wrong = "" if isinstance(error, OperationError) else "Unexpected error: "
                 self.say(f"{wrong}{error_sentence(error)}", BAD)
         else:
             message = done(result)

@@ -18,7 +18,7 @@ from textual.screen import Screen
 
 from vllm_console.fleet.markers import flag_change
 from vllm_console.fleet.snapshot import Changes, Preset, ServerView
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.time_view import CHART_RANGES, moment_from
 from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import Action, action_named, scoped, title_of
@@ -652,9 +652,9 @@ class ServerCommands:
                 with path.open("x", encoding="utf-8") as file:
                     file.write(text)
             except ExportError as error:
-                raise FleetError(f"{name} can't be exported as {form}: {error}") from error
+                raise OperationError(f"{name} can't be exported as {form}: {error}") from error
             except OSError as error:
-                raise FleetError(f"{path} can't be written: {error.strerror}") from error
+                raise OperationError(f"{path} can't be written: {error.strerror}") from error
             return path
 
         return partial(self._console.act, f"Exporting {name}…", write, lambda done: f"{name} written to {done}")

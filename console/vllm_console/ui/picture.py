@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_launchers.patterns import lazy_pattern
 
 _WEB_FONT = lazy_pattern(r"\s*@font-face \{.*?\}\n", re.DOTALL)
@@ -72,7 +72,7 @@ def save_picture(svg: str, path: Path) -> Path:
 
     Raises:
         UsageError: as `check_picture` says.
-        FleetError: it cannot be written.
+        OperationError: it cannot be written.
     """
     check_picture(path)
     own = self_contained(svg)
@@ -80,7 +80,7 @@ def save_picture(svg: str, path: Path) -> Path:
     try:
         path.write_bytes(data)
     except OSError as error:
-        raise FleetError(f"{path}: the picture can't be written: {error.strerror}") from error
+        raise OperationError(f"{path}: the picture can't be written: {error.strerror}") from error
     return path.absolute()
 
 
@@ -88,14 +88,14 @@ def save_in_first(svg: str, folders: Iterable[Path]) -> Path:
     """Write a picture named after the time into the first of these folders that takes it; returns its path.
 
     Raises:
-        FleetError: none of them does.
+        OperationError: none of them does.
     """
     name = f"vllm-console-{time.strftime('%Y%m%d-%H%M%S')}.svg"
-    problem = FleetError("no folder to save a picture in")
+    problem = OperationError("no folder to save a picture in")
     for folder in folders:
         try:
             return save_picture(svg, folder / name)
-        except FleetError as error:
+        except OperationError as error:
             problem = error
     raise problem
 

@@ -11,7 +11,7 @@ import msgspec
 from textual.pilot import Pilot
 from textual.worker import Worker
 
-from vllm_console.fleet.verbs import FleetError, NotFoundError, Replay, UsageError
+from vllm_console.fleet.verbs import NotFoundError, OperationError, Replay, UsageError
 from vllm_console.text import plain
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.picture import check_picture, save_picture
@@ -56,7 +56,7 @@ def take_picture(fleet: LocalFleet, shot: Shot) -> Path:
     Raises:
         UsageError: a part of ``shot`` makes no sense.
         NotFoundError: there is no such server.
-        FleetError: the screen does not open, or the picture can't be written.
+        OperationError: the screen does not open, or the picture can't be written.
     """
     columns, rows = size_of(shot.size)
     check_picture(shot.path)
@@ -125,7 +125,7 @@ async def _open(app: ConsoleApp, pilot: Pilot[None], screen: str) -> None:
     await _until(lambda: app.screen is not app.operations or _refused(app, before))
     if app.screen is app.operations:
         why = app.message[0] if app.message is not None and app.message != before else "nothing happened"
-        raise FleetError(f"the screen '{screen}' did not open: {why}")
+        raise OperationError(f"the screen '{screen}' did not open: {why}")
     await pilot.pause()
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from textual.dom import DOMNode
 
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ async def answer_for(asker: DOMNode, call: Callable[[], T], name: str) -> T:
 
 def failure(error: Exception, doing: str) -> str:
     """What to say of a call that failed: the fleet's own sentence; of any other error what was not done, too."""
-    return str(error) if isinstance(error, FleetError) else f"{doing}: {error}"
+    return str(error) if isinstance(error, OperationError) else f"{doing}: {error}"
 
 
 def begin_worker(node: DOMNode, work: Callable[[], Coroutine[Any, Any, None]], name: str, group: str) -> None:

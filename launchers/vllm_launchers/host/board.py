@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from vllm_launchers.errors import FleetError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.host.ports import user_name
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import close_to_others
@@ -46,7 +46,7 @@ LONGEST_SECONDS = 14 * 86_400.0
 """The longest valid claim."""
 
 
-class BoardError(FleetError):
+class BoardError(OperationError):
     """The board cannot be used as requested; the message is one sentence."""
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from vllm_launchers.addresses import family_of
-from vllm_launchers.errors import FleetError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.listeners import listening_sockets, tcp_sockets
 from vllm_launchers.procfs import open_files, pids
 
@@ -24,7 +24,7 @@ _GONE = frozenset({4, 5, 6, 8, 9, 11})
 """States of connections that outlive their server: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING."""
 
 
-class PortError(FleetError):
+class PortError(OperationError):
     """No port is available; the message is one sentence."""
 
 

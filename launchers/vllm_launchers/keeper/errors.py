@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vllm_launchers.errors import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 
 
-class KeeperError(FleetError):
+class KeeperError(OperationError):
     """Something could not be done; the message says what, where, and what to do."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm_launchers.errors import FleetError, RefusedError
+from vllm_launchers.errors import OperationError, RefusedError
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.findings import PlanFinding
@@ -18,7 +18,7 @@ def read_only_error(why: str) -> RefusedError:
     return RefusedError(f"this console is read-only{cause}: nothing was changed")
 
 
-class NoPlaceError(FleetError):
+class NoPlaceError(OperationError):
     """No set of GPUs is suitable. ``sets`` are the candidates, best first."""
 
     def __init__(self, text: str, sets: Sequence[Placement] = ()) -> None:
@@ -26,7 +26,7 @@ class NoPlaceError(FleetError):
         self.sets = tuple(sets)
 
 
-class UnfitError(FleetError):
+class UnfitError(OperationError):
     """The plan of a launch has errors: ``findings``. ``forceable`` says whether ``force`` helps."""
 
     def __init__(self, text: str, findings: Sequence[PlanFinding] = (), *, forceable: bool = False) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from vllm_launchers.errors import FleetError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Source
 from vllm_launchers.plan.findings import Level, PlanFinding
@@ -48,7 +48,7 @@ def _checked(finding: PlanFinding, plan: Plan, again: PlanAgain) -> PlanFinding:
 def _holds(finding: PlanFinding, fix: Changes, plan: Plan, again: PlanAgain) -> bool:
     try:
         after = again(fix)
-    except FleetError:  # no plan can be made with it: it takes more GPUs than there are for it
+    except OperationError:  # no plan can be made with it: it takes more GPUs than there are for it
         return False
     now, then = (Counter(one.code for one in errors(made.findings)) for made in (plan, after))
     return then <= now and (finding.level is not Level.ERROR or then[finding.code] < now[finding.code])

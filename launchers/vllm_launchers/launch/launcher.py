@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vllm_launchers import values
-from vllm_launchers.errors import FleetError, UsageError
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import NameTakenError
 from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, Recording, RestartMode, ServerRecord, State
@@ -46,17 +46,17 @@ def launch_lock(state: Path, timeout: float = TIMEOUT_SECONDS) -> Iterator[None]
     """Hold the launch lock of a state folder; it is released when its process ends.
 
     Raises:
-        FleetError: another process holds it for longer than ``timeout`` seconds, or the folder cannot be written.
+        OperationError: another process holds it for longer than ``timeout`` seconds, or the folder cannot be written.
     """
     path = state / "launch.lock"
     try:
         own_folder(state)
         fd = open_file(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
-        raise FleetError(_theirs(path) or f"{path}: cannot be written: {error.strerror}") from error
+        raise OperationError(_theirs(path) or f"{path}: cannot be written: {error.strerror}") from error
     try:
         if wrong := _theirs(path):
-            raise FleetError(wrong)
+            raise OperationError(wrong)
         _wait_for(fd, path, timeout)
         with _among_all():
             yield
@@ -83,7 +83,7 @@ def _wait_for(opened: int, path: Path, timeout: float) -> None:
             message = f"another console has been launching a server for {timeout:.0f}s; try again later"
         else:
             message = f"{path}: cannot be locked: {os.strerror(error.errno or 0)}"
-        raise FleetError(message) from error
+        raise OperationError(message) from error
 
 
 @contextlib.contextmanager
@@ -179,7 +179,7 @@ class Launcher:
 
         Raises:
             UnfitError: the plan has errors that ``force`` does not or may not override.
-            FleetError: it cannot be launched, or the name is taken.
+            OperationError: it cannot be launched, or the name is taken.
         """
         if request.vllm_version is not None:
             raise UsageError("--vllm-version names a release that is not installed: it can be planned, not started")
@@ -208,7 +208,7 @@ class Launcher:
 
         Raises:
             NoPlaceError, UnfitError: there is no room for a second one.
-            FleetError: the server is not ready, or no port is free.
+            OperationError: the server is not ready, or no port is free.
             UsageError: the options ask for what only a restart does.
         """
         if options.prepare or options.rollback:
@@ -217,7 +217,7 @@ class Launcher:
             record = client.read(self._state, name)
             refuse_node(record)
             if record.state is not State.READY:
-                raise FleetError(f"{name} is {record.state}: a rolling update begins with a ready server")
+                raise OperationError(f"{name} is {record.state}: a rolling update begins with a ready server")
             self._refuse_third(record)
             self._refresh()
             taken, starting = self._records.taken_ports(), self._records.starting()
@@ -231,7 +231,7 @@ class Launcher:
 
         Raises:
             NoPlaceError: there is no room for it.
-            FleetError: no port is free, or the server's record lacks data.
+            OperationError: no port is free, or the server's record lacks data.
         """
         record = client.read(self._state, name)
         refuse_node(record)
@@ -247,7 +247,7 @@ class Launcher:
 
         Raises:
             NoPlaceError, UnfitError: there is no room for it, or vLLM would refuse its flags.
-            FleetError: it cannot be launched.
+            OperationError: it cannot be launched.
         """
         with launch_lock(self._state):
             launch = self.plan_trial(name, engine, changes)
@@ -269,13 +269,13 @@ class Launcher:
         return self._records.free_name(min(record.name, ours.beside, key=len))
 
     def _refuse_third(self, record: ServerRecord) -> None:
-        """Raise FleetError as long as both servers of a rolling update are up, whether they are compared or kept."""
+        """Raise OperationError while both servers of a rolling update are up, whether they are compared or kept."""
         ours = unpack(record.current.spec.details)
         for one in self._records.read()[0]:
             theirs = unpack(one.current.spec.details)
             same = (ours.preset, ours.model) == (theirs.preset, theirs.model)
             if one.needs_keeper and same and (theirs.beside == record.name or ours.beside == one.name):
-                raise FleetError(
+                raise OperationError(
                     f"a rolling update is not finished: {one.name} is {one.state} next to {record.name}; "
                     "stop one of them before the next"
                 )
@@ -301,7 +301,7 @@ class Launcher:
 
         Raises:
             UnfitError: a plan has errors.
-            FleetError: it cannot be launched, or the name is taken.
+            OperationError: it cannot be launched, or the name is taken.
         """
         with launch_lock(self._state):
             launches = [self.plan(request) for request in runs]
@@ -326,7 +326,7 @@ class Launcher:
 
         Raises:
             UnfitError: the plan has errors that ``force`` does not or may not override.
-            FleetError: the port is taken: an ended server's port may belong to another process by now.
+            OperationError: the port is taken: an ended server's port may belong to another process by now.
         """
         return self._replaced(name, options, planned, lambda record: self.plan_restart(record, changes, options))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vllm_launchers.engine_model.gpus import find_model
-from vllm_launchers.errors import FleetError, RefusedError, UsageError
+from vllm_launchers.errors import OperationError, RefusedError, UsageError
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.host.ports import check_port, free_port, host_problem
@@ -91,7 +91,7 @@ class Planner:
         """The engine to launch.
 
         Raises:
-            FleetError: ``path`` is not a vLLM, or none was found.
+            OperationError: ``path`` is not a vLLM, or none was found.
             UsageError: a path was given for the simulated engine.
         """
         if kind == EngineKind.SIMULATED:
@@ -103,8 +103,8 @@ class Planner:
         found = find_engines(self._vllm_paths)
         if not found:
             if refused := engine_problems(self._vllm_paths):
-                raise FleetError(". ".join(refused))
-            raise FleetError(
+                raise OperationError(". ".join(refused))
+            raise OperationError(
                 "no vLLM was found on PATH. Install one ('vllm-console engines install'), name one with --vllm PATH, "
                 "or try the simulated engine with --engine simulated"
             )
@@ -125,16 +125,16 @@ class Planner:
 
         Raises:
             UsageError: it is not a port number.
-            FleetError: it belongs to another server, or to some other process.
+            OperationError: it belongs to another server, or to some other process.
         """
         if not 1 <= port <= 65535:
             raise UsageError(f"--port {port}: a port lies between 1 and 65535")
         if port in taken:
-            raise FleetError(
+            raise OperationError(
                 f"port {port} belongs to another of your servers (see 'vllm-console list'); choose another with --port"
             )
         if use := check_port(host, port):
-            raise FleetError(f"port {port} is in use {use}; choose another with --port")
+            raise OperationError(f"port {port} is in use {use}; choose another with --port")
 
     def plan(
         self, request: LaunchRequest, taken: Collection[int], starting: Sequence[str] = (), *, freed: str = ""
@@ -143,7 +143,7 @@ class Planner:
         that are starting. What the server ``freed`` holds of GPUs counts as free.
 
         Raises:
-            FleetError: there is no such preset or host, no port is free, no GPUs are available.
+            OperationError: there is no such preset or host, no port is free, no GPUs are available.
             UsageError: a flag or an option is invalid.
         """
         preset = self.preset(request.preset)
@@ -210,7 +210,7 @@ class Planner:
         ``own`` is the server's own memory report.
 
         Raises:
-            FleetError: its record lacks data.
+            OperationError: its record lacks data.
             UsageError: a flag is to be unset that the server does not set.
         """
         details = unpack(record.current.spec.details)
@@ -248,7 +248,7 @@ class Planner:
         What the running server holds counts as taken. With another ``engine`` it does not continue that server.
 
         Raises:
-            FleetError: there is no room for it, no port is free, or the server's record lacks data.
+            OperationError: there is no room for it, no port is free, or the server's record lacks data.
             UsageError: a flag or the port is invalid, or a flag is to be unset that the server does not set.
         """
         details = unpack(record.current.spec.details)
@@ -347,7 +347,7 @@ class Planner:
             return self.engine(request.engine, request.vllm)
         except UsageError:
             raise
-        except FleetError as error:
+        except OperationError as error:
             elsewhere = self._gpus is not None and self._gpus.recorded
             found.append(engine_missing(str(error), elsewhere=elsewhere))
             return Engine(EngineKind.VLLM, (request.vllm or "vllm",), None, None, "")
@@ -405,7 +405,7 @@ class Planner:
     @staticmethod
     def _still_there(engine: Engine | None) -> Engine:
         if engine is None or not engine.command:
-            raise FleetError("its record does not say which engine ran it. Stop it, then start it again")
+            raise OperationError("its record does not say which engine ran it. Stop it, then start it again")
         # The simulated engine is part of this program: after an upgrade its path may differ.
         return simulated_engine() if engine.kind is EngineKind.SIMULATED else engine
 
@@ -414,12 +414,12 @@ def _own_preset(details: Details, problem: str, way: str = "") -> Preset:
     """What a server was launched with, as a preset.
 
     Raises:
-        FleetError: its record lacks data.
+        OperationError: its record lacks data.
     """
     try:
         return details.as_preset()
     except ValueError as error:
-        raise FleetError(f"{problem}: {error}{way}") from error
+        raise OperationError(f"{problem}: {error}{way}") from error
 
 
 def _release(version: str) -> Engine:

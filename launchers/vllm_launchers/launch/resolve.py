@@ -178,7 +178,7 @@ def resolve_launch(
 
     Raises:
         UsageError: a change names an invalid flag, or a setting chosen elsewhere; the model's name is unusable.
-        FleetError: no GPUs are available.
+        OperationError: no GPUs are available.
     """
 
     def again(fix: Changes) -> Plan:

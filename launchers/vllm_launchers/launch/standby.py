@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vllm_launchers import private
-from vllm_launchers.errors import FleetError, NotFoundError, UsageError
+from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import unpack
@@ -55,16 +55,16 @@ def one_switch(state: Path, records: Sequence[ServerRecord], name: str) -> Itera
     """Hold the lock of the servers on a server's GPUs, without waiting: two at once could end up awake.
 
     Raises:
-        FleetError: one of them is being switched to or started.
+        OperationError: one of them is being switched to or started.
     """
     first = min([name, *(one.name for one in sharing(records, name))])
     path = client.folder(state, first) / SWITCH_LOCK
-    busy = FleetError(f"another command wakes up or starts {name} or its partner; try again later")
+    busy = OperationError(f"another command wakes up or starts {name} or its partner; try again later")
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(private.locked(path, 0.0, busy))
         except OSError as error:
-            raise FleetError(f"{path}: cannot be locked: {error.strerror}") from error
+            raise OperationError(f"{path}: cannot be locked: {error.strerror}") from error
         yield
 
 
@@ -73,7 +73,7 @@ def find_other(records: Sequence[ServerRecord], name: str) -> ServerRecord:
 
     Raises:
         NotFoundError: there is no such server.
-        FleetError: it does not run, can't sleep, or has a partner already.
+        OperationError: it does not run, can't sleep, or has a partner already.
     """
     found = next((record for record in records if record.name == name), None)
     if found is None:
@@ -81,33 +81,33 @@ def find_other(records: Sequence[ServerRecord], name: str) -> ServerRecord:
             f"no server is called '{name}'; your servers: {', '.join(r.name for r in records) or 'none'}"
         )
     if not found.state.alive:
-        raise FleetError(f"{name} is {found.state}: a standby shares the GPUs of a server that runs")
+        raise OperationError(f"{name} is {found.state}: a standby shares the GPUs of a server that runs")
     if not found.current.spec.sleep_mode:
-        raise FleetError(
+        raise OperationError(
             f"{name} can't sleep: restart it with sleep mode first: vllm-console restart {name} --set {SLEEP_MODE}=true"
         )
     partner = partner_of(records, name)
     if partner is not None and partner.needs_keeper:
-        raise FleetError(f"{name} and {partner.name} are a standby pair already: stop {partner.name} first")
+        raise OperationError(f"{name} and {partner.name} are a standby pair already: stop {partner.name} first")
     return found
 
 
 def refuse_awake(other: ServerRecord) -> None:
-    """Raise FleetError while the server on the GPUs is awake: there is no memory for a second one."""
+    """Raise OperationError while the server on the GPUs is awake: there is no memory for a second one."""
     if other.state is not State.ASLEEP:
-        raise FleetError(
+        raise OperationError(
             f"{other.name} is {other.state} and holds the GPUs' memory: put it to sleep first: "
             f"vllm-console sleep {other.name}"
         )
 
 
 def refuse_beside_partner(records: Sequence[ServerRecord], record: ServerRecord) -> None:
-    """Raise FleetError if starting this server, which does not serve, would take the memory of its awake partner."""
+    """Raise OperationError if starting this server, which does not serve, takes the memory of its awake partner."""
     partner = partner_of(records, record.name)
     if partner is None or not partner.state.alive or partner.state is State.ASLEEP:
         return
     if record.state is State.ASLEEP or not record.state.alive:
-        raise FleetError(
+        raise OperationError(
             f"{record.name} is {record.state}, and {partner.name} has its GPUs: put {partner.name} to sleep first: "
             f"vllm-console sleep {partner.name}"
         )

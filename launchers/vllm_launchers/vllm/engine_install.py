@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from vllm_launchers.errors import FleetError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import locked, make_folder
 from vllm_launchers.units import in_units
@@ -46,7 +46,7 @@ _TORCH_PARTS = ("torchvision", "torchaudio", "torchcodec")
 _CUDA_ONLY = lazy_pattern(r"nvidia[-_]|triton$|cuda[-_]")
 
 
-class InstallError(FleetError):
+class InstallError(OperationError):
     """An engine can't be planned, installed or removed. One sentence."""
 
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import msgspec
 
-from vllm_launchers.errors import FleetError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.installed_packages import Distribution, installed_vllm, script_interpreter, which
 
@@ -201,7 +201,7 @@ _DOCKER = r"(?i)\bdocker-compose\b|\b(?:docker|nerdctl)[\"'}]*[ \t][^\n;|&]*\b(?
 """Clients of a daemon that owns the containers' processes; those of Apptainer and Podman belong to their caller."""
 
 
-class EngineError(FleetError):
+class EngineError(OperationError):
     """The named path is not a runnable vLLM; the message is one clear sentence."""
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_launchers.errors import FleetError, UsageError
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.hub_folders import cache_folder, model_folder
 from vllm_launchers.units import in_units
 from vllm_launchers.vllm import hub_worker
@@ -41,7 +41,7 @@ _MOST_FOUND = 50
 _CANCELED = "canceled; the next download keeps the files that are complete"
 
 
-class HubError(FleetError):
+class HubError(OperationError):
     """The hub, or the cache, can't do what was asked. One sentence."""
 
 

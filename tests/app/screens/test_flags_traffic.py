@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.fleet.snapshot import Changes, Workload
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.workload import SeenWorkload
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
@@ -88,7 +88,7 @@ async def test_traffic_that_the_flags_fit_is_reported(editor, fleet, wait_until)
 
 async def test_an_error_is_one_sentence(editor, fleet, wait_until):
     def refuse(name, workload, room=None):
-        raise FleetError("its record cannot be read")
+        raise OperationError("its record cannot be read")
 
     fleet.suggest = refuse
     async with editor.run_test(size=(80, 24)) as pilot:

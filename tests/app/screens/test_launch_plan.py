@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import Changes, LaunchRequest
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.ui.panes.launch_settings import setting_lines
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import LaunchDraft
@@ -299,7 +299,7 @@ async def test_while_it_is_worked_out_the_plan_before_stays(screen, fleet, wait_
 async def test_what_a_refused_start_says_is_planned_for_again(screen, fleet, wait_until):
     async with screen.run_test(size=SMALL) as pilot:
         await planned(pilot, wait_until)
-        fleet.error, fleet.findings = FleetError("GPU 0 was taken this very second"), (MAYBE,)
+        fleet.error, fleet.findings = OperationError("GPU 0 was taken this very second"), (MAYBE,)
         await pilot.press("ctrl+s")
         await wait_until(pilot, lambda: "taken this very second" in screen.text())
         await wait_until(pilot, lambda: "anna holds 20.5 GiB" in screen.text())
@@ -489,7 +489,7 @@ async def test_presets_come_in_order_of_use(host, wait_until, fleet, made):
 
 async def test_where_runs_cannot_be_read_presets_come_as_they_are(host, wait_until, fleet):
     def unreadable(_name=None):
-        raise FleetError("the store of runs is damaged")
+        raise OperationError("the store of runs is damaged")
 
     fleet.runs = unreadable
     app = host(lambda: LaunchScreen(fleet))
@@ -504,7 +504,7 @@ def only_fits(fleet, *names):
 
     def judged(request):
         if request.preset not in names:
-            raise FleetError("needs 2 GPUs with 21.6 GiB free each")
+            raise OperationError("needs 2 GPUs with 21.6 GiB free each")
         return plan(request)
 
     fleet.plan = judged

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import Changes, LaunchRequest
-from vllm_console.fleet.verbs import FleetError, PresetProblem
+from vllm_console.fleet.verbs import OperationError, PresetProblem
 from vllm_console.ui.screens.launch import LaunchScreen
 
 TALL = (160, 50)
@@ -29,7 +29,7 @@ def fleet(fakes):
         def plan(self, request: LaunchRequest):
             self.requests.append(request)
             if self.refusal:
-                raise FleetError(self.refusal)
+                raise OperationError(self.refusal)
             engine = fakes.SIMULATED if request.engine == "simulated" else fakes.VLLM
             return replace(super().plan(request), engine=engine, port=request.port or 8000)
 
@@ -141,7 +141,7 @@ async def test_a_launch_that_fails_leaves_everything_as_it_was(host, wait_until,
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=TALL) as pilot:
         await wait_until(pilot, lambda: fleet.requests)
-        fleet.error = FleetError("the state folder is not writable")
+        fleet.error = OperationError("the state folder is not writable")
         await pilot.press("ctrl+s")
         await wait_until(pilot, lambda: "the state folder is not writable" in app.text())
         fleet.error = None

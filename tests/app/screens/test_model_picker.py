@@ -7,7 +7,7 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.local import LocalModel, LocalModels
@@ -47,7 +47,7 @@ def fleet(fakes):
         def plan(self, request):
             self.requests = (*self.requests, request)
             if request.model == self.refused:
-                raise FleetError("no GPU has room")
+                raise OperationError("no GPU has room")
             if request.model == self.broken:
                 raise RuntimeError("NVML went away")
             plan = super().plan(request)

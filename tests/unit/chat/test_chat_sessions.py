@@ -13,7 +13,7 @@ from vllm_console.chat.client import ChatClient, ChatServer
 from vllm_console.chat.conversation import ChatOptions
 from vllm_console.chat.session import ChatSession
 from vllm_console.cli.main import main
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.load.client import ApiAccess
 
 TEMPLATE = (
@@ -28,7 +28,7 @@ def ask(server: ChatServer, prompt: str = "hi", options: ChatOptions = ChatOptio
 
 
 def session_on(script) -> ChatSession:
-    return ChatSession(lambda: ChatServer("chat", script.url), FleetError)
+    return ChatSession(lambda: ChatServer("chat", script.url), OperationError)
 
 
 def until(true) -> None:
@@ -110,9 +110,9 @@ def test_server_ending_mid_answer_is_one_message(script, said):
 
 def test_refusal_before_sending_is_the_answers_problem():
     def find() -> ChatServer:
-        raise FleetError("chat is stopped: it can be asked once it is ready")
+        raise OperationError("chat is stopped: it can be asked once it is ready")
 
-    session = ChatSession(find, FleetError)
+    session = ChatSession(find, OperationError)
     session.send("one", ChatOptions())
     until(lambda: not session.running)
     assert session.turns[0].answer.problem.startswith("chat is stopped")

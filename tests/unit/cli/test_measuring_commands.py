@@ -19,7 +19,7 @@ from vllm_console.cli import ramp, tune
 from vllm_console.cli.bench import check_access, check_words, lengths, reason
 from vllm_console.cli.main import CHANGING, parse
 from vllm_console.cli.progress import ProgressLine
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.load.ramp import RampProgress
 from vllm_launchers.presets.model import Workload
 
@@ -58,7 +58,7 @@ def test_benchmark_uses_the_presets_mean_lengths_within_the_context():
     prefix, prompt, output = lengths(asked, WORK, 512)
     assert prefix + prompt + output <= 512
     assert lengths(argparse.Namespace(input_tokens=1, output_tokens=3), WORK, None) == (0, 1, 3)
-    with pytest.raises(FleetError, match=r"608 tokens do not fit: prompt and answer may have 480"):
+    with pytest.raises(OperationError, match=r"608 tokens do not fit: prompt and answer may have 480"):
         lengths(argparse.Namespace(input_tokens=600, output_tokens=8), WORK, 480)
 
 
@@ -129,7 +129,7 @@ def test_benchmark_is_refused_without_a_required_api_key():
     endpoint = FakeEndpoint()
     endpoint.answers["/v1/models"] = document({"error": "Unauthorized"}, 401)
     try:
-        with pytest.raises(FleetError, match="requires an API key: set VLLM_API_KEY"):
+        with pytest.raises(OperationError, match="requires an API key: set VLLM_API_KEY"):
             check_access(endpoint.url)
     finally:
         endpoint.close()

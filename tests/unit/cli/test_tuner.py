@@ -16,7 +16,7 @@ from vllm_console.cli.main import parse
 from vllm_console.cli.progress import WIPE
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
 from vllm_console.fleet.tuning import CandidateRanking
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.load.client import LoadError
 from vllm_console.load.report import Latency, LoadReport, Times
 from vllm_console.load.run import LoadProgress
@@ -53,7 +53,7 @@ class Fleet:
         if self.restarts < self.begin or not self.failing:
             self.server = replace(self.server, flags=flags, generation=self.server.generation + 1)
         elif self.failing == "refused":
-            raise FleetError("the port is taken")
+            raise OperationError("the port is taken")
         elif self.failing == "rolled back":
             went = "max-num-seqs 16 failed: back to what ran before"
             self.server = replace(self.server, generation=self.server.generation + 2, rollback=went)
@@ -63,7 +63,7 @@ class Fleet:
             )
         else:
             self.server = replace(self.server, generation=self.server.generation + 5)
-            raise FleetError("it was restarted meanwhile")
+            raise OperationError("it was restarted meanwhile")
         return self.server
 
 
@@ -156,7 +156,7 @@ def test_abandoned_trial_is_named_in_the_error(tuned, capsys, stopped):
         raise LoadError(message)
 
     fleet.in_trial = killed
-    with pytest.raises(FleetError) as raised:
+    with pytest.raises(OperationError) as raised:
         tuned(fleet)
     if stopped:
         message = "chat was stopped by somebody else meanwhile: it is left as it is now, with the flags of a trial"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from vllm_console.fleet.gpus import Releases
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.keeper import client, folders
@@ -148,7 +148,7 @@ def test_refused_stop_leaves_no_waiting_thread(
     monkeypatch.setattr(client, "stop", refuse)
     fleet = LocalFleet(tmp_path, interactive=True, observe=False, gpus=False)
     fleet._releases = machine.releases
-    with pytest.raises(FleetError, match="does not answer"):
+    with pytest.raises(OperationError, match="does not answer"):
         fleet.stop("chat")
     machine.until(lambda: not machine.threads())
     fleet.close()

@@ -20,7 +20,7 @@ from vllm_console.fleet import other_servers
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ObservedWatch
 from vllm_console.fleet.snapshot import State as Seen
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_launchers import procfs, values
 from vllm_launchers.host.processes import ObservedServer, ProcessScanner
 from vllm_launchers.keeper import folders
@@ -51,7 +51,7 @@ def test_server_waiting_to_restart_keeps_its_name_and_port(tmp_path: Path) -> No
 def test_unreadable_folder_is_reported_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "servers").write_text("no folder")
     fleet = LocalFleet(tmp_path, observe=False, gpus=False)
-    with pytest.raises(FleetError, match="servers"):
+    with pytest.raises(OperationError, match="servers"):
         fleet.snapshot()
     fleet.close()
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from fakes.virtual_records import record, traffic
 from vllm_console.fleet import predictions
 from vllm_console.fleet.predictions import RunRecording, evidence_of, limits_after, limits_of, reported_cache
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.metrics.parse import CacheConfig
 from vllm_console.prediction.evidence import NoEvidenceError
 from vllm_launchers.engine_model.gpus import batch_defaults
@@ -29,7 +29,7 @@ def test_traffic_with_a_preempted_request_in_every_step_is_reported() -> None:
     assert whole.steps
     assert part.steps
     preempted = [one._replace(preemptions=1) for one in found.requests]
-    with pytest.raises(FleetError, match="no recorded step ran without a preempted request"):
+    with pytest.raises(OperationError, match="no recorded step ran without a preempted request"):
         evidence_of(RunRecording(preempted, found.steps), "chat", found.limits)
 
 
@@ -39,7 +39,7 @@ def test_other_reason_for_unknown_step_costs_is_named(monkeypatch: pytest.Monkey
     whole, _ = evidence_of(seen, "chat", found.limits)
     unknown = replace(whole, steps=(), flaw="no steps were recorded")
     monkeypatch.setattr(predictions, "gather", lambda *_, **__: unknown)
-    with pytest.raises(FleetError, match=r"^chat: no steps were recorded: what a step costs is not known$"):
+    with pytest.raises(OperationError, match=r"^chat: no steps were recorded: what a step costs is not known$"):
         evidence_of(seen, "chat", found.limits)
 
 
@@ -78,12 +78,14 @@ def test_several_engines_are_named_as_what_is_not_modeled(monkeypatch: pytest.Mo
     record: Any = SimpleNamespace(
         name="chat", state=SimpleNamespace(alive=True), server=server, current=SimpleNamespace(spec=spec)
     )
-    with pytest.raises(FleetError, match="chat does not report the size of its KV cache"):
+    with pytest.raises(OperationError, match="chat does not report the size of its KV cache"):
         reported_cache(record)
     body.append(line.format(0))
     assert reported_cache(record).blocks == 2000
     body.append(line.format(1))
-    with pytest.raises(FleetError, match=r"^chat has 2 data-parallel engines, and how requests are spread over them"):
+    with pytest.raises(
+        OperationError, match=r"^chat has 2 data-parallel engines, and how requests are spread over them"
+    ):
         reported_cache(record)
 
 

@@ -27,7 +27,7 @@ from vllm_console.fleet.remote_hosts import (
 )
 from vllm_console.fleet.remote_protocol import LEFT_OUT, ProtocolError, decode, encode, snapshot_document, views_of
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
-from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.fleet.verbs import OperationError, UsageError
 
 SSH = Path(__file__).parents[2] / "fakes"
 
@@ -77,7 +77,7 @@ def test_invalid_hosts_file_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / HOSTS).write_text(bad)
     assert read_hosts(tmp_path) == ()
     (tmp_path / HOSTS).write_text("{")
-    with pytest.raises(FleetError, match=r"hosts\.json can't be read"):
+    with pytest.raises(OperationError, match=r"hosts\.json can't be read"):
         read_hosts(tmp_path)
 
 
@@ -144,7 +144,7 @@ def test_faulty_connection_is_one_row(
     connection.close()
     assert reason in row.reason
     assert (row.name, row.state_text, notices) == ("box", "unreachable", [])
-    with pytest.raises(FleetError, match="box is not connected"):
+    with pytest.raises(OperationError, match="box is not connected"):
         connection.do("stop", "chat")
 
 
@@ -223,5 +223,5 @@ def test_remote_command_uses_remote_names_and_keeps_read_only(tmp_path: Path, mo
     asked = (tmp_path / "one" / "asked").read_text()
     assert "vllm-console --read-only compare chat --engine a" in asked, "it would start servers there"
     words[-1] = "other/chat@2"
-    with pytest.raises(FleetError, match="other/chat@2 is not on box"):
+    with pytest.raises(OperationError, match="other/chat@2 is not on box"):
         run_elsewhere(parse(words))

@@ -16,7 +16,7 @@ from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.markers import MarkerKind
 from vllm_console.fleet.removed import KEPT_SECONDS
 from vllm_console.fleet.snapshot import State
-from vllm_console.fleet.verbs import FleetError, NotFoundError, Replay, UsageError
+from vllm_console.fleet.verbs import NotFoundError, OperationError, Replay, UsageError
 from vllm_console.history.store import HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
 from vllm_console.metrics.sample import EngineSample, Sample
@@ -173,7 +173,7 @@ def test_replay_is_named_like_a_run_or_by_a_time(fleet, word, at, name):
         ("chat@x", None, UsageError, "expected a run's number"),
         ("chat", NOW - 600, NotFoundError, "no run of chat at that time has ended"),
         ("chat@1", NOW - 2000, UsageError, "chat@1 ran from"),
-        ("other", None, FleetError, "other@1 has not ended"),
+        ("other", None, OperationError, "other@1 has not ended"),
     ],
 )
 def test_run_that_cannot_be_replayed_says_why(fleet, word, at, error, why):
@@ -186,11 +186,11 @@ def test_run_whose_history_is_gone_says_why(fleet, state):
     enter(state, head(3, (old, old + 3600)), head(1, (NOW - 900, NOW - 800), "brief"), head(9, FIRST, "purged"))
     (state / "removed" / f"brief@{NOW - 900:.0f}-{NOW - 700:.0f}").mkdir()
     record(state / "removed" / f"brief@{NOW - 900:.0f}-{NOW - 700:.0f}")
-    with pytest.raises(FleetError, match="nothing is left to replay of chat@3: a history is kept for 30 days"):
+    with pytest.raises(OperationError, match="nothing is left to replay of chat@3: a history is kept for 30 days"):
         fleet.replay("chat@3")
-    with pytest.raises(FleetError, match="purged@9: its history was deleted with its server"):
+    with pytest.raises(OperationError, match="purged@9: its history was deleted with its server"):
         fleet.replay("purged")
-    with pytest.raises(FleetError, match=r"brief@1: it ended before a figure was recorded"):
+    with pytest.raises(OperationError, match=r"brief@1: it ended before a figure was recorded"):
         fleet.replay("brief")
 
 
@@ -271,7 +271,7 @@ def test_server_whose_history_cannot_be_kept_is_not_removed(fleet, present):
     kept = present / "removed"
     kept.rename(present / "aside")
     kept.write_text("in the way")
-    with pytest.raises(FleetError, match=r"chat was not removed: .*chat --purge' deletes that, too"):
+    with pytest.raises(OperationError, match=r"chat was not removed: .*chat --purge' deletes that, too"):
         fleet.forget("chat")
     assert before <= {path.name for path in place.iterdir()}
     assert fleet.forget("chat", purge=True) is False

@@ -11,7 +11,7 @@ import pytest
 
 from vllm_console.attached import Endpoint, attached_folder, first_record
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_launchers.keeper import client, folders
@@ -60,7 +60,7 @@ def test_numbered_launch_name_does_not_hide_an_endpoint(tmp_path: Path, monkeypa
     attached(tmp_path, "chatbot-2")
     monkeypatch.setattr(LocalFleet, "launch_name", lambda *_: "chatbot-2")  # its own name is in use
     fleet = LocalFleet(tmp_path, observe=False, gpus=False)
-    with pytest.raises(FleetError, match="attached as 'chatbot-2'"):
+    with pytest.raises(OperationError, match="attached as 'chatbot-2'"):
         fleet.start(LaunchRequest("chatbot", engine="simulated"))
     fleet.close()
 

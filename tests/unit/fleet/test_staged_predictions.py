@@ -15,7 +15,7 @@ import pytest
 from vllm_console.fleet.background_commands import StagedPredictions
 from vllm_console.fleet.predictions import PredictedChange
 from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.prediction.predict import Estimates, Prediction
 from vllm_console.prediction.score import TrackRecord
 
@@ -48,13 +48,13 @@ def test_prediction_runs_the_command_and_keeps_nothing(pretend: Callable[[str], 
 
 def test_prediction_error_is_the_commands(pretend: Callable[[str], Path]) -> None:
     pretend("echo 'vllm-console: chat: a prediction needs more' >&2; exit 1")
-    with pytest.raises(FleetError, match=r"^chat: a prediction needs more$"):
+    with pytest.raises(OperationError, match=r"^chat: a prediction needs more$"):
         StagedPredictions(Path("/s")).ask("chat", CHANGES)
 
 
 def test_prediction_times_out(pretend: Callable[[str], Path]) -> None:
     pretend("exec sleep 60")
-    with pytest.raises(FleetError, match="no prediction within"):
+    with pytest.raises(OperationError, match="no prediction within"):
         StagedPredictions(Path("/s"), deadline=0.2).ask("chat", CHANGES)
 
 

@@ -14,7 +14,7 @@ from vllm_console.diagnosis.live.sleep import SHOWN_SECONDS, after_sleep
 from vllm_console.fleet import standby
 from vllm_console.fleet.snapshot import ServerView, SleepView, paired
 from vllm_console.fleet.standby import Sleeping, sleep_view, wanted_gib
-from vllm_console.fleet.verbs import FleetError, RefusedError
+from vllm_console.fleet.verbs import OperationError, RefusedError
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, Sleep, SleepStep, State
@@ -96,14 +96,14 @@ def test_switch_sleeps_one_checks_memory_and_wakes_the_other(keepers: Keepers) -
 
 def test_memory_not_freed_leaves_the_server_asleep(keepers: Keepers) -> None:
     keepers.records["chat"] = record("chat", State.ASLEEP)
-    with pytest.raises(FleetError, match=r"coder stays asleep, .* 39\.7 GiB did not come back"):
+    with pytest.raises(OperationError, match=r"coder stays asleep, .* 39\.7 GiB did not come back"):
         sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
     assert keepers.asked == []
 
 
 def test_half_failed_switch_says_that_neither_serves(keepers: Keepers) -> None:
     keepers.gpu = changed(keepers.gpu, memory_gib=60.0)
-    with pytest.raises(FleetError, match="coder and chat are both asleep, and neither serves"):
+    with pytest.raises(OperationError, match="coder and chat are both asleep, and neither serves"):
         sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
     assert keepers.asked == ["chat", "sleep chat 1 60"]
 
@@ -117,19 +117,19 @@ def test_without_a_driver_free_memory_is_not_confirmed(keepers: Keepers) -> None
 
 def test_server_that_stays_awake_keeps_the_other_asleep(keepers: Keepers) -> None:
     keepers.asleep = Sleep(1, 0.0, SleepStep.CANCELED, message="3 requests left after 60 s")
-    with pytest.raises(FleetError, match="chat did not go to sleep and is ready: 3 requests left"):
+    with pytest.raises(OperationError, match="chat did not go to sleep and is ready: 3 requests left"):
         sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
     assert keepers.asked == ["chat", "sleep chat 1 60"]
 
 
 def test_different_answers_after_waking_are_an_error(keepers: Keepers) -> None:
     keepers.awake = Sleep(1, 0.0, SleepStep.MISMATCH, message="4 of 4 golden prompts answered differently")
-    with pytest.raises(FleetError, match="coder was restarted, since 4 of 4 golden"):
+    with pytest.raises(OperationError, match="coder was restarted, since 4 of 4 golden"):
         sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
 
 
 def test_only_a_sleeping_server_is_woken(keepers: Keepers) -> None:
-    with pytest.raises(FleetError, match="chat is ready, not asleep"):
+    with pytest.raises(OperationError, match="chat is ready, not asleep"):
         sleeping(keepers).wake(keepers.records["chat"], 1, 60.0, lambda _: None)
 
 
@@ -137,7 +137,7 @@ def test_concurrent_switches_wake_only_one_of_a_pair(keepers: Keepers, monkeypat
     other: list[str] = []
 
     def meanwhile(_: Path, name: str, __: object, ___: float) -> ServerRecord:
-        with pytest.raises(FleetError, match="another command wakes up or starts"):
+        with pytest.raises(OperationError, match="another command wakes up or starts"):
             sleeping(keepers).wake(keepers.records["chat"], 1, 60.0, other.append)
         return keepers.records[name]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_launchers.host.board import MOST_NOTICES, BoardError, BoardPage, Claim, change_page, dump, read_board
 from vllm_launchers.launch import launcher
 
@@ -153,7 +153,7 @@ def test_foreign_launch_lock_is_reported(board: Path) -> None:
     state.chmod(0o777)
     other = hold(state / "launch.lock")
     try:
-        with pytest.raises(FleetError, match=r"launch.lock belongs to another user \(uid 65534\)"):
+        with pytest.raises(OperationError, match=r"launch.lock belongs to another user \(uid 65534\)"):
             with launcher.launch_lock(state, timeout=0.1):
                 pass
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.verbs import FleetError, UnfitError
+from vllm_console.fleet.verbs import OperationError, UnfitError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
@@ -302,15 +302,15 @@ def test_engine_that_cannot_be_launched_is_reported(tmp_path: Path, monkeypatch:
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FleetError, match="no vLLM was found on PATH"):
+    with pytest.raises(OperationError, match="no vLLM was found on PATH"):
         Planner(tmp_path, nothing, nothing).engine("auto", None)
     wrapper = tmp_path / "vllm"
     wrapper.write_text('#!/bin/sh\nexec docker run vllm/vllm-openai "$@"\n')
     wrapper.chmod(0o755)
-    with pytest.raises(FleetError, match=f"{wrapper}: runs vLLM in Docker.*install vLLM in an environment"):
+    with pytest.raises(OperationError, match=f"{wrapper}: runs vLLM in Docker.*install vLLM in an environment"):
         Planner(tmp_path, nothing, nothing).engine("auto", None)
     gone = str(tmp_path / "gone")
-    with pytest.raises(FleetError, match=f"{gone}: does not exist.*runs vLLM in Docker"):
+    with pytest.raises(OperationError, match=f"{gone}: does not exist.*runs vLLM in Docker"):
         Planner(tmp_path, nothing, nothing, (gone,)).engine("auto", None)
 
 

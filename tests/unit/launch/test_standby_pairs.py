@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_launchers.errors import FleetError, NotFoundError, UsageError
+from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
@@ -56,25 +56,25 @@ def test_standby_takes_the_gpus_with_sleep_mode() -> None:
 def test_invalid_standby_targets_are_refused() -> None:
     with pytest.raises(NotFoundError):
         find_other([], "chat")
-    with pytest.raises(FleetError, match="stopped"):
+    with pytest.raises(OperationError, match="stopped"):
         find_other([record("chat", State.STOPPED)], "chat")
-    with pytest.raises(FleetError, match=f"--set {SLEEP_MODE}=true"):
+    with pytest.raises(OperationError, match=f"--set {SLEEP_MODE}=true"):
         find_other([record("chat", sleep_mode=False)], "chat")
-    with pytest.raises(FleetError, match="a standby pair already"):
+    with pytest.raises(OperationError, match="a standby pair already"):
         find_other([record("chat"), record("coder", standby_of="chat")], "chat")
     assert find_other([record("chat"), record("old", State.STOPPED, standby_of="chat")], "chat").name == "chat"
 
 
 def test_other_server_must_sleep_first() -> None:
     refuse_awake(record("chat", State.ASLEEP))
-    with pytest.raises(FleetError, match="vllm-console sleep chat"):
+    with pytest.raises(OperationError, match="vllm-console sleep chat"):
         refuse_awake(record("chat"))
 
 
 @pytest.mark.parametrize("state", [State.ASLEEP, State.STOPPED, State.FAILED])
 def test_server_is_not_started_next_to_its_awake_partner(state: State) -> None:
     coder = record("coder", state, standby_of="chat")
-    with pytest.raises(FleetError, match="put chat to sleep first"):
+    with pytest.raises(OperationError, match="put chat to sleep first"):
         refuse_beside_partner([record("chat"), coder], coder)
     refuse_beside_partner([record("chat", State.ASLEEP), coder], coder)
     refuse_beside_partner([coder], coder)
@@ -84,7 +84,7 @@ def test_every_server_on_its_gpus_counts_as_its_partner() -> None:
     chat, old = record("chat", State.ASLEEP), record("old", State.STOPPED, standby_of="chat")
     servers = [chat, old, record("coder", standby_of="chat")]
     assert partner_of(servers, "old") == servers[2]
-    with pytest.raises(FleetError, match="put coder to sleep first"):
+    with pytest.raises(OperationError, match="put coder to sleep first"):
         refuse_beside_partner(servers, old)
     elsewhere = record("chat", gpus=(3,))
     assert partner_of([elsewhere, old], "old") is None
@@ -96,7 +96,7 @@ def test_all_servers_on_the_same_gpus_share_one_lock(tmp_path: Path) -> None:
         client.folder(tmp_path, one.name).mkdir(parents=True)
     with one_switch(tmp_path, servers, "coder"):
         for name in ("old", "chat"):
-            with pytest.raises(FleetError, match="another command"), one_switch(tmp_path, servers, name):
+            with pytest.raises(OperationError, match="another command"), one_switch(tmp_path, servers, name):
                 pass
         with one_switch(tmp_path, [*servers, record("alone")], "alone"):
             pass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.chat.conversation import ChatOptions
 from vllm_console.chat.session import ChatSession
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -32,7 +32,7 @@ class Chat:
         """When the last prompt was sent (Unix seconds)."""
 
     def _session(self, name: str) -> ChatSession:
-        return ChatSession(partial(self._fleet.chat_server, name), FleetError)
+        return ChatSession(partial(self._fleet.chat_server, name), OperationError)
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import LaunchRequest, Preset
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_launchers.plan.model import fit_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def fits(fleet: LocalFleet, request: LaunchRequest) -> bool:
     """Whether a launch fits and can start, as far as its plan knows."""
     try:
         found = fit_of(fleet.plan(request))
-    except FleetError:
+    except OperationError:
         return False
     return found.fits is not False and not found.error
 

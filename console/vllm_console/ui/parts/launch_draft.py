@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import Engine, LaunchRequest, Preset
-from vllm_console.fleet.verbs import FleetError, NoPlaceError, UsageError
+from vllm_console.fleet.verbs import NoPlaceError, OperationError, UsageError
 from vllm_console.ui.parts.flag_edits import FlagEdits
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.choices.inputs import Choice, Source
@@ -93,7 +93,7 @@ class LaunchDraft:
         self.preset = preset
         self.planned_flags, self.choices, self.reasons, self.planned_name = {}, {}, {}, ""
 
-    def refused(self, error: FleetError) -> str:
+    def refused(self, error: OperationError) -> str:
         """Take in what a refusal says of GPUs; returns its sentence."""
         if isinstance(error, NoPlaceError):
             self.sets = error.sets

@@ -11,7 +11,7 @@ from textual.dom import DOMNode
 from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import LaunchDraft
 from vllm_console.ui.threads import answer_for, begin_worker, failure
@@ -104,7 +104,7 @@ class LaunchPlanner:
             self.outcome = PlanOutcome(self.draft.planned(plan, name))
             if table is not self.catalog.table:
                 self.catalog = FlagCatalog(table)
-        except FleetError as error:
+        except OperationError as error:
             self.outcome = PlanOutcome(error=self.draft.refused(error))
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             self.outcome = PlanOutcome(error=f"planning failed: {error}")

@@ -11,7 +11,7 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from vllm_console.fleet.downloads import DownloadText
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import plain, size
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.screens.dialogs import Confirm
@@ -103,7 +103,7 @@ class ModelDownloads:
         text, style = f"{found.model} is on this machine, every file verified.", None
         try:
             await answer_for(self._screen, partial(found.run, self._went_on), "download")
-        except FleetError as error:
+        except OperationError as error:
             text, style = str(error), WARN
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             text, style = f"{found.model}: {error}", BAD

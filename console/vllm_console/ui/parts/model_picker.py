@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from textual.dom import DOMNode
 
 from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_launchers.plan.model import MemoryFit, fit_of
 from vllm_launchers.vllm.model_folder import HUB_ID
@@ -131,5 +131,5 @@ class ModelPicker:
         assert self._request is not None
         try:
             return fit_of(self._fleet.plan(replace(self._request, model=model)))
-        except FleetError as error:
+        except OperationError as error:
             return MemoryFit(error=str(error).partition("\n")[0])

@@ -11,7 +11,7 @@ from rich.style import Style
 from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import Changes, ServerView
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import count, plain, shortened
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of
 from vllm_console.ui.theme import BAD, DIM, OK, WARN
@@ -107,7 +107,7 @@ class PlanVerdicts:
         try:
             before, found = await in_thread(call, "verdict")
             self.plans[server.name] = (running, before)
-        except FleetError as error:
+        except OperationError as error:
             why = plain(str(error).splitlines()[0] if str(error) else "can't be planned")
             found = PlanVerdict(why, WARN, refused=True)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
@@ -124,7 +124,7 @@ def ask_verdict(fleet: LocalFleet, name: str, changes: Changes, now: Plan | None
     """Plan a server's restart with and without a change; blocks. ``now`` is the plan without it if already known.
 
     Raises:
-        FleetError: it cannot be planned.
+        OperationError: it cannot be planned.
     """
     before = now or fleet.plan_restart(name, Changes())
     return before, verdict(before, fleet.plan_restart(name, changes))

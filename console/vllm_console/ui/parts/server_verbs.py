@@ -12,7 +12,7 @@ import msgspec
 
 from vllm_console.fleet.markers import flag_change
 from vllm_console.fleet.snapshot import Changes, FleetSnapshot, Preset, ServerView, State
-from vllm_console.fleet.verbs import DRAIN_SECONDS, FleetError, NoPlaceError, UnfitError
+from vllm_console.fleet.verbs import DRAIN_SECONDS, NoPlaceError, OperationError, UnfitError
 from vllm_console.text import plain, rate, took
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import shown_value
@@ -155,7 +155,7 @@ class RollingUpdates:
 
         def failed(error: Exception) -> bool:
             again = partial(self._start, server, staged, True)
-            if not isinstance(error, FleetError):
+            if not isinstance(error, OperationError):
                 return False
             return self._verbs.refused(server, error, "start", edits_flags(), again)
 
@@ -310,7 +310,7 @@ class ServerVerbs:
 
         def restart() -> ServerView:
             if predicted is not None:
-                with contextlib.suppress(FleetError):  # a prediction that isn't scored is no reason not to restart
+                with contextlib.suppress(OperationError):  # a prediction that isn't scored is no reason not to restart
                     fleet.keep_prediction(name, server.generation, predicted)
             return fleet.restart(name, changes_of(staged), RestartOptions(force=force))
 
@@ -613,7 +613,7 @@ class ServerVerbs:
         doing: str,
         call: Callable[[], T],
         done: Callable[[T], str],
-        refused: Callable[[FleetError], bool] | None = None,
+        refused: Callable[[OperationError], bool] | None = None,
     ) -> None:
         """Run a verb on a server. ``refused`` reports a plan that won't start; False leaves that to the app."""
         self.in_progress.begin(server, verb)
@@ -628,11 +628,13 @@ class ServerVerbs:
 
         def failed(error: Exception) -> bool:
             self.in_progress.drop(server.name)
-            return refused is not None and isinstance(error, FleetError) and refused(error)
+            return refused is not None and isinstance(error, OperationError) and refused(error)
 
         self._console.act(doing, call, accepted, failed)
 
-    def refused(self, server: ServerView, error: FleetError, what: str, fix: str, again: Callable[[], None]) -> bool:
+    def refused(
+        self, server: ServerView, error: OperationError, what: str, fix: str, again: Callable[[], None]
+    ) -> bool:
         """Say why a plan for a server was refused; where that may be overridden, ask. False for other errors."""
         if not isinstance(error, UnfitError | NoPlaceError):
             return False
@@ -764,7 +766,7 @@ _FOR_COMMANDS = (": stop it and start it under", ". Leave --gpus")
 """Where a sentence about GPUs begins to say what to type as a command."""
 
 
-def refusal_rows(error: FleetError, fix: str) -> list[str]:
+def refusal_rows(error: OperationError, fix: str) -> list[str]:
     """Why a restart or a switch was refused, one row per problem, the worst first. ``fix``: how flags are changed."""
     if isinstance(error, UnfitError) and error.findings:
         return [_finding(finding, fix) for finding in error.findings]

@@ -13,7 +13,7 @@ from rich.style import Style
 from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import ServerView, State
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import count, percent, plain, seconds, seconds_range
 from vllm_console.ui.findings import MAKES_WORSE, findings_of, staged_fix, steps_of
 from vllm_console.ui.parts.plan_verdict import CHECKING, PlanVerdicts
@@ -197,7 +197,7 @@ class Predictions:
         found, problem = None, ""
         try:
             found = await in_thread(call, "prediction")
-        except FleetError as error:
+        except OperationError as error:
             problem = str(error).removeprefix(f"{key[0]}: ")
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             problem = str(error)

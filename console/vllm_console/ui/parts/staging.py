@@ -293,7 +293,7 @@ def measured_traffic(fleet: LocalFleet, server: ServerView) -> MeasuredTraffic:
     """Analyze a server's traffic. Blocks briefly. A flag that would make an open finding worse stays as it is.
 
     Raises:
-        FleetError: there is no such server, or it is not ours.
+        OperationError: there is no such server, or it is not ours.
     """
     name = server.name
     seen = fleet.seen_workload(name)

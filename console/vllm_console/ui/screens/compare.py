@@ -15,7 +15,7 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.strip import Strip
 
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.runs.compare import (
     FEWEST,
     SHARES,
@@ -161,7 +161,7 @@ class CompareScreen(ReaderScreen):
         here, other = (present, before) if after else (before, present)
         try:
             known, _ = await answer_for(self, partial(recorded.runs, here.server), "runs")
-        except FleetError as error:
+        except OperationError as error:
             self._warn(error)
             return
         if self.app.screen is not self:
@@ -184,7 +184,7 @@ class CompareScreen(ReaderScreen):
         """Show the comparison of two other runs."""
         try:
             self.found, self._predicted = await answer_for(self, partial(_compared, recorded, pair), "compare")
-        except FleetError as error:
+        except OperationError as error:
             self._warn(error)
             return
         self._reader.redraw()

@@ -13,7 +13,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.adapters import limits_text, request_states
 from vllm_console.fleet.snapshot import FlagValue, ServerView, State
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.metrics.window import in_order
 from vllm_console.runs.startup import startup_lines
 from vllm_console.runs.store import Run
@@ -78,14 +78,14 @@ class DescribeScreen(ReaderScreen):
     async def _read_runs(self, fleet: LocalFleet) -> None:
         try:
             self._runs, _ = await answer_for(self, partial(fleet.runs, self._server.name), "runs")
-        except FleetError:
+        except OperationError:
             return  # none is recorded
         self._reader.redraw()
 
     async def _read_adapters(self, fleet: LocalFleet) -> None:
         try:
             self._adapters = await answer_for(self, partial(fleet.adapters, self._server.name), "adapters")
-        except FleetError:
+        except OperationError:
             return  # it does not answer: its state says so
         self._reader.redraw()
 

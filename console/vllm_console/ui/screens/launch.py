@@ -16,7 +16,7 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import LaunchRequest, Preset, ServerView
-from vllm_console.fleet.verbs import FleetError, PresetProblem
+from vllm_console.fleet.verbs import OperationError, PresetProblem
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
@@ -215,7 +215,7 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         presets, problems = self._fleet.presets()
         try:
             used = self._fleet.used_presets()
-        except FleetError:
+        except OperationError:
             return presets, problems  # what ran is not known
         self._first = not used
         order = {name: at for at, name in enumerate(used)}

@@ -15,7 +15,7 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import Preset
-from vllm_console.fleet.verbs import FleetError
+from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import plain
 from vllm_console.ui.commands import CommandError, Commands, Do, TypedCommand
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
@@ -82,7 +82,7 @@ class PaletteScreen(TerminalModal[Do | None]):
             presets, catalog = await answer_for(
                 self, partial(_known, self._fleet, self._engine, self._recent), "commands"
             )
-        except FleetError as error:
+        except OperationError as error:
             self._wrong = plain(str(error))
         else:
             self._commands.learn(presets, catalog)
