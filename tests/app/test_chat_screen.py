@@ -9,8 +9,8 @@ from textual import events
 from fakes.scripted_chat import end, said, script  # noqa: F401 - fixtures
 from vllm_console.chat.client import ChatServer
 from vllm_console.chat.conversation import ChatOptions
-from vllm_console.fleet.snapshot import State
 from vllm_console.ui.screens.chat import LINE_BREAK, ChatScreen, _wrapped, as_line, as_text, waiting_text, with_option
+from vllm_launchers.keeper.records import State
 
 HOSTILE = "[red]x[/] \x1b[31mred\x1b]52;c;aGk=\x07\u202e end"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Changes, State
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
+from vllm_launchers.keeper.records import State
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 @pytest.mark.parametrize(

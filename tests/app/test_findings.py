@@ -9,8 +9,6 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity, title_of_code
-from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.metrics.sample import Series
 from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
 from vllm_console.ui.panes.finding import StagedState, finding_lines, measure_text
@@ -19,8 +17,10 @@ from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.server_verbs import in_flight
 from vllm_console.ui.screens.findings import TWO_COLUMNS, FindingsScreen, findings_page
 from vllm_console.ui.theme import DIM, to_ascii
+from vllm_launchers.errors import OperationError
 from vllm_launchers.plan import findings as plan_findings
 from vllm_launchers.plan.findings import Level
+from vllm_launchers.vllm.flags.changes import Changes
 
 FP8, FEWER = Changes({"kv-cache-dtype": "fp8"}), Changes({"max-num-seqs": 128})
 

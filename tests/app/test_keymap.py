@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.cli.console import show
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.settings import Settings
 from vllm_console.ui.actions import action_named, actions
 from vllm_console.ui.keymap import PRESETS, KeysError, chosen_keys, key_of, keys_of, label_of, use_keys
+from vllm_launchers.errors import UsageError
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -6,7 +6,7 @@ import pytest
 from textual.events import Key
 from textual.widgets import Input
 
-from vllm_console.fleet.snapshot import LaunchRequest
+from vllm_launchers.launch.request import LaunchRequest
 
 
 def burst(app, *keys):

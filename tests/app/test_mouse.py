@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from textual.events import Click, MouseScrollDown, MouseScrollLeft, MouseScrollUp
 
-from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.screens.findings import FindingsScreen
 from vllm_console.ui.terminal.lines import LineView, clickable, line
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 async def place(c, text):

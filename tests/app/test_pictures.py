@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from fakes import made_runs
-from vllm_console.fleet.verbs import NotFoundError, OperationError, UsageError
 from vllm_console.runs.compare import compare
 from vllm_console.ui import screenshot
 from vllm_console.ui.screen_names import SCREENS
 from vllm_console.ui.screenshot import Shot, take_picture
+from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import NO_DRIVER
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Changes, PreparedRestart, State
-from vllm_launchers.keeper.records import PreparationStep
+from vllm_console.fleet.snapshot import PreparedRestart
+from vllm_launchers.keeper.records import PreparationStep, State
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.background_commands import RampView
-from vllm_console.fleet.snapshot import State
 from vllm_console.load.ramp import RampProgress
 from vllm_console.runs.measurement import RAMP, Measurement
+from vllm_launchers.keeper.records import State
 
 LIMITS = {"ttft_p99_seconds": 1.0, "itl_p99_seconds": 0.1}
 SENTENCE = "The objectives hold up to 6 req/s; at 8 req/s, TTFT p99 was 2.4s (limit 1s)."

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from fakes.made_runs import run
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.time_view import DEFAULT_RANGE, LIVE
 from vllm_console.ui.parts.time_cursor import SEEN_SECONDS, STEPS, WHOLE_RUN
+from vllm_launchers.errors import OperationError
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.rolling import AnswerComparison
-from vllm_console.fleet.snapshot import Changes, State
-from vllm_console.fleet.verbs import NoPlaceError
+from vllm_launchers.keeper.records import State
+from vllm_launchers.launch.errors import NoPlaceError
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 @pytest.fixture

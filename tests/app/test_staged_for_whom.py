@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import State
+from vllm_launchers.keeper.records import State
 
 ANOTHER = ({"preset": "batch"}, {"model": "Qwen/Qwen3-8B"}, {"generation": 1})
 """What tells another server of the same name."""

@@ -7,8 +7,6 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Fix
 from vllm_console.fleet.predictions import PredictedChange
-from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates, Prediction
 from vllm_console.prediction.score import TrackRecord
 from vllm_console.text import seconds_range
@@ -16,6 +14,8 @@ from vllm_console.ui.findings import fix_texts
 from vllm_console.ui.parts import staged_prediction
 from vllm_console.ui.parts.staged_prediction import brief_prediction, prediction_text
 from vllm_console.ui.theme import ACCENT, DIM
+from vllm_launchers.errors import OperationError
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 def estimates(ttft, itl, preemptions=None):

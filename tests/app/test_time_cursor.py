@@ -8,10 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.markers import Marker, MarkerKind
-from vllm_console.fleet.snapshot import State, StateThen
+from vllm_console.fleet.snapshot import StateThen
 from vllm_console.history.time_view import DEFAULT_RANGE, LIVE
 from vllm_console.ui.parts.time_cursor import SEEN_SECONDS
 from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.keeper.records import State
 
 
 async def charted(c):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 WARNING = "! A tuner is at work (trial 2 of 4: max-num-seqs 256 → 128, max-num-batched-tokens 2048 → 8192): it"
 

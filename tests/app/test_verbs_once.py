@@ -7,12 +7,13 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Changes, State
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.runs.compare import compare
 from vllm_console.ui.parts.server_verbs import RunningVerb, VerbsInProgress
 from vllm_console.ui.screens.compare import CompareScreen
 from vllm_console.ui.theme import BAD
+from vllm_launchers.errors import OperationError
+from vllm_launchers.keeper.records import State
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 @pytest.fixture

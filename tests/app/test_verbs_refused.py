@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import NoPlaceError
 from vllm_console.ui.parts.server_verbs import refusal_rows
+from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.placement import AUTO, GpuRequest, find_place, find_place_again
 from vllm_launchers.launch.refusal import refuse_unfit
 from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.vllm.flags.changes import Changes
 
 SHORTER = Changes({"max-model-len": 8192}, ("swap-space",))
 SURE = PlanFinding("context_over_model", Level.ERROR, "max-model-len 131072 is over the model's 8192", SHORTER)

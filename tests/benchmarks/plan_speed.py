@@ -46,9 +46,10 @@ def main() -> int:
 def measure(vllm: str, model: str, rounds: int) -> dict[str, float]:
     """Seconds, medians over ``rounds``; ``ratio`` is the real vLLM's time over a plan's."""
     from vllm_console.fleet.local import LocalFleet
-    from vllm_console.fleet.snapshot import Changes, LaunchRequest
+    from vllm_launchers.launch.request import LaunchRequest
     from vllm_launchers.vllm.engines import engine_at
     from vllm_launchers.vllm.flags.cache import FlagCache
+    from vllm_launchers.vllm.flags.changes import Changes
 
     engine = engine_at(vllm)
     learned = clock(lambda: FlagCache().learn(engine))

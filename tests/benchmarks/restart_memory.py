@@ -18,8 +18,10 @@ import tracemalloc
 from pathlib import Path
 
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.snapshot import Changes, LaunchRequest, State
 from vllm_console.ui.app import ConsoleApp
+from vllm_launchers.keeper.records import State
+from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.vllm.flags.changes import Changes
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 READY_SECONDS = 120.0

@@ -14,7 +14,7 @@ import pytest
 
 from fakes.keeper_bench import end_servers
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import OperationError, RefusedError
+from vllm_launchers.errors import OperationError, RefusedError
 
 FAKES = Path(__file__).parents[1] / "fakes"
 
@@ -120,6 +120,6 @@ def test_console_uses_one_connection_and_reconnects(
 
 def fleet_changes() -> Any:
     """Another limit of running sequences."""
-    from vllm_console.fleet.snapshot import Changes
+    from vllm_launchers.vllm.flags.changes import Changes
 
     return Changes(set={"max-num-seqs": 32})

@@ -8,8 +8,9 @@ import json
 import pytest
 
 from vllm_console.cli import diagnose
-from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
-from vllm_console.fleet.verbs import RefusedError
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+from vllm_launchers.errors import RefusedError
+from vllm_launchers.keeper.records import State
 
 LOG = """\
 INFO 11-20 10:00:00 [api_server.py:1] vLLM API server version 0.32.0

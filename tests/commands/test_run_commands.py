@@ -9,10 +9,12 @@ import pytest
 
 from fakes.ports import free_port
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.snapshot import Changes, LaunchRequest, State
 from vllm_console.load.run import run_load_sync
 from vllm_console.runs import windows
+from vllm_launchers.keeper.records import State
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.vllm.flags.changes import Changes
 
 WINDOW = 1.0
 WORK = Workload(input_tokens_p95=200, output_tokens_p95=30, prefix_reuse=0.2, concurrency=16)

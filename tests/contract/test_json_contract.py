@@ -30,7 +30,7 @@ from vllm_console.diagnosis.finding import (
 )
 from vllm_console.diagnosis.objectives import Judged
 from vllm_console.fleet.predictions import PredictedChange
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.prefix_use import prefix_use
 from vllm_console.history.probe_records import EngineStep, FinishedRequest, Resumed
 from vllm_console.load.report import Latency, LoadReport
@@ -41,6 +41,7 @@ from vllm_console.prediction.score import TrackRecord
 from vllm_console.runs.compare import compare
 from vllm_console.runs.document import comparison_document, run_document
 from vllm_console.runs.store import FlagChange
+from vllm_launchers.keeper.records import State
 from vllm_launchers.plan.model import Changes, MemoryFit
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.modelfacts.local import LocalModel

@@ -24,31 +24,21 @@ from vllm_console.fleet.leftovers import Leftovers, Removed
 from vllm_console.fleet.markers import Marker, MarkerKind
 from vllm_console.fleet.probe import ProbeView, RequestsSeen, listed
 from vllm_console.fleet.rolling import AnswerComparison
-from vllm_console.fleet.snapshot import (
-    FIRST,
-    Changes,
-    Exit,
-    FleetSnapshot,
-    LaunchRequest,
-    ServerView,
-    SleepView,
-    Stage,
-    State,
-    StateThen,
-)
-from vllm_console.fleet.verbs import NotFoundError, NothingToCompareError, OperationError, PresetProblem, Replay
+from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView, SleepView, StateThen
+from vllm_console.fleet.verbs import NothingToCompareError, PresetProblem, Replay
 from vllm_console.history.gpu_history import card_of
 from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.load.tuner import TunerBest, TunerFigure, TunerProgress, TunerStep
 from vllm_console.logs.startup import Progress, Startup
 from vllm_console.metrics.quantile import Quantile, Quantiles
-from vllm_console.metrics.sample import EngineSample, Sample, Series, Window
+from vllm_console.metrics.sample import EngineSample, Sample, Series, Stage, Window
 from vllm_console.prediction.score import KeptPrediction
+from vllm_launchers.errors import NotFoundError, OperationError
 from vllm_launchers.host.board import Board
 from vllm_launchers.host.gpu.host import Gpu
-from vllm_launchers.keeper.records import SleepStep
-from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
+from vllm_launchers.keeper.records import Exit, SleepStep, State
+from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
 from vllm_launchers.plan import findings as plan_findings
 from vllm_launchers.plan.budget.budget import EngineReport, GpuBudget, MemoryBudget
 from vllm_launchers.plan.choices.inputs import Choice, SeenRoom, Source
@@ -56,6 +46,7 @@ from vllm_launchers.plan.findings import by_weight
 from vllm_launchers.plan.flags import flag_words, token_count
 from vllm_launchers.plan.model import Engine, EngineKind, Flags, Plan
 from vllm_launchers.presets.model import FlagSetting, Objectives, Preset, Workload
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.modelfacts.local import LocalModels
 

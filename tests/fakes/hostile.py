@@ -12,9 +12,9 @@ import msgspec
 
 from fakes import fake_fleet
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.runs.compare import Comparison
+from vllm_launchers.errors import OperationError
 from vllm_launchers.values import Value, as_dict, replace
 
 MARK = "[/x]"

@@ -20,7 +20,6 @@ from fakes.hostile_http import KINDS, THEN
 from vllm_console.alerts.notifier import FindingsLog
 from vllm_console.cli.host_source import host_from_matrix
 from vllm_console.cli.metrics import read_sample
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.load import client as load_client
 from vllm_console.load.client import RequestFailedError, StreamedAnswer
 from vllm_console.load.report import Tally
@@ -28,6 +27,7 @@ from vllm_console.load.run import run_load_sync
 from vllm_console.logs.file import LogFile
 from vllm_console.metrics.scrape import ScrapeError, Scraper
 from vllm_console.settings import ConfigError, read_settings
+from vllm_launchers.errors import OperationError
 from vllm_launchers.host.board import read_board
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import HostError

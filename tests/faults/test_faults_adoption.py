@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client, errors, folders, processes
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
 from vllm_launchers.values import replace

@@ -17,11 +17,11 @@ import pytest
 
 from vllm_console.alerts.notifier import FindingsLog
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.store import HistoryWriter
 from vllm_console.metrics.sample import Sample
 from vllm_console.runs import store as run_store
 from vllm_console.runs.store import RunHead, RunStore, RunStoreError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client, errors, processes
 from vllm_launchers.keeper.records import State
 from vllm_launchers.launch.launcher import launch_lock

@@ -19,13 +19,13 @@ from fakes.ports import free_port
 from vllm_console.cli.main import main
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.other_servers import exposed
-from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.panes.bars import message_lines
 from vllm_console.ui.panes.servers import columns_for, row
 from vllm_console.ui.parts.server_verbs import _exposure
 from vllm_console.ui.screens.describe import describe_lines
 from vllm_launchers.host.ports import user_name
 from vllm_launchers.host.processes import ObservedServer
+from vllm_launchers.vllm.flags.changes import Changes
 
 WORDS = "it listens on all addresses (0.0.0.0) without an API key: anyone who can reach it can use it"
 

@@ -16,7 +16,7 @@ import pytest
 
 from vllm_console.cli import demo
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client, errors, folders, orphans, process_group, processes, wire
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.keeper.spawn import LOG_BYTES, Sidecar

@@ -23,13 +23,15 @@ import pytest
 
 from vllm_console.cli.main import CHANGING, COMMANDS
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.snapshot import Changes, LaunchRequest, Workload
-from vllm_console.fleet.verbs import RefusedError
 from vllm_console.ui.actions import SCREENS, actions
+from vllm_launchers.errors import RefusedError
 from vllm_launchers.keeper import client, folders, processes
 from vllm_launchers.keeper.records import LaunchSpec, State
 from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.engines import simulated_engine
+from vllm_launchers.vllm.flags.changes import Changes
 
 FAKES = Path(__file__).parents[1] / "fakes"
 WORK = Workload(input_tokens_p95=1500, output_tokens_p95=400, prefix_reuse=0.6, concurrency=64)

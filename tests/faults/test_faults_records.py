@@ -20,11 +20,11 @@ import pytest
 from fakes import tracing
 from fakes.tracing import DONE, TOLD, strike
 from vllm_console.alerts.notifier import FindingsLog
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.store import HistoryReader, HistoryWriter
 from vllm_console.metrics.sample import Sample
 from vllm_console.runs.store import RunHead, RunStoreError
 from vllm_console.runs.store import RunStore as Runs
+from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client, errors, folders, processes, wire
 from vllm_launchers.keeper.record_writer import Notes, RecordWriter
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State

@@ -17,10 +17,10 @@ import pytest
 
 import vllm_launchers.keeper as keeper_package
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client, errors, folders, processes, wire
 from vllm_launchers.keeper.records import State
+from vllm_launchers.vllm.flags.changes import Changes
 
 FAILING = Path(__file__).parents[1] / "fakes" / "failing.c"
 
@@ -253,7 +253,7 @@ def test_two_concurrent_consoles_both_see_the_outcome(bench, monkeypatch, port):
     outcomes: list[tuple[str, str]] = []
 
     def request():
-        from vllm_console.fleet.snapshot import LaunchRequest
+        from vllm_launchers.launch.request import LaunchRequest
 
         return LaunchRequest("chatbot", engine="simulated", name="one", port=port)
 

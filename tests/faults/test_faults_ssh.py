@@ -18,8 +18,8 @@ import pytest
 from fakes.ports import free_port
 from vllm_console.fleet import remote_hosts
 from vllm_console.fleet.remote_hosts import RemoteHost, RemoteHosts, write_hosts
-from vllm_console.fleet.snapshot import State
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
+from vllm_launchers.keeper.records import State
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
 SECONDS = 90.0

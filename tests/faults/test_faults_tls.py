@@ -12,7 +12,6 @@ import pytest
 
 from vllm_console.fleet.judge import OneToken
 from vllm_console.fleet.other_servers import ObservedWatch
-from vllm_console.fleet.snapshot import State as FleetState
 from vllm_console.load.client import LoadError
 from vllm_console.load.run import run_load_sync
 from vllm_console.metrics.scrape import ScrapeError, Scraper
@@ -20,6 +19,7 @@ from vllm_launchers.addresses import base_url
 from vllm_launchers.host.processes import ObservedServer
 from vllm_launchers.keeper import health
 from vllm_launchers.keeper.records import LaunchSpec, State
+from vllm_launchers.keeper.records import State as FleetState
 from vllm_launchers.listeners import Owner
 from vllm_launchers.presets.model import Workload
 

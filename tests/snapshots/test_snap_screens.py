@@ -14,18 +14,19 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import OperationError, PresetProblem
+from vllm_console.fleet.verbs import PresetProblem
 from vllm_console.ui.parts.staging import MeasuredTraffic
 from vllm_console.ui.screens.flags import FlagsScreen
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_console.ui.screens.log import LogScreen
 from vllm_console.ui.widgets.log_view import LogView
+from vllm_launchers.errors import OperationError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.launch.placement import GpuRequest, find_place
 from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
 from vllm_launchers.plan.choices.inputs import Choice, Source
 from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.local import LocalModel, LocalModels
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.load.client import check_url
 from vllm_launchers.addresses import base_url, format_exposure, is_loopback, is_wildcard, reachable
+from vllm_launchers.keeper.records import State
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.finding import Finding, finding_document
 from vllm_console.diagnosis.objectives import Judged, ServedWindow, judge_objectives, served_window
 from vllm_console.fleet.probe import recorded_latencies
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.exact import BOUNDARY_SECONDS
 from vllm_console.history.probe_records import SETTLED_SECONDS
 from vllm_console.history.store import HISTORY, TIERS, HistoryEntry, HistoryError, HistoryMissingError, HistoryReader
 from vllm_console.metrics.window import traffic
 from vllm_console.text import duration
+from vllm_launchers.keeper.records import State
 from vllm_launchers.probe.environment import PROBE
 
 STALE_SECONDS = 30.0

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from vllm_console.diagnosis.finding import OF_THE_NEXT_START, Finding, Severity, finding_document, title_of_code
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
+from vllm_launchers.keeper.records import State
 
 ENDS_AFTER_SECONDS = 60.0
 """A finding ends after it has been gone for this long on a server that can be judged."""

@@ -9,9 +9,9 @@ from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.servers import describe_server, servers_table, status_document
-from vllm_console.fleet.snapshot import State
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
+from vllm_launchers.errors import UsageError
+from vllm_launchers.keeper.records import State
 
 FIRST_ANSWER_SECONDS = 6.0
 """How long the first answer is waited for: a little longer than one may take."""

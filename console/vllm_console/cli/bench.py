@@ -17,9 +17,10 @@ from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.ramp import confirm_load, only_one, rate_from
 from vllm_console.cli.runs import keep
-from vllm_console.fleet.snapshot import ServerView, Workload
-from vllm_console.fleet.verbs import OperationError, RefusedError, UsageError
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
+from vllm_launchers.errors import OperationError, RefusedError, UsageError
+from vllm_launchers.presets.model import Workload
 
 if TYPE_CHECKING:
     from vllm_console.load.client import Lookup

@@ -13,8 +13,8 @@ from vllm_console.cli.console import open_on
 from vllm_console.cli.load_target import find_target
 from vllm_console.cli.options import add_json, count_from, number_type
 from vllm_console.cli.output import Document, complain, print_json
-from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_console.text import plain, printed
+from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from vllm_console.chat.answer import Answer, AnswerReader

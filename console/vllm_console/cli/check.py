@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.fleet_access import open_fleet, settings_from, state_of
 from vllm_console.cli.options import add_changes, add_engine, add_json, changes_from, duration_type
 from vllm_console.cli.output import complain, fields, print_json
-from vllm_console.fleet.snapshot import LaunchRequest, Preset
-from vllm_console.fleet.verbs import RefusedError, UsageError
 from vllm_console.text import duration, plain
+from vllm_launchers.errors import RefusedError, UsageError
+from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.presets.model import Preset
 
 if TYPE_CHECKING:
     from vllm_console.alerts.check import Report

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_changes, add_json, count_from, timeout_from
 from vllm_console.cli.output import print_json
-from vllm_console.fleet.verbs import UsageError
+from vllm_launchers.errors import UsageError
 
 if TYPE_CHECKING:
     from vllm_console.cli.output import Document

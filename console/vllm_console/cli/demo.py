@@ -23,13 +23,14 @@ from vllm_console.cli.fleet_access import state_of
 from vllm_console.cli.options import DAY, duration_type
 from vllm_console.cli.picture_options import add_picture_arguments, check_picture_options, write_picture
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.snapshot import Changes, LaunchRequest
-from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.settings import Config
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.records import State
+from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
     from vllm_console.ui.terminal.cast import Cast

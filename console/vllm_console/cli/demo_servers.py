@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Changes
 from vllm_console.load.run import Phase, run_scenario, stop_on_signals
 from vllm_console.load.shape import Exact
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.vllm.flags.changes import Changes
 
 DOCUMENTS = Workload(input_tokens_p95=1000, output_tokens_p95=500, prefix_reuse=0.05, concurrency=16)
 CODE = Workload(input_tokens_p95=12288, output_tokens_p95=1024, prefix_reuse=0.6, concurrency=16)

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, print_json
-from vllm_console.fleet.snapshot import State
-from vllm_console.fleet.verbs import OperationError, RefusedError, UsageError
 from vllm_console.logs.file import lines_before
 from vllm_console.text import plain, redrawn
+from vllm_launchers.errors import OperationError, RefusedError, UsageError
+from vllm_launchers.keeper.records import State
 
 if TYPE_CHECKING:
     from vllm_console.diagnosis.finding import Diagnosis

@@ -14,8 +14,8 @@ import threading
 from typing import IO, TextIO
 
 from vllm_console.cli.fleet_access import read_only_by, settings_from, state_of
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import plain
+from vllm_launchers.errors import OperationError
 
 POSITIONS = ("name", "server", "also", "preset", "before", "after")
 """The arguments that name a server or a run, or the preset to start."""

@@ -13,8 +13,8 @@ from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings
 from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import Document, complain, confirmed, fields, print_json, prose
 from vllm_console.cli.progress import ProgressLine
-from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_console.text import plain, size
+from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from vllm_launchers.vllm.engine_install import Build, EnginePlan

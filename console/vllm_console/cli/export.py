@@ -9,9 +9,10 @@ from vllm_console.alerts.prometheus import AlertTarget, MatchError, Scrape, chec
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
-from vllm_console.fleet.snapshot import Changes, ServerView
-from vllm_console.fleet.verbs import NotFoundError, OperationError, UsageError
+from vllm_console.fleet.snapshot import ServerView
+from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.plan.flags import served_name
+from vllm_launchers.vllm.flags.changes import Changes
 
 PROXIES = ("nginx", "llama-swap", "litellm")
 FORMS = ("prometheus", "grafana", "scrape", *PROXIES)

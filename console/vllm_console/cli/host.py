@@ -19,10 +19,10 @@ from vllm_console.cli.host_source import add_host, host_from_matrix, load_host, 
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.output import Document, fields, print_json
 from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts, cards, history_path
-from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.history.gpu_history import FIGURES
 from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
 from vllm_console.text import UNKNOWN, plain
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, format_share
 from vllm_launchers.plan.placement import Placement

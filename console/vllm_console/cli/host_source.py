@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vllm_console.cli.fleet_access import check_state, settings_from, state_of
 from vllm_console.cli.options import text_from
-from vllm_console.fleet.verbs import OperationError, UsageError
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.gpu.host import Host, HostError
 
 FIRST_SAMPLE_SECONDS = 5.0

@@ -9,8 +9,8 @@ from vllm_console.cli.load_target import add_shape, find_target, shaped
 from vllm_console.cli.options import add_json, count_from, duration_type, number_type, share_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.progress import ProgressLine
-from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.text import duration, plain
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:

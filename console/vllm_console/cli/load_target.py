@@ -15,9 +15,11 @@ import msgspec
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import count_from, share_from
 from vllm_console.fleet.attached import endpoint_access
-from vllm_console.fleet.snapshot import ServerView, State, Workload
-from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
+from vllm_launchers.errors import NotFoundError, OperationError, RefusedError
+from vllm_launchers.keeper.records import State
+from vllm_launchers.presets.model import Workload
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

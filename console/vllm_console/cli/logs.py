@@ -9,7 +9,7 @@ from pathlib import Path
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.output import print_json
-from vllm_console.fleet.verbs import RefusedError
+from vllm_launchers.errors import RefusedError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

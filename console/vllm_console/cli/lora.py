@@ -9,8 +9,8 @@ from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import print_json, table_lines
 from vllm_console.fleet.adapters import limits_text, request_states
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import count, plain, size
+from vllm_launchers.errors import UsageError
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from vllm_console.cli.options import add_json, timeout_from
 from vllm_console.cli.output import Document, print_json
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.metrics.quantile import PARTS, Quantile, text_of
 from vllm_console.metrics.sample import Sample
 from vllm_console.text import UNKNOWN, percent, plain, seconds
+from vllm_launchers.errors import OperationError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

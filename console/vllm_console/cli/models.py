@@ -13,11 +13,11 @@ from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings
 from vllm_console.cli.options import add_json, gpus_from, text_from
 from vllm_console.cli.output import Document, complain, confirmed, fields, print_json, prose
 from vllm_console.cli.progress import ProgressLine
-from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_console.model_text import COLUMNS, fit_text, model_cells
 from vllm_console.text import UNKNOWN, count, plain, size
+from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_launchers.host.board import gpus_text
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:

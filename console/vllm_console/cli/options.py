@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.output import complain
-from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import duration_from, plain, round_duration
+from vllm_launchers.errors import UsageError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.secrets import is_secret_name
+from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.choices.nodes import NodesRequest

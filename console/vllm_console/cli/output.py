@@ -155,7 +155,7 @@ def confirmed(args: argparse.Namespace, question: str) -> None:
     """
     if args.yes or (answer := ask(question, silent=args.json)):
         return
-    from vllm_console.fleet.verbs import RefusedError
+    from vllm_launchers.errors import RefusedError
 
     raise RefusedError("canceled" if answer is not None else f"{plain(question)} Without a terminal, give --yes")
 

@@ -27,9 +27,10 @@ from vllm_console.cli.options import (
     text_from,
 )
 from vllm_console.cli.output import complain, print_json
-from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import NoPlaceError, OperationError
 from vllm_console.text import plain
+from vllm_launchers.errors import OperationError
+from vllm_launchers.launch.errors import NoPlaceError
+from vllm_launchers.launch.request import LaunchRequest
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

@@ -12,8 +12,8 @@ import msgspec
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_changes, add_json, changes_from, number_type
 from vllm_console.cli.output import Document, print_json
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import UNKNOWN, percent, plain, seconds
+from vllm_launchers.errors import UsageError
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:

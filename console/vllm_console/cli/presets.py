@@ -7,9 +7,9 @@ import argparse
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import Document, complain, print_json
-from vllm_console.fleet.snapshot import Preset
 from vllm_console.text import objectives_text, plain
 from vllm_launchers.plan.flags import flag_words
+from vllm_launchers.presets.model import Preset
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

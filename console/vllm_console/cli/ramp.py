@@ -16,8 +16,8 @@ from vllm_console.cli.options import add_json, duration_type, number_type
 from vllm_console.cli.output import ask, complain, print_json
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.runs_text import step_heading, step_line
-from vllm_console.fleet.verbs import OperationError, RefusedError
 from vllm_console.text import duration, objectives_text, plain, rate
+from vllm_launchers.errors import OperationError, RefusedError
 
 if TYPE_CHECKING:
     from vllm_console.load.ramp import EnergyMeter, Ramp, RampOptions, RampProgress, RampStep

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_console import __version__
 from vllm_console.cli.fleet_access import open_fleet
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:

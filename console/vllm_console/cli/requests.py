@@ -13,12 +13,12 @@ from msgspec.structs import asdict
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.output import Document, complain, fields, print_json, table_lines
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.history.prefix_use import PrefixUse, StillCached
 from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.history.time_view import moment_from
 from vllm_console.metrics.quantile import exact_quantile
 from vllm_console.text import UNKNOWN, clock, count, percent, plain, seconds
+from vllm_launchers.errors import UsageError
 from vllm_launchers.units import counted
 
 DEFAULT_LAST = 20

@@ -19,10 +19,12 @@ from vllm_console.cli.options import (
 from vllm_console.cli.output import Document, ask, complain, print_json, warn_of_plan
 from vllm_console.cli.servers import server_document
 from vllm_console.cli.waiting import did_not_happen, is_settled, not_ready, report_server, wait_for_restart, wait_until
-from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
-from vllm_console.fleet.verbs import OperationError, UsageError
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
+from vllm_launchers.errors import OperationError, UsageError
+from vllm_launchers.keeper.records import State
 from vllm_launchers.launch.request import RestartOptions
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +162,8 @@ def _changes(args: argparse.Namespace, before: ServerView | None) -> Changes:
         UsageError: ``--previous`` is combined with other changes.
         OperationError: there are no previous flags.
     """
-    from vllm_console.fleet.verbs import OperationError, flag_difference
+    from vllm_console.fleet.verbs import flag_difference
+    from vllm_launchers.errors import OperationError
 
     changes = changes_from(args)
     if not args.previous:

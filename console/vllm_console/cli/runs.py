@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
+from vllm_launchers.errors import UsageError
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

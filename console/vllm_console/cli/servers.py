@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.fleet_access import open_fleet, state_of
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, complain, fields, print_json
-from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, State
-from vllm_console.fleet.verbs import NotFoundError
+from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView
 from vllm_console.history.energy import Energy, energy_lines
 from vllm_console.metrics.quantile import PARTS, contradicting, p99_of, text_of
 from vllm_console.metrics.sample import Window
 from vllm_console.text import UNKNOWN, count, duration, percent, plain, seconds, took
+from vllm_launchers.errors import NotFoundError
+from vllm_launchers.keeper.records import State
 from vllm_launchers.values import as_dict
 
 if TYPE_CHECKING:

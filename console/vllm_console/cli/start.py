@@ -22,10 +22,11 @@ from vllm_console.cli.options import (
 )
 from vllm_console.cli.output import warn_of_plan
 from vllm_console.cli.waiting import is_settled, report_server, wait_until
-from vllm_console.fleet.snapshot import LaunchRequest, State
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
+from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.document import recorded_hosts
+from vllm_launchers.keeper.records import State
+from vllm_launchers.launch.request import LaunchRequest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

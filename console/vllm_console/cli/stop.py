@@ -14,9 +14,9 @@ from vllm_console.cli.options import add_json, timeout_from
 from vllm_console.cli.output import print_json
 from vllm_console.cli.waiting import report_server, wait_until
 from vllm_console.fleet.gpus import still_held
-from vllm_console.fleet.snapshot import State
 from vllm_console.fleet.verbs import DRAIN_SECONDS
 from vllm_console.text import plain, round_duration
+from vllm_launchers.keeper.records import State
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,8 +20,7 @@ from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.ramp import budget_from, confirm_load, keep_ramp, only_one, rate_from
 from vllm_console.cli.waiting import Canceling, did_not_happen, is_settled, undone_at_end, wait_for_restart, wait_until
-from vllm_console.fleet.snapshot import Changes, State
-from vllm_console.fleet.verbs import OperationError, UsageError, flag_difference
+from vllm_console.fleet.verbs import flag_difference
 from vllm_console.load.spans import LoadNote
 from vllm_console.load.tune_search import (
     AGAIN_SHARE,
@@ -52,7 +51,10 @@ from vllm_console.load.tune_search import (
 )
 from vllm_console.load.tuner import TunerBest, TunerFigure, TunerProgress, TunerStep, figure_text, flags_text
 from vllm_console.text import duration, objectives_text, percent, plain, rate
+from vllm_launchers.errors import OperationError, UsageError
+from vllm_launchers.keeper.records import State
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
     from vllm_console.fleet.snapshot import ServerView

@@ -13,11 +13,13 @@ from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import changes_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.waiting import is_settled, undone_at_end, wait_until
-from vllm_console.fleet.snapshot import Changes, State, Workload
-from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.text import duration, plain
 from vllm_console.text import seconds as latency
+from vllm_launchers.errors import OperationError, UsageError
+from vllm_launchers.keeper.records import State
+from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.servers import server_document
-from vllm_console.fleet.snapshot import ServerView, State
-from vllm_console.fleet.verbs import OperationError
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import duration, plain
+from vllm_launchers.errors import OperationError
+from vllm_launchers.keeper.records import State
 
 if TYPE_CHECKING:
     from types import FrameType

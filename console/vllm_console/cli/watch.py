@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, settings_from, state_of
 from vllm_console.cli.options import add_json
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import plain
+from vllm_launchers.errors import OperationError
 
 if TYPE_CHECKING:
     from vllm_console.alerts.findings import Alert

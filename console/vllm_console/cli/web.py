@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import read_only_by, settings_from
-from vllm_console.fleet.verbs import OperationError, UsageError
+from vllm_launchers.errors import OperationError, UsageError
 
 if TYPE_CHECKING:
     from vllm_console.web.server import ConsoleServer

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_console.metrics.parse import NotMetricsError, parse_metrics
 from vllm_console.text import UNKNOWN, count, size
+from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_launchers.host.environment import memory_available_gib
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.keeper.server_client import Response, client_of

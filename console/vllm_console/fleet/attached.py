@@ -27,15 +27,15 @@ from vllm_console.attached import (
     start_recorder,
 )
 from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, record_identity
-from vllm_console.fleet.snapshot import ServerView, State
-from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback
+from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_launchers.keeper import client, folders, wire
 from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
 from vllm_launchers.keeper.files import RECORD
-from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.private import ATTACHED, lock, locked, make_folder, open_file, own_folder
 from vllm_launchers.values import replace as replace_value
 

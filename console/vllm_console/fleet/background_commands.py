@@ -17,14 +17,13 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import OperationError, RefusedError
 from vllm_console.metrics.quantile import p99_in
 from vllm_console.runs.measurement import RAMP, Measurement
 from vllm_console.text import duration
 from vllm_console.text import rate as rate_text
+from vllm_launchers.errors import OperationError, RefusedError
 from vllm_launchers.typed_decoding import decode_json
-from vllm_launchers.vllm.flags.changes import value_word
+from vllm_launchers.vllm.flags.changes import Changes, value_word
 
 if TYPE_CHECKING:
     import subprocess

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.fleet.verbs import OperationError, RefusedError, UsageError
 from vllm_console.text import duration_from
+from vllm_launchers.errors import OperationError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from vllm_console.fleet.snapshot import ServerView

@@ -6,8 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import duration, plain, size
+from vllm_launchers.errors import OperationError
 from vllm_launchers.vllm.hub import Hub
 
 WINDOW = 10.0

@@ -21,41 +21,25 @@ from vllm_console.fleet.leftovers import LeftoversWatch, find_leftovers, lost_se
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_SECONDS, Observer
 from vllm_console.fleet.own_server import Identity, JudgeContext, WatchedServer, record_identity
 from vllm_console.fleet.runs import RunHistory, RunRecorder
-from vllm_console.fleet.snapshot import (
-    FIRST,
-    Changes,
-    Engine,
-    FleetSnapshot,
-    LaunchRequest,
-    Preset,
-    ServerView,
-    State,
-    Workload,
-    paired,
-)
-from vllm_console.fleet.verbs import (
-    DRAIN_SECONDS,
-    NotFoundError,
-    OperationError,
-    PresetProblem,
-    RefusedError,
-    Say,
-    UsageError,
-    silently,
-)
+from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView, paired
+from vllm_console.fleet.verbs import DRAIN_SECONDS, PresetProblem, Say, silently
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.settings import config_folder
 from vllm_launchers.addresses import base_url
+from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
-from vllm_launchers.keeper.records import NotRetryable, ServerRecord
+from vllm_launchers.keeper.records import NotRetryable, ServerRecord, State
 from vllm_launchers.launch.details import Details, ServerRecords, unpack
 from vllm_launchers.launch.errors import read_only_error
-from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
+from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.probe import ProbeWish
+from vllm_launchers.presets.model import Preset, Workload
 from vllm_launchers.secrets import API_KEY
+from vllm_launchers.vllm.engines import Engine
+from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
     from vllm_console.chat.client import ChatServer

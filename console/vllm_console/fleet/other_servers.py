@@ -13,17 +13,19 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vllm_console.fleet.own_server import CHART_POINTS, CHART_STEP_SECONDS
-from vllm_console.fleet.snapshot import Engine, ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.time_view import LIVE, TimeView, points_shown
 from vllm_console.history.timeline import Timeline, newest_points
 from vllm_console.metrics.sample import Sample, Series
 from vllm_console.text import plain
 from vllm_launchers.addresses import TLS_FLAGS, base_url, format_exposure
 from vllm_launchers.host.processes import ObservedServer, ProcessScanner
+from vllm_launchers.keeper.records import State
 from vllm_launchers.listeners import Owner
 from vllm_launchers.procfs import other_network, started_at
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.units import natural_key
+from vllm_launchers.vllm.engines import Engine
 
 SCAN_SECONDS = 5.0
 """How often the process table is searched."""

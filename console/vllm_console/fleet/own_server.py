@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, Stage, State, UnsetFlags
+from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, UnsetFlags
 from vllm_console.history.store import HISTORY, HistoryEntry, HistoryError, HistoryMissingError, HistoryReader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, ended, newest_points
 from vllm_console.load.spans import TunerWatch
-from vllm_console.metrics.sample import Series, Window
+from vllm_console.metrics.sample import Series, Stage, Window
 from vllm_console.metrics.window import traffic
 from vllm_console.text import plain
 from vllm_launchers.keeper.files import LOG, NODE_MARK
-from vllm_launchers.keeper.records import Generation, ServerRecord, WarmUpOutcome
+from vllm_launchers.keeper.records import Generation, ServerRecord, State, WarmUpOutcome
 from vllm_launchers.launch.details import Details, exposed_message, unpack
 from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.secrets import redact, redact_argv, redact_environment

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.history.probe_records import EngineStep, FinishedRequest, ProbeReader
 from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_console.metrics.parse import CacheConfig, cache_config
@@ -30,6 +29,7 @@ from vllm_launchers.engine_model.gpus import find_model, usable_gib
 from vllm_launchers.engine_model.roofline import MAX_GRAPH_BATCH
 from vllm_launchers.engine_model.scheduler import SchedulerLimits
 from vllm_launchers.engine_model.traffic_replay import EngineLimits
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.launch.details import Details, unpack

@@ -14,7 +14,6 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.exact import BOUNDARY_SECONDS, ProbeRecords, exact_latencies, read_records
 from vllm_console.history.prefix_use import PrefixUse, prefix_use
 from vllm_console.history.probe_records import (
@@ -32,6 +31,7 @@ from vllm_console.history.workload import PRESENT_RUN, SEEN_SECONDS, SeenWorkloa
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Sample, Series, Window
 from vllm_console.metrics.window import combine, growths
+from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
 from vllm_launchers.launch.details import Details, unpack

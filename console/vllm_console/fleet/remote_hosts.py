@@ -24,10 +24,11 @@ import msgspec
 from vllm_console import __version__
 from vllm_console.attached import Endpoint
 from vllm_console.fleet.remote_protocol import LONGEST_LINE, PROTOCOL, ProtocolError, decode, encode, views_of
-from vllm_console.fleet.snapshot import ServerView, State
-from vllm_console.fleet.verbs import NotFoundError, OperationError, RefusedError, UsageError
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
+from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_launchers.keeper.folders import NAME, replace_file
+from vllm_launchers.keeper.records import State
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import open_regular, own_folder
 from vllm_launchers.secrets import redact

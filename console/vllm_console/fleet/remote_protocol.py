@@ -16,12 +16,13 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.fleet import snapshot as snapshot_module
-from vllm_console.fleet.snapshot import Changes, FleetSnapshot, ServerView
-from vllm_console.fleet.verbs import UsageError
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+from vllm_launchers.errors import UsageError
 from vllm_launchers.keeper import wire
 from vllm_launchers.keeper.errors import RecordError
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.values import Value
+from vllm_launchers.vllm.flags.changes import Changes
 
 PROTOCOL = 1
 

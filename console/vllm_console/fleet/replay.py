@@ -20,15 +20,16 @@ from vllm_console.fleet.moment import Moment, read_moment, state_at
 from vllm_console.fleet.own_server import JudgeContext
 from vllm_console.fleet.probe import ProbeView, ServerProbe
 from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers, began_with
-from vllm_console.fleet.snapshot import ServerView, Stage
-from vllm_console.fleet.verbs import OperationError, Replay, UsageError
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.verbs import Replay
 from vllm_console.history.store import HISTORY, HistoryEntry, HistoryError, HistoryReader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, newest_points
 from vllm_console.load.spans import read_spans
 from vllm_console.logs.startup import Startup
-from vllm_console.metrics.sample import Series
+from vllm_console.metrics.sample import Series, Stage
 from vllm_console.text import clock, plain
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.plan.budget.engine_report import learned_from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import golden
 from vllm_launchers.keeper.health import requests
 from vllm_launchers.keeper.records import ServerRecord, State

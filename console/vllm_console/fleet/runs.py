@@ -11,9 +11,10 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from vllm_console.attached import record_folder
-from vllm_console.fleet.verbs import NotFoundError, NothingToCompareError, OperationError, UsageError
+from vllm_console.fleet.verbs import NothingToCompareError
 from vllm_console.runs.keys import run_key
 from vllm_console.text import plain
+from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.keeper.records import Generation, ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.secrets import redact

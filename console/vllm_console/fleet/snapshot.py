@@ -9,16 +9,14 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.attached import Endpoint
-from vllm_console.fleet.verbs import NotFoundError, OperationError
 from vllm_console.metrics.sample import Sample, Series, Stage, Window
 from vllm_console.text import plain
 from vllm_launchers.addresses import base_url
+from vllm_launchers.errors import NotFoundError, OperationError
 from vllm_launchers.keeper.records import Exit, PreparationStep, SleepStep, State, WarmUpReport
-from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.command_line import assignments, line_word
-from vllm_launchers.plan.model import Changes, Engine, Flags
-from vllm_launchers.presets.model import Objectives, Preset, Workload
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.plan.model import Engine, Flags
+from vllm_launchers.presets.model import Objectives, Workload
 
 if TYPE_CHECKING:
     from vllm_console.diagnosis.finding import Diagnosis, Finding
@@ -412,26 +410,3 @@ def paired(servers: Sequence[ServerView], now: float) -> list[ServerView]:
                 server = replace(server, findings=(neither, *server.findings))
         found.append(server)
     return found
-
-
-__all__ = [
-    "Changes",
-    "Engine",
-    "Exit",
-    "FlagValue",
-    "Flags",
-    "FleetSnapshot",
-    "LaunchRequest",
-    "Objectives",
-    "Preset",
-    "Sample",
-    "Series",
-    "ServerView",
-    "SleepView",
-    "Stage",
-    "State",
-    "StateThen",
-    "Window",
-    "Workload",
-    "paired",
-]

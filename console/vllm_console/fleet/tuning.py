@@ -10,11 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.fleet.predictions import evidence_of, limits_after, limits_of, present_run, reported_cache
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.load.tune_search import THROUGHPUT, TTFT, Candidate, Set, combinations, ranked
 from vllm_console.prediction.capacity import ReplayedEngine, held_rate, replay_at, saturated_tokens
 from vllm_console.prediction.fit import fit_step_cost, step_noise
 from vllm_console.prediction.predict import FAR
+from vllm_launchers.errors import OperationError
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_mm_item
 from vllm_launchers.vllm.flags.changes import Changes

@@ -6,23 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
-from vllm_launchers.launch.errors import NoPlaceError, UnfitError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.vllm.flags.changes import Changes, Flags, same_value
-
-__all__ = [
-    "NoPlaceError",
-    "NotFoundError",
-    "NothingToCompareError",
-    "OperationError",
-    "PresetProblem",
-    "RefusedError",
-    "Replay",
-    "UnfitError",
-    "UsageError",
-    "flag_difference",
-]
-
 
 DRAIN_SECONDS = 60.0
 """How long requests may take to end before a server goes to sleep."""
@@ -32,7 +17,7 @@ Say = Callable[[str], None]
 
 
 def silently(_: str) -> None:
-    return
+    """Say nothing."""
 
 
 class NothingToCompareError(OperationError):

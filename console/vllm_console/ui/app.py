@@ -26,7 +26,6 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
@@ -39,6 +38,7 @@ from vllm_console.ui.terminal.choice import driver_class
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.theme import BAD, CONSOLE_THEME, OK, TERMINAL_THEME, THEMES, WARN, ThemeFilter, wants_ascii
 from vllm_console.ui.threads import favor_the_screen, in_thread, woken
+from vllm_launchers.errors import OperationError
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:

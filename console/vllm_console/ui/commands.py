@@ -17,8 +17,7 @@ import msgspec
 from textual.screen import Screen
 
 from vllm_console.fleet.markers import flag_change
-from vllm_console.fleet.snapshot import Changes, Preset, ServerView
-from vllm_console.fleet.verbs import OperationError
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.time_view import CHART_RANGES, moment_from
 from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import Action, action_named, scoped, title_of
@@ -33,10 +32,13 @@ from vllm_console.ui.parts.server_verbs import no_server
 from vllm_console.ui.parts.staging import StagedStep
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.theme import THEMES
+from vllm_launchers.errors import OperationError
 from vllm_launchers.plan.command_line import line_of
 from vllm_launchers.plan.common_flags import COMMON_FLAGS
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import flag_words, normalise, not_set
+from vllm_launchers.presets.model import Preset
+from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp

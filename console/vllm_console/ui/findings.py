@@ -9,11 +9,13 @@ from rich.style import Style
 
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Finding, Fix, Measure, Severity, title_of_code
 from vllm_console.fleet.markers import flag_change
-from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import percent, plain, shortened
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.theme import ACCENT, BAD, OK, WARN
+from vllm_launchers.keeper.records import State
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 
 SIGNS: dict[Severity, tuple[str, Style]] = {
     Severity.CRITICAL: ("✗", BAD),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from vllm_console.fleet.verbs import OperationError, UsageError
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.patterns import lazy_pattern
 
 _WEB_FONT = lazy_pattern(r"\s*@font-face \{.*?\}\n", re.DOTALL)

@@ -11,11 +11,12 @@ import msgspec
 from textual.pilot import Pilot
 from textual.worker import Worker
 
-from vllm_console.fleet.verbs import NotFoundError, OperationError, Replay, UsageError
+from vllm_console.fleet.verbs import Replay
 from vllm_console.text import plain
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.picture import check_picture, save_picture
 from vllm_console.ui.screen_names import SCREENS
+from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

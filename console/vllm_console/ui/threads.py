@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from textual.dom import DOMNode
 
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from textual.events import MouseScrollDown, MouseScrollUp
 
 from vllm_console.attached import Endpoint
-from vllm_console.fleet.snapshot import State
 from vllm_console.settings import Config
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines
@@ -24,6 +23,7 @@ from vllm_console.ui.panes.servers import (
     state_counts,
 )
 from vllm_console.ui.panes.sparks import SPARKS, spark_lines
+from vllm_launchers.keeper.records import State
 
 
 def names(servers, order):

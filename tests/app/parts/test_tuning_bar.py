@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.tuning_bar import tuning_lines
 from vllm_console.ui.theme import BAD, OK, WARN
+from vllm_launchers.vllm.flags.changes import Changes
 
 SEVERAL = "3 changes staged: compare can't attribute the effect to one of them."
 

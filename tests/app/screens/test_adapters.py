@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.fleet.adapters import Adapter, Adapters
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.ui.screens.adapters import parse_adapter_line
 from vllm_console.ui.screens.describe import describe_lines, serves_adapters
+from vllm_launchers.errors import UsageError
 
 POEMS = Adapter("poems", "/adapters/poems", "m", 8, 1_500_000, True, False)
 CODE = Adapter("code", "/adapters/code", "m", None, None, None, None)

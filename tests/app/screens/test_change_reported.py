@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from vllm_console.fleet.snapshot import Changes
 from vllm_console.runs.compare import compare
 from vllm_console.runs.text import brief
 from vllm_console.text import clock
@@ -17,6 +16,7 @@ from vllm_console.ui.parts.plan_verdict import PlanVerdict
 from vllm_console.ui.parts.staging import staged_of
 from vllm_console.ui.screens.compare import CompareScreen
 from vllm_console.ui.theme import BAD, OK
+from vllm_launchers.vllm.flags.changes import Changes
 
 CASES = {
     "better": ({"slower": 0.6}, "run 3 was better at {} than run 1: end-to-end p99 −48%"),

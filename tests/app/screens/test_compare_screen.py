@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from vllm_console.fleet.snapshot import Changes
 from vllm_console.history.energy import FIGURES, Tariff
 from vllm_console.prediction.figures import Figures, Spread
 from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates
@@ -19,6 +18,7 @@ from vllm_console.runs.windows import with_figures
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.screens.compare import CompareScreen, compare_lines, nothing_lines, run_names
 from vllm_launchers.engine_model.step_cost import StepCost
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 def comparison(made, slower=1.6, **more):

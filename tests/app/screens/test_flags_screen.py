@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.screens.flags import FlagsScreen, flags_heading
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 @pytest.fixture

@@ -6,14 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Severity
-from vllm_console.fleet.snapshot import Changes, Workload
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.workload import SeenWorkload
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.staging import measured_traffic
 from vllm_console.ui.screens.flags import FlagsScreen, about_lines
+from vllm_launchers.errors import OperationError
 from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.presets.model import Workload
+from vllm_launchers.vllm.flags.changes import Changes
 
 SEEN = SeenWorkload(Workload(900, 250, 0.1, 40), 2400, 60.0, "2,400 requests in 60 minutes: prompts of 900 tokens.")
 LENGTH = Choice("max-model-len", 1152, "95 % of requests are shorter", Source.WORKLOAD, "Longer ones are refused.")

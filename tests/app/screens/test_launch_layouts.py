@@ -6,13 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.alternatives_text import alternatives_table, format_legend, format_pace
-from vllm_console.fleet.snapshot import Changes, LaunchRequest
 from vllm_console.ui.panes.launch_plan import launch_plan_lines
 from vllm_console.ui.parts.launch_planner import PlanOutcome
 from vllm_console.ui.screens.launch import LaunchScreen
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.alternatives import Alternative, thrift
 from vllm_launchers.plan.choices.pool import Layout
 from vllm_launchers.plan.pace import Pace, Paces
+from vllm_launchers.vllm.flags.changes import Changes
 
 SMALL, WIDE = (80, 24), (120, 40)
 TO_PAIR = Changes(set={"tensor-parallel-size": 2})

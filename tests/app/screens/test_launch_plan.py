@@ -7,13 +7,14 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Changes, LaunchRequest
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.ui.panes.launch_settings import setting_lines
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import LaunchDraft
 from vllm_console.ui.screens.launch import LaunchScreen
+from vllm_launchers.errors import OperationError
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.vllm.flags.changes import Changes
 
 SMALL, WIDE, TALL = (80, 24), (120, 40), (200, 60)
 FIX = Changes(set={"max-model-len": 2048})

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Changes, LaunchRequest
-from vllm_console.fleet.verbs import OperationError, PresetProblem
+from vllm_console.fleet.verbs import PresetProblem
 from vllm_console.ui.screens.launch import LaunchScreen
+from vllm_launchers.errors import OperationError
+from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.vllm.flags.changes import Changes
 
 TALL = (160, 50)
 

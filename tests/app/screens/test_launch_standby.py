@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import LaunchRequest, ServerView
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.fleet.standby import possible_partners
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_launchers.keeper.records import State
+from vllm_launchers.launch.request import LaunchRequest
 
 TALL = (160, 50)
 TO_STANDBY = ("tab", "down", "down", "down", "down", "down")

@@ -7,8 +7,8 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.ui.screens.launch import LaunchScreen
+from vllm_launchers.errors import OperationError
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.local import LocalModel, LocalModels
 

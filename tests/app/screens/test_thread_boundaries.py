@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.screens.flags import FlagsScreen
 from vllm_console.ui.screens.launch import LaunchScreen
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ import os
 import pytest
 
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.snapshot import Changes, LaunchRequest
-from vllm_console.fleet.verbs import RefusedError
+from vllm_launchers.errors import RefusedError
 from vllm_launchers.keeper import client, errors, folders, location, orphans, process_group, processes, wire
 from vllm_launchers.keeper.output import open_for_server
 from vllm_launchers.keeper.records import State
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.values import replace
+from vllm_launchers.vllm.flags.changes import Changes
 
 CONTAINER = {"pid_namespace": 1}
 OTHER = {"boot_id": "another", "machine_id": "another", "hostname": "gpubox-2"}

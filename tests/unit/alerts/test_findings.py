@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from vllm_console.alerts.findings import ENDS_AFTER_SECONDS, Alert, Event, FindingTracker, OpenFinding, replayed
 from vllm_console.alerts.notifier import MOST_BYTES, FindingsLog, Notifier, TerminalBell, TerminalSignal, ring
 from vllm_console.diagnosis.finding import Finding, Severity
-from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
 from vllm_console.settings import Alerts
+from vllm_launchers.keeper.records import State
 
 NOW = 1_000_000.0
 PRESSURE = Finding("kv_cache_pressure", Severity.WARNING, NOW - 30, "91% is used.", "Full.")

@@ -15,12 +15,13 @@ from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.diagnosis.objectives import judge_objectives, judge_window, served_window
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.frames import Frames
 from vllm_console.history.store import HISTORY, HistoryEntry, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample, Window
 from vllm_console.metrics.window import window
 from vllm_console.runs.windows import Windows
+from vllm_launchers.keeper.records import State
 from vllm_launchers.presets.model import Objectives
 from vllm_launchers.probe.plugin import vllm_console_probe as plugin
 

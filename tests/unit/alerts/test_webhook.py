@@ -14,8 +14,9 @@ import pytest
 
 from vllm_console.alerts.notifier import MOST_WAITING, TRIES, Notifier, Webhook
 from vllm_console.diagnosis.finding import Finding, Severity
-from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
 from vllm_console.settings import Alerts
+from vllm_launchers.keeper.records import State
 
 SECRET = "Bearer very-secret-token"
 

@@ -13,8 +13,8 @@ from vllm_console.chat.client import ChatClient, ChatServer
 from vllm_console.chat.conversation import ChatOptions
 from vllm_console.chat.session import ChatSession
 from vllm_console.cli.main import main
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.load.client import ApiAccess
+from vllm_launchers.errors import OperationError
 
 TEMPLATE = (
     "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the "

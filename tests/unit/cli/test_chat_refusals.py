@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.cli.chat import _check
-from vllm_console.fleet.verbs import RefusedError
+from vllm_launchers.errors import RefusedError
 
 
 def test_remote_server_is_not_called_another_users(fakes: ModuleType) -> None:

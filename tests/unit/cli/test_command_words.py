@@ -15,8 +15,8 @@ import pytest
 
 from vllm_console.cli.main import main, parse
 from vllm_console.cli.options import pairs_from
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.history.time_view import moment_from
+from vllm_launchers.errors import UsageError
 
 
 @pytest.mark.parametrize(

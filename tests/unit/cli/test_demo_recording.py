@@ -18,7 +18,7 @@ from vllm_console.fleet.gpu_charts import history_path
 from vllm_console.fleet.judge import Judge
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.own_server import JudgeContext
-from vllm_console.fleet.snapshot import Changes, ServerView
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.gpu_history import FIVES, GpuHistoryReader, card_of
 from vllm_console.history.probe_records import ProbeReader
 from vllm_console.history.store import HistoryReader
@@ -32,6 +32,7 @@ from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, 
 from vllm_launchers.launch.details import Details
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.load import find_preset, read_presets
+from vllm_launchers.vllm.flags.changes import Changes
 
 NOW = 1_800_000_000.0
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vllm_console.cli import engines
-from vllm_console.fleet.verbs import RefusedError
+from vllm_launchers.errors import RefusedError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.vllm.engines import MARKER

@@ -19,8 +19,8 @@ from vllm_console.cli import ramp, tune
 from vllm_console.cli.bench import check_access, check_words, lengths, reason
 from vllm_console.cli.main import CHANGING, parse
 from vllm_console.cli.progress import ProgressLine
-from vllm_console.fleet.verbs import OperationError, UsageError
 from vllm_console.load.ramp import RampProgress
+from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.presets.model import Workload
 
 WORK = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)

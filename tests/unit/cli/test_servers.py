@@ -8,9 +8,11 @@ from msgspec.structs import replace
 
 from vllm_console.cli.servers import describe_server, no_energy, servers_table, status_document
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix
-from vllm_console.fleet.snapshot import Changes, ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.sample import Sample, Window
 from vllm_launchers.host.gpu.host import NO_DRIVER, Host
+from vllm_launchers.keeper.records import State
+from vllm_launchers.vllm.flags.changes import Changes
 
 NOW = 2000.0
 OURS = ServerView("chat", State.READY, NOW - 42, preset="chatbot", port=8000)

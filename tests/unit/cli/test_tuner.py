@@ -14,14 +14,15 @@ from vllm_console.cli import progress, tune
 from vllm_console.cli.load_target import Target
 from vllm_console.cli.main import parse
 from vllm_console.cli.progress import WIPE
-from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
 from vllm_console.fleet.tuning import CandidateRanking
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.load.client import LoadError
 from vllm_console.load.report import Latency, LoadReport, Times
 from vllm_console.load.run import LoadProgress
 from vllm_console.load.spans import FILE_NAME, TunerWatch
 from vllm_console.load.tune_search import Candidate
+from vllm_launchers.errors import OperationError
+from vllm_launchers.keeper.records import State
 from vllm_launchers.presets.model import Workload
 
 WORK = Workload(input_tokens_p95=300, output_tokens_p95=50, prefix_reuse=0.5, concurrency=8)

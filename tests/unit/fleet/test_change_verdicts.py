@@ -7,10 +7,10 @@ import time
 import pytest
 
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import NotFoundError
 from vllm_console.runs.compare import ComparisonVerdict, TrafficMatch
 from vllm_console.runs.store import RunHead, RunName, RunStore, run_id, store_windows, write
 from vllm_console.runs.text import brief, notes
+from vllm_launchers.errors import NotFoundError
 from vllm_launchers.keeper import client, folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vllm_console.fleet.background_commands import Ramps, RampView
-from vllm_console.fleet.verbs import RefusedError
+from vllm_launchers.errors import RefusedError
 
 STEP: dict[str, Any] = {"rate": 2.0, "ok": True, "ttft_seconds": {"p99": 0.2}}
 RESULT = {"steps": [STEP], "ceiling_requests_per_second": 2.0, "goodput": None, "limited_by": None, "sentence": "So."}

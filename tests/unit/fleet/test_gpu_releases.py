@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from vllm_console.fleet.gpus import Releases
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.keeper import client, folders

@@ -16,13 +16,14 @@ from vllm_console.cli import check, restart
 from vllm_console.cli.runs_text import run_lines
 from vllm_console.fleet.backfill import judge_past
 from vllm_console.fleet.runs import RunRecorder
-from vllm_console.fleet.snapshot import Changes, FleetSnapshot
+from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.presets.model import Objectives
+from vllm_launchers.vllm.flags.changes import Changes
 
 OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.8, preemption_rate=0.02)
 HOUR = 3600

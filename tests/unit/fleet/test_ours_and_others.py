@@ -19,12 +19,12 @@ from fakes.endpoint import FakeEndpoint
 from vllm_console.fleet import other_servers
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ObservedWatch
-from vllm_console.fleet.snapshot import State as Seen
-from vllm_console.fleet.verbs import OperationError
 from vllm_launchers import procfs, values
+from vllm_launchers.errors import OperationError
 from vllm_launchers.host.processes import ObservedServer, ProcessScanner
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.keeper.records import State as Seen
 from vllm_launchers.launch.details import ServerRecords
 
 

@@ -27,7 +27,7 @@ from vllm_console.fleet.remote_hosts import (
 )
 from vllm_console.fleet.remote_protocol import LEFT_OUT, ProtocolError, decode, encode, snapshot_document, views_of
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
-from vllm_console.fleet.verbs import OperationError, UsageError
+from vllm_launchers.errors import OperationError, UsageError
 
 SSH = Path(__file__).parents[2] / "fakes"
 

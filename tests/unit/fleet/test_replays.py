@@ -15,14 +15,14 @@ import pytest
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.markers import MarkerKind
 from vllm_console.fleet.removed import KEPT_SECONDS
-from vllm_console.fleet.snapshot import State
-from vllm_console.fleet.verbs import NotFoundError, OperationError, Replay, UsageError
+from vllm_console.fleet.verbs import Replay
 from vllm_console.history.store import HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.runs.store import FILE_NAME, RunHead, RunName, RunStore
+from vllm_launchers.errors import NotFoundError, OperationError, UsageError
 from vllm_launchers.keeper import folders
-from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord
+from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 
 NOW = int(time.time() / 3600) * 3600.0

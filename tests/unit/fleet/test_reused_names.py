@@ -11,9 +11,9 @@ import pytest
 
 from vllm_console.attached import Endpoint, attached_folder, first_record
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Sample
+from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client, folders
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.request import LaunchRequest

@@ -13,10 +13,10 @@ from vllm_console.cli.restart import who_serves
 from vllm_console.fleet import rolling
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.rolling import AnswerComparison
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_launchers.keeper import golden
 from vllm_launchers.keeper.health import TEXT
-from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.keeper.server_client import Response
 
 

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from vllm_console.cli.servers import describe_server
 from vllm_console.fleet.gpus import recent_energy
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.energy import Energy, Tariff
 from vllm_console.history.gpu_samples import GPU_SAMPLES
 from vllm_console.history.store import HISTORY, HistoryWriter
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_launchers.keeper import client
-from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 
 NOW, PID = 1_700_000_000.0, 4100

@@ -14,10 +14,10 @@ import pytest
 
 from vllm_console.fleet.background_commands import StagedPredictions
 from vllm_console.fleet.predictions import PredictedChange
-from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.prediction.predict import Estimates, Prediction
 from vllm_console.prediction.score import TrackRecord
+from vllm_launchers.errors import OperationError
+from vllm_launchers.vllm.flags.changes import Changes
 
 FOUND = PredictedChange((), Prediction(Estimates(), outside="A guess."), 100, 2.0, "the probe's records", TrackRecord())
 CHANGES = Changes(set={"max-num-seqs": 64, "enable-prefix-caching": False}, unset=("kv-cache-dtype",))

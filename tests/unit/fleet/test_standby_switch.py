@@ -14,7 +14,7 @@ from vllm_console.diagnosis.live.sleep import SHOWN_SECONDS, after_sleep
 from vllm_console.fleet import standby
 from vllm_console.fleet.snapshot import ServerView, SleepView, paired
 from vllm_console.fleet.standby import Sleeping, sleep_view, wanted_gib
-from vllm_console.fleet.verbs import OperationError, RefusedError
+from vllm_launchers.errors import OperationError, RefusedError
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, Sleep, SleepStep, State

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
 from vllm_launchers.host.board import MOST_NOTICES, BoardError, BoardPage, Claim, change_page, dump, read_board
 from vllm_launchers.launch import launcher
 

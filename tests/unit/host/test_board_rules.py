@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from vllm_console import settings
 from vllm_console.fleet.board import gpu_claims, parse_gpu_indices, until_from
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.settings import ConfigError, gpu_reserves, gpu_shares, read_settings
 from vllm_console.ui.app import ConsoleApp
+from vllm_launchers.errors import UsageError
 from vllm_launchers.host.board import Board, BoardPage, Claim, dump, format_claim, read_board
 from vllm_launchers.host.gpu.document import encode_host, read_host
 from vllm_launchers.host.gpu.host import with_claims

@@ -10,16 +10,18 @@ from msgspec.structs import replace
 
 from vllm_console.fleet.gpus import occupied
 from vllm_console.fleet.local import LocalFleet
-from vllm_console.fleet.snapshot import Changes, LaunchRequest
-from vllm_console.fleet.verbs import NoPlaceError, RefusedError, UsageError
 from vllm_console.settings import Config, ConfigError, gpu_shares, read_settings
+from vllm_launchers.errors import RefusedError, UsageError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.launch import planner
+from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.placement import GpuRequest, Place, find_place, find_place_again, kept_slice
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.model import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 
 VLLM = Engine(EngineKind.VLLM, ("/opt/vllm/bin/vllm",), "0.33.0", "cuda", "/opt/vllm/bin/vllm")
 OLD = replace(VLLM, version="0.20.0")

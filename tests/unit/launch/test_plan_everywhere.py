@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.cli.plan_text import plan_document, plan_lines
-from vllm_console.fleet.verbs import NoPlaceError
 from vllm_launchers.host.gpu.document import host_from_topo, read_host
 from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, Link
+from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes
 from vllm_launchers.launch.placement import GpuRequest, find_place
 from vllm_launchers.launch.resolve import ResolvedRequest, resolve_launch

@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from vllm_console.fleet.markers import flag_change
-from vllm_console.fleet.snapshot import Flags, FlagValue, FleetSnapshot, ServerView, State
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
 from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import action_named, scoped
 from vllm_console.ui.keymap import key_of
@@ -21,7 +21,9 @@ from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, PAST, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, paragraph, parts_length, wrapped
+from vllm_launchers.keeper.records import State
 from vllm_launchers.plan import common_flags
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue
 
 _STAGE_ACTIONS = (
     (("adjust",), "adjust", "adjust"),

@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from vllm_console.diagnosis.finding import SECOND_SERVER, WINDOW, Measure, Severity
-from vllm_console.fleet.snapshot import ServerView, State, StateThen
+from vllm_console.fleet.snapshot import ServerView, StateThen
 from vllm_console.text import duration, plain, shortened, size
 from vllm_console.ui.findings import (
     SIGNS,
@@ -27,7 +27,7 @@ from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.terminal.lines import cells, clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, paragraph, parts_length, wrapped
-from vllm_launchers.keeper.records import SleepStep
+from vllm_launchers.keeper.records import SleepStep, State
 from vllm_launchers.patterns import lazy_pattern
 
 WIDE = 100

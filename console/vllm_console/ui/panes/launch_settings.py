@@ -10,7 +10,6 @@ from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.fleet.snapshot import Preset
 from vllm_console.fleet.verbs import PresetProblem
 from vllm_console.text import objectives_text, plain, sourced
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
@@ -20,6 +19,7 @@ from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, cut_rows, fit, paragraph, rule, wrapped
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.presets.model import Preset
 from vllm_launchers.units import counted
 
 MOST_REASON = 12

@@ -8,11 +8,12 @@ from rich.cells import cell_len
 from textual.strip import Strip
 
 from vllm_console.diagnosis.finding import Severity
-from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import Part
+from vllm_launchers.keeper.records import State
 
 KV_CACHE, PREEMPTIONS, LATENCY, THROUGHPUT, LOG, GPUS, REQUESTS, STEPS = range(1, 9)
 """Panes by number."""

@@ -14,9 +14,9 @@ from textual.message import Message
 from textual.strip import Strip
 
 from vllm_console.diagnosis.finding import PAIR_ASLEEP
-from vllm_console.fleet.snapshot import ServerView, State, Window
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.quantile import p99_of
-from vllm_console.metrics.sample import EngineSample
+from vllm_console.metrics.sample import EngineSample, Window
 from vllm_console.metrics.window import in_order
 from vllm_console.text import UNKNOWN, amount, count, duration, percent, plain
 from vllm_console.ui.findings import worst_sign
@@ -27,6 +27,7 @@ from vllm_console.ui.terminal.lines import clickable, line, wheel_step
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, OK, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, bar, fit, progress_line, rule
 from vllm_console.ui.widgets.framed import FramedView
+from vllm_launchers.keeper.records import State
 from vllm_launchers.units import natural_key
 
 STATE_STYLE = {

@@ -10,9 +10,9 @@ from rich.cells import cell_len
 from textual.strip import Strip
 
 from vllm_console.diagnosis.finding import MOST_PREEMPTIONS
-from vllm_console.fleet.snapshot import ServerView, Window
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.quantile import text_of
-from vllm_console.metrics.sample import Series
+from vllm_console.metrics.sample import Series, Window
 from vllm_console.text import UNKNOWN, count, percent, round_duration
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.base import latencies_of, past_load, usage_missed

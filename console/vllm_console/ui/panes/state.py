@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from textual.strip import Strip
 
-from vllm_console.fleet.snapshot import ServerView, Stage, State
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.metrics.sample import Stage
 from vllm_console.text import count, duration, plain, took
 from vllm_console.ui.findings import findings_of, fix_texts
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, paragraph, progress_line, rule
+from vllm_launchers.keeper.records import State
 
 if TYPE_CHECKING:
     from vllm_console.logs.startup import Progress, Startup

@@ -10,9 +10,10 @@ import msgspec
 from rich.cells import cell_len
 from textual.strip import Strip
 
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
 from vllm_console.ui.threads import in_thread
+from vllm_launchers.keeper.records import State
 
 if TYPE_CHECKING:
     from vllm_console.runs.compare import Comparison

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.chat.conversation import ChatOptions
 from vllm_console.chat.session import ChatSession
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

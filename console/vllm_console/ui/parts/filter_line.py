@@ -10,10 +10,11 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Input
 
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import DIM, KEY, WARN
+from vllm_launchers.keeper.records import State
 from vllm_launchers.patterns import lazy_pattern
 
 if TYPE_CHECKING:

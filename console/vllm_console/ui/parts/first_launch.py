@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import LaunchRequest, Preset
-from vllm_console.fleet.verbs import OperationError
+from vllm_launchers.errors import OperationError
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.model import fit_of
+from vllm_launchers.presets.model import Preset
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

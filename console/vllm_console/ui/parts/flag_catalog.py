@@ -7,7 +7,6 @@ from difflib import get_close_matches
 
 import msgspec
 
-from vllm_console.fleet.snapshot import FlagValue
 from vllm_console.text import plain
 from vllm_console.ui.parts.flag_edits import FlagEdits
 from vllm_launchers.plan.common_flags import (
@@ -21,6 +20,7 @@ from vllm_launchers.plan.common_flags import (
 )
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise_setting, parse_value
+from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.flags.check_value import problem
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.search import closest, resolve_flag_name, search

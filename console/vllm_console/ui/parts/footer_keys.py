@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from vllm_console.diagnosis.finding import Severity
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.ui.actions import Action, scoped
 from vllm_console.ui.findings import findings_of
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.servers import ranks_of
 from vllm_console.ui.widgets.draw import KeyHint
+from vllm_launchers.keeper.records import State
 from vllm_launchers.plan.flags import SLEEP_MODE
 
 

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import Engine, LaunchRequest, Preset
-from vllm_console.fleet.verbs import NoPlaceError, OperationError, UsageError
 from vllm_console.ui.parts.flag_edits import FlagEdits
+from vllm_launchers.errors import OperationError, UsageError
+from vllm_launchers.launch.errors import NoPlaceError
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.choices.inputs import Choice, Source
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.model import Changes, EngineKind, Flags, FlagValue, Plan
 from vllm_launchers.plan.placement import Placement
+from vllm_launchers.presets.model import Preset
+from vllm_launchers.vllm.engines import Engine
 
 FIELDS = ("model", "engine", "name", "host", "port", "gpus", "standby of")
 """What is chosen besides flags, in the order shown; GPUs only where some are known, the last only where a server can

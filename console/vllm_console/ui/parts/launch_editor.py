@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 
 from rich.style import Style
 
-from vllm_console.fleet.snapshot import FlagValue
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.parts.launch_draft import CHOSEN, CYCLED, FIELDS, LaunchDraft
 from vllm_console.ui.parts.launch_planner import LaunchPlanner
@@ -15,8 +13,10 @@ from vllm_console.ui.parts.model_picker import ModelPicker
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.widgets.draw import KeyHint
 from vllm_console.ui.widgets.entry import Entry
+from vllm_launchers.errors import UsageError
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import FlagError
+from vllm_launchers.vllm.flags.changes import FlagValue
 
 ADDING = "+"
 """The entry's purpose while a flag is searched."""

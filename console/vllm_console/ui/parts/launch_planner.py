@@ -10,11 +10,11 @@ import msgspec
 from textual.dom import DOMNode
 from textual.timer import Timer
 
-from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import LaunchDraft
 from vllm_console.ui.threads import answer_for, begin_worker, failure
+from vllm_launchers.errors import OperationError
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict, with_verdict
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.model import Plan

@@ -11,12 +11,12 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from vllm_console.fleet.downloads import DownloadText
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import plain, size
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.threads import answer_for, begin_worker, failure
+from vllm_launchers.errors import OperationError
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 from textual.dom import DOMNode
 
-from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.ui.threads import answer_for, begin_worker
+from vllm_launchers.errors import OperationError
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.model import MemoryFit, fit_of
 from vllm_launchers.vllm.model_folder import HUB_ID
 

@@ -10,14 +10,15 @@ import msgspec
 from rich.style import Style
 from textual.timer import Timer
 
-from vllm_console.fleet.snapshot import Changes, ServerView
-from vllm_console.fleet.verbs import OperationError
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import count, plain, shortened
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of
 from vllm_console.ui.theme import BAD, DIM, OK, WARN
 from vllm_console.ui.threads import begin_worker, in_thread
+from vllm_launchers.errors import OperationError
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

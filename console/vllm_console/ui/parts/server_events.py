@@ -9,10 +9,11 @@ from msgspec.structs import replace
 from rich.style import Style
 
 from vllm_console.diagnosis.finding import Severity, title_of_code
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.load.tuner import TunerProgress
 from vllm_console.text import took
 from vllm_console.ui.theme import BAD, OK, WARN
+from vllm_launchers.keeper.records import State
 
 
 class ServerEvent(msgspec.Struct, frozen=True):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from vllm_console.fleet.markers import flag_change
-from vllm_console.fleet.snapshot import Changes, FleetSnapshot, Preset, ServerView, State
-from vllm_console.fleet.verbs import DRAIN_SECONDS, NoPlaceError, OperationError, UnfitError
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+from vllm_console.fleet.verbs import DRAIN_SECONDS
 from vllm_console.text import plain, rate, took
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import shown_value
@@ -22,11 +22,15 @@ from vllm_console.ui.parts.staged_prediction import Predictions
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of, combined_warning
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.widgets.draw import Part
-from vllm_launchers.launch.errors import node_alone
+from vllm_launchers.errors import OperationError
+from vllm_launchers.keeper.records import State
+from vllm_launchers.launch.errors import NoPlaceError, UnfitError, node_alone
 from vllm_launchers.launch.request import RestartOptions
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.flags import SLEEP_MODE
+from vllm_launchers.presets.model import Preset
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
     from vllm_console.fleet.rolling import AnswerComparison

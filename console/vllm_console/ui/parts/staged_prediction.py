@@ -12,8 +12,7 @@ import msgspec
 from rich.style import Style
 from textual.timer import Timer
 
-from vllm_console.fleet.snapshot import ServerView, State
-from vllm_console.fleet.verbs import OperationError
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import count, percent, plain, seconds, seconds_range
 from vllm_console.ui.findings import MAKES_WORSE, findings_of, staged_fix, steps_of
 from vllm_console.ui.parts.plan_verdict import CHECKING, PlanVerdicts
@@ -21,6 +20,8 @@ from vllm_console.ui.parts.staging import Staged, Staging, changes_of
 from vllm_console.ui.theme import ACCENT, DIM
 from vllm_console.ui.threads import begin_worker, in_thread
 from vllm_console.ui.widgets.draw import Part
+from vllm_launchers.errors import OperationError
+from vllm_launchers.keeper.records import State
 
 if TYPE_CHECKING:
     from vllm_console.fleet.predictions import PredictedChange

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from textual.strip import Strip
 
 from vllm_console.fleet.adapters import limits_text, request_states
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import count, plain, size
 from vllm_console.ui.screens.dialogs import LineDialog
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
+from vllm_launchers.errors import UsageError
 
 if TYPE_CHECKING:
     from vllm_console.fleet.adapters import Adapter, Adapters, Loaded

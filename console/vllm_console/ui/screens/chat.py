@@ -22,7 +22,7 @@ from textual.widgets import Input
 from vllm_console.chat.answer import Answer, PartKind, figures_text
 from vllm_console.chat.code import Language, code_for
 from vllm_console.chat.conversation import ChatOptions, Turn, request_for
-from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.window import combine
 from vllm_console.text import count, duration, percent, plain, printed
 from vllm_console.ui.actions import bindings, scoped
@@ -37,6 +37,7 @@ from vllm_console.ui.widgets.draw import Part, bar, fit, keys_line, paragraph, p
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_console.ui.widgets.reader import ReaderScreen, TextReader
+from vllm_launchers.keeper.records import State
 from vllm_launchers.plan.flags import served_name
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.units import counted

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from textual.strip import Strip
 
 from vllm_console.fleet.board import parse_gpu_indices, until_from
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
 from vllm_console.ui.screens.dialogs import LineDialog
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import fit
+from vllm_launchers.errors import UsageError
 from vllm_launchers.host.board import Board, format_claim, gpus_text
 
 if TYPE_CHECKING:

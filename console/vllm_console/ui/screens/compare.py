@@ -15,7 +15,6 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.strip import Strip
 
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.runs.compare import (
     FEWEST,
     SHARES,
@@ -55,6 +54,7 @@ from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, STRONG, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import KeyHint, fit, paragraph
 from vllm_console.ui.widgets.reader import ReaderScreen, TextReader, scroll_hint
+from vllm_launchers.errors import OperationError
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

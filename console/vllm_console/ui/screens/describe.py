@@ -12,8 +12,7 @@ from textual.binding import BindingType
 from textual.strip import Strip
 
 from vllm_console.fleet.adapters import limits_text, request_states
-from vllm_console.fleet.snapshot import FlagValue, ServerView, State
-from vllm_console.fleet.verbs import OperationError
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.window import in_order
 from vllm_console.runs.startup import startup_lines
 from vllm_console.runs.store import Run
@@ -29,9 +28,12 @@ from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import KeyHint, beside, fit
 from vllm_console.ui.widgets.reader import ReaderScreen, TextReader, scroll_hint
 from vllm_console.ui.widgets.table import Value, facts, section, sections, table
+from vllm_launchers.errors import OperationError
+from vllm_launchers.keeper.records import State
 from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.model import same_value
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import FlagValue
 
 if TYPE_CHECKING:
     from vllm_console.fleet.adapters import Adapters

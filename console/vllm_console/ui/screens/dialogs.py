@@ -13,7 +13,6 @@ from textual.containers import Vertical
 from textual.strip import Strip
 from textual.widgets import Input
 
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
 from vllm_console.ui.actions import action_named, bindings
 from vllm_console.ui.keymap import key_label, key_of, keys_of
@@ -21,6 +20,7 @@ from vllm_console.ui.terminal.lines import LineView, clickable, line, wheel_step
 from vllm_console.ui.terminal.screens import TerminalModal
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import Part, fit, paragraph
+from vllm_launchers.errors import UsageError
 
 Answer = TypeVar("Answer")
 

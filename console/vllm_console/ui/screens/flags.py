@@ -13,7 +13,7 @@ from textual.binding import BindingType
 from textual.strip import Strip
 from textual.widgets import Input
 
-from vllm_console.fleet.snapshot import Changes, FlagValue, ServerView
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
@@ -33,6 +33,7 @@ from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.model import same_value
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

@@ -15,8 +15,8 @@ from textual.containers import Container, Vertical
 from textual.strip import Strip
 from textual.widgets import Input
 
-from vllm_console.fleet.snapshot import LaunchRequest, Preset, ServerView
-from vllm_console.fleet.verbs import OperationError, PresetProblem
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.verbs import PresetProblem
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
@@ -45,8 +45,11 @@ from vllm_console.ui.threads import answer_for, begin_worker, failure
 from vllm_console.ui.widgets.draw import KeyHint, keys_line, rule, title_bar
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.framed import FramedView, frames_fit
+from vllm_launchers.errors import OperationError
+from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.findings import Level, PlanFinding
+from vllm_launchers.presets.model import Preset
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

@@ -21,8 +21,8 @@ from textual.widgets import Input
 
 from vllm_console.diagnosis.finding import Fix
 from vllm_console.fleet.markers import flag_change
-from vllm_console.fleet.snapshot import FIRST, Changes, Flags, FleetSnapshot, ServerView, State
-from vllm_console.fleet.verbs import NotFoundError, NothingToCompareError, flag_difference
+from vllm_console.fleet.snapshot import FIRST, FleetSnapshot, ServerView
+from vllm_console.fleet.verbs import NothingToCompareError, flag_difference
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import Action, bindings, changing
@@ -87,7 +87,10 @@ from vllm_console.ui.widgets.chart import ChartView
 from vllm_console.ui.widgets.draw import Part, keys_line
 from vllm_console.ui.widgets.framed import frames_fit
 from vllm_console.ui.widgets.placed_area import PlacedArea, set_display, set_height
+from vllm_launchers.errors import NotFoundError
+from vllm_launchers.keeper.records import State
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 
 if TYPE_CHECKING:
     from vllm_console.fleet.verbs import Replay

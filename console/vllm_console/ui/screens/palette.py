@@ -14,8 +14,6 @@ from textual.containers import Horizontal, Vertical
 from textual.strip import Strip
 from textual.widgets import Input
 
-from vllm_console.fleet.snapshot import Preset
-from vllm_console.fleet.verbs import OperationError
 from vllm_console.text import plain
 from vllm_console.ui.commands import CommandError, Commands, Do, TypedCommand
 from vllm_console.ui.parts.flag_catalog import FlagCatalog
@@ -27,7 +25,9 @@ from vllm_console.ui.threads import answer_for
 from vllm_console.ui.widgets.draw import Part, fit, rule
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.placed_area import set_height
+from vllm_launchers.errors import OperationError
 from vllm_launchers.plan.model import Engine
+from vllm_launchers.presets.model import Preset
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

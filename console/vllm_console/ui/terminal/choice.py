@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from textual.driver import Driver
 
-from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
 from vllm_console.ui.terminal.driver import ConsoleDriver
+from vllm_launchers.errors import UsageError
 
 _BROWSER = "textual.drivers.web_driver:WebDriver"
 """As `vllm-console web` and textual-serve name a page of a browser."""

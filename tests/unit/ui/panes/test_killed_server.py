@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix
-from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.panes.bars import message_lines
 from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.throughput import throughput_lines
+from vllm_launchers.vllm.flags.changes import Changes
 
 REASON = "Ended by SIGKILL, which it did not ask for: most often the kernel, out of memory (dmesg says)."
 

@@ -11,9 +11,9 @@ from tools import generate_docs
 from vllm_console.cli.servers import describe_server
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.objectives import agreed
-from vllm_console.fleet.snapshot import Stage, State, StateThen
+from vllm_console.fleet.snapshot import StateThen
 from vllm_console.metrics.quantile import text_of
-from vllm_console.metrics.sample import EngineSample, Sample, Series, Speculation
+from vllm_console.metrics.sample import EngineSample, Sample, Series, Speculation, Stage
 from vllm_console.metrics.window import without_rates
 from vllm_console.text import clock
 from vllm_console.ui.actions import actions
@@ -33,6 +33,7 @@ from vllm_console.ui.screens.help import help_lines
 from vllm_console.ui.theme import DIM, OK, PAST, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView
 from vllm_console.ui.widgets.draw import keys_line
+from vllm_launchers.keeper.records import State
 
 
 def text(strips: object) -> str:

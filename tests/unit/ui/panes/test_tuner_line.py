@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.snapshot import State
 from vllm_console.load.tuner import TunerStep
 from vllm_console.ui.panes.servers import columns_for, row
 from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.tuner import tuner_line
+from vllm_launchers.keeper.records import State
 
 
 def shown(server, now, width):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from vllm_console.attached import Endpoint
-from vllm_console.fleet.snapshot import State
 from vllm_console.ui.parts.server_events import events_between, seen_of
+from vllm_launchers.keeper.records import State
 
 
 def events(before, after):

@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 
 from vllm_console.diagnosis.finding import Fix
-from vllm_console.fleet.snapshot import Changes, FlagValue, ServerView, State, UnsetFlags
+from vllm_console.fleet.snapshot import ServerView, UnsetFlags
 from vllm_console.ui.findings import steps_of
 from vllm_console.ui.parts import staging
 from vllm_console.ui.parts.staging import StagedStep
+from vllm_launchers.keeper.records import State
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 
 UNKNOWN = UnsetFlags()
 LARGE_GPU = UnsetFlags(max_num_seqs=1024, max_model_len=131_072)
