@@ -80,7 +80,7 @@ async def test_a_comparison_that_nobody_waits_for_does_not_open(console, slow):
 async def test_over_another_screen_nothing_opens(console, slow):
     said = []
     async with console(fleet=slow) as c:
-        c.app.say = lambda text, *_: said.append(text)
+        c.app.say = lambda text, *_, **__: said.append(text)
         await c.press("w", "X", "C", "c")
         await c.sees("comparing…")
         await c.until(lambda: {call[0] for call in slow.calls} == {"compare", "presets", "leftovers", "board"})

@@ -91,7 +91,7 @@ async def test_an_answer_over_another_screen_is_reported_and_asks_nothing(consol
     async with console(fleet=fleet) as c:
         await c.press("question_mark")
         top = c.app.screen
-        c.app.say = lambda text, *_: said.append(text)
+        c.app.say = lambda text, *_, **__: said.append(text)
         c.app.operations.verbs.restart(c.app.operations.selected)
         await c.until(lambda: said[-1].endswith("(+1 more)"))
         assert c.app.screen is top

@@ -462,11 +462,13 @@ class ConsoleApp(App[None]):
         done: Callable[[T], str],
         failed: Callable[[Exception], bool] | None = None,
         *,
+        about: str = "",
         once: str = "",
     ) -> None:
         """Run a verb of the fleet in a thread. ``done`` turns its result into a message; errors are shown too.
 
-        ``failed`` receives an error first, and returns whether it was reported. A question has its name in ``once``,
+        ``failed`` receives an error first, and returns whether it was reported. ``about`` is the server that an error
+        is about, if that is not the selected one. A question has its name in ``once``,
         and is not asked again while it is in progress. A verb's effect is shown also while the console is paused; a
         question changes nothing, so the screen stays as it is.
         """
@@ -476,13 +478,14 @@ class ConsoleApp(App[None]):
             self._asking.add(once)
         if doing:
             self.say(doing)
-        self.run_worker(self._act(call, done, failed, once, doing), name=doing or "verb", group="verbs")
+        self.run_worker(self._act(call, done, failed, about, once, doing), name=doing or "verb", group="verbs")
 
     async def _act(
         self,
         call: Callable[[], T],
         done: Callable[[T], str],
         failed: Callable[[Exception], bool] | None,
+        about: str,
         once: str,
         doing: str,
     ) -> None:
@@ -491,7 +494,7 @@ class ConsoleApp(App[None]):
         except Exception as error:  # noqa: BLE001 - the verb's boundary: shown on the screen
             if failed is None or not failed(error):
                 wrong = "" if isinstance(error, OperationError) else "Unexpected error: "
-                self.say(f"{wrong}{error_sentence(error)}", BAD)
+                self.say(f"{wrong}{error_sentence(error)}", BAD, about=about)
         else:
             message = done(result)
             if message:
@@ -511,12 +514,15 @@ class ConsoleApp(App[None]):
         shown = self.messages.shown
         return (shown.text, shown.style) if shown is not None else None
 
-    def say(self, text: str, style: Style | None = None, server: str = "", *, outage: bool = False) -> None:
+    def say(
+        self, text: str, style: Style | None = None, server: str = "", *, about: str = "", outage: bool = False
+    ) -> None:
         """Show a sentence in the message line for a while, an error for longer. On another screen: a toast.
 
         ``server`` is the server whose event it is, if it is one; an ``outage`` of it is shown until it is ready.
+        ``about`` is the server of a problem that a key is answered with, if that is not the selected one.
         """
-        self.messages.say(text, style, server, outage=outage)
+        self.messages.say(text, style, server, about=about, outage=outage)
         self._expire_message_later()
         if not self.screen_stack:
             return

@@ -28,7 +28,7 @@ class FixCycle:
         found = findings_of(server)
         fixes = found[0].flag_fixes if found else ()
         if not fixes:
-            self._console.say(_nothing_to_stage(server), WARN)
+            self._console.say(_nothing_to_stage(server), WARN, about=server.name)
             return
         at = staged_fix(server, fixes, self._staging.of(server.name))
         if at is not None and len(fixes) == 1:
@@ -41,7 +41,7 @@ class FixCycle:
         """Stage a fix in place of what is staged: only one change at a time can be judged afterwards."""
         steps = steps_of(server.flags, fix)
         if not steps:
-            self._console.say(f"{server.name} already runs with that.", WARN)
+            self._console.say(f"{server.name} already runs with that.", WARN, about=server.name)
             return
         before = self._staging.of(server.name)
         found = findings_of(server)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -70,12 +69,15 @@ class Messages:
         """What is to be shown: the newest while it is new, else the last error until it was seen."""
         return self._current or self._unseen
 
-    def say(self, text: str, style: Style | None = None, server: str = "", *, outage: bool = False) -> None:
+    def say(
+        self, text: str, style: Style | None = None, server: str = "", *, about: str = "", outage: bool = False
+    ) -> None:
         """Say a sentence; it is shown until `expire`, an error until `seen` or `expire_error`.
 
-        ``server``: it is an event of that one. An ``outage`` of it is shown until `ready`.
+        ``server``: it is an event of that one. An ``outage`` of it is shown until `ready`. ``about``: the server of a
+        problem that a key is answered with, if that is not the selected one.
         """
-        held = self._held(text) if style in (BAD, WARN) and not server else None
+        held = self._held(about) if style in (BAD, WARN) and not server else None
         message = self._keep(Message(self.clock(), plain(text), style, server, outage=outage, held=held))
         self._current = message
         if message.error:
@@ -117,12 +119,11 @@ class Messages:
         if self._unseen is not None and self._over(self._unseen):
             self._unseen = None
 
-    def _held(self, text: str) -> Held | None:
-        """What holds now of the server that a text names, else of the selected one."""
+    def _held(self, about: str) -> Held | None:
+        """What holds now of that server, or of the selected one."""
         if not self._selected:
             return None
-        named = [name for name in self._states if re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w/-])", text)]
-        about = self._selected if self._selected in named or not named else named[0]
+        about = about or self._selected
         return Held(self._selected, about, self._states.get(about, ""))
 
     def _over(self, message: Message) -> bool:

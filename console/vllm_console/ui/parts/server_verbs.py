@@ -135,7 +135,11 @@ class RollingUpdates:
         if server is None:
             return
         if server.state is not State.READY:
-            self._console.say(f"{server.name} is {server.state}: a rolling update begins with a ready server.", WARN)
+            self._console.say(
+                f"{server.name} is {server.state}: a rolling update begins with a ready server.",
+                WARN,
+                about=server.name,
+            )
             return
         staged = self._staging.of(server.name)
         gpus = f", GPU {', '.join(map(str, server.gpus))}" if server.gpus else ""
@@ -164,7 +168,7 @@ class RollingUpdates:
             return self._verbs.refused(server, error, "start", edits_flags(), again)
 
         call = partial(fleet.start_beside, name, changes_of(staged), RestartOptions(force=force))
-        self._console.act(f"Starting a second {name}…", call, started, failed)
+        self._console.act(f"Starting a second {name}…", call, started, failed, about=name)
 
     def observe(self, servers: Sequence[ServerView]) -> None:
         """See which new servers are ready, or will never be."""
@@ -182,7 +186,8 @@ class RollingUpdates:
     def _compare(self, old: str, new: ServerView) -> None:
         fleet = self._console.fleet
         call = partial(fleet.compare_answers, old, new.name)
-        self._console.act(f"{new.name} is ready; comparing answers…", call, partial(self._offer, old, new))
+        doing = f"{new.name} is ready; comparing answers…"
+        self._console.act(doing, call, partial(self._offer, old, new), about=new.name)
 
     def _offer(self, old: str, new: ServerView, compared: AnswerComparison) -> str:
         snapshot = self._console.snapshot
@@ -226,7 +231,7 @@ class ServerVerbs:
         """The server if it may be changed; says why not."""
         why = self.foreign(server) if server is not None else no_server(self._console.snapshot)
         if why:
-            self._console.say(why, WARN)
+            self._console.say(why, WARN, about=server.name if server is not None else "")
             return None
         return server
 
@@ -241,7 +246,7 @@ class ServerVerbs:
         mine = server if elsewhere and server is not None and server.remote_ours else self.own(server)
         verb = self.in_progress.on(mine, to_stop=to_stop) if mine is not None else None
         if mine is not None and verb is not None:
-            self._console.say(f"{mine.name} is being {verb}.", WARN)
+            self._console.say(f"{mine.name} is being {verb}.", WARN, about=mine.name)
             return None
         return mine
 
@@ -252,7 +257,7 @@ class ServerVerbs:
     def alone(self, server: ServerView | None) -> ServerView | None:
         """The server if it is whole on its machine; says why a node of several is not restarted."""
         if server is not None and server.node:
-            self._console.say(f"{node_alone(server.name, server.node)}.", WARN)
+            self._console.say(f"{node_alone(server.name, server.node)}.", WARN, about=server.name)
             return None
         return server
 
@@ -354,7 +359,7 @@ class ServerVerbs:
             self._staging.put(name, changes)
             return f"{name} keeps its flags; the changes are staged again."
 
-        self._console.act("", lambda: fleet.cancel_restart(name), done)
+        self._console.act("", lambda: fleet.cancel_restart(name), done, about=name)
 
     def stop(self, selected: ServerView | None) -> None:
         """Stop, after a yes."""
@@ -363,7 +368,7 @@ class ServerVerbs:
             return
         if not server.state.alive:
             keys = f"{key_of('remove')} removes it, {key_of('restart')} starts it"
-            self._console.say(f"{server.name} is already {server.state}: {keys}.", WARN)
+            self._console.say(f"{server.name} is already {server.state}: {keys}.", WARN, about=server.name)
             return
         self.ask(f"Stop {server.name}?", _ended_by_stop(server), "stop", lambda: self._stop(server))
 
@@ -396,7 +401,7 @@ class ServerVerbs:
     ) -> None:
         if not able:
             names = ", ".join(server.name for server in servers)
-            self._console.say(f"None of the marked servers can be {verb}: {names}.", WARN)
+            self._console.say(f"None of the marked servers can be {verb}: {names}.", WARN, about=servers[0].name)
             return
 
         def doing() -> None:
@@ -424,7 +429,8 @@ class ServerVerbs:
         if server is None:
             return
         if server.state.alive:
-            self._console.say(f"{server.name} is {server.state}: stop it first ({key_of('stop')}).", WARN)
+            text = f"{server.name} is {server.state}: stop it first ({key_of('stop')})."
+            self._console.say(text, WARN, about=server.name)
             return
         fleet, name = self._console.fleet, server.name
 
@@ -460,7 +466,7 @@ class ServerVerbs:
                 choose(self._console, question, choices, partial(self.switch_to, server))
             return ""
 
-        self._console.act("", self._console.fleet.presets, listed, once=f"presets for {name}")
+        self._console.act("", self._console.fleet.presets, listed, about=name, once=f"presets for {name}")
 
     def switch_to(self, selected: ServerView, preset: str) -> None:
         """Start this preset in a server's place, after a yes."""
@@ -511,12 +517,14 @@ class ServerVerbs:
         if server.state is State.ASLEEP:
             asleep, target = other if other is not None else server, server
         if server.state not in (State.READY, State.ASLEEP):
-            self._console.say(f"{server.name} is {server.state}: only a ready server can sleep.", WARN)
+            self._console.say(
+                f"{server.name} is {server.state}: only a ready server can sleep.", WARN, about=server.name
+            )
         elif server.state is State.READY and server.flags.get(SLEEP_MODE) is not True:
             text = (
                 f"{server.name} can't sleep: {key_of('edit_flags')} sets --{SLEEP_MODE}, {key_of('restart')} restarts."
             )
-            self._console.say(text, WARN)
+            self._console.say(text, WARN, about=server.name)
         elif target is None or target.state is not State.ASLEEP:
             text = "Its weights move to host memory and its GPUs are freed; it answers nobody until it is woken up."
             details = [*tuner_at_work(server), text, *_draining()]
@@ -554,9 +562,9 @@ class ServerVerbs:
             return
         fleet, name, act = self._console.fleet, server.name, self._console.act
         if server.load:
-            act("", lambda: fleet.stop_load(name), lambda _: f"Stopping the load on {name}.")
+            act("", lambda: fleet.stop_load(name), lambda _: f"Stopping the load on {name}.", about=name)
         elif server.state is not State.READY:
-            self._console.say(f"{name} is {server.state}: a load needs a ready server.", WARN)
+            self._console.say(f"{name} is {server.state}: a load needs a ready server.", WARN, about=name)
         else:
             self._send_load(server)
 
@@ -566,7 +574,7 @@ class ServerVerbs:
 
         def send() -> None:
             said = f"Sending {name} its preset's workload for one minute."
-            self._console.act("", lambda: fleet.start_load(name), lambda _: said)
+            self._console.act("", lambda: fleet.start_load(name), lambda _: said, about=name)
 
         others = round((window.requests_running or 0) + (window.requests_waiting or 0)) if window is not None else 0
         if server.tuner is not None:
@@ -592,7 +600,7 @@ class ServerVerbs:
             return
         fleet, name = self._console.fleet, server.name
         if server.state is not State.READY:
-            self._console.say(f"{name} is {server.state}: a ramp needs a ready server.", WARN)
+            self._console.say(f"{name} is {server.state}: a ramp needs a ready server.", WARN, about=name)
             return
 
         def started(_: object) -> str:
@@ -601,7 +609,7 @@ class ServerVerbs:
             self._console.push_screen(RampScreen(self._console, server.marked_name, name))
             return ""
 
-        self._console.act("", lambda: fleet.start_ramp(name), started, once=f"ramp {name}")
+        self._console.act("", lambda: fleet.start_ramp(name), started, about=name, once=f"ramp {name}")
 
     def stop_now(self, server: ServerView) -> None:
         """Stop a server without a question."""
@@ -634,7 +642,7 @@ class ServerVerbs:
             self.in_progress.drop(server.name)
             return refused is not None and isinstance(error, OperationError) and refused(error)
 
-        self._console.act(doing, call, accepted, failed)
+        self._console.act(doing, call, accepted, failed, about=server.name)
 
     def refused(
         self, server: ServerView, error: OperationError, what: str, fix: str, again: Callable[[], None]
@@ -646,9 +654,10 @@ class ServerVerbs:
         forceable = isinstance(error, UnfitError) and error.forceable
         outcome = f"{server.name} was not {what}ed"
         if not self._console.operations.on_top or (len(rows) == 1 and not forceable):
-            self._console.say(f"{outcome}: {rows[0]}" + (f" (+{len(rows) - 1} more)" if len(rows) > 1 else ""), BAD)
+            more = f" (+{len(rows) - 1} more)" if len(rows) > 1 else ""
+            self._console.say(f"{outcome}: {rows[0]}{more}", BAD, about=server.name)
             return True
-        self._console.say(f"{outcome}.", BAD)
+        self._console.say(f"{outcome}.", BAD, about=server.name)
         head = f"{server.name} {'is unlikely to' if forceable else 'will not'} start"
         details = [f"{number}. {row}" for number, row in enumerate(rows, 1)] if len(rows) > 1 else rows
         if forceable:

@@ -73,7 +73,7 @@ def change_adapters(console: ConsoleApp, server: ServerView) -> None:
     def ask(found: Adapters) -> str:
         if found.fixed:
             # A command of another terminal does not know the demo's servers.
-            console.say(f"{found.unable if console.polling.demo else found.fixed}.", WARN)
+            console.say(f"{found.unable if console.polling.demo else found.fixed}.", WARN, about=name)
         elif console.operations.on_top:
             console.push_screen(AdapterDialog(found), typed)
         return ""
@@ -83,9 +83,11 @@ def change_adapters(console: ConsoleApp, server: ServerView) -> None:
             return
         adapter, folder = parse_adapter_line(text)
         if folder:
-            console.act(f"Loading {adapter}…", lambda: fleet.load_adapter(name, adapter, folder), done("served"))
+            load = partial(fleet.load_adapter, name, adapter, folder)
+            console.act(f"Loading {adapter}…", load, done("served"), about=name)
         else:
-            console.act(f"Unloading {adapter}…", lambda: fleet.unload_adapter(name, adapter), done("unloaded"))
+            unload = partial(fleet.unload_adapter, name, adapter)
+            console.act(f"Unloading {adapter}…", unload, done("unloaded"), about=name)
 
     def done(how: str) -> Callable[[Loaded], str]:
         def message(found: Loaded) -> str:
@@ -93,4 +95,4 @@ def change_adapters(console: ConsoleApp, server: ServerView) -> None:
 
         return message
 
-    console.act("", lambda: fleet.adapters(name), ask, once=f"adapters of {name}")
+    console.act("", lambda: fleet.adapters(name), ask, about=name, once=f"adapters of {name}")

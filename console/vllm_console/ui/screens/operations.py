@@ -1010,7 +1010,7 @@ class OperationsScreen(PartialRepaintScreen):
             return
         step = staging.TUNING_KEYS[id].step(server, self.staging.flags_of(server))
         if problem := staging.refused(server, step):
-            self.console.say(problem, WARN)
+            self.console.say(problem, WARN, about=server.name)
             return
         self.stage_step(server, step)
 
@@ -1044,7 +1044,7 @@ class OperationsScreen(PartialRepaintScreen):
         if server is None:
             return
         if server.previous_flags is None:
-            self.console.say(f"{server.name} has no earlier run to revert to.", WARN)
+            self.console.say(f"{server.name} has no earlier run to revert to.", WARN, about=server.name)
             return
         revert = staging.staged_of(flag_difference(server.flags, server.previous_flags))
         back = {step.flag for step in revert}
@@ -1101,7 +1101,7 @@ class OperationsScreen(PartialRepaintScreen):
             return ""
 
         doing = f"Analyzing the traffic of {name}…"
-        self.console.act(doing, lambda: measured_traffic(fleet, server), done, once=f"traffic {name}")
+        self.console.act(doing, lambda: measured_traffic(fleet, server), done, about=name, once=f"traffic {name}")
 
     # -- other screens ---------------------------------------------------------------------------------------------
 
@@ -1157,7 +1157,8 @@ class OperationsScreen(PartialRepaintScreen):
             return False
 
         self.app.push_screen(waiting)
-        self.console.act("", lambda: fleet.compare(name), done, failed, once=f"compare {name} {id(waiting)}")
+        once = f"compare {name} {id(waiting)}"
+        self.console.act("", lambda: fleet.compare(name), done, failed, about=name, once=once)
 
     def _revert_to(self, name: str, run: Run) -> Callable[[], None] | None:
         """What restarts that server with the flags of a run; None where that may not be, or would change nothing."""
@@ -1174,7 +1175,7 @@ class OperationsScreen(PartialRepaintScreen):
         """Restart that server, and not one that was selected meanwhile, with the flags of an earlier run."""
         server = self.console.server(name)
         if server is None or not server.ours:
-            self.console.say(f"{name} is gone.", WARN)
+            self.console.say(f"{name} is gone.", WARN, about=name)
         elif self.verbs.idle(server) is not None:
             self.staging.put(name, staging.staged_of(flag_difference(server.flags, flags)))
             self.select(name)

@@ -75,7 +75,7 @@ class RampScreen(ReaderScreen):
             self.close_with()
             return
         fleet, name = self._main.fleet, self._server
-        self._main.act("", lambda: fleet.start_ramp(name, others_allowed=True), lambda _: "")
+        self._main.act("", lambda: fleet.start_ramp(name, others_allowed=True), lambda _: "", about=name)
 
     def _end(self) -> bool:
         """Ask before leaving one that measures; whether it does."""
@@ -83,7 +83,7 @@ class RampScreen(ReaderScreen):
         if not view.running:
             return False
         if view.progress is None and not view.steps:  # it checks whether others use the server: nothing is lost
-            self._main.act("", partial(self._main.fleet.cancel_ramp, self._server), lambda _: "")
+            self._main.act("", partial(self._main.fleet.cancel_ramp, self._server), lambda _: "", about=self._server)
             return False
         if not view.canceled:
             details = ["Results so far are kept."]
@@ -98,7 +98,7 @@ class RampScreen(ReaderScreen):
             self.close_with()
             return
         fleet, name = self._main.fleet, self._server
-        self._main.act("", lambda: fleet.cancel_ramp(name), lambda _: "")
+        self._main.act("", lambda: fleet.cancel_ramp(name), lambda _: "", about=name)
 
 
 def ramp_lines(view: RampView, width: int, height: int) -> list[Strip]:

@@ -55,10 +55,10 @@ def test_failure_is_shown_until_ready_and_other_errors_until_seen():
 
 
 def test_a_problem_that_a_key_was_answered_with_ends_with_the_state_or_the_selection():
-    def said(text, style=BAD):
+    def said(text, style=BAD, about=""):
         messages = Messages(Clock())
         messages.observe("lora", {"lora": "starting", "docs": "ready"})
-        messages.say(text, style)
+        messages.say(text, style, about=about)
         return messages
 
     for style in (BAD, WARN):
@@ -71,12 +71,12 @@ def test_a_problem_that_a_key_was_answered_with_ends_with_the_state_or_the_selec
     messages = said("lora serves no adapter 'nosuch'")
     messages.observe("docs", {"lora": "starting", "docs": "ready"})
     assert messages.shown is None, "another server is selected"
-    messages = said("docs is being restarted.")
+    messages = said("docs is being restarted.", about="docs")
     messages.observe("lora", {"lora": "ready", "docs": "ready"})
     assert messages.shown is not None, "it is about docs"
     messages.observe("lora", {"lora": "ready", "docs": "starting"})
     assert messages.shown is None
-    messages = said("lora is gone.", WARN)
+    messages = said("lora is gone.", WARN, about="lora")
     messages.observe("docs", {"docs": "ready"})
     assert messages.shown is not None, "the selection moved on by itself"
     messages = said("lora is restarting as run 2.", None)
