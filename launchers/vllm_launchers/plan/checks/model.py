@@ -206,7 +206,8 @@ def _limits_of_formats(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Ite
         text = f"vLLM will refuse the quantization {method}, which is deprecated, without --{_DEPRECATED_ALLOWED}"
         fix = Changes(set={_DEPRECATED_ALLOWED: True})
         yield PlanFinding("quantization_deprecated", Level.ERROR, text, fix, surely=_sure(facts))
-    if method == TORCHAO and lacks(plan, inputs, TORCHAO):
+    described = stored is not None or _described(plan.flags, asked)  # else it is refused for that
+    if method == TORCHAO and described and lacks(plan, inputs, TORCHAO):
         text = (
             f"vLLM will not start: it reads weights in the format of {TORCHAO} with that package, which is not "
             f"installed beside it (pip install {TORCHAO})"

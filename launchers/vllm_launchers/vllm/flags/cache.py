@@ -19,7 +19,7 @@ from vllm_launchers.vllm.engines import Engine
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
 from vllm_launchers.vllm.flags.source_location import MARK, package_folder
 
-FORMAT = 4
+FORMAT = 5
 """Raised when the file format, or the way of reading the source, changes, so that older files are not used."""
 
 _LONGEST = 20_000_000

@@ -914,3 +914,5 @@ def test_weights_of_torchao_need_its_package(find: Find) -> None:
     assert (found.code, found.fix) == ("package_missing", None)
     assert "pip install torchao" in found.message
     assert find(**case, lacks=("torchao",), environment={"PYTHONPATH": "/packages"}) == []
+    plain: dict[str, Any] = {"facts": BF16, "set": {"quantization": "torchao"}, "lacks": ("torchao",)}
+    assert [one.code for one in find(**plain)] == ["quantization_without_checkpoint"]
