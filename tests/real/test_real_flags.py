@@ -511,6 +511,7 @@ CONDITIONS: list[dict[str, FlagValue]] = [
 
 PLANS: list[dict[str, FlagValue]] = [
     {"config-format": "hf"},
+    {"config-format": "mistral"},
     {"config-format": "HF"},
     {"config-format": "nonsense"},
     {"quantization": "torchao"},
@@ -573,7 +574,7 @@ def errors_of_plans(vllm: Path, table: FlagTable, model: Path, sets: Sequence[di
         plan = make_plan(
             replace(preset, flags={}), engine, Changes(set=flags), host="127.0.0.1", port=8000, model=str(model)
         )
-        absent = tuple(path for _, path in named_files(flags) if not Path(path).exists())
+        absent = tuple(path for _, path in named_files(flags, str(model)) if not Path(path).exists())
         draft = facts if draft_model(flags) == str(model) else None
         inputs = PlanInputs(facts, table, environment=HostEnvironment(absent=absent), draft=draft)
         found.append([one.message for one in check_plan(plan, inputs) if one.level is Level.ERROR])

@@ -120,7 +120,7 @@ class PlanInputsReader:
                 starting=starting,
                 environment=environment,
                 download_dir=folder,
-                files=[path for _, path in named_files(flags)] if here else (),
+                files=[path for _, path in named_files(flags, request.model)] if here else (),
             )
         return PlanInputs(
             facts=model.facts,

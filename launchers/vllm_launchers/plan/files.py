@@ -17,6 +17,9 @@ _TOKENIZER, _LOGGING = "tokenizer", "log-config-file"
 _CHECKED: Release = (0, 32, 0)
 """From here on vLLM looks for the tokenizer's revision even if it does not load it, and needs its logging's file;
 earlier releases were not checked."""
+_FORMAT = "config-format"
+_CONFIGS = {"hf": "config.json", "mistral": "params.json"}
+"""The file that a model has in this format."""
 _AUTHORITIES, _CERTIFICATES = "ssl-ca-certs", ("ssl-keyfile", "ssl-certfile")
 
 
@@ -26,13 +29,15 @@ def ignored_file(name: str, flags: Flags, release: Release | None) -> bool:
     return unread and (release is None or release < _CHECKED)
 
 
-def named_files(flags: Flags) -> tuple[tuple[str, str], ...]:
-    """The absolute paths that must exist, each with the flag that names it."""
+def named_files(flags: Flags, model: str) -> tuple[tuple[str, str], ...]:
+    """The absolute paths that must exist, each with the flag that names it. ``model`` is a name or a folder."""
     names = [_TEMPLATE, "hf-config-path", _TOKENIZER, _LOGGING, *_CERTIFICATES]
     if any(name in flags for name in _CERTIFICATES):
         names.append(_AUTHORITIES)  # otherwise unused
     given = [(name, str(flags[name])) for name in names if name in flags]
     given.append(("logging-config", str(json_flag(flags, "logging-config").get("pylogging_config_file"))))
+    if (config := _CONFIGS.get(str(flags.get(_FORMAT)))) is not None:
+        given.append((_FORMAT, f"{flags.get('hf-config-path', model)}/{config}"))
     given += [(_ADAPTERS, path) for path in adapter_folders(flags)]
     given.append(("spec-model" if "spec-model" in flags else SPECULATION, draft_model(flags)))
     return tuple((name, path) for name, path in given if path.startswith("/") and not _is_template(name, path))

@@ -23,7 +23,7 @@ from vllm_launchers.plan.files import ignored_file, named_files
     ],
 )
 def test_files_that_must_exist(flags: dict[str, Any], names: list[str]) -> None:
-    assert named_files(flags) == tuple((name, flags[name]) for name in names)
+    assert named_files(flags, "org/model") == tuple((name, flags[name]) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,18 @@ def test_files_that_must_exist(flags: dict[str, Any], names: list[str]) -> None:
         ({"spec-model": "org/draft"}, []),
         ({"logging-config.pylogging_config_file": "/log.json"}, [("logging-config", "/log.json")]),
         ({"logging-config": '{"log_level": "DEBUG"}'}, []),
+        ({"config-format": "mistral"}, [("config-format", "/model/params.json")]),
+        ({"config-format": "hf"}, [("config-format", "/model/config.json")]),
+        ({"config-format": "auto"}, []),
+        (
+            {"config-format": "hf", "hf-config-path": "/config"},
+            [("hf-config-path", "/config"), ("config-format", "/config/config.json")],
+        ),
+        ({"config-format": "hf", "hf-config-path": "org/config"}, []),
     ],
 )
 def test_files_that_several_words_or_keys_name_must_exist(flags: dict[str, Any], named: list[tuple[str, str]]) -> None:
-    assert list(named_files(flags)) == named
+    assert list(named_files(flags, "/model")) == named
 
 
 def test_files_that_earlier_releases_may_do_without() -> None:

@@ -28,9 +28,10 @@ DISK_SLACK = 1.02
 def machine_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding]:
     """Limits of the machine that end a start or cause failures under load."""
     around = inputs.environment
-    for name, path in named_files(plan.flags):
+    for name, path in named_files(plan.flags, plan.model):
         if path in around.absent and not ignored_file(name, plan.flags, plan.engine.release):
-            yield PlanFinding("file_missing", Level.ERROR, f"vLLM will not start: --{name} {path} does not exist")
+            text = f"vLLM will not start: {path} does not exist, which --{name} needs"
+            yield PlanFinding("file_missing", Level.ERROR, text)
     if around.open_files is not None and around.open_files < FEW_FILES:
         text = (
             f"open-file limit is {around.open_files:,}, and each connection uses one; "
