@@ -132,16 +132,13 @@ class SeenWorkload(msgspec.Struct, frozen=True):
     """A server's observed traffic.
 
     ``workload`` is None if there is too little data, and ``sentence`` then says why; else ``sentence`` summarizes it
-    and its certainty. ``at_least`` names fields that may be larger than stated, ``kept`` those that were not measured
-    and keep their previous value. ``minutes`` is the observed time.
+    and its certainty. ``minutes`` is the observed time. Fields that were not measured keep their previous value.
     """
 
     workload: Workload | None
     requests: int
     minutes: float
     sentence: str
-    at_least: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
     room: SeenRoom | None = None
     """What its KV cache was observed to have room for; None if not requested or unknown."""
 
@@ -250,9 +247,6 @@ def _seen(
         prefix_reuse=round(reuse, 3) if reuse is not None else previous.prefix_reuse,
         concurrency=min(flying, MOST_CONCURRENCY) if flying is not None else previous.concurrency,
     )
-    names = ("input_tokens_p95", "output_tokens_p95")
-    at_least = tuple(name for name, length in zip(names, lengths, strict=True) if length.open)
-    kept = (*(("prefix_reuse",) if reuse is None else ()), *(("concurrency",) if flying is None else ()))
     parts = [
         f"p95 prompt {lengths[0].words(given)}",
         f"p95 answer {lengths[1].words(made)}{_buckets(*lengths)}",
@@ -261,7 +255,7 @@ def _seen(
     ]
     rough = "" if requests >= PLENTY else "; rough estimate from few requests"
     sentence = f"{requests:,} requests ended in {_recorded(minutes, span)}: {', '.join(parts)}{rough}."
-    return SeenWorkload(workload, requests, minutes, sentence, at_least, kept)
+    return SeenWorkload(workload, requests, minutes, sentence)
 
 
 def _lengths(

@@ -42,14 +42,13 @@ class ReplayedEngine(msgspec.Struct, frozen=True):
 
 
 class RateOutcome(msgspec.Struct, frozen=True):
-    """How a traffic at one rate was served: mean TTFT in seconds, whether the objectives hold, and whether ITL's does.
+    """How a traffic at one rate was served: mean TTFT in seconds, and whether the objectives hold.
 
     ``running`` is the largest batch, ``prefill`` the most prompt tokens of a step.
     """
 
     ttft: float
     holds: bool
-    itl_holds: bool
     running: int
     prefill: int
 
@@ -91,17 +90,16 @@ def replay_at(traffic: Sequence[Arrival], engine: ReplayedEngine, objectives: Ob
     complete = len(judged) == len(arrivals) - first
     ttfts = [one.ttft_seconds for one in judged]
     in_time = sum(value <= objectives.ttft_p99_seconds for value in ttfts)
-    itl_holds = _itl_holds(found, objectives)
     holds = (
         complete
         and in_time >= ATTAINED * len(ttfts)
-        and itl_holds
+        and _itl_holds(found, objectives)
         and found.preemptions <= objectives.preemption_rate * len(judged)
         and found.kv_usage <= objectives.kv_cache_usage * (until - since)
         and not _queue_grows(ttfts, objectives)
     )
     mean = sum(ttfts) / len(ttfts) if ttfts else 0.0
-    return RateOutcome(mean, holds, itl_holds, max(found.batches, default=0), found.prefill_tokens)
+    return RateOutcome(mean, holds, max(found.batches, default=0), found.prefill_tokens)
 
 
 def _lasting(traffic: Sequence[Arrival], engine: ReplayedEngine, rate: float) -> list[Arrival]:
