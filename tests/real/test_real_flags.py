@@ -531,6 +531,8 @@ PLANS: list[dict[str, FlagValue]] = [
     {"spec-model": "TINY"},
     {"spec-model": "TINY", "spec-method": "eagle", "spec-tokens": 1},
     {"spec-model": "TINY", "spec-method": "eagle3"},
+    {"spec-model": "TINY", "spec-method": "eagle3", "spec-tokens": 1},
+    {"spec-model": "TINY", "spec-method": "dflash", "spec-tokens": 1},
     {"spec-model": "TINY", "spec-method": "mtp"},
     {"spec-model": "TINY", "spec-method": "mlp_speculator", "spec-tokens": 1},
     {"tokenizer": "/no/such", "skip-tokenizer-init": True},

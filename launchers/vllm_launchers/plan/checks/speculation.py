@@ -16,6 +16,9 @@ from vllm_launchers.vllm.installed_packages import ARCTIC_INFERENCE
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 _KEYS = {"method": "spec-method", "model": "spec-model", "num_speculative_tokens": "spec-tokens"}
+_HEADS = {"dflash": (), "eagle": ("Llama", "Mistral"), "eagle3": ("Llama", "Qwen3")}
+"""Plain architectures of which vLLM has heads for these methods (``registry.py``)."""
+_HEADS_CHECKED = (0, 32, 0)
 _FROM_THE_NAME = ("eagle-", "eagle3", "dflash", "dspark")
 """In a model's name: vLLM takes another method then."""
 
@@ -26,6 +29,7 @@ def speculation_findings(plan: Plan, inputs: PlanInputs) -> Iterator[PlanFinding
     yield from _without_package(plan, inputs, settings)
     yield from _uncounted(plan.flags, settings, inputs.draft)
     yield from _without_layers(plan, settings, inputs.facts, inputs.draft)
+    yield from _unknown_head(plan, settings, inputs.draft)
 
 
 def _settings(flags: Flags) -> Mapping[str, object]:
@@ -77,3 +81,16 @@ def _without_layers(
     text = f"vLLM will refuse the method {method}: {read.model} has no {lacks}"
     fix = Changes(unset=speculation_flags(plan.flags))
     yield PlanFinding("no_mtp_layers", Level.ERROR, text, fix, surely=read.source != "table")
+
+
+def _unknown_head(plan: Plan, settings: Mapping[str, object], draft: ModelFacts | None) -> Iterator[PlanFinding]:
+    """A plain language model as a head of which vLLM has none in that architecture."""
+    method, release = str(settings.get("method", "")), plan.engine.release
+    known = _HEADS.get(method)
+    if known is None or draft is None or not is_plain(draft) or (release is not None and release < _HEADS_CHECKED):
+        return
+    if str(draft.architecture).removesuffix("ForCausalLM") in known:
+        return
+    text = f"vLLM will refuse {draft.model} with the method {method}: it is a {draft.architecture}, not such a head"
+    fix = Changes(unset=speculation_flags(plan.flags))
+    yield PlanFinding("no_draft_head", Level.ERROR, text, fix, surely=draft.source != "table")

@@ -91,3 +91,24 @@ def test_suffix_decoding_needs_its_package(plan: Callable[..., Plan], flags: dic
         list(speculation_findings(replace(lacking, flags={"spec-method": "ngram", "spec-tokens": 1}), PlanInputs()))
         == []
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "architecture", "refused"),
+    [
+        ("eagle", "LlamaForCausalLM", False),
+        ("eagle", "Qwen3ForCausalLM", True),
+        ("eagle3", "Qwen3ForCausalLM", False),
+        ("eagle3", "MistralForCausalLM", True),
+        ("dflash", "LlamaForCausalLM", True),
+        ("dflash", "DFlashDraftModel", False),
+        ("draft_model", "Qwen3ForCausalLM", False),
+    ],
+)
+def test_plain_model_is_a_head_only_where_vllm_has_one(
+    codes: Callable[..., list[str]], method: str, architecture: str, refused: bool
+) -> None:
+    flags = {"spec-model": "org/draft", "spec-method": method, "spec-tokens": 1}
+    draft = replace(PLAIN, architecture=architecture)
+    assert codes(flags, draft=draft) == ["no_draft_head"] * refused
+    assert codes(flags, draft=draft, version="0.31.0") == []
