@@ -169,7 +169,7 @@ def _read(file: IO[bytes]) -> str:
     return file.read(64 * 1024).decode(errors="replace")
 
 
-def _summary(output: str, errors: str, head: str = "") -> str:
+def _summary(output: str, errors: str, head: str) -> str:
     try:
         report = json.loads(output)
         ttft, itl = p99_in(report["ttft_seconds"]), p99_in(report["itl_seconds"])

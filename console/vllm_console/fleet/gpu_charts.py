@@ -43,7 +43,7 @@ class GpuChart(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-def history_path(state: Path, host: Host | None = None) -> Path:
+def history_path(state: Path, host: Host | None) -> Path:
     """Where the history of this machine's GPUs is, or of a recorded host's, which has a file of its own."""
     if host is None:
         return state / GPU_HISTORY

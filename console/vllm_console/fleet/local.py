@@ -837,7 +837,7 @@ class LocalFleet:
         self._recorder.enter(record)
         return kept
 
-    def attach_host(self, url: str, name: str | None = None) -> RemoteHost:
+    def attach_host(self, url: str, name: str | None) -> RemoteHost:
         """Attach the fleet of a machine that ssh reaches: ``ssh://[user@]host[:port][/path/to/vllm-console]``.
 
         Raises:
@@ -918,7 +918,7 @@ class LocalFleet:
         record = self._recorded(name)
         return engine_steps(self._state, record, since, most)
 
-    def cached_prefixes(self, name: str, since: float | None = None) -> PrefixUse:
+    def cached_prefixes(self, name: str, since: float | None) -> PrefixUse:
         """What a server's prefix cache did for the requests that its probe recorded; errors as `requests`."""
         from vllm_console.fleet.probe import cached_prefixes
 

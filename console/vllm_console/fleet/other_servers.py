@@ -218,7 +218,7 @@ def _whose(server: ObservedServer) -> str:
 class Observer:
     """Finds others' servers and samples them. The first snapshot waits ``patience`` seconds for a server's answer."""
 
-    def __init__(self, patience: float = FIRST_ANSWER_SECONDS) -> None:
+    def __init__(self, patience: float) -> None:
         self._patience = patience
         self._scanner = ProcessScanner()
         self._scanned_at = float("-inf")

@@ -104,7 +104,7 @@ def predict_change(
     runs: RunRecorder,
     traffic_scale: float,
     *,
-    keep: bool = True,
+    keep: bool,
 ) -> PredictedChange:
     """Predict a restart of a running server; ``plans`` are its restart without and with the change.
 

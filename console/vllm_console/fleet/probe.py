@@ -209,7 +209,7 @@ def listed(
     )
 
 
-def step_source(folder: Path, begin: float = 0.0) -> ChartSource[Timed, StepTimeline]:
+def step_source(folder: Path, begin: float) -> ChartSource[Timed, StepTimeline]:
     """The steps in a folder from a moment on (Unix seconds): it has those of earlier runs, too."""
     from vllm_console.fleet.chart_history import ChartSource
     from vllm_console.history.step_timeline import ProbeRows, StepTimeline

@@ -107,13 +107,13 @@ class ProcessGroup:
         return next((one for one in self._raylets if not processes.alive(one)), None)
 
     @classmethod
-    def born(cls, folder: Path, server: ProcessIdentity, *, ray: bool = False) -> ProcessGroup:
+    def born(cls, folder: Path, server: ProcessIdentity, *, ray: bool) -> ProcessGroup:
         """The group of a server that this keeper has just started."""
         shared = dict(recorded(folder).shared_memory)
         return cls(folder.resolve() / OUTPUT, server, os.getpid(), shared_memory=shared, ray=ray)
 
     @classmethod
-    def adopted(cls, folder: Path, server: ProcessIdentity | None, *, ray: bool = False) -> ProcessGroup | None:
+    def adopted(cls, folder: Path, server: ProcessIdentity | None, *, ray: bool) -> ProcessGroup | None:
         """The group of a server that another keeper started, with what that one recorded; None if it never started."""
         if server is None:
             return None

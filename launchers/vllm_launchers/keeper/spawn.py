@@ -43,10 +43,10 @@ _IN_FOLDER, _IN_EXEC, _ELSEWHERE = range(3)
 class SpawnError(Exception):
     """A command could not be started; the message is a clause.
 
-    ``number`` is the error's (`errno`), 0 where it has none.
+    ``number`` is the error's (`errno`).
     """
 
-    def __init__(self, text: str, number: int = 0) -> None:
+    def __init__(self, text: str, number: int) -> None:
         super().__init__(text)
         self.number = number
 
