@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 import msgspec
 
@@ -19,6 +19,21 @@ class TunerStep(StrEnum):
     RESTARTING = "restarting"
     FINISHING = "finishing"
     """It puts the flags in place that are to stay."""
+
+
+class TextLength(IntEnum):
+    """How much of a text there is room for."""
+
+    FULL = 0
+    BRIEF = 1
+    """Without what only explains."""
+    SHORT = 2
+    """With short names of flags."""
+    SHORTEST = 3
+    """Without the flags' values before."""
+
+
+_SHORT_NAMES = {"max-num-seqs": "seqs", "max-num-batched-tokens": "tokens", "gpu-memory-utilization": "memory"}
 
 
 class TunerFigure(msgspec.Struct, frozen=True):
@@ -78,16 +93,23 @@ class TunerProgress(msgspec.Struct, frozen=True):
         """``trial 2 of 4``; empty before the first one and after the last."""
         return f"trial {self.trial} of {self.trials}" if self.trial else ""
 
-    @property
-    def doing(self) -> str:
+    def doing(self, length: TextLength = TextLength.FULL) -> str:
         """What it does: ``measuring max-num-seqs 4 → 16``."""
-        match self.step:
-            case TunerStep.PREDICTING:
-                return "predicting every combination of flags"
-            case TunerStep.FINISHING:
-                return f"ending with the better flags, {self.changes}" if self.set else "ending with the original flags"
-        what = self.changes or "the original flags"
-        return f"restarting with {what}" if self.step is TunerStep.RESTARTING else f"measuring {what}"
+        full, changes = length is TextLength.FULL, self._changes(length)
+        if self.step is TunerStep.PREDICTING:
+            return "predicting every combination of flags" if full else "predicting"
+        if self.step is TunerStep.FINISHING and full and changes:
+            changes = f"the better flags, {changes}"
+        verbs = {TunerStep.FINISHING: "ending with", TunerStep.RESTARTING: "restarting with"}
+        return f"{verbs.get(self.step, 'measuring')} {changes or 'the original flags'}"
+
+    def _changes(self, length: TextLength) -> str:
+        if length < TextLength.SHORT:
+            return self.changes
+        short = {_SHORT_NAMES.get(name, name): value for name, value in self.set.items()}
+        if length is TextLength.SHORTEST:
+            return flags_text(short)
+        return changes_text(short, {_SHORT_NAMES.get(name, name): value for name, value in self.was.items()})
 
     @property
     def restart(self) -> str:
@@ -96,21 +118,23 @@ class TunerProgress(msgspec.Struct, frozen=True):
             return f"a tuner ends with {f'the better flags, {self.changes}' if self.set else 'the original flags'}"
         return f"{self.place} of a tuner, {self.changes}"
 
-    @property
-    def found(self) -> str:
+    def found(self, length: TextLength = TextLength.FULL) -> str:
         """``best so far: max-num-seqs 16, 9.1 req/s (original 7.9 req/s)``; empty if nothing was measured."""
         if self.original is None:
             return ""
         original = figure_text(self.original, self.unit)
+        lead = "best so far" if length is TextLength.FULL else "best"
+        if length >= TextLength.SHORT:
+            return f"original {original}" if self.best is None else f"best {figure_text(self.best.measured, self.unit)}"
         if self.best is None:
-            return f"best so far: the original flags, {original}"
+            return f"{lead}: the original flags, {original}"
         best = figure_text(self.best.measured, self.unit)
-        return f"best so far: {flags_text(self.best.set)}, {best} (original {original})"
+        return f"{lead}: {flags_text(self.best.set)}, {best} (original {original})"
 
     def sentence(self, now: float) -> str:
         """All of it, for people: what it does at ``now`` (Unix seconds), where it is, what it has found."""
         left = f"at most {duration(max(0.0, self.until - now))} left"
-        parts = (self.place, f"{self.doing} for {duration(max(0.0, now - self.since))}", self.found, left)
+        parts = (self.place, f"{self.doing()} for {duration(max(0.0, now - self.since))}", self.found(), left)
         return plain("; ".join(filter(None, (*parts, f"pid {self.pid}"))))
 
     def kept(self, flags: Flags) -> str:

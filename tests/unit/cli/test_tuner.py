@@ -216,7 +216,7 @@ def test_canceled_tuner_is_not_read_anymore(tuned, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         tuned(fleet, folder=tmp_path)
     (during,) = seen
-    assert (during.doing, during.trials, during.pid) == ("measuring max-num-seqs 4 → 16", 2, os.getpid())
+    assert (during.doing(), during.trials, during.pid) == ("measuring max-num-seqs 4 → 16", 2, os.getpid())
     assert during.original.value == pytest.approx(1.02)
     assert watch.progress(time.time()) is None
     assert noted_steps(tmp_path)[-1] == ("finishing", 0, None, None, 1, 3)

@@ -34,7 +34,7 @@ def test_sentence(fakes: ModuleType) -> None:
 )  # fmt: skip
 def test_steps_outside_trials(fakes: ModuleType, changes: dict[str, object], doing: str, found: str) -> None:
     progress = replace(tuned(fakes), trial=0, set={}, **changes)
-    assert (progress.doing, progress.place, progress.found) == (doing, "", found)
+    assert (progress.doing(), progress.place, progress.found()) == (doing, "", found)
 
 
 def test_started_runs(fakes: ModuleType) -> None:

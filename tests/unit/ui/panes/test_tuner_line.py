@@ -39,7 +39,10 @@ def test_line_fits_each_width(fakes, width, text):
     [
         ({"step": TunerStep.MEASURING, "original": None}, "tuner: measuring the original flags · at most 12m left"),
         ({"step": TunerStep.PREDICTING, "best": None},
-         "tuner: predicting · best so far: the original flags, 7.9 req/s · at most 12m left"),
+         "tuner: predicting every combination of flags · best so far: the original flags, 7.9 req/s · "
+         "at most 12m left"),
+        ({"step": TunerStep.RESTARTING, "original": None},
+         "tuner: restarting with the original flags · at most 12m left"),
         ({"step": TunerStep.FINISHING}, "tuner: ending with the original flags · best: max-num-seqs 128, 9.1 req/s "
          "(original 7.9 req/s) · 12m left"),
     ],
