@@ -17,9 +17,11 @@ from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     amount_text,
     compared_text,
+    detail_text,
     energy_cost_text,
     factor_sides,
     figure_change_text,
+    likeness_text,
     notes,
     objective_text,
     plain_sentence,
@@ -129,10 +131,9 @@ def _how(run: Run) -> str:
 
 def comparison_lines(found: Comparison, tariff: Tariff | None = None) -> list[str]:
     """The outcome and verdict first, then what was changed, the traffic, and every figure."""
-    lines = []
-    if found.verdict is not ComparisonVerdict.TOO_LITTLE:
-        lines += textwrap.wrap(plain_sentence(found), WIDTH, break_on_hyphens=False)
-    lines += textwrap.wrap(verdict_text(found), WIDTH, break_on_hyphens=False)
+    early = found.verdict is ComparisonVerdict.TOO_LITTLE
+    texts = (verdict_text(found),) if early else (plain_sentence(found), detail_text(found))
+    lines = [row for text in texts for row in textwrap.wrap(text, WIDTH, break_on_hyphens=False)]
     for note in filter(None, (times_note(found, time.time()), *notes(found))):
         lines += textwrap.wrap(f"- {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     lines += ["", f"before  {_side(found.before)}", f"after   {_side(found.after)}"]
@@ -149,7 +150,7 @@ def _tables(found: Comparison) -> list[str]:
     lines = ["", f"{f'traffic: {found.traffic}':<22}{'before':>14}{'after':>14}   change"]
     for factor in found.factors:
         before, after = factor_sides(factor)
-        change = f"{signed(factor.change):<8}{factor.likeness}"
+        change = f"{signed(factor.change):<8}{likeness_text(factor)}"
         lines.append(f"  {factor.name:<20}{before:>14}{after:>14}   {change}".rstrip())
     lines += ["", f"{'figures (medians)':<22}{'before':>14}{'after':>14}   {'change':<28}verdict"]
     for figure in found.figures:

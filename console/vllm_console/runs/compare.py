@@ -213,6 +213,11 @@ class Factor(msgspec.Struct, frozen=True):
     exact: bool = False
 
     @property
+    def noise(self) -> bool:
+        """Whether it scatters so much that even a large change may be chance: a quantile of lengths."""
+        return self.key in _LENGTH_QUANTILES
+
+    @property
     def change(self) -> float | None:
         """The relative increase afterwards."""
         if any(self.open) or not self.before or self.after is None:

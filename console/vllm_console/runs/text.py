@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from vllm_console.history.energy import FIGURES as ENERGY
 from vllm_console.history.energy import Tariff, cost_text, joules_text
 from vllm_console.runs.compare import (
+    ALIKE,
     FEWEST,
     QUANTILES,
     WARM_UP,
@@ -54,8 +55,8 @@ def plain_sentence(found: Comparison) -> str:
     )
     if verdict is ComparisonVerdict.BETTER:
         helped = f"The {change} helped" if changed else "The later run was better"
-        cost = f", while {_went(worse)}" if worse is not None else ""
-        return f"{helped}: {_went(better)}{_unimproved(found) or cost}."
+        cost = f", while {_went(worse)}" if worse is not None and worse not in _missing(found)[:1] else ""
+        return f"{helped}: {_went(better)}{_unimproved(found)}{cost}."
     if verdict is ComparisonVerdict.WORSE:
         return f"{f'The {change} made it worse' if changed else 'The later run was worse'}: {_went(worse)}."
     if verdict is ComparisonVerdict.MIXED:
@@ -76,6 +77,23 @@ def plain_sentence(found: Comparison) -> str:
         TrafficMatch.UNKNOWN: "the server does not report its requests",
     }.get(found.traffic, "their traffic differed enough to explain what changed")
     return f"These runs can't be compared: {why}."
+
+
+def detail_text(found: Comparison) -> str:
+    """What `plain_sentence` leaves out and no row of figures shows, in a sentence; empty where that is nothing."""
+    if found.verdict is ComparisonVerdict.NO_DIFFERENCE:
+        text = _would_show(found) + _open_text(found)
+    elif found.verdict is ComparisonVerdict.INCONCLUSIVE:
+        first, *others = _undecided(found)
+        rest = "".join(f", {_name_and_sides(one)} ({_interval(one)})" for one in others[:1])
+        text = f"{first.name} ({_interval(first)}){rest}: the {_compared_of_both(found)} vary too much"
+    elif found.verdict is ComparisonVerdict.NOT_COMPARABLE:
+        text = _traffic_apart(found)
+    else:
+        better = _telling([one for one in found.judged if one.verdict is ComparisonVerdict.BETTER], found)
+        gained = f"; {_moved(better)} is better" if found.verdict is ComparisonVerdict.WORSE and better else ""
+        text = (gained + _open_text(found)).removeprefix("; ")
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def ceiling_text(found: Comparison) -> str:
@@ -180,18 +198,23 @@ def _because(found: Comparison) -> str:
         return _too_scattered(found)
     if found.verdict is ComparisonVerdict.TOO_LITTLE:
         return _needed(found)
-    apart = [
-        factor for factor in found.factors if factor.likeness is TrafficMatch.DIFFERENT and factor.key != "in_flight"
-    ]
-    if found.traffic is TrafficMatch.DIFFERENT and apart:
-        return "traffic differs: " + ", ".join(factor_text(factor) for factor in apart)
     if found.traffic is TrafficMatch.UNKNOWN:
         return "the server does not report its request metrics"
-    roughly = [
-        factor for factor in found.factors if factor.likeness is TrafficMatch.ROUGHLY and factor.key != "in_flight"
-    ]
+    return _traffic_apart(found)
+
+
+def _traffic_apart(found: Comparison) -> str:
+    """In what the traffic differed, so that the runs can't be compared; empty where that is not reported."""
+    apart, roughly = (
+        [factor_text(factor) for factor in found.factors if factor.likeness is one and factor.key != "in_flight"]
+        for one in (TrafficMatch.DIFFERENT, TrafficMatch.ROUGHLY)
+    )
+    if found.traffic is TrafficMatch.DIFFERENT and apart:
+        return f"traffic differs: {', '.join(apart)}"
+    if found.traffic is TrafficMatch.UNKNOWN:
+        return ""
     moved = _moved([figure for figure in found.judged if figure.verdict is ComparisonVerdict.NOT_COMPARABLE])
-    return f"{moved}, but the traffic may be the cause: " + ", ".join(factor_text(factor) for factor in roughly)
+    return f"{moved}, but the traffic may be the cause: {', '.join(roughly)}"
 
 
 def _moved(figures: Sequence[ComparedFigure]) -> str:
@@ -399,7 +422,10 @@ def _rough_note(found: Comparison) -> str:
     apart = [
         factor for factor in found.factors if factor.likeness is TrafficMatch.ROUGHLY and factor.key != "in_flight"
     ]
-    return f"Traffic was only roughly similar: {', '.join(map(factor_text, apart))}."
+    rough, unsure = (", ".join(factor_text(one) for one in apart if one.noise is noise) for noise in (False, True))
+    parts = [f"Traffic was only roughly similar: {rough}." if rough else ""]
+    parts.append(f"Traffic may have differed: {unsure}, which may be noise." if unsure else "")
+    return " ".join(filter(None, parts))
 
 
 def _exact_note(found: Comparison) -> str:
@@ -429,6 +455,14 @@ def factor_text(factor: Factor) -> str:
     before, after = factor_sides(factor)
     change = f" ({signed(factor.change)})" if factor.change is not None else ""
     return f"{factor.name} {before} → {after}{change}"
+
+
+def likeness_text(factor: Factor) -> str:
+    """How similar it was; of a figure that scatters much, whether the change may be its noise."""
+    small = factor.change is None or abs(factor.change) <= ALIKE
+    if not factor.noise or factor.likeness not in (TrafficMatch.ALIKE, TrafficMatch.ROUGHLY) or small:
+        return str(factor.likeness)
+    return "within the noise" if factor.likeness is TrafficMatch.ALIKE else "may be noise"
 
 
 def factor_sides(factor: Factor) -> tuple[str, str]:

@@ -191,7 +191,7 @@ async def test_an_open_comparison_goes_on_comparing(console, fleet, made, soon, 
         await run.press("c")
         await run.sees("Not enough data")
         fleet.last_changes["chat"] = changed(made, slower=1.6)
-        await run.sees("Worse: end-to-end mean")
+        await run.sees("The change made it worse: end-to-end mean")
 
 
 async def test_a_second_change_is_reported_as_indistinguishable(console, fakes):

@@ -33,7 +33,7 @@ def texts(found, width):
 def test_the_verdict_stands_first_and_nothing_is_wider_than_the_screen(made, width):
     lines = texts(comparison(made), width)
     assert lines[0].startswith(" The change made it worse: ")
-    assert lines[1].startswith(" Worse: ")
+    assert not any(text.startswith(" Worse") for text in lines), "said once"
     assert max(map(cell_len, lines)) <= width
     screen = "\n".join(lines)
     sides = ("before @1", "after @2") if width > 100 else ("before", "after")
@@ -99,7 +99,7 @@ async def test_the_key_back_is_there_only_where_it_may_be(made, host, wait_until
     for go_back in (None, lambda: went.append(True)):
         app = host(lambda go_back=go_back: CompareScreen(comparison(made), lambda _: go_back))
         async with app.run_test(size=(80, 24)) as pilot:
-            await wait_until(pilot, lambda app=app: "Worse" in app.text())
+            await wait_until(pilot, lambda app=app: "made it worse" in app.text())
             await (app.lacks if go_back is None else app.sees)("revert and restart")
             await pilot.press("z")
             await pilot.pause()
@@ -204,6 +204,24 @@ async def test_other_runs_are_chosen_from_a_list_and_shown_at_once(three_runs, w
         await pilot.press("b", "escape")
         await wait_until(pilot, lambda: isinstance(app.screen, CompareScreen), "back without a choice")
         assert "before @1, after @2" in shown(app)
+
+
+async def test_runs_are_offered_for_choice_only_where_there_are_others(three_runs, wait_until):
+    two = three_runs.known_runs[:2]
+    for runs, offered in ((three_runs.known_runs, True), (two, False)):
+        three_runs.known_runs = runs
+        app = ConsoleApp(three_runs)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await wait_until(pilot, lambda app=app: app.snapshot is not None, "the first look")
+            await pilot.press("c")
+            await wait_until(pilot, lambda app=app: "before @2, after @3" in shown(app), "the comparison")
+            if offered:
+                await wait_until(pilot, lambda app=app: "b a choose runs" in shown(app), "the keys")
+                continue
+            await pilot.press("b")
+            await wait_until(pilot, lambda app=app: [one.message for one in app._notifications], "the reason")
+            assert [one.message for one in app._notifications] == ["coder has no other run to compare with."]
+            assert "choose runs" not in shown(app)
 
 
 async def test_the_chosen_runs_go_on_being_compared_and_are_what_is_reverted_to(three_runs, wait_until, monkeypatch):

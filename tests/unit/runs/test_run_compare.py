@@ -17,6 +17,7 @@ from vllm_console.runs.compare import (
     JUDGED,
     ComparedFigure,
     ComparisonVerdict,
+    Factor,
     Recorded,
     TrafficMatch,
     compare,
@@ -26,8 +27,10 @@ from vllm_console.runs.confidence import difference, student, worth
 from vllm_console.runs.document import comparison_document
 from vllm_console.runs.text import (
     brief,
+    detail_text,
     factor_sides,
     figure_change_text,
+    likeness_text,
     notes,
     plain_sentence,
     short_verdict,
@@ -653,6 +656,43 @@ def test_plain_sentence_states_the_outcome(made, after, sentence):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, **after)))
     assert plain_sentence(found).startswith(sentence)
     assert "%" not in plain_sentence(found)
+
+
+@pytest.mark.parametrize(
+    ("after", "detail"),
+    [
+        ({"slower": 0.6}, ""),
+        ({"slower": 1.6}, "TTFT mean "),
+        ({}, "10 + 10 minutes can't resolve "),
+        ({"rate": 3.4}, "Traffic differs: requests "),
+    ],
+)
+def test_detail_adds_to_the_sentence(made, after, detail):
+    found = compare(*made.pair(made.minutes(1), made.minutes(2, **after)))
+    assert detail_text(found).startswith(detail)
+    assert bool(detail_text(found)) == bool(detail)
+
+
+def test_detail_of_an_inconclusive_change_says_how_wide_it_is(made):
+    before = with_figures(made.minutes(1), ttft_mean=(4.7, 4.9, 5.1))
+    found = compare(*made.pair(before, with_figures(made.minutes(2), ttft_mean=WILD)))
+    assert detail_text(found).startswith("TTFT mean (too variable for an interval)")
+    assert detail_text(found).endswith(": the 10 + 10 minutes vary too much.")
+
+
+@pytest.mark.parametrize(
+    ("key", "after", "likeness", "text"),
+    [
+        ("answer_length_p95", 420.0, TrafficMatch.ALIKE, "similar"),
+        ("answer_length_p95", 600.0, TrafficMatch.ALIKE, "within the noise"),
+        ("answer_length_p95", 824.0, TrafficMatch.ROUGHLY, "may be noise"),
+        ("answer_length_p95", 1200.0, TrafficMatch.DIFFERENT, "different"),
+        ("requests_per_second", 480.0, TrafficMatch.ROUGHLY, "roughly similar"),
+    ],
+)
+def test_a_change_that_may_be_noise_is_not_called_similar(key, after, likeness, text):
+    """``+106% roughly similar`` was once shown: a p95 of lengths is known to a bucket, and scatters."""
+    assert likeness_text(Factor(key, "", "tokens", 400.0, after, likeness)) == text
 
 
 def test_decrease_is_limited_to_all_and_zero_interval_is_unclear():

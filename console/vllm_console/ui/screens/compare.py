@@ -31,9 +31,11 @@ from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     ceiling_text,
     compared_text,
+    detail_text,
     energy_cost_text,
     factor_sides,
     figure_change_text,
+    likeness_text,
     notes,
     objective_text,
     plain_sentence,
@@ -106,11 +108,14 @@ class CompareScreen(ReaderScreen):
         self._predicted: Sequence[str] = ()
         """What was predicted of the change, next to what came."""
         self._tariff = recorded.tariff if recorded is not None else None
+        self._choosable: Sequence[bool] = (False, False)
+        """Whether there is another run to choose in place of the one before, and of the one after."""
 
     def on_mount(self) -> None:
-        """Look for a prediction of the change, and keep comparing while it is open."""
+        """Look for a prediction of the change and for other runs, and keep comparing while it is open."""
         if self._recorded is not None:
             begin_worker(self, self._look_up_prediction, "prediction", "again")
+            begin_worker(self, self._look_up_runs, "other runs", "other runs")
             self.set_interval(AGAIN_SECONDS, lambda: begin_worker(self, self._compare_again, "compare again", "again"))
 
     @property
@@ -123,9 +128,13 @@ class CompareScreen(ReaderScreen):
 
     def _hints(self) -> Sequence[KeyHint]:
         hints = [scroll_hint()]
-        if self._recorded is not None:
+        before, after = self._choosable
+        if before and after:
             keys = f"{key_of('compare_before')} {key_of('compare_after')}"
             hints.append((keys, "choose runs", "screen.compare_before|screen.compare_after"))
+        elif before or after:
+            id = "compare_before" if before else "compare_after"
+            hints.append((key_of(id), f"choose the run {'before' if before else 'after'}", f"screen.{id}"))
         if self._revert is not None:
             hints.append((key_of("compare_revert"), "revert and restart", "screen.compare_revert"))
         return hints
@@ -168,7 +177,7 @@ class CompareScreen(ReaderScreen):
             return
         runs = run_names([run for run in known if run.id != other.id])
         if len(runs) < 2:
-            self._warn(f"{here.server} has no other run that could be chosen.")
+            self._warn(f"{here.server} has no other run to compare with.")
             return
         choices = [(name, run_text(run)) for name, run in runs.items()]
         at = next((name for name, run in runs.items() if run.id == here.id), None)
@@ -189,6 +198,19 @@ class CompareScreen(ReaderScreen):
             return
         self._reader.redraw()
         self._reader.action_edge(-1)
+        await self._look_up_runs()
+
+    async def _look_up_runs(self) -> None:
+        """Offer the keys that choose other runs where there are some."""
+        if self._recorded is None:
+            return
+        shown = self.found.before.run, self.found.after.run
+        try:
+            choosable = await answer_for(self, partial(_choosable, self._recorded, *shown), "other runs")
+        except FleetError:
+            return  # its keys say why
+        self._choosable = choosable
+        self._reader.redraw()
 
     def _warn(self, problem: object) -> None:
         self.notify(plain(str(problem)), severity="warning", markup=False)
@@ -217,11 +239,19 @@ class CompareScreen(ReaderScreen):
         if shown == self._pair:
             self.found, self._predicted = replace(found, skipped=self.found.skipped), predicted
             self._reader.redraw()
+        await self._look_up_runs()
 
     @property
     def _pair(self) -> tuple[int, int]:
         """The numbers of the runs that are shown."""
         return self.found.before.run.id, self.found.after.run.id
+
+
+def _choosable(recorded: LocalFleet, before: Run, after: Run) -> Sequence[bool]:
+    """Whether another run than ``before``, and than ``after``, can be compared with the other one."""
+    runs = {server: recorded.runs(server)[0] for server in (before.server, after.server)}
+    shown = {before.id, after.id}
+    return [any(run.id not in shown for run in runs[one.server]) for one in (before, after)]
 
 
 def _compared(recorded: LocalFleet, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
@@ -313,13 +343,13 @@ def compare_lines(
     predicted: Sequence[str] = (),
     tariff: Tariff | None = None,
 ) -> list[Strip]:
-    """What came of it in a plain sentence, the verdict with notes, what was changed, the figures it is based on with
+    """What came of it in a plain sentence, with notes, what was changed, the figures it is based on with
     their intervals, latencies before and after, what was ``predicted``, the traffic, and all other figures."""
     style = VERDICT_STYLES.get(found.verdict, STRONG)
-    lines: list[Strip] = []
-    if found.verdict is not ComparisonVerdict.TOO_LITTLE:
-        lines += paragraph(plain_sentence(found), width - 1, style)
-    lines += paragraph(verdict_text(found), width - 1, style if not lines else None)
+    if found.verdict is ComparisonVerdict.TOO_LITTLE:
+        lines = paragraph(verdict_text(found), width - 1, style)
+    else:
+        lines = [*paragraph(plain_sentence(found), width - 1, style), *paragraph(detail_text(found), width - 1)]
     for note in filter(None, (times_note(found, time.time()), *notes(found))):
         lines += paragraph(note, width - 1, indent="   ", first=[" · "])
     lines += _changed(found, width, may_revert)
@@ -496,7 +526,7 @@ def _bar(figure: ComparedFigure, reach: float, room: int) -> str:
 def _factor(factor: Factor, columns: _Columns) -> Strip:
     name, room = (columns.name, columns.value) if columns.wide else (22, 14)
     before, after = (fit(text, room, ">") for text in factor_sides(factor))
-    text = f"  {signed(factor.change):<7}{factor.likeness}"
+    text = f"  {signed(factor.change):<7}{likeness_text(factor)}"
 
     # How many are in flight is mostly the server's doing.
     style = DIM if factor.key == "in_flight" else _LIKENESS.get(factor.likeness, DIM)
