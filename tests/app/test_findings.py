@@ -243,7 +243,7 @@ async def test_what_another_console_has_done_is_staged_no_more(console, fakes):
 async def test_healthy_is_reported_plainly_and_offers_nothing(console, fakes):
     async with console(fakes.calm) as c:
         await c.sees("✓ coder  healthy since ")
-        await c.sees("KV cache usage 24% (limit 85%)")
+        await c.sees("KV cache usage (sustained) 24% (limit 85%)")
         await c.lacks("f stage fix")
         await c.press("f")
         await c.sees("No problems found on coder.")

@@ -40,7 +40,7 @@ def test_keys_may_be_written_as_they_are_shown():
 @pytest.mark.parametrize(
     ("preset", "own", "sentence"),
     [
-        ("default", {"restart": "s"}, "keys: 's' is assigned to both 'restart' and 'stop' on the operations screen: "
+        ("default", {"restart": "s"}, "keys: 's' is assigned to both 'restart' and 'stop' on the main screen: "
                                       "give one of them another key"),
         ("default", {"restart": "?"}, "keys: '?' is assigned to both 'restart' and 'help'"),
         ("vim", {"compare": "h"}, "keys: 'h' is assigned to both 'compare' and 'time_back'"),
@@ -54,7 +54,7 @@ def test_keys_may_be_written_as_they_are_shown():
         ("default", {"question_yes": "n"}, "keys: 'n' is assigned to both 'question_yes' and 'question_no' in a "
                                            "question"),
         ("default", {"help_search": "T"}, "keys: 'T' is assigned to both 'next_theme' and 'help_search'"),
-        ("default", {"help": "l"}, "keys: 'l' is assigned to both 'open_log' and 'help' on the operations screen"),
+        ("default", {"help": "l"}, "keys: 'l' is assigned to both 'open_log' and 'help' on the main screen"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_reported_in_a_sentence(preset, own, sentence):

@@ -320,7 +320,7 @@ async def test_on_what_is_read_only_what_holds_everywhere(console):
             assert "restart" not in listed(c), key
             assert {"quit", "theme "} <= set(listed(c))
             await c.press(*"go", "space", *"chat")
-            await c.sees("go is a command of the operations screen; leave this one first.")
+            await c.sees("go works on the main screen; leave this one first.")
             await c.press("escape", "escape")
             await c.until(lambda: c.app.screen is c.app.operations)
 

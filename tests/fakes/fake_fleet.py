@@ -345,9 +345,10 @@ PRESSED = (
         ),
     ),
     Finding(
-        "kv_cache_pressure", Severity.WARNING, NOW - 420, "91% of the KV cache is used and rising.",
+        "kv_cache_pressure", Severity.WARNING, NOW - 420,
+        "KV cache usage peaked at 91% in the last minute and is rising.",
         "Running requests hold more tokens than the cache should; once it is full, requests are preempted.",
-        (Measure("KV cache usage", "91%", "85%", "objectives of preset chatbot"),),
+        (Measure("KV cache usage (peak)", "91%", "85%", "objectives of preset chatbot"),),
         (Fix(Changes({"max-num-seqs": 128}), "Fewer sequences hold fewer tokens."),),
     ),
 )  # fmt: skip
@@ -356,7 +357,7 @@ PRESSED = (
 HEALTHY = (
     Finding(
         "healthy", Severity.GOOD, NOW - 1260, "Healthy.", "Nothing is found that would hold it up.",
-        (Measure("KV cache usage", "24%", "85%", "objectives of preset code-generation"),
+        (Measure("KV cache usage (sustained)", "24%", "85%", "objectives of preset code-generation"),
          Measure("ITL p99", "21ms", "100ms", "objectives of preset code-generation")),
     ),
 )  # fmt: skip
@@ -603,6 +604,8 @@ class FakeFleet:
         """Restarts whose plan was requested."""
         self.lora: Adapters | None = None
         """Result of `adapters`; None for a server without LoRA."""
+        self.lora_problem: Exception | None = None
+        """Raised where an adapter is loaded."""
         self.predictions: dict[tuple[object, ...], PredictedChange | Exception] = {}
         """Result or exception of `predict_staged`, by staged values; None for others."""
         self.plan_error: Exception | None = None
@@ -880,6 +883,8 @@ class FakeFleet:
     def load_adapter(self, name: str, adapter: str, folder: str) -> Loaded:
         """Written down."""
         self._did("load_adapter", name, adapter, folder)
+        if self.lora_problem is not None:
+            raise self.lora_problem
         return Loaded(name, adapter, folder, ("it is gone after a restart",))
 
     def unload_adapter(self, name: str, adapter: str) -> Loaded:

@@ -258,7 +258,7 @@ def agreed(findings: Sequence[Finding], judged: Sequence[Judged]) -> tuple[Findi
 
 
 def _measures(judged: Sequence[Judged]) -> tuple[Measure, ...]:
-    held = {"kv_cache_usage": "KV cache usage (median)"}
+    held = {"kv_cache_usage": "KV cache usage (sustained)"}
     known = (one for one in judged if one.ok is not None)
     return tuple(Measure(held.get(one.name, NAMES[one.name]), one.text, one.limit_text, one.source) for one in known)
 

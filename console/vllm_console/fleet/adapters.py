@@ -60,11 +60,13 @@ class Adapters(msgspec.Struct, frozen=True):
         """Why none can be loaded or unloaded, and which command changes that, in a sentence; empty if they can."""
         if not (why := self.unable):
             return ""
-        env = f"--env {RUNTIME_LORA}=true"
-        if self.enabled:
-            return f"{why}. To allow that: vllm-console restart {self.server} {env}"
-        steps = f"vllm-console restart {self.server} --set {LORA}=true{'' if self.updates else f' {env}'}"
-        return f"{why}; to serve adapters: {steps}"
+        lead = ". To allow that" if self.enabled else "; to serve adapters"
+        return f"{why}{lead}: {self.command_for(self.server)}"
+
+    def command_for(self, name: str) -> str:
+        """The command that restarts a server so that adapters can be loaded: this one, or one like it."""
+        lora = "" if self.enabled else f" --set {LORA}=true"
+        return f"vllm-console restart {name}{lora}{'' if self.updates else f' --env {RUNTIME_LORA}=true'}"
 
     @property
     def unable(self) -> str:

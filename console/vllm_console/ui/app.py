@@ -661,7 +661,7 @@ class ConsoleApp(App[None]):
                 if isinstance(node, Widget):
                     node.notify_style_update()
                     node.refresh()
-        self.say(f'Theme {name}. To keep it: theme = "{name}" in config.toml.')
+        self.say_on_top(f'Theme {name}. To keep it: theme = "{name}" in config.toml.')
 
     def action_next_theme(self) -> None:
         """The next theme that this terminal can show."""

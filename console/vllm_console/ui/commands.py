@@ -244,7 +244,7 @@ class Commands:
             word = plain(typed.split(maxsplit=1)[0]) if typed.split() else ""
             elsewhere = () if self._on_servers is not None else ServerCommands(self._console).verbs
             if any(one.name == word for one in elsewhere):
-                return f"{word} is a command of the operations screen; leave this one first."
+                return f"{word} works on the main screen; leave this one first."
             if word in self._verbs:
                 return f"{word} changes something, and this console is read-only."
             return f"No command matches '{plain(typed.strip())}'."
@@ -335,7 +335,8 @@ class Commands:
 
 SERVER_ACTIONS: Mapping[str, str] = {
     "restart": "restart", "update": "rolling_update",
-    "stop": "stop", "remove": "remove", "load": "toggle_load", "ramp": "ramp", "chat": "chat", "fix": "stage_fix",
+    "stop": "stop", "remove": "remove", "load": "toggle_load", "ramp": "ramp", "chat": "chat", "lora": "adapters",
+    "fix": "stage_fix",
     "flags": "edit_flags", "adjust": "adjust", "mark": "mark", "log": "open_log", "describe": "describe",
     "findings": "findings", "compare": "compare", "revert": "previous_flags", "switch": "switch_preset",
     "sleep": "switch_pair", "wake": "switch_pair",
@@ -350,6 +351,7 @@ _OF_A_SERVER = {
     "load": "Send SERVER its preset's workload, or stop it",
     "ramp": "Find the highest request rate at which SERVER meets its objectives",
     "chat": "Ask SERVER: a chat, with TTFT and ITL of each answer",
+    "lora": "Load a LoRA adapter into SERVER, or unload one",
     "fix": "Stage a fix for the top finding of SERVER",
     "flags": "Edit all flags of SERVER", "adjust": "Adjust the common flags of SERVER with the arrow keys",
     "mark": "Mark SERVER, or no longer", "log": "Read the log of SERVER", "describe": "Describe SERVER",

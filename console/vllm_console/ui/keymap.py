@@ -202,7 +202,7 @@ def _conflicts(keys: ChosenKeys) -> list[str]:
                 other = taken.setdefault((scope, key), action.id)
                 meant = key in action.keys and key in action_named(other).keys
                 if other != action.id and (action.id in keys or other in keys) and not meant:
-                    place = SCREENS.get(scope, "On the operations screen").lower()
+                    place = SCREENS.get(scope, "On the main screen").lower()
                     problems.setdefault(
                         (key, other, action.id),
                         f"keys: '{key_label(key)}' is assigned to both '{other}' and '{action.id}' {place}: "

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from vllm_console.fleet.adapters import Adapter, Adapters
 from vllm_console.ui.screens.adapters import parse_adapter_line
 from vllm_console.ui.screens.describe import describe_lines, serves_adapters
-from vllm_launchers.errors import UsageError
+from vllm_launchers.errors import RefusedError, UsageError
 
 POEMS = Adapter("poems", "/adapters/poems", "m", 8, 1_500_000, True, False)
 CODE = Adapter("code", "/adapters/code", "m", None, None, None, None)
@@ -31,6 +31,22 @@ async def test_the_dialog_shows_adapters_and_loads_one(console, width, height):
         await c.sees("tales is served")
 
 
+async def test_an_error_keeps_the_dialog_and_what_was_typed(console):
+    async with console() as c:
+        c.fleet.lora = SERVED
+        c.fleet.lora_problem = RefusedError("its rank is 64, and --max-lora-rank is 16")
+        await c.press("F")
+        await c.sees("enter load or unload")
+        await c.press(*"tales", "space", *"~/t", "enter")
+        await c.sees("its rank is 64, and --max-lora-rank is 16")
+        await c.sees("tales ~/t")
+        c.fleet.lora_problem = None
+        await c.press("2", "enter")
+        await c.until(lambda: ("load_adapter", "chat", "tales", "~/t2") in c.fleet.calls)
+        await c.sees("tales is served")
+        await c.lacks("enter load or unload")
+
+
 async def test_unload_and_esc(console):
     async with console() as c:
         c.fleet.lora = SERVED
@@ -47,14 +63,15 @@ async def test_unload_and_esc(console):
 async def test_where_none_can_be_loaded_it_says_what_allows_it(console):
     async with console() as c:
         await c.press("F")
-        await c.sees("runs without --enable-lora")
+        await c.sees("runs without --enable-lora. To allow that, restart it:")
+        await c.sees("vllm-console restart chat --set enable-lora=true")
 
 
 async def test_in_the_demo_no_command_is_named_that_does_not_know_its_servers(console):
     async with console(demo=True) as c:
         await c.press("F")
-        await c.sees("runs without --enable-lora.")
-        await c.lacks("vllm-console restart")
+        await c.sees("runs without --enable-lora. For a server of your own:")
+        await c.sees("vllm-console restart NAME --set enable-lora=true")
 
 
 async def test_read_only_and_servers_of_others_have_no_such_dialog(console, fakes):

@@ -133,7 +133,7 @@ async def test_a_plan_that_cannot_be_is_one_sentence_and_is_not_launched(host, w
     async with app.run_test(size=TALL) as pilot:
         await wait_until(pilot, lambda: "port 8000 is taken by pid 4242" in app.text())
         await pilot.press("f")
-        await wait_until(pilot, lambda: "No fix: port 8000 is taken by pid 4242" in app.text())
+        await wait_until(pilot, lambda: "No flag fixes this: port 8000 is taken by pid 4242" in app.text())
         await pilot.press("ctrl+s")
         await wait_until(pilot, lambda: "Not launched" in app.text())
     assert starts(fleet) == []

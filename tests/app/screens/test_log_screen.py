@@ -242,13 +242,13 @@ async def test_matches_are_counted_and_the_present_one_has_its_number(host, wait
     async with app.run_test(size=(80, 24)) as pilot:
         await wait_until(pilot, lambda: "line 499" in app.text())
         await pilot.press("slash", *"needle", "enter")
-        await wait_until(pilot, lambda: "2/2 ·" in app.text() and "Needle B" in app.text())
+        await wait_until(pilot, lambda: "match 2 of 2 ·" in app.text() and "Needle B" in app.text())
         await pilot.press("n")
-        await wait_until(pilot, lambda: "1/2 ·" in app.text())
+        await wait_until(pilot, lambda: "match 1 of 2 ·" in app.text())
         append(log, "needle C\n")
-        await wait_until(pilot, lambda: "1/3 ·" in app.text())
+        await wait_until(pilot, lambda: "match 1 of 3 ·" in app.text())
         await pilot.press("escape")
-        await wait_until(pilot, lambda: "1/3" not in app.text())
+        await wait_until(pilot, lambda: "match 1 of 3" not in app.text())
 
 
 async def test_only_matching_lines_are_shown_and_new_ones_follow(host, wait_until, log):
@@ -259,7 +259,7 @@ async def test_only_matching_lines_are_shown_and_new_ones_follow(host, wait_unti
         await wait_until(pilot, lambda: "line 499" in app.text())
         await pilot.press("m", *"needle", "enter")
         await wait_until(pilot, lambda: "only matches ·" in app.text() and "needle A" in app.text())
-        await wait_until(pilot, lambda: "2 matching lines" in app.text())
+        await wait_until(pilot, lambda: "2 matches" in app.text())
         await wait_until(pilot, lambda: not any(" line" in row for row in app.text().splitlines()[1:20]))
         append(log, "hay\nneedle C\n")
         await wait_until(pilot, lambda: "needle C" in app.text())
@@ -267,7 +267,7 @@ async def test_only_matching_lines_are_shown_and_new_ones_follow(host, wait_unti
         await pilot.press("m")
         await wait_until(pilot, lambda: "hay" in app.text() and "line 499" in app.text())
         await pilot.press("n")
-        await wait_until(pilot, lambda: "3/3" in app.text())
+        await wait_until(pilot, lambda: "match 3 of 3" in app.text())
         await pilot.press("n", "m")
         await wait_until(pilot, lambda: "only matches ·" in app.text() and "needle A" in app.text())
         await app.sees("needle C")

@@ -48,7 +48,7 @@ class KvCachePressure:
         return found
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """Current usage and its growth, or the usage of the last minute in which a request ran."""
+        """The highest usage of the last minute and its growth, or that of the last one in which a request ran."""
         objective, frames, when = evidence.objectives.kv_cache_usage, evidence.last(MINUTE), "the last minute"
         silent = all(map(_is_quiet, frames))
         if silent:
@@ -56,16 +56,16 @@ class KvCachePressure:
             frames = evidence.last(MINUTE)
             when = f"the minute to {clock(frames[-1].end, evidence.now, seconds=True)}"
         usage = max((frame.usage_max or 0.0 for frame in frames), default=0.0)
-        symptom = f"{percent(usage)} of the KV cache used{_trend(frames)}."
+        symptom = f"KV cache usage peaked at {percent(usage)} in {when}{_trend(frames)}."
         if silent:
-            symptom = f"{percent(usage)} of the KV cache was used in {when}; no request has run since."
+            symptom = f"KV cache usage peaked at {percent(usage)} in {when}; no request has run since."
         cause = "Running requests hold more tokens than the cache should; once it is full, requests are preempted."
-        measures = [Measure("KV cache usage", percent(usage), percent(objective), evidence.objectives_source)]
+        measures = [Measure("KV cache usage (peak)", percent(usage), percent(objective), evidence.objectives_source)]
         if usage <= objective:
             over = [frame.end for frame in evidence.frames if (frame.usage_max or 0.0) > objective]
             until = f" until {clock(over[-1], evidence.now)}" if over else ""
             symptom = f"KV cache usage was above its objective of {percent(objective)}{until};"
-            symptom += f" at most {percent(usage)} in {when}."
+            symptom += f" peak {percent(usage)} in {when}."
             cause = f"Recovering: ends after 30s at {percent(objective - USAGE_MARGIN)} or less."
             return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), recovering=True)
         fixes = present((*more_cache(evidence), fewer_sequences(evidence, objective / usage)))
@@ -84,7 +84,7 @@ def _served(frames: Sequence[Frame]) -> int:
 
 def _trend(frames: Sequence[Frame]) -> str:
     values = [frame.usage_max for frame in frames if frame.usage_max is not None]
-    return " and rising" if len(values) >= 2 and values[-1] > values[0] + 0.02 else ""
+    return " and is rising" if len(values) >= 2 and values[-1] > values[0] + 0.02 else ""
 
 
 class Preempting:

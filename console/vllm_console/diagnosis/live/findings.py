@@ -250,7 +250,7 @@ class Healthy:
         """The figures that have objectives."""
         frames, objectives, source = evidence.last(MINUTE), evidence.objectives, evidence.objectives_source
         usage = sustained_usage(frames, len(frames) - 1) or 0.0
-        measures = [Measure("KV cache usage (median)", percent(usage), percent(objectives.kv_cache_usage), source)]
+        measures = [Measure("KV cache usage (sustained)", percent(usage), percent(objectives.kv_cache_usage), source)]
         for key, objective in (("ttft", objectives.ttft_p99_seconds), ("itl", objectives.itl_p99_seconds)):
             if (latency := p99(merged(frames, key))) is not None:
                 measures.append(Measure(f"{key.upper()} p99", latency.text, seconds(objective), source))

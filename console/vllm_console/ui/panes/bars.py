@@ -108,7 +108,8 @@ def _time_parts(snapshot: FleetSnapshot | None, polling: Polling, shown: ShownTi
         ago = f" · {duration(max(0.0, snapshot.at - shown.at))} ago" if age else ""
         note = "" if shown.of_figures else " · figures are current"
         text = f" at {clock(shown.at, snapshot.at, seconds=True)}{ago} · {shown.range}{note} "
-        return [(text, PAST), (f" {key_of('time_live')} {'leave' if shown.replay else 'live'} ", KEY)]
+        back = f" {key_of('time_live')} {'leave' if shown.replay else 'live'} "
+        return [(text, PAST), (back, clickable("screen.time_live", KEY))]
     old = polling.paused or polling.resuming or polling.hanging is not None
     live = "" if old else "live · " if polling.refresh == 1 else f"live every {polling.refresh:g}s · "
     now = clock(snapshot.at, snapshot.at, seconds=True) if snapshot else " " * 8

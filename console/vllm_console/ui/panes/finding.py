@@ -158,7 +158,7 @@ def _unreachable_lines(server: ServerView, now: float, width: int, most: int) ->
 def _verdict_texts(server: ServerView, top: ServerFinding, state: StagedState, verdict: PlanVerdict) -> list[str]:
     """The verdict on what is staged, the most detailed first: with its trade-off if it is a fix of this finding."""
     at = staged_fix(server, top.flag_fixes, state.staged)
-    return with_tradeoff(verdict.message, top.flag_fixes[at].tradeoff if at is not None else "")
+    return with_tradeoff(f"staged: {verdict.message}", top.flag_fixes[at].tradeoff if at is not None else "")
 
 
 def _verdict_lines(server: ServerView, verdict: PlanVerdict | None, width: int, most: int) -> list[Strip]:

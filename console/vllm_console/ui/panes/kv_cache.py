@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 from textual.strip import Strip
 
@@ -15,14 +17,12 @@ from vllm_console.ui.widgets.draw import Part, whole_clauses
 
 USAGE = Curve("kv_cache_usage")
 
-WIDE = 60
-"""From this width on the title has the present usage, too."""
-
 
 def kv_cache_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
     """Title with the usage of the last minute, chart, figures."""
     objective = server.objectives.kv_cache_usage if server.objectives else None
-    right = age_note(server, now) or _title_note(server, now, width)
+    note = age_note(server, now)
+    right, *shorter = (note,) if note else _title_notes(server, now)
     figures = _figures(server, width)
     chart = chart_of(
         server.series,
@@ -37,23 +37,29 @@ def kv_cache_lines(server: ServerView, now: float, width: int, height: int, view
         markers=server.markers,
         empty=why_empty(server),
     )
-    return [title_line(1, "KV cache", width, right), *chart, *figures][:height]
+    return [title_line(1, "KV cache", width, right, *shorter), *chart, *figures][:height]
 
 
-def _title_note(server: ServerView, now: float, width: int) -> tuple[Part, ...]:
-    """The usage that held in the last minute, which is what is judged, and where there is room the one now.
+def _title_notes(server: ServerView, now: float) -> Sequence[Sequence[Part]]:
+    """The usage that was sustained in the last minute, which is what is judged, and the one now; the longest first.
 
     While nothing is judged, such as without traffic, it is the one now alone.
     """
     held = next((one.value for one in server.judged if one.name == "kv_cache_usage"), None)
-    past, usage = server.moment is not None, percent(server.window.kv_cache_usage if server.window else None)
-    present: Part = ("then " if past else "now ", DIM)
+    usage = percent(server.window.kv_cache_usage if server.window else None)
+    of = "mean " if _uneven(server) else ""
+    present: Part = (f"{of}{'then' if server.moment is not None else 'now'} ", DIM)
     if held is None:
-        return (present, marked(usage, usage_missed(server)))
-    judged = marked(percent(held), usage_missed(server, held))
-    if width < WIDE:
-        return (("minute " if past else "last min ", DIM), judged)
-    return ((f"{window_note(server, now)} ", DIM), judged, (" · ", DIM), present, usage)
+        return ((present, marked(usage, usage_missed(server))),)
+    judged: tuple[Part, ...] = (("sustained ", DIM), marked(percent(held), usage_missed(server, held)))
+    both: tuple[Part, ...] = (*judged, (" · ", DIM), present, usage)
+    return ((f"{window_note(server, now)}: ", DIM), *both), both, judged
+
+
+def _uneven(server: ServerView) -> bool:
+    """Whether one of several engines has a fuller cache than their mean."""
+    window = server.window
+    return window is not None and over(window.kv_cache_usage_max, (window.kv_cache_usage or 0) + 0.02)
 
 
 def _figures(server: ServerView, width: int) -> list[Strip]:
@@ -66,7 +72,7 @@ def _figures(server: ServerView, width: int) -> list[Strip]:
     hits: tuple[Part, ...] = (("prefix hits ", DIM), percent(window.prefix_hit_rate if window else None))
     if window and window.prefix_caching is False:
         hits = (("prefix caching off", DIM),)
-    if window and over(window.kv_cache_usage_max, (usage or 0) + 0.02):
+    if window and _uneven(server):
         hits = (*hits, (" · fullest engine ", DIM), percent(window.kv_cache_usage_max))
     if width >= 42 or UNKNOWN in (count(used), count(total)):
         return [whole_clauses(line(*tokens, (" · ", DIM), *hits), width)]

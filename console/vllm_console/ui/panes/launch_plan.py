@@ -369,7 +369,7 @@ def _finding(finding: PlanFinding, flags: Flags, width: int, under_cursor: bool,
     text = f"{finding.level} {finding.code}: {finding.message}"
     strips = text_lines(text, width, style, "   ", first=[(first, style)])
     if with_fix and finding.fix is not None:
-        key = f"   {key_of('launch_fix')} "
+        key = f"   {key_of('launch_fix')} fix: "
         fix = format_fix(finding.fix, flags)
         strips += paragraph(fix, width, ACCENT, " " * len(key), first=[(key, KEY)], most=2)
     return strips

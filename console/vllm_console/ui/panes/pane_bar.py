@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from rich.cells import cell_len
 from textual.strip import Strip
@@ -29,8 +29,8 @@ NAMES = {
     STEPS: "Steps",
 }
 
-SHORT_NAMES = {**NAMES, PREEMPTIONS: "Pre", LATENCY: "Lat", THROUGHPUT: "Thr", REQUESTS: "Req"}
-"""Where the names above leave no room for the layout."""
+SHORT_NAMES = {THROUGHPUT: "Thr", REQUESTS: "Req", PREEMPTIONS: "Pre", LATENCY: "Lat"}
+"""Where there is no room for the names above: the first of them is shortened first."""
 
 _OBJECTIVES = {
     "kv_cache_usage": KV_CACHE,
@@ -88,18 +88,35 @@ def problem_panes(server: ServerView | None, snapshot: FleetSnapshot | None) -> 
     return frozenset(found)
 
 
+def _names(width: int) -> Mapping[int, str]:
+    """The panes' names, of which no more are shortened than so many cells need."""
+    names = dict(NAMES)
+    keys = sum(cell_len(key_of(f"pane_{number}")) + 3 for number in names)
+    for number, short in SHORT_NAMES.items():
+        if keys + sum(map(len, names.values())) > width:
+            names[number] = short
+    return names
+
+
 def pane_bar(
-    in_sight: Collection[int], large: int, problems: Collection[int], layout: str, width: int, *, legend: bool = False
+    in_sight: Collection[int],
+    large: int,
+    problems: Collection[int],
+    layout: str,
+    width: int,
+    *,
+    legend: bool = False,
+    needed: bool = False,
 ) -> Strip:
     """The panes with their numbers: those in sight bright, the large one in reverse; at the right the layout.
 
-    ``legend``: there are markers in the charts, whose meaning is said where there is room.
+    ``legend``: there are markers in the charts, whose meaning is said where there is room. ``needed``: the layout is
+    said nowhere else, so that names of panes give way to it; else it gives way to them.
     """
     parts: list[Part] = []
     used = 0
-    whole = sum(cell_len(f" {key_of(f'pane_{number}')} {name} ") for number, name in NAMES.items())
-    fits = whole + cell_len(key_of("next_layout")) + cell_len(layout) + 3 <= width
-    for number, name in (NAMES if fits else SHORT_NAMES).items():
+    end = cell_len(key_of("next_layout")) + cell_len(layout) + 3
+    for number, name in _names(width - end if needed else width).items():
         lit = number in in_sight
         mark = "!" if number in problems else " "
         key = key_of(f"pane_{number}")

@@ -95,7 +95,8 @@ class TimeCursor:
         elif series is not None and self._end is None and self._range.name != "all" and series.recorded_from:
             recorded = time.time() - series.recorded_from
             name += f" ({round_duration(recorded)} recorded)" if 60 <= recorded < self._range.seconds / 2 else ""
-        of_figures = loading or server is None or server.moment is not None
+        # The figures of a server that is recorded are read soon; where there are none, none are current.
+        of_figures = loading or server is None or server.moment is not None or server.recorded or server.window is None
         return ShownTime(name, self._at, of_figures, self.replay is not None)
 
     def go(self, at: float) -> None:

@@ -10,9 +10,10 @@ from textual.strip import Strip
 
 from vllm_console.fleet.adapters import limits_text, request_states
 from vllm_console.text import count, plain, size
-from vllm_console.ui.screens.dialogs import LineDialog
+from vllm_console.ui.screens.dialogs import Confirm, LineDialog
+from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
+from vllm_console.ui.theme import DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import fit
 from vllm_launchers.errors import UsageError
 
@@ -29,8 +30,27 @@ UNLOAD = "unload"
 class AdapterDialog(LineDialog):
     """Shows the adapters and takes one line, ``NAME FOLDER`` or ``unload NAME``."""
 
-    def __init__(self, found: Adapters) -> None:
-        super().__init__("adapter", "load or unload", partial(_adapter_lines, found), parse_adapter_line)
+    def __init__(self, console: ConsoleApp, found: Adapters) -> None:
+        super().__init__(
+            "adapter", "load or unload", f"name and folder, or {UNLOAD} and a name", partial(_adapter_lines, found)
+        )
+        self._main, self._server = console, found.server
+
+    def take(self, text: str) -> str:
+        """Load the adapter that is named, or unload it."""
+        fleet, server = self._main.fleet, self._server
+        adapter, folder = parse_adapter_line(text)
+
+        def done(found: Loaded) -> str:
+            self.done()
+            how = "served" if folder else "unloaded"
+            return "; ".join([f"{server}: {found.name} is {how}", *found.notes]) + "."
+
+        if folder:
+            self._main.act("", lambda: fleet.load_adapter(server, adapter, folder), done, self.refuse, about=server)
+            return f"loading {adapter}…"
+        self._main.act("", lambda: fleet.unload_adapter(server, adapter), done, self.refuse, about=server)
+        return f"unloading {adapter}…"
 
 
 def _adapter_lines(found: Adapters, width: int, rows: int) -> list[Strip]:
@@ -68,31 +88,27 @@ def parse_adapter_line(text: str) -> tuple[str, str]:
 
 def change_adapters(console: ConsoleApp, server: ServerView) -> None:
     """Ask what to load into a server of one's own or unload from it, and do it."""
-    fleet, name = console.fleet, server.name
 
     def ask(found: Adapters) -> str:
-        if found.fixed:
-            # A command of another terminal does not know the demo's servers.
-            console.say(f"{found.unable if console.polling.demo else found.fixed}.", WARN, about=name)
-        elif console.operations.on_top:
-            console.push_screen(AdapterDialog(found), typed)
+        if console.operations.on_top:
+            console.push_screen(*(_explained(console, found) if found.unable else (AdapterDialog(console, found),)))
         return ""
 
-    def typed(text: str | None) -> None:
-        if text is None:
-            return
-        adapter, folder = parse_adapter_line(text)
-        if folder:
-            load = partial(fleet.load_adapter, name, adapter, folder)
-            console.act(f"Loading {adapter}…", load, done("served"), about=name)
-        else:
-            unload = partial(fleet.unload_adapter, name, adapter)
-            console.act(f"Unloading {adapter}…", unload, done("unloaded"), about=name)
+    console.act(
+        "", lambda: console.fleet.adapters(server.name), ask, about=server.name, once=f"adapters of {server.name}"
+    )
 
-    def done(how: str) -> Callable[[Loaded], str]:
-        def message(found: Loaded) -> str:
-            return "; ".join([f"{name}: {found.name} is {how}", *found.notes]) + "."
 
-        return message
+def _explained(console: ConsoleApp, found: Adapters) -> tuple[Confirm, Callable[[bool | None], None]]:
+    """A dialog that says why no adapter can be loaded, and which command changes that."""
+    question = f"{found.server} can't load LoRA adapters"
+    if console.polling.demo:  # a command of another terminal does not know the demo's servers
+        details = (f"{found.unable}. For a server of your own:", found.command_for("NAME"))
+        return Confirm(question, details, yes=""), lambda _: None
+    command = found.command_for(found.server)
 
-    console.act("", lambda: fleet.adapters(name), ask, about=name, once=f"adapters of {name}")
+    def answered(yes: bool | None) -> None:
+        if yes:
+            copy(console, command, "Command", console.say)
+
+    return Confirm(question, (f"{found.unable}. To allow that, restart it:", command), yes="copy the command"), answered

@@ -149,11 +149,20 @@ class ChatScreen(TerminalScreen[None]):
         now = self._main.snapshot.at if self._main.snapshot is not None else 0.0
         self._status.show([status_line(name, self._main.server(name), now, width) for name in chat.sessions])
         lines = self._turn_lines(width - 2)
-        self._lines.show(lines or _first_lines(width))
+        self._lines.show([*self._made_up(width - 2), *(lines or _first_lines(width))])
         if self._follows:
             self.call_after_refresh(self._scroll.scroll_end, animate=False)
         hints = [(key_of(one.id), one.short, f"screen.{one.call}") for one in scoped("chat") if one.short]
         self._keys.show([keys_line(hints, self.app.size.width)])
+
+    def _made_up(self, width: int) -> list[Strip]:
+        """Above the conversation, that a simulated engine's answers say nothing."""
+        servers = [self._main.server(name) for name in self._chat.sessions]
+        names = [plain(server.name) for server in servers if server is not None and server.simulated]
+        if not names:
+            return []
+        what = "is simulated: the text of its" if len(names) == 1 else "are simulated: the text of their"
+        return paragraph(f"{' and '.join(names)} {what} answers is made up.", width, WARN)
 
     def _turn_lines(self, width: int) -> list[Strip]:
         chat = self._chat

@@ -28,10 +28,25 @@ MOST_SHOWN = 8
 class ClaimDialog(LineDialog):
     """Shows what is claimed and takes one line, ``GPUS UNTIL WHY``, or ``release GPUS``."""
 
-    def __init__(self, board: Board) -> None:
-        super().__init__(
-            "claim", "claim or release", partial(_claim_lines, board), lambda text: _parse(text, time.time())
-        )
+    def __init__(self, console: ConsoleApp, board: Board) -> None:
+        super().__init__("claim", "claim or release", "GPUs, until when, why; or release", partial(_claim_lines, board))
+        self._main = console
+
+    def take(self, text: str) -> str:
+        """Claim or release."""
+        console, fleet = self._main, self._main.fleet
+        gpus, until, why = _parse(text, time.time())
+
+        def done(said: str) -> str:
+            self.done()
+            return said
+
+        if until is None:
+            console.act("", lambda: fleet.release(gpus), lambda _: done("Released your claims."), self.refuse)
+            return "releasing…"
+        claimed = f"{gpus_text(gpus)} claimed by you."
+        console.act("", partial(fleet.claim, gpus, until, why), lambda _: done(claimed), self.refuse)
+        return "claiming…"
 
 
 def _claim_lines(board: Board, width: int, rows: int) -> list[Strip]:
@@ -67,20 +82,10 @@ def _parse(text: str, now: float) -> tuple[Sequence[int], float | None, str]:
 
 def claim_gpus(console: ConsoleApp) -> None:
     """Ask what to claim or release, and do it."""
-    fleet = console.fleet
 
     def ask(board: Board) -> str:
         if console.operations.on_top:
-            console.push_screen(ClaimDialog(board), typed)
+            console.push_screen(ClaimDialog(console, board))
         return ""
 
-    def typed(text: str | None) -> None:
-        if text is None:
-            return
-        gpus, until, why = _parse(text, time.time())
-        if until is None:
-            console.act("", lambda: fleet.release(gpus), lambda _: "Released your claims.")
-        else:
-            console.act("", partial(fleet.claim, gpus, until, why), lambda _: f"{gpus_text(gpus)} claimed by you.")
-
-    console.act("", fleet.board, ask, once="board")
+    console.act("", console.fleet.board, ask, once="board")

@@ -207,7 +207,7 @@ class CompareScreen(ReaderScreen):
         shown = self.found.before.run, self.found.after.run
         try:
             choosable = await answer_for(self, partial(_choosable, self._recorded, *shown), "other runs")
-        except FleetError:
+        except OperationError:
             return  # its keys say why
         self._choosable = choosable
         self._reader.redraw()

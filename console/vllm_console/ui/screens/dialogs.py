@@ -6,10 +6,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from rich.style import Style
 from textual import events, on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import Horizontal, Vertical
 from textual.strip import Strip
 from textual.widgets import Input
 
@@ -244,50 +245,100 @@ def choose(
     app.push_screen(Choose(question, choices, at), chosen)
 
 
-class LineDialog(Dialog[str]):
-    """Shows lines and takes one that is typed; dismisses with it, or None.
+class LineDialog(Dialog[None]):
+    """Shows lines and takes one that is typed. It stays open, with what was typed, until that is done or it is left.
 
-    ``content`` gives the lines for so many cells and rows. ``check`` raises `UsageError` for a line that can't be
-    understood. ``enter`` says what a line does.
+    ``content`` gives the lines for so many cells and rows. ``take`` gets what is typed: it raises `UsageError` for a
+    line that can't be understood, and calls `done` or `refuse` once it is known what came of it. ``enter`` says what a
+    line does, ``placeholder`` what may be typed.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave", show=False)]
 
-    def __init__(
-        self, name: str, enter: str, content: Callable[[int, int], list[Strip]], check: Callable[[str], object]
-    ) -> None:
+    def __init__(self, name: str, enter: str, placeholder: str, content: Callable[[int, int], list[Strip]]) -> None:
         super().__init__()
-        self._input, self._enter, self._content, self._check = name, enter, content, check
-        self._wrong = ""
+        self._typed = Input(id=name, compact=True, placeholder=placeholder)
+        self._enter, self._content = enter, content
+        self._note: tuple[str, Style] = ("", DIM)
+        """What is wrong with what was typed, or that it is being done."""
+        self._busy = False
+
+    @abstractmethod
+    def take(self, text: str) -> str:
+        """Begin to do what is typed, and return what is being done.
+
+        Raises:
+            UsageError: it can't be understood.
+        """
 
     def compose(self) -> ComposeResult:
         """A box with the lines and one to type into."""
-        typed = Input(id=self._input, compact=True)
-        yield Vertical(LineView(id="question"), typed, LineView(id="answers"), id="dialog")
+        with Vertical(id="dialog"):
+            yield LineView(id="question")
+            with Horizontal(id="typed"):
+                yield LineView(id="prompt")
+                yield self._typed
+            yield LineView(id="answers")
 
     def on_mount(self) -> None:
         """Take what is typed. (Textual has the lines shown as well: it calls every class's handler.)"""
-        answers = [*answer_parts("enter", self._enter, "screen.take"), *answer_parts("esc", "cancel", "screen.leave")]
-        self.query_one("#answers", LineView).show([line(), line(*answers)])
-        self.set_focus(self.query_one(Input))  # at once: keys typed next are for it
+        self.query_one("#prompt", LineView).show([line(("▸ ", KEY))])
+        self._show_answers()
+        self.set_focus(self._typed)  # at once: keys typed next are for it
+
+    def redraw(self) -> None:
+        """Draw the lines, what is wrong, and the keys."""
+        super().redraw()
+        if self.is_mounted:
+            self._show_answers()
+
+    def _show_answers(self) -> None:
+        keys = [*answer_parts("enter", self._enter, "screen.take"), *answer_parts("esc", "cancel", "screen.leave")]
+        text, style = self._note
+        rows = paragraph(text, self._width, style, "", most=2) or [line()]
+        self.query_one("#answers", LineView).show([*rows, line(*keys)])
+
+    @property
+    def _width(self) -> int:
+        return max(40, min(76, self.app.size.width - 14))
 
     def lines(self) -> list[Strip]:
-        """As much as fits, and what is wrong with what was typed."""
-        width = max(40, min(76, self.app.size.width - 14))
+        """As much as fits."""
         # Nine tenths of the screen, without the border, the line to type into, what is wrong with it, and the keys.
-        rows = int(0.9 * self.app.size.height) - 6
-        return [*self._content(width, rows), line((fit(plain(self._wrong), width).rstrip(), BAD))]
+        return self._content(self._width, int(0.9 * self.app.size.height) - 6)
 
     async def action_take(self) -> None:
         """As enter does in the line."""
-        await self.query_one(Input).action_submit()
+        await self._typed.action_submit()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Take the line, if it can be understood."""
+        event.stop()
+        if self._busy:
+            return
         try:
-            self._check(event.value)
+            doing = self.take(event.value)
         except UsageError as error:
-            self._wrong = str(error)
-            self.redraw()
+            self.refuse(error)
         else:
-            self.close_with(event.value)
+            self._busy = True
+            self._show((doing, DIM))
+
+    def on_input_changed(self) -> None:
+        """What was wrong is about what was typed before."""
+        if not self._busy and self._note[0]:
+            self._show(("", DIM))
+
+    def refuse(self, error: Exception) -> bool:
+        """Show why it was not done; whether anybody sees that."""
+        self._busy = False
+        self._show((str(error).partition("\n")[0], BAD))
+        return self in self.app.screen_stack
+
+    def done(self) -> None:
+        """It is done: close."""
+        self.close_with()
+
+    def _show(self, note: tuple[str, Style]) -> None:
+        self._note = note
+        self.redraw()

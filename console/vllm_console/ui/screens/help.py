@@ -35,7 +35,7 @@ _MARKS = (
     ("<300ms", "a bound: vLLM's histogram has no finer bucket"),
     (">3.6s", "a bound: it lies beyond the last bucket, or requests still run"),
     ("n queued", "still waiting: not in TTFT, which counts a request when its first token comes"),
-    ("median", "of KV cache usage: of the last minute; its objective is judged by it"),
+    ("sustained", "of KV cache usage: the highest that lasted 30s in the last minute; its objective is judged by it"),
     ("every 5s", "below a chart: how much time a point covers; the figure in its title is of the last minute"),
     ("┊", "a marker in a chart: something happened then; , and . go to it"),
     ("r1 r2", "marker: run 1, run 2 began. A run is all from one start to the next; chat@2 is run 2 of chat"),

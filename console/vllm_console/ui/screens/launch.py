@@ -614,7 +614,8 @@ class LaunchScreen(TerminalScreen[ServerView | None]):
         if not self.planner.fresh:
             self._say("Still planning…", WARN)
         elif plan is None:
-            self._say(f"No fix: {self.planner.outcome.error or 'there is no plan'}", WARN)
+            error = self.planner.outcome.error
+            self._say(f"No flag fixes this: {error}" if error else "There is no plan yet.", WARN)
         elif not findings:
             self._say("No findings to fix.")
         else:

@@ -439,7 +439,8 @@ class OperationsScreen(PartialRepaintScreen):
         in_sight = [number for number, pane in enumerate(PANES, 1) if pane in arrangement.regions]
         large = PANES.index(arrangement.large) + 1 if arrangement.large in PANES else 0
         problems = problem_panes(server, self.console.snapshot)
-        bar = pane_bar(in_sight, large, problems, self._layout_name(), width, legend=bool(server.markers))
+        markers, alone = bool(server.markers), not self._table.display
+        bar = pane_bar(in_sight, large, problems, self._layout_name(), width, legend=markers, needed=alone)
         self._pane_bar.show([bar])
         if self._sparks.display:
             self._sparks.show(spark_lines(_with_last_window(server), arrangement.spark_panes, width))

@@ -19,7 +19,6 @@ from textual.strip import Strip
 
 from vllm_console.logs.file import Line, LogFile, LogLevel, compile_pattern
 from vllm_console.logs.vllm_lines import parse_line
-from vllm_console.text import UNKNOWN
 from vllm_console.ui.terminal.lines import LineView, line, wheel_step
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, WARN
 from vllm_console.ui.threads import begin_worker, in_thread, woken
@@ -282,18 +281,19 @@ class LogView(LineView):
 
     @property
     def matches(self) -> str:
-        """``3/128``: which match the reader is at, of how many; ``…`` while they are counted, empty without a search.
+        """``match 3 of 128``: which match the reader is at, counted from the oldest; empty without a search.
 
-        A match that is not counted yet has a dash for its number.
+        ``128 matches`` where that is not known, ``128 matches so far`` while they are counted.
         """
         page = self.page
         if not page.wanted:
             return ""
-        at = "" if page.match is None else f"{page.match_number or UNKNOWN}/"
-        more = "…" if page.counting else "+" if page.more_matches else ""
-        return f"{at}{page.matches:,}{more}" + (
-            "" if at else " matching" + (" line" if page.matches == 1 else " lines")
-        )
+        more = "+" if page.more_matches else ""
+        if page.match_number is not None:
+            return f"match {page.match_number:,} of {page.matches:,}{more}"
+        if page.counting:
+            return f"{page.matches:,} matches so far"
+        return f"{page.matches:,}{more} {'match' if page.matches == 1 else 'matches'}"
 
     @property
     def status(self) -> str:
@@ -459,8 +459,10 @@ class LogView(LineView):
         self.scroll_rows(wheel_step(event) * WHEEL)
 
     async def on_click(self, event: events.Click) -> None:
-        """Select the line under the mouse."""
-        if not self._compact and not self.wrap and event.y < len(self.page.lines):
+        """Select the line under the mouse; in a pane that is paused, its last row follows the end again."""
+        if self._compact and not self.page.following and event.y == self._rows - 1:
+            self.follow()
+        elif not self._compact and not self.wrap and event.y < len(self.page.lines):
             self._selected = self.page.lines[event.y].offset
             self._do(LogPager.hold)
 

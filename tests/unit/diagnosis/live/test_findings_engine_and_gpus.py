@@ -526,7 +526,7 @@ def test_pressure_persists_through_a_pause_with_its_last_values() -> None:
     assert len(held) == 30, "five minutes"
     assert {one.measures[0].value for one in held} == {"90%"}
     until = clock(frames[COUNT - 1].end, frames[-1].end, seconds=True)
-    assert held[-1].symptom == f"90% of the KV cache was used in the minute to {until}; no request has run since."
+    assert held[-1].symptom == f"KV cache usage peaked at 90% in the minute to {until}; no request has run since."
     again = frames_of(*[TIGHT] * COUNT, *[paused] * 10, *[SERVING] * 3)
     assert "kv_cache_pressure" not in codes(evidence(frames=again, now=again[-1].end)), "good frames still end it"
 

@@ -22,9 +22,13 @@ def test_panes_with_a_problem_are_marked(fakes):
     problems = bar.problem_panes(pressed, None)
     assert problems == {bar.KV_CACHE, bar.PREEMPTIONS, bar.LATENCY}
     whole, short = (bar.pane_bar((1,), 0, problems, "focus", width).text for width in (120, 80))
-    assert whole.startswith(" 1 KV! 2 Preempt! 3 Latency! 4 Throughput  5 Log  6 GPUs  7 Requests  8 Steps ")
-    assert short.startswith(" 1 KV! 2 Pre! 3 Lat! 4 Thr  5 Log  6 GPUs  7 Req  8 Steps "), "room for the layout"
-    assert short.rstrip().endswith("L focus")
+    names = " 1 KV! 2 Preempt! 3 Latency! 4 Throughput  5 Log  6 GPUs  7 Requests  8 Steps"
+    assert whole.startswith(names)
+    assert whole.rstrip().endswith("L focus")
+    assert short.rstrip() == names, "no name is shortened on a screen of 80 columns"
+    needed = bar.pane_bar((1,), 1, problems, "back · chat", 80, needed=True).text
+    assert needed.startswith(" 1 KV! 2 Pre! 3 Latency! 4 Thr  5 Log  6 GPUs  7 Req  8 Steps"), "room for the layout"
+    assert needed.rstrip().endswith("L back · chat")
     assert bar.problem_panes(fakes.calm(fakes.NOW), None) == frozenset()
     assert bar.problem_panes(fakes.broken(fakes.NOW), None) == {bar.LOG}
     assert bar.problem_panes(None, None) == frozenset()

@@ -89,20 +89,20 @@ def test_marks_and_findings_agree(fakes):
     peak = fakes.judged(replace(chat, window=calm, findings=()), held=0.55)
     assert "91%!" not in row_text(peak, fakes.NOW, 120)
     pane = text(kv_cache_lines(peak, fakes.NOW, 60, 12))
-    assert "last minute 55% · now 91%" in pane
+    assert "last minute: sustained 55% · now 91%" in pane
     assert "!" not in pane
     narrow = text(kv_cache_lines(peak, fakes.NOW, 38, 12))  # the width of the pane on a terminal of 120 columns
-    assert " last min 55% " in narrow
+    assert " sustained 55% " in narrow
     earlier = replace(peak, moment=fakes.NOW)
-    assert "minute to 12:41 55% · then 91%" in text(kv_cache_lines(earlier, fakes.NOW, 60, 12))
-    assert " minute 55% " in text(kv_cache_lines(earlier, fakes.NOW, 38, 12))
+    assert "minute to 12:41: sustained 55% · then 91%" in text(kv_cache_lines(earlier, fakes.NOW, 60, 12))
+    assert " sustained 55% " in text(kv_cache_lines(earlier, fakes.NOW, 38, 12))
     dip = replace(calm, kv_cache_usage=0.5, kv_cache_usage_max=0.5)
     held = fakes.judged(replace(chat, window=dip, findings=()), held=0.91)
     shown = text(kv_cache_lines(held, fakes.NOW, 60, 12))
-    assert "last minute 91% ! · now 50% ─" in shown, "the judged value has the mark"
-    assert "last min 91% ! ─" in text(kv_cache_lines(held, fakes.NOW, 38, 12))
+    assert "sustained 91% ! · now 50% ─" in shown, "the judged value has the mark"
+    assert "sustained 91% ! ─" in text(kv_cache_lines(held, fakes.NOW, 38, 12))
     close = fakes.judged(replace(chat, window=dip, findings=()), held=0.5)
-    assert "last min 50% ─" in text(kv_cache_lines(close, fakes.NOW, 38, 12)), "the same format for all values"
+    assert "sustained 50% ─" in text(kv_cache_lines(close, fakes.NOW, 38, 12)), "the same format for all values"
     assert " now 50% ─" in text(kv_cache_lines(replace(close, judged=()), fakes.NOW, 38, 12)), "nothing is judged"
     good = Finding("healthy", Severity.GOOD, fakes.NOW - 600, "", "")
     (healthy,) = agreed((good,), peak.judged)
