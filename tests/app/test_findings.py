@@ -551,7 +551,7 @@ def test_a_verdict_stands_without_the_trade_off_that_it_leaves_no_room_for(fakes
     fix = view.findings[0].fixes[0]
     verdict = PlanVerdict("fits (estimate); KV cache 123k → 246k tokens; fp8 needs a newer GPU", DIM)
     told = StagedState(staged=staging.staged_of(fix.changes), verdict=verdict)
-    assert shown(view, told, 80, 2, fakes=fakes).splitlines()[1].strip() == verdict.message
+    assert shown(view, told, 80, 2, fakes=fakes).splitlines()[1].strip() == f"staged: {verdict.message}"
 
 
 @pytest.mark.parametrize(("size", "told"), [((120, 24), True), ((80, 40), True), ((120, 40), False)])

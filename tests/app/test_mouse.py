@@ -119,6 +119,15 @@ async def test_the_wheel_over_a_chart_moves_the_cursor_and_with_ctrl_changes_the
         await c.sees("live · 15m")
 
 
+async def test_the_key_in_the_header_leads_back_to_live(console, fakes):
+    async with console(fakes.chat) as c:
+        await c.until(lambda: c.app.operations.selected.series is not None)
+        await c.press("left")
+        await click(c, "end live")  # the first on the screen: the header's
+        await c.sees("live · 15m")
+        assert c.app.operations.time.view.at is None
+
+
 async def test_a_pair_of_keys_has_two_places(console, fakes):
     async with console(fakes.chat) as c:
         await click(c, "[ ] seq")
