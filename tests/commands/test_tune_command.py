@@ -67,6 +67,9 @@ def test_tune_keeps_better_flags_and_restores_on_cancel(program: Any) -> None:
     running = tuning(program)
     try:
         deadline = time.monotonic() + 600
+        while program.json("status", "chat")["tuner"] is None and running.poll() is None:
+            assert time.monotonic() < deadline
+        second = program(*WORDS, "--yes")
         while generation(program) == 1 and time.monotonic() < deadline and running.poll() is None:
             time.sleep(0.2)
         running.send_signal(signal.SIGTERM)
@@ -76,6 +79,8 @@ def test_tune_keeps_better_flags_and_restores_on_cancel(program: Any) -> None:
     assert running.returncode not in (0, 1), (output, errors)
     assert flags(program) == ("ready", 3, 4), (output, errors)
     assert "canceled: chat has its original flags" in errors
+    assert second.returncode == 4
+    assert f"a tuner (pid {running.pid}) is at work on chat, for at most" in second.stderr
 
     result = tuned(program)
     now = flags(program)[1]

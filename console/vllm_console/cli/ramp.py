@@ -130,8 +130,12 @@ def confirm_load(args: argparse.Namespace, target: Target, cost: str = MAKES_WAI
     """Whether it may continue although the server serves others. ``cost`` is the effect on them.
 
     Raises:
+        RefusedError: a tuner is at work on it, which cannot be confirmed.
         ServesOthersError: it serves others, and this was not confirmed.
     """
+    if target.server is not None and (tuner := target.server.tuner) is not None:
+        left = duration(max(0.0, tuner.until - time.time()))
+        raise RefusedError(f"a tuner (pid {tuner.pid}) is at work on {_name(target)}, for at most {left}")
     if args.yes:
         return True
     if not (why := _others(target)):

@@ -6,7 +6,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.load.tuner import TextLength, TunerProgress
-from vllm_console.text import plain, round_duration
+from vllm_console.text import duration, plain
 from vllm_console.ui.terminal.lines import cells, line
 from vllm_console.ui.theme import ACCENT, STRONG
 from vllm_console.ui.widgets.draw import fit
@@ -33,7 +33,7 @@ def _texts(tuner: TunerProgress, now: float) -> list[str]:
     """What there is to say, the most detailed form first; what is tried now is kept longest."""
     place = short_place(tuner)
     lead, brief = f"tuner{f', {tuner.place}' if place else ''}: ", f"tuner{f' {place}' if place else ''}: "
-    left = round_duration(max(0.0, tuner.until - now)) + " left"
+    left = duration(max(0.0, tuner.until - now)) + " left"
     full, middle, short, shortest = TextLength
     forms = (
         (lead + tuner.doing(full), tuner.found(full), f"at most {left}"),

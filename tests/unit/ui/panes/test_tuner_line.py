@@ -20,9 +20,9 @@ def shown(server, now, width):
     ("width", "text"),
     [
         (200, " ± chat  tuner, trial 2 of 4: measuring max-num-seqs 256 → 128, max-num-batched-tokens 2048 → 8192 · "
-              "best so far: max-num-seqs 128, 9.1 req/s (original 7.9 req/s) · at most 12m left"),
+              "best so far: max-num-seqs 128, 9.1 req/s (original 7.9 req/s) · at most 11m40s left"),
         (120, " ± chat  tuner 2/4: measuring max-num-seqs 256 → 128, max-num-batched-tokens 2048 → 8192 · "
-              "best 9.1 req/s · 12m left"),
+              "best 9.1 req/s · 11m40s left"),
         (80, " ± chat  tuner 2/4: measuring seqs 128, tokens 8192 · best 9.1 req/s"),
         (60, " ± chat  tuner 2/4: measuring seqs 128, tokens 8192"),
         (40, " ± chat  tuner 2/4: measuring seqs 128…"),
@@ -37,14 +37,13 @@ def test_line_fits_each_width(fakes, width, text):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"step": TunerStep.MEASURING, "original": None}, "tuner: measuring the original flags · at most 12m left"),
+        ({"step": TunerStep.MEASURING, "original": None}, "tuner: measuring the original flags · at most 11m40s left"),
         ({"step": TunerStep.PREDICTING, "best": None},
-         "tuner: predicting every combination of flags · best so far: the original flags, 7.9 req/s · "
-         "at most 12m left"),
+         "tuner: predicting · best: the original flags, 7.9 req/s · 11m40s left"),
         ({"step": TunerStep.RESTARTING, "original": None},
-         "tuner: restarting with the original flags · at most 12m left"),
+         "tuner: restarting with the original flags · at most 11m40s left"),
         ({"step": TunerStep.FINISHING}, "tuner: ending with the original flags · best: max-num-seqs 128, 9.1 req/s "
-         "(original 7.9 req/s) · 12m left"),
+         "(original 7.9 req/s) · 11m40s left"),
     ],
 )  # fmt: skip
 def test_steps_outside_trials(fakes, changes, text):
