@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.ui.panes.servers import TableHeight
-from vllm_console.ui.theme import BAD
+from vllm_console.ui.theme import BAD, WARN
 from vllm_launchers.host.gpu.document import read_host
 
 LONG = (
@@ -144,10 +144,10 @@ async def test_an_error_that_nobody_dismissed_goes_after_its_time(console, monke
 
 async def test_an_answer_about_a_server_goes_when_another_one_is_selected(console):
     async with console() as c:
-        await c.press("F")
-        await c.sees("runs without --enable-lora")
+        c.app.say("it is starting: stop it first", WARN)
+        await c.sees("stop it first")
         await c.press("j")
-        await c.lacks("runs without --enable-lora")
+        await c.lacks("stop it first")
 
 
 async def test_m_shows_all_messages(console):

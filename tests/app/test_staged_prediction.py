@@ -129,7 +129,9 @@ async def test_what_could_not_be_predicted_is_asked_again_once_it_is_staged_agai
         await c.press("left_square_bracket")
         await c.sees(f"not predicted: {outside}")
         fleet.predictions[by_two] = FOUND
-        await c.press("right_square_bracket", "left_square_bracket")
+        await c.press("right_square_bracket")
+        await c.lacks("not predicted")
+        await c.press("left_square_bracket")
         await c.sees(TTFT)
 
 

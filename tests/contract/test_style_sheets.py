@@ -21,7 +21,7 @@ SOURCES = sorted(UI.rglob("*.py"))
 TEXTUALS = {
     name
     for module in (textual.containers, textual.screen, textual.widgets, textual.widgets._toast)
-    for name in dir(module)
+    for name in {*dir(module), *getattr(module, "__all__", ())}  # widgets are imported where they are used
 }
 
 

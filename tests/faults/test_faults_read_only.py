@@ -84,7 +84,7 @@ REFUSED_VERBS = {
     "switch": ("ordered", "batch"), "cancel_restart": ("ordered",), "sleep": ("ordered",), "wake": ("ordered",),
     "resume": ("new", (), None), "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
     "stop_load": ("ordered",), "claim": ([0], 9e9), "release": (), "remove_leftovers": (None,),
-    "attach_host": ("ssh://gpubox",), "attach": ("http://127.0.0.1:9",), "detach": ("gone",),
+    "attach_host": ("ssh://gpubox", None), "attach": ("http://127.0.0.1:9",), "detach": ("gone",),
     "model_download": ("org/model",), "keep_measurement": ("ordered", None), "keep_prediction": ("ordered", 1, None),
 }  # fmt: skip
 

@@ -133,7 +133,6 @@ async def test_another_size_gets_its_own_layout(console, fakes):
     async with console(fakes.chat, size=(120, 40)) as c:
         await c.sees("L auto: overview")
         await c.pilot.resize_terminal(80, 24)
-        await c.sees("L auto: focus")
         await c.until(lambda: c.app.operations._sparks.lines, "panes as lines")
         await c.pilot.resize_terminal(200, 20)
         await c.sees("L auto: wide")

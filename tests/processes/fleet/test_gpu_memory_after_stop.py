@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 from vllm_console.fleet import gpus
 gpus.Releases = functools.partial(gpus.Releases, timeout=float(sys.argv[2]))
-from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.local import LocalFleet
+from vllm_launchers.launch.request import LaunchRequest
 
 def say(*lines):
     control = os.environ["NVML_STUB_CONTROL"]
