@@ -75,8 +75,8 @@ def context_findings(plan: Plan, inputs: PlanInputs, facts: ModelFacts, *, surel
         text = f"--{LENGTH} {asked:,} exceeds the {most:,} tokens that --{_OVERRIDES} sets; vLLM will refuse it"
     elif most == _only_window(plan, facts):
         text = (
-            f"--{LENGTH} {asked:,} exceeds the window of {facts.model}, {most:,} tokens; with --{_NO_WINDOW} vLLM will "
-            "refuse it"
+            f"--{LENGTH} {asked:,} exceeds the sliding window of {facts.model}, {most:,} tokens; with "
+            f"--{_NO_WINDOW} vLLM will refuse it"
         )
     elif any(changed[key].get("rope_type") in _YARN for key in _ROPE if key in changed):
         text += f", since YaRN's factor does not raise them: set {_POSITIONS} in --{_OVERRIDES} as well"

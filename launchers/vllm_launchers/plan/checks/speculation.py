@@ -91,6 +91,6 @@ def _unknown_head(plan: Plan, settings: Mapping[str, object], draft: ModelFacts 
         return
     if str(draft.architecture).removesuffix("ForCausalLM") in known:
         return
-    text = f"vLLM will refuse {draft.model} with the method {method}: it is a {draft.architecture}, not such a head"
+    text = f"vLLM will refuse {draft.model} with the method {method}: it has no such head for {draft.architecture}"
     fix = Changes(unset=speculation_flags(plan.flags))
     yield PlanFinding("no_draft_head", Level.ERROR, text, fix, surely=draft.source != "table")

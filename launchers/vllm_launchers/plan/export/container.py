@@ -9,6 +9,7 @@ import msgspec
 
 from vllm_launchers.addresses import is_loopback
 from vllm_launchers.patterns import lazy_pattern
+from vllm_launchers.plan.budget.memory_flags import draft_model
 from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
@@ -17,7 +18,6 @@ from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import redact_argv, redact_environment
 from vllm_launchers.vllm.engines import EngineKind
-from vllm_launchers.vllm.flags.changes import json_object
 
 IMAGE = "vllm/vllm-openai"
 ENTRYPOINT = ("vllm", "serve")
@@ -117,7 +117,8 @@ def _mounts(plan: Plan) -> Iterator[Mount]:
     folder = plan.flags.get("download-dir")
     if isinstance(folder, str) and folder.startswith("/"):
         yield Mount(folder, writable=True)
-    for path in (*adapter_folders(plan.flags), *_draft(plan.flags.get("speculative-config"))):
+    draft = draft_model(plan.flags)
+    for path in (*adapter_folders(plan.flags), *((draft,) if draft.startswith("/") else ())):
         yield Mount(_whole(path))
 
 
@@ -125,13 +126,6 @@ def _whole(path: str) -> str:
     """A snapshot in a model cache consists of links to its neighbors, so the model's whole folder is needed."""
     found = _SNAPSHOT.fullmatch(path)
     return found[1] if found else path
-
-
-def _draft(value: object) -> Iterator[str]:
-    """The folder of the draft model of ``--speculative-config``."""
-    path = (json_object(value) or {}).get("model")
-    if isinstance(path, str) and path.startswith("/"):
-        yield path
 
 
 # -- a plan as a Docker Compose service. Pure -------------------------------------------------------------------------

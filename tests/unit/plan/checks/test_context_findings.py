@@ -129,7 +129,7 @@ def test_disabled_window_limits_the_context(find: Find) -> None:
     assert over(find, flags, facts=model) is None
     finding = over(find, {**flags, "disable-sliding-window": True}, facts=model)
     assert finding is not None
-    assert "exceeds the window of /models/small, 512 tokens" in finding.message
+    assert "exceeds the sliding window of /models/small, 512 tokens" in finding.message
     assert finding.fix == Changes(set={"max-model-len": 512})
     assert over(find, {"max-model-len": 512, "disable-sliding-window": True}, facts=model) is None
     chunked = replace(model, layers=(LayerKind.CHUNKED,) * 2)

@@ -266,6 +266,10 @@ def test_files_named_by_flags_are_mounted(make: Make) -> None:
     }
 
 
+def test_draft_named_by_a_flag_of_its_own_is_mounted(make: Make) -> None:
+    assert mounted(compose(make({"spec-model": "/models/draft", "spec-tokens": 3}))) == {"/models/draft": False}
+
+
 def test_local_model_cache_is_used(make: Make) -> None:
     service = service_of(compose(make()))
     assert service["volumes"] == [f"${{HF_HOME:-~/.cache/huggingface}}:{service['environment']['HF_HOME']}"]
