@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vllm_launchers.python_source import parse_module
 from vllm_launchers.vllm.engines import MODULE
 from vllm_launchers.vllm.installed_packages import script_interpreter, which
 
@@ -72,7 +73,7 @@ def _only_runs_vllm(text: str) -> bool:
     One that sets variables or patches vLLM first must be run itself.
     """
     try:
-        body = ast.parse(text).body
+        body = parse_module(text)
     except (SyntaxError, ValueError):
         return False
     imported = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import re
@@ -19,6 +18,7 @@ from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise, token_count
 from vllm_launchers.plan.model import Flags
+from vllm_launchers.python_source import parse_literal
 from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.modelfacts.facts import split_quantization
 from vllm_launchers.vllm.modelfacts.known import known_facts
@@ -213,7 +213,7 @@ def _read_args(text: str) -> dict[str, FlagValue]:
     if len(text) > _LONGEST_ARGS:
         return {}
     try:
-        read = ast.literal_eval(text)
+        read = parse_literal(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return _read_pairs(text)
     return _plain_values(read) if isinstance(read, dict) else {}
@@ -224,7 +224,7 @@ def _read_pairs(text: str) -> dict[str, FlagValue]:
     read: dict[object, object] = {}
     for name, value in re.findall(r"'(\w+)': (-?\d+(?:\.\d+)?|'[^']*'|True|False)(?=[,}])", text):
         with contextlib.suppress(ValueError, SyntaxError):  # 007, '\x', more digits than Python reads
-            read[name] = ast.literal_eval(value)
+            read[name] = parse_literal(value)
     return _plain_values(read)
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from vllm_launchers.python_source import parse_expression
 from vllm_launchers.vllm.flags.package import Module, Symbol
 
 if TYPE_CHECKING:
     from vllm_launchers.vllm.flags.evaluate import Evaluator
-    from vllm_launchers.vllm.flags.package import Symbol
 
 
 class Unknown:
@@ -129,7 +129,7 @@ def hints_of(evaluator: Evaluator, module: Module, node: ast.AST | None, depth: 
             return TypeHints(frozenset(("None",)))
         case ast.Constant(value=str(text)):
             try:
-                return hints_of(evaluator, module, ast.parse(text, mode="eval").body, depth + 1)
+                return hints_of(evaluator, module, parse_expression(text), depth + 1)
             except SyntaxError:
                 return _OTHER
         case ast.BinOp(op=ast.BitOr(), left=left, right=right):

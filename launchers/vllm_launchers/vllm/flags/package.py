@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from vllm_launchers.python_source import parse_module
+
 MAX_BYTES = 4_000_000
 """A longer module is not hand-written source."""
 
@@ -37,7 +39,7 @@ class Module:
             SyntaxError, ValueError, RecursionError: it is not Python that this interpreter can parse.
         """
         module = cls(name, is_package=is_package)
-        body = ast.parse(text).body
+        body = parse_module(text)
         module._collect(body, module.names)
         module.calls += [node.value for node in body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
         return module

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.patterns import lazy_pattern
+from vllm_launchers.python_source import parse_expression
 from vllm_launchers.vllm.flags.config_classes import config_fields
 from vllm_launchers.vllm.flags.evaluate import Evaluator, Scope
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
@@ -193,7 +194,7 @@ class Registration:
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._assign(frame, target, self._call_or_value(frame, value))
             case ast.AugAssign(target=target, op=op, value=value):
-                load = ast.parse(ast.unparse(target), mode="eval").body
+                load = parse_expression(ast.unparse(target))
                 self._assign(frame, target, self._value(frame, ast.BinOp(left=load, op=op, right=value)))
             case ast.Delete(targets=targets):
                 for target in targets:
