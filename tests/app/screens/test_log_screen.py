@@ -109,6 +109,42 @@ async def test_search_goes_up_with_n_and_down_with_shift_n(host, wait_until, log
         await wait_until(pilot, lambda: app.results == [None])
 
 
+async def test_a_match_beyond_the_edge_is_scrolled_to(host, wait_until, log):
+    append(log, f"{'a' * 90} first {'b' * 400}\n{'c' * 300} needle {'d' * 300}\nfirst {'e' * 200} needle\n")
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "eee" in app.text())
+        await pilot.press("slash", *"needle", "enter")
+        await wait_until(pilot, lambda: "e needle" in app.text())
+        await pilot.press("n")
+        await wait_until(pilot, lambda: "c needle d" in app.text())
+        await pilot.press("left", "left", "left", "left", "left")
+        await app.lacks("c needle d")
+        await pilot.press("slash", "enter")  # the same text once more
+        await wait_until(pilot, lambda: "e needle" in app.text())
+        await pilot.press("w")
+        await wait_until(pilot, lambda: "wrapped" in app.text())
+        await pilot.press("w")
+        await wait_until(pilot, lambda: "wrapped" not in app.text() and "e needle" in app.text())
+        await pilot.press("slash", *["backspace"] * 6, *"first", "enter")
+        await wait_until(pilot, lambda: "first eee" in app.text(), "it goes back to the left")
+        await pilot.press("n")
+        await wait_until(pilot, lambda: "a first b" in app.text())
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: "search:" not in app.text() and "line 499" in app.text())
+
+
+async def test_a_match_among_wrapped_lines_that_have_no_room_is_shown(host, wait_until, log):
+    append(log, "needle\n" + "".join(f"{'x' * 300} end {n}\n" for n in range(12)))
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "xxx" in app.text())
+        await pilot.press("w")
+        await wait_until(pilot, lambda: "end 11" in app.text())
+        await pilot.press("slash", *"needle", "enter")
+        await wait_until(pilot, lambda: "needle\n" in app.text() and "line 499" in app.text())
+
+
 async def test_search_for_what_is_not_there_reports_it(host, wait_until, log):
     app = host(lambda: LogScreen("chat", log))
     async with app.run_test(size=(80, 24)) as pilot:

@@ -452,9 +452,10 @@ class LogPager:
             self._note = f"searching… {share:.0%} of the log, {key_of('log_back')} stops"
 
     def _show_match(self, line: Line) -> None:
-        shown = self.page().lines
+        page = self.page()
+        in_order = page.lines[::-1] if page.from_end else page.lines
         self._pause()
-        if any(other.offset == line.offset for other in shown):
+        if any(other.offset == line.offset for other in in_order[: self._lines_in(in_order, self._rows)]):
             return
         self._start_at(line.offset)
         self._move(-min(self._rows // 3, 8))

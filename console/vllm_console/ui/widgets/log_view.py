@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from msgspec.structs import replace
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual import events, on
@@ -140,6 +141,8 @@ class LogView(LineView):
         self.wrap = False
         self._compact = compact
         self._left = 0
+        self._in_sight: tuple[str, int] | None = None
+        """The text and the match that were brought into sight last."""
         self._path: Path | None = None
         self._shown_path: Path | None = None
         """The file that the page is of."""
@@ -227,13 +230,15 @@ class LogView(LineView):
     def toggle_wrap(self) -> None:
         """Wrap long lines, or cut them."""
         self.wrap, self._left = not self.wrap, 0
+        self._bring_match_into_sight()
         self._resize()
         self._draw()
         self.post_message(self.Moved())
 
     def find(self, text: str) -> None:
         """Search upwards from what is shown; an empty text ends the search."""
-        self._selected = None
+        self._selected, self._in_sight = None, None
+        self._left = self._left if text else 0  # lines are shortened again
         self._do(lambda pager: pager.find(text))
 
     def find_next(self, backwards: bool) -> None:
@@ -396,9 +401,23 @@ class LogView(LineView):
         changed = page != self.page or path != self._shown_path
         self._shown_read, self._shown_path, self.page = number, path, page
         if changed:
+            if page.match is not None and (page.wanted, page.match) != self._in_sight:
+                self._bring_match_into_sight()
             self._draw()
             if not self._compact:
                 self.post_message(self.Moved())
+
+    def _bring_match_into_sight(self) -> None:
+        """Scroll sideways to the first place in the line found last, unless it is in sight."""
+        page, width = self.page, self._text_width
+        text = next((shown.text for shown in page.lines if shown.offset == page.match), "")
+        place = compile_pattern(page.wanted).search(text) if page.wanted else None
+        if page.match is None or place is None:
+            return
+        self._in_sight = page.wanted, page.match
+        if not self.wrap:
+            start, end = cell_len(text[: place.start()]), cell_len(text[: place.end()])
+            self._left = _left_for(start, end, cell_len(text), width, self._left)
 
     def _draw(self) -> None:
         width, height = self.outer_size
@@ -491,6 +510,19 @@ def styled(line: Line, wanted: str, current: bool) -> Strip:
                 at = last
         segments.append(Segment(text[at:end], style))
     return Strip([segment for segment in segments if segment.text])
+
+
+def _left_for(start: int, end: int, length: int, width: int, left: int) -> int:
+    """How many cells to scroll out of sight to show those from ``start`` to ``end`` of a line.
+
+    As many as now (``left``) if they are in sight, none if that shows them, else so many that some cells before them
+    are shown.
+    """
+    for kept in (left, 0):
+        before, behind = int(kept > 0), int(length > kept + width)  # the marks at both ends
+        if kept + before <= start and end <= kept + width - behind:
+            return kept
+    return max(0, min(start - width // 3, length - width))
 
 
 def _marked(strip: Strip, width: int, *, before: bool, behind: bool) -> Strip:
