@@ -24,7 +24,7 @@ from vllm_launchers.secrets import is_secret_name, redact
 
 if TYPE_CHECKING:
     from vllm_launchers.host.gpu.host import Host
-    from vllm_launchers.plan.model import Engine
+    from vllm_launchers.vllm.engines import Engine
 
 Document = dict[str, Any]
 

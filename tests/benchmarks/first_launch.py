@@ -19,7 +19,7 @@ from pathlib import Path
 from vllm_console.fleet.local import LocalFleet
 from vllm_launchers.keeper import client
 from vllm_launchers.launch.request import LaunchRequest
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 NAME, PORT, WAIT_SECONDS = "one", 8498, 600.0
 FLAGS = {

@@ -42,7 +42,8 @@ from vllm_console.runs.compare import compare
 from vllm_console.runs.document import comparison_document, run_document
 from vllm_console.runs.store import FlagChange
 from vllm_launchers.keeper.records import State
-from vllm_launchers.plan.model import Changes, MemoryFit
+from vllm_launchers.plan.model import MemoryFit
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.modelfacts.local import LocalModel
 

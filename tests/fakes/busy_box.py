@@ -18,7 +18,7 @@ from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.keeper import folders, processes
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
-from vllm_launchers.plan.model import Engine, EngineKind
+from vllm_launchers.vllm.engines import Engine, EngineKind
 
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, float("inf"))
 LINE = b"INFO 11-21 12:00:00 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s, Running: 3 reqs\n"

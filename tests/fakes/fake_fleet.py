@@ -44,9 +44,10 @@ from vllm_launchers.plan.budget.budget import EngineReport, GpuBudget, MemoryBud
 from vllm_launchers.plan.choices.inputs import Choice, SeenRoom, Source
 from vllm_launchers.plan.findings import by_weight
 from vllm_launchers.plan.flags import flag_words, token_count
-from vllm_launchers.plan.model import Engine, EngineKind, Flags, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import FlagSetting, Objectives, Preset, Workload
-from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.modelfacts.local import LocalModels
 

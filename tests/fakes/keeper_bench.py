@@ -46,7 +46,7 @@ def session(pid: int) -> list[ProcessIdentity]:
 def end_servers(root: Path, also: Iterable[ProcessIdentity] = ()) -> None:
     """End all processes in the records of a root: keepers first, then servers and sidecars, with their sessions."""
     ends: dict[ProcessIdentity, None] = {}
-    with contextlib.suppress(client.KeeperError):
+    with contextlib.suppress(errors.KeeperError):
         records = client.list_records(root)[0]
         found = [record.keeper for record in records] + [one for r in records for one in (r.server, r.sidecar)]
         ends = dict.fromkeys(process for process in found if process is not None)

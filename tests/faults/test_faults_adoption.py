@@ -168,7 +168,7 @@ def test_prepared_restart_survives_keeper_death_at_any_record_write(bench, keepe
         port = bench.wait(State.READY, name).current.spec.port
         new = bench.spec(details={"flags": f"new {name}"}, port=port)
         path.write_text(name.replace("-", " "))
-        with contextlib.suppress(client.KeeperError):  # its keeper may die before it answers
+        with contextlib.suppress(errors.KeeperError):  # its keeper may die before it answers
             bench.restart(replace(new, prepared_argv=(*new.argv, "--prepared", script)), name)
 
     def settled(name):
@@ -218,7 +218,7 @@ def test_unadoptable_server_does_not_block_others(bench):
     finally:
         fleet.close()
     assert client.names(bench.root) == ["b"]
-    with pytest.raises(client.KeeperError, match=r"server b could not be adopted: .* is not a plain file"):
+    with pytest.raises(errors.KeeperError, match=r"server b could not be adopted: .* is not a plain file"):
         client.adopt_orphans(bench.root)
     until(lambda: not client.keeper_alive(bench.root, "b"), "the end of the keeper that could not begin")
     aside.rename(output)

@@ -20,9 +20,14 @@ from vllm_console.alerts.grafana import dashboard
 from vllm_console.alerts.prometheus import AlertTarget, model_match, rules_document, rules_yaml
 from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.command_line import command_line
-from vllm_launchers.plan.export import compose, config_yaml, kubernetes, shell, systemd_unit
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.plan.export.container import compose
+from vllm_launchers.plan.export.kubernetes import kubernetes
+from vllm_launchers.plan.export.shell import config_yaml, shell
+from vllm_launchers.plan.export.systemd import systemd_unit
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 
 RECORDS = """#!{python} -S
 import json, os, sys

@@ -19,7 +19,7 @@ from vllm_launchers import keeper as keeper_package
 from vllm_launchers.keeper import client, errors, folders, processes, wire
 from vllm_launchers.keeper.records import RECORD_VERSION, RestartMode, RestartPolicy, State
 from vllm_launchers.launch.details import Details, pack
-from vllm_launchers.plan.model import Engine, EngineKind
+from vllm_launchers.vllm.engines import Engine, EngineKind
 
 LAUNCH = """
 import json, os, sys

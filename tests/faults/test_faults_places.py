@@ -42,7 +42,7 @@ def at_once(what, times=8):
         gate.wait()
         try:
             results.append(what())
-        except client.KeeperError as error:
+        except errors.KeeperError as error:
             results.append(error)
 
     threads = [threading.Thread(target=one) for _ in range(times)]

@@ -13,11 +13,13 @@ import pytest
 from fakes.forked import Forks
 from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.checks.flags import flag_findings
-from vllm_launchers.plan.export import config_yaml
+from vllm_launchers.plan.export.shell import config_yaml
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.flags import flag_words
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, FlagValue, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
 from vllm_launchers.vllm.flags.releases import release_table
 

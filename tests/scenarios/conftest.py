@@ -27,13 +27,13 @@ from vllm_launchers.engine_model.core import Core, StepReport
 from vllm_launchers.engine_model.roofline import Work
 from vllm_launchers.engine_model.scheduler import Batch, Request
 from vllm_launchers.plan.flags import flag_words
-from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.metrics import EngineMetrics, Metrics
 from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import Simulated, resolve_settings
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 
 BEGAN = 1_000_000.0
 """Unix seconds at which the virtual server became ready."""

@@ -47,11 +47,11 @@ from vllm_launchers.probe.plugin.vllm_console_probe import (
     Recorder,
     Row,
 )
-from vllm_launchers.simulated.engine import SimulatedEngine, record_step
+from vllm_launchers.simulated.engine import Engines, SimulatedEngine, record_step
 from vllm_launchers.simulated.flags import parse_flags
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.metrics import Metrics
-from vllm_launchers.simulated.server import STATS_INTERVAL, Engines, _shut_down, build_core, stats_line
+from vllm_launchers.simulated.server import STATS_INTERVAL, _shut_down, build_core, stats_line
 from vllm_launchers.simulated.settings import EngineSettings, Simulated, resolve_settings
 from vllm_launchers.simulated.startup import Log, Process, SimulatedStartup, announce
 

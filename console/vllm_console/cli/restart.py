@@ -190,7 +190,7 @@ def _switched(
 
 def say_several(flags: Flags, changes: Changes) -> None:
     """Warn on standard error that the effects of several simultaneous changes can't be separated."""
-    from vllm_launchers.plan.model import same_value
+    from vllm_launchers.vllm.flags.changes import same_value
 
     changed = [flag for flag, value in changes.set.items() if not same_value(flags.get(flag), value)]
     changed += [flag for flag in changes.unset if flag in flags]

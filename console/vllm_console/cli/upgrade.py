@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
     from vllm_console.load.shape import RecordedTraffic
     from vllm_console.load.upgrade import EngineTurn, UpgradeComparison
-    from vllm_launchers.plan.model import Engine
+    from vllm_launchers.vllm.engines import Engine
 
 FEWEST_RECORDED = 20
 """With fewer recorded requests the preset's traffic is sent."""

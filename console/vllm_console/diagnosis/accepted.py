@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from vllm_console.diagnosis.finding import Fix
-from vllm_launchers.plan.model import Flags
+from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 

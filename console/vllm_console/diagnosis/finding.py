@@ -9,7 +9,7 @@ import msgspec
 
 from vllm_console.text import percent, plain
 from vllm_launchers.plan.flags import flag_words
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 class Cause(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_launchers.plan.flags import BATCHED, SEQUENCES, token_count
-from vllm_launchers.plan.model import Flags, FlagValue
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue
 
 UP, DOWN = 1, -1
 

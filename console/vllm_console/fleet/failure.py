@@ -19,9 +19,10 @@ from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.engine_verdict import EngineVerdicts
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict, question, with_verdict
-from vllm_launchers.plan.model import EngineKind, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.procfs import resident_mib
 from vllm_launchers.secrets import redact
+from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.flags.changes import FlagValue
 
 

@@ -29,6 +29,7 @@ from vllm_launchers.addresses import base_url
 from vllm_launchers.errors import NotFoundError, OperationError, RefusedError, UsageError
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
+from vllm_launchers.keeper.folders import default_root
 from vllm_launchers.keeper.records import NotRetryable, ServerRecord, State
 from vllm_launchers.launch.details import Details, ServerRecords, unpack
 from vllm_launchers.launch.errors import read_only_error
@@ -129,7 +130,7 @@ class LocalFleet:
         self.judge_launches = judge_launches and not read_only
         self._interactive = interactive
         self._notices = tuple(notices)
-        self._state = state or client.default_root()
+        self._state = state or default_root()
         self._hostname = os.uname().nodename
         self._warm_up, self._probe, self._vllm_paths = warm_up, probe, tuple(vllm_paths)
         self._prepare, self._rollback = prepare, rollback

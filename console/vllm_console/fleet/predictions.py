@@ -37,12 +37,13 @@ from vllm_launchers.listeners import Owner
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.memory_flags import batch_sizes, captured_batches
 from vllm_launchers.plan.checks.check import errors
-from vllm_launchers.plan.flags import BLOCKS, speculates, token_count
-from vllm_launchers.plan.model import Flags, Plan
+from vllm_launchers.plan.flags import BLOCKS, token_count
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.typed_decoding import convert
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import whole_number
+from vllm_launchers.vllm.flags.changes import Flags, whole_number
+from vllm_launchers.vllm.flags.speculation import speculates
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
 
 if TYPE_CHECKING:

@@ -33,11 +33,11 @@ from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.plan.budget.engine_report import learned_from
-from vllm_launchers.plan.model import Engine, EngineKind
 from vllm_launchers.presets.model import Objectives
 from vllm_launchers.private import REMOVED
 from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.typed_decoding import convert
+from vllm_launchers.vllm.engines import Engine, EngineKind
 
 if TYPE_CHECKING:
     from vllm_console.fleet.attached import RecordSource

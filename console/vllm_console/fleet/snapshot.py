@@ -15,8 +15,9 @@ from vllm_launchers.addresses import base_url
 from vllm_launchers.errors import NotFoundError, OperationError
 from vllm_launchers.keeper.records import Exit, PreparationStep, SleepStep, State, WarmUpReport
 from vllm_launchers.plan.command_line import assignments, line_word
-from vllm_launchers.plan.model import Engine, Flags
 from vllm_launchers.presets.model import Objectives, Workload
+from vllm_launchers.vllm.engines import Engine
+from vllm_launchers.vllm.flags.changes import Flags
 
 if TYPE_CHECKING:
     from vllm_console.diagnosis.finding import Diagnosis, Finding

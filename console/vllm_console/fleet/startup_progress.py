@@ -28,9 +28,9 @@ from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.earlier_starts import START_LOG_BYTES, launch_settings, start_of_log
 from vllm_launchers.plan.flags import BLOCKS, BYTES
-from vllm_launchers.plan.model import Engine, EngineKind
 from vllm_launchers.private import open_regular
 from vllm_launchers.units import GIB
+from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.fast_loaders import FastLoader, fast_loaders
 from vllm_launchers.vllm.flags.cache import FlagCache
 from vllm_launchers.vllm.flags.changes import whole_number

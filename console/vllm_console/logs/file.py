@@ -290,9 +290,6 @@ def _may_match(pattern: re.Pattern[str], raw: bytes) -> bool:
     return pattern.search(raw.decode("utf-8", "replace")) is not None
 
 
-__all__ = ["Found", "Line", "LogFile", "LogLevel", "Pattern", "compile_pattern", "log_level_of"]
-
-
 # -- one line of a vLLM server's log ----------------------------------------------------------------------------------
 
 

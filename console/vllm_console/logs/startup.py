@@ -230,8 +230,6 @@ def durations(stages: Sequence[Stage], prepared_seconds: float | None) -> Durati
     return took
 
 
-__all__ = ["Stage", "StartupWatch", "stages"]
-
 FIRST_REQUEST = "first request"
 """The stage in which the keeper waits for a first completion: by the log, the server is up by then."""
 

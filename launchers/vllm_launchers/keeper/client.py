@@ -29,7 +29,7 @@ from vllm_launchers.keeper.errors import (
     WaitTimeoutError,
 )
 from vllm_launchers.keeper.files import KEEPER_LOG
-from vllm_launchers.keeper.folders import Stamp, default_root
+from vllm_launchers.keeper.folders import Stamp
 from vllm_launchers.keeper.records import LaunchSpec, Recording, ServerRecord
 from vllm_launchers.private import open_file
 from vllm_launchers.units import natural_key
@@ -37,31 +37,6 @@ from vllm_launchers.values import replace
 
 if TYPE_CHECKING:
     from vllm_launchers.keeper.prepared_launch import PreparedLaunch
-
-__all__ = [
-    "KeeperError",
-    "adopt",
-    "adopt_orphans",
-    "cancel",
-    "default_root",
-    "elsewhere",
-    "exists",
-    "folder",
-    "keeper_alive",
-    "keeper_silence",
-    "launch",
-    "list_records",
-    "names",
-    "read",
-    "refuse_elsewhere",
-    "remove",
-    "restart",
-    "sleep",
-    "stamp",
-    "stop",
-    "wait_for",
-    "wake",
-]
 
 Secrets = Mapping[str, str]
 Options = Mapping[str, Any] | None

@@ -14,10 +14,11 @@ from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.plan.attention import fp8_cache_support
-from vllm_launchers.plan.model import Engine, EngineKind, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import FlagSetting, Objectives, Preset, Workload
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.typed_decoding import convert
+from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import FlagValue
 
 

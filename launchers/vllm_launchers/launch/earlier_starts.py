@@ -16,9 +16,11 @@ from vllm_launchers.plan.budget.engine_report import learned_from, read_report, 
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import BLOCKS, BYTES
 from vllm_launchers.plan.inputs import EarlierReport
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.private import open_regular
 from vllm_launchers.units import GIB
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport, flags_digest, remembered
 
 START_LOG_BYTES = 4 << 20

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from vllm_launchers.keeper.prepared_launch import FirstStart, PreparedLaunch
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict
-from vllm_launchers.plan.model import EngineKind
 from vllm_launchers.prepared.command import prepared_command
 from vllm_launchers.procfs import resident_mib
 from vllm_launchers.secrets import redact
+from vllm_launchers.vllm.engines import EngineKind
 
 LONGEST_SECONDS = 300.0
 """As for a prepared restart: from a cold network file system vLLM takes minutes to import."""

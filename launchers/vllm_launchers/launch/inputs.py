@@ -23,9 +23,10 @@ from vllm_launchers.plan.checks.request import on_ray
 from vllm_launchers.plan.choices.inputs import overlay
 from vllm_launchers.plan.files import named_files
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Engine, EngineKind, Flags
 from vllm_launchers.prepared.command import prepared_command
+from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.cache import FlagCache
+from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
 from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError

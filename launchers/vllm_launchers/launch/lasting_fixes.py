@@ -15,8 +15,8 @@ from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Source
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import QUANTIZATION, TENSOR, normalise_setting
-from vllm_launchers.plan.model import Changes, Plan
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 
 PlanAgain = Callable[[Changes], Plan]
 """The plan of the same request with a fix."""

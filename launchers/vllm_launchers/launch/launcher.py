@@ -26,9 +26,11 @@ from vllm_launchers.launch.refusal import refuse_unfit
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.launch.standby import find_other, one_switch, refuse_awake, refuse_beside_partner, standby_request
-from vllm_launchers.plan.model import Changes, Engine, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.prepared.command import prepared_command
 from vllm_launchers.private import lock, open_file, own_folder
+from vllm_launchers.vllm.engines import Engine
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.startup_reports import StoredReport
 
 if TYPE_CHECKING:

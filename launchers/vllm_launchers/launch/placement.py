@@ -20,10 +20,10 @@ from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION, MemoryBudget,
 from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.flags import BYTES, VISIBLE, token_count
-from vllm_launchers.plan.model import Engine, EngineKind, Flags
 from vllm_launchers.plan.placement import Need, Placement, format_needs, rank_placements, takes_uuids
 from vllm_launchers.units import GIB, counted
-from vllm_launchers.vllm.flags.changes import whole_number
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 AUTO, OFFERED, NONE = "auto", "offered", "none"

@@ -41,11 +41,12 @@ from vllm_launchers.plan.command_line import inherited_secrets, split_secrets
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import VISIBLE, not_set
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.probe import ProbeWish
 from vllm_launchers.presets.load import PresetError, find_preset, read_presets
 from vllm_launchers.presets.model import Preset, Workload
-from vllm_launchers.vllm.engines import engine_at, engine_problems, find_engines, simulated_engine
+from vllm_launchers.vllm.engines import Engine, EngineKind, engine_at, engine_problems, find_engines, simulated_engine
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.flags.releases import parse_release
 from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport
 

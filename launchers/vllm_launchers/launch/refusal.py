@@ -6,8 +6,8 @@ from vllm_launchers.launch.errors import UnfitError
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.command_line import line_word
 from vllm_launchers.plan.findings import PlanFinding
-from vllm_launchers.plan.model import Changes, Plan
-from vllm_launchers.vllm.flags.changes import value_word
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.flags.changes import Changes, value_word
 
 
 def refuse_unfit(plan: Plan, *, force: bool) -> None:

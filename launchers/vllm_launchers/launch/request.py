@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.choices.nodes import NodesRequest  # 16 ms at run time, in every command

@@ -37,12 +37,14 @@ from vllm_launchers.plan.choices.pool import first_visible, pool_of, usable_gpus
 from vllm_launchers.plan.findings import Level, PlanError, PlanFinding
 from vllm_launchers.plan.flags import BLOCKS, VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import nodes_plan
 from vllm_launchers.plan.pace import timing_of
 from vllm_launchers.plan.probe import ProbeWish, plan_probe
 from vllm_launchers.presets.model import Preset, Workload
 from vllm_launchers.secrets import API_KEY
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.ray_cluster import ADDRESS
 from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport

@@ -15,7 +15,7 @@ from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.flags import SLEEP_MODE
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 SWITCH_LOCK = "switch.lock"
 

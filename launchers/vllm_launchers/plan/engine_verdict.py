@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.findings import Level, PlanFinding, by_weight
-from vllm_launchers.plan.model import Changes, EngineKind, Plan
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.engines import EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 
 REFUSED = "vllm_refuses"
 """The code of the finding that has vLLM's words."""

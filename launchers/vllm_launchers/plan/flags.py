@@ -11,25 +11,6 @@ from vllm_launchers.presets.rules import FLAG_NAME, refused_flag, refused_value
 from vllm_launchers.presets.rules import LENGTH as LENGTH_TEXT
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, human_int
 from vllm_launchers.vllm.flags.several_words import list_problem, several_words
-from vllm_launchers.vllm.flags.speculation import SPECULATION, SPECULATION_FLAGS, speculates, speculation_flags
-
-__all__ = [
-    "SPECULATION",
-    "SPECULATION_FLAGS",
-    "FlagError",
-    "flag_names",
-    "flag_words",
-    "normalise",
-    "normalise_setting",
-    "not_set",
-    "parse_value",
-    "quoted",
-    "served_name",
-    "served_names",
-    "speculates",
-    "speculation_flags",
-    "token_count",
-]
 
 LENGTH = "max-model-len"
 SEQUENCES = "max-num-seqs"

@@ -12,8 +12,6 @@ from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.ray_cluster import RayCluster
 
-__all__ = ["EarlierReport", "HostEnvironment", "PlanInputs"]
-
 
 class EarlierReport(msgspec.Struct, frozen=True):
     """The report of an earlier start of this model on this kind of GPU, and the prediction for it."""

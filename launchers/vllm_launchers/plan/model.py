@@ -11,8 +11,8 @@ from vllm_launchers.addresses import TLS_FLAGS, base_url
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.flags import served_name
 from vllm_launchers.plan.probe import ProbePlan
-from vllm_launchers.vllm.engines import Engine, EngineKind
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
+from vllm_launchers.vllm.engines import Engine
+from vllm_launchers.vllm.flags.changes import Flags
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.alternatives import Alternative
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from vllm_launchers.plan.nodes import NodesPlan
     from vllm_launchers.plan.pace import Paces
     from vllm_launchers.plan.placement import Placement
-
-
-__all__ = ["Changes", "Engine", "EngineKind", "FlagValue", "Flags", "Plan", "same_value"]
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -10,8 +10,9 @@ from vllm_launchers.plan.build import command_of
 from vllm_launchers.plan.choices.layout import fixed_layout
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, SENT_PER_STAGE, NodesRequest, flags_of_node
 from vllm_launchers.plan.choices.pool import Layout
-from vllm_launchers.plan.model import Flags, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 SENDING = 0.1

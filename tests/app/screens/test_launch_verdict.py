@@ -11,7 +11,7 @@ from vllm_console.ui.parts import launch_planner
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict, with_verdict
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 SIZE = (120, 40)
 LEARNED = PlanFinding("flag_unknown", Level.ERROR, "vLLM 0.33.0 has no --new-flag", Changes(unset=("new-flag",)))

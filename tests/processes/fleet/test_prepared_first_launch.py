@@ -15,7 +15,7 @@ from vllm_launchers.keeper.records import State
 from vllm_launchers.launch import planner
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.engine_verdict import EngineAnswer
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 REQUEST = LaunchRequest("chatbot", engine="simulated", place="none")
 

@@ -14,8 +14,10 @@ from vllm_console.runs.measurement import RAMP, Measurement
 from vllm_console.runs.store import Run
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 
 WORK = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)
 FITS = MemoryBudget(5.7, 1.8, 0.7, 36.7, 147_456, 267_136, 4096, 65.2, 69.6)

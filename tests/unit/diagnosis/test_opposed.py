@@ -6,7 +6,7 @@ import pytest
 
 from vllm_console.diagnosis.finding import Finding, Fix, Severity
 from vllm_console.diagnosis.opposed import opposed
-from vllm_launchers.plan.model import Changes, Flags
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 
 BATCHED, SEQUENCES, SHARE = "max-num-batched-tokens", "max-num-seqs", "gpu-memory-utilization"
 

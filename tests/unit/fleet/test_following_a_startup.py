@@ -18,7 +18,7 @@ from vllm_console.fleet.startup_progress import (
 from vllm_launchers import values
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
-from vllm_launchers.plan.model import Engine, EngineKind
+from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.modelfacts.read import stored_bytes
 
 BEGUN = 1_767_271_267.0

@@ -16,8 +16,8 @@ from vllm_console.metrics.quantile import Quantile, Quantiles
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample, Series, Window
 from vllm_launchers.keeper.records import LaunchSpec
 from vllm_launchers.launch.details import Details, pack
-from vllm_launchers.plan.model import Engine, EngineKind
 from vllm_launchers.probe.plugin import vllm_console_probe as plugin
+from vllm_launchers.vllm.engines import Engine, EngineKind
 
 VLLM = Engine(EngineKind.VLLM, ("vllm",), "0.32.0", "cpu", "")
 RANGE = CHART_RANGES[0]

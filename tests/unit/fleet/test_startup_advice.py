@@ -9,8 +9,8 @@ from vllm_console.logs.startup import Startup
 from vllm_console.metrics.sample import Stage, StartupFacts
 from vllm_launchers.launch.details import Details
 from vllm_launchers.plan.budget.budget import EngineReport
-from vllm_launchers.plan.model import Engine, EngineKind
 from vllm_launchers.units import GIB
+from vllm_launchers.vllm.engines import Engine, EngineKind
 
 
 @pytest.mark.parametrize(

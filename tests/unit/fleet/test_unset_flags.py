@@ -5,7 +5,7 @@ import pytest
 from vllm_console.fleet.snapshot import UnsetFlags
 from vllm_console.fleet.unset_flags import unset_flags
 from vllm_launchers.launch.details import Details
-from vllm_launchers.plan.model import Engine, EngineKind
+from vllm_launchers.vllm.engines import Engine, EngineKind
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from vllm_launchers.host import environment
-from vllm_launchers.host.environment import has_hub_token, memory_available_gib, open_files_limit, read_environment
+from vllm_launchers.host.environment import memory_available_gib, open_files_limit, read_environment
+from vllm_launchers.host.hub_folders import has_hub_token
 
 
 def test_environment_is_read(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict
-from vllm_launchers.plan.model import Changes, Engine, EngineKind
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.startup_reports import StartupReportStore
 
 HANGS = """

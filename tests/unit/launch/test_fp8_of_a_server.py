@@ -6,7 +6,8 @@ import pytest
 
 from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_launchers.launch.details import Details, pack, unpack
-from vllm_launchers.plan.model import Engine, EngineKind, Flags
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Flags
 
 REAL = Engine(EngineKind.VLLM, ("/opt/vllm",), "0.33.0", "cuda", "/opt/vllm")
 SHORT = (

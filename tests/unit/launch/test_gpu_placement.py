@@ -20,7 +20,7 @@ from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.placement import GpuRequest, Place, find_place, find_place_again, kept_slice
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.model import Engine, EngineKind
+from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes
 
 VLLM = Engine(EngineKind.VLLM, ("/opt/vllm/bin/vllm",), "0.33.0", "cuda", "/opt/vllm/bin/vllm")

@@ -20,9 +20,11 @@ from vllm_launchers.launch.placement import GpuRequest, find_place
 from vllm_launchers.launch.resolve import ResolvedRequest, resolve_launch
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.proposals import Target, newly_refused
 from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.flags.check_value import refused_together
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import expert_split_problem, split_problem

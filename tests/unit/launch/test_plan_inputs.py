@@ -12,8 +12,9 @@ import pytest
 from vllm_launchers.launch import inputs
 from vllm_launchers.launch.inputs import PlanInputsReader
 from vllm_launchers.launch.resolve import ResolvedRequest
-from vllm_launchers.plan.model import Changes, Engine, EngineKind
 from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
 
 VLLM = Engine(EngineKind.VLLM, ("/opt/vllm/bin/vllm",), "0.32.0", "cuda", "/opt/vllm/bin/vllm")

@@ -24,10 +24,12 @@ from vllm_launchers.launch.refusal import fix_options, refuse_unfit
 from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve_launch, without_server
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 
 VLLM = Engine(EngineKind.VLLM, ("/opt/vllm",), "0.33.0", "cuda", "/opt/vllm")

@@ -27,9 +27,10 @@ from vllm_launchers.plan.choices.nodes import NodesRequest
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Engine, EngineKind
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.vllm import ray_cluster
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.known import known_facts
 from vllm_launchers.vllm.ray_cluster import RayCluster, RayClusters, RayNode

@@ -14,10 +14,12 @@ from vllm_launchers.launch.placement import GpuRequest, find_place
 from vllm_launchers.launch.resolve import ResolvedRequest, resolve_launch
 from vllm_launchers.plan.choices.nodes import NodesRequest
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import NodesPlan
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.units import GIB
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.flags.check_value import problem
 from vllm_launchers.vllm.flags.releases import RELEASES, parse_release, release_table
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts

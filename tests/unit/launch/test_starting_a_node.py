@@ -14,7 +14,8 @@ from vllm_launchers.keeper.records import Generation, LaunchSpec, NodeSpec, Serv
 from vllm_launchers.launch.node_start import fingerprint, refuse_node, startable
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.choices.nodes import NodesRequest
-from vllm_launchers.plan.model import Engine, EngineKind, Plan
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.engines import Engine, EngineKind
 
 NODES = NodesRequest(2, master_addr="10.0.0.1")
 REQUEST = LaunchRequest("chatbot", port=8402)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_console.logs.startup import Stage, StartupWatch, stages
+from vllm_console.logs.startup import StartupWatch, stages
+from vllm_console.metrics.sample import Stage
 
 BEGUN = datetime(2026, 5, 4, 11, 59, 55)
 

@@ -7,9 +7,11 @@ import pytest
 
 from fakes.nvml_stub import recorded
 from vllm_launchers.plan.build import make_plan
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.presets.model import Preset
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 
 __all__ = ["engine", "plan", "presets", "recorded"]
 

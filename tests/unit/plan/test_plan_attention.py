@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_launchers.plan.attention import fp8_cache_support, is_fp8, selected_backend
-from vllm_launchers.plan.model import Flags
+from vllm_launchers.vllm.flags.changes import Flags
 
 OLD, TRITON, MIDDLE, NEW = (0, 10, 1), (0, 11, 0), (0, 17, 1), (0, 33, 0)
 

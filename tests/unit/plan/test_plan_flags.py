@@ -10,20 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_launchers.plan.common_flags import parse_set
-from vllm_launchers.plan.flags import (
-    FlagError,
-    flag_words,
-    normalise,
-    normalise_setting,
-    served_name,
-    speculates,
-    speculation_flags,
-    token_count,
-)
-from vllm_launchers.plan.model import FlagValue
-from vllm_launchers.vllm.flags.changes import whole_number
+from vllm_launchers.plan.findings import FlagError
+from vllm_launchers.plan.flags import flag_words, normalise, normalise_setting, served_name, token_count
+from vllm_launchers.vllm.flags.changes import FlagValue, whole_number
 from vllm_launchers.vllm.flags.releases import RELEASES, release_table
 from vllm_launchers.vllm.flags.several_words import LIST_FLAGS
+from vllm_launchers.vllm.flags.speculation import speculates, speculation_flags
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from vllm_launchers.engine_model.gpus import over_nvlink, over_pcie
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import batch_sizes
-from vllm_launchers.plan.model import Flags
 from vllm_launchers.plan.pace import Timing, geometry_of, timing_of
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.simulated.settings import resolve_model
+from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.known import known_facts
 
 CHAT = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict, format_verdict, question, with_verdict
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.flags.changes import Changes
 
 DEAD = PlanFinding("flag_dead", Level.ERROR, "vLLM 0.33 refuses --swap-space: …", Changes(unset=("swap-space",)))
 LONG = PlanFinding(

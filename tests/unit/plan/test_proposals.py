@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_launchers.plan.budget.budget import GpuShape
-from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.plan.proposals import Target, acceptable, newly_refused
 from vllm_launchers.plan.tensor_sizes import tensor_problem, tensor_sizes
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 

@@ -17,9 +17,8 @@ from vllm_launchers.plan.attention import Fp8Cache, fp8_cache_support
 from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise, token_count
-from vllm_launchers.plan.model import Flags
 from vllm_launchers.python_source import parse_literal
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue
 from vllm_launchers.vllm.modelfacts.facts import split_quantization
 from vllm_launchers.vllm.modelfacts.known import known_facts
 from vllm_launchers.vllm.release_defaults import default_utilization

@@ -12,7 +12,7 @@ from vllm_console.diagnosis.failure.rules import RULES
 from vllm_console.diagnosis.finding import Cause, Diagnosis
 from vllm_console.logs.vllm_lines import parse_lines
 from vllm_launchers.keeper.records import NotRetryable
-from vllm_launchers.plan.model import Flags
+from vllm_launchers.vllm.flags.changes import Flags
 
 KILLED = "SIGKILL from outside ended its process; its log names no cause."
 UNNAMED = "The line shows what failed; it matches no known cause."

@@ -15,8 +15,8 @@ from vllm_console.metrics.sample import Histogram
 from vllm_console.metrics.window import preemptions_per_request
 from vllm_console.text import UNKNOWN, clock, percent, round_duration
 from vllm_console.text import count as count_text
-from vllm_launchers.plan.model import Changes
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import Changes
 
 USAGE_MARGIN = 0.05
 """Usage must fall this far below its objective before pressure ends."""

@@ -20,8 +20,7 @@ from vllm_console.text import percent, round_duration, seconds
 from vllm_launchers.plan import attention
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.plan.flags import BLOCKS, BYTES, token_count
-from vllm_launchers.plan.model import Changes, Flags, same_value
-from vllm_launchers.vllm.flags.changes import FlagValue, apply_changes
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, apply_changes, same_value
 from vllm_launchers.vllm.release_defaults import can_cache_linear_prefixes, online_fp8
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from vllm_console.text import UNKNOWN, percent, seconds, temperature
 from vllm_launchers.host.gpu.hardware_warnings import HOT
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.topology import LinkLevel, link_level
-from vllm_launchers.plan.flags import SPECULATION_FLAGS, TRANSFER, flag_names
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.plan.flags import TRANSFER, flag_names
+from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.speculation import SPECULATION_FLAGS
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 Judge = Callable[[Gpu], Judgement]

@@ -30,7 +30,7 @@ from vllm_console.metrics.sample import Histogram
 from vllm_console.text import UNKNOWN, clock, round_duration, seconds
 from vllm_launchers.plan.budget.memory_flags import least_step
 from vllm_launchers.plan.flags import BATCHED, token_count
-from vllm_launchers.plan.model import Changes, Flags
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.model_folder import updates_adapters
 
 if TYPE_CHECKING:

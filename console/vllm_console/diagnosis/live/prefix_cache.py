@@ -11,7 +11,8 @@ from vllm_console.diagnosis.live.rule import Evidence, Judgement
 from vllm_console.history.frames import STEP_SECONDS, Frame, total
 from vllm_console.metrics.sample import Histogram
 from vllm_console.text import count, percent, seconds
-from vllm_launchers.plan.flags import SPECULATION_FLAGS, TRANSFER, flag_names
+from vllm_launchers.plan.flags import TRANSFER, flag_names
+from vllm_launchers.vllm.flags.speculation import SPECULATION_FLAGS
 from vllm_launchers.vllm.release_defaults import caches_linear_prefixes, can_cache_linear_prefixes
 
 CACHING = "enable-prefix-caching"

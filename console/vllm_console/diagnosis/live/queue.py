@@ -25,7 +25,7 @@ from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed
 from vllm_console.diagnosis.live.rule import Evidence, Judgement
 from vllm_console.history.frames import Frame
 from vllm_console.text import percent, seconds
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 GROWTH_FRAMES = 4
 LEAST_WAITING = 4.0

@@ -8,7 +8,7 @@ from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.rule import Evidence, Judgement
 from vllm_console.history.frames import Frame, RankFrame
 from vllm_console.text import percent
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 WAITING = 2.0
 """So many requests wait on one rank for a whole frame while on another none does, or at all while another runs none."""

@@ -12,7 +12,7 @@ from vllm_console.history.frames import Frame
 from vllm_console.logs.refusals import Refusals
 from vllm_console.metrics.sample import Responses
 from vllm_console.text import percent
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 MOSTLY = 0.5
 """Share of the refused requests from which a status names the cause."""

@@ -25,9 +25,8 @@ from vllm_console.metrics.window import quantiles
 from vllm_launchers.engine_model.gpus import SMALL_BATCHES
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.flags import BATCHED, DATA, SEQUENCES, TENSOR
-from vllm_launchers.plan.model import Flags
 from vllm_launchers.presets.model import Objectives, Workload
-from vllm_launchers.vllm.flags.changes import whole_number
+from vllm_launchers.vllm.flags.changes import Flags, whole_number
 
 DEFAULT_OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
 """For servers whose launch sets no objectives."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vllm_console.diagnosis.finding import PAIR_ASLEEP, Finding, Fix, Measure, Severity
 from vllm_launchers.keeper.records import Sleep, SleepStep
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 SWITCH_SECONDS = 30.0
 """How long both of a pair may sleep in a switch, between its halves: until the memory of the first is free."""

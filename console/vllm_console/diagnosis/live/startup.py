@@ -12,9 +12,9 @@ from vllm_console.metrics.sample import Stage, StartupFacts
 from vllm_console.text import count, duration, gib, seconds
 from vllm_launchers.plan.budget.budget import NEIGHBORS_GIB, EngineReport
 from vllm_launchers.plan.flags import BLOCKS, BYTES
-from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.fast_loaders import FastLoader
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 
 WORTH_SECONDS = 20.0
 """A shorter start is not worth a finding."""

@@ -13,8 +13,8 @@ from vllm_console.diagnosis.live.rule import Evidence, GpuMoment, Judgement, mom
 from vllm_console.text import gib, percent, plain
 from vllm_launchers.host.gpu.host import Gpu, Holder
 from vllm_launchers.host.gpu.sharing import holder_user, is_desktop
-from vllm_launchers.plan.model import Changes
 from vllm_launchers.secrets import redact
+from vllm_launchers.vllm.flags.changes import Changes
 
 LONGEST_COMMAND = 32
 

@@ -26,8 +26,10 @@ from vllm_launchers.plan.command_line import assignments, line_word
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.engine_verdict import EngineAnswer, format_verdict
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.model import Changes, EngineKind, Flags, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.units import counted
+from vllm_launchers.vllm.engines import EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 
 LEVELS: dict[Level, tuple[str, Style | None]] = {
     Level.ERROR: ("✗", BAD), Level.WARNING: ("!", WARN), Level.ADVICE: ("i", None),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vllm_launchers.plan.model import same_value
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
 
 
 class FlagEdits(msgspec.Struct):

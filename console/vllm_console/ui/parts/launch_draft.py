@@ -15,10 +15,11 @@ from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.choices.inputs import Choice, Source
 from vllm_launchers.plan.common_flags import flag_text
-from vllm_launchers.plan.model import Changes, EngineKind, Flags, FlagValue, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import Placement
 from vllm_launchers.presets.model import Preset
-from vllm_launchers.vllm.engines import Engine
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
 
 FIELDS = ("model", "engine", "name", "host", "port", "gpus", "standby of")
 """What is chosen besides flags, in the order shown; GPUs only where some are known, the last only where a server can

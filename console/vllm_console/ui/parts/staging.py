@@ -13,8 +13,7 @@ from vllm_console.diagnosis.opposed import opposed
 from vllm_console.fleet.snapshot import ServerView
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.flags import token_count
-from vllm_launchers.plan.model import same_value
-from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 if TYPE_CHECKING:

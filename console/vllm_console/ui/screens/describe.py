@@ -31,9 +31,8 @@ from vllm_console.ui.widgets.table import Value, facts, section, sections, table
 from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper.records import State
 from vllm_launchers.plan.flags import LORA
-from vllm_launchers.plan.model import same_value
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.changes import FlagValue, same_value
 
 if TYPE_CHECKING:
     from vllm_console.fleet.adapters import Adapters

@@ -31,9 +31,8 @@ from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_launchers.plan.choices.inputs import Choice
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.plan.model import same_value
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Changes, FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue, same_value
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

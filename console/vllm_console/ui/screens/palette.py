@@ -26,8 +26,8 @@ from vllm_console.ui.widgets.draw import Part, fit, rule
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.placed_area import set_height
 from vllm_launchers.errors import OperationError
-from vllm_launchers.plan.model import Engine
 from vllm_launchers.presets.model import Preset
+from vllm_launchers.vllm.engines import Engine
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet

@@ -189,6 +189,3 @@ class PartialRepaintScreen(TerminalScreen[None]):
         if self._layout_required or self._scroll_required or not self._message_queue.empty():
             return True
         return any(widget._layout_required for widget in self._compositor.visible_widgets)
-
-
-__all__ = ["PartialRepaintScreen", "PartialUpdate"]

@@ -60,8 +60,6 @@ from vllm_launchers.vllm.removed_flags import (
     unread_fate,
 )
 
-__all__ = ["flag_findings", "variable_findings", "variable_value_findings"]
-
 NEAR = 0.75
 """How similar two names must be for one to be suggested for the other."""
 CLEARLY = 0.8

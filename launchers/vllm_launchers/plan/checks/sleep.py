@@ -12,8 +12,8 @@ from vllm_launchers.plan.checks.request import local_ranks, simulated, uses_gpus
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import KV_DTYPE, LORA, SLEEP_MODE, TRANSFER, flag_names
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Flags, Plan
-from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 DEVELOPERS = "VLLM_SERVER_DEV_MODE"

@@ -8,9 +8,10 @@ from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_mm_item, whole_prompts
 from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import held_at_p95
-from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, speculates, token_count
+from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, token_count
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
+from vllm_launchers.vllm.flags.speculation import speculates
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
 from vllm_launchers.vllm.release_defaults import NEWEST, caches_linear_prefixes, can_cache_linear_prefixes
 

@@ -18,10 +18,10 @@ from vllm_launchers.plan.choices.layout import LayoutFit
 from vllm_launchers.plan.choices.pool import Pool
 from vllm_launchers.plan.findings import PlanError
 from vllm_launchers.plan.flags import BACKEND, DATA, PIPELINE, TENSOR
-from vllm_launchers.plan.model import Changes, Engine, EngineKind
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import FlagValue, whole_number
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue, whole_number
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.flags.releases import first_release
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts

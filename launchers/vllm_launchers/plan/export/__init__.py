@@ -9,13 +9,10 @@ from enum import StrEnum
 
 from vllm_launchers.plan.export.container import compose
 from vllm_launchers.plan.export.kubernetes import kubernetes
-from vllm_launchers.plan.export.quoting import ExportError
 from vllm_launchers.plan.export.shell import config_yaml, shell
 from vllm_launchers.plan.export.stacks import kserve, llm_d, production_stack
 from vllm_launchers.plan.export.systemd import systemd_unit
 from vllm_launchers.plan.model import Plan
-
-__all__ = ["ExportError", "Form", "compose", "config_yaml", "export", "kubernetes", "shell", "systemd_unit"]
 
 
 class Form(StrEnum):

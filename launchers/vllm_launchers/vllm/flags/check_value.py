@@ -27,8 +27,6 @@ from vllm_launchers.vllm.flags.speculation import METHOD_FLAGS
 from vllm_launchers.vllm.flags.wording import MANY, either, expected, shown
 from vllm_launchers.vllm.release_defaults import WHOLE_PROMPTS_SINCE
 
-__all__ = ["MICROBATCHED", "problem", "refused_together"]
-
 _NESTED = lazy_pattern(r"(?s)^\s*{.*}\s*$")
 _SUFFIXED = lazy_pattern(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 _QUOTED = lazy_pattern(r'("(?:[^"\\]|\\.)*")')

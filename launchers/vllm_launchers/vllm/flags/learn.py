@@ -21,8 +21,6 @@ from vllm_launchers.vllm.flags.source_location import package_folder, package_ve
 from vllm_launchers.vllm.flags.spec import ArgumentGroup, Registration, flag_spec
 from vllm_launchers.vllm.flags.variables import reads_all, variable_specs
 
-__all__ = ["FlagsUnknownError", "learn_flags", "learn_folder"]
-
 PARSERS = (
     "vllm.entrypoints.common.cli_args",  # since 0.33
     "vllm.entrypoints.launchers.cli_args",  # since 0.28

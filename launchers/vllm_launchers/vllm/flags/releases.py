@@ -21,18 +21,6 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, Limits, ValueKind, VariableKind, VariableSpec
 from vllm_launchers.vllm.release_defaults import Release
 
-__all__ = [
-    "NEWEST",
-    "OLDEST",
-    "RELEASES",
-    "UnknownReleaseError",
-    "first_release",
-    "nearest_release",
-    "parse_release",
-    "release_table",
-    "variable_releases",
-]
-
 RELEASES: tuple[str, ...] = (
     "0.8.5", "0.9.2", "0.10.0", "0.10.1.1", "0.10.2", "0.11.0.post2", "0.11.2", "0.12.0", "0.13.0", "0.14.1",
     "0.15.1", "0.16.0", "0.17.1", "0.18.1", "0.19.1", "0.20.0", "0.20.2", "0.21.0", "0.22.1", "0.23.0",

@@ -17,8 +17,7 @@ from vllm_console.diagnosis.failure.fixes import environment, settings
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix, change_text, diagnosis_document, diagnosis_lines
 from vllm_console.diagnosis.live.fixes import fp8_cache_fix, share_prefixes
 from vllm_console.diagnosis.live.rule import Evidence
-from vllm_launchers.plan.model import Changes, Flags
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
 

@@ -16,8 +16,8 @@ from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frame, Frames
 from vllm_console.history.prefix_use import StillCached
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
-from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.vllm.flags.changes import Changes
 
 START = 1_000_000.0
 MINUTES = 7

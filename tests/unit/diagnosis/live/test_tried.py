@@ -6,7 +6,7 @@ from vllm_console.diagnosis.finding import Finding, Fix, Severity
 from vllm_console.diagnosis.live.findings import OF_TRAFFIC
 from vllm_console.diagnosis.live.fixes import with_experience
 from vllm_console.runs.store import PastRun
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 FLAGS = {"max-num-seqs": 16, "max-model-len": 4096}
 FEWER = Fix(Changes({"max-num-seqs": 4}), "Shorter steps.", "TTFT can rise.")

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from fakes.reported_cache import cache_tokens
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.model import FlagValue
+from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 
 FULL, SLIDING, CHUNKED, LINEAR = LayerKind.FULL, LayerKind.SLIDING, LayerKind.CHUNKED, LayerKind.LINEAR

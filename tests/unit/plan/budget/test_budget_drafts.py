@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import draft_model, draft_tensor
-from vllm_launchers.plan.model import Flags
+from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.modelfacts.known import known_facts
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import activations, encoder_bytes, patch_bytes
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, effective_flags, least_step, max_tokens_per_mm_item
-from vllm_launchers.plan.model import Flags
+from vllm_launchers.vllm.flags.changes import Flags
 from vllm_launchers.vllm.modelfacts.encoder import encoder_of
 from vllm_launchers.vllm.modelfacts.facts import Encoder, ModelFacts
 from vllm_launchers.vllm.modelfacts.known import known_facts

@@ -12,8 +12,8 @@ from vllm_launchers.plan.budget.budget import EngineReport, GpuShape, MemoryBudg
 from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.budget.memory_flags import captured_batches
 from vllm_launchers.plan.inputs import EarlierReport
-from vllm_launchers.plan.model import FlagValue
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.vllm.flags.changes import FlagValue
 from vllm_launchers.vllm.modelfacts.facts import Encoder, LayerKind, ModelFacts, Quantization
 
 GIB = 2**30

@@ -15,8 +15,9 @@ from vllm_launchers.plan.checks.check import check_plan
 from vllm_launchers.plan.checks.request import gpus_of
 from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags
 from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, Flags
 from vllm_launchers.vllm.flags.releases import release_table
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 

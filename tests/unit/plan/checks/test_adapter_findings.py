@@ -12,8 +12,9 @@ from vllm_launchers.plan.checks.model import adapter_findings
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.model_folder import RUNTIME_LORA
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 

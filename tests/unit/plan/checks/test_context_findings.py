@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_launchers.plan.findings import PlanFinding
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 
 Find = Callable[..., list[PlanFinding]]

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from vllm_launchers.plan.checks.flags import flag_findings
 from vllm_launchers.plan.findings import Level, PlanFinding
-from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import RELEASES, release_table
 from vllm_launchers.vllm.removed_flags import REMOVED_FLAGS

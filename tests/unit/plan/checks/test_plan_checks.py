@@ -18,9 +18,11 @@ from vllm_launchers.plan.checks.other_tools import other_tools
 from vllm_launchers.plan.choices.inputs import Choice, Source
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.pace import Pace, Paces
 from vllm_launchers.presets.model import Objectives, Workload
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 
 Find = Callable[..., list[PlanFinding]]

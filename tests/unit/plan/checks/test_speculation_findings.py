@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from vllm_launchers.plan.checks.speculation import speculation_findings
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.inputs import PlanInputs
-from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.installed_packages import ARCTIC_INFERENCE
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 

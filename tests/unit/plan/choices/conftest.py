@@ -12,8 +12,8 @@ from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Host, Link
 from vllm_launchers.plan.choices.choose import choose
 from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs
-from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 
 Chosen = dict[str, Choice]

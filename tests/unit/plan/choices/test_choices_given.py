@@ -10,10 +10,9 @@ from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.plan.choices.choose import choose, suggest
 from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.presets.model import FlagSetting, Workload
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 Chosen = Callable[..., dict[str, Choice]]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from vllm_launchers.host.gpu.host import Gpu, Host, Link
 from vllm_launchers.plan.choices.choose import choose, suggest
 from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs
-from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import FlagSetting, Workload
 from vllm_launchers.presets.rules import FLAG_RULES
+from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 
 TYPES = (LayerKind.FULL, LayerKind.SLIDING, LayerKind.LINEAR)

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from vllm_launchers.plan.build import make_plan
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, FlagValue, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 
 VLLM = "/opt/venv/bin/vllm"
 

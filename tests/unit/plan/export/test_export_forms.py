@@ -11,16 +11,12 @@ import yaml
 
 from vllm_launchers.keeper import health
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.export import (
-    ExportError,
-    Form,
-    compose,
-    config_yaml,
-    export,
-    kubernetes,
-    shell,
-    systemd_unit,
-)
+from vllm_launchers.plan.export import Form, export
+from vllm_launchers.plan.export.container import compose
+from vllm_launchers.plan.export.kubernetes import kubernetes
+from vllm_launchers.plan.export.quoting import ExportError
+from vllm_launchers.plan.export.shell import config_yaml, shell
+from vllm_launchers.plan.export.systemd import systemd_unit
 from vllm_launchers.plan.model import Plan
 
 Make = Callable[..., Plan]

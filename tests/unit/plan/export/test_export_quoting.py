@@ -15,16 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_launchers.plan.command_line import line_word
-from vllm_launchers.plan.export import ExportError, compose, config_yaml, kubernetes, shell, systemd_unit
+from vllm_launchers.plan.export.container import compose
+from vllm_launchers.plan.export.kubernetes import kubernetes
 from vllm_launchers.plan.export.quoting import (
+    ExportError,
     label,
     systemd_assignment,
     systemd_word,
     yaml_document,
     yaml_text,
 )
+from vllm_launchers.plan.export.shell import config_yaml, shell
+from vllm_launchers.plan.export.systemd import systemd_unit
 from vllm_launchers.plan.flags import flag_words
-from vllm_launchers.plan.model import Engine, EngineKind, Plan
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.engines import Engine, EngineKind
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30) | st.sampled_from(
     ["$HOME", "${A}", "$(rm -rf x)", "%h", "%%", "a b", 'say "x"', "it's", "\\n", "\\", "a\\", "#x", ";", "---", "- a",

@@ -13,7 +13,8 @@ import yaml
 from msgspec.structs import replace
 
 from vllm_launchers.plan.choices.nodes import NodesRequest
-from vllm_launchers.plan.export import ExportError, Form, export
+from vllm_launchers.plan.export import Form, export
+from vllm_launchers.plan.export.quoting import ExportError
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import nodes_plan
 from vllm_launchers.presets.load import read_presets

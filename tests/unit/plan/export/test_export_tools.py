@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from vllm_launchers.plan.export import compose, kubernetes, systemd_unit
+from vllm_launchers.plan.export.container import compose
+from vllm_launchers.plan.export.kubernetes import kubernetes
+from vllm_launchers.plan.export.systemd import systemd_unit
 from vllm_launchers.plan.model import Plan
 
 Make = Callable[..., Plan]

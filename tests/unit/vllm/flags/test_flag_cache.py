@@ -9,7 +9,7 @@ import pytest
 
 from vllm_launchers.vllm.flags import cache as cache_module
 from vllm_launchers.vllm.flags.cache import FlagCache, default_folder
-from vllm_launchers.vllm.flags.learn import FlagsUnknownError
+from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.vllm.flags.changes import FlagValue
-from vllm_launchers.vllm.flags.check_value import expected, problem, refused_together
+from vllm_launchers.vllm.flags.check_value import problem, refused_together
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
+from vllm_launchers.vllm.flags.wording import expected
 
 GOOD: list[tuple[str, FlagValue]] = [
     ("max-num-seqs", 1),

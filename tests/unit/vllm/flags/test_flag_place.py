@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from vllm_launchers.vllm.engines import Engine, EngineKind, simulated_engine
-from vllm_launchers.vllm.flags.learn import FlagsUnknownError, learn_flags
+from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError
+from vllm_launchers.vllm.flags.learn import learn_flags
 from vllm_launchers.vllm.flags.source_location import package_folder, package_version
 
 

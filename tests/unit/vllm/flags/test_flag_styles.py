@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_launchers.vllm.flags.flag_table import ValueKind
-from vllm_launchers.vllm.flags.learn import FlagsUnknownError, learn_folder
+from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, ValueKind
+from vllm_launchers.vllm.flags.learn import learn_folder
 
 MakePackage = Callable[..., Path]
 

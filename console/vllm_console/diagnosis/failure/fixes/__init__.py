@@ -11,8 +11,6 @@ from vllm_console.diagnosis.failure.rules import Topic
 from vllm_console.diagnosis.finding import Cause, Fix
 from vllm_launchers.plan.attention import is_fp8
 
-__all__ = ["fixes_for"]
-
 _FIXES: Mapping[Cause, Callable[[Case], tuple[Fix, ...]]] = {
     Cause.KV_CACHE_TOO_SMALL: memory.kv_cache_too_small,
     Cause.FREE_MEMORY_BELOW_UTILIZATION: memory.free_memory_below_utilization,

@@ -7,7 +7,7 @@ import re
 from vllm_console.diagnosis.failure.case import Case
 from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import Changes
 
 _PORT = lazy_pattern(r"\('[^']*', (?P<port>\d+)\)")
 _ADDRESS = lazy_pattern(r"connect to \(?\[?(?P<host>[\w.:-]+?)\]?(?:, |:)(?P<port>\d+)(?!, \d|[\d:.]*\d)")

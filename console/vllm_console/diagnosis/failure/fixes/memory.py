@@ -15,8 +15,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import HIGHEST_UTILIZATION
 from vllm_launchers.plan.budget.memory_flags import LARGEST_MM_ITEM, least_step
-from vllm_launchers.plan.model import Changes
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 from vllm_launchers.vllm.release_defaults import online_fp8
 
 LOWEST_UTILIZATION = 0.3

@@ -15,10 +15,9 @@ from vllm_launchers.plan.checks.hardware import TURING
 from vllm_launchers.plan.checks.model import IN_FLIGHT
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise, parse_value
-from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.presets.rules import FLAG_NAME
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
 from vllm_launchers.vllm.model_folder import RANKS
 from vllm_launchers.vllm.release_defaults import NEWEST, online_fp8
 from vllm_launchers.vllm.removed_flags import removed_value

@@ -7,9 +7,9 @@ import json
 from vllm_console.diagnosis.failure.case import Case
 from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.plan.flags import SPECULATION, SPECULATION_FLAGS, flag_names, speculation_flags
-from vllm_launchers.plan.model import Changes
-from vllm_launchers.vllm.flags.changes import json_flag
+from vllm_launchers.plan.flags import flag_names
+from vllm_launchers.vllm.flags.changes import Changes, json_flag
+from vllm_launchers.vllm.flags.speculation import SPECULATION, SPECULATION_FLAGS, speculation_flags
 
 START = 3
 """Tokens guessed per step where the user named no number: few, as each one that is rejected was computed in vain."""
