@@ -12,7 +12,7 @@ import pytest
 
 from fakes.forked import Forks
 from vllm_launchers.plan.build import make_plan
-from vllm_launchers.plan.checks.flags import flag_findings
+from vllm_launchers.plan.checks.flags import EngineFacts, flag_findings
 from vllm_launchers.plan.export.shell import config_yaml
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.flags import flag_words
@@ -150,7 +150,7 @@ def test_false_in_config_file_disables_flag(answers: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("index", range(len(NAMED)), ids=lambda index: " ".join(NAMED[index]))
 def test_name_is_rejected_like_in_vllm(index: int, answers: dict[str, Any]) -> None:
-    found = flag_findings(NAMED[index], {}, release_table("0.32.0"), (0, 32, 0))
+    found = flag_findings(NAMED[index], {}, EngineFacts(release_table("0.32.0"), (0, 32, 0)))
     refused = any(finding.level is Level.ERROR and finding.surely for finding in found)
     assert refused == (not isinstance(answers["named"][index], dict)), (found, answers["named"][index])
 

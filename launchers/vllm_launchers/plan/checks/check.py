@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from vllm_launchers.plan.checks.environment import engine_findings, machine_findings, network_findings
-from vllm_launchers.plan.checks.flags import flag_findings, value_findings, variable_value_findings
+from vllm_launchers.plan.checks.flags import EngineFacts, flag_findings, value_findings, variable_value_findings
 from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, precision_findings
 from vllm_launchers.plan.checks.memory import memory_findings
 from vllm_launchers.plan.checks.model import adapter_findings, model_findings
@@ -63,21 +63,17 @@ def check_plan(
 
 def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None) -> Iterator[PlanFinding]:
     yield from engine_findings(plan)
-    engine, seeing = plan.engine, inputs.facts is not None and inputs.facts.multimodal
-    read = inputs.facts is not None and inputs.facts.source != "table"
-    yield from flag_findings(
-        plan.flags,
-        plan.environment,
+    facts, build = inputs.facts, plan.engine.build
+    engine = EngineFacts(
         inputs.flags,
-        engine.release,
-        engine.plugins,
-        multimodal=seeing,
-        own_draft=inputs.facts.own_draft if inputs.facts is not None and read else None,
+        plan.engine.release,
+        plan.engine.plugins,
+        multimodal=facts is not None and facts.multimodal,
+        own_draft=facts.own_draft if facts is not None and facts.source != "table" else None,
     )
+    yield from flag_findings(plan.flags, plan.environment, engine)
     if not simulated(plan):
-        yield from variable_value_findings(
-            variables(plan, inputs), plan.environment, inputs.flags, plan.engine.release, plan.engine.build
-        )
+        yield from variable_value_findings(variables(plan, inputs), plan.environment, engine, build)
     yield from value_findings(plan, inputs, budget)
     yield from cpu_findings(plan, inputs)
     yield from hardware_findings(plan, inputs)

@@ -82,11 +82,11 @@ _SET_ON_THE_CPU = frozenset({"VLLM_WORKER_MULTIPROC_METHOD", "VLLM_DISABLE_SHARE
 """Variables that the CPU build sets itself before it reads them (``CpuPlatform.check_and_update_config``)."""
 
 
-class _Engine(msgspec.Struct, frozen=True):
-    """The vLLM in question."""
+class EngineFacts(msgspec.Struct, frozen=True):
+    """What is known of the vLLM that gets the flags, and of its model."""
 
-    table: FlagTable | None
-    release: Release | None
+    table: FlagTable | None = None
+    release: Release | None = None
     plugins: tuple[str, ...] = ()
     multimodal: bool = False
     """Whether its model is known to take more than text."""
@@ -95,30 +95,19 @@ class _Engine(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
+        """How findings call it."""
         return "vLLM " + ".".join(map(str, self.release)) if self.release else "this vLLM"
 
 
-def flag_findings(
-    flags: Flags,
-    environment: Mapping[str, str],
-    table: FlagTable | None,
-    release: Release | None,
-    plugins: tuple[str, ...] = (),
-    *,
-    multimodal: bool = False,
-    own_draft: bool | None = False,
-) -> list[PlanFinding]:
-    """How the vLLM with that flag table, of that release, will react to these flags and variables.
+def flag_findings(flags: Flags, environment: Mapping[str, str], engine: EngineFacts) -> list[PlanFinding]:
+    """How that vLLM will react to these flags and variables.
 
     Without a table only what is certainly dead in the release is found; without both, only misread variables and names
-    that the newest known release does not have, as a warning. ``flags``
-    are normalized names (no leading dashes); ``environment`` is what is explicitly set for the server; ``plugins`` are
-    the engine's; ``multimodal``: the model is known to take more than text; ``own_draft``: it brings its own draft
-    model, None if unknown.
+    that the newest known release does not have, as a warning. ``flags`` are normalized names (no leading dashes);
+    ``environment`` is what is explicitly set for the server.
     """
-    if release is None and table is not None and table.version:
-        release = parse_release(table.version)
-    engine = _Engine(table, release, plugins, multimodal, own_draft)
+    if engine.release is None and engine.table is not None and engine.table.version:
+        engine = replace(engine, release=parse_release(engine.table.version))
     found: list[PlanFinding] = []
     known: dict[str, FlagValue] = {}
     for name, value in flags.items():
@@ -126,17 +115,8 @@ def flag_findings(
         found += of_name
         if not any(finding.level is Level.ERROR for finding in of_name):
             known[name] = value
-    if table is not None:
+    if engine.table is not None:
         found += _values(known, engine)
-    return found + variable_findings(flags, environment, table, release)
-
-
-def variable_findings(
-    flags: Flags, environment: Mapping[str, str], table: FlagTable | None, release: Release | None
-) -> list[PlanFinding]:
-    """Like :func:`flag_findings`, only for the environment variables."""
-    engine = _Engine(table, release)
-    found: list[PlanFinding] = []
     for name, value in environment.items():
         if name.startswith("VLLM_"):
             found += _variable(name, value, flags, engine)
@@ -144,20 +124,15 @@ def variable_findings(
 
 
 def variable_value_findings(
-    environment: Mapping[str, str],
-    given: Mapping[str, str],
-    table: FlagTable | None,
-    release: Release | None,
-    build: str | None = None,
+    environment: Mapping[str, str], given: Mapping[str, str], engine: EngineFacts, build: str | None
 ) -> Iterator[PlanFinding]:
     """Values of environment variables that vLLM cannot convert.
 
     ``environment`` is the server's complete one; what is not in ``given`` is inherited.
     """
-    if table is None:
+    if engine.table is None:
         return
-    engine = _Engine(table, release)
-    for name, spec in table.values.items():
+    for name, spec in engine.table.values.items():
         value = environment.get(name)
         wanted = spec.problem(value) if value is not None else None
         if value is None or wanted is None or (build == "cpu" and name in _SET_ON_THE_CPU):
@@ -165,7 +140,7 @@ def variable_value_findings(
         shown = "".join(c if c.isprintable() else "?" for c in value[:40])
         whence = "" if name in given else " (inherited from this shell: unset or change it)"
         code = "variable_value" if name in given else "variable_inherited"
-        if table.reads_all:
+        if engine.table.reads_all:
             text = f"{engine.name} will not start: {name} takes {wanted}, not '{shown}'{whence}"
             yield PlanFinding(code, Level.ERROR, text)
         else:
@@ -173,7 +148,7 @@ def variable_value_findings(
             yield PlanFinding(code, Level.WARNING, text)
 
 
-def _flag(name: str, value: FlagValue, flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
+def _flag(name: str, value: FlagValue, flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
     """Findings on a flag's name."""
     head, _, key = name.partition(".")
     removed = REMOVED_FLAGS.get(head)
@@ -192,7 +167,7 @@ def _flag(name: str, value: FlagValue, flags: Flags, engine: _Engine) -> Iterato
     elif engine.table is not None:
         yield _unknown(head, key, value, several, engine)
     elif engine.release is None and not removed:
-        newest = _Engine(release_table(RELEASES[-1]), parse_release(RELEASES[-1]))
+        newest = EngineFacts(release_table(RELEASES[-1]), parse_release(RELEASES[-1]))
         if newest.table is not None and resolve_flag_name(newest.table, head) == (None, ()):
             yield replace(_unknown(head, key, value, (), newest), level=Level.WARNING)
     if head == "config" and engine.release and engine.release <= _FALSE_DROPPED_TO:
@@ -200,7 +175,7 @@ def _flag(name: str, value: FlagValue, flags: Flags, engine: _Engine) -> Iterato
         yield PlanFinding("config_drops_false", Level.ADVICE, message)
 
 
-def _dead(removed: RemovedFlag, key: str, flags: Flags, engine: _Engine, fate: RemovalKind) -> PlanFinding:
+def _dead(removed: RemovedFlag, key: str, flags: Flags, engine: EngineFacts, fate: RemovalKind) -> PlanFinding:
     fix = removed.carry(flags) if not key else None  # where the key alone went is not known
     if fix is not None and engine.table is not None and any(name not in engine.table.flags for name in fix.set):
         fix = Changes(unset=fix.unset)
@@ -234,7 +209,7 @@ def _second_name(spec: FlagSpec, head: str, key: str, value: FlagValue) -> Itera
         yield PlanFinding("flag_unknown", Level.WARNING, message, _swap(written, spec.name, key, value))
 
 
-def _values(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
+def _values(flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
     """Findings on values, each alone and then together."""
     assert engine.table is not None
     known = dict(flags)
@@ -264,7 +239,7 @@ def _values(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
         yield PlanFinding("flag_value", Level.ERROR, f"{engine.name} will not start: {sentence}", fix)
 
 
-def _dropped_objects(flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
+def _dropped_objects(flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
     """JSON flags that are set as a whole and by their keys: vLLM makes one object of the keys and takes that."""
     for name in flags:
         keys = [other for other in flags if other.startswith(f"{name}.")]
@@ -287,7 +262,7 @@ def _choices(name: str, table: FlagTable) -> tuple[str, ...]:
     return spec.words if spec.closed and spec.words else spec.choices
 
 
-def _value(name: str, value: FlagValue, engine: _Engine) -> PlanFinding | None:
+def _value(name: str, value: FlagValue, engine: EngineFacts) -> PlanFinding | None:
     """Findings on a value beyond the parser's and the configuration's."""
     spec = engine.table.get(name) if engine.table else None
     if spec is None:
@@ -316,7 +291,7 @@ def _value(name: str, value: FlagValue, engine: _Engine) -> PlanFinding | None:
     return None
 
 
-def _broken_json(name: str, value: FlagValue, engine: _Engine) -> PlanFinding | None:
+def _broken_json(name: str, value: FlagValue, engine: EngineFacts) -> PlanFinding | None:
     """A list or an object for a key of a JSON flag whose end is missing, or the like: vLLM takes it as text.
 
     Not certain: a key may take any text. ``[ngram]`` is a name.
@@ -345,7 +320,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _connector(flags: Flags, engine: _Engine) -> PlanFinding | None:
+def _connector(flags: Flags, engine: EngineFacts) -> PlanFinding | None:
     """A connector for the KV cache that this vLLM does not have; a plugin may add it."""
     assert engine.table is not None
     given = Given(engine.table, flags, {})
@@ -367,7 +342,7 @@ def _alike(name: str, word: str) -> bool:
     return SequenceMatcher(None, name, word).ratio() >= CLEARLY or SequenceMatcher(None, short, other).ratio() >= NEAR
 
 
-def _right_value(name: str, value: str, engine: _Engine) -> Changes | None:
+def _right_value(name: str, value: str, engine: EngineFacts) -> Changes | None:
     """What was most likely meant by a value that vLLM refuses."""
     if name == UTILIZATION:
         return Changes(set={name: default_utilization(engine.release)})
@@ -381,7 +356,7 @@ def _nearest_value(name: str, value: str, choices: tuple[str, ...]) -> Changes |
     return Changes(set={name: near[0]}) if near else None
 
 
-def _unknown(head: str, key: str, value: FlagValue, several: tuple[str, ...], engine: _Engine) -> PlanFinding:
+def _unknown(head: str, key: str, value: FlagValue, several: tuple[str, ...], engine: EngineFacts) -> PlanFinding:
     assert engine.table is not None
     written = f"{head}.{key}" if key else head
     first = first_release(head)
@@ -428,7 +403,7 @@ def _meant(head: str, table: FlagTable) -> tuple[str, bool]:
     return near[0], likeness[0] >= CLEARLY and (len(near) == 1 or likeness[0] - likeness[1] >= _APART)
 
 
-def _variable(name: str, value: str, flags: Flags, engine: _Engine) -> Iterator[PlanFinding]:
+def _variable(name: str, value: str, flags: Flags, engine: EngineFacts) -> Iterator[PlanFinding]:
     if meaning := MISREAD_VARIABLES.get(name):
         yield PlanFinding("variable_misread", Level.ADVICE, f"{name}: {meaning}")
         return
@@ -447,7 +422,7 @@ def _variable(name: str, value: str, flags: Flags, engine: _Engine) -> Iterator[
         yield _unread_variable(name, known, engine, Level.ERROR if strict else Level.WARNING)
 
 
-def _unread_variable(name: str, known: frozenset[str], engine: _Engine, level: Level) -> PlanFinding:
+def _unread_variable(name: str, known: frozenset[str], engine: EngineFacts, level: Level) -> PlanFinding:
     span = variable_releases(name)
     if span is None:
         near = get_close_matches(name, known, 1, NEAR)
@@ -459,7 +434,7 @@ def _unread_variable(name: str, known: frozenset[str], engine: _Engine, level: L
     return PlanFinding("variable_unknown", level, f"{_unread(name, engine)}: releases from {first} on do")
 
 
-def _unread(name: str, engine: _Engine) -> str:
+def _unread(name: str, engine: EngineFacts) -> str:
     silent = engine.release is not None and unread_fate(engine.release) is RemovalKind.IGNORED
     return f"{engine.name} {'silently ignores' if silent else 'does not read'} {name}"
 

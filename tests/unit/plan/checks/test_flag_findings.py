@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from vllm_launchers.plan.checks.flags import flag_findings
+from vllm_launchers.plan.checks.flags import EngineFacts, flag_findings
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.vllm.flags.changes import Changes
@@ -20,7 +20,7 @@ ERROR, WARNING, ADVICE = Level.ERROR, Level.WARNING, Level.ADVICE
 
 
 def findings(flags: Any = None, environment: Any = None, version: str = "0.33.0") -> list[PlanFinding]:
-    return flag_findings(flags or {}, environment or {}, release_table(version), None)
+    return flag_findings(flags or {}, environment or {}, EngineFacts(release_table(version)))
 
 
 def only(flags: Any = None, environment: Any = None, version: str = "0.33.0") -> PlanFinding:
@@ -57,10 +57,12 @@ def test_a_model_in_the_speculators_format_needs_no_draft_model(
     own_draft: bool | None, levels: list[Level], method: dict[str, str], version: str
 ) -> None:
     flags: Any = {"speculative-config": json.dumps({"num_speculative_tokens": 3, **method})}
-    found = flag_findings(flags, {}, release_table(version), None, own_draft=own_draft)
+    found = flag_findings(flags, {}, EngineFacts(release_table(version), own_draft=own_draft))
     assert [one.level for one in found] == levels
     assert all("--speculative-config needs model" in one.message for one in found)
-    assert flag_findings({**flags, "max-num-seqs": 0}, {}, release_table(version), None, own_draft=own_draft) != []
+    assert (
+        flag_findings({**flags, "max-num-seqs": 0}, {}, EngineFacts(release_table(version), own_draft=own_draft)) != []
+    )
 
 
 @pytest.mark.parametrize("flags", GOOD)
@@ -267,11 +269,11 @@ def test_key_value_gets_the_nearest_choice() -> None:
     table = with_keys(
         "structured-outputs-config", FlagSpec("backend", ValueKind.TEXT, choices=("xgrammar", "guidance"))
     )
-    (finding,) = flag_findings({"structured-outputs-config.backend": "xgramar"}, {}, table, None)
+    (finding,) = flag_findings({"structured-outputs-config.backend": "xgramar"}, {}, EngineFacts(table))
     assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, True)
     assert "takes xgrammar or guidance, not 'xgramar'; did you mean xgrammar?" in finding.message
     assert finding.fix == Changes({"structured-outputs-config.backend": "xgrammar"})
-    assert flag_findings({"structured-outputs-config.backend": "guidance"}, {}, table, None) == []
+    assert flag_findings({"structured-outputs-config.backend": "guidance"}, {}, EngineFacts(table)) == []
 
 
 def test_object_that_vllm_drops_is_named() -> None:
@@ -290,16 +292,16 @@ def test_unknown_connector() -> None:
     table = with_keys(name, FlagSpec("kv_connector", ValueKind.TEXT, words=words), role,
                       FlagSpec("kv_connector_module_path", ValueKind.TEXT))  # fmt: skip
     flags = {f"{name}.kv_connector": "NixlConector", f"{name}.kv_role": "kv_both"}
-    (finding,) = flag_findings(flags, {}, table, None)
+    (finding,) = flag_findings(flags, {}, EngineFacts(table))
     assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, False)
     assert "did you mean NixlConnector?" in finding.message
     assert finding.fix == Changes({f"{name}.kv_connector": "NixlConnector"})
-    (other,) = flag_findings({**flags, f"{name}.kv_connector": "FooConnector"}, {}, table, None)
+    (other,) = flag_findings({**flags, f"{name}.kv_connector": "FooConnector"}, {}, EngineFacts(table))
     assert (other.fix, "did you mean" in other.message) == (None, False)
-    (whole,) = flag_findings({name: '{"kv_connector": "Own", "kv_role": "kv_both"}'}, {}, table, None)
+    (whole,) = flag_findings({name: '{"kv_connector": "Own", "kv_role": "kv_both"}'}, {}, EngineFacts(table))
     assert "it has NixlConnector, ExampleConnector" in whole.message
-    assert flag_findings({**flags, f"{name}.kv_connector_module_path": "own.module"}, {}, table, None) == []
-    assert flag_findings({**flags, f"{name}.kv_connector": "ExampleConnector"}, {}, table, None) == []
+    assert flag_findings({**flags, f"{name}.kv_connector_module_path": "own.module"}, {}, EngineFacts(table)) == []
+    assert flag_findings({**flags, f"{name}.kv_connector": "ExampleConnector"}, {}, EngineFacts(table)) == []
 
 
 @pytest.mark.parametrize("flags", [{"mm-processor-cache-gb": -1}, {"mm-encoder-attn-backend": "nonsense"}])
@@ -308,8 +310,8 @@ def test_image_values_are_refused_only_for_multimodal_models(flags: dict[str, An
     known = FlagSpec("mm-encoder-attn-backend", ValueKind.TEXT, words=("FLASH_ATTN",), closed=True,
                      group="MultiModalConfig")  # fmt: skip
     table = replace(table, flags={**table.flags, known.name: known})
-    assert flag_findings(flags, {}, table, None) == []
-    (finding,) = flag_findings(flags, {}, table, None, multimodal=True)
+    assert flag_findings(flags, {}, EngineFacts(table)) == []
+    (finding,) = flag_findings(flags, {}, EngineFacts(table, multimodal=True))
     assert (finding.code, finding.level) == ("flag_value", ERROR)
 
 
@@ -402,12 +404,12 @@ def test_vllm_port_is_not_the_http_port() -> None:
 
 def test_without_a_table_only_certain_findings_are_reported() -> None:
     flags, environment = {"swap-space": 4, "no-such-flag": 1}, {"VLLM_USE_V1": "1", "VLLM_FOO": "1"}
-    found = flag_findings(flags, environment, None, (0, 33, 0))
+    found = flag_findings(flags, environment, EngineFacts(release=(0, 33, 0)))
     assert [finding.code for finding in found] == ["flag_dead", "variable_dead"]
-    (unknown,) = flag_findings(flags, environment, None, None)
+    (unknown,) = flag_findings(flags, environment, EngineFacts())
     assert (unknown.code, unknown.level) == ("flag_unknown", WARNING), "some release may have it"
     assert unknown.message == "vLLM 0.33.0 has no --no-such-flag"
-    near = flag_findings({"max-num-seq": 1, "max-num-sequences": 1}, {}, None, None)
+    near = flag_findings({"max-num-seq": 1, "max-num-sequences": 1}, {}, EngineFacts())
     (one,) = near
     assert one.message == "vLLM 0.33.0 has no --max-num-sequences; did you mean --max-num-seqs?"
 
