@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vllm_console.alerts.prometheus import AlertTarget, MatchError, Scrape, checked_match, job_of, model_match
+from vllm_console.alerts.prometheus import (
+    AlertTarget,
+    MatchError,
+    Scrape,
+    checked_match,
+    job_of,
+    model_match,
+    rules_document,
+    rules_yaml,
+    scrape_document,
+    scrape_yaml,
+)
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
@@ -45,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
     args.name = args.name[0] if args.name else None
     target, scrape = _target(args)
     if args.form == "scrape":
-        from vllm_console.alerts.prometheus import scrape_document, scrape_yaml
-
         if args.json:
             print_json(scrape_document(scrape))
         else:
@@ -56,12 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
         print_json(dashboard(target))
     elif args.json:
-        from vllm_console.alerts.prometheus import rules_document
-
         print_json(rules_document(target))
     else:
-        from vllm_console.alerts.prometheus import rules_yaml
-
         sys.stdout.write(rules_yaml(target, scrape))
     return 0
 

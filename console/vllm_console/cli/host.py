@@ -25,7 +25,7 @@ from vllm_console.text import UNKNOWN, plain
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, format_share
-from vllm_launchers.plan.placement import Placement
+from vllm_launchers.plan.placement import Placement, rank_placements
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -227,7 +227,6 @@ def add_gpus_arguments(parser: argparse.ArgumentParser) -> None:
 def run_gpus(args: argparse.Namespace) -> int:
     """Print the value for ``CUDA_VISIBLE_DEVICES`` on standard output, and why on standard error."""
     from vllm_console.settings import gpu_shares
-    from vllm_launchers.plan.placement import rank_placements
 
     if not 1 <= args.free <= MOST_GPUS:
         raise UsageError(f"--free {args.free}: expected 1 to {MOST_GPUS}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from vllm_console.cli.fleet_access import check_state, settings_from, state_of
 from vllm_console.cli.options import text_from
 from vllm_launchers.errors import OperationError, UsageError
-from vllm_launchers.host.gpu.host import Host, HostError
+from vllm_launchers.host.gpu.host import Host, HostError, has_driver, with_claims
 
 FIRST_SAMPLE_SECONDS = 5.0
 """How long a command waits for a driver that wakes its GPUs, or hangs, before it continues without."""
@@ -42,7 +42,6 @@ def _claimed(args: argparse.Namespace, host: Host) -> Host:
     if not (folder := settings_from(args).board):
         return host
     from vllm_console.fleet.board import SharedBoard, gpu_claims
-    from vllm_launchers.host.gpu.host import with_claims
 
     return with_claims(host, gpu_claims(SharedBoard(Path(folder), watched=False, read_only=True).latest()))
 
@@ -92,8 +91,6 @@ def this_host(args: argparse.Namespace) -> Host:
 @contextlib.contextmanager
 def watched_gpus(args: argparse.Namespace) -> Iterator[Callable[[], Host] | None]:
     """Monitors this machine's GPUs from a thread; yields a function for the latest host, or None without a driver."""
-    from vllm_launchers.host.gpu.host import has_driver
-
     if not has_driver():
         yield None
         return

@@ -114,8 +114,6 @@ def forget() -> None:
 
 def complain(sentence: str) -> None:
     """Print an error on standard error, in one line."""
-    from vllm_console.text import plain
-
     print(f"vllm-console: {plain(sentence)}", file=sys.stderr)
 
 

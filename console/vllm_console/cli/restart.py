@@ -24,7 +24,7 @@ from vllm_console.text import plain
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper.records import State
 from vllm_launchers.launch.request import RestartOptions
-from vllm_launchers.vllm.flags.changes import Changes, Flags
+from vllm_launchers.vllm.flags.changes import Changes, Flags, same_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,7 +163,6 @@ def _changes(args: argparse.Namespace, before: ServerView | None) -> Changes:
         OperationError: there are no previous flags.
     """
     from vllm_console.fleet.verbs import flag_difference
-    from vllm_launchers.errors import OperationError
 
     changes = changes_from(args)
     if not args.previous:
@@ -190,8 +189,6 @@ def _switched(
 
 def say_several(flags: Flags, changes: Changes) -> None:
     """Warn on standard error that the effects of several simultaneous changes can't be separated."""
-    from vllm_launchers.vllm.flags.changes import same_value
-
     changed = [flag for flag, value in changes.set.items() if not same_value(flags.get(flag), value)]
     changed += [flag for flag in changes.unset if flag in flags]
     if len(changed) > 1:

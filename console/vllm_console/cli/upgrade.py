@@ -180,6 +180,8 @@ def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Tr
     Raises:
         OperationError: the server did not start, or did not answer.
     """
+    import asyncio
+
     from vllm_console.load.client import LoadError
     from vllm_console.load.report import Times
     from vllm_console.load.run import run_load
@@ -197,11 +199,11 @@ def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Tr
     answers: dict[int, Times] = {}
     try:
         if traffic.recorded is not None:
-            _wait(send(None, traffic.seconds, recorded=traffic.warm_up))
-            report = _wait(send(None, traffic.seconds, recorded=traffic.recorded, answers=answers))
+            asyncio.run(send(None, traffic.seconds, recorded=traffic.warm_up))
+            report = asyncio.run(send(None, traffic.seconds, recorded=traffic.recorded, answers=answers))
         else:
-            _wait(send(None, 1.0, requests=4, seed=1))
-            report = _wait(send(traffic.rate, traffic.seconds, answers=answers))
+            asyncio.run(send(None, 1.0, requests=4, seed=1))
+            report = asyncio.run(send(traffic.rate, traffic.seconds, answers=answers))
     except LoadError as error:
         raise OperationError(f"{side.engine.label}: {error}") from error
     _stop(fleet, side)
@@ -210,12 +212,6 @@ def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Tr
         answered = f"{report.completed} of {counted(report.sent, 'request')} answered"
         print(plain(f"{words}: {answered}, e2e p50 {report.e2e.cell('p50')}"), flush=True)
     return EngineTurn(report.sent, answers)
-
-
-def _wait(coroutine: Any) -> Any:
-    import asyncio
-
-    return asyncio.run(coroutine)
 
 
 def _stop(fleet: LocalFleet, side: _Side) -> None:

@@ -133,7 +133,6 @@ def earlier_samples(state: Path, since: float, board: Board | None) -> list[Host
     Our servers are named, and claims on the board count from when they were made.
     """
     from vllm_console.fleet.board import gpu_claims
-    from vllm_console.history.gpu_samples import GPU_SAMPLES, read_gpu_samples
     from vllm_launchers.launch.details import ServerRecords
 
     hosts = read_gpu_samples(state / GPU_SAMPLES, since)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from vllm_console.fleet.attached import AllRecords, AttachedServers
+from vllm_console.fleet.attached import AllRecords, AttachedServers, endpoint_access
 from vllm_console.fleet.background_commands import Loads, Ramps, RampView, StagedPredictions
 from vllm_console.fleet.board import NO_BOARD, SharedBoard, gpu_claims
 from vllm_console.fleet.leftovers import LeftoversWatch, find_leftovers, lost_server, remove_leftovers
@@ -737,7 +737,6 @@ class LocalFleet:
             NotFoundError, RefusedError: there is no such server, or nothing may be sent to it.
         """
         from vllm_console.chat.client import ChatServer
-        from vllm_console.fleet.attached import endpoint_access
         from vllm_console.load.client import ApiAccess, own_access
 
         seen = self.snapshot().server(name)

@@ -25,7 +25,7 @@ from vllm_launchers.listeners import Owner
 from vllm_launchers.procfs import other_network, started_at
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.units import natural_key
-from vllm_launchers.vllm.engines import Engine
+from vllm_launchers.vllm.engines import simulated_engine
 
 SCAN_SECONDS = 5.0
 """How often the process table is searched."""
@@ -90,7 +90,7 @@ class ObservedWatch:
                 ours=False,
                 owner=server.user,
                 model=server.model or "",
-                engine=_simulated() if server.simulated else None,
+                engine=simulated_engine() if server.simulated else None,
                 host=server.host,
                 port=self._port,
                 pid=server.pid,
@@ -168,13 +168,6 @@ class ObservedWatch:
                 if self.sampled.is_set():
                     self._since = time.time()
             self._reason = reason
-
-
-def _simulated() -> Engine:
-    # Imported when there is such a server: it also loads the search for installations, with many regular expressions.
-    from vllm_launchers.vllm.engines import simulated_engine
-
-    return simulated_engine()
 
 
 def _flags(server: ObservedServer) -> set[str]:

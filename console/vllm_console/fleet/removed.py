@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from vllm_console.history.store import HISTORY
+from vllm_console.history.store import HISTORY, HistoryError, HistoryReader
 from vllm_console.load.spans import FILE_NAME as LOADS
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.patterns import lazy_pattern
@@ -56,8 +56,6 @@ class RemovedServer(NamedTuple):
 
 def _is_empty(history: Path) -> bool:
     """Whether it surely has no sample: its server ended before one was recorded, and there is nothing to replay."""
-    from vllm_console.history.store import HistoryError, HistoryReader
-
     try:
         with contextlib.closing(HistoryReader(history)) as reader:
             return reader.latest() is None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, to_builtins
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from vllm_console.attached import record_folder
 from vllm_console.fleet.verbs import NothingToCompareError
@@ -232,8 +232,6 @@ def _holding(view: ServerView) -> dict[str, float]:
 
 def _head(record: ServerRecord, generation: Generation) -> RunHead:
     """The run of one of a record's generations."""
-    from msgspec.structs import asdict
-
     from vllm_console.runs.store import RunHead
 
     details: Details = unpack(generation.spec.details)

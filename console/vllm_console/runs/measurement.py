@@ -131,9 +131,9 @@ def plot(title: str, curves: Sequence[RampCurve], limit: float | None) -> list[s
                 line[column(curve.ceiling)] = "|"
     for mark, x, y in ((curve.mark, x, y) for curve in curves for x, y in curve.points):
         cells[row(y)][column(x)] = mark
-    labels = {row(math.exp(at)): _short(math.exp(at)) for at in (bottom, top)}
+    labels = {row(math.exp(at)): seconds(math.exp(at)) for at in (bottom, top)}
     if limit is not None:
-        labels.setdefault(row(limit), _short(limit))
+        labels.setdefault(row(limit), seconds(limit))
     lines = [f"{title:<{WIDTH + 7}}"]
     lines += [
         f"{labels.get(index, ''):>6}{'+' if index in labels else '|'}{''.join(line)}"
@@ -168,7 +168,3 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     """Logarithms of the smallest and largest, never the same."""
     low, high = math.log(min(values)), math.log(max(values))
     return (low, high) if high - low > 0.1 else (low - 0.5, high + 0.5)
-
-
-def _short(value: float) -> str:
-    return seconds(value)

@@ -396,8 +396,6 @@ def _take_lock(home: Path, timeout: float = folders.LOCK_TIMEOUT) -> int | None:
 
 def _ask(home: Path, request: Mapping[str, Any], seconds: float | None = None) -> ServerRecord | None:
     """Send a request to the living keeper; None if there is none, or if it is just ending."""
-    from vllm_launchers.keeper import wire
-
     try:
         answer = wire.ask(home, request, seconds or wire.ANSWER_SECONDS)
     except wire.UnreachableError:

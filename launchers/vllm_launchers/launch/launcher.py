@@ -108,10 +108,6 @@ def _among_all() -> Iterator[None]:
         yield
 
 
-SidecarCommand = Callable[[LaunchPlan, Path], Sequence[str]]
-"""The command that a keeper runs beside a server, from its plan and its folder."""
-
-
 Recorded = Callable[[Path, Sequence[LaunchSpec]], tuple[LaunchSpec, Recording]]
 """Puts a recording into a server's folder; returns what is to run, and what it goes on from."""
 
@@ -119,7 +115,8 @@ Recorded = Callable[[Path, Sequence[LaunchSpec]], tuple[LaunchSpec, Recording]]
 class Launcher:
     """Starts and restarts servers below the state folder ``state``.
 
-    ``refresh`` is called before planning, so that the planner's GPUs are up to date. ``noted`` gets the record of each
+    ``sidecar`` returns the command that a keeper runs beside a server, from its plan and its folder. ``refresh`` is
+    called before planning, so that the planner's GPUs are up to date. ``noted`` gets the record of each
     server after its launch, and before a restart. ``judged`` adds the engine's own verdict to the plan of a launch, if
     that is known; ``prepared`` returns the keeper that has prepared exactly this launch, if there is one.
     ``not_retryable`` are log lines that show that another automatic start would fail the same way; requested only if a
@@ -132,7 +129,7 @@ class Launcher:
         planner: Planner,
         records: ServerRecords,
         *,
-        sidecar: SidecarCommand,
+        sidecar: Callable[[LaunchPlan, Path], Sequence[str]],
         not_retryable: Callable[[], Sequence[NotRetryable]],
         refresh: Callable[[], None],
         noted: Callable[[ServerRecord], ServerRecord],

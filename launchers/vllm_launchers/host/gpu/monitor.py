@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.host import DriverError, Gpu, Host
-from vllm_launchers.host.gpu.reader import SystemReader
+from vllm_launchers.host.gpu.reader import GpuReader, SystemReader
 from vllm_launchers.host.gpu.sharing import holder_user
 
 DEADLINE_SECONDS = 5.0
@@ -56,7 +56,7 @@ class GpuMonitor:
         deadline: float = DEADLINE_SECONDS,
         open_reader: Callable[[], HostReader] | None = None,
     ) -> None:
-        self._open_reader = open_reader or (lambda: _nvml_reader(servers))
+        self._open_reader = open_reader or (lambda: GpuReader(servers))
         self._interval = interval
         self._deadline = deadline
         self._system = SystemReader()
@@ -129,12 +129,6 @@ class GpuMonitor:
         if reader is not None:
             with contextlib.suppress(DriverError):
                 reader.close()
-
-
-def _nvml_reader(servers: Callable[[], Mapping[int, str]] | None) -> HostReader:
-    from vllm_launchers.host.gpu.reader import GpuReader
-
-    return GpuReader(servers)
 
 
 def read_once(servers: Callable[[], Mapping[int, str]] | None = None, deadline: float = 20.0) -> Host:

@@ -20,7 +20,7 @@ from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
 from vllm_launchers.vllm.model_folder import RANKS
 from vllm_launchers.vllm.release_defaults import NEWEST, online_fp8
-from vllm_launchers.vllm.removed_flags import removed_value
+from vllm_launchers.vllm.removed_flags import REMOVED_FLAGS, removed_value
 
 _UNRECOGNIZED = lazy_pattern(r"unrecognized arguments: (?P<words>.*)")
 _ARGUMENT = lazy_pattern(r"argument (?P<names>--?[\w./-]+): (?P<why>.*)")
@@ -90,7 +90,6 @@ def _given(text: str) -> dict[str, FlagValue]:
 def _right_name(name: str, given: Flags, case: Case) -> Fix | None:
     """The change to today's spelling of a removed flag, or to the flag whose name is nearly the same."""
     from vllm_launchers.vllm.flags.releases import RELEASES, UnknownReleaseError, release_table
-    from vllm_launchers.vllm.removed_flags import REMOVED_FLAGS
 
     try:
         table = release_table(case.version or RELEASES[-1])
