@@ -57,12 +57,11 @@ def test_a_model_in_the_speculators_format_needs_no_draft_model(
     own_draft: bool | None, levels: list[Level], method: dict[str, str], version: str
 ) -> None:
     flags: Any = {"speculative-config": json.dumps({"num_speculative_tokens": 3, **method})}
-    found = flag_findings(flags, {}, EngineFacts(release_table(version), own_draft=own_draft))
+    engine = EngineFacts(release_table(version), own_draft=own_draft)
+    found = flag_findings(flags, {}, engine)
     assert [one.level for one in found] == levels
     assert all("--speculative-config needs model" in one.message for one in found)
-    assert (
-        flag_findings({**flags, "max-num-seqs": 0}, {}, EngineFacts(release_table(version), own_draft=own_draft)) != []
-    )
+    assert flag_findings({**flags, "max-num-seqs": 0}, {}, engine) != []
 
 
 @pytest.mark.parametrize("flags", GOOD)
