@@ -153,10 +153,13 @@ async def test_nothing_is_asked_of_servers_of_others_nor_in_a_read_only_console(
         assert c.app.operations.on_top
 
 
-def test_texts():
+def test_line_ends_of_a_paste_and_wrapped_lines():
     assert as_text(as_line("a\r\nb\rc")) == "a\nb\nc"
     assert _wrapped("日本語" * 5, 10) == ["日本語日本", "語日本語日", "本語日本語"]
     assert _wrapped("    def f(): return 1", 12) == ["    def f():", "return 1"]
+
+
+def test_an_option_is_read_from_its_text_and_a_wrong_one_names_it():
     assert with_option(ChatOptions(), "stop", " a | \\n ").stop == ("a", "\n")
     assert with_option(ChatOptions(max_tokens=3), "max tokens", "").max_tokens is None
     for name, text in (("max tokens", "0"), ("max tokens", "x"), ("temperature", "2.1"), ("temperature", "nan")):

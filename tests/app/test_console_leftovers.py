@@ -13,7 +13,7 @@ LEFT = Leftovers(
 )
 
 
-async def test_they_are_named_and_go_after_a_yes(console):
+async def test_leftovers_are_named_and_go_after_a_yes(console):
     async with console() as c:
         c.fleet.left = LEFT
         await c.press("X")

@@ -33,7 +33,7 @@ HOST = read_host(Path("4xa6000"))
         ("chat failed", False),
     ],
 )
-def test_it_matches_what_the_table_shows(fakes, text, found):
+def test_the_filter_matches_what_the_table_shows(fakes, text, found):
     server = replace(fakes.chat(fakes.NOW), model="meta-llama/Llama-3.1-8B", preset="chatbot", gpus=(0,), port=8000)
     assert matches(text, server, HOST) is found
 
@@ -50,7 +50,7 @@ def test_an_owner_is_found_by_name(fakes):
     assert not matches("you", server, None)
 
 
-async def test_it_has_a_prompt_and_counts_what_matches(console):
+async def test_the_filter_has_a_prompt_and_counts_what_matches(console):
     async with console() as c:
         await c.press("slash", *"gpu 1")
         await c.sees("/ gpu 1")
@@ -67,7 +67,7 @@ async def test_it_has_a_prompt_and_counts_what_matches(console):
         await c.until(lambda: "0 of 7" not in c.text and "chat" in c.text)
 
 
-async def test_it_is_taken_up_again_where_it_was(console):
+async def test_the_filter_is_edited_again_where_it_was_left(console):
     async with console() as c:
         await c.press("slash", *"coder", "enter", "slash")
         await c.sees("1 of 7 · esc clears")

@@ -95,7 +95,7 @@ async def test_over_another_screen_nothing_opens(console, slow):
     assert "Ended servers left 1 file (240 MiB) in /dev/shm: X removes them." in said
 
 
-async def test_help_stands_once(console):
+async def test_help_opens_once_however_often_its_key_is_pressed(console):
     async with console() as c:
         await c.press("question_mark", "question_mark", "f1")
         assert len(c.app.screen_stack) == 2

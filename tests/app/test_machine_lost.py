@@ -21,7 +21,7 @@ async def test_the_cursor_waits_on_the_machine_and_returns_to_its_server(console
         await c.until(lambda: selected(c) == "box/chat")
 
 
-async def test_it_does_not_return_once_it_was_moved(console, fakes):
+async def test_the_cursor_does_not_return_once_it_was_moved(console, fakes):
     async with console(fakes.chat, fakes.there) as c:
         await c.press("G")
         c.fleet.makers = [fakes.chat, fakes.lost]
@@ -32,7 +32,7 @@ async def test_it_does_not_return_once_it_was_moved(console, fakes):
         assert selected(c) == "chat"
 
 
-async def test_it_stays_on_the_machine_if_its_server_is_gone(console, fakes):
+async def test_the_cursor_stays_on_the_machine_if_its_server_is_gone(console, fakes):
     other = partial(fakes.there, name="box/other")
     async with console(fakes.chat, fakes.there, fakes.docs) as c:
         await c.press("down")

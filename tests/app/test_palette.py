@@ -302,7 +302,7 @@ def test_what_is_remembered_is_bounded_and_holds_no_secret(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(60, 15), (80, 24), (120, 40), (200, 60)])
-async def test_it_covers_neither_the_table_nor_the_finding(console, fakes, size):
+async def test_the_palette_covers_neither_the_table_nor_the_finding(console, fakes, size):
     async with console(fakes.pressed, fakes.coder, size=size) as c:
         await opened(c, "fix")
         top = c.app.screen.query_one("#palette").region.y

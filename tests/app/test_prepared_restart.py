@@ -36,7 +36,7 @@ def prepared(at, step, message="", **more):
     return PreparedRestart(at, step, at, ("max-num-seqs 256 → 128",), message, **more)
 
 
-async def test_it_is_reported_how_far_it_is_and_escape_cancels_it(console, fleet):
+async def test_the_progress_of_the_preparation_is_shown_and_escape_cancels_it(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("r", "y")
         await c.sees("The restart of chat is being prepared.")
@@ -63,7 +63,7 @@ async def test_the_changes_of_a_canceled_restart_are_staged_again(console, fleet
         await c.until(lambda: c.app.operations.staging.of("chat") == staged)
 
 
-async def test_another_verb_has_to_wait_for_it_but_a_stop(console, fleet):
+async def test_every_verb_but_a_stop_waits_for_the_preparation(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("r", "y")
         await c.sees("loading vLLM")

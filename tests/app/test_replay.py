@@ -23,7 +23,7 @@ async def replayed(c, fakes, name="gone@2"):
     await c.until(lambda: c.app.operations.selected.moment is not None, "the moment is read")
 
 
-async def test_it_opens_at_the_end_of_the_run_with_the_whole_run_in_sight(console, fakes, fleet):
+async def test_a_replay_opens_at_the_end_of_the_run_with_the_whole_run_in_sight(console, fakes, fleet):
     async with console(fleet=fleet, replay=fakes.REPLAY) as c:
         await replayed(c, fakes)
         view = fleet.times[-1]
@@ -68,7 +68,7 @@ async def test_ranges_end_with_the_whole_run(console, fakes, fleet):
 
 
 @pytest.mark.parametrize("key", ["end", "escape"])
-async def test_a_key_leaves_it(console, fakes, fleet, key):
+async def test_a_key_leaves_the_replay(console, fakes, fleet, key):
     async with console(fleet=fleet, replay=fakes.REPLAY) as c:
         await replayed(c, fakes)
         await c.press(key)
@@ -112,7 +112,7 @@ async def test_the_log_follows_again_afterwards(console, fakes, fleet, tmp_path)
 
 
 @pytest.mark.parametrize("key", ["s", "r", "x", "b", "f", "e", "w", "a", "asterisk", "left_square_bracket", "z", "t"])
-async def test_nothing_is_done_to_it(console, fakes, fleet, key):
+async def test_no_key_changes_a_replayed_server(console, fakes, fleet, key):
     async with console(fleet=fleet, replay=fakes.REPLAY) as c:
         await replayed(c, fakes)
         await c.press(key)
@@ -169,7 +169,7 @@ async def test_a_console_opens_on_the_server_that_is_named(console, fakes, fleet
         await c.until(lambda: c.app.operations.selected.moment == fakes.NOW - 60)
 
 
-async def test_without_a_run_the_key_reports_it(console, fakes, fleet):
+async def test_without_an_ended_run_the_key_says_so(console, fakes, fleet):
     async with console(fleet=fleet) as c:
         await c.press("O")
         await c.sees("There is no run to replay")

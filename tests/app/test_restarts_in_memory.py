@@ -14,7 +14,7 @@ TIMERS = "/asyncio/"
 """Where the loop makes timers. It keeps canceled timers until they are half of all."""
 
 
-async def test_restarts_leave_nothing(console, fakes):
+async def test_restarts_leave_no_objects_in_memory(console, fakes):
     now = {"generation": 1}
 
     def chat(at):

@@ -31,7 +31,7 @@ async def judged(c):
     await c.sees("fits (estimate); KV cache")
 
 
-async def test_a_server_of_the_same_name_gets_nothing_of_it(console, world):
+async def test_a_new_server_of_the_same_name_gets_none_of_the_staged_changes(console, world):
     async with console(fleet=world) as c:
         known = c.app.operations._identities["chat"]
         for other in ANOTHER:

@@ -82,12 +82,12 @@ def predicted(**changes):
         (replace(FOUND, source="metrics"), 60, TTFT.replace("predicted", "predicted from metrics")),
     ],
 )
-def test_the_line(found, width, text):
+def test_a_prediction_is_one_line_that_names_what_it_rests_on(found, width, text):
     style = DIM if found.prediction.outside else ACCENT
     assert prediction_text(found, width) == (text, style)
 
 
-async def test_it_belongs_to_what_is_staged_and_is_kept_with_the_restart(console, fleet):
+async def test_a_prediction_belongs_to_what_is_staged_and_is_kept_with_the_restart(console, fleet):
     first, second = (fleet_values(fleet, by) for by in (2, 4))
     fleet.predictions[first] = FOUND
     fleet.predictions[second] = replace(FOUND, prediction=replace(PREDICTION, outside="Too far from what it showed."))
@@ -191,7 +191,7 @@ def test_what_makes_the_finding_worse_says_so(outside):
     assert "worse" not in brief_prediction(found, "slow_tokens")
 
 
-def test_that_it_makes_it_worse_has_room_in_every_line():
+def test_that_a_change_makes_the_finding_worse_has_room_in_every_line():
     fix = Fix(Changes({"max-num-seqs": 128}), "Why.", "One. Two.")
     texts = fix_texts({"max-num-seqs": 256}, fix, WORSE)
     assert texts[0] == f"--max-num-seqs 256 → 128, {WORSE}. Trade-off: One. Two."

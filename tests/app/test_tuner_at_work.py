@@ -40,7 +40,7 @@ async def test_tuner_is_shown_while_it_runs(console, fleet, size):
 
 
 @pytest.mark.parametrize("busy", [True, False])
-async def test_restart_warns(console, fleet, busy):
+async def test_a_restart_warns_of_a_tuner_at_work(console, fleet, busy):
     fleet.busy = busy
     async with console(fleet=fleet, size=(160, 40)) as c:
         await c.press("r")
@@ -53,7 +53,7 @@ async def test_restart_warns(console, fleet, busy):
         await c.until(lambda: fleet.calls == [("restart", "chat", Changes())])
 
 
-async def test_stop_warns(console, fleet):
+async def test_a_stop_warns_of_a_tuner_at_work(console, fleet):
     async with console(fleet=fleet, size=(160, 40)) as c:
         await c.press("s")
         await c.sees("Stop chat?")
@@ -63,7 +63,7 @@ async def test_stop_warns(console, fleet):
         assert fleet.calls == []
 
 
-async def test_load_asks_first(console, fleet):
+async def test_a_load_beside_a_tuner_asks_first(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("b")
         await c.sees("A tuner measures chat. Send a load anyway?")

@@ -75,7 +75,7 @@ async def test_what_rests_on_an_estimate_may_be_gone_over(console, fleet):
         assert fleet.calls == [("restart", "old", True)]
 
 
-async def test_a_switch_too(console, fleet):
+async def test_a_switch_that_is_unlikely_to_start_can_be_forced(console, fleet):
     fleet.errors = (ESTIMATE,)
     async with console(fleet=fleet) as c:
         await c.press("w", "j", "enter", "y")

@@ -32,7 +32,7 @@ def text(found: FleetSnapshot, view: GpuHistoryView = FIRST, width: int = 120, h
 
 @pytest.mark.parametrize("name", recorded_hosts())
 @pytest.mark.parametrize("size", [(80, 10), (80, 16), (120, 34), (40, 12), (200, 50), (20, 4)])
-def test_it_keeps_to_its_size_on_every_host(fakes: Any, name: str, size: tuple[int, int]) -> None:
+def test_the_charts_keep_to_their_size_on_every_host(fakes: Any, name: str, size: tuple[int, int]) -> None:
     host = read_host(Path(name))
     found = FleetSnapshot(fakes.NOW, "gpubox", host=host, gpu_chart=fakes.gpu_chart_at(host.gpus[0], fakes.NOW))
     for page in range(page_count(found.gpu_chart, *size)):  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def test_each_process_has_its_line_with_owner_memory_age_and_command() -> None:
 
 
 @pytest.mark.parametrize("name", recorded_hosts())
-def test_it_fits_whatever_room_there_is(name: str) -> None:
+def test_the_lines_fit_whatever_room_there_is(name: str) -> None:
     for width, height in product((40, 60, 80, 120, 200), (3, 8, 12, 16, 30)):
         lines = gpus_lines(seen(read_host(Path(name))), width, height)
         assert len(lines) <= height

@@ -60,7 +60,7 @@ async def test_r_restarts_with_what_the_bar_shows(console, fakes):
         await c.sees("--max-num-seqs 256 → 128")
 
 
-async def test_another_server_closes_it(console, fakes):
+async def test_selecting_another_server_closes_the_bar(console, fakes):
     async with console(fakes.chat, fakes.coder) as c:
         await c.press("a", "down", "j")
         await c.sees("▸ coder")

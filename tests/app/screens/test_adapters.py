@@ -47,7 +47,7 @@ async def test_an_error_keeps_the_dialog_and_what_was_typed(console):
         await c.lacks("enter load or unload")
 
 
-async def test_unload_and_esc(console):
+async def test_escape_closes_the_dialog_and_unload_unloads_an_adapter(console):
     async with console() as c:
         c.fleet.lora = SERVED
         await c.press("F")

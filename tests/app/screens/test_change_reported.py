@@ -88,7 +88,9 @@ def test_a_mixed_verdict_names_both_sides(made):
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-async def test_it_stands_below_the_finding_also_after_the_comparison_was_opened(console, fleet, made, soon, size):
+async def test_the_report_stands_below_the_finding_also_after_the_comparison_was_opened(
+    console, fleet, made, soon, size
+):
     fleet.last_changes["chat"] = fleet.comparison = changed(made, slower=0.6)
     async with console(fleet=fleet, size=size) as run:
         await run.sees(": end-to-end p99 −48%")

@@ -265,7 +265,7 @@ async def test_what_may_be_gone_over_wants_one_more_press(screen, fleet, wait_un
     assert [request.force for request in starts(fleet)] == [force]
 
 
-async def test_advice_stops_nothing(screen, fleet, wait_until):
+async def test_a_plan_with_advice_alone_is_launched(screen, fleet, wait_until):
     fleet.findings = (ADVICE,)
     async with screen.run_test(size=SMALL) as pilot:
         await planned(pilot, wait_until)
@@ -530,7 +530,7 @@ async def test_where_no_preset_fits_it_stays_at_the_one_used_last_and_says_why(h
         assert app.screen.planner.draft.preset.name == "long-document"
 
 
-async def test_it_goes_nowhere_from_what_was_chosen_meanwhile(host, wait_until, fleet, made):
+async def test_a_preset_that_fits_does_not_replace_what_was_chosen_meanwhile(host, wait_until, fleet, made):
     fleet.known_runs = [made.run(2, preset="long-document")]
     only_fits(fleet, "chatbot")
     plan, fleet.held = fleet.plan, threading.Event()

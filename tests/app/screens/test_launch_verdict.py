@@ -124,7 +124,7 @@ async def test_another_port_is_the_same_question(screen, fleet, wait_until):
 
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+s"], ids=["left", "launched"])
-async def test_it_ends_with_the_screen(screen, fleet, wait_until, key):
+async def test_judging_ends_with_the_screen(screen, fleet, wait_until, key):
     async with screen.run_test(size=SIZE) as pilot:
         await wait_until(pilot, lambda: fleet.at_work)
         await pilot.press(key)

@@ -164,7 +164,7 @@ async def test_the_verdicts_are_of_the_launch_as_it_is_now(host, wait_until, fle
 
 
 @pytest.mark.parametrize("size", [(80, 24), (50, 16)])
-async def test_it_keeps_to_its_size(host, wait_until, fleet, size):
+async def test_the_picker_keeps_to_its_size(host, wait_until, fleet, size):
     fleet.local_models = LocalModels(tuple(model(f"org/a-model-with-quite-a-long-name-{n}") for n in range(60)))
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=size) as pilot:

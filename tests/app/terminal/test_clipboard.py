@@ -81,7 +81,7 @@ async def test_the_console_says_where_it_went(console, tmux, script, said):
         await c.sees(said)
 
 
-async def test_outside_tmux_the_terminal_has_it(console, monkeypatch):
+async def test_outside_tmux_the_terminal_gets_what_is_copied(console, monkeypatch):
     monkeypatch.delenv("TMUX", raising=False)
     async with console() as c:
         await c.press("y")
