@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.logs.startup import Progress, Startup
-from vllm_console.metrics.sample import Stage
+from vllm_console.logs.startup_facts import Stage
 from vllm_console.ui.panes.servers import columns_for, row
 from vllm_console.ui.panes.state import format_left, stage_lines, state_lines
 from vllm_launchers.keeper.records import State

@@ -31,8 +31,9 @@ from vllm_console.history.probe_records import EngineStep, FinishedRequest
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.load.tuner import TunerBest, TunerFigure, TunerProgress, TunerStep
 from vllm_console.logs.startup import Progress, Startup
+from vllm_console.logs.startup_facts import Stage
 from vllm_console.metrics.quantile import Quantile, Quantiles
-from vllm_console.metrics.sample import EngineSample, Sample, Series, Stage, Window
+from vllm_console.metrics.sample import EngineSample, Sample, Series, Window
 from vllm_console.prediction.score import KeptPrediction
 from vllm_launchers.errors import NotFoundError, OperationError
 from vllm_launchers.host.board import Board

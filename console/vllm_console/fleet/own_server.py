@@ -17,7 +17,8 @@ from vllm_console.history.store import HISTORY, HistoryEntry, HistoryError, Hist
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, ended, newest_points
 from vllm_console.load.spans import TunerWatch
-from vllm_console.metrics.sample import Series, Stage, Window
+from vllm_console.logs.startup_facts import Stage
+from vllm_console.metrics.sample import Series, Window
 from vllm_console.metrics.window import traffic
 from vllm_console.text import plain
 from vllm_launchers.keeper.files import LOG, NODE_MARK

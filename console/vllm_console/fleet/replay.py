@@ -27,7 +27,8 @@ from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, newest_points
 from vllm_console.load.spans import read_spans
 from vllm_console.logs.startup import Startup
-from vllm_console.metrics.sample import Series, Stage
+from vllm_console.logs.startup_facts import Stage
+from vllm_console.metrics.sample import Series
 from vllm_console.text import clock, plain
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State

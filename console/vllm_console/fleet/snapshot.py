@@ -9,7 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.attached import Endpoint
-from vllm_console.metrics.sample import Sample, Series, Stage, Window
+from vllm_console.logs.startup_facts import Stage
+from vllm_console.metrics.sample import Sample, Series, Window
 from vllm_console.text import plain
 from vllm_launchers.addresses import base_url
 from vllm_launchers.errors import NotFoundError, OperationError

@@ -22,7 +22,7 @@ from vllm_console.logs.startup import (
     startup_progress,
     too_quiet,
 )
-from vllm_console.metrics.sample import Stage
+from vllm_console.logs.startup_facts import Stage
 from vllm_console.text import percent, size
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack

@@ -14,8 +14,8 @@ from functools import cache
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.logs.startup_facts import Stage, StartupFacts
 from vllm_console.logs.vllm_lines import LogLine, parse_line
-from vllm_console.metrics.sample import Stage, StartupFacts
 from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.plan.budget.budget import EngineReport
 from vllm_launchers.plan.budget.engine_report import GRAPHS, KV_MEMORY, KV_TOKENS, WEIGHTS, ReportReader

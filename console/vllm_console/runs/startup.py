@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from vllm_console.metrics.sample import StartupFacts
+from vllm_console.logs.startup_facts import StartupFacts
 from vllm_console.runs.store import Run
 from vllm_console.text import UNKNOWN, gib, plain, took
 from vllm_launchers.typed_decoding import convert

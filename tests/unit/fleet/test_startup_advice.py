@@ -6,7 +6,7 @@ import pytest
 
 from vllm_console.fleet.startup_progress import startup_finding
 from vllm_console.logs.startup import Startup
-from vllm_console.metrics.sample import Stage, StartupFacts
+from vllm_console.logs.startup_facts import Stage, StartupFacts
 from vllm_launchers.launch.details import Details
 from vllm_launchers.plan.budget.budget import EngineReport
 from vllm_launchers.units import GIB

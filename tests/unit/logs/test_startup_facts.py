@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_console.logs.startup import watched
-from vllm_console.metrics.sample import StartupFacts
+from vllm_console.logs.startup_facts import StartupFacts
 
 
 def facts(*lines: str, process: str = "EngineCore pid=7") -> StartupFacts:

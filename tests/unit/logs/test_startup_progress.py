@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_console.logs.startup import FIRST_REQUEST, QUIET_SECONDS, durations, startup_progress, too_quiet
-from vllm_console.metrics.sample import Stage
+from vllm_console.logs.startup_facts import Stage
 
 EARLIER = {"process": 1.0, "config": 9.0, "weights": 50.0, "compile": 30.0, "graphs": 10.0}
 

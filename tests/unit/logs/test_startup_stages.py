@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_console.logs.startup import StartupWatch, stages
-from vllm_console.metrics.sample import Stage
+from vllm_console.logs.startup_facts import Stage
 
 BEGUN = datetime(2026, 5, 4, 11, 59, 55)
 

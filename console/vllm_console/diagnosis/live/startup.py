@@ -8,7 +8,7 @@ import msgspec
 
 from vllm_console.diagnosis.finding import OF_THE_NEXT_START, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import setting
-from vllm_console.metrics.sample import Stage, StartupFacts
+from vllm_console.logs.startup_facts import Stage, StartupFacts
 from vllm_console.text import count, duration, gib, seconds
 from vllm_launchers.plan.budget.budget import NEIGHBORS_GIB, EngineReport
 from vllm_launchers.plan.flags import BLOCKS, BYTES

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
-from vllm_console.metrics.sample import Stage
+from vllm_console.logs.startup_facts import Stage
 from vllm_console.text import count, duration, plain, took
 from vllm_console.ui.findings import findings_of, fix_texts
 from vllm_console.ui.keymap import key_of

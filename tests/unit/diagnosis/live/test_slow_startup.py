@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_console.diagnosis.finding import Severity
 from vllm_console.diagnosis.live.startup import LastStart, disturbed_start, slow_startup
-from vllm_console.metrics.sample import Stage, StartupFacts
+from vllm_console.logs.startup_facts import Stage, StartupFacts
 from vllm_launchers.plan.budget.engine_report import read_report
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.fast_loaders import FastLoader

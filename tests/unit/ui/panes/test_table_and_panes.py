@@ -12,8 +12,9 @@ from vllm_console.cli.servers import describe_server
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.objectives import agreed
 from vllm_console.fleet.snapshot import StateThen
+from vllm_console.logs.startup_facts import Stage
 from vllm_console.metrics.quantile import text_of
-from vllm_console.metrics.sample import EngineSample, Sample, Series, Speculation, Stage
+from vllm_console.metrics.sample import EngineSample, Sample, Series, Speculation
 from vllm_console.metrics.window import without_rates
 from vllm_console.text import clock
 from vllm_console.ui.actions import actions
