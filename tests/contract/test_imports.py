@@ -130,10 +130,14 @@ def test_keeper_loads_only_the_standard_library_and_itself() -> None:
     assert {name for name in others if not name.startswith("vllm_launchers.keeper")} <= FOUNDATION
 
 
+def test_keeper_starts_without_what_only_its_starter_needs() -> None:
+    assert tops(modules_of("vllm_launchers.keeper.loop")) & {"asyncio", "dataclasses", "locale", "subprocess"} == set()
+
+
 def test_recorder_stays_small() -> None:
     modules = modules_of("vllm_console.recorder")
     loaded = tops(modules)
-    assert loaded & (SCREEN | WEB | {"asyncio", "prometheus_client", "psutil"}) == set()
+    assert loaded & (SCREEN | WEB | {"asyncio", "prometheus_client", "psutil", "statistics"}) == set()
     keepers = {name for name in modules if name.startswith("vllm_launchers.keeper.")}
     assert keepers == {"vllm_launchers.keeper.files"}, "only the names of files"
 

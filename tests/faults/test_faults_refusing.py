@@ -222,7 +222,7 @@ IMPORTS = """
 import json, sys
 from pathlib import Path
 sys.path.append(sys.argv[1])
-import vllm_launchers.keeper.__main__
+import vllm_launchers.keeper.loop
 from vllm_launchers.keeper import health
 from vllm_launchers.listeners import Owner
 posted, me = [], Owner.of(__import__("os").getpid())

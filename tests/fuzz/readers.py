@@ -33,9 +33,9 @@ from vllm_launchers.host.gpu.host import HostError
 from vllm_launchers.host.gpu.topology import links_summary
 from vllm_launchers.host.processes import server_command
 from vllm_launchers.keeper import client, wire
-from vllm_launchers.keeper.__main__ import Keeper
 from vllm_launchers.keeper.errors import KeeperError, RecordError
 from vllm_launchers.keeper.lifecycle import ConsoleRequest
+from vllm_launchers.keeper.loop import Keeper
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.plan.budget.engine_report import learned_from, read_report
 from vllm_launchers.presets.load import read_presets

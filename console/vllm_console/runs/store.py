@@ -12,7 +12,6 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -481,6 +480,8 @@ _HELD = "SELECT code, since, until FROM findings WHERE run = ? ORDER BY since"
 
 def _measured(connection: sqlite3.Connection, run: Run) -> Run:
     """Add the figures of its minutes."""
+    from statistics import median  # with `decimal` and `fractions`, which a recorder has no use for
+
     count, last, seconds = connection.execute(
         "SELECT count(*), max(at + seconds), avg(seconds) FROM windows WHERE run = ?", (run.id,)
     ).fetchone()

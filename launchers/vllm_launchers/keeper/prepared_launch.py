@@ -20,13 +20,12 @@ import json
 import os
 import queue
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_launchers.keeper import wire
 from vllm_launchers.keeper.context import KeeperContext, Tuning
@@ -36,6 +35,9 @@ from vllm_launchers.keeper.preparation import PreparedProcess
 from vllm_launchers.keeper.records import LaunchSpec
 from vllm_launchers.keeper.spawn import SpawnError, server_process_command
 from vllm_launchers.values import Value
+
+if TYPE_CHECKING:
+    import subprocess
 
 PREPARE = "--prepare"
 """The word that starts a keeper so, before the socket's descriptor."""
@@ -75,6 +77,8 @@ class PreparedLaunch:
 
     def __init__(self, start: FirstStart, tuning: Mapping[str, Any] | None = None) -> None:
         """Start it. Raises OSError if no process can be started."""
+        import subprocess  # here: a keeper needs the module's other side only
+
         self.start = start
         self.pid: int | None = None
         """Its process, once it runs."""

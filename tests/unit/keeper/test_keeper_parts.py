@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_launchers.keeper import health, processes, wire
-from vllm_launchers.keeper.__main__ import Keeper
 from vllm_launchers.keeper.context import StopTimeouts, Tuning
 from vllm_launchers.keeper.errors import SilentError
 from vllm_launchers.keeper.lifecycle import (
@@ -30,6 +29,7 @@ from vllm_launchers.keeper.lifecycle import (
     exit_of,
     next_state,
 )
+from vllm_launchers.keeper.loop import Keeper
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
 from vllm_launchers.keeper.retry import retry_delay
 from vllm_launchers.keeper.stop_sequence import StopSequence
