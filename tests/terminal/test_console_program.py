@@ -176,7 +176,7 @@ def test_demo_shows_two_busy_servers_and_leaves_nothing(terminal, home):
 def test_demo_opens_with_recorded_history_and_verdict(command, tmp_path):
     """In a fresh home: full charts, the restart in them, and its effect."""
     path = tmp_path / "overview.svg"
-    assert command("demo", "--after", "15", "--picture", str(path)).returncode == 0
+    assert command("demo", "--after", "3", "--picture", str(path)).returncode == 0
     text = path.read_text().replace("&#160;", " ")
     assert re.search(r"better (at \S+ )?than run 1\b.*: ttft mean", text.lower())
     assert "r2" in text
