@@ -81,13 +81,10 @@ def inherited_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in sorted(SERVER_SECRETS) if environ.get(name)}
 
 
-def command_line(plan: Plan, *, environment: bool = True) -> str:
+def command_line(plan: Plan) -> str:
     """The plan as a shell command to show and copy: it runs unchanged, and contains no secret.
 
     A secret variable is written ``NAME="$NAME"``, to be expanded where it is exported.
     """
-    argv = redact_argv(plan.argv)
-    if not environment:
-        return line_of(argv)
     secrets = [f'{name}="${name}"' for name in plan.secrets if name not in plan.environment]
-    return " ".join([*assignments(redact_environment(plan.environment)), *secrets, line_of(argv)])
+    return " ".join([*assignments(redact_environment(plan.environment)), *secrets, line_of(redact_argv(plan.argv))])

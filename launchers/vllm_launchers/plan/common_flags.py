@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import StrEnum
 
@@ -212,9 +211,9 @@ def _example(name: str) -> str:
     return f"{plain}={value}"
 
 
-def name_warning(name: str, others: Iterable[str] = ()) -> str:
+def name_warning(name: str) -> str:
     """A sentence if a flag is not a common one, with the nearest that is; empty if it is."""
-    if name.partition(".")[0] in _BY_NAME or name in others:
+    if name.partition(".")[0] in _BY_NAME:
         return ""
     near = get_close_matches(name, _BY_NAME, 1, 0.75)
     if near:

@@ -85,10 +85,10 @@ class FoundModel(msgspec.Struct, frozen=True):
 
 
 class Hub:
-    """The hub and the cache that ``environ`` names; ``engines`` are paths of further installations of vLLM."""
+    """The hub and the cache that the environment names; ``engines`` are paths of further installations of vLLM."""
 
-    def __init__(self, engines: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> None:
-        self._environ = dict(os.environ if environ is None else environ)
+    def __init__(self, engines: Sequence[str] = ()) -> None:
+        self._environ = dict(os.environ)
         self._engines = tuple(engines)
         self.cache = cache_folder(self._environ)
         self._child: subprocess.Popen[bytes] | None = None

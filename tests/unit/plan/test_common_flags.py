@@ -108,7 +108,6 @@ def test_unknown_names_are_warned_about_with_the_nearest():
     assert name_warning("max-num-seqs") == ""
     assert name_warning("compilation-config.mode") == ""
     assert "will refuse" in name_warning("zzz")
-    assert name_warning("zzz", ["zzz"]) == ""
 
 
 def test_values_are_formatted_as_typed():
