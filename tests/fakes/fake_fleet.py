@@ -42,7 +42,7 @@ from vllm_launchers.keeper.records import Exit, SleepStep, State
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
 from vllm_launchers.plan import findings as plan_findings
 from vllm_launchers.plan.budget.budget import EngineReport, GpuBudget, MemoryBudget
-from vllm_launchers.plan.choices.inputs import Choice, SeenRoom, Source
+from vllm_launchers.plan.choices.choice import Choice, SeenRoom, Source
 from vllm_launchers.plan.findings import by_weight
 from vllm_launchers.plan.flags import flag_words, token_count
 from vllm_launchers.plan.model import Plan

@@ -24,7 +24,7 @@ from vllm_launchers.errors import OperationError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.launch.placement import GpuRequest, find_place
 from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
-from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization

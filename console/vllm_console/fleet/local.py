@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from vllm_launchers.keeper.prepared_launch import PreparedLaunch
     from vllm_launchers.launch.launcher import Launcher, Recorded
     from vllm_launchers.launch.resolve import LaunchPlan
-    from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
+    from vllm_launchers.plan.choices.choice import Choice, SeenRoom
     from vllm_launchers.vllm.flags.flag_table import FlagTable
     from vllm_launchers.vllm.modelfacts.facts import ModelFacts
     from vllm_launchers.vllm.modelfacts.local import LocalModels

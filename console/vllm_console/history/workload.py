@@ -21,7 +21,7 @@ from vllm_console.metrics.quantile import exact_quantile, interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
 from vllm_console.metrics.window import combine, growths, merge_histograms
 from vllm_console.text import duration, percent
-from vllm_launchers.plan.choices.inputs import SeenRoom
+from vllm_launchers.plan.choices.choice import SeenRoom
 from vllm_launchers.presets.model import MAX_TOKENS, Workload
 
 HELD = 3

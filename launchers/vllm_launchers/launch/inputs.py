@@ -20,7 +20,7 @@ from vllm_launchers.host.hub_folders import model_folder
 from vllm_launchers.launch.placement import AUTO
 from vllm_launchers.plan.budget.memory_flags import draft_model
 from vllm_launchers.plan.checks.request import on_ray
-from vllm_launchers.plan.choices.inputs import overlay
+from vllm_launchers.plan.choices.choice import overlay
 from vllm_launchers.plan.files import named_files
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.prepared.command import prepared_command

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.errors import OperationError
 from vllm_launchers.plan.checks.check import errors
-from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Source
+from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, Source
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import QUANTIZATION, TENSOR, normalise_setting
 from vllm_launchers.plan.model import Plan

@@ -36,7 +36,7 @@ from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve_l
 from vllm_launchers.plan.checks.environment import OTHER_PORT, engine_missing
 from vllm_launchers.plan.checks.request import on_ray
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
-from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
+from vllm_launchers.plan.choices.choice import Choice, SeenRoom
 from vllm_launchers.plan.command_line import inherited_secrets, split_secrets
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import VISIBLE, not_set

@@ -29,8 +29,8 @@ from vllm_launchers.plan.checks.check import check_plan
 from vllm_launchers.plan.checks.model import HERE
 from vllm_launchers.plan.checks.request import gpus_of, on_ray, visible_gpus
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
+from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, Choice, ChoiceInputs, SeenRoom, overlay
 from vllm_launchers.plan.choices.choose import choose, suggest
-from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInputs, SeenRoom, overlay
 from vllm_launchers.plan.choices.layout import all_layouts, fixed_layout, held_at_p95, sizes
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, check_layout, check_nodes, node_choices
 from vllm_launchers.plan.choices.pool import first_visible, pool_of, usable_gpus
@@ -440,7 +440,7 @@ def _placed(
 
 
 class _Budget:
-    """The memory budget with other flags (`vllm_launchers.plan.choices.inputs.BudgetFor`).
+    """The memory budget with other flags (`vllm_launchers.plan.choices.choice.BudgetFor`).
 
     Before its GPUs are found, those with the most room are assumed.
     """

@@ -12,7 +12,7 @@ import msgspec
 
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
-from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, ChoiceInputs
+from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, ChoiceInputs
 from vllm_launchers.plan.choices.layout import (
     LONG_AT_ONCE,
     NEARLY,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from vllm_launchers.plan.checks.sleep import DEVELOPERS
-from vllm_launchers.plan.choices.inputs import Choice, Source, overlay
+from vllm_launchers.plan.choices.choice import Choice, Source, overlay
 from vllm_launchers.plan.findings import Level, PlanError, PlanFinding
 from vllm_launchers.plan.flags import SLEEP_MODE, flag_words, spellings
 from vllm_launchers.plan.model import Plan

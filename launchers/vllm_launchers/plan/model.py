@@ -17,7 +17,7 @@ from vllm_launchers.vllm.flags.changes import Flags
 if TYPE_CHECKING:
     from vllm_launchers.plan.alternatives import Alternative
     from vllm_launchers.plan.budget.budget import MemoryBudget
-    from vllm_launchers.plan.choices.inputs import Choice
+    from vllm_launchers.plan.choices.choice import Choice
     from vllm_launchers.plan.engine_verdict import EngineVerdict
     from vllm_launchers.plan.findings import PlanFinding
     from vllm_launchers.plan.nodes import NodesPlan

@@ -12,7 +12,7 @@ from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.staging import measured_traffic
 from vllm_console.ui.screens.flags import FlagsScreen, about_lines
 from vllm_launchers.errors import OperationError
-from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.flags.changes import Changes
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.plan.findings import PlanError
 from vllm_launchers.plan.model import Plan
 

@@ -13,7 +13,7 @@ from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.plan.alternatives import Alternative
-from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import Placement

@@ -18,7 +18,7 @@ from vllm_launchers.vllm.release_defaults import default_utilization
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
-    from vllm_launchers.plan.choices.inputs import Choice
+    from vllm_launchers.plan.choices.choice import Choice
 
 UTILIZATION_STEP = 0.02
 

@@ -28,7 +28,7 @@ from vllm_console.ui.threads import answer_for, begin_worker, failure
 from vllm_console.ui.widgets.draw import KeyHint, Part, cut_rows, fit, keys_line, paragraph
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
-from vllm_launchers.plan.choices.inputs import Choice
+from vllm_launchers.plan.choices.choice import Choice
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.units import counted

@@ -18,7 +18,7 @@ from vllm_launchers.plan.checks.request import simulated, target_of, variables
 from vllm_launchers.plan.checks.sleep import sleep_findings
 from vllm_launchers.plan.checks.speculation import speculation_findings
 from vllm_launchers.plan.checks.workload import workload_findings
-from vllm_launchers.plan.choices.inputs import BudgetFor
+from vllm_launchers.plan.choices.choice import BudgetFor
 from vllm_launchers.plan.findings import Level, PlanFinding, by_weight
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan

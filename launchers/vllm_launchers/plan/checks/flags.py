@@ -23,7 +23,7 @@ from vllm_launchers.plan.budget.memory_flags import (
     whole_prompts,
 )
 from vllm_launchers.plan.checks.request import fewer_sequences, simulated, target_of, utilization
-from vllm_launchers.plan.choices.inputs import BudgetFor, fits_with
+from vllm_launchers.plan.choices.choice import BudgetFor, fits_with
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import (
     BATCHED,

@@ -31,7 +31,7 @@ from vllm_launchers.plan.checks.request import (
     way_without_flags,
     without_fixed_size,
 )
-from vllm_launchers.plan.choices.inputs import BudgetFor, fits_with
+from vllm_launchers.plan.choices.choice import BudgetFor, fits_with
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import BLOCKS, DATA, KV_DTYPE, LENGTH, PIPELINE, TENSOR, UTILIZATION
 from vllm_launchers.plan.inputs import PlanInputs

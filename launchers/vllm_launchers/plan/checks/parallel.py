@@ -10,7 +10,7 @@ from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.topology import LinkLevel, near_groups, pair_level, spans
 from vllm_launchers.plan.checks.architectures import is_dense
 from vllm_launchers.plan.checks.request import gpus_of, local_ranks, most_gpus, simulated, spread, way_without_flags
-from vllm_launchers.plan.choices.inputs import BudgetFor
+from vllm_launchers.plan.choices.choice import BudgetFor
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import DATA, EXPERTS, PIPELINE, TENSOR, VISIBLE

@@ -9,7 +9,7 @@ from vllm_launchers.plan.alternatives import Alternative, thrift
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.checks.context import longest_supported
 from vllm_launchers.plan.checks.request import fixed_size, without_fixed_size
-from vllm_launchers.plan.choices.inputs import BudgetFor, fits_with
+from vllm_launchers.plan.choices.choice import BudgetFor, fits_with
 from vllm_launchers.plan.choices.layout import LONG_AT_ONCE, UNASKED, format_layout, held_at_p95
 from vllm_launchers.plan.choices.lengths import rounded_up
 from vllm_launchers.plan.findings import Level, PlanFinding

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.choices.inputs import (
+from vllm_launchers.plan.choices.choice import (
     PARALLEL_FLAGS,
     WORKLOAD_FLAGS,
     BudgetFor,

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from vllm_launchers.plan.attention import fp8_cache_support, is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, BudgetFor, Choice, ChoiceInputs, Source
+from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, BudgetFor, Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.pool import Layout, Pool
 from vllm_launchers.plan.flags import BLOCKS, DATA, DECODE_CONTEXT, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
 from vllm_launchers.plan.pace import Paces, timing_of

@@ -6,7 +6,7 @@ import math
 
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.budget.memory_flags import least_step, max_tokens_per_mm_item, whole_prompts
-from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs, Source
+from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import held_at_p95
 from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, token_count
 from vllm_launchers.units import counted

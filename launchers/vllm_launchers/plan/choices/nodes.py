@@ -13,7 +13,7 @@ import msgspec
 
 from vllm_launchers.engine_model.gpus import Interconnect
 from vllm_launchers.patterns import lazy_pattern
-from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInputs, Source
+from vllm_launchers.plan.choices.choice import PARALLEL_FLAGS, Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import LayoutFit
 from vllm_launchers.plan.choices.pool import Pool
 from vllm_launchers.plan.findings import PlanError

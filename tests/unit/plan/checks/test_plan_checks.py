@@ -15,7 +15,7 @@ from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, Link, MigInstance
 from vllm_launchers.host.gpu.topology import bandwidth
 from vllm_launchers.plan.checks.other_tools import other_tools
-from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan

@@ -10,8 +10,8 @@ import pytest
 
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Host, Link
+from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs
 from vllm_launchers.plan.choices.choose import choose
-from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.flags.changes import Changes
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization

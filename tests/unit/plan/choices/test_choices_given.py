@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.choose import choose, suggest
-from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.presets.model import FlagSetting, Workload

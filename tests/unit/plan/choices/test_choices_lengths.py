@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.choices.inputs import Choice, SeenRoom, Source
+from vllm_launchers.plan.choices.choice import Choice, SeenRoom, Source
 from vllm_launchers.plan.choices.lengths import rounded_up
 from vllm_launchers.presets.model import FlagSetting, Workload
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts

@@ -13,7 +13,7 @@ from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.host.gpu.topology import bandwidth, islands_of
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.plan.choices.choice import Choice, Source
 from vllm_launchers.plan.choices.layout import all_layouts
 from vllm_launchers.plan.choices.pool import Layout, pool_of
 from vllm_launchers.presets.model import FlagSetting, Workload

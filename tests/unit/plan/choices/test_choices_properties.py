@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_launchers.host.gpu.host import Gpu, Host, Link
+from vllm_launchers.plan.choices.choice import Choice, ChoiceInputs
 from vllm_launchers.plan.choices.choose import choose, suggest
-from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs
 from vllm_launchers.presets.model import FlagSetting, Workload
 from vllm_launchers.presets.rules import FLAG_RULES
 from vllm_launchers.vllm.flags.changes import Changes

@@ -1,4 +1,4 @@
-"""The inputs of the choices, and the memory budget that decides what fits. Pure."""
+"""A choice of a flag: who made it and why; what it is made from, and the memory budget that decides what fits. Pure."""
 
 from __future__ import annotations
 
