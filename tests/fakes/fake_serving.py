@@ -13,7 +13,8 @@ import socket
 import sys
 import threading
 import time
-from types import SimpleNamespace
+
+from fake_words import arguments
 
 CHILD = "import signal,sys,time\n{ignore}\nsys.stdout.write('child up\\n'); sys.stdout.flush()\ntime.sleep(600)"
 
@@ -36,17 +37,6 @@ DEFAULTS: dict[str, object] = {
     "prepared": "",  # JSON: what it says on descriptor 3, and what it does then
     "requests": "",  # file that gets a JSON line per request but those for /health
 }
-"""Its options, with their defaults; those that are False by default take no value."""
-
-
-def _arguments(words: list[str]) -> SimpleNamespace:
-    given, rest = dict(DEFAULTS), iter(words)
-    for word in rest:
-        name, equals, value = word.removeprefix("--").partition("=")
-        name = name.replace("-", "_")
-        kind = type(DEFAULTS[name])
-        given[name] = True if kind is bool else kind(value if equals else next(rest))
-    return SimpleNamespace(**given)
 
 
 def _health(port: int, quiet_file: str, answers: dict[str, tuple[int, object]], requests: str) -> None:
@@ -128,7 +118,7 @@ def _play(control: socket.socket, what: str, value: object) -> None:
 
 
 def main() -> None:  # noqa: C901 (one branch per option)
-    given = _arguments(sys.argv[1:])
+    given = arguments(DEFAULTS, sys.argv[1:])
     if given.prepared:
         import json
 

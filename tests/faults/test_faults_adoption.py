@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.keeper_bench import PATIENCE, TUNING
 from vllm_console.fleet.local import LocalFleet
 from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client, errors, folders, processes
@@ -71,7 +72,7 @@ POLICY = RestartPolicy(RestartMode.ON_FAILURE, limit=3, backoff_seconds=0.2, bac
 
 
 def until(condition, what):
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen"
         time.sleep(0.05)
@@ -98,6 +99,12 @@ def keepers(tmp_path, monkeypatch):
     return fault, clock
 
 
+@pytest.fixture
+def rare_probes(monkeypatch):
+    """For many servers: ten probes per second of each would take a core while others are being restarted."""
+    monkeypatch.setitem(TUNING, "probe_ready", 2.0)
+
+
 def died(bench, fault):
     bench.until(lambda _: not fault.exists() and not client.keeper_alive(bench.root, "one"))
     return bench.read()
@@ -119,7 +126,7 @@ def test_accepted_restart_survives_keeper_death(bench, keepers, moment):
     assert (second.current.spec, second.start_pending, second.adopted) == (new, False, False)
 
 
-def test_restart_survives_keeper_death_at_any_record_write(bench, keepers):
+def test_restart_survives_keeper_death_at_any_record_write(bench, keepers, rare_probes):
     """The keeper dies before or after each record write between request and readiness; the restart still happens."""
     fault, _ = keepers
     faults = {
@@ -153,7 +160,7 @@ def test_restart_survives_keeper_death_at_any_record_write(bench, keepers):
     assert all(f"{when}-{number}" in struck for when in ("before", "after") for number in range(4))
 
 
-def test_prepared_restart_survives_keeper_death_at_any_record_write(bench, keepers):
+def test_prepared_restart_survives_keeper_death_at_any_record_write(bench, keepers, rare_probes):
     """Either the old generation still serves or the new one is ready. No prepared process is left."""
     fault, _ = keepers
     faults = {

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fakes.keeper_bench import FAKE
 from vllm_console.doctor import examine
 from vllm_console.fleet import leftovers as left_behind
 from vllm_launchers.host import shared_memory
@@ -25,7 +26,7 @@ from vllm_launchers.keeper import client, errors, folders, orphans, process_grou
 from vllm_launchers.keeper.records import State
 from vllm_launchers.values import replace
 
-TREE = Path(__file__).with_name("fake_tree.py")
+TREE = FAKE.with_name("fake_tree.py")
 SECONDS = 30.0
 LIMIT_SECONDS = 120.0
 """Timeout. On a machine that is not overloaded, ten seconds are enough."""

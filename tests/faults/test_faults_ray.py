@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from fakes.keeper_bench import Bench, until
+from fakes.keeper_bench import FAKE, Bench, until
 from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.fleet.gpus import roots
 from vllm_launchers.keeper import client, process_group, processes
 from vllm_launchers.keeper.records import ProcessIdentity, ServerRecord, State
 
-TREE = Path(__file__).with_name("fake_tree.py")
+TREE = FAKE.with_name("fake_tree.py")
 SHARED = Path("/dev/shm")
 
 
@@ -28,7 +28,7 @@ class Ray:
     def __init__(self, root: Path) -> None:
         self.ours, self.theirs = SHARED / f"psm_{os.getpid()}_ours", SHARED / f"psm_{os.getpid()}_theirs"
         pids = root / "ray-pids"
-        words = [sys.executable, "-S", str(TREE), "--pids", str(pids), "--raylet", str(self.ours), str(self.theirs)]
+        words = [sys.executable, "-S", str(TREE), "--pids", str(pids), "--raylet", f"{self.ours}:{self.theirs}"]
         self.raylet = subprocess.Popen(words, start_new_session=True)
         until(pids.exists, "the workers of Ray")
         self.worker, self.other = (_identity(int(pid)) for pid in pids.read_text().split())

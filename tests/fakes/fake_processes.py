@@ -2,12 +2,14 @@
 
 As measured on vLLM: an API server ends, with code 0, when its engine has died, and an engine when a worker has; engine
 and workers outlive an API server that was killed. Worse than vLLM: here a worker outlives its engine too.
+
+Imports what every tree needs only, as `fake_serving` does.
 """
+
+# ruff: noqa: PTH105, PTH123
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import mmap
 import os
 import signal
@@ -15,11 +17,24 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
+
+from fake_words import arguments
+
+DEFAULTS: dict[str, object] = {
+    "port": 0,
+    "pids": "",  # file that gets the pids of engine and workers
+    "never_ready": False,
+    "stubborn": False,
+    "apart": False,
+    "workers": 2,
+    "queue": "",  # shared memory that the engine maps
+    "raylet": "",  # be a raylet: the queue of each worker, with colons between them
+}
 
 
 def title(name: str) -> None:
-    ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
+    with open("/proc/self/comm", "w") as file:
+        file.write(name)
 
 
 def rest() -> None:
@@ -47,7 +62,7 @@ def fork(run: object, *words: object) -> int:
     return pid
 
 
-def mapped(queue: Path) -> mmap.mmap:
+def mapped(queue: str) -> mmap.mmap:
     """A message queue, created if missing."""
     fd = os.open(queue, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -57,7 +72,7 @@ def mapped(queue: Path) -> mmap.mmap:
         os.close(fd)
 
 
-def actor(queue: Path, stubborn: bool) -> None:
+def actor(queue: str, stubborn: bool) -> None:
     if stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     title("ray::RayWorkerProc")
@@ -66,7 +81,7 @@ def actor(queue: Path, stubborn: bool) -> None:
     kept.close()
 
 
-def raylet(pids: Path, queues: list[Path]) -> None:
+def raylet(pids: str, queues: list[str]) -> None:
     """A raylet with a worker per queue. It has no parent and ends none of its workers."""
     title("raylet")
     workers = [fork(actor, queue, True) for queue in queues]
@@ -74,15 +89,16 @@ def raylet(pids: Path, queues: list[Path]) -> None:
     rest()
 
 
-def written(pids: Path, found: list[int]) -> None:
-    partial = pids.with_suffix(".new")
-    partial.write_text(" ".join(map(str, found)))
-    partial.replace(pids)
+def written(pids: str, found: list[int]) -> None:
+    partial = f"{pids}.new"
+    with open(partial, "w") as file:
+        file.write(" ".join(map(str, found)))
+    os.replace(partial, pids)
 
 
-def engine(pids: Path, apart: bool, count: int, queue: Path | None) -> None:
+def engine(pids: str, apart: bool, count: int, queue: str) -> None:
     title("VLLM::EngineCore")
-    kept = mapped(queue) if queue is not None else None
+    kept = mapped(queue) if queue else None
     workers = [fork(worker, number, apart) for number in range(count)]
     written(pids, [os.getpid(), *workers])
     if workers:
@@ -102,18 +118,9 @@ def health(port: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int)
-    parser.add_argument("--pids", type=Path, required=True)
-    parser.add_argument("--never-ready", action="store_true")
-    parser.add_argument("--stubborn", action="store_true")
-    parser.add_argument("--apart", action="store_true")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--queue", type=Path, help="shared memory that the engine maps")
-    parser.add_argument("--raylet", type=Path, nargs="+", help="be a raylet: the queue of each worker")
-    given = parser.parse_args()
+    given = arguments(DEFAULTS, sys.argv[1:])
     if given.raylet:
-        raylet(given.pids, given.raylet)
+        raylet(given.pids, given.raylet.split(":"))
     core = fork(engine, given.pids, given.apart, given.workers, given.queue)
     if given.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -123,7 +130,3 @@ def main() -> None:
     print("EngineDeadError", flush=True)
     sys.stdout.flush()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
