@@ -50,6 +50,18 @@ class Program:
         return json.loads(answer.stdout)
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """``vllm-console`` with a server ``chat`` that is ready, for all tests of a module that leave it as it is."""
+    runner = Program(tmp_path_factory.mktemp("served"))
+    runner.env["XDG_DATA_HOME"] = str(runner.home / "data")
+    try:
+        runner.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
+        yield runner
+    finally:
+        end_servers(runner.home / "state" / "vllm-console")
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """``vllm-console`` with a separate home; its servers end with the test."""

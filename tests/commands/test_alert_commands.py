@@ -12,7 +12,7 @@ import time
 import pytest
 import yaml
 
-from fakes.commands import ASK_SECONDS
+from fakes.commands import ASK_SECONDS, PATIENCE
 
 PRESET = """
 extends = "chatbot"
@@ -39,7 +39,7 @@ def write_presets(program):
 
 def checked(program, *words):
     """The output of ``check`` once samples were recorded."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while True:
         answer = program("check", "chat", "--json", *words)
         document = json.loads(answer.stdout)
@@ -66,7 +66,7 @@ def test_check_exit_code_reports_whether_objectives_are_met(program):
     assert "objectives of preset patient" in program("check", "chat", "--allow-idle").stdout
 
     program.json("load", "chat", "--rate", "10", "--duration", "1")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while (answer := program("check", "chat", "--json")).returncode != 0:
         assert time.monotonic() < deadline, answer.stdout
         time.sleep(ASK_SECONDS)
@@ -82,7 +82,7 @@ def test_check_lists_each_violated_objective(program):
     write_presets(program)
     start(program, preset="hasty")
     program.json("load", "chat", "--rate", "10", "--duration", "1")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while "ITL p99 is" not in (answer := program("check", "chat")).stdout:
         assert time.monotonic() < deadline, answer.stdout
         time.sleep(ASK_SECONDS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fakes.commands import PATIENCE
 from fakes.keeper_bench import end_servers
 from vllm_console.fleet.local import LocalFleet
 from vllm_launchers.errors import OperationError, RefusedError
@@ -40,7 +41,7 @@ def gpubox(program: Any, tmp_path: Path) -> Iterator[Path]:
 
 def settled(fleet: LocalFleet, done: Callable[[Any], bool]) -> Any:
     """Wait until a snapshot meets the condition."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not done(found := fleet.snapshot()):
         assert time.monotonic() < deadline, found.servers
         time.sleep(0.1)

@@ -7,6 +7,8 @@ import os
 import signal
 import time
 
+from fakes.commands import PATIENCE
+
 
 def test_doctor_reports_versions_servers_and_problems(program):
     program.json("start", "batch", "--engine", "simulated", "--name", "nightly", "--wait")
@@ -28,7 +30,7 @@ def test_files_deleted_under_keeper_are_reported(program):
     (folder / "keeper.sock").unlink()
     (folder / "server.log").unlink()
     whats = [problem["what"] for problem in json.loads(program("doctor", "--json").stdout)["problems"]]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not all((folder / name).exists() for name in ("keeper.sock", "server.log")):
         assert time.monotonic() < deadline
         time.sleep(0.05)

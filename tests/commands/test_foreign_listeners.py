@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.commands import ASK_SECONDS
+from fakes.commands import ASK_SECONDS, PATIENCE
 
 NOBODY = 65534
 KEY = "sk-not-for-others-42"
@@ -93,7 +93,7 @@ def test_foreign_listener_on_other_address_of_localhost_is_ignored(confused, for
     assert (sent["completed"], sent["failed"]) == (8, 0)
     again = confused.json("restart", "mine", "--set", "max-num-seqs=32", "--wait")
     assert again["state"] == "ready"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while (seen := confused.json("status", "mine")["metrics"]) is None:
         assert time.monotonic() < deadline, "no recorded history"
         time.sleep(ASK_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from fakes.commands import ASK_SECONDS
+from fakes.commands import ASK_SECONDS, PATIENCE
 from vllm_console.prediction.score import LEAST_DRIFT
 
 LATENCIES = ("ttft_seconds", "itl_seconds", "e2e_seconds")
@@ -16,7 +16,7 @@ REQUESTS = 110
 def send(program):
     """Send the same requests each time; returns when all are on disk. The probe writes four times per second."""
     program.json("load", "chat", "--requests", str(REQUESTS), "--rate", "20", "--output-p95", "120")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while len(program.json("requests", "chat")) < REQUESTS:
         assert time.monotonic() < deadline
         time.sleep(ASK_SECONDS)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import time
 
-from fakes.commands import ASK_SECONDS
+from fakes.commands import ASK_SECONDS, PATIENCE
 
 
 def served(program, name="chat", seconds="3"):
     """A stopped server that had traffic."""
     program.json("start", "chatbot", "--engine", "simulated", "--name", name, "--wait")
     assert program("load", name, "--rate", "5", "--duration", seconds, "--output-tokens", "20").returncode == 0
-    deadline = time.monotonic() + 60
-    while not program.json("status", name)["metrics"]["generation_tokens_total"]:
+    deadline = time.monotonic() + PATIENCE
+    while not (program.json("status", name)["metrics"] or {}).get("generation_tokens_total"):
         assert time.monotonic() < deadline, "the recorder does not see it"
         time.sleep(ASK_SECONDS)
     program.json("stop", name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 import time
 
-from fakes.commands import ASK_SECONDS
+from fakes.commands import ASK_SECONDS, PATIENCE
 
 KEYS = [
     "id", "arrived_at", "finished_at", "prompt_tokens", "output_tokens", "cached_tokens", "queue_seconds",
@@ -19,7 +19,7 @@ def start(program, *words, name="chat"):
 
 def recorded(program, count, *words):
     """The requests, once that many are on disk. The probe writes four times per second."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while len(found := program.json("requests", "chat", *words)) < count:
         assert time.monotonic() < deadline
         time.sleep(ASK_SECONDS)

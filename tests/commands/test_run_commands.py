@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from fakes.commands import PATIENCE
 from fakes.ports import free_port
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.load.run import run_load_sync
@@ -21,7 +22,7 @@ WORK = Workload(input_tokens_p95=200, output_tokens_p95=30, prefix_reuse=0.2, co
 
 
 def until(found, what):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not (answer := found()):
         assert time.monotonic() < deadline, what
         time.sleep(0.05)

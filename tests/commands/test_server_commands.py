@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fakes.commands import ASK_SECONDS
+from fakes.commands import ASK_SECONDS, PATIENCE
+from vllm_launchers.keeper import client
 
 SERVER_KEYS = {"name", "preset", "engine", "port", "state", "pid", "argv", "generation", "log"}
 
@@ -73,7 +75,7 @@ def test_restart_rejects_unset_of_missing_flag_before_stopping(program):
 
 def test_status_adds_exit_and_metrics(program):
     start(program)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while (answer := program.json("status", "chat"))["metrics"] is None:
         assert time.monotonic() < deadline
         time.sleep(ASK_SECONDS)
@@ -124,9 +126,8 @@ def test_start_after_stop_increments_generation(program):
     assert (again["generation"], again["state"]) == (2, "ready")
 
 
-def test_logs(program):
-    start(program)
-    answer = program.json("logs", "chat", "-n", "500")
+def test_logs(served):
+    answer = served.json("logs", "chat", "-n", "500")
     assert any("Application startup complete" in line for line in answer["lines"])
     assert any("simulated" in line for line in answer["lines"])
 
@@ -137,10 +138,9 @@ def counted(program):
     return found["prompt_tokens_total"], found["generation_tokens_total"]
 
 
-def test_load_reports_client_side_metrics(program):
-    start(program)
-    before = counted(program)
-    report = program.json("load", "chat", "--rate", "5", "--duration", "3", "--output-tokens", "20")
+def test_load_reports_client_side_metrics(served):
+    before = counted(served)
+    report = served.json("load", "chat", "--rate", "5", "--duration", "3", "--output-tokens", "20")
     assert set(report) >= {
         "sent", "completed", "failed", "duration_s", "output_tokens", "ttft_seconds", "itl_seconds", "e2e_seconds",
     }  # fmt: skip
@@ -148,27 +148,25 @@ def test_load_reports_client_side_metrics(program):
     assert report["failed"] == 0
     assert report["output_tokens"] == 15 * 20
     assert report["ttft_seconds"]["p99"] >= report["ttft_seconds"]["p50"] > 0
-    assert counted(program)[1] - before[1] == report["output_tokens"]
+    assert counted(served)[1] - before[1] == report["output_tokens"]
 
 
-def test_closed_loop_uses_exact_lengths(program):
-    start(program)
-    before = counted(program)
+def test_closed_loop_uses_exact_lengths(served):
+    before = counted(served)
     words = ("--concurrency", "3", "--requests", "9", "--input-tokens", "40", "--output-tokens", "8")
-    report = program.json("load", "chat", *words)
+    report = served.json("load", "chat", *words)
     assert (report["sent"], report["completed"], report["held_back"]) == (9, 9, 0)
     assert (report["prompt_tokens"], report["output_tokens"]) == (9 * 40, 9 * 8)
-    assert [after - one for after, one in zip(counted(program), before, strict=True)] == [360, 72]
+    assert [after - one for after, one in zip(counted(served), before, strict=True)] == [360, 72]
 
 
-def test_invalid_lengths_are_rejected(program):
-    start(program)
+def test_invalid_lengths_are_rejected(served):
     words = ("load", "chat", "--requests", "4", "--concurrency", "2")
-    refused = program(*words, "--input-tokens", "4000", "--output-tokens", "97")
+    refused = served(*words, "--input-tokens", "4000", "--output-tokens", "97")
     assert refused.returncode == 1
     assert "do not fit into the server's context of 4,096 tokens" in refused.stderr
     for wrong in (("--input-tokens", "0"), ("--max-failed", "2"), ("--input-tokens", "5", "--input-p95", "5")):
-        assert program(*words[:2], *wrong).returncode == 2
+        assert served(*words[:2], *wrong).returncode == 2
 
 
 def test_failure_is_explained_with_log_line(program):
@@ -216,9 +214,8 @@ def test_port_in_use_is_reported_with_its_holder(program):
     assert str(os.getpid()) in answer.stderr
 
 
-def test_name_of_running_server_is_rejected(program):
-    start(program)
-    answer = program("start", "batch", "--engine", "simulated", "--name", "chat")
+def test_name_of_running_server_is_rejected(served):
+    answer = served("start", "batch", "--engine", "simulated", "--name", "chat")
     assert answer.returncode == 1
     assert "chat" in answer.stderr
 
@@ -248,7 +245,7 @@ def test_keeper_death_does_not_affect_server(program):
     os.kill(server["pid"], 0)
     answer = program.json("status", "chat")
     assert answer["pid"] == server["pid"]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while "adopted" not in ((answer := program.json("status", "chat"))["notice"] or ""):
         assert time.monotonic() < deadline
         time.sleep(ASK_SECONDS)
@@ -269,7 +266,7 @@ def test_foreign_servers_are_shown_but_not_controlled(program, tmp_path):
     words += ["--port", str(port), "--host", "127.0.0.1"]
     foreign = subprocess.Popen(words, env=program.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not (seen := [s for s in program.json("list") if s["pid"] == foreign.pid and s["state"] == "ready"]):
             assert time.monotonic() < deadline
             time.sleep(ASK_SECONDS)
@@ -280,18 +277,20 @@ def test_foreign_servers_are_shown_but_not_controlled(program, tmp_path):
         assert foreign.poll() is None
     finally:
         foreign.terminate()
-        foreign.wait(30)
+        foreign.wait(PATIENCE)
 
 
-def test_broken_record_is_reported_without_hiding_others(program):
-    start(program, name="good")
-    folder = program.home / "state/vllm-console/servers/bad"
+def test_broken_record_is_reported_without_hiding_others(served):
+    folder = served.home / "state/vllm-console/servers/bad"
     folder.mkdir(mode=0o700)
     (folder / "record.json").write_text("{ not json")
-    listed = program("list", "--ours", "--json")
-    assert [server["name"] for server in json.loads(listed.stdout)] == ["good"]
+    try:
+        listed = served("list", "--ours", "--json")
+        status = served("status", "bad")
+    finally:
+        shutil.rmtree(folder)
+    assert [server["name"] for server in json.loads(listed.stdout)] == ["chat"]
     assert "record.json is not JSON" in listed.stderr
-    status = program("status", "bad")
     assert status.returncode == 1
     assert f"delete {folder}" in status.stderr
 
@@ -309,8 +308,7 @@ def test_restart_replaced_by_another_restart_fails(program):
     slow = ("--set", "max-num-seqs=32", "--env", "SIMULATED_STARTUP_SECONDS=600")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(program, "restart", "chat", *slow, "--no-prepare", "--wait")
-        while program.json("status", "chat")["generation"] < 2:
-            assert not first.done()
+        client.wait_for(program.home / "state/vllm-console", "chat", lambda one: one.current.number > 1, PATIENCE)
         program.json(
             "restart",
             "chat",
@@ -387,7 +385,7 @@ def test_rollback_is_recorded_as_a_separate_run(program):
     words = ("--set", "kv-cache-memory-bytes=1000", "--port", "18431", "--force", "--wait")
     assert program("restart", "chat", *words).returncode == 1
     assert program.json("status", "chat")["port"] == before["port"]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while program.json("status", "chat")["metrics"] is None:  # its recorder polls the right port
         assert time.monotonic() < deadline
         time.sleep(ASK_SECONDS)
@@ -409,7 +407,7 @@ def test_server_waiting_for_automatic_restart_can_be_restarted(program):
     """Its keeper holds the port meanwhile; this must not count as a port in use by another process."""
     server = start(program, "--restart", "on-failure")
     os.kill(server["pid"], signal.SIGKILL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while program.json("status", "chat")["state"] == "ready":
         assert time.monotonic() < deadline
         time.sleep(ASK_SECONDS)

@@ -11,6 +11,8 @@ import time
 
 import httpx
 
+from fakes.commands import PATIENCE
+
 HOST = ("--host", "4xa6000")
 
 
@@ -71,7 +73,7 @@ def test_interrupted_command_leaves_server_serving(program):
 
 
 def until(true):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+from fakes.commands import ASK_SECONDS
 from vllm_launchers.keeper import client
 
 WORDS = ("tune", "chat", "--objective", "throughput", "--input-p95", "200", "--output-p95", "40")
@@ -69,6 +70,7 @@ def test_tune_keeps_better_flags_and_restores_on_cancel(program: Any) -> None:
         deadline = time.monotonic() + 600
         while program.json("status", "chat")["tuner"] is None and running.poll() is None:
             assert time.monotonic() < deadline
+            time.sleep(ASK_SECONDS)
         second = program(*WORDS, "--yes")
         while generation(program) == 1 and time.monotonic() < deadline and running.poll() is None:
             time.sleep(0.2)

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any
 
+from fakes.commands import ASK_SECONDS, PATIENCE
+
 
 def test_canceled_comparison_removes_only_its_own_servers(program: Any) -> None:
     program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
@@ -32,9 +34,10 @@ def test_canceled_comparison_removes_only_its_own_servers(program: Any) -> None:
     )  # fmt: skip
     try:
         up: list[str] = []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while "chat-upgrade-a" not in up and time.monotonic() < deadline and running.poll() is None:
             up = [one["name"] for one in program.json("list") if one["state"] == "ready"]
+            time.sleep(ASK_SECONDS)
         assert "chat-upgrade-a" in up
         running.send_signal(signal.SIGTERM)
         running.communicate(timeout=60)

@@ -38,19 +38,27 @@ NOT_IMPORTED = (
 ASK_SECONDS = 0.2
 """Pause between polls: each starts a process, and without a pause polling occupies a core."""
 
+PATIENCE = 180.0
+"""Seconds to wait for what takes one on an idle machine."""
+
 _starting = threading.Lock()
 """Tests run commands from several threads; one process serves them all."""
 
 
 def run_command(
-    words: Sequence[str], env: Mapping[str, str], given: str = "", *, timeout: float = 180.0
+    words: Sequence[str],
+    env: Mapping[str, str],
+    given: str = "",
+    *,
+    timeout: float = 180.0,
+    program: Sequence[str] = ("-m", "vllm_console"),
 ) -> subprocess.CompletedProcess[str]:
     """Like `subprocess.run` of ``python -m vllm_console WORDS`` with ``given`` as its input, but about 0.2 s cheaper.
 
     It is a fork of a process that has imported the commands. With variables that are read when a process starts, it is
-    started as usual.
+    started as usual. ``program`` is another one that ends in a command.
     """
-    argv = ["-m", "vllm_console", *words]
+    argv = [*program, *words]
     if _read_at_start(env) != _read_at_start(_forks().environment):
         command = [sys.executable, *argv]
         return subprocess.run(

@@ -20,7 +20,7 @@ AT_ONCE = 6
 """Maximum number of concurrent actions; the next one waits."""
 ROUND = sum(DECK.values())
 PACE = 2.0
-"""One action every two seconds takes about one core: 1.3 s of CPU per command, a sixth of a core for eight servers."""
+"""One action every two seconds takes about half a core, a sixth of a core of which is for eight servers."""
 MEGABYTE = 1 << 20
 KEEPER_BYTES = 40 * MEGABYTE
 """Maximum memory of a keeper; it starts at about 16 MB."""
@@ -113,7 +113,7 @@ def _judge(world: World, watch: Watch, result: Result) -> None:
         if not journal.counts[f"({what})"]:
             journal.blame(f"never happened: {what}")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    say(f"CPU: commands and consoles {used.ru_utime + used.ru_stime:.0f} s, keepers, servers and recorders "
+    say(f"CPU: consoles {used.ru_utime + used.ru_stime:.0f} s, keepers, servers and recorders "
         f"{sum(watch.cpu.values()):.0f} s, this test {time.process_time():.0f} s")  # fmt: skip
     say(f"{watch.checks} checks from outside; {watch.most_processes} processes and "
         f"{watch.most_bytes / MEGABYTE:.1f} MB of state at most")  # fmt: skip

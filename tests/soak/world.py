@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fakes.commands import run_command
 from fakes.ports import free_port
 from soak.journal import DONE, REFUSED, UNSURE, Journal, Order
 from soak.schedule import SERVERS, TREES
@@ -25,7 +26,8 @@ from vllm_launchers.keeper.records import ProcessIdentity, ServerRecord
 from vllm_launchers.procfs import PROC, pids
 
 HERE = Path(__file__).parent
-PROGRAM = (sys.executable, "-P", str(HERE / "program.py"))
+SCRIPT_FILE = HERE / "program.py"
+PROGRAM = (sys.executable, "-P", str(SCRIPT_FILE))
 """``-P``: modules in the same folder may shadow other modules."""
 COMMAND_SECONDS = 1200.0
 """Timeout of every command, also on an overloaded machine: the longest waits 300 s itself."""
@@ -40,6 +42,8 @@ sys.exit(main())
 REFUSALS = ("already exists", "is being started", "was just started", "is not stopped", "has not ended yet",
             "no previous generation", "not ready", "port_taken")  # fmt: skip
 """Reasons printed with exit code 1 when nothing was done."""
+REPORTING = ("check", "doctor")
+"""Commands whose output and exit code report problems: on a busy machine, objectives are missed."""
 
 
 @dataclass(frozen=True)
@@ -146,31 +150,22 @@ class World:
 
     def command(self, *words: str) -> Said:
         """Run ``vllm-console``; forbidden output is recorded as a violation."""
-        process = subprocess.Popen(
-            [*PROGRAM, *words],
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
         try:
-            out, err = process.communicate(timeout=COMMAND_SECONDS)
+            done = run_command(words, self.env, timeout=COMMAND_SECONDS, program=[str(SCRIPT_FILE)])
         except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-            self.journal.blame(f"'{' '.join(words)}' did not end within {COMMAND_SECONDS:g} s: {err[-300:]}")
-        said = Said(process.returncode, out, err)
-        self.look_at(" ".join(words), out + err)
+            self.journal.blame(f"'{' '.join(words)}' did not end within {COMMAND_SECONDS:g} s")
+            return Said(-signal.SIGKILL, "", "")
+        said = Said(done.returncode, done.stdout, done.stderr)
+        self.look_at(" ".join(words), said.out + said.err)
         if said.code not in range(5):
-            self.journal.blame(f"'{' '.join(words)}' ended with {said.code}: {err[-500:]}")
-        if said.code and not err.strip() and words[0] != "doctor":  # whose output reports problems
+            self.journal.blame(f"'{' '.join(words)}' ended with {said.code}: {said.err[-500:]}")
+        if said.code and not said.err.strip() and words[0] not in REPORTING:
             self.journal.blame(f"'{' '.join(words)}' failed and said nothing")
         if "--json" in words and said.code == 0:
             try:
-                json.loads(out)
+                json.loads(said.out)
             except ValueError as error:
-                self.journal.blame(f"'{' '.join(words)}' printed no JSON ({error}): {out[:200]}")
+                self.journal.blame(f"'{' '.join(words)}' printed no JSON ({error}): {said.out[:200]}")
         return said
 
     def look_at(self, what: str, text: str) -> None:

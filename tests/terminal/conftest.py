@@ -29,6 +29,12 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
+def state(home: dict[str, str]) -> Path:
+    """The state folder of the program."""
+    return Path(home["XDG_STATE_HOME"], "vllm-console")
+
+
+@pytest.fixture
 def terminal(home: dict[str, str], terminal_module: ModuleType) -> Iterator[Callable[..., Any]]:
     """Opens ``vllm-console`` with arguments in a terminal of a given size."""
     opened: list[Any] = []
@@ -44,11 +50,11 @@ def terminal(home: dict[str, str], terminal_module: ModuleType) -> Iterator[Call
 
 
 @pytest.fixture
-def command(home: dict[str, str]) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+def command(home: dict[str, str], state: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Runs ``vllm-console`` with arguments; its servers end with the test."""
 
     def run(*words: str, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:
         return run_command(with_own_port(words), {**os.environ, **home, **(env or {})})
 
     yield run
-    end_servers(Path(home["XDG_STATE_HOME"]) / "vllm-console")
+    end_servers(state)

@@ -15,6 +15,9 @@ import pyte
 import pytest
 
 from fakes.commands import ASK_SECONDS
+from fakes.terminal import DEADLINE
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.records import State
 
 pytestmark = pytest.mark.terminal
 
@@ -24,7 +27,7 @@ def status(command, name):
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40)])
-def test_full_loop_by_keyboard(terminal, command, columns, rows):
+def test_full_loop_by_keyboard(terminal, command, state, columns, rows):
     """Start a server, stage a change, restart, quit; a new console shows the server with the change."""
     started = command("start", "chatbot", "--engine", "simulated", "--wait", "--json")
     assert started.returncode == 0, started.stderr
@@ -36,14 +39,13 @@ def test_full_loop_by_keyboard(terminal, command, columns, rows):
     console.wait_for("max-num-seqs")
     console.wait_for("128")
     console.press("r")
-    deadline = time.monotonic() + 60
-    while status(command, "chatbot")["generation"] != 2:
+    asked = False
+    deadline = time.monotonic() + DEADLINE
+    while (record := client.read(state, "chatbot")).current.number != 2 or record.state is not State.READY:
         console.pump()
-        if "Restart chatbot?" in console.text:  # its metrics are not read yet, so it asks
+        if not asked and "Restart chatbot?" in console.text:  # its metrics are not read yet, so it asks
             console.press("y")
-        assert time.monotonic() < deadline, console.text
-    while status(command, "chatbot")["state"] != "ready":
-        console.pump()
+            asked = True
         assert time.monotonic() < deadline, console.text
     console.press("q")
     assert console.wait_end() == 0
@@ -105,7 +107,7 @@ def test_two_consoles_show_the_same_server(terminal, command):
         assert console.wait_end() == 0
 
 
-def test_launch_from_screen(terminal, command):
+def test_launch_from_screen(terminal, command, state):
     """Press n, choose the simulated engine, launch: the server exists afterwards."""
     console = terminal()
     console.wait_for("Servers")
@@ -113,10 +115,11 @@ def test_launch_from_screen(terminal, command):
     console.wait_for("chatbot")
     console.wait_for("max-num-seqs")
     console.press("\x13")
-    deadline = time.monotonic() + 60
-    while not json.loads(command("list", "--ours", "--json").stdout):
+    deadline = time.monotonic() + DEADLINE
+    while not client.names(state):
         console.pump()
         assert time.monotonic() < deadline, console.text
+    assert [server["name"] for server in json.loads(command("list", "--ours", "--json").stdout)] == ["chatbot"]
     console.wait_for(lambda text: re.search(r"chatbot sim .*ready", text) is not None)
     console.press("q")
     console.wait_end()
@@ -126,8 +129,8 @@ def test_removed_server_is_replayed(terminal, command):
     """Launch, load, remove, replay, leave."""
     command("start", "chatbot", "--engine", "simulated", "--wait")
     assert command("load", "chatbot", "--rate", "6", "--duration", "4", "--output-tokens", "20").returncode == 0
-    deadline = time.monotonic() + 60
-    while not status(command, "chatbot")["metrics"]["generation_tokens_total"]:
+    deadline = time.monotonic() + DEADLINE
+    while not (status(command, "chatbot")["metrics"] or {}).get("generation_tokens_total"):
         assert time.monotonic() < deadline, "the recorder does not see it"
         time.sleep(ASK_SECONDS)
     command("stop", "chatbot")
@@ -164,15 +167,6 @@ def test_removed_server_is_replayed(terminal, command):
     assert again.wait_end() == 0
 
 
-def test_demo_shows_two_busy_servers_and_leaves_nothing(terminal, home):
-    console = terminal("demo")
-    console.wait_for(lambda text: text.count("ready") >= 2)
-    console.wait_for("simulated")
-    console.press("q")
-    assert console.wait_end() == 0
-    assert list(Path(home["XDG_STATE_HOME"], "vllm-console", "demo").iterdir()) == []
-
-
 def test_demo_opens_with_recorded_history_and_verdict(command, tmp_path):
     """In a fresh home: full charts, the restart in them, and its effect."""
     path = tmp_path / "overview.svg"
@@ -201,9 +195,12 @@ def test_picture_of_own_servers_needs_no_terminal(command, tmp_path):
     assert (both.returncode, "leave one of them out" in both.stderr) == (2, True)
 
 
-def test_demo_recording_replays_to_the_same_screen(terminal, tmp_path):
+def test_demo_of_two_servers_is_recorded_and_leaves_nothing(terminal, home, tmp_path):
+    """The recording replays to the same screen."""
     path = tmp_path / "demo.cast"
     console = terminal("demo", "--record", str(path))
+    console.wait_for(lambda text: text.count("ready") >= 2)
+    console.wait_for("simulated")
     console.wait_for("hint 1/4  i shows the findings of docs")
     console.press("d")
     console.wait_for("esc back")
@@ -211,6 +208,7 @@ def test_demo_recording_replays_to_the_same_screen(terminal, tmp_path):
     console.wait_for(lambda text: "esc hides hints" in text and "KV cache" in text)
     console.press("q")
     assert console.wait_end() == 0
+    assert list(Path(home["XDG_STATE_HOME"], "vllm-console", "demo").iterdir()) == []
     head, *events = map(json.loads, path.read_text().splitlines())
     assert (head["version"], head["width"], head["height"]) == (2, 120, 40)
     assert [at for at, *_ in events] == sorted(at for at, *_ in events)
