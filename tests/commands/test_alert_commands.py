@@ -126,7 +126,7 @@ def test_watch_reports_failure_once_and_ends_on_signal(program):
         log = program.home / "state/vllm-console/findings.log"
         assert json.loads(log.read_text()) == told
         watch.send_signal(signal.SIGTERM)
-        rest, errors = watch.communicate(timeout=30)
+        rest, errors = watch.communicate(timeout=PATIENCE)
         assert (watch.returncode, rest, errors) == (0, "", "")
         found = program.json("status", "chat")
         assert found["exit"]["signal"] == "SIGKILL"

@@ -65,7 +65,7 @@ def test_interrupted_command_leaves_server_serving(program):
         assert "waiting for its requests to end" in sleeping.stderr.readline()
         until(lambda: program.json(*HOST, "status", "chat")["sleep"] is not None)
         os.kill(sleeping.pid, signal.SIGINT)
-        assert sleeping.wait(30) == 130
+        assert sleeping.wait(PATIENCE) == 130
         until(lambda: program.json(*HOST, "status", "chat")["sleep"]["step"] == "canceled")
         status = program.json(*HOST, "status", "chat")
     assert status["state"] == "ready"

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fakes.keeper_bench import PATIENCE
 from fakes.ports import free_port
 from vllm_console.cli.main import main
 from vllm_console.fleet.local import LocalFleet
@@ -175,7 +176,7 @@ def test_lists_report_open_servers_of_other_users(tmp_path, monkeypatch, capsys)
     words = [sys.executable, str(script), "serve", "--port", str(port)]
     with subprocess.Popen(words) as process:
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE
             while True:
                 main(["list", "--json"])
                 notices = [one["notice"] for one in json.loads(capsys.readouterr().out) if one["pid"] == process.pid]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.keeper_bench import PATIENCE
 from fakes.terminal import Terminal
 from vllm_console.cli.main import main
 from vllm_launchers import keeper as keeper_package
@@ -76,9 +77,9 @@ def test_servers_survive_their_consoles_and_terminals(bench, wait_until, tmp_pat
         if tmux is not None:
             subprocess.run([*tmux, "kill-server"], check=True)
             wait_until(lambda: subprocess.run(shown, capture_output=True, check=False).returncode != 0)
-        assert consoles["killed"].wait(20) == -signal.SIGKILL
+        assert consoles["killed"].wait(PATIENCE) == -signal.SIGKILL
         for way in ("hung up", "closed"):
-            consoles[way].wait(20)
+            consoles[way].wait(PATIENCE)
     finally:
         for terminal in terminals.values():
             terminal.close()

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.keeper_bench import PATIENCE
 from vllm_console.cli.main import CHANGING, COMMANDS
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.ui.actions import SCREENS, actions
@@ -387,7 +388,7 @@ def test_same_checks_detect_changes_without_read_only(box, tmp_path):
     assert [answer["code"] for answer in answers] == [0, 0]
     assert box.tree() != before
     assert "subprocess.Popen" in watched.read_text() or "os.fork" in watched.read_text(), "the orphan was adopted"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not client.keeper_alive(box.root, "orphan"):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import vllm_launchers.keeper as keeper_package
+from fakes.keeper_bench import PATIENCE
 from vllm_console.fleet.local import LocalFleet
 from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper import client, errors, folders, processes, wire
@@ -182,7 +183,7 @@ def test_stopped_keeper_is_reported_and_does_not_affect_others(bench, monkeypatc
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in threads), "a refresh hangs"
         assert [server.state for server in fleet.snapshot().servers] == [State.READY, State.READY]
         fleet.stop("two")
@@ -271,7 +272,7 @@ def test_two_concurrent_consoles_both_see_the_outcome(bench, monkeypatch, port):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in threads)
 
     def settled():

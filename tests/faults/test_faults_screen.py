@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from fakes import key_presses as keys
+from fakes.keeper_bench import PATIENCE
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.history import store
 from vllm_launchers.keeper import client
@@ -85,20 +86,20 @@ def test_stop_is_not_blocked_by_hanging_poll_of_another_server(bench, monkeypatc
     def stall(reader):
         if reader.path.parent.name == "two":
             met.set()
-            let_go.wait(60)
+            let_go.wait(10 * PATIENCE)
         return connected(reader)
 
     monkeypatch.setattr(store.HistoryFile, "_connected", stall)
     polling = threading.Thread(target=fleet.snapshot)
     polling.start()
     try:
-        assert met.wait(20)
+        assert met.wait(PATIENCE)
         assert fleet.stop("one").state in (State.STOPPING, State.STOPPED)
         bench.wait(State.STOPPED)
         assert polling.is_alive(), "the poll hung the whole time"
     finally:
         let_go.set()
-        polling.join(20)
+        polling.join(PATIENCE)
         fleet.close()
 
 
@@ -126,7 +127,7 @@ def test_concurrent_verbs_and_polls_do_not_interfere(bench):
     finally:
         over.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
         fleet.close()
     assert faults == []
     assert client.names(bench.root) == []
@@ -146,7 +147,7 @@ def test_fifo_in_place_of_file_does_not_block(bench, file):
     found = []
     polling = threading.Thread(target=lambda: found.append(fleet.snapshot("two")), daemon=True)
     polling.start()
-    polling.join(20)
+    polling.join(PATIENCE)
     assert found, "the poll hangs"
     server = found[0].server("one")
     assert server is not None

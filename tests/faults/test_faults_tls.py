@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from fakes.keeper_bench import PATIENCE
 from vllm_console.fleet.judge import OneToken
 from vllm_console.fleet.other_servers import ObservedWatch
 from vllm_console.load.client import LoadError
@@ -56,7 +57,7 @@ def test_tls_server_becomes_ready_and_is_measured(bench, port, certificate, monk
     asked, unheard = OneToken(), OneToken()
     for request, tls in ((asked, True), (unheard, False)):
         request.ask(owner, port, "facebook/opt-125m", tls=tls)
-        request.wait(30)
+        request.wait(PATIENCE)
     assert (asked.silent_seconds, asked.refused) == (0.0, "")
     assert (unheard.silent_seconds, unheard.refused[:21]) == (None, "it could not be sent:"), "no hang, and not healthy"
 
@@ -68,7 +69,7 @@ def test_tls_server_becomes_ready_and_is_measured(bench, port, certificate, monk
 
     others = ObservedServer(server.pid, server.start_time, "anna", (*argv[2:],), port, "127.0.0.1", None)
     watch = ObservedWatch(others, 0.1)
-    assert watch.sampled.wait(30)
+    assert watch.sampled.wait(PATIENCE)
     assert watch.view(None, ()).state is FleetState.READY
     watch.close()
     bench.stop()

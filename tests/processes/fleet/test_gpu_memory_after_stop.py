@@ -25,7 +25,7 @@ def say(*lines):
     os.replace(control + ".new", control)
 
 def until(true):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not true(seen := fleet.snapshot()):
         assert time.monotonic() < deadline, seen
         time.sleep(0.02)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fakes.keeper_bench import PATIENCE
 from vllm_console.history.store import HistoryError, HistoryReader
 from vllm_console.recorder import ReadyWatch, Schedule, process_lives
 
@@ -71,7 +72,7 @@ def test_records_until_server_exits(server, body, sleeper, recorder, tmp_path, u
     server.serve_text(body(engines=[{"running": 6.0}]))
     until(lambda: entries(tmp_path / "history.sqlite")[-1].sample.engines["0"].requests_running == 6.0)
     watched.kill()  # not reaped yet: a zombie is gone too
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE) == 0
     rows = entries(tmp_path / "history.sqlite")
     assert {row.generation for row in rows} == {3}
     assert server.connections == 1
@@ -83,13 +84,13 @@ def test_sigterm_ends_recorder_but_not_server(server, body, sleeper, recorder, t
     process = recorder(watched)
     until(lambda: entries(tmp_path / "history.sqlite"))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE) == 0
     assert watched.poll() is None
 
 
 def test_reused_pid_is_not_taken_for_server(sleeper, recorder):
     watched = sleeper()
-    assert recorder(watched, begun=start_time(watched.pid) + 1).wait(20) == 0
+    assert recorder(watched, begun=start_time(watched.pid) + 1).wait(PATIENCE) == 0
     assert process_lives(watched.pid, start_time(watched.pid))
     assert not process_lives(watched.pid, start_time(watched.pid) - 1)
 
@@ -104,7 +105,7 @@ def test_survives_refused_connections_and_invalid_metrics(server, body, sleeper,
     process = recorder(sleeper())
     until(lambda: len(entries(history)) >= 2)
     process.terminate()
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=PATIENCE)
     assert "HTML" in said
     assert "Traceback" not in said
 
@@ -120,14 +121,14 @@ def test_hanging_request_times_out_and_is_retried(server, body, sleeper, recorde
     process = recorder(sleeper())
     until(lambda: entries(tmp_path / "history.sqlite"))
     process.terminate()
-    assert "did not answer" in process.communicate(timeout=20)[1]
+    assert "did not answer" in process.communicate(timeout=PATIENCE)[1]
 
 
 def test_refused_connection_is_not_reported(sleeper, recorder, tmp_path, until):
     process = recorder(sleeper(), url="http://127.0.0.1:9")
     until(lambda: (tmp_path / "history.sqlite").exists())
     process.terminate()
-    assert process.communicate(timeout=20)[1] == ""
+    assert process.communicate(timeout=PATIENCE)[1] == ""
 
 
 def test_metrics_of_foreign_process_on_port_are_not_recorded(server, body, sleeper, recorder, tmp_path, until):
@@ -137,7 +138,7 @@ def test_metrics_of_foreign_process_on_port_are_not_recorded(server, body, sleep
     said = process.stderr.readline()
     assert "another process answers on port" in said
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE)
     assert entries(tmp_path / "history.sqlite") == []
     assert server.requests == 0
 
@@ -148,7 +149,7 @@ def test_lost_gpu_samples_are_reported_once(server, body, sleeper, recorder, tmp
     process = recorder(sleeper(), extra=("--gpu-samples", str(nowhere)))
     until(lambda: len(entries(tmp_path / "history.sqlite")) >= 3)
     process.terminate()
-    said = process.communicate(timeout=20)[1]
+    said = process.communicate(timeout=PATIENCE)[1]
     assert said == f"recorder: GPU samples are lost (No such file or directory): {nowhere}\n"
 
 
@@ -162,7 +163,7 @@ def test_only_one_recorder_writes(server, body, sleeper, recorder, tmp_path, unt
     until(lambda: server.requests > seen + 10)
     assert second.poll() is None
     first.terminate()
-    first.wait(20)
+    first.wait(PATIENCE)
     until(lambda: entries(history)[-1].generation == 2)
     generations = [entry.generation for entry in entries(history)]
     assert generations == sorted(generations)
@@ -175,7 +176,7 @@ def test_waiting_recorder_can_be_stopped(server, body, sleeper, recorder, tmp_pa
     second = recorder(sleeper())
     until(lambda: _waits_for_a_lock(second.pid))
     second.terminate()
-    assert second.wait(20) == 0
+    assert second.wait(PATIENCE) == 0
 
 
 def test_recorder_requests_new_keeper_after_keeper_death(server, body, sleeper, tmp_path, until):
@@ -264,7 +265,7 @@ def test_bad_arguments_are_usage_errors(arguments):
 
 def test_invalid_url_prints_one_line(sleeper, recorder):
     process = recorder(sleeper(), url="ftp://x")
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert said.count("\n") == 1
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from fakes.api_table import CONTEXT, TABLE, WARM_UP, Answer, Case, differences, send
+from fakes.simulated_servers import DEADLINE
 
 RECORDED = Path(__file__).with_name("vllm-0.32-answers.json")
 TINY = {
@@ -43,7 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, launcher_in: Any) -> Iterator
 
 @pytest.fixture(scope="module")
 def client(tiny: str) -> Iterator[httpx.Client]:
-    with httpx.Client(trust_env=False, timeout=30) as client:
+    with httpx.Client(trust_env=False, timeout=DEADLINE) as client:
         send(client, tiny, WARM_UP)
         yield client
 

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fakes.simulated_servers import DEADLINE
 from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.diagnosis.finding import Cause
 from vllm_console.metrics.parse import parse_metrics
@@ -321,7 +322,7 @@ def test_counters_have_creation_time(server: Any) -> None:
 async def test_client_disconnect_aborts_request(launch: Any, until: Callable[..., Any]) -> None:
     server = launch("--max-model-len", "4096").ready()
     body = {"prompt": [1] * 500, "max_tokens": 3000, "ignore_eos": True}
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=DEADLINE) as client:
         async with client.stream("POST", f"{server.url}/v1/completions", json=body | {"stream": True}) as answer:
             pieces = answer.aiter_bytes()
             await anext(pieces)
@@ -337,7 +338,7 @@ async def test_client_disconnect_aborts_request(launch: Any, until: Callable[...
 async def test_client_disconnect_aborts_all_sequences(launch: Any, until: Callable[..., Any]) -> None:
     server = launch("--max-model-len", "4096").ready()
     body = {"prompt": [[1] * 500, [2] * 500], "n": 4, "max_tokens": 3000, "ignore_eos": True, "stream": True}
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=DEADLINE) as client:
         async with client.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             pieces = answer.aiter_bytes()
             await anext(pieces)
@@ -352,7 +353,7 @@ def test_preemptions_are_counted(launch: Any) -> None:
     server = launch(*line.split(), SIMULATED_SPEED="20").ready()
 
     async def ask() -> list[int]:
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=DEADLINE) as client:
             bodies = [{"prompt": [n] * 60, "max_tokens": 200, "ignore_eos": True} for n in range(12)]
             answers = await asyncio.gather(*(client.post(f"{server.url}/v1/completions", json=body) for body in bodies))
             return [answer.json()["usage"]["completion_tokens"] for answer in answers]
@@ -366,7 +367,7 @@ def test_data_parallel_ranks_have_separate_series(launch: Any) -> None:
     server = launch("--max-model-len", "2048", "--data-parallel-size", "2", SIMULATED_SPEED="20").ready()
 
     async def ask() -> None:
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=DEADLINE) as client:
             bodies = [{"prompt": [n] * 20, "max_tokens": 50, "ignore_eos": True} for n in range(6)]
             await asyncio.gather(*(client.post(f"{server.url}/v1/completions", json=body) for body in bodies))
 
@@ -458,7 +459,7 @@ def test_signal_during_startup(launch: Any, number: int, code: int) -> None:
 def test_signal_while_serving_exits_0_and_cuts_streams(launch: Any, number: int) -> None:
     server = launch("--max-model-len", "4096").ready()
     body = {"prompt": [1] * 10, "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=DEADLINE) as answer:
         pieces = answer.iter_text()
         text = next(pieces)
         server.popen.send_signal(number)
@@ -473,7 +474,7 @@ def test_signal_while_serving_exits_0_and_cuts_streams(launch: Any, number: int)
 def test_shutdown_timeout_lets_requests_finish(launch: Any) -> None:
     server = launch("--max-model-len", "4096", "--shutdown-timeout", "30", SIMULATED_SPEED="5").ready()
     body = {"prompt": [1] * 10, "max_tokens": 300, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=DEADLINE) as answer:
         pieces = answer.iter_text()
         text = next(pieces)
         server.popen.send_signal(signal.SIGTERM)
@@ -486,7 +487,10 @@ def test_shutdown_timeout_lets_requests_finish(launch: Any) -> None:
 def test_draining_rejects_requests_and_second_signal_aborts(launch: Any) -> None:
     server = launch("--max-model-len", "4096", "--shutdown-timeout", "60").ready()
     body = {"prompt": [1] * 10, "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    with httpx.Client(timeout=30) as other, httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+    with (
+        httpx.Client(timeout=DEADLINE) as other,
+        httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer,
+    ):
         other.get(f"{server.url}/health")
         pieces = answer.iter_text()
         text = next(pieces)
