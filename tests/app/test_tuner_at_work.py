@@ -39,6 +39,24 @@ async def test_tuner_is_shown_while_it_runs(console, fleet, size):
         await c.lacks("tuning")
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_a_finding_says_that_a_tuner_is_at_work(console, fleet, size):
+    async with console(fleet=fleet, size=size) as c:
+        await c.sees("(a tuner is at work)")
+        await c.press("i")
+        await c.sees("A tuner is at work (pid 4711): this may be due to its load.")
+        await c.press("escape")
+        fleet.tuning = False
+        await c.lacks("a tuner is at work")
+
+
+def test_a_finding_says_that_a_load_test_runs_unless_load_is_not_why(fakes):
+    server = replace(fakes.pressed(fakes.NOW), load_test=12)
+    assert server.load_behind("preempting") == ("a load test runs", 12)
+    assert server.load_behind("pcie_narrow") is None
+    assert replace(server, moment=fakes.NOW - 600).load_behind("preempting") is None
+
+
 @pytest.mark.parametrize("busy", [True, False])
 async def test_a_restart_warns_of_a_tuner_at_work(console, fleet, busy):
     fleet.busy = busy

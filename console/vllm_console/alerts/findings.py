@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import OF_THE_NEXT_START, Finding, Severity, finding_document, title_of_code
 from vllm_console.fleet.snapshot import ServerView
@@ -128,7 +129,7 @@ class FindingTracker:
 
 def _findings(server: ServerView, now: float) -> list[Finding]:
     """A server's findings, its state included; being healthy is not a finding."""
-    found = [one for one in server.findings if one.code != OF_THE_NEXT_START]
+    found = [_with_load(server, one) for one in server.findings if one.code != OF_THE_NEXT_START]
     held = [one for one in found if one.severity is not Severity.GOOD]
     if server.state is State.FAILED:
         cause = server.diagnosis.explanation if server.diagnosis is not None else ""
@@ -140,6 +141,13 @@ def _findings(server: ServerView, now: float) -> list[Finding]:
         symptom = server.reason or "Server does not respond."
         held.append(Finding(UNRESPONSIVE, Severity.CRITICAL, server.state_since, symptom, ""))
     return held
+
+
+def _with_load(server: ServerView, finding: Finding) -> Finding:
+    """The finding, and what of ours loads the server meanwhile."""
+    if (load := server.load_behind(finding.code)) is None:
+        return finding
+    return replace(finding, symptom=f"{finding.symptom} {load[0].capitalize()} (pid {load[1]}).")
 
 
 def replayed(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], OpenFinding]:

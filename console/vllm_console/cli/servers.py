@@ -240,7 +240,9 @@ def _describe_conditions(server: ServerView, now: float) -> list[str]:
 
     lines = ["", "  findings    judged every 5 s by histograms, so figures can differ a little from those above"]
     for finding in server.findings:
-        lines += [f"  {line}" for line in format_finding(finding, f"for {duration(now - finding.since)}")]
+        since, load = f"for {duration(now - finding.since)}", server.load_behind(finding.code)
+        since = f"{since}; {load[0]}, pid {load[1]}" if load is not None else since
+        lines += [f"  {line}" for line in format_finding(finding, since)]
     return lines
 
 

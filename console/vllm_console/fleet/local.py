@@ -274,7 +274,8 @@ class LocalFleet:
         held = self._releases.notice(name) if self._releases is not None else ""
         elsewhere = client.elsewhere(self._state, record)
         if elsewhere:
-            view = replace(view, elsewhere=elsewhere, pid=None, tuner=None)  # its pids are not of this machine
+            # Its pids are not of this machine.
+            view = replace(view, elsewhere=elsewhere, pid=None, tuner=None, load_test=None)
             elsewhere = f"runs {elsewhere}: read-only here, shown as last recorded there"
         notices = [*filter(None, (elsewhere, client.keeper_silence(record), held))]
         return replace(view, notice="; ".join(filter(None, (*notices, view.notice)))) if notices else view

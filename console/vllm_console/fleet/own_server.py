@@ -16,7 +16,7 @@ from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, 
 from vllm_console.history.store import HISTORY, HistoryEntry, HistoryError, HistoryMissingError, HistoryReader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, ended, newest_points
-from vllm_console.load.spans import TunerWatch
+from vllm_console.load.spans import LoadWatch
 from vllm_console.logs.startup_facts import Stage
 from vllm_console.metrics.sample import Series, Window
 from vllm_console.metrics.window import traffic
@@ -122,7 +122,7 @@ class WatchedServer:
         self._past_of = 0
         self._restart: LastRestart | None = None
         self._probe: ServerProbe | None = None
-        self._tuner = TunerWatch(folder)
+        self._loads = LoadWatch(folder)
         self._runs: tuple[int, float, Sequence[PastRun]] | None = None
         """The runs up to a generation, and when they were read."""
         self._begun: tuple[float, Mapping[tuple[int, str], float]] = (0.0, {})
@@ -168,7 +168,7 @@ class WatchedServer:
 
             slept = after_sleep(record.sleep, now)
             found = (slept, *(one for one in found if one.severity != "good")) if slept is not None else found
-        restart, tuner = self._prepared(record, details), self._tuner.progress(now)
+        restart, tuner = self._prepared(record, details), self._loads.progress(now)
         rollback = self._rolled_back(record)
         about_restart = (_about_restart(restart, tuner, now), rollback)
         return ServerView(
@@ -217,6 +217,7 @@ class WatchedServer:
             no_probe="" if spec.probe else details.no_probe,
             load=load,
             tuner=tuner,
+            load_test=self._loads.load_test(now),
             findings=found,
             judged=judged,
         )

@@ -255,6 +255,8 @@ class ServerView(msgspec.Struct, frozen=True):
     """The load that this console is sending to it, in a few words; empty if none."""
     tuner: TunerProgress | None = None
     """The tuner that is at work on it; None if there is none."""
+    load_test: int | None = None
+    """The pid of another command of ours that sends load to it now; None if there is none."""
     load_result: str = ""
     """How a load went that has just ended; empty if there was none."""
     replayed: bool = False
@@ -270,6 +272,19 @@ class ServerView(msgspec.Struct, frozen=True):
             return ""
         stopping = self.state is State.STOPPING and tuner.started(self.generation + 1)
         return tuner.restart if stopping or tuner.started(self.generation) else ""
+
+    def load_behind(self, code: str) -> tuple[str, int] | None:
+        """What of ours sends load now, which may be why there is the finding of this code: ``a tuner is at work`` or
+        ``a load test runs``, and its pid. None if nothing does, for findings that load can't cause, and in the past.
+        """
+        pid = self.tuner.pid if self.tuner is not None else self.load_test
+        if pid is None or self.moment is not None:
+            return None
+        from vllm_console.diagnosis.live.findings import OF_TRAFFIC
+
+        if code not in OF_TRAFFIC:
+            return None
+        return "a tuner is at work" if self.tuner is not None else "a load test runs", pid
 
     @property
     def simulated(self) -> bool:

@@ -106,28 +106,36 @@ def read_spans(folder: Path, now: float) -> tuple[LoadSpan, ...]:
     return tuple(LoadSpan(one.began_at, one.end(now), one.begin.rate, one.tuner) for one in found if one.begun)
 
 
-class TunerWatch:
-    """The tuner that is at work on a server. The file is read again only when it has changed."""
+class LoadWatch:
+    """The loads that are sent to a server now. The file is read again only when it has changed."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE_NAME
         self._read_at: tuple[int, int, int] | None = None
         self._open: tuple[_Load, ...] = ()
-        """Loads of tuners that have no recorded end."""
+        """Loads that ran when the file was read."""
 
     def progress(self, now: float) -> TunerProgress | None:
-        """How far it is at ``now`` (Unix seconds); None if there is none, also if it was killed."""
+        """How far the tuner is at ``now`` (Unix seconds); None if there is none, also if it was killed."""
+        tuners = [one.tuner for one in self._running(now) if one.tuner is not None]
+        return tuners[-1] if tuners else None
+
+    def load_test(self, now: float) -> int | None:
+        """The pid of a command other than a tuner that sends load at ``now`` (Unix seconds), the newest; else None."""
+        tests = [one.begin.process for one in self._running(now) if one.tuner is None]
+        return tests[-1][0] if tests and tests[-1] is not None else None
+
+    def _running(self, now: float) -> list[_Load]:
         try:
             found = self._path.stat()
             read_at = (found.st_ino, found.st_size, found.st_mtime_ns)
             if read_at != self._read_at:
                 loads = _read(self._path)
-                self._open = tuple(one for one in loads.values() if one.tuner is not None and one.ended_at is None)
+                self._open = tuple(one for one in loads.values() if one.begun and one.end(now) is None)
                 self._read_at = read_at
         except OSError:
-            return None
-        running = [one.tuner for one in self._open if one.end(now) is None]
-        return running[-1] if running else None
+            return []
+        return [one for one in self._open if one.end(now) is None]
 
 
 class _Load:

@@ -60,6 +60,8 @@ class ServerFinding(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...] = ()
     line: str = ""
     code: str = ""
+    load: tuple[str, int] | None = None
+    """What of ours loads the server now, and its pid; see `ServerView.load_behind`."""
 
     @property
     def flag_fixes(self) -> tuple[Fix, ...]:
@@ -70,10 +72,10 @@ class ServerFinding(msgspec.Struct, frozen=True):
 def findings_of(server: ServerView) -> tuple[ServerFinding, ...]:
     """Findings of a server, the worst first."""
     if server.moment is not None:
-        return tuple(map(_finding, server.findings))
+        return tuple(_finding(server, finding) for finding in server.findings)
     if server.state is State.FAILED:
         return (_failure(server.diagnosis, server.state_since),) if server.diagnosis is not None else ()
-    return tuple(_finding(finding) for finding in server.findings) if server.state.alive else ()
+    return tuple(_finding(server, finding) for finding in server.findings) if server.state.alive else ()
 
 
 def unjudged(server: ServerView) -> str:
@@ -96,7 +98,7 @@ def worst_sign(server: ServerView) -> tuple[str, Style] | None:
     return SIGNS[severity] if severity in (Severity.CRITICAL, Severity.WARNING) else None
 
 
-def _finding(finding: Finding) -> ServerFinding:
+def _finding(server: ServerView, finding: Finding) -> ServerFinding:
     return ServerFinding(
         finding.severity,
         title_of_code(finding.code),
@@ -106,6 +108,7 @@ def _finding(finding: Finding) -> ServerFinding:
         finding.measures,
         finding.fixes,
         code=finding.code,
+        load=server.load_behind(finding.code),
     )
 
 

@@ -42,6 +42,8 @@ def test_running_tuner_is_shown(fakes: ModuleType) -> None:
     sentence = server.tuner.sentence(fakes.NOW)
     assert f"  tuner: {sentence}" in servers_table((server,), fakes.NOW)
     assert f"  tuner       {sentence}" in describe_server(server, fakes.NOW)
+    text = "\n".join(describe_server(server, fakes.NOW))
+    assert "preempting (critical, for 5m00s; a tuner is at work, pid 4711): " in text
     assert status_document(OURS)["tuner"] is None
     assert status_document(replace(OURS, tuner=server.tuner))["tuner"] == {
         "objective": "goodput",

@@ -19,7 +19,7 @@ from vllm_console.fleet.tuning import CandidateRanking
 from vllm_console.load.client import LoadError
 from vllm_console.load.report import Latency, LoadReport, Times
 from vllm_console.load.run import LoadProgress
-from vllm_console.load.spans import FILE_NAME, TunerWatch
+from vllm_console.load.spans import FILE_NAME, LoadWatch
 from vllm_console.load.tune_search import Candidate
 from vllm_launchers.errors import OperationError
 from vllm_launchers.keeper.records import State
@@ -206,7 +206,7 @@ def test_each_step_is_recorded(tuned, tmp_path):
 
 
 def test_canceled_tuner_is_not_read_anymore(tuned, tmp_path):
-    fleet, watch, seen = Fleet(), TunerWatch(tmp_path), []
+    fleet, watch, seen = Fleet(), LoadWatch(tmp_path), []
 
     def canceled():
         seen.append(watch.progress(time.time()))

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vllm_console.load import spans
-from vllm_console.load.spans import FILE_NAME, MOST_BYTES, TunerWatch, noted, read_spans
+from vllm_console.load.spans import FILE_NAME, MOST_BYTES, LoadWatch, noted, read_spans
 from vllm_console.load.tuner import TunerProgress, TunerStep
 
 
@@ -81,7 +81,7 @@ TRIAL = replace(BEGIN, step=TunerStep.RESTARTING, trial=2, set={"max-num-seqs": 
 
 
 def test_tuner_is_read_from_its_first_step_to_its_end(tmp_path: Path) -> None:
-    watch = TunerWatch(tmp_path)
+    watch = LoadWatch(tmp_path)
     assert watch.progress(time.time()) is None
     with noted(tmp_path, None, 600.0) as note, noted(tmp_path, 4.0, 600.0):
         assert watch.progress(time.time()) is None, "a load is no tuner"
@@ -110,7 +110,7 @@ def test_killed_tuner_is_not_read(tmp_path: Path) -> None:
     tuner = subprocess.Popen(
         [sys.executable, "-c", TUNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ}
     )
-    watch = TunerWatch(tmp_path)
+    watch = LoadWatch(tmp_path)
     try:
         assert tuner.stdout is not None
         assert tuner.stdout.readline() == b"ready\n"
@@ -125,6 +125,19 @@ def test_killed_tuner_is_not_read(tmp_path: Path) -> None:
     assert span.ended_at == 1.0, "at its last step"
 
 
+def test_load_test_is_read_while_it_runs(tmp_path: Path) -> None:
+    watch = LoadWatch(tmp_path)
+    assert watch.load_test(time.time()) is None
+    with noted(tmp_path, 4.0, 600.0) as note:
+        assert watch.load_test(time.time()) == os.getpid()
+        assert watch.load_test(time.time() + 601) is None
+        note.tuner(BEGIN)
+        assert watch.load_test(time.time()) is None, "it is a tuner"
+    with noted(tmp_path, 4.0, 600.0):
+        assert watch.load_test(time.time()) == os.getpid()
+    assert watch.load_test(time.time()) is None
+
+
 def test_other_process_with_the_same_pid_is_no_tuner(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
     with noted(tmp_path, None, 600.0) as note:
@@ -132,10 +145,10 @@ def test_other_process_with_the_same_pid_is_no_tuner(tmp_path: Path) -> None:
         lines = path.read_text()
         begin = json.loads(lines.splitlines()[0])
         pid, started, boot = begin["process"]
-        assert TunerWatch(tmp_path).progress(time.time()) is not None
+        assert LoadWatch(tmp_path).progress(time.time()) is not None
         for other in ([pid, started + 1, boot], [pid, started, "another"], None):
             path.write_text("\n".join([json.dumps({**begin, "process": other}), *lines.splitlines()[1:]]))
-            assert TunerWatch(tmp_path).progress(time.time()) is None, other
+            assert LoadWatch(tmp_path).progress(time.time()) is None, other
 
 
 def test_newest_step_of_a_running_tuner_is_kept_when_the_file_grows_too_large(tmp_path: Path) -> None:
@@ -146,4 +159,4 @@ def test_newest_step_of_a_running_tuner_is_kept_when_the_file_grows_too_large(tm
         with noted(tmp_path, 4.0, 600.0):
             steps = (tmp_path / FILE_NAME).read_text().count('"tuner"')
         assert steps == 1
-        assert TunerWatch(tmp_path).progress(time.time()) == replace(TRIAL, pid=os.getpid())
+        assert LoadWatch(tmp_path).progress(time.time()) == replace(TRIAL, pid=os.getpid())

@@ -189,14 +189,18 @@ def _one_line(top: ServerFinding, parts: Sequence[Part], width: int, hints: Sequ
 
 
 def _with_figure(top: ServerFinding, parts: list[Part], width: int, hints: Sequence[Hint]) -> list[Part]:
-    """The heading with one figure and its limit, where the symptom has no room: the time gives way to a figure."""
-    without_time = parts[:-1] if top.since is not None else parts
-    for figures in (_figures(top), _bare_figures(top)):
-        for heading_parts in (parts, without_time):
-            room = width - parts_length(heading_parts) - _length(hints) - 6
-            fitting = next((text for text in figures if cells(text) <= room), None)
-            if fitting is not None:
-                return [*heading_parts, f": {fitting}"]
+    """The heading with one figure and its limit, where the symptom has no room: the time gives way to a figure, and if
+    that is not enough, what loads the server.
+    """
+    named, rest = parts[:_NAMED], parts[_NAMED:]
+    without_time = [*named, *rest[top.since is not None :]]
+    for headings in ((parts, without_time), (named,)):
+        for figures in (_figures(top), _bare_figures(top)):
+            for heading_parts in headings:
+                room = width - parts_length(heading_parts) - _length(hints) - 6
+                fitting = next((text for text in figures if cells(text) <= room), None)
+                if fitting is not None:
+                    return [*heading_parts, f": {fitting}"]
     return parts
 
 
@@ -286,14 +290,20 @@ def _limit(measure: Measure) -> str:
     return f", {text}" if measure.value.endswith(")") else f" ({text})"
 
 
+_NAMED = 3
+"""Parts of a heading up to what it is."""
+
+
 def finding_heading(found: ServerFinding, name: str, now: float) -> list[Part]:
-    """Sign, server, what it is and since when."""
+    """Sign, server, what it is, since when, and what of ours loads the server."""
     sign, style = SIGNS[found.severity]
     quiet = found.severity is Severity.GOOD
     parts: list[Part] = [(f" {sign} ", style), (f"{name}  ", None if quiet else STRONG)]
     parts.append((found.title, DIM if quiet else style))
     if found.since is not None:
         parts.append((f" {since_text(found.since, now)}", DIM if quiet else None))
+    if found.load is not None:
+        parts.append((f" ({found.load[0]})", ACCENT))
     return parts
 
 

@@ -284,6 +284,9 @@ def _about(found: ServerFinding, now: float, width: int) -> list[Strip]:
     since = f" {since_text(found.since, now)}" if found.since is not None else ""
     lines = [line((f" {sign} ", style), (found.title, style if found.severity is not Severity.GOOD else STRONG),
                   since, (f"  {found.severity}", DIM))]  # fmt: skip
+    if found.load is not None:
+        text = f"{found.load[0].capitalize()} (pid {found.load[1]}): this may be due to its load."
+        lines += paragraph(text, width, ACCENT, " " * INDENT)
     for text, tone in ((found.symptom, None), (found.cause, None), (found.line, DIM)):
         lines += paragraph(text, width, tone, " " * INDENT)
     return lines
