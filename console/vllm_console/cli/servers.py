@@ -52,6 +52,10 @@ LATENCY_NAMES = {"ttft": "TTFT", "itl": "ITL"}
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
+    parser.description = (
+        "List all servers. KV cache usage, running and waiting requests are those of now. Preemptions, p99 of TTFT and "
+        "ITL, and TOK/S cover the last minute: TOK/S is the mean of generated tokens per second, over all requests."
+    )
     parser.add_argument("--ours", action="store_true", help="only your own servers")
     add_json(parser)
 
@@ -149,9 +153,11 @@ def _cells(server: ServerView, now: float) -> tuple[str, ...]:
 
 
 def _state(server: ServerView, now: float, between: str) -> str:
-    """Its state and for how long; of a server that was not asked only that its process runs."""
+    """Its state and for how long, or that it is tuned; of a server that was not asked only that its process runs."""
     if not server.probed and server.attached is None:
         return "running (not probed)"
+    if server.tuning:
+        return server.tuning
     since = f"{between}{duration(now - server.state_since)}" if server.state_since else ""
     return f"{server.state_text}{since}"
 

@@ -273,6 +273,12 @@ class ServerView(msgspec.Struct, frozen=True):
         stopping = self.state is State.STOPPING and tuner.started(self.generation + 1)
         return tuner.restart if stopping or tuner.started(self.generation) else ""
 
+    @property
+    def tuning(self) -> str:
+        """``tuning 2/4``: its state for people while a tuner measures it; else empty."""
+        ready = self.state is State.READY and self.moment is None
+        return f"tuning {self.tuner.short_place}".rstrip() if self.tuner is not None and ready else ""
+
     def load_behind(self, code: str) -> tuple[str, int] | None:
         """What of ours sends load now, which may be why there is the finding of this code: ``a tuner is at work`` or
         ``a load test runs``, and its pid. None if nothing does, for findings that load can't cause, and in the past.

@@ -93,6 +93,11 @@ class TunerProgress(msgspec.Struct, frozen=True):
         """``trial 2 of 4``; empty before the first one and after the last."""
         return f"trial {self.trial} of {self.trials}" if self.trial else ""
 
+    @property
+    def short_place(self) -> str:
+        """``2/4``: the trial; empty before the first one and after the last."""
+        return f"{self.trial}/{self.trials}" if self.trial else ""
+
     def doing(self, length: TextLength = TextLength.FULL) -> str:
         """What it does: ``measuring max-num-seqs 4 → 16``."""
         full, changes = length is TextLength.FULL, self._changes(length)

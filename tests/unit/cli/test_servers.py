@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from types import ModuleType
 
 from msgspec.structs import replace
 
-from vllm_console.cli.servers import describe_server, no_energy, servers_table, status_document
+from vllm_console.cli.servers import add_list_arguments, describe_server, no_energy, servers_table, status_document
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.sample import Sample, Window
@@ -42,6 +43,11 @@ def test_running_tuner_is_shown(fakes: ModuleType) -> None:
     sentence = server.tuner.sentence(fakes.NOW)
     assert f"  tuner: {sentence}" in servers_table((server,), fakes.NOW)
     assert f"  tuner       {sentence}" in describe_server(server, fakes.NOW)
+    assert " tuning 2/4 " in servers_table((server,), fakes.NOW)[1]
+    assert describe_server(server, fakes.NOW)[0] == "chat  tuning 2/4"
+    assert status_document(replace(OURS, tuner=server.tuner))["state"] == "ready"
+    starting = replace(server, state=State.STARTING)
+    assert describe_server(starting, fakes.NOW)[0].startswith("chat  starting for ")
     text = "\n".join(describe_server(server, fakes.NOW))
     assert "preempting (critical, for 5m00s; a tuner is at work, pid 4711): " in text
     assert status_document(OURS)["tuner"] is None
@@ -96,3 +102,9 @@ def test_unknown_energy_and_cost_have_a_reason() -> None:
     assert "not given GPUs of its own" in no_energy(OURS, Host("vm"))
     assert "must be alone" in no_energy(replace(OURS, gpus=(0,)), Host("vm"))
     assert [no_energy(one, Host("vm")) for one in (THEIRS, replace(OURS, state=State.STOPPED))] == ["", ""]
+
+
+def test_help_says_what_the_figures_of_the_table_cover() -> None:
+    parser = argparse.ArgumentParser()
+    add_list_arguments(parser)
+    assert "cover the last minute: TOK/S is the mean" in (parser.description or "")

@@ -22,7 +22,6 @@ from vllm_console.text import UNKNOWN, amount, count, duration, percent, plain
 from vllm_console.ui.findings import worst_sign
 from vllm_console.ui.panes.base import STALE_SECONDS, latencies_of, past_load, usage_missed
 from vllm_console.ui.panes.state import format_left
-from vllm_console.ui.panes.tuner import short_place
 from vllm_console.ui.terminal.lines import clickable, line, wheel_step
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, OK, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, bar, fit, progress_line, rule
@@ -409,8 +408,8 @@ def _state_cell(server: ServerView, now: float, width: int) -> Cell:
         return _state_then(server, server.moment, width)
     if _can_not_be_asked(server):
         return RUNNING, DIM
-    if server.tuner is not None and server.state is State.READY:
-        return f"tuning {short_place(server.tuner)}".rstrip(), ACCENT
+    if server.tuning:
+        return server.tuning, ACCENT
     return _with_age(server.state_text, now - server.state_since, width), STATE_STYLE[server.state]
 
 

@@ -24,14 +24,9 @@ def tuner_line(server: ServerView, now: float, width: int) -> Strip:
     return line((" ± ", ACCENT), (f"{name}  ", STRONG), (fit(plain(text), room).rstrip(), ACCENT))
 
 
-def short_place(tuner: TunerProgress) -> str:
-    """``2/4``: the trial; empty before the first one and after the last."""
-    return f"{tuner.trial}/{tuner.trials}" if tuner.trial else ""
-
-
 def _texts(tuner: TunerProgress, now: float) -> list[str]:
     """What there is to say, the most detailed form first; what is tried now is kept longest."""
-    place = short_place(tuner)
+    place = tuner.short_place
     lead, brief = f"tuner{f', {tuner.place}' if place else ''}: ", f"tuner{f' {place}' if place else ''}: "
     left = duration(max(0.0, tuner.until - now)) + " left"
     full, middle, short, shortest = TextLength
