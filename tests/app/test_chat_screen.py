@@ -9,7 +9,17 @@ from textual import events
 from fakes.scripted_chat import end, said, script  # noqa: F401 - fixtures
 from vllm_console.chat.client import ChatServer
 from vllm_console.chat.conversation import ChatOptions
-from vllm_console.ui.screens.chat import LINE_BREAK, ChatScreen, _wrapped, as_line, as_text, waiting_text, with_option
+from vllm_console.metrics.sample import EngineSample, Sample
+from vllm_console.ui.screens.chat import (
+    LINE_BREAK,
+    ChatScreen,
+    _wrapped,
+    as_line,
+    as_text,
+    status_line,
+    waiting_text,
+    with_option,
+)
 from vllm_launchers.keeper.records import State
 
 HOSTILE = "[red]x[/] \x1b[31mred\x1b]52;c;aGk=\x07\u202e end"
@@ -72,6 +82,35 @@ async def test_at_80_columns_the_models_name_gives_way_and_the_figures_stay(cons
         assert all(word in status for word in ("chat", "KV cache", "running", "waiting"))
         assert "  A-Model-With" in status, "without its organization"
         assert status.rstrip().endswith("…")
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24)])
+async def test_it_warns_while_a_tuner_or_a_load_test_measures_the_server(console, fleet, fakes, size):
+    state = {"tuner": fakes.tuned(fakes.NOW).tuner}
+    measured = fakes.FakeFleet(lambda at: replace(fakes.chat(at), **state))
+    measured.chat_server = fleet.chat_server
+    async with console(fleet=measured, size=size) as c:
+        await c.press("A")
+        await c.sees("A tuner measures chat: what you send falsifies its")
+        state.update(tuner=None, load_test=12)
+        await c.sees("A load test measures chat: what you send falsifies its")
+        state.update(load_test=None)
+        await c.lacks("falsifies")
+
+
+@pytest.mark.parametrize("width", range(20, 120, 3))
+def test_figures_of_the_status_are_whole_and_reasons_end_between_words(fakes, width):
+    figures = {"": EngineSample(kv_cache_usage=0.913, requests_running=12345.0, requests_waiting=678.0)}
+    server = replace(fakes.chat(fakes.NOW), sample=Sample(fakes.NOW, figures))
+    words = status_line("chat", server, fakes.NOW, width).text.split()
+    assert all(words[at + 1] == "12.3k" for at, word in enumerate(words) if word == "running"), words
+    assert all(words[at + 1] == "678" for at, word in enumerate(words) if word == "waiting"), words
+    reason = "The KV cache is too small for one request of the full context length: it needs sixteen GiB"
+    failed = replace(server, state=State.FAILED, reason=reason)
+    text = status_line("chat", failed, fakes.NOW, width).text.rstrip()
+    assert len(text) <= width
+    cut = text.partition("failed  ")[2].removesuffix(" …")
+    assert width < 30 or f"{reason} ".startswith(f"{cut} ")
 
 
 async def test_the_same_goes_to_a_second_server(console, fleet, script, said, end):  # noqa: F811

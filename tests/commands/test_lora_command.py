@@ -73,6 +73,7 @@ def test_suggested_restart_enables_lora(program, adapter):
     words = refused.stderr.split("vllm-console restart ")[1].split()
     assert words == ["chat", "--set", "enable-lora=true", *ROUTES]
     assert program.json("lora", "list", "chat")["enabled"] is False
+    assert "lora_adapter" not in program("logs", "chat").stdout, "it is not asked"
 
     program.json("restart", "chat", "--set", "enable-lora=true", "--wait")
     refused = program("lora", "load", "chat", "poems", path)

@@ -22,7 +22,7 @@ from vllm_launchers.plan.flags import LORA
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import whole_number
-from vllm_launchers.vllm.model_folder import RUNTIME_LORA, AdapterError, AdapterFolder, read_adapter
+from vllm_launchers.vllm.model_folder import RUNTIME_LORA, AdapterError, AdapterFolder, read_adapter, updates_adapters
 
 LOAD_SECONDS = 300.0
 """For reading an adapter from a slow disk while the engine is busy."""
@@ -111,7 +111,7 @@ class ServerAdapters:
         return Adapters(
             self._name,
             enabled,
-            self._ask("GET", LOAD).status == 405,  # it exists, and takes POST
+            self._has_routes,
             most,
             whole_number(flags, "max-cpu-loras", most) if most is not None else None,
             whole_number(flags, "max-lora-rank", 16) if enabled else None,
@@ -154,6 +154,13 @@ class ServerAdapters:
         return Loaded(self._name, name, found.path, notes)
 
     # -- checks ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_routes(self) -> bool:
+        """Whether it has the routes to load and unload adapters. Without LoRA it is not asked: it would log a 404."""
+        if not self._enabled:
+            return updates_adapters(self._details.environment)
+        return self._ask("GET", LOAD).status == 405  # it exists, and takes POST
 
     @property
     def _enabled(self) -> bool:

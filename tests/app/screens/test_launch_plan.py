@@ -467,6 +467,10 @@ def test_each_flag_has_a_row_before_a_reason_has_two_and_reasons_are_whole_where
     assert words in " ".join(" ".join(shown(60, 66)).split()), "beside the plan, on a wide screen, too"
     assert all(any(name in text for text in tight) for name in draft.names)
     assert not any("more" in text for text in tight[-1:])
+    reasons = " ".join(plan.reasons.values()).split()
+    cut = [text.rstrip().removesuffix(" …").split()[-1] for text in tight if text.rstrip().endswith("…")]
+    assert cut
+    assert all(word in reasons for word in cut), "none is cut in the middle of a word"
     assert len(some) > len(tight)
     assert all(any(name in text for text in some) for name in draft.names)
     assert not any("…" in text for text in roomy)

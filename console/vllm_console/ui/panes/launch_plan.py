@@ -18,7 +18,7 @@ from vllm_console.ui.panes.launch_settings import section_title, text_lines
 from vllm_console.ui.parts.launch_planner import PlanOutcome
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, SIMULATED, WARN
-from vllm_console.ui.widgets.draw import LEAST_TEXT, Part, fit, paragraph, parts_length, wrapped
+from vllm_console.ui.widgets.draw import LEAST_TEXT, Part, cut_rows, fit, fit_words, paragraph, parts_length, wrapped
 from vllm_console.ui.widgets.memory_bar import budget_line, budget_rows, room_words
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.budget.budget import MemoryBudget
@@ -138,7 +138,7 @@ def _findings_first(
 def _short_budget(plan: Plan, width: int) -> Strip:
     if plan.memory is not None:
         return budget_line(plan.memory, width)
-    return line((fit(f" {no_estimate(plan)}", width), DIM))
+    return line((fit_words(f" {no_estimate(plan)}", width), DIM))
 
 
 def strip_lines(
@@ -193,7 +193,7 @@ def ready_line(plan: Plan, width: int, *, fresh: bool = True, asking: str = "") 
     """That the plan is ready to launch, or that its memory could not be checked, which is no approval."""
     text, style = (" ! memory not checked", WARN) if plan.memory is None else (" ✓ ready to launch", OK)
     verdict, of_verdict = _verdict(plan, asking)
-    more = fit(f" · {verdict}", width - len(text)) if verdict else ""
+    more = fit_words(f" · {verdict}", width - len(text)) if verdict else ""
     return line((text, style if fresh else DIM), (more, of_verdict if fresh else DIM))
 
 
@@ -226,10 +226,10 @@ def _where(plan: Plan, width: int, *, noted: bool) -> list[Strip]:
     address = f"{'[' + plan.host + ']' if ':' in plan.host else plan.host}:{plan.port}"
     note = " · a simulation: no GPU, no real answers" if simulated and not noted else ""
     probe = " · probe" if plan.probe.variables else " · no probe"
-    text = fit(f" {plain(plan.engine.label)} · {plain(address)}{gpus}{probe}{note}", width)
+    text = fit_words(f" {plain(plan.engine.label)} · {plain(address)}{gpus}{probe}{note}", width)
     strips = [line((text, SIMULATED if simulated else None))]
     if plan.placement:
-        strips += text_lines(f"GPU {plan.placement}", width)[:2]
+        strips += cut_rows(text_lines(f"GPU {plan.placement}", width), 2, width)
     return strips
 
 
@@ -244,7 +244,7 @@ def _memory(plan: Plan, width: int, whole: bool) -> list[Strip]:
         each = " on each GPU" if len(plan.gpus) > 1 else ""
         notes.append(f"{size(memory.kv_bytes_per_token)} per token{each}")
     notes.append(SOURCES.get(memory.source, memory.source))
-    strips.append(line((fit(f" {' · '.join(notes)}", width), DIM)))
+    strips.append(line((fit_words(f" {' · '.join(notes)}", width), DIM)))
     if plan.estimated is not None:
         strips += text_lines(format_estimated(memory, plan.estimated), width, DIM)
     if whole:
@@ -253,7 +253,7 @@ def _memory(plan: Plan, width: int, whole: bool) -> list[Strip]:
     elif memory.assumed:
         count = len(memory.assumed)
         first = f"assumed: {memory.assumed[0]}" + (f" (+{count - 1})" if count > 1 else "")
-        strips.append(line((fit(f" {plain(first)}", width), DIM)))
+        strips.append(line((fit_words(f" {plain(first)}", width), DIM)))
     return strips
 
 
@@ -379,7 +379,7 @@ def _finding(finding: PlanFinding, flags: Flags, width: int, under_cursor: bool,
 
 def _short(finding: PlanFinding, width: int) -> Strip:
     mark, style = LEVELS[finding.level]
-    return line((fit(f" {mark} {finding.level} {finding.code}: {plain(finding.message)}", width), style))
+    return line((fit_words(f" {mark} {finding.level} {finding.code}: {plain(finding.message)}", width), style))
 
 
 def format_fix(fix: Changes, flags: Flags) -> str:

@@ -16,7 +16,7 @@ from vllm_console.ui.parts.flag_catalog import FlagCatalog
 from vllm_console.ui.parts.launch_draft import ABOUT, CHOSEN, FIELDS, LaunchDraft, set_devices
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, cut_rows, fit, paragraph, rule, wrapped
+from vllm_console.ui.widgets.draw import Part, cut_rows, fit, fit_words, paragraph, rule, wrapped
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Preset
@@ -193,7 +193,7 @@ def _setting_rows(
     if most > 1 and room >= LEAST_REASON:
         reasons = list(wrapped(reasons[0], room, most)) or [""]
     style, dim = (CURSOR, CURSOR) if under_cursor else (ACCENT if setting.edited else None, DIM)
-    strips = [line((text, style), (fit(f"  {reasons[0]}", max(0, room + 2)), dim))]
+    strips = [line((text, style), (fit(f"  {fit_words(reasons[0], room)}", max(0, room + 2)), dim))]
     return strips + [line((fit(" " * cell_len(text) + f"  {row}", width), dim)) for row in reasons[1:]]
 
 

@@ -33,7 +33,7 @@ from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.terminal.screens import TerminalScreen
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, bar, fit, keys_line, paragraph, parts_length, side_by_side
+from vllm_console.ui.widgets.draw import Part, bar, fit, fit_words, keys_line, paragraph, parts_length, side_by_side
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.frame_box import FrameBox
 from vllm_console.ui.widgets.reader import ReaderScreen, TextReader
@@ -55,6 +55,8 @@ LINE_BREAK = "⏎"
 
 BAR_CELLS = 10
 NAME_CELLS = 20
+LEAST_MODEL = 12
+"""Cells from which a model's name may be cut: shorter ones say nothing."""
 READY = (State.READY, State.UNRESPONSIVE)
 
 _OPTIONS = {
@@ -147,7 +149,10 @@ class ChatScreen(TerminalScreen[None]):
         chat = self._chat
         self._box.show_title(f"Chat · {' and '.join(map(plain, chat.sessions))}", _set(chat.options, width))
         now = self._main.snapshot.at if self._main.snapshot is not None else 0.0
-        self._status.show([status_line(name, self._main.server(name), now, width) for name in chat.sessions])
+        servers = [(name, self._main.server(name)) for name in chat.sessions]
+        lines = [status_line(name, server, now, width) for name, server in servers]
+        lines += [row for _, server in servers if server is not None for row in measured_lines(server, width)]
+        self._status.show(lines)
         lines = self._turn_lines(width - 2)
         self._lines.show([*self._made_up(width - 2), *(lines or _first_lines(width))])
         if self._follows:
@@ -425,6 +430,14 @@ def waits(server: ServerView) -> bool:
     return server.state.alive and server.state not in READY and server.state is not State.STOPPING
 
 
+def measured_lines(server: ServerView, width: int) -> list[Strip]:
+    """That a tuner or a load test measures a server, so that requests from here falsify what it measures."""
+    if server.tuner is None and server.load_test is None:
+        return []
+    who = "tuner" if server.tuner is not None else "load test"
+    return paragraph(f"A {who} measures {server.name}: what you send falsifies its figures.", width, WARN)
+
+
 def status_line(name: str, server: ServerView | None, now: float, width: int) -> Strip:
     """How a server is doing: its KV cache, and what it works on. Where width is scarce, the model's name gives way."""
     if server is None:
@@ -434,16 +447,22 @@ def status_line(name: str, server: ServerView | None, now: float, width: int) ->
         starts = server.state is State.STARTING
         parts += [(str(server.state), ACCENT if starts else WARN), "  "]
         text = starting_text(server, now, width) if starts else plain(server.reason)
-        return line(*parts, fit(text, width - parts_length(parts)).rstrip())
+        return line(*parts, fit_words(text, width - parts_length(parts)))
     if server.sample is not None:
         seen = combine(server.sample.engines.values())
         running, waiting, usage = count(seen.requests_running), count(seen.requests_waiting), seen.kv_cache_usage
-        parts += [("KV cache ", DIM), bar(usage, BAR_CELLS), f" {percent(usage)}"]
-        parts += [("   running ", DIM), running, ("   waiting ", DIM), waiting]
+        figures: list[list[Part]] = [
+            [("KV cache ", DIM), bar(usage, BAR_CELLS), f" {percent(usage)}"],
+            [("   running ", DIM), running],
+            [("   waiting ", DIM), waiting],
+        ]
+        for figure in figures:
+            parts += figure if parts_length(parts) + parts_length(figure) < width else []
     room = width - parts_length(parts) - 4
     model = plain(server.model)
-    text = model if cell_len(model) <= room else fit(model.rstrip("/").rpartition("/")[2], room).rstrip()
-    return line(*parts, (f"   {text}", DIM)).crop(0, width)
+    if cell_len(model) > room:
+        model = fit(model.rstrip("/").rpartition("/")[2], room).rstrip() if room >= LEAST_MODEL else ""
+    return line(*parts, (f"   {model}", DIM)).crop(0, width)
 
 
 def _set(options: ChatOptions, width: int) -> list[Part]:

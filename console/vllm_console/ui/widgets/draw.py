@@ -67,6 +67,14 @@ def wrapped(text: str, width: int, most: int | None = None) -> tuple[str, ...]:
     return tuple(textwrap.wrap(text, width, max_lines=most, placeholder=" …", break_on_hyphens=False))
 
 
+def fit_words(text: str, width: int) -> str:
+    """``text`` in at most ``width`` cells, cut between words with `` …``."""
+    if cells(text) <= width:
+        return text
+    row = next(iter(wrapped(text, width, 1)), "") if width > LEAST_TEXT else text
+    return fit(row, min(width, cells(row)))
+
+
 def paragraph(
     text: str,
     width: int,

@@ -13,7 +13,7 @@ from textual.strip import Strip
 from vllm_console.ui.terminal.lines import cells_of, changed_spans, line, text_between
 from vllm_console.ui.theme import to_ascii, wants_ascii
 from vllm_console.ui.widgets.chart import nice_ceiling, resample
-from vllm_console.ui.widgets.draw import TextFrame, bar, fit, rule
+from vllm_console.ui.widgets.draw import TextFrame, bar, fit, fit_words, rule
 
 RED = Style(color="red")
 WORDS = st.text(alphabet="abc 日本é─😀", max_size=20)
@@ -30,6 +30,18 @@ def test_fit_pads_and_cuts_to_cells():
 @given(WORDS, st.integers(1, 30), st.sampled_from("<>"))
 def test_fit_always_takes_exactly_its_width(text, width, align):
     assert cell_len(fit(text, width, align)) == width
+
+
+def test_fit_words_cuts_between_words():
+    assert fit_words("one two three four", 18) == "one two three four"
+    assert fit_words("one two three four", 17) == "one two three …"
+    assert fit_words("one two three four", 14) == "one two …"
+    assert fit_words("one two three four", 6) == "one t…", "too narrow for words"
+
+
+@given(WORDS, st.integers(0, 30))
+def test_fit_words_never_takes_more_than_its_width(text, width):
+    assert cell_len(fit_words(text, width)) <= width
 
 
 @given(st.text(max_size=20), st.integers(12, 80), st.text(max_size=30))
