@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_console.cli.fleet_access import refuse_read_only
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
@@ -57,6 +58,8 @@ from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm_console.fleet.snapshot import ServerView
     from vllm_console.fleet.tuning import CandidateRanking, TuneTarget
     from vllm_console.load.report import LoadReport, Times
@@ -75,6 +78,9 @@ FAILED_SHARE = 0.02
 """With more failed requests, a mean of those that were answered says little."""
 
 SLICES = 20
+SO_FAR_SECONDS = 5.0
+"""Between two interim figures of the original flags."""
+
 START_TIMEOUT = 1800.0
 USUAL_START_SECONDS = 60.0
 MOST_TRIALS = 50
@@ -102,7 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--budget", type=budget_from, default=1200.0, metavar="DURATION",
-        help="time limit, such as 90s, 20m or 1h (default 20m)",
+        help="time limit, such as 90s, 20m or 1h (default 20m); the last restart, with the flags that stay, is planned "
+        "within it, but may take longer",
     )  # fmt: skip
     parser.add_argument(
         "--rate", type=rate_from, metavar="R",
@@ -194,6 +201,11 @@ class _Tuner:
         self._trials: list[dict[str, Any]] = []
         self._measured: Measured | None = None
         """The objective's value with the original flags."""
+        self._so_far: TunerFigure | None = None
+        """What their measurement has shown up to now."""
+        self._so_far_at = 0.0
+        self._noted: TunerProgress | None = None
+        """The step that was noted last."""
         self._decision: Decision | None = None
         self._sentence = ""
         """What came of it, if the server runs with the flags to end on."""
@@ -317,10 +329,13 @@ class _Tuner:
             answers: dict[int, Times] = {}
             slices = _Slices(seconds)
             pace = self._ttft_rate() if self._args.objective == TTFT else None
-            report = self._load(pace, seconds, answers, slices)
-            values = [one.ttft for _, one in sorted(answers.items())] if pace is not None else slices.rates
+
+            def values() -> list[float]:
+                return [one.ttft for _, one in sorted(answers.items())] if pace is not None else slices.rates
+
+            report = self._load(pace, seconds, answers, slices, lambda: measured_mean(values()))
             failed = report.failed > FAILED_SHARE * max(1, report.sent)
-            measured = None if failed else measured_mean(values)
+            measured = None if failed else measured_mean(values())
             if failed:
                 kind = max(report.failures, key=lambda one: report.failures[one], default="")
                 at = f" at {rate(pace, 'req')}" if pace is not None else ""
@@ -328,10 +343,27 @@ class _Tuner:
         self._server()
         return measured
 
+    def _note_so_far(self, measure: Callable[[], Measured | None]) -> None:
+        """Note what the measurement of the original flags has shown up to now, once in a while."""
+        now = time.monotonic()
+        if self._measured is not None or self._noted is None or now - self._so_far_at < SO_FAR_SECONDS:
+            return
+        if (measured := measure()) is not None and _figure(measured) != self._so_far:
+            self._so_far, self._so_far_at = _figure(measured), now
+            self._noted = replace(self._noted, so_far=self._so_far)
+            self.note.tuner(self._noted)
+
     def _goodput(self, seconds: float, start: float | None) -> Measured | None:
         from vllm_console.load.client import LoadError
-        from vllm_console.load.ramp import RampOptions, RampProgress, run_ramp, tried
+        from vllm_console.load.ramp import RampOptions, RampProgress, RampStep, run_ramp, tried
         from vllm_console.load.shape import Exact
+
+        steps: list[RampStep] = []
+
+        def stepped(one: RampStep) -> None:
+            steps.append(one)
+            if start is None:  # not where it goes on after a first measurement, which has shown more
+                self._note_so_far(lambda: measured_ceiling(tried(steps), seconds))
 
         def progress(one: RampProgress) -> None:
             self._progress(f"{'warming up at' if one.warming_up else 'measuring'} {rate(one.rate, 'req')}")
@@ -345,6 +377,7 @@ class _Tuner:
                     RampOptions((), start, seconds, self._args.seed, self._others),
                     exact=Exact(self._args.input_tokens, self._args.output_tokens),
                     lookup=self._target.lookup,
+                    on_step=stepped,
                     on_progress=progress,
                 )
             )
@@ -364,6 +397,7 @@ class _Tuner:
         seconds: float,
         answers: dict[int, Times] | None = None,
         slices: _Slices | None = None,
+        so_far: Callable[[], Measured | None] = lambda: None,
     ) -> LoadReport:
         """Send traffic at a rate, or keep requests in flight, and wait for the probe to write what it saw."""
         from vllm_console.load.client import LoadError
@@ -373,6 +407,7 @@ class _Tuner:
         def progress(one: LoadProgress) -> None:
             if slices is not None:
                 slices.add(one.elapsed, one.output_tokens)
+            self._note_so_far(so_far)
             self._progress(f"sending {rate(pace, 'req') if pace else f'{self._in_flight} at once'}")
 
         try:
@@ -560,6 +595,7 @@ class _Tuner:
             first_run=self._first_run,
             last_run=self._generation + (restart or self._asked is not None),
         )
+        self._noted = progress
         self.note.tuner(progress)
 
     def _best(self) -> TunerBest | None:
@@ -576,6 +612,8 @@ class _Tuner:
     def _progress(self, text: str, *, step: bool = False) -> None:
         """Show how it goes; in a file or a pipe, where a line is due or a ``step`` begins."""
         tried = f"; with {self._trying}" if self._trying else ""
+        if self._measured is None and self._so_far is not None:
+            text = f"{text}; so far {self._text(self._so_far)}"
         line = f"{text}; at most {duration(max(0.0, self._left))} left{tried}"
         self._line.show(line, time.monotonic() - self._begin, always=step)
 

@@ -70,6 +70,8 @@ class TunerProgress(msgspec.Struct, frozen=True):
     set: Flags = msgspec.field(default_factory=dict)
     was: Mapping[str, FlagValue | None] = msgspec.field(default_factory=dict)
     original: TunerFigure | None = None
+    so_far: TunerFigure | None = None
+    """What the measurement of the original flags has shown up to now; None once it has ended, or if that is nothing."""
     best: TunerBest | None = None
     first_run: int = 0
     last_run: int = 0
@@ -124,9 +126,12 @@ class TunerProgress(msgspec.Struct, frozen=True):
         return f"{self.place} of a tuner, {self.changes}"
 
     def found(self, length: TextLength = TextLength.FULL) -> str:
-        """``best so far: max-num-seqs 16, 9.1 req/s (original 7.9 req/s)``; empty if nothing was measured."""
+        """``best so far: max-num-seqs 16, 9.1 req/s (original 7.9 req/s)``; empty if nothing was measured.
+
+        While the original flags are measured, ``so far ≥7.0 req/s``: what that has shown.
+        """
         if self.original is None:
-            return ""
+            return f"so far {figure_text(self.so_far, self.unit)}" if self.so_far is not None else ""
         original = figure_text(self.original, self.unit)
         lead = "best so far" if length is TextLength.FULL else "best"
         if length >= TextLength.SHORT:

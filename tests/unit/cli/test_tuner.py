@@ -37,6 +37,7 @@ class Fleet:
         self.server = ServerView("chat", State.READY, 0.0, flags={"max-num-seqs": 4}, generation=1)
         self.failing, self.begin, self.restarts = failing, begin, 0
         self.in_trial = lambda: None
+        self.at_end_of_baseline = None
 
     def snapshot(self):
         return FleetSnapshot(0.0, "box", (self.server,))
@@ -79,6 +80,9 @@ def tuned(monkeypatch, capsys):
                 fleet.in_trial()
             seconds = TTFT[fleet.server.flags["max-num-seqs"]]
             answers.update({at: Times(seconds * (1 + at % 5 / 100), None, 1.0) for at in range(200)})
+            if fleet.at_end_of_baseline is not None and fleet.server.flags["max-num-seqs"] == 4:
+                on_progress(LoadProgress(2.0, 200, 200, 0, 0, 0))
+                fleet.at_end_of_baseline()
             return LoadReport(200, 200, 0, 10.0, 2000, Latency(), Latency(), Latency())
 
         monkeypatch.setattr("vllm_console.load.run.run_load", run_load)
@@ -203,6 +207,17 @@ def test_each_step_is_recorded(tuned, tmp_path):
         ("finishing", 0, 16, 1, 1, 3),
         ("finishing", 0, 16, 1, 1, 4),
     ]
+
+
+def test_what_the_baseline_has_shown_so_far_is_noted(tuned, tmp_path):
+    fleet, watch, seen = Fleet(), LoadWatch(tmp_path), []
+    fleet.at_end_of_baseline = lambda: seen.append(watch.progress(time.time()))
+    fleet.in_trial = lambda: seen.append(watch.progress(time.time()))
+    tuned(fleet, folder=tmp_path)
+    during, trial, *_ = seen
+    assert during.original is None
+    assert during.found() == "so far 1.0s"
+    assert (trial.so_far, trial.original.value) == (None, pytest.approx(1.02))
 
 
 def test_canceled_tuner_is_not_read_anymore(tuned, tmp_path):

@@ -126,9 +126,17 @@ def latency_chart(
         objective=latency_objectives(server).get(latency),
         view=replace(view, log=log),
         markers=server.markers,
-        empty=why_empty(server, "no requests in this time"),
+        empty=why_empty(server, _no_points(server, latency)),
     )
     return [line((fit(heading, width).rstrip(), DIM)), *chart]
+
+
+def _no_points(server: ServerView, latency: str) -> str:
+    """Why a chart of a latency is empty: no requests, or none in a point yet though the table has figures of some."""
+    found = latencies_of(server.window, latency)
+    if found is None or not found.count:
+        return "no requests in this time"
+    return f"no point yet; figures: {'last minute' if server.moment is None else 'the minute before'}"
 
 
 def _on_a_scale(value: float | None) -> str:

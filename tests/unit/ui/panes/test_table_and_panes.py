@@ -321,7 +321,13 @@ def test_empty_chart_says_what_it_waits_for(fakes):
             assert words in text(lines(server, fakes.NOW, 60, 12))
     quiet = {name: (None,) * len(values) for name, values in series.values.items() if "_p" in name}
     served = replace(fakes.chat(fakes.NOW), series=replace(series, values={**series.values, **quiet}))
-    assert "no requests in this time" in text(latency_lines(served, fakes.NOW, 60, 12))
+    for size in ((60, 12), (120, 12), (60, 24)):
+        shown = text(latency_lines(served, fakes.NOW, *size))
+        assert "no point yet; figures: last minute" in shown, "the table has figures"
+        assert "no requests in this time" not in shown
+    assert "figures: the minute before" in text(latency_lines(replace(served, moment=fakes.NOW), fakes.NOW, 60, 12))
+    idle = replace(served, window=replace(served.window, latencies={}))
+    assert "no requests in this time" in text(latency_lines(idle, fakes.NOW, 60, 12))
 
 
 def test_old_numbers_show_their_age(fakes):

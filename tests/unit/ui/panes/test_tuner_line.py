@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.load.tuner import TunerStep
+from vllm_console.load.tuner import TunerFigure, TunerStep
 from vllm_console.ui.panes.servers import columns_for, row
 from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.tuner import tuner_line
@@ -38,6 +38,8 @@ def test_line_fits_each_width(fakes, width, text):
     ("changes", "text"),
     [
         ({"step": TunerStep.MEASURING, "original": None}, "tuner: measuring the original flags · at most 11m40s left"),
+        ({"step": TunerStep.MEASURING, "original": None, "so_far": TunerFigure(7.0, "least")},
+         "tuner: measuring the original flags · so far ≥7.0 req/s · at most 11m40s left"),
         ({"step": TunerStep.PREDICTING, "best": None},
          "tuner: predicting · best: the original flags, 7.9 req/s · 11m40s left"),
         ({"step": TunerStep.RESTARTING, "original": None},
