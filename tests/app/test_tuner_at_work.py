@@ -39,15 +39,17 @@ async def test_tuner_is_shown_while_it_runs(console, fleet, size):
         await c.lacks("tuning")
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-async def test_a_finding_says_that_a_tuner_is_at_work(console, fleet, size):
+@pytest.mark.parametrize(
+    ("size", "text"), [((80, 24), "preempting (tuner): 7.2% (limit 2.0%)"), ((120, 40), "(a tuner is at work): 18")]
+)
+async def test_a_finding_says_that_a_tuner_is_at_work(console, fleet, size, text):
     async with console(fleet=fleet, size=size) as c:
-        await c.sees("(a tuner is at work)")
+        await c.sees(text)
         await c.press("i")
         await c.sees("A tuner is at work (pid 4711): this may be due to its load.")
         await c.press("escape")
         fleet.tuning = False
-        await c.lacks("a tuner is at work")
+        await c.lacks(text)
 
 
 def test_a_finding_says_that_a_load_test_runs_unless_load_is_not_why(fakes):

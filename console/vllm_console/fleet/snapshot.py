@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from vllm_launchers.host.gpu.sharing import GpuShare
 
 
+TUNES, TESTS = "a tuner is at work", "a load test runs"
+"""What of ours may send load to a server."""
+
 FIRST = ""
 """In place of a name: the first server of a snapshot."""
 
@@ -280,8 +283,8 @@ class ServerView(msgspec.Struct, frozen=True):
         return f"tuning {self.tuner.short_place}".rstrip() if self.tuner is not None and ready else ""
 
     def load_behind(self, code: str) -> tuple[str, int] | None:
-        """What of ours sends load now, which may be why there is the finding of this code: ``a tuner is at work`` or
-        ``a load test runs``, and its pid. None if nothing does, for findings that load can't cause, and in the past.
+        """What of ours sends load now, which may be why there is the finding of this code: `TUNES` or `TESTS`, and its
+        pid. None if nothing does, for findings that load can't cause, and in the past.
         """
         pid = self.tuner.pid if self.tuner is not None else self.load_test
         if pid is None or self.moment is not None:
@@ -290,7 +293,7 @@ class ServerView(msgspec.Struct, frozen=True):
 
         if code not in OF_TRAFFIC:
             return None
-        return "a tuner is at work" if self.tuner is not None else "a load test runs", pid
+        return TUNES if self.tuner is not None else TESTS, pid
 
     @property
     def simulated(self) -> bool:

@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from vllm_console.diagnosis.finding import SECOND_SERVER, WINDOW, Measure, Severity
-from vllm_console.fleet.snapshot import ServerView, StateThen
+from vllm_console.fleet.snapshot import TESTS, TUNES, ServerView, StateThen
 from vllm_console.text import duration, plain, shortened, size
 from vllm_console.ui.findings import (
     SIGNS,
@@ -125,11 +125,11 @@ def finding_lines(
         return _verdict_lines(server, staged, width, most)
     top, others = found[0], len(found) - 1
     name = fit(plain(server.name), min(cells(plain(server.name)), 20 if width >= WIDE else 12))
-    parts = finding_heading(top, name, now)
+    wide = width >= WIDE
+    parts = finding_heading(top, name, now, wide=wide)
     if top.severity is Severity.GOOD:
         verdict_lines = _verdict_lines(server, staged, width, most - 1)
         return [_good_line(top, parts, width, _findings_hint(top, others, wide=True)), *verdict_lines]
-    wide = width >= WIDE
     indent = cells(name) + 5 if wide else 3
     fix, why = _fix_hint(server, top, state, wide=wide), _findings_hint(top, others, wide=wide)
     above, below = (fix, why) if wide else ([*fix, *why], [])
@@ -290,12 +290,15 @@ def _limit(measure: Measure) -> str:
     return f", {text}" if measure.value.endswith(")") else f" ({text})"
 
 
+LOADS = {TUNES: "tuner", TESTS: "load test"}
+"""In a word what of ours loads a server."""
+
 _NAMED = 3
 """Parts of a heading up to what it is."""
 
 
-def finding_heading(found: ServerFinding, name: str, now: float) -> list[Part]:
-    """Sign, server, what it is, since when, and what of ours loads the server."""
+def finding_heading(found: ServerFinding, name: str, now: float, *, wide: bool) -> list[Part]:
+    """Sign, server, what it is, since when, and what of ours loads the server: in a word unless it is ``wide``."""
     sign, style = SIGNS[found.severity]
     quiet = found.severity is Severity.GOOD
     parts: list[Part] = [(f" {sign} ", style), (f"{name}  ", None if quiet else STRONG)]
@@ -303,7 +306,7 @@ def finding_heading(found: ServerFinding, name: str, now: float) -> list[Part]:
     if found.since is not None:
         parts.append((f" {since_text(found.since, now)}", DIM if quiet else None))
     if found.load is not None:
-        parts.append((f" ({found.load[0]})", ACCENT))
+        parts.append((f" ({found.load[0] if wide else LOADS[found.load[0]]})", ACCENT))
     return parts
 
 
