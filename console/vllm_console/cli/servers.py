@@ -54,7 +54,9 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "List all servers. KV cache usage, running and waiting requests are those of now. Preemptions, p99 of TTFT and "
-        "ITL, and TOK/S cover the last minute: TOK/S is the mean of generated tokens per second, over all requests."
+        "ITL, and TOK/S cover the last minute: TOK/S is the mean of generated tokens per second, over all requests. "
+        "– is unknown: servers that you did not start are read once, which shows rates only where nothing was counted "
+        "yet."
     )
     parser.add_argument("--ours", action="store_true", help="only your own servers")
     add_json(parser)

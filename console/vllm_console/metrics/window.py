@@ -167,13 +167,21 @@ def preemptions_per_request(preempted: float | None, finished: float | None, run
 
 
 def window(before: Sample, after: Sample) -> Window:
-    """What happened between two samples. Rates are None if no time passed between them."""
+    """What happened between two samples. Where no time passed between them, rates are None, but zero of what was never
+    counted since the server started.
+    """
     seconds = after.at - before.at
+    since_start = combine(after.engines.values())
     parts = growths(before, after, (*LATENCIES, ACCEPTED))
     total = combine(parts)
     usages = [part.kv_cache_usage for part in parts if part.kv_cache_usage is not None]
     finished, preempted = total.requests_finished_total, total.preemptions_total
-    preemptions_per_second = per_second(preempted, seconds)
+
+    def rate(name: str) -> float | None:
+        never = seconds <= 0 and getattr(since_start, name) == 0
+        return 0.0 if never else per_second(getattr(total, name), seconds)
+
+    preemptions_per_second = rate("preemptions_total")
     latencies = {key: quantiles(histogram) for key, histogram in total.histograms.items() if key in LATENCIES}
     return Window(
         start=min(before.at, after.at),
@@ -188,9 +196,9 @@ def window(before: Sample, after: Sample) -> Window:
         prefix_hit_rate=share(total.prefix_cache_hits_total, total.prefix_cache_queries_total),
         prefix_caching=after.prefix_caching,
         prefix_step=after.prefix_step,
-        prompt_tokens_per_second=per_second(total.prompt_tokens_total, seconds),
-        generation_tokens_per_second=per_second(total.generation_tokens_total, seconds),
-        requests_per_second=per_second(finished, seconds),
+        prompt_tokens_per_second=rate("prompt_tokens_total"),
+        generation_tokens_per_second=rate("generation_tokens_total"),
+        requests_per_second=rate("requests_finished_total"),
         speculation=speculation(total.histograms.get(ACCEPTED), seconds),
         responses=responses_between(before, after),
         latencies=agreeing(latencies),

@@ -85,6 +85,16 @@ def test_rates_between_two_samples(engine, sample):
     assert "itl" not in found.latencies
 
 
+def test_one_sample_shows_that_what_was_never_counted_has_a_rate_of_zero(engine, sample):
+    only = sample(100.0, engine(generation=1000.0, finished=10.0, preemptions=0.0))
+    found = window(only, only)
+    assert (found.preemptions_per_minute, found.generation_tokens_per_second) == (0.0, None)
+    only = sample(100.0, engine(generation=0.0, finished=0.0, preemptions=2.0))
+    found = window(only, only)
+    assert (found.preemptions_per_minute, found.generation_tokens_per_second) == (None, 0.0)
+    assert (found.requests_per_second, found.preemption_share) == (0.0, None)
+
+
 def test_restart_counts_from_zero(engine, sample):
     before = sample(0.0, engine(generation=9000.0, preemptions=50.0, finished=500.0, ttft=(90, 95, 99, 100)))
     # More preemptions than before, yet the engine is new: its tokens say so.
@@ -117,7 +127,7 @@ def test_gauges_over_engines(engine, sample):
 
 
 def test_without_elapsed_time_there_are_gauges_but_no_rates(engine, sample):
-    now = sample(1.0, engine(running=3.0, generation=50.0))
+    now = sample(1.0, engine(running=3.0, generation=50.0, preemptions=2.0))
     found = window(now, now)
     assert found.requests_running == 3.0
     assert found.generation_tokens_per_second is None
