@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from fakes import fake_fleet, made_runs, terminal
-from fakes.shared_rewriting import rewrite_own_part
+from fakes.shared_collection import prepare_own_part
 
 if settings.get_current_profile_name() == "default":  # with CI=true it is another, which has no deadline either
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -87,7 +87,7 @@ def _group(item: pytest.Item) -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Before the first file is imported."""
-    rewrite_own_part(session.config)
+    prepare_own_part(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)

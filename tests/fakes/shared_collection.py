@@ -1,7 +1,8 @@
-"""pytest rewrites the asserts of each test file before it imports it: two thirds of a first collection.
+"""What a first collection computes for each file: pytest rewrites the asserts of the tests, two thirds of its time, and
+Hypothesis collects the constants of the product, a fourth.
 
-With several processes, each would rewrite all files. Here each rewrites its part first, and reads the rest from the
-cache.
+With several processes, each would do so for all files. Here each does its part first, and reads the rest from the
+caches.
 """
 
 from __future__ import annotations
@@ -9,19 +10,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from _pytest.assertion import rewrite
+from hypothesis.internal.constants_ast import constants_from_module
+
+PRODUCT = ("console", "launchers")
 
 
-def rewrite_own_part(config: pytest.Config) -> None:
-    """Rewrite this process's share of the requested test files that are not cached yet."""
+def prepare_own_part(config: pytest.Config) -> None:
+    """Do this process's share of what isn't cached yet: the requested test files, and the product's modules."""
     worker = getattr(config, "workerinput", None)
     if worker is None or sys.dont_write_bytecode:
         return
     number = int(worker["workerid"].removeprefix("gw"))
     for file in list(_asked_for(config))[number :: worker["workercount"]]:
         _rewrite(file, config)
+    modules = sorted(file for part in PRODUCT for file in (config.rootpath / part).rglob("*.py"))
+    for file in modules[number :: worker["workercount"]]:
+        module = ModuleType(file.stem)
+        module.__file__ = str(file)
+        constants_from_module(module)
 
 
 def _asked_for(config: pytest.Config) -> Iterator[Path]:
