@@ -101,10 +101,11 @@ def test_tune_keeps_better_flags_and_restores_on_cancel(program: Any) -> None:
     assert running.stdout is not None
     try:
         running.stdout.readline()
-        program("stop", "chat")
+        stopped = program("stop", "chat")
         _, errors = running.communicate(timeout=120)
     finally:
         running.kill()
     assert running.returncode == 1
     assert "chat was stopped by somebody else meanwhile" in errors
+    assert f"warning: a tuner (pid {running.pid}) is at work on chat: it gives up now" in stopped.stderr
     assert "Traceback" not in errors

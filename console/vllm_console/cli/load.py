@@ -105,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
     from vllm_console.load.spans import noted
 
     target = find_target(args, "--remote", others_allowed=args.remote, remote_allowed=args.remote)
+    if target.server is not None and (tuner := target.server.tuner) is not None:
+        complain(f"warning: a tuner (pid {tuner.pid}) measures {target.server.name}: this load distorts its figures")
     workload, recorded = shaped(args, target.workload), _recorded(args, target.fleet)
     if recorded is not None:
         args.requests, rate = len(recorded.due), None

@@ -81,7 +81,8 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
     else:
         server = fleet.snapshot().server(args.server)
         if server is None:
-            raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list', or give a URL")
+            url = ", or give a URL" if others_allowed or flag else ""
+            raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list'{url}")
     if server.attached is not None and not remote_allowed:
         raise RefusedError(f"{server.name} is attached from {server.url}: nothing is sent to it without --remote")
     if server.attached is None and not server.ours and (not others_allowed or not server.port):

@@ -18,7 +18,15 @@ from vllm_console.cli.options import (
 )
 from vllm_console.cli.output import Document, ask, complain, print_json, warn_of_plan
 from vllm_console.cli.servers import server_document
-from vllm_console.cli.waiting import did_not_happen, is_settled, not_ready, report_server, wait_for_restart, wait_until
+from vllm_console.cli.waiting import (
+    did_not_happen,
+    is_settled,
+    not_ready,
+    report_server,
+    wait_for_restart,
+    wait_until,
+    warn_of_tuner,
+)
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
 from vllm_launchers.errors import OperationError, UsageError
@@ -87,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         return run_rolling(fleet, args, _changes(args, before), options)
     if args.stop_old is not None:
         raise UsageError("--stop-old and --keep-old belong to --rolling")
+    warn_of_tuner(before)
     wanted: list[Flags] = []
 
     def planned(plan: Plan) -> None:

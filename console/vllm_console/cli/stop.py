@@ -12,7 +12,7 @@ from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.host_source import watched_gpus
 from vllm_console.cli.options import add_json, timeout_from
 from vllm_console.cli.output import print_json
-from vllm_console.cli.waiting import report_server, wait_until
+from vllm_console.cli.waiting import report_server, wait_until, warn_of_tuner
 from vllm_console.fleet.gpus import still_held
 from vllm_console.fleet.verbs import DRAIN_SECONDS
 from vllm_console.text import plain, round_duration
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Stop it; returns when it has stopped and its GPU memory is free, or reports who holds that memory."""
     fleet = open_fleet(args)
+    warn_of_tuner(fleet.snapshot().server(args.name))
     if args.no_wait:
         server = fleet.stop(args.name)
     else:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from vllm_console.cli.fleet_access import refuse_read_only
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json
-from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.output import OutputError, complain, print_json
 from vllm_console.cli.progress import ProgressLine
 from vllm_console.cli.ramp import budget_from, confirm_load, keep_ramp, only_one, rate_from
 from vllm_console.cli.waiting import Canceling, did_not_happen, is_settled, undone_at_end, wait_for_restart, wait_until
@@ -55,7 +55,7 @@ from vllm_console.text import duration, objectives_text, percent, plain, rate
 from vllm_launchers.errors import OperationError, UsageError
 from vllm_launchers.keeper.records import State
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.changes import Changes, apply_changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
     others = confirm_load(args, target, "a tuner restarts it several times and makes its other clients wait")
     tuner = _Tuner(args, target, target.server, limits, others)
     tuner.refuse_short_budget()
-    with only_one(target) as tuner.note, undone_at_end(tuner.end) as tuner.canceling:
+    with tuner.line, only_one(target) as tuner.note, undone_at_end(tuner.end) as tuner.canceling:
         tuner.say(_heading(args, limits, source))
         tuner.tune()
     result = tuner.result()
@@ -182,8 +182,8 @@ class _Tuner:
         self._wanted: Flags = self._original
         """The flags to end on."""
         self._generation = self._first_run = server.generation
-        self._asked: tuple[ServerView, ServerView] | None = None
-        """While it is waited for a restart: the server before it, and as the verb has returned it."""
+        self._asked: tuple[ServerView, ServerView, Flags] | None = None
+        """While it is waited for a restart: the server before it, as the verb has returned it, and its new flags."""
         self.canceling = Canceling()
         self.note = LoadNote(None)
         """Where it notes its steps for those who watch the server."""
@@ -211,11 +211,11 @@ class _Tuner:
         """What came of it, if the server runs with the flags to end on."""
         self.misplaced = ""
         """Why it does not, after `end`; else empty."""
-        self._line = ProgressLine()
+        self.line = ProgressLine()
 
     def say(self, text: str) -> None:
         """Print a line for people."""
-        self._line.clear()
+        self.line.clear()
         if not self._args.json:
             print(text, flush=True)
 
@@ -266,22 +266,30 @@ class _Tuner:
         self._sentence = _sentence(self._args.objective, ranking, decision, self._done)
 
     def end(self) -> None:
-        """Put the flags in place that are to stay; say so if it was canceled, or if that failed."""
+        """Put the flags in place that are to stay; say so if it was canceled, or if that failed.
+
+        Whoever was to read that may be gone, as with a closed terminal: the flags are put in place all the same.
+        """
         self._candidate = dict(flag_difference(self._original, self._wanted).set)
         self._step(TunerStep.FINISHING)
         self.misplaced, error = self._put_back(), sys.exception()
-        if self.misplaced and self.misplaced not in str(error):
-            complain(self.misplaced)
-        elif not self.misplaced and isinstance(error, KeyboardInterrupt):
-            complain(f"canceled: {self._name} has its original flags")
+        with contextlib.suppress(OSError):
+            self.line.clear()
+            if self.misplaced and self.misplaced not in str(error):
+                complain(self.misplaced)
+            elif not self.misplaced and isinstance(error, KeyboardInterrupt):
+                complain(f"canceled: {self._name} has its original flags")
 
     def _put_back(self) -> str:
         """Returns why the server does not have them; empty if it has."""
         if self._asked is not None:
             with contextlib.suppress(OperationError):  # it stops the server already
                 self._fleet.cancel_restart(self._name)
+            before, asked, new = self._asked
             with contextlib.suppress(OperationError):  # removed meanwhile
-                self._generation = self._begun(*self._asked)[0].generation
+                server, _ = self._begun(before, asked)
+                if _same(server.flags, new) or _same(server.flags, before.flags):
+                    self._generation = server.generation
         try:
             server = self._server()
         except OperationError as error:
@@ -290,7 +298,8 @@ class _Tuner:
         if changes.empty and server.state is not State.FAILED:
             return ""
         original = self._wanted is self._original
-        self.say(f"  restarting with the {'original' if original else 'better'} flags")
+        with contextlib.suppress(OSError, OutputError):
+            self.say(f"  restarting with the {'original' if original else 'better'} flags")
         self._step(TunerStep.FINISHING, restart=True)
         try:
             problem = self._restart(changes)
@@ -513,7 +522,7 @@ class _Tuner:
         try:
             measured = self._measure(trial.seconds, start)
         except OperationError as error:
-            raise OperationError(f"the trial with {self._trying} was given up; of that trial: {error}") from error
+            raise OperationError(f"the trial with {self._trying} was given up: {error}") from error
         finally:
             self._trying = ""
         return measured, "" if measured is not None else self._problem
@@ -527,15 +536,19 @@ class _Tuner:
         began, before = time.monotonic(), self._server()
         try:
             with self.canceling.afterwards():
-                self._asked = before, self._fleet.restart(self._name, changes)
+                wanted = apply_changes(before.flags, changes)
+                self._asked = before, self._fleet.restart(self._name, changes), wanted
         except OperationError as error:
             return str(error)
-        server, asked_at = self._begun(*self._asked)
+        server, asked_at = self._begun(*self._asked[:2])
         if did_not_happen(server, asked_at):
             self._asked = None
             return server.restart.sentence if server.restart is not None else "another restart took its place"
         server = wait_until(self._fleet, self._name, is_settled, quiet=True, timeout=START_TIMEOUT)
-        self._generation, self._asked = server.generation, None
+        self._asked = None
+        if not server.rollback and not _same(server.flags, wanted):
+            raise self._changed_by_others("restarted", server)
+        self._generation = server.generation
         if server.rollback:
             return server.rollback
         if server.state is not State.READY:
@@ -555,12 +568,15 @@ class _Tuner:
         server = self._fleet.snapshot().server(self._name)
         what = "removed" if server is None else "restarted" if server.generation != self._generation else "stopped"
         if server is None or what == "restarted" or server.state in (State.STOPPING, State.STOPPED):
-            trial = what == "stopped" and not flag_difference(server.flags, self._original).empty if server else False
-            with_flags = ", with the flags of a trial" if trial else ""
-            raise OperationError(
-                f"{self._name} was {what} by somebody else meanwhile: it is left as it is now{with_flags}"
-            )
+            raise self._changed_by_others(what, server)
         return server
+
+    def _changed_by_others(self, what: str, server: ServerView | None) -> OperationError:
+        """The error that names which of the original flags it does not have now."""
+        text = f"{self._name} was {what} by somebody else meanwhile: it is left as it is now"
+        now = flag_difference(self._original, server.flags) if server is not None else Changes()
+        flags = flags_text({**now.set, **dict.fromkeys(now.unset)})
+        return OperationError(f"{text}, with {flags}" if flags else text)
 
     def _start_seconds(self) -> float:
         """How long its last start took."""
@@ -615,7 +631,7 @@ class _Tuner:
         if self._measured is None and self._so_far is not None:
             text = f"{text}; so far {self._text(self._so_far)}"
         line = f"{text}; at most {duration(max(0.0, self._left))} left{tried}"
-        self._line.show(line, time.monotonic() - self._begin, always=step)
+        self.line.show(line, time.monotonic() - self._begin, always=step)
 
     def _row(self, words: str, expected: str, measured: Measured | None, problem: str = "") -> str:
         found = self._text(_figure(measured)) if measured is not None else "–"
@@ -675,6 +691,10 @@ class _Slices:
             self.rates.append((tokens - self._before) / (elapsed - self._since))
         self._before, self._since = tokens, elapsed
         self._edge = elapsed + self._slice
+
+
+def _same(flags: Flags, others: Flags) -> bool:
+    return flag_difference(flags, others).empty
 
 
 def _measured(one: Measured) -> dict[str, Any]:

@@ -120,6 +120,13 @@ def report_server(args: argparse.Namespace, server: ServerView, *, wanted: State
     return 0
 
 
+def warn_of_tuner(server: ServerView | None) -> None:
+    """Say on standard error that a tuner gives up if this server is changed now."""
+    if server is not None and (tuner := server.tuner) is not None:
+        stay = f"; {server.name} keeps the flags of {tuner.place}" if tuner.place else ""
+        complain(f"warning: a tuner (pid {tuner.pid}) is at work on {server.name}: it gives up now{stay}")
+
+
 class Canceling:
     """What signals do: they cancel at once, or after the step that must be done whole."""
 

@@ -170,7 +170,8 @@ class WatchedServer:
             found = (slept, *(one for one in found if one.severity != "good")) if slept is not None else found
         restart, tuner = self._prepared(record, details), self._loads.progress(now)
         rollback = self._rolled_back(record)
-        about_restart = (_about_restart(restart, tuner, now), rollback)
+        killed = self._loads.killed_tuner(now) if tuner is None else None
+        about_restart = (_about_restart(restart, tuner, now), rollback, _left_by_tuner(record, details, killed))
         return ServerView(
             name=record.name,
             state=record.state,
@@ -624,6 +625,19 @@ def _about_restart(restart: PreparedRestart | None, tuner: TunerProgress | None,
         return ""
     by_tuner = tuner is not None and tuner.asked(restart.asked_at)
     return f"{'tuner: ' if by_tuner else ''}{restart.sentence}"
+
+
+def _left_by_tuner(record: ServerRecord, details: Details, killed: TunerProgress | None) -> str:
+    """That it still has the flags of a tuner that was killed, and what restores its own; empty if it has not."""
+    if killed is None or not killed.started(record.current.number):
+        return ""
+    restoring = killed.restoring(details.flags)
+    if not restoring:
+        return ""
+    return (
+        f"a tuner (pid {killed.pid}) was killed and left {killed.kept(details.flags)}; "
+        f"'vllm-console restart {record.name} {restoring}' restores the original flags"
+    )
 
 
 def _sleep(record: ServerRecord, details: Details) -> SleepView | None:

@@ -114,6 +114,8 @@ class LoadWatch:
         self._read_at: tuple[int, int, int] | None = None
         self._open: tuple[_Load, ...] = ()
         """Loads that ran when the file was read."""
+        self._newest: _Load | None = None
+        """The newest load of a tuner."""
 
     def progress(self, now: float) -> TunerProgress | None:
         """How far the tuner is at ``now`` (Unix seconds); None if there is none, also if it was killed."""
@@ -125,6 +127,14 @@ class LoadWatch:
         tests = [one.begin.process for one in self._running(now) if one.tuner is None]
         return tests[-1][0] if tests and tests[-1] is not None else None
 
+    def killed_tuner(self, now: float) -> TunerProgress | None:
+        """What the newest tuner did last, if it was killed: its process is gone, and it noted no end."""
+        self._running(now)
+        one = self._newest
+        if one is None or one.ended_at is not None or _runs(one.begin.process):
+            return None
+        return one.tuner
+
     def _running(self, now: float) -> list[_Load]:
         try:
             found = self._path.stat()
@@ -132,6 +142,7 @@ class LoadWatch:
             if read_at != self._read_at:
                 loads = _read(self._path)
                 self._open = tuple(one for one in loads.values() if one.begun and one.end(now) is None)
+                self._newest = next((one for one in reversed(loads.values()) if one.begun and one.tuner), None)
                 self._read_at = read_at
         except OSError:
             return []

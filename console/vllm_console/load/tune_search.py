@@ -279,7 +279,8 @@ def trial_cost(objective: str, restart_seconds: float) -> float:
 
 def least_budget(objective: str, restart_seconds: float) -> float:
     """The shortest time that suffices for one trial."""
-    return baseline_cost(objective) + RANK_SECONDS + trial_cost(objective, restart_seconds)
+    parts = (baseline_cost(objective), RANK_SECONDS, trial_cost(objective, restart_seconds))
+    return float(sum(map(math.ceil, parts)))
 
 
 def next_trial(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 
 import msgspec
 
 from vllm_console.text import duration, plain, rate, seconds
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, value_word
 
 
 class TunerStep(StrEnum):
@@ -150,8 +151,18 @@ class TunerProgress(msgspec.Struct, frozen=True):
     def kept(self, flags: Flags) -> str:
         """Which of the flags that it has tried a server has, ``max-num-seqs 16``; empty if those are the original
         ones."""
-        changed = {name: flags.get(name) for name, value in self.was.items() if flags.get(name) != value}
-        return flags_text(changed)
+        return flags_text({name: flags.get(name) for name in self._changed(flags)})
+
+    def restoring(self, flags: Flags) -> str:
+        """The options of ``restart`` that give a server the original flags again; empty if it has those."""
+        originals = {name: self.was[name] for name in self._changed(flags)}
+        return " ".join(
+            f"--unset {name}" if value is None else f"--set {shlex.quote(f'{name}={value_word(value)}')}"
+            for name, value in originals.items()
+        )
+
+    def _changed(self, flags: Flags) -> list[str]:
+        return [name for name, value in self.was.items() if flags.get(name) != value]
 
 
 def figure_text(one: TunerFigure, unit: str) -> str:

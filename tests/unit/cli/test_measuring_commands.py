@@ -164,7 +164,7 @@ def test_ramp_prints_progress_lines_when_stderr_is_not_a_terminal(capsys):
 def test_tune_prints_progress_to_stderr_only(capsys, json):
     tuner = object.__new__(tune._Tuner)
     tuner._args = argparse.Namespace(json=json, budget=600.0)
-    tuner._begin, tuner._line, tuner._trying = time.monotonic(), ProgressLine(), ""
+    tuner._begin, tuner.line, tuner._trying = time.monotonic(), ProgressLine(), ""
     tuner._measured = tuner._so_far = None
     for _ in range(3):
         tuner._progress("measuring 4.2 req/s")

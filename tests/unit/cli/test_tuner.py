@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import sys
@@ -56,6 +58,8 @@ class Fleet:
             self.server = replace(self.server, flags=flags, generation=self.server.generation + 1)
         elif self.failing == "refused":
             raise OperationError("the port is taken")
+        elif self.failing == "changed by others":
+            self.server = replace(self.server, flags={"max-num-seqs": 9}, generation=self.server.generation + 2)
         elif self.failing == "rolled back":
             went = "max-num-seqs 16 failed: back to what ran before"
             self.server = replace(self.server, generation=self.server.generation + 2, rollback=went)
@@ -164,8 +168,8 @@ def test_abandoned_trial_is_named_in_the_error(tuned, capsys, stopped):
     with pytest.raises(OperationError) as raised:
         tuned(fleet)
     if stopped:
-        message = "chat was stopped by somebody else meanwhile: it is left as it is now, with the flags of a trial"
-    assert str(raised.value) == f"the trial with max-num-seqs 16 was given up; of that trial: {message}"
+        message = "chat was stopped by somebody else meanwhile: it is left as it is now, with max-num-seqs 16"
+    assert str(raised.value) == f"the trial with max-num-seqs 16 was given up: {message}"
     assert fleet.server.flags == {"max-num-seqs": 16 if stopped else 4}
     assert "somebody else" not in capsys.readouterr().err, "it is reported once"
 
@@ -180,9 +184,47 @@ def test_server_stopped_at_the_end_stays_stopped(tuned, monkeypatch):
 
     monkeypatch.setattr(tune._Tuner, "end", stopped_first)
     code, out, err = tuned(fleet, "--json")
-    message = "chat was stopped by somebody else meanwhile: it is left as it is now, with the flags of a trial"
+    message = "chat was stopped by somebody else meanwhile: it is left as it is now, with max-num-seqs 64"
     assert (code, json.loads(out)["sentence"]) == (1, f"{message}.")
     assert (fleet.restarts, err.count(message)) == (2, 1)
+
+
+def test_restart_by_others_during_a_trials_restart_is_respected(tuned):
+    fleet = Fleet("changed by others", 1)
+    with pytest.raises(OperationError) as raised:
+        tuned(fleet)
+    message = "chat was restarted by somebody else meanwhile: it is left as it is now, with max-num-seqs 9"
+    assert str(raised.value) == message
+    assert (fleet.restarts, fleet.server.flags) == (1, {"max-num-seqs": 9})
+
+
+class GoneTerminal(io.StringIO):
+    """Standard output or standard error of a terminal that is closed once ``gone`` is set."""
+
+    gone = False
+
+    def write(self, text):
+        if GoneTerminal.gone:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().write(text)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_flags_are_restored_when_nobody_can_read_about_it(tuned, monkeypatch, closed):
+    """A terminal that was closed, or a pipe whose reader has ended with the same Ctrl-C."""
+    fleet = Fleet()
+    monkeypatch.setattr(GoneTerminal, "gone", False)
+    monkeypatch.setattr(sys, "stdout", GoneTerminal())
+    monkeypatch.setattr(sys, "stderr", GoneTerminal() if closed else sys.stderr)
+
+    def gone():
+        GoneTerminal.gone = True
+        raise KeyboardInterrupt
+
+    fleet.in_trial = gone
+    with pytest.raises(KeyboardInterrupt):
+        tuned(fleet)
+    assert (fleet.restarts, fleet.server.flags) == (2, {"max-num-seqs": 4})
 
 
 def noted_steps(folder):

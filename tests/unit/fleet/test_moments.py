@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -33,7 +34,7 @@ from vllm_console.fleet.snapshot import ServerView, StateThen
 from vllm_console.history.store import HISTORY, HistoryReader, HistoryWriter
 from vllm_console.history.time_view import CHART_RANGES, LIVE, TimeView
 from vllm_console.load.spans import FILE_NAME as LOADS
-from vllm_console.load.spans import LoadSpan, noted, read_spans
+from vllm_console.load.spans import LoadNote, LoadSpan, noted, read_spans
 from vllm_console.load.tuner import TunerProgress, TunerStep
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.runs.store import FILE_NAME, PastRun, RunHead, RunName, RunStore
@@ -371,6 +372,33 @@ def test_running_tuner_is_part_of_the_server(folder: Path) -> None:
         found = watched.view(SERVED, time.time(), selected=False, load="").tuner
         assert found is not None
         assert found.place == "trial 1 of 4"
+
+
+def test_killed_tuners_flags_are_named_with_what_restores_the_original_ones(folder: Path) -> None:
+    number, flag = SERVED.current.number, "max_num_seqs"
+    trial = TunerProgress("goodput", "requests/s", TunerStep.MEASURING, NOW, NOW, 4, trial=1, set={flag: 16},
+                          was={flag: 4, "max-model-len": None}, first_run=number - 1, last_run=number)  # fmt: skip
+    note = f"""
+import sys
+from pathlib import Path
+import msgspec
+from {LoadNote.__module__} import LoadNote
+from {TunerProgress.__module__} import TunerProgress
+note = LoadNote(Path(sys.argv[1]))
+note.begin(None, 60.0)
+note.tuner(msgspec.json.decode(sys.argv[2], type=TunerProgress))
+"""
+
+    def notice(progress: TunerProgress) -> str:
+        written = msgspec.json.encode(progress).decode()
+        subprocess.run([sys.executable, "-c", note, str(folder / LOADS), written], check=True)
+        with contextlib.closing(WatchedServer(folder, interactive=False)) as watched:
+            return watched.view(SERVED, time.time(), selected=False, load="").notice
+
+    left = notice(trial)
+    assert "was killed and left max_num_seqs 128; 'vllm-console restart chat --set max_num_seqs=4' restores" in left
+    assert "was killed" not in notice(replace(trial, last_run=number - 1)), "somebody else's run"
+    assert "was killed" not in notice(replace(trial, was={flag: 128})), "the flags are the original ones"
 
 
 def test_load_records_its_beginning_and_end(tmp_path: Path) -> None:

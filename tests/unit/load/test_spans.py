@@ -121,8 +121,15 @@ def test_killed_tuner_is_not_read(tmp_path: Path) -> None:
         tuner.kill()
         tuner.communicate()
     assert watch.progress(time.time()) is None
+    left = watch.killed_tuner(time.time())
+    assert left is not None
+    assert left.pid == tuner.pid
     (span,) = read_spans(tmp_path, time.time())
     assert span.ended_at == 1.0, "at its last step"
+    with noted(tmp_path, None, 600.0) as note:
+        note.tuner(TRIAL)
+        assert watch.killed_tuner(time.time()) is None, "the newest one runs"
+    assert watch.killed_tuner(time.time()) is None, "the newest one has ended"
 
 
 def test_load_test_is_read_while_it_runs(tmp_path: Path) -> None:
