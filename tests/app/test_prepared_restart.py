@@ -63,6 +63,32 @@ async def test_the_changes_of_a_canceled_restart_are_staged_again(console, fleet
         await c.until(lambda: c.app.operations.staging.of("chat") == staged)
 
 
+async def test_changes_that_another_restart_replaced_are_staged_again(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        staged = c.app.operations.staging.of("chat")
+        await c.press("r", "y")
+        await c.sees("loading vLLM")
+        run = c.app.operations.selected.generation
+        fleet.now = {"generation": run + 1, "flags": {"max-num-seqs": 9}}
+        await c.sees("chat was restarted by somebody else: your changes are not in effect, and staged again.")
+        assert c.app.operations.staging.of("chat") == staged
+
+
+async def test_own_restart_is_not_taken_for_somebody_elses(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        (step,) = c.app.operations.staging.of("chat")
+        await c.press("r", "y")
+        await c.sees("loading vLLM")
+        run = c.app.operations.selected.generation
+        flags = {**c.app.operations.selected.flags, step.flag: step.value}
+        fleet.now = {"generation": run + 1, "flags": flags}
+        await c.until(lambda: c.app.operations.selected.generation == run + 1)
+        await c.lacks("somebody else")
+        assert not c.app.operations.staging.of("chat")
+
+
 async def test_every_verb_but_a_stop_waits_for_the_preparation(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("r", "y")

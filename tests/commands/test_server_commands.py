@@ -65,6 +65,11 @@ def test_restart_rejects_unset_of_missing_flag_before_stopping(program):
         assert sentence in refused.stderr
         assert len(refused.stderr.splitlines()) == 1
     assert program("restart", "chat", "--unset", "xyzzy").stderr == "vllm-console: chat does not set --xyzzy\n"
+    both = program("restart", "chat", "--set", "max-num-seqs=4", "--unset", "max_num_seqs")
+    assert (both.returncode, both.stderr) == (2, "vllm-console: --set and --unset both name max-num-seqs\n")
+    followed = program("logs", "chat", "--follow", "--json")
+    assert followed.returncode == 2
+    assert "can't be combined with --json" in followed.stderr
     after = program.json("status", "chat")
     assert (after["pid"], after["generation"], after["state"]) == (before["pid"], 1, "ready")
     assert [one["name"] for one in program.json("list") if "chat" in one["name"]] == ["chat"]

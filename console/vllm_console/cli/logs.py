@@ -9,7 +9,7 @@ from pathlib import Path
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.output import print_json
-from vllm_launchers.errors import RefusedError
+from vllm_launchers.errors import RefusedError, UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
     from vllm_console.logs.file import LogFile
     from vllm_launchers.secrets import redact
 
+    if args.follow and args.json:
+        raise UsageError("--follow prints lines as they come, and can't be combined with --json")
     server = open_fleet(args).snapshot().named(args.name)
     if not server.log_path:
         why = (

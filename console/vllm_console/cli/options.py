@@ -35,13 +35,16 @@ def changes_from(args: argparse.Namespace) -> Changes:
     """The changes that ``--set`` and ``--unset`` ask for.
 
     Raises:
-        UsageError: an argument is not ``flag=value``, or names a flag that must not be set this way.
+        UsageError: an argument is not ``flag=value``, names a flag that must not be set this way, or one that the
+            other option names as well.
     """
     from vllm_launchers.plan.common_flags import parse_set
     from vllm_launchers.plan.flags import normalise
 
-    pairs = dict(parse_set(word) for word in args.set)
-    return Changes(set=pairs, unset=tuple(normalise(word) for word in args.unset))
+    pairs, unset = dict(parse_set(word) for word in args.set), tuple(normalise(word) for word in args.unset)
+    if both := next((name for name in unset if name in pairs), None):
+        raise UsageError(f"--set and --unset both name {plain(both, 80)}")
+    return Changes(set=pairs, unset=unset)
 
 
 def add_warm_up(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ from vllm_launchers.plan.findings import PlanFinding
 from vllm_launchers.plan.flags import SLEEP_MODE
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.changes import Changes, same_value
 
 if TYPE_CHECKING:
     from vllm_console.fleet.rolling import AnswerComparison
@@ -299,7 +299,12 @@ class ServerVerbs:
         ]
 
     def observe(self, servers: Sequence[ServerView]) -> None:
-        """Keep the question about a restart up to date while it is open: requests in flight, and the verdict."""
+        """Keep the question about a restart up to date while it is open: requests in flight, and the verdict.
+
+        Say so if another restart took the place of one from here.
+        """
+        for one in servers:
+            self._replaced(one)
         if self._question is None:
             return
         name, staged, dialog = self._question
@@ -308,6 +313,26 @@ class ServerVerbs:
             ended = self._ended_by_restart(server, staged) or ["No request is in flight."]
             dialog.set_details([*ended, *self._changed_by_restart(server, staged)])
             dialog.set_note(self._verdict_note(server))
+
+    def _replaced(self, server: ServerView) -> None:
+        """Say that a new run lacks the changes of the restart that was sent from here, and stage them again."""
+        run, staged = self._sent.get(server.name, (0, ()))
+        if not staged or server.generation <= run:
+            return
+        del self._sent[server.name]
+        changes = changes_of(staged)
+        kept = all(same_value(server.flags.get(name), value) for name, value in changes.set.items())
+        if server.rollback or (kept and not any(name in server.flags for name in changes.unset)):
+            return
+        again = not self._staging.of(server.name)
+        if again:
+            self._staging.put(server.name, staged)
+        self._console.say(
+            f"{server.name} was restarted by somebody else: your changes are not in effect"
+            f"{', and staged again' if again else ''}.",
+            WARN,
+            server=server.name,
+        )
 
     def _verdict_note(self, server: ServerView) -> Part:
         found = self._verdicts.of(server)
