@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from textual.events import Paste
 
 from vllm_console.ui.screens.flags import FlagsScreen, flags_heading
 from vllm_launchers.vllm.flags.changes import Changes
@@ -48,6 +51,18 @@ async def test_edit_stages_a_value_of_the_right_type(editor):
         await pilot.press("enter", "backspace", "backspace", "backspace", *"64", "enter", "escape", "ctrl+s")
         await pilot.pause()
     assert app.results == [Changes(set={"max-num-seqs": 64})]
+
+
+async def test_lines_that_are_pasted_become_one(editor, wait_until):
+    app = editor()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await find(pilot, "kv-transfer-config")
+        await pilot.press("enter")
+        app.focused.post_message(Paste('{\n  "kv_connector": "X",\r\n  "kv_role": "kv_both"\n}\n'))
+        await wait_until(pilot, lambda: app.screen._input.value == '{ "kv_connector": "X", "kv_role": "kv_both" }')
+        await pilot.press("enter", "escape", "ctrl+s")
+        await pilot.pause()
+    assert json.loads(app.results[0].set["kv-transfer-config"]) == {"kv_connector": "X", "kv_role": "kv_both"}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.suggester import SuggestFromList
@@ -85,6 +86,14 @@ class Entry(Input):
         if completes or self.suggester is not None:
             hints.append(("tab", "complete", "focused.complete"))
         return [*hints, back]
+
+    def _on_paste(self, event: events.Paste) -> None:
+        """Several lines become one, such as indented JSON: `Input` would drop all but the first."""
+        event.prevent_default()
+        event.stop()
+        lines = event.text.splitlines()
+        line = " ".join(filter(None, map(str.strip, lines))) if len(lines) > 1 else event.text.rstrip("\r\n")
+        self.replace(line, *sorted(self.selection))
 
     def action_step(self, step: int) -> None:
         """The next or previous choice; the first when none stands there yet."""
