@@ -46,10 +46,7 @@ def _removing(found: Leftovers) -> str:
 def _show(found: Leftovers) -> None:
     if lost := format_lost(found):
         print(plain(f"{lost}; --remove does that."))
-    print(
-        f"{'Leftovers:' if lost else 'Servers that have ended left'} {format_leftovers(found)}"
-        + ("." if found.empty else f"; --remove {_removing(found)}:")
-    )
+    print(f"Leftovers: {format_leftovers(found)}" + ("." if found.empty else f"; --remove {_removing(found)}:"))
     for text in (*map(format_process, found.processes), *map(format_file, found.files)):
         print(plain(f"  {text}"))
 
