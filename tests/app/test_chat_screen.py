@@ -91,11 +91,11 @@ async def test_it_warns_while_a_tuner_or_a_load_test_measures_the_server(console
     measured.chat_server = fleet.chat_server
     async with console(fleet=measured, size=size) as c:
         await c.press("A")
-        await c.sees("A tuner measures chat: what you send falsifies its")
+        await c.sees("A tuner measures chat: what you send distorts its")
         state.update(tuner=None, load_test=12)
-        await c.sees("A load test measures chat: what you send falsifies its")
+        await c.sees("A load test measures chat: what you send distorts its")
         state.update(load_test=None)
-        await c.lacks("falsifies")
+        await c.lacks("distorts")
 
 
 @pytest.mark.parametrize("width", range(20, 120, 3))

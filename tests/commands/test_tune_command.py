@@ -101,6 +101,7 @@ def test_tune_keeps_better_flags_and_restores_on_cancel(program: Any) -> None:
     assert running.stdout is not None
     try:
         running.stdout.readline()
+        asked = program("chat", "chat", typed="Hello")
         stopped = program("stop", "chat")
         _, errors = running.communicate(timeout=120)
     finally:
@@ -108,4 +109,5 @@ def test_tune_keeps_better_flags_and_restores_on_cancel(program: Any) -> None:
     assert running.returncode == 1
     assert "chat was stopped by somebody else meanwhile" in errors
     assert f"warning: a tuner (pid {running.pid}) is at work on chat: it gives up now" in stopped.stderr
+    assert f"warning: a tuner (pid {running.pid}) measures chat: this prompt distorts its figures" in asked.stderr
     assert "Traceback" not in errors

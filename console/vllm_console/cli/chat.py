@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_console.cli.console import open_on
-from vllm_console.cli.load_target import find_target
+from vllm_console.cli.load_target import find_target, warn_of_tuner
 from vllm_console.cli.options import add_json, count_from, number_type
 from vllm_console.cli.output import Document, complain, print_json
 from vllm_console.text import plain, printed
@@ -136,6 +136,7 @@ def _server(args: argparse.Namespace, word: str) -> ChatServer:
 
     chosen = argparse.Namespace(**{**vars(args), "server": word, "preset": None})
     target = find_target(chosen, "--remote", others_allowed=args.remote, remote_allowed=args.remote)
+    warn_of_tuner(target, "this prompt")
     url = check_url(target.url, allow_remote=args.remote)
     lookup = target.lookup or (None if args.remote else lookup_of(url))
     return ChatServer(word, url, target.access or own_access(), lookup)

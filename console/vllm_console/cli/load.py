@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.load_target import add_shape, find_target, shaped
+from vllm_console.cli.load_target import add_shape, find_target, shaped, warn_of_tuner
 from vllm_console.cli.options import add_json, count_from, duration_type, number_type, share_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.progress import ProgressLine
@@ -105,8 +105,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_console.load.spans import noted
 
     target = find_target(args, "--remote", others_allowed=args.remote, remote_allowed=args.remote)
-    if target.server is not None and (tuner := target.server.tuner) is not None:
-        complain(f"warning: a tuner (pid {tuner.pid}) measures {target.server.name}: this load distorts its figures")
+    warn_of_tuner(target, "this load")
     workload, recorded = shaped(args, target.workload), _recorded(args, target.fleet)
     if recorded is not None:
         args.requests, rate = len(recorded.due), None

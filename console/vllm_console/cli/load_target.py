@@ -14,6 +14,7 @@ import msgspec
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import count_from, share_from
+from vllm_console.cli.output import complain
 from vllm_console.fleet.attached import endpoint_access
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
@@ -101,6 +102,12 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
     if not server.ours:
         return Target(server.url, workload, fleet)
     return Target(server.url, workload, fleet, server, partial(fleet.listener, server.name), folder)
+
+
+def warn_of_tuner(target: Target, what: str) -> None:
+    """Say on stderr that ``what`` is sent to a server that a tuner measures, if one does."""
+    if target.server is not None and (tuner := target.server.tuner) is not None:
+        complain(f"warning: a tuner (pid {tuner.pid}) measures {target.server.name}: {what} distorts its figures")
 
 
 def _attached_at(fleet: LocalFleet, url: str) -> ServerView | None:

@@ -129,13 +129,18 @@ class LoadWatch:
 
     def killed_tuner(self, now: float) -> TunerProgress | None:
         """What the newest tuner did last, if it was killed: its process is gone, and it noted no end."""
-        self._running(now)
+        self._read_again(now)
         one = self._newest
         if one is None or one.ended_at is not None or _runs(one.begin.process):
             return None
         return one.tuner
 
     def _running(self, now: float) -> list[_Load]:
+        self._read_again(now)
+        return [one for one in self._open if one.end(now) is None]
+
+    def _read_again(self, now: float) -> None:
+        """Read the file if it has changed; of one that can't be read, nothing is known."""
         try:
             found = self._path.stat()
             read_at = (found.st_ino, found.st_size, found.st_mtime_ns)
@@ -145,8 +150,7 @@ class LoadWatch:
                 self._newest = next((one for one in reversed(loads.values()) if one.begun and one.tuner), None)
                 self._read_at = read_at
         except OSError:
-            return []
-        return [one for one in self._open if one.end(now) is None]
+            self._open, self._newest, self._read_at = (), None, None
 
 
 class _Load:

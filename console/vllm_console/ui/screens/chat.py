@@ -431,11 +431,11 @@ def waits(server: ServerView) -> bool:
 
 
 def measured_lines(server: ServerView, width: int) -> list[Strip]:
-    """That a tuner or a load test measures a server, so that requests from here falsify what it measures."""
+    """That a tuner or a load test measures a server, so that requests from here distort what it measures."""
     if server.tuner is None and server.load_test is None:
         return []
     who = "tuner" if server.tuner is not None else "load test"
-    return paragraph(f"A {who} measures {server.name}: what you send falsifies its figures.", width, WARN)
+    return paragraph(f"A {who} measures {server.name}: what you send distorts its figures.", width, WARN)
 
 
 def status_line(name: str, server: ServerView | None, now: float, width: int) -> Strip:
