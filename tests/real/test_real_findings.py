@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import pytest
 
 from fakes.commands import run_command
 from fakes.sessions import processes_of
+from fakes.terminal import Terminal
 
 pytestmark = pytest.mark.real
 
@@ -85,7 +87,7 @@ def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port
         )
         return loads[-1]
 
-    run.start, run.load = start, load  # type: ignore[attr-defined]
+    run.start, run.load, run.env = start, load, env  # type: ignore[attr-defined]
     try:
         yield run
     finally:
@@ -146,24 +148,49 @@ PRESSURE = ("--rate", "6", "--concurrency", "12", "--duration", "150", "--input-
 
 
 def preemption(program: Any) -> None:
-    program.start("max-num-seqs=6")
+    """The whole loop: load until it preempts, the finding, its fix by keyboard, a restart, no more preemptions."""
+    started = program.start("max-num-seqs=6")
     load = program.load(*PRESSURE)
     assert find(program, "preempting")["severity"] == "critical"
     # The fix improves with more finished responses: at first only the concurrency is known.
     finding = until(lambda: learned(named(program).get("preempting")), "a fix by the lengths of answers")
+    assert [set(fix["set"]) for fix in finding["fixes"] if fix["set"]] == [{"max-num-seqs"}], "all there is on a CPU"
     before = program("status", "chat")["metrics"]["preemptions_total"]
-    for _ in range(3):  # until only one sequence runs at a time
-        load.kill()
-        change = next(fix["set"] for fix in finding["fixes"] if fix["set"])
-        assert set(change) == {"max-num-seqs"}  # no other fix exists on a CPU
-        program("restart", "chat", "--set", f"max-num-seqs={change['max-num-seqs']}", "--no-prepare", "--wait")
-        load = program.load(*PRESSURE)
-        judged = until(lambda: named(program), "anything at all is said of the new generation")
-        if (finding := judged.get("preempting")) is None:
-            break
-    assert finding is None, finding
+    assert before > 0
+    fixed = restarted_with_fix(program)
+    changed = program("status", "chat")
+    assert (changed["generation"], changed["state"], changed["port"]) == (2, "ready", started["port"])
+    assert changed["argv"][changed["argv"].index("--max-num-seqs") + 1] == fixed
+    assert changed["engine_version"].startswith("0.32.0")
+    assert {"weights", "kv cache"} <= {stage["name"] for stage in changed["stages"]}
+    load.kill()
+    program.load(*PRESSURE)
+    judged = until(lambda: named(program), "anything at all is said of the new generation")
+    assert "preempting" not in judged, judged
     assert program("status", "chat")["metrics"]["preemptions_total"] < before
     killed_api_server_leaves_no_process(program)
+
+
+def restarted_with_fix(program: Any) -> str:
+    """Stage the best fix in the console, restart, and leave it; returns the new limit of sequences."""
+    console = Terminal([sys.executable, "-m", "vllm_console"], 120, 40, program.env)
+    try:
+        # The title of the preemptions pane says how many there are a minute.
+        console.wait_for(lambda text: re.search(r"2 Preempt[^\n]*?[1-9]\d*/min", text))
+        console.press("f")
+        screen = console.wait_for("--max-num-seqs 6 → ")
+        console.press("r")
+        console.wait_for("Restart chat?")
+        console.press("y")
+        console.wait_for("chat is ready", 300)
+        console.press("q")
+        assert console.wait_end() == 0
+        assert console.restored()
+    finally:
+        console.close()
+    fixed = re.search(r"--max-num-seqs 6 → (\d+)", screen)
+    assert fixed is not None
+    return fixed[1]
 
 
 def killed_api_server_leaves_no_process(program: Any) -> None:

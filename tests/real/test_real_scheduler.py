@@ -8,20 +8,19 @@ within the token budget, less what is left of them in the prefix cache.
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.forked import Forks
 from vllm_launchers.engine_model.scheduler import BlockPool, Request, Scheduler, SchedulerLimits
 
 pytestmark = pytest.mark.real
 
-PROGRAM = Path(__file__).with_name("environment") / "schedule.py"
+PROGRAM = str(Path(__file__).with_name("environment") / "schedule.py")
 CASES = 24
 BLOCK = 16
 
@@ -81,18 +80,11 @@ def recomputed(case: Mapping[str, Any], steps: list[Any]) -> int:
     return sum(sum(counts.values()) for counts, _ in steps) - whole
 
 
-def test_every_iteration_matches_vllm(
-    real_environment: Mapping[str, str], real_env: dict[str, str], tiny_model: Path
-) -> None:
+def test_every_iteration_matches_vllm(forks: Forks, tiny_model: Path) -> None:
     dice = random.Random(7)
     cases = [made(dice, tiny_model, caching=number % 2 == 1, chunked=number % 4 < 2) for number in range(CASES)]
-    done = subprocess.run(
-        [real_environment["python"], PROGRAM],
-        input="\n".join(map(json.dumps, cases)), capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, **real_env, "VLLM_LOGGING_LEVEL": "ERROR"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    printed = forks.run([PROGRAM], "\n".join(map(json.dumps, cases)), {"VLLM_LOGGING_LEVEL": "ERROR"})
+    answers = [json.loads(line) for line in printed.splitlines() if line.startswith("[[")]
     assert len(answers) == CASES
     for number, (case, theirs) in enumerate(zip(cases, answers, strict=True)):
         ours = steps_of(case)
