@@ -1,7 +1,7 @@
-"""A stub of NVIDIA's driver library, and recorded hosts."""
+"""Recorded hosts."""
 
 from __future__ import annotations
 
-from fakes.nvml_stub import compiler, make_stub, recorded, stub_cache, stub_functions
+from fakes.nvml_stub import recorded
 
-__all__ = ["compiler", "make_stub", "recorded", "stub_cache", "stub_functions"]
+__all__ = ["recorded"]
