@@ -266,7 +266,8 @@ def _moment(text: str) -> float:
 def _suggestion(name: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, COMMANDS, 1)
+    begun = [command for command in COMMANDS if command.startswith(name)]
+    near = begun if len(begun) == 1 else difflib.get_close_matches(name, COMMANDS, 1)
     return f"did you mean '{near[0]}'?" if near else "see 'vllm-console --help'"
 
 

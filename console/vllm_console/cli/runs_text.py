@@ -29,6 +29,7 @@ from vllm_console.runs.text import (
     side_text,
     signed,
     times_note,
+    traffic_text,
     verdict_text,
 )
 from vllm_console.runs.windows import quantile_in
@@ -147,10 +148,11 @@ def comparison_lines(found: Comparison, tariff: Tariff | None = None) -> list[st
 
 def _tables(found: Comparison) -> list[str]:
     """The traffic and the figures of both runs."""
-    lines = ["", f"{f'traffic: {found.traffic}':<22}{'before':>14}{'after':>14}   change"]
+    lines = ["", f"{f'traffic: {traffic_text(found)}':<22}{'before':>14}{'after':>14}   change"]
+    early = found.verdict is ComparisonVerdict.TOO_LITTLE
     for factor in found.factors:
         before, after = factor_sides(factor)
-        change = f"{signed(factor.change):<8}{likeness_text(factor)}"
+        change = f"{signed(factor.change):<8}{likeness_text(factor, early=early)}"
         lines.append(f"  {factor.name:<20}{before:>14}{after:>14}   {change}".rstrip())
     lines += ["", f"{'figures (medians)':<22}{'before':>14}{'after':>14}   {'change':<28}verdict"]
     for figure in found.figures:

@@ -29,6 +29,7 @@ from vllm_launchers.units import three_digits
 
 _HITS_APART = 0.2
 _NO_POINTS = "±0 pp"
+_NEEDS_DATA = "needs data"
 _WORDS = {
     ComparisonVerdict.BETTER: "Better",
     ComparisonVerdict.WORSE: "Worse",
@@ -152,7 +153,7 @@ def short_verdict(verdict: ComparisonVerdict) -> str:
     """A verdict in one or two words, for a table."""
     short = {
         ComparisonVerdict.NO_DIFFERENCE: "no clear change",
-        ComparisonVerdict.TOO_LITTLE: "needs data",
+        ComparisonVerdict.TOO_LITTLE: _NEEDS_DATA,
         ComparisonVerdict.NOT_COMPARABLE: "traffic differs",
     }
     return short.get(verdict, str(verdict))
@@ -457,8 +458,19 @@ def factor_text(factor: Factor) -> str:
     return f"{factor.name} {before} → {after}{change}"
 
 
-def likeness_text(factor: Factor) -> str:
-    """How similar it was; of a figure that scatters much, whether the change may be its noise."""
+def traffic_text(found: Comparison) -> str:
+    """How similar the traffic was; while a run is too short to tell, that it needs data."""
+    early = found.verdict is ComparisonVerdict.TOO_LITTLE and found.traffic is TrafficMatch.UNKNOWN
+    return _NEEDS_DATA if early else str(found.traffic)
+
+
+def likeness_text(factor: Factor, *, early: bool = False) -> str:
+    """How similar it was; of a figure that scatters much, whether the change may be its noise.
+
+    ``early`` is whether a run is too short to compare: then what is not known yet is not called "not reported".
+    """
+    if early and factor.likeness is TrafficMatch.UNKNOWN:
+        return _NEEDS_DATA
     small = factor.change is None or abs(factor.change) <= ALIKE
     if not factor.noise or factor.likeness not in (TrafficMatch.ALIKE, TrafficMatch.ROUGHLY) or small:
         return str(factor.likeness)

@@ -40,6 +40,13 @@ def test_unknown_word_is_not_a_command() -> None:
         parse(["lsit", "list"])
 
 
+@pytest.mark.parametrize(("word", "meant"), [("stat", "status"), ("sto", "stop"), ("lsit", "list"), ("sta", "start")])
+def test_command_that_begins_with_the_word_is_meant(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([word])
+    assert f"did you mean '{meant}'?" in capsys.readouterr().err
+
+
 def test_unencodable_output_does_not_fail_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a POSIX locale without UTF-8 a dash must not be a fault of the program."""
     written = io.BytesIO()

@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.cli.runs_text import comparison_lines
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_console.runs.compare import (
     FEWEST,
@@ -36,6 +37,7 @@ from vllm_console.runs.text import (
     short_verdict,
     side_text,
     times_note,
+    traffic_text,
     verdict_text,
 )
 from vllm_console.runs.windows import Windows
@@ -273,6 +275,14 @@ def test_too_little_data_says_how_much_is_missing(made):
     assert found.after.minutes_missing == pytest.approx(FEWEST - 2)
     assert "chat@2 needs 3 min more" in verdict_text(found)
     assert all(figure.verdict is ComparisonVerdict.TOO_LITTLE for figure in found.judged)
+
+
+def test_traffic_of_a_run_that_just_began_is_not_called_not_reported(made):
+    found = compare(*made.pair(made.minutes(1), []))
+    assert found.traffic is TrafficMatch.UNKNOWN
+    assert traffic_text(found) == "needs data"
+    assert {likeness_text(one, early=True) for one in found.factors if one.after is None} == {"needs data"}
+    assert str(TrafficMatch.UNKNOWN) not in "\n".join(comparison_lines(found))
 
 
 def test_missing_minutes_are_the_same_number_in_the_sentence_and_as_a_value(made):

@@ -75,8 +75,11 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
 }
 """Findings explained by others: each is hidden while one of these is open, so a problem is named once, by its cause."""
 
-LAST = ("slow_tokens", "slow_first_token", PrefixCacheIdle.code, DraftsRejected.code)
-"""Findings ranked after others of the same severity: an objective missed for no other reason, and optional fixes."""
+MISSED = (SlowTokens.code, SlowFirstToken.code)
+"""A missed objective: ranked before others of the same severity if a change of flags ends it, else after them."""
+
+LAST = (PrefixCacheIdle.code, DraftsRejected.code)
+"""Findings with optional fixes, ranked after others of the same severity."""
 
 SETTLING_SECONDS = 20.0
 """Nothing is judged for this long after a server becomes ready: first requests warm it up."""
@@ -134,11 +137,17 @@ def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding
         well = Healthy()
         if (since := holds_since(well.verdicts(judged), frames)) is not None:
             found.append(well.describe(judged, since))
-    order = list(Severity)
-    return tuple(
-        # Of two that are equally severe, the one that a change of flags ends is of more use.
-        sorted(found, key=lambda one: (order.index(one.severity), one.code in LAST, not _has_flag_fix(one), one.since))
-    )
+    return tuple(sorted(found, key=_rank))
+
+
+_SEVERITIES = list(Severity)
+
+
+def _rank(finding: Finding) -> tuple[int, int, bool, float]:
+    """Of two that are equally severe, the one that a change of flags ends is of more use."""
+    flags = _has_flag_fix(finding)
+    among_equals = 2 if finding.code in LAST else (0 if flags else 2) if finding.code in MISSED else 1
+    return _SEVERITIES.index(finding.severity), among_equals, not flags, finding.since
 
 
 def _held(rules: Sequence[Rule], evidence: Evidence) -> tuple[list[tuple[Rule, float]], set[str]]:

@@ -44,6 +44,7 @@ from vllm_console.runs.text import (
     side_text,
     signed,
     times_note,
+    traffic_text,
     verdict_text,
 )
 from vllm_console.text import clock, plain
@@ -365,8 +366,8 @@ def compare_lines(
     lines += told
     if ceilings := ceiling_text(found):
         lines.append(line((" Ceiling: ", STRONG), ceilings))
-    lines.append(line((" Traffic: ", STRONG), (str(found.traffic), _LIKENESS.get(found.traffic, STRONG))))
-    lines += [_factor(factor, columns) for factor in found.factors]
+    lines.append(line((" Traffic: ", STRONG), (traffic_text(found), _LIKENESS.get(found.traffic, STRONG))))
+    lines += [_factor(factor, columns, early=not settled) for factor in found.factors]
     if others := [figure for figure in found.figures if figure.verdict is None]:
         lines.append(line((" Also measured", STRONG)))
         lines += chain.from_iterable(map(draw, others))
@@ -523,10 +524,10 @@ def _bar(figure: ComparedFigure, reach: float, room: int) -> str:
     return "".join(cells)
 
 
-def _factor(factor: Factor, columns: _Columns) -> Strip:
+def _factor(factor: Factor, columns: _Columns, *, early: bool) -> Strip:
     name, room = (columns.name, columns.value) if columns.wide else (22, 14)
     before, after = (fit(text, room, ">") for text in factor_sides(factor))
-    text = f"  {signed(factor.change):<7}{likeness_text(factor)}"
+    text = f"  {signed(factor.change):<7}{likeness_text(factor, early=early)}"
 
     # How many are in flight is mostly the server's doing.
     style = DIM if factor.key == "in_flight" else _LIKENESS.get(factor.likeness, DIM)
