@@ -201,6 +201,7 @@ def killed_api_server_leaves_no_process(program: Any) -> None:
     until(lambda: not processes_of(server["pid"]), "all processes of the server gone", 15, every=0.25)
     status = until(lambda: (now := program("status", "chat"))["state"] == "failed" and now, "failed")
     assert status["exit"]["signal"] == "SIGKILL"
+    assert status["diagnosis"]["cause"] == "killed"
 
 
 def refused_requests(program: Any, port: int) -> None:

@@ -72,6 +72,9 @@ BEHIND = {
 MOST_ALIKE = 32
 """How many GPU memory lines of one process are examined: where the first ones occurred is what counts."""
 
+LINES_OF_AN_ERROR, MOST_PYDANTIC_LINES = 8, 32
+"""Of a ValidationError: within how many lines each error follows the one before, and how many lines are read."""
+
 BEFORE_DEATH = 150
 """The engine's own exception may stand this many lines before the first report of a serving engine's death."""
 
@@ -310,8 +313,7 @@ def _may_be(earlier: _Candidate | None, best: _Candidate) -> bool:
 def _ending(parsed: Sequence[LogLine], first: int, exit_code: int | None) -> tuple[int | None, int | None]:
     """The line of the first report of a death, or an external stop before anything failed.
 
-    With Ray an engine reports each SIGTERM in these words, also the one by which the keeper ends it after its API
-    server was killed.
+    An engine, with and without Ray, reports each SIGTERM, also the one that it gets because its API server was killed.
     """
     own, killed = False, exit_code in SIGKILL_CODES
     for index in range(first, len(parsed)):
@@ -320,7 +322,7 @@ def _ending(parsed: Sequence[LogLine], first: int, exit_code: int | None) -> tup
         if dying is not None:
             return index, None
         own = own or by_itself is not None
-        aside = (own and "EngineCore: trigger" in message) or (killed and "*** SIGTERM received" in message)
+        aside = ((own or killed) and "EngineCore: trigger" in message) or (killed and "*** SIGTERM received" in message)
         if stop is not None and not aside:
             return None, index
     return None, None
@@ -671,12 +673,19 @@ def is_wrapped(parsed: Sequence[LogLine], index: int) -> bool:
 
 
 def pydantic_error_line(parsed: Sequence[LogLine], index: int) -> int | None:
-    """The line below a ValidationError that says what is wrong."""
-    for below in range(index + 1, min(index + 8, len(parsed))):
+    """The line below a ValidationError that says what is wrong: of several, one about a flag that was set, since the
+    others may follow from it."""
+    found = []
+    for below in range(index + 1, min(index + MOST_PYDANTIC_LINES, len(parsed))):
         message = parsed[below].message.lstrip()
         if message.startswith(("Value error,", "Assertion failed,")) or "[type=" in message:
-            return below
-    return None
+            found.append(below)
+        elif below - (found[-1] if found else index) >= LINES_OF_AN_ERROR:
+            break
+    if len(found) < 2:
+        return found[0] if found else None
+    given = next((line.message for line in reversed(parsed[:index]) if "non-default args: " in line.message), "")
+    return next((below for below in found if f"'{parsed[below - 1].message.strip()}': " in given), found[0])
 
 
 def whole_message(parsed: Sequence[LogLine], index: int) -> str:

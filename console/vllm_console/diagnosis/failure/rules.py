@@ -24,6 +24,7 @@ class Topic(StrEnum):
     PEER_GONE = "peer gone"
     PEER_UNREACHABLE = "peer unreachable"
     ATTENTION_BACKEND = "attention backend"
+    BLOCK_SIZE = "block size"
     QUANTIZATION_CONFIG = "quantization config"
     NO_CHAT_TEMPLATE = "no chat template"
     NO_TOOL_PARSER = "no tool parser"
@@ -404,6 +405,12 @@ RULES: tuple[FailureRule, ...] = (
         topic=Topic.ATTENTION_BACKEND,
     ),
     _rule(
+        r"No common block size for \d+",
+        Cause.INVALID_FLAG_VALUE,
+        "The attention backend does not support this block size.",
+        topic=Topic.BLOCK_SIZE,
+    ),
+    _rule(
         r"Selected backend \S+ is not valid for\b|Invalid attention backend for|Unknown attention backend"
         r"|Backend \S+ must be registered",
         Cause.INVALID_FLAG_VALUE,
@@ -421,7 +428,8 @@ RULES: tuple[FailureRule, ...] = (
         topic=Topic.ATTENTION_BACKEND,
     ),
     _rule(
-        r"Cannot find the config file for \w+$|Cannot find any of \[.*\] in the model'?s quantization config"
+        r"Cannot find the config file for \w+(?:$| \[type=)"
+        r"|Cannot find any of \[.*\] in the model'?s quantization config"
         r"|Invalid quantization config|Unable to find (?:the )?quantization config",
         Cause.INVALID_FLAG_VALUE,
         "The model's files do not describe their quantization, or describe another method.",

@@ -184,6 +184,58 @@ def test_pydantic_message_is_shown_not_its_headline() -> None:
     assert line.cause is Cause.INVALID_FLAG_VALUE
 
 
+def test_of_several_pydantic_errors_the_flag_that_was_set_is_named() -> None:
+    def error(field: str) -> list[str]:
+        return [
+            field, "  Input should be greater than or equal to 1 [type=greater_than_equal, input_value=0]",
+            "    For further information visit https://errors.pydantic.dev/2/v/greater_than_equal",
+        ]  # fmt: skip
+
+    below = [
+        *traceback("pydantic_core._pydantic_core.ValidationError: 2 validation errors for SchedulerConfig"),
+        *error("max_num_batched_tokens"), *error("max_num_seqs"),
+    ]  # fmt: skip
+    given = "(APIServer pid=7) INFO 11-20 10:00:01 [utils.py:286] non-default args: {'model': 'm', 'max_num_seqs': 0}"
+    assert found([given, *below]).text.startswith("--max-num-seqs: Input should be")
+    assert found(below).text.startswith("--max-num-batched-tokens: ")
+
+
+def test_block_size_that_the_backend_does_not_take() -> None:
+    lines = traceback("ValueError: No common block size for 7 (CPU_ATTN: [MultipleOf(32)]).")
+    told = diagnose(lines, 1, {"block-size": 7})
+    assert told.cause is Cause.INVALID_FLAG_VALUE
+    assert [(fix.changes.set, fix.changes.unset) for fix in told.fixes] == [
+        ({"block-size": 32}, ()),
+        ({}, ("block-size",)),
+    ]
+    (only,) = diagnose(lines, 1, {"max-num-seqs": 7}).fixes
+    assert only.changes.set == {"block-size": 32}
+
+
+def test_quantization_without_a_config_file_in_a_pydantic_message() -> None:
+    lines = [
+        *traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig"),
+        "  Value error, Cannot find the config file for awq [type=value_error, input_value=ArgsKwargs(())]",
+    ]
+    told = diagnose(lines, 1, {"quantization": "awq"})
+    assert told.cause is Cause.INVALID_FLAG_VALUE
+    assert told.fixes[0].changes.unset == ("quantization",)
+
+
+@pytest.mark.parametrize(("code", "cause"), [(-9, Cause.KILLED), (137, Cause.KILLED), (0, Cause.INTERRUPTED)])
+def test_signal_that_an_engine_gets_after_its_api_server_was_killed_is_not_the_cause(code: int, cause: Cause) -> None:
+    lines = [
+        "(APIServer pid=1) INFO:     Application startup complete.",
+        "(EngineCore pid=88) INFO 07-29 10:02:41 [core.py:1263] [shutdown] EngineCore: trigger received signal=SIGTERM",
+        "(EngineCore pid=88) INFO 07-29 10:02:41 [core.py:1301] [shutdown] EngineCore: start mode=abort timeout=0s",
+    ]
+    told = diagnose(lines, code)
+    assert told.cause is cause
+    assert any("dmesg" in fix.why for fix in told.fixes) is (cause is Cause.KILLED)
+    stopped = "(APIServer pid=1) INFO 11-03 08:05:11 [launcher.py:254] [shutdown] API server: shutdown triggered"
+    assert diagnose([lines[0], stopped, *lines[1:]], code).cause is Cause.INTERRUPTED
+
+
 def test_cause_inside_a_pydantic_message_is_named() -> None:
     lines = [
         *traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"),

@@ -53,6 +53,7 @@ _BY_TOPIC: Mapping[Topic, Callable[[Case], tuple[Fix, ...]]] = {
     Topic.RAY_GPUS: environment.ray_gpus,
     Topic.RAYLET_GONE: environment.raylet_gone,
     Topic.ATTENTION_BACKEND: settings.backend_fixes,
+    Topic.BLOCK_SIZE: settings.block_size,
     Topic.CONFLICT: settings.conflicting_flags,
     Topic.QUANTIZATION_CONFIG: settings.quantization_config,
     Topic.NO_CHAT_TEMPLATE: settings.no_chat_template,

@@ -42,6 +42,7 @@ _STEP = lazy_pattern(
 _PARSERS = lazy_pattern(
     r"invalid (?P<kind>tool call|reasoning) parser: (?P<given>\S+) \(chose from \{(?P<choices>[^}]*)\}"
 )
+_MULTIPLE = lazy_pattern(r"No common block size for \d+ \([^()]{0,80}MultipleOf\((?P<step>\d+)\)")
 _PERCENT = lazy_pattern(r"(?:input_value=|Got )(?P<given>\d+(?:\.\d+)?)\b")
 _AGAIN = lazy_pattern(r"Re-run with --kv-cache-dtype (?P<value>[a-z0-9_]+)")
 _SUPPORTED = lazy_pattern(r"Supported dtypes: \[(?:torch\.)?(?P<first>\w+)")
@@ -270,6 +271,17 @@ def backend_fixes(case: Case) -> tuple[Fix, ...]:
     if not found:
         why = "No attention backend supports this model on this GPU: use another model, a newer GPU, or a newer vLLM."
         found.append(Fix(Changes(), why))
+    return tuple(found)
+
+
+def block_size(case: Case) -> tuple[Fix, ...]:
+    """A multiple that the backend takes, as far as the message says which, or the backend's own."""
+    found = []
+    if derived := _MULTIPLE.search(case.text):
+        step = int(derived["step"])
+        found.append(Fix(Changes({"block-size": step}), f"The backend takes multiples of {step}."))
+    if "block-size" in case.flags or not case.flags:
+        found.append(Fix(Changes(unset=("block-size",)), "Without it vLLM chooses one that the backend supports."))
     return tuple(found)
 
 
