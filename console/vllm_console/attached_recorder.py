@@ -296,15 +296,11 @@ class EndpointRecording:
 
     def _engine(self) -> dict[str, Any] | None:
         """Its vLLM, if it says which; asked once per run."""
-        try:
-            document = self._json("/version")
-        except ScrapeError:
-            return None
-        version = document.get("version") if isinstance(document, dict) else None
-        if not isinstance(version, str):
+        version = self._scraper.version()
+        if version is None:
             return None
         kind = "simulated" if version.endswith("+simulated") else "vllm"
-        return {"kind": kind, "command": [], "version": plain(version, 60), "build": None, "path": ""}
+        return {"kind": kind, "command": [], "version": version, "build": None, "path": ""}
 
     def _set_current(self, generation: Generation) -> None:
         self._record = replace(self._record, generations=(*self._record.generations[:-1], generation))

@@ -65,6 +65,7 @@ def shaped(args: argparse.Namespace, workload: Workload) -> Workload:
 
 def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, remote_allowed: bool = False) -> Target:
     """The server that ``args.server`` names, or the URL that it is; ``flag`` is what allows others' servers, if any.
+    One that this user started by hand needs no such permission.
 
     ``remote_allowed`` is whether ``--remote`` allows attached endpoints.
 
@@ -73,6 +74,8 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
         RefusedError: it is another user's, and ``others_allowed`` is not set.
         OperationError: it is not ready.
     """
+    from vllm_launchers.host.ports import user_name
+
     fleet = open_fleet(args)
     if args.server.startswith(("http://", "https://")):
         server = _attached_at(fleet, args.server)
@@ -86,7 +89,8 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
             raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list'{url}")
     if server.attached is not None and not remote_allowed:
         raise RefusedError(f"{server.name} is attached from {server.url}: nothing is sent to it without --remote")
-    if server.attached is None and not server.ours and (not others_allowed or not server.port):
+    by_hand = bool(flag) and server.owner == user_name(os.getuid())
+    if server.attached is None and not server.ours and not ((others_allowed or by_hand) and server.port):
         owner = server.owner or "another user"
         without = f" without {flag}" if server.port and flag else ""
         raise RefusedError(f"{server.name} was started by {owner} outside this console: nothing is sent to it{without}")

@@ -25,7 +25,7 @@ from vllm_launchers.listeners import Owner
 from vllm_launchers.procfs import other_network, started_at
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.units import natural_key
-from vllm_launchers.vllm.engines import simulated_engine
+from vllm_launchers.vllm.engines import Engine, EngineKind, simulated_engine
 
 SCAN_SECONDS = 5.0
 """How often the process table is searched."""
@@ -67,6 +67,7 @@ class ObservedWatch:
         # A container's ports are not this machine's: whoever answers there is another server.
         self._port = 0 if other_network(server.pid) else server.port or 0
         self._exposed = exposed(server) if self._port else ""
+        self._engine: Engine | None = None
         self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS)
         self._first_at: float | None = None
         if self._port:
@@ -90,7 +91,7 @@ class ObservedWatch:
                 ours=False,
                 owner=server.user,
                 model=server.model or "",
-                engine=simulated_engine() if server.simulated else None,
+                engine=simulated_engine() if server.simulated else self._engine,
                 host=server.host,
                 port=self._port,
                 pid=server.pid,
@@ -131,7 +132,8 @@ class ObservedWatch:
         while not self._ended.wait(rest):
             busy = time.thread_time()
             try:
-                self._take(scraper.sample(time.time()))
+                if self._take(scraper.sample(time.time())) and (version := scraper.version()) is not None:
+                    self._engine = Engine(EngineKind.VLLM, self.server.argv[:1], version, None, "")
                 unanswered = 0
             except ScrapeError as error:
                 unanswered = unanswered + 1 if error.kind == "timeout" else 0
@@ -144,12 +146,14 @@ class ObservedWatch:
             rest = max(self._interval, REST_PER_WORK * (time.thread_time() - busy))
         scraper.close()
 
-    def _take(self, sample: Sample) -> None:
+    def _take(self, sample: Sample) -> bool:
+        """Keep a sample; returns whether it is the first since the server answers."""
         with self._lock:
             self._timeline.append(sample)
             self._first_at = self._first_at or sample.at
             first = self._state is not State.READY
         self._enter(State.READY, "", exposed(self.server) if first else None)
+        return first
 
     def _after(self, kind: str, unanswered: int) -> State:
         """The state after a failed sample, and so many in a row without an answer."""

@@ -103,6 +103,17 @@ class Scraper:
         except UnicodeDecodeError:
             raise ScrapeError("garbage", self._sentence("garbage")) from None
 
+    def version(self) -> str | None:
+        """The server's version, as its ``/version`` says; None if it does not answer that, or nothing useful."""
+        import json  # once per server
+
+        try:
+            document = json.loads(self.get("/version")[0])
+        except (ScrapeError, ValueError, RecursionError):
+            return None
+        version = document.get("version") if isinstance(document, dict) else None
+        return plain(version, 60) if isinstance(version, str) else None
+
     def get(self, path: str) -> tuple[bytes, str]:
         """The body at a path below the base URL, and its content type in lower case."""
         reused = self._connection.sock is not None

@@ -115,10 +115,12 @@ def test_one_slow_answer_is_not_unresponsive(monkeypatch: pytest.MonkeyPatch) ->
     done = threading.Event()
 
     def answer() -> None:
-        for number in range(5):
+        for number in range(6):
             connection, _ = listener.accept()
             with connection:
-                connection.recv(65536)
+                if b" /version " in connection.recv(65536):
+                    connection.sendall(b"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+                    continue
                 if number == 0:
                     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(page)
                     connection.sendall(head + page)
@@ -185,6 +187,20 @@ def test_failure_line_is_counted_from_the_beginning_of_the_log(tmp_path: Path) -
         assert view.diagnosis.line == 43
     finally:
         fleet.close()
+
+
+def test_version_of_a_foreign_server_is_what_it_says() -> None:
+    fake, own = FakeEndpoint(), procfs.stat(os.getpid())
+    assert own is not None
+    port = urlsplit(fake.url).port
+    server = ObservedServer(own.pid, own.start_time, "anna", ("vllm", "serve", "m"), port, "127.0.0.1", "m")
+    watch = ObservedWatch(server, 0.05)
+    assert until(lambda: watch.view(None, ()).engine is not None)
+    engine = watch.view(None, ()).engine
+    assert engine is not None
+    assert (engine.label, engine.release) == ("vLLM 0.32.0", (0, 32, 0))
+    watch.close()
+    fake.close()
 
 
 def test_sampling_error_of_a_foreign_server_is_shown_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,33 @@
+"""Whose servers commands send traffic to."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from types import ModuleType
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.cli import load_target
+from vllm_console.cli.load_target import find_target
+from vllm_console.fleet.snapshot import ServerView
+from vllm_launchers.errors import RefusedError
+from vllm_launchers.host.ports import user_name
+
+
+def test_server_that_this_user_started_by_hand_may_be_named(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_hand(at: float) -> ServerView:
+        return replace(fakes.observed(at), name="vllm@8200", port=8200, owner=user_name(os.getuid()))
+
+    fleet = fakes.FakeFleet(fakes.observed, by_hand)
+    monkeypatch.setattr(load_target, "open_fleet", lambda _: fleet)
+
+    def target(name: str, flag: str) -> load_target.Target:
+        asked = argparse.Namespace(server=name, preset=None)
+        return find_target(asked, flag, others_allowed=False)
+
+    assert target("vllm@8200", "--remote").server is None
+    for name, flag in (("anna-8100", "--remote"), ("vllm@8200", "")):
+        with pytest.raises(RefusedError, match="outside this console: nothing is sent to it"):
+            target(name, flag)
