@@ -164,7 +164,7 @@ def test_run_list_shows_findings_and_their_coverage(night):
     recorder, record = night
     recorder.judge_past([record])
     text = "\n".join(run_lines(recorder.open().runs("chat"), time.time()))
-    assert "findings: KV cache pressure for " in text
+    assert "findings: KV cache pressure open for " in text
     assert "(findings about GPUs not included)" in text
 
 
