@@ -37,6 +37,22 @@ async def test_a_run_of_access_lines_is_one_row_also_while_scrolled_up(console, 
         await c.lacks("HTTP/1.1")
 
 
+async def test_the_log_goes_on_while_a_question_is_open(console, fakes, tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text(record("10:00:00", "before the question"))
+    server = fakes.chat(fakes.NOW)
+    async with console(lambda _at: replace(server, log_path=str(path))) as c:
+        await c.press("5")
+        await c.sees("before the question")
+        await c.press("r")
+        await c.sees("Restart chat?")
+        with path.open("a") as file:
+            file.write(record("10:00:01", "written meanwhile"))
+        view = c.app.operations._log._view
+        await c.until(lambda: any("written meanwhile" in strip.text for strip in view.lines), "the new line")
+        assert "Restart chat?" in c.text
+
+
 async def test_the_state_of_a_paused_log_covers_no_line(console, fakes, tmp_path):
     path = tmp_path / "server.log"
     path.write_text("".join(record("10:00:00", f"line {number:02} " + "." * 90 + " end") for number in range(60)))

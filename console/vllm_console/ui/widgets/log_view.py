@@ -172,7 +172,7 @@ class LogView(LineView):
     @property
     def reader(self) -> Callable[[], None] | None:
         """Reads what was written since, to be called in a thread; None while nobody sees it."""
-        if self._path is None or not (self.is_on_screen and self.screen.is_active):
+        if self._path is None or not self._in_view:
             return None
         return partial(self._read_for_later, self._path, self._cells)
 
@@ -310,6 +310,11 @@ class LogView(LineView):
     # -- reading ---------------------------------------------------------------------------------------------------
 
     @property
+    def _in_view(self) -> bool:
+        """Whether it can be seen, also around a dialog that is open over it."""
+        return self.is_on_screen and self.screen.is_current
+
+    @property
     def _rows(self) -> int:
         return max(1, self.outer_size.height)
 
@@ -356,7 +361,7 @@ class LogView(LineView):
         self._wake.clear()
         self._flush_scroll()
         commands, self._commands = self._commands, []
-        if self._path is None or not (commands or (self.is_on_screen and self.screen.is_active)):
+        if self._path is None or not (commands or self._in_view):
             return
         self._show_read(await in_thread(partial(self._read, self._path, self._cells, commands), "read log"))
 
