@@ -67,6 +67,19 @@ async def test_the_filter_has_a_prompt_and_counts_what_matches(console):
         await c.until(lambda: "0 of 7" not in c.text and "chat" in c.text)
 
 
+async def test_a_filter_that_nothing_matches_says_how_it_ends(console):
+    async with console(size=(80, 24)) as c:
+        await c.press("slash", *"qqq", "enter")
+        await c.sees("No server matches 'qqq'; esc shows all 7.")
+        await c.sees("esc clear filter")
+        await c.press("r")
+        await c.sees("No server matches 'qqq'; esc clears the filter.")
+        await c.lacks("No server selected")
+        await c.press("escape")
+        await c.until(lambda: "chat" in c.text)
+        await c.lacks("clear filter")
+
+
 async def test_the_filter_is_edited_again_where_it_was_left(console):
     async with console() as c:
         await c.press("slash", *"coder", "enter", "slash")

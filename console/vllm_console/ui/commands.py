@@ -419,7 +419,7 @@ class ServerCommands:
     def _selected(self) -> ServerView:
         server = self._screen.live
         if server is None:
-            raise CommandError(no_server(self._console.snapshot))
+            raise CommandError(no_server(self._console))
         return server
 
     @property

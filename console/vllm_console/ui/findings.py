@@ -149,6 +149,15 @@ def staged_fix(server: ServerView, fixes: Sequence[Fix], staged: Staged) -> int 
     return None
 
 
+def being_applied(server: ServerView, fixes: Sequence[Fix]) -> bool:
+    """Whether the restart that is being prepared changes the very flags that one of the fixes does."""
+    restart = server.restart
+    if restart is None or not restart.under_way:
+        return False
+    applied = {change.partition(" ")[0] for change in restart.changes}
+    return any({step.flag for step in steps_of(server.flags, fix)} == applied for fix in fixes)
+
+
 def flag_change_text(flags: Flags, changes: Changes) -> str:
     """A change and the present value: ``--max-num-seqs 256 → 128``."""
     steps = staging.staged_of(changes)

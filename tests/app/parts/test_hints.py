@@ -8,7 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from fakes import made_runs
+from vllm_console.fleet.snapshot import PreparedRestart
 from vllm_console.runs.compare import compare
+from vllm_launchers.keeper.records import PreparationStep
 
 
 async def test_a_hint_gives_way_to_the_next_when_it_is_followed(console, fakes, tmp_path: Path) -> None:
@@ -46,6 +48,32 @@ async def test_a_step_taken_early_needs_no_hint_any_more(console, fakes, tmp_pat
     async with console(fakes.chat, hints=tmp_path / "hidden") as c:
         await c.press("left_square_bracket")
         await c.sees("hint 3/4")
+
+
+async def test_a_restart_that_is_prepared_takes_no_step_back_and_its_fix_is_not_offered(
+    console, fakes, tmp_path: Path
+) -> None:
+    now = {}
+
+    class Fleet(fakes.FakeFleet):
+        def restart(self, name, changes, options):
+            super().restart(name, changes, options)
+            applied = tuple(f"{flag} 256 → {value}" for flag, value in changes.set.items())
+            now["restart"] = PreparedRestart(self.at, PreparationStep.IMPORTING, self.at, applied)
+            return self._view(name)
+
+    fleet = Fleet(lambda at: replace(fakes.pressed(at), **now))
+    async with console(fleet=fleet, hints=tmp_path / "hidden") as c:
+        await c.sees("f stage fix")
+        await c.press("f")
+        await c.sees("hint 3/4  r, then y, restarts chat")
+        await c.press("r", "y")
+        await c.sees("loading vLLM")
+        await c.sees("hint 3/4  chat restarts with the change; wait until it is ready")
+        await c.lacks("stage fix")
+        now.clear()
+        now["generation"] = fakes.pressed(0).generation + 1
+        await c.sees("hint 4/4")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])

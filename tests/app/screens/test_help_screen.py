@@ -23,6 +23,12 @@ def test_a_search_leaves_what_holds_each_word_and_no_empty_heading():
     assert len(actions()) < EVERY
 
 
+@pytest.mark.parametrize("wanted", ["±", "tuning 1/4", "tuner"])
+def test_the_marks_of_a_tuner_at_work_are_explained(wanted):
+    assert "a tuner" in " ".join(texts(wanted)[1:])
+    assert " Marks" in texts(wanted)
+
+
 @pytest.mark.parametrize("width", [40, 78, 118])
 def test_keys_are_found_as_they_are_written_and_lines_fit(width):
     lines = texts("ctrl+p", width)

@@ -15,6 +15,7 @@ from vllm_console.text import duration, plain, shortened, size
 from vllm_console.ui.findings import (
     SIGNS,
     ServerFinding,
+    being_applied,
     findings_of,
     fix_texts,
     staged_fix,
@@ -336,6 +337,8 @@ def _fix_hint(server: ServerView, top: ServerFinding, state: StagedState, *, wid
         another = any(fix.why.startswith(SECOND_SERVER) for fix in top.fixes)
         return [(f"{key_of('new_server')} {'new server' if wide else 'new'}", "new_server")] if another else []
     at, key = staged_fix(server, fixes, state.staged), key_of("stage_fix")
+    if at is None and being_applied(server, fixes):
+        return []
     if at is None:
         return [(f"{key} {'stage fix' if wide else 'fix'}", "stage_fix")]
     if len(fixes) == 1:

@@ -9,7 +9,7 @@ import msgspec
 from vllm_console.diagnosis.finding import Severity
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.ui.actions import Action, scoped
-from vllm_console.ui.findings import findings_of
+from vllm_console.ui.findings import being_applied, findings_of
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.servers import ranks_of
 from vllm_console.ui.widgets.draw import KeyHint
@@ -34,6 +34,8 @@ class FooterContext(msgspec.Struct, frozen=True):
     """Whether the tuning bar is open, which has keys of its own."""
     named: frozenset[str] = frozenset()
     """The actions whose keys the lines about the selected server name already."""
+    filtered: bool = False
+    """Whether a filter is to be cleared before anything but staged changes is."""
 
 
 def _with_server(applies: Callable[[ServerView], bool]) -> Callable[[FooterContext], bool]:
@@ -42,7 +44,7 @@ def _with_server(applies: Callable[[ServerView], bool]) -> Callable[[FooterConte
 
 def _has_fix(server: ServerView) -> bool:
     found = findings_of(server)
-    return bool(found and found[0].flag_fixes)
+    return bool(found and found[0].flag_fixes) and not being_applied(server, found[0].flag_fixes)
 
 
 def _has_findings(server: ServerView) -> bool:
@@ -120,6 +122,11 @@ def tail_hints() -> list[KeyHint]:
 
 
 def _wanted(now: FooterContext) -> Sequence[str]:
+    wanted = _for_selection(now)
+    return ("clear", *wanted) if now.filtered and not now.staged else wanted
+
+
+def _for_selection(now: FooterContext) -> Sequence[str]:
     if now.past:
         return _PAST
     if now.marked:
@@ -159,5 +166,12 @@ def _label(action: Action, now: FooterContext) -> str:
     if action.id == "time_live" and now.replay:
         return "leave"
     if action.id == "clear":
-        return "unmark" if now.marked else "drop"
+        return _cleared(now)
     return action.short
+
+
+def _cleared(now: FooterContext) -> str:
+    """What the key that clears step by step does next."""
+    if now.filtered and not now.staged:
+        return "clear filter"
+    return "unmark" if now.marked else "drop"

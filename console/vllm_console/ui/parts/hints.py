@@ -33,6 +33,8 @@ STEPS = (
 _STAGE, _RESTART = 1, 2
 """The steps of which the first is to be taken again where the change was dropped before the second."""
 
+RESTARTING = "{name} restarts with the change; wait until it is ready"
+
 NOTHING_FOUND = "findings appear above the charts; wait for a rush"
 
 
@@ -61,11 +63,14 @@ class DemoHints:
             if not self.shown:
                 self._ended()
 
-    def observe(self, server: ServerView, staged: bool) -> None:
-        """See from a server and its staged changes which steps were taken; one that was undone is shown again."""
+    def observe(self, server: ServerView, staged: bool, *, restarting: bool = False) -> None:
+        """See from a server and its staged changes which steps were taken; one that was undone is shown again.
+
+        While it is ``restarting``, what was staged is being applied.
+        """
         if staged:
             self.followed("stage_fix")
-        elif self._at == _RESTART:
+        elif self._at == _RESTART and not restarting:
             self._at = _STAGE
         if server.generation > self._generations.setdefault(server.name, server.generation):
             self.followed("restart")
@@ -76,15 +81,26 @@ class DemoHints:
             self._at = len(STEPS)
             self._ended()
 
-    def line(self, server: ServerView | None, width: int, *, staged: bool = False, awaited: str = "") -> Strip:
+    def line(
+        self,
+        server: ServerView | None,
+        width: int,
+        *,
+        staged: bool = False,
+        awaited: str = "",
+        restarting: bool = False,
+    ) -> Strip:
         """The hint as a line, with the key that hides all; while changes are ``staged``, it drops these.
 
-        ``awaited`` is why a comparison has no verdict yet, as ``Wait about 2m20s for a verdict above``.
+        ``awaited`` is why a comparison has no verdict yet, as ``Wait about 2m20s for a verdict above``. While it is
+        ``restarting``, there is nothing to be done.
         """
         step = STEPS[self._at]
         text = step.text
         if step.action == "findings" and not _troubled(server):
             text = NOTHING_FOUND
+        if step.action == "restart" and restarting:
+            text = RESTARTING
         if step.action == "compare" and awaited:
             text = f"{awaited}, then press {{key}}."
         text = text.format(key=key_of(step.action), name=plain(server.name) if server else "")

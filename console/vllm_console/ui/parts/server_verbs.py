@@ -229,11 +229,16 @@ class ServerVerbs:
 
     def own(self, server: ServerView | None) -> ServerView | None:
         """The server if it may be changed; says why not."""
-        why = self.foreign(server) if server is not None else no_server(self._console.snapshot)
+        why = self.foreign(server) if server is not None else no_server(self._console)
         if why:
             self._console.say(why, WARN, about=server.name if server is not None else "")
             return None
         return server
+
+    def restarting(self, server: ServerView) -> bool:
+        """Whether a restart of the server was requested here, or is being prepared, and no new run has begun."""
+        prepared = server.restart is not None and server.restart.under_way
+        return prepared or self.in_progress.on(server) is RunningVerb.RESTART
 
     def foreign(self, server: ServerView) -> str:
         """Why a server may not be changed from here; empty where it may."""
@@ -717,10 +722,12 @@ class ServerVerbs:
         return dialog
 
 
-def no_server(snapshot: FleetSnapshot | None) -> str:
+def no_server(console: ConsoleApp) -> str:
     """The message where a key needs a server and none is selected, or servers are not read yet."""
-    if snapshot is None:
+    if console.snapshot is None:
         return "The servers are being read: press it again in a moment."
+    if wanted := console.operations.filter_text:
+        return f"No server matches '{plain(wanted)}'; {key_of('clear')} clears the filter."
     return f"No server selected: {key_of('new_server')} launches one."
 
 

@@ -27,6 +27,8 @@ _MARKS = (
     ("✗", "before a name: a critical finding"),
     ("✓", "before a name: all objectives met in the last minute"),
     ("Δ", "before a name: what the newest change did, compared with the run before"),
+    ("±", "before a name: a tuner is at work on it: trial, what is tried, the best so far"),
+    ("tuning", "a state: a tuner restarts the server and measures it; tuning 1/4: the first of at most 4 trials"),
     ("–", "not reported"),
     (
         "~24ms",

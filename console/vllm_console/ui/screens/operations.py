@@ -270,8 +270,13 @@ class OperationsScreen(PartialRepaintScreen):
     def _chosen(self, server: ServerView | None) -> ServerView | None:
         """The server; says that none is selected."""
         if server is None:
-            self.console.say(no_server(self.console.snapshot), WARN)
+            self.console.say(no_server(self.console), WARN)
         return server
+
+    @property
+    def filter_text(self) -> str:
+        """What the table is filtered by; empty while it is not."""
+        return self._filter
 
     @property
     def past(self) -> bool:
@@ -400,7 +405,7 @@ class OperationsScreen(PartialRepaintScreen):
             return  # closing has drawn everything
         self.predictions.observe(server)
         if server is not None:  # a hint that was followed makes room for the next one
-            self.hints.observe(server, bool(self.staging.of(server.name)))
+            self.hints.observe(server, bool(self.staging.of(server.name)), restarting=self.verbs.restarting(server))
         self._arrange(server)
         self.draw_header()
         if snapshot is not None:
@@ -470,7 +475,8 @@ class OperationsScreen(PartialRepaintScreen):
         if self.hints.shown:
             staged = server is not None and bool(self.staging.of(server.name))
             awaited = self.changes.awaited(server) if server is not None else ""
-            self._hint.show([self.hints.line(server, width, staged=staged, awaited=awaited)])
+            restarting = server is not None and self.verbs.restarting(server)
+            self._hint.show([self.hints.line(server, width, staged=staged, awaited=awaited, restarting=restarting)])
         if server is not None and self._tuning.display:
             self._tuning.draw(server, self.staged_state(server).verdict, width)
         self._staged_bar.show([self._staged_line(server, width)])
@@ -516,6 +522,7 @@ class OperationsScreen(PartialRepaintScreen):
             empty,
             self._tuning.display,
             actions_of(self._finding.lines),
+            bool(self._filter) and not (server is not None and preparing(server)),
         )
 
     @property

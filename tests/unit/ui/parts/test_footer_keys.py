@@ -40,6 +40,13 @@ def test_keys_shown_above_the_panes_make_room_for_others(fakes):
     assert "stage_fix" in [action.id for action in applying(FooterContext(fakes.pressed(fakes.NOW), named=named))]
 
 
+def test_a_filter_is_cleared_before_marks_and_after_what_is_staged(fakes):
+    assert shown(filtered=True)[0] == "esc clear filter"
+    assert shown(fakes.pressed(fakes.NOW), filtered=True)[:2] == ["esc clear filter", "f fix"]
+    assert shown(fakes.chat(fakes.NOW), marked=2, filtered=True)[0] == "esc clear filter"
+    assert "esc drop" in shown(fakes.pressed(fakes.NOW), staged=True, filtered=True)
+
+
 def test_staged_changes_come_first(fakes):
     assert shown(fakes.pressed(fakes.NOW), staged=True)[:3] == ["r restart", "a adjust", "bksp drop last"]
 
