@@ -236,6 +236,14 @@ async def test_scattered_letters_of_an_argument_are_no_match(console, typed):
         assert c.app.operations.staging.by_server == {}
 
 
+async def test_why_a_command_does_not_apply_is_shown_in_full(console):
+    async with console(size=(80, 24)) as c:
+        await opened(c, "at 99:99")
+        await c.sees("expected an earlier time")
+        list_rows = c.text.partition("Commands")[2].splitlines()[1:-1]
+        assert " ".join(" ".join(list_rows).split()).endswith("such as '2026-11-22 03:10' or 03:10."), c.text
+
+
 async def test_enter_sets_no_flag_that_was_not_chosen(console):
     async with console() as c:
         await opened(c, "max-num-seqs")

@@ -22,7 +22,7 @@ from vllm_console.ui.terminal.lines import LineView, clickable, line, wheel_step
 from vllm_console.ui.terminal.screens import TerminalModal
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG, WARN
 from vllm_console.ui.threads import answer_for
-from vllm_console.ui.widgets.draw import Part, fit, rule
+from vllm_console.ui.widgets.draw import LEAST_TEXT, Part, fit, paragraph, rule, wrapped
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.placed_area import set_height
 from vllm_launchers.errors import OperationError
@@ -127,10 +127,14 @@ class PaletteScreen(TerminalModal[Do | None]):
         shown = list(enumerate(self._found))[self._top : self._top + rows]
         column = max((cell_len(command.text) for _, command in shown), default=0)
         column = min(column, max(20, width // 2))
-        strips = [_row(command, index, index == self._at, column, width) for index, command in shown]
+        strips: list[Strip] = []
+        free = rows - len(shown)
+        for index, command in shown:
+            row = _rows(command, index, index == self._at, column, width, 1 + free)
+            strips, free = [*strips, *row], free - len(row) + 1
         wrong = self._wrong or ("" if self._found else self._commands.refusal(self._entry.value))
         if wrong and not self._found:
-            strips = [line((fit(f"  {plain(wrong)}", width).rstrip(), WARN))]
+            strips = paragraph(wrong, width, WARN, indent="  ", most=rows)
         elif wrong:
             strips = [*strips[: rows - 1], line((fit(f"  {plain(wrong)}", width).rstrip(), WARN))]
         set_height(self._list, rows + 1)
@@ -220,15 +224,18 @@ def _title(count: int, width: int) -> Strip:
     return rule(number, width, keys)
 
 
-def _row(command: TypedCommand, index: int, here: bool, column: int, width: int) -> Strip:
-    """A command, what it does, and its key."""
+def _rows(command: TypedCommand, index: int, here: bool, column: int, width: int, most: int) -> list[Strip]:
+    """A command, what it does, and its key, in one row; why it can't be done wraps over at most so many."""
     action = f"screen.choose({index})"
     key = f" {command.key} " if command.key and width >= 60 else ""
     title, style = (command.wrong, WARN) if command.wrong else (command.title, DIM)
     room = max(0, width - column - 4 - cell_len(key))
-    return line(
+    title, *more = wrapped(plain(title), max(LEAST_TEXT, room), most) if command.wrong else (title,)
+    first = line(
         ("▸ " if here else "  ", clickable(action, ACCENT)),
         (fit(plain(command.text), column), clickable(action, STRONG if here else None)),
         (fit(f"  {plain(title)}", room + 2), clickable(action, style)),
         (key, clickable(action, KEY)),
     )
+    indent = " " * (column + 4)
+    return [first, *(line(indent, (row, clickable(action, style))) for row in more)]
