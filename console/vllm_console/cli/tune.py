@@ -9,7 +9,7 @@ import math
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -53,16 +53,18 @@ from vllm_console.load.tune_search import (
 from vllm_console.load.tuner import TunerBest, TunerFigure, TunerProgress, TunerStep, figure_text, flags_text
 from vllm_console.text import duration, objectives_text, percent, plain, rate
 from vllm_launchers.errors import OperationError, UsageError
-from vllm_launchers.keeper.records import State
+from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.records import PreparationStep, State
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, apply_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from vllm_console.fleet.snapshot import ServerView
     from vllm_console.fleet.tuning import CandidateRanking, TuneTarget
     from vllm_console.load.report import LoadReport, Times
+    from vllm_launchers.keeper.records import ServerRecord
     from vllm_launchers.presets.model import Objectives
     from vllm_launchers.vllm.flags.changes import Flags
 
@@ -81,9 +83,14 @@ SLICES = 20
 SO_FAR_SECONDS = 5.0
 """Between two interim figures of the original flags."""
 
+WATCH_SECONDS = 1.0
+"""How often a server that is measured is checked for changes by somebody else."""
+
 START_TIMEOUT = 1800.0
 USUAL_START_SECONDS = 60.0
 MOST_TRIALS = 50
+
+_T = TypeVar("_T")
 
 _UNITS = {GOODPUT: "requests/s", TTFT: "s", THROUGHPUT: "tokens/s"}
 _NAMES = {GOODPUT: "goodput", TTFT: "mean TTFT", THROUGHPUT: "throughput"}
@@ -182,6 +189,8 @@ class _Tuner:
         self._wanted: Flags = self._original
         """The flags to end on."""
         self._generation = self._first_run = server.generation
+        self._taken = ""
+        """What somebody else has done to the server, such as ``stopped``: it is left alone from then on."""
         self._asked: tuple[ServerView, ServerView, Flags] | None = None
         """While it is waited for a restart: the server before it, as the verb has returned it, and its new flags."""
         self.canceling = Canceling()
@@ -224,11 +233,12 @@ class _Tuner:
         objective, restart = self._args.objective, self._restart_seconds
         least = least_budget(objective, restart)
         if self._args.budget < least:
+            costs = least, baseline_cost(objective), trial_cost(objective, restart), restart
+            needed, original, trial, once = (duration(math.ceil(one)) for one in costs)
             raise UsageError(
-                f"--budget {duration(self._args.budget)} is too short for a single trial: at least {math.ceil(least)}s "
-                f"are needed, {math.ceil(baseline_cost(objective))}s to measure the original flags, "
-                f"{RANK_SECONDS:.0f}s to predict, and {math.ceil(trial_cost(objective, restart))}s for a trial with "
-                f"two restarts of about {math.ceil(restart)}s"
+                f"--budget {duration(self._args.budget)} is too short for a single trial: at least {needed} are "
+                f"needed, {original} to measure the original flags, {duration(RANK_SECONDS)} to predict, and {trial} "
+                f"for a trial with two restarts of about {once}"
             )
 
     @property
@@ -323,6 +333,7 @@ class _Tuner:
             measured = pooled([measured, again]) or measured if again is not None else measured
         pace = EVIDENCE_SHARE * measured.value
         self._load(pace, min(max(EVIDENCE_SECONDS[0], EVIDENCE_REQUESTS / pace), longest_evidence(seconds)))
+        self._server()
         return measured
 
     def _measure(self, seconds: float, start: float | None) -> Measured | None:
@@ -363,7 +374,6 @@ class _Tuner:
             self.note.tuner(self._noted)
 
     def _goodput(self, seconds: float, start: float | None) -> Measured | None:
-        from vllm_console.load.client import LoadError
         from vllm_console.load.ramp import RampOptions, RampProgress, RampStep, run_ramp, tried
         from vllm_console.load.shape import Exact
 
@@ -377,22 +387,19 @@ class _Tuner:
         def progress(one: RampProgress) -> None:
             self._progress(f"{'warming up at' if one.warming_up else 'measuring'} {rate(one.rate, 'req')}")
 
-        try:
-            found = asyncio.run(
-                run_ramp(
-                    self._target.url,
-                    self._workload,
-                    self._limits,
-                    RampOptions((), start, seconds, self._args.seed, self._others),
-                    exact=Exact(self._args.input_tokens, self._args.output_tokens),
-                    lookup=self._target.lookup,
-                    on_step=stepped,
-                    on_progress=progress,
-                )
+        found = self._watched(
+            lambda stop: run_ramp(
+                self._target.url,
+                self._workload,
+                self._limits,
+                RampOptions((), start, seconds, self._args.seed, self._others),
+                exact=Exact(self._args.input_tokens, self._args.output_tokens),
+                lookup=self._target.lookup,
+                stop=stop,
+                on_step=stepped,
+                on_progress=progress,
             )
-        except LoadError as error:
-            self._server()
-            raise OperationError(str(error)) from error
+        )
         if found.steps:
             keep_ramp(self._target, self._name, found, self._limits)
         if not found.complete:
@@ -409,7 +416,6 @@ class _Tuner:
         so_far: Callable[[], Measured | None] = lambda: None,
     ) -> LoadReport:
         """Send traffic at a rate, or keep requests in flight, and wait for the probe to write what it saw."""
-        from vllm_console.load.client import LoadError
         from vllm_console.load.run import LoadProgress, run_load
         from vllm_console.load.shape import Exact
 
@@ -419,26 +425,49 @@ class _Tuner:
             self._note_so_far(so_far)
             self._progress(f"sending {rate(pace, 'req') if pace else f'{self._in_flight} at once'}")
 
-        try:
-            report = asyncio.run(
-                run_load(
-                    self._target.url,
-                    None,
-                    self._workload,
-                    pace,
-                    seconds,
-                    exact=Exact(self._args.input_tokens, self._args.output_tokens),
-                    max_in_flight=self._in_flight if pace is None else 1024,
-                    seed=self._args.seed,
-                    lookup=self._target.lookup,
-                    on_progress=progress,
-                    answers=answers,
-                )
+        return self._watched(
+            lambda stop: run_load(
+                self._target.url,
+                None,
+                self._workload,
+                pace,
+                seconds,
+                exact=Exact(self._args.input_tokens, self._args.output_tokens),
+                max_in_flight=self._in_flight if pace is None else 1024,
+                seed=self._args.seed,
+                lookup=self._target.lookup,
+                stop=stop,
+                on_progress=progress,
+                answers=answers,
             )
+        )
+
+    def _watched(self, send: Callable[[asyncio.Event], Coroutine[Any, Any, _T]]) -> _T:
+        """Send traffic, which stops as soon as somebody else changes the server.
+
+        Raises:
+            OperationError: it can't be sent.
+        """
+        from vllm_console.load.client import LoadError
+
+        async def watch(stop: asyncio.Event) -> None:
+            while not self._taken_now():
+                await asyncio.sleep(WATCH_SECONDS)
+            stop.set()
+
+        async def sent() -> _T:
+            stop = asyncio.Event()
+            watching = asyncio.create_task(watch(stop))
+            try:
+                return await send(stop)
+            finally:
+                watching.cancel()
+
+        try:
+            return asyncio.run(sent())
         except LoadError as error:
             self._server()
             raise OperationError(str(error)) from error
-        return report
 
     @property
     def _in_flight(self) -> int:
@@ -566,10 +595,17 @@ class _Tuner:
             OperationError: somebody else has removed, restarted or stopped it.
         """
         server = self._fleet.snapshot().server(self._name)
-        what = "removed" if server is None else "restarted" if server.generation != self._generation else "stopped"
-        if server is None or what == "restarted" or server.state in (State.STOPPING, State.STOPPED):
-            raise self._changed_by_others(what, server)
+        taken = self._taken_now()
+        if server is None or taken:
+            raise self._changed_by_others(taken or "removed", server)
         return server
+
+    def _taken_now(self) -> str:
+        """See ``_taken``; reads no more than the server's record, and not even that if it can't be read."""
+        if not self._taken:
+            with contextlib.suppress(KeeperError):
+                self._taken = _done_by_others(self._fleet.record(self._name), self._generation)
+        return self._taken
 
     def _changed_by_others(self, what: str, server: ServerView | None) -> OperationError:
         """The error that names which of the original flags it does not have now."""
@@ -691,6 +727,19 @@ class _Slices:
             self.rates.append((tokens - self._before) / (elapsed - self._since))
         self._before, self._since = tokens, elapsed
         self._edge = elapsed + self._slice
+
+
+def _done_by_others(record: ServerRecord | None, generation: int) -> str:
+    """What was done to a server whose run of this generation is not being restarted by the tuner; empty if nothing."""
+    if record is None:
+        return "removed"
+    prepared = record.preparation
+    preparing = prepared is not None and prepared.step in (PreparationStep.IMPORTING, PreparationStep.CHECKING)
+    if record.current.number != generation or record.next_spec is not None or preparing:
+        return "restarted"
+    ended_by_itself = record.exit is not None and not record.exit.requested  # its leftovers are being ended
+    stopping = record.state is State.STOPPING and not ended_by_itself
+    return "stopped" if stopping or record.state is State.STOPPED else ""
 
 
 def _same(flags: Flags, others: Flags) -> bool:

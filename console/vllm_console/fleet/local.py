@@ -482,7 +482,7 @@ class LocalFleet:
         """The traffic of one of our servers in the last hour, as a workload; None for others' servers."""
         from vllm_console.fleet.probe import seen_traffic
 
-        record = self._found(name)
+        record = self.record(name)
         return seen_traffic(client.folder(self._state, name), record, time.time()) if record is not None else None
 
     def suggest(
@@ -652,7 +652,7 @@ class LocalFleet:
         Raises:
             OSError: another process has its port.
         """
-        record = self._found(name)
+        record = self.record(name)
         if record is None or record.server is None or not record.state.alive:
             return None
         return Owner(record.server.pid, record.server.start_time).listener(record.current.spec.port)
@@ -888,6 +888,17 @@ class LocalFleet:
 
     # -- runs ------------------------------------------------------------------------------------------------------
 
+    def record(self, name: str) -> ServerRecord | None:
+        """The record of a server of ours; None if there is none of that name.
+
+        Raises:
+            KeeperError: it can't be read.
+        """
+        try:
+            return client.read(self._state, name)
+        except (BadNameError, NoSuchServerError):  # others' servers have names that ours cannot have
+            return None
+
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
         """The newest runs, newest first, of one server or of all; and notices about the store of runs."""
         found, notices = self._history.runs(name)
@@ -982,16 +993,9 @@ class LocalFleet:
         if prediction.kept is not None and record.current.number == generation:
             keep_prediction(record, self._recorder, prediction.kept)
 
-    def _found(self, name: str) -> ServerRecord | None:
-        """The record of a server of ours; None if there is none of that name."""
-        try:
-            return client.read(self._state, name)
-        except (BadNameError, NoSuchServerError):  # others' servers have names that ours cannot have
-            return None
-
     def _recorded(self, name: str, without: str = "nothing records its requests") -> ServerRecord:
         """The record of a server of ours, for reading; ``without`` completes the refusal for a server that has none."""
-        if (record := self._found(name)) is not None:
+        if (record := self.record(name)) is not None:
             return record
         if (seen := self.snapshot().server(name)) is not None:
             what = "is attached" if seen.attached is not None else "was not started by vllm-console"
@@ -1020,7 +1024,7 @@ class LocalFleet:
 
     def removed_at(self, name: str, at: float) -> Replay | None:
         """The run of a removed server that had this name at a moment; None if the present one had it by then."""
-        if (present := self._found(name)) is not None and present.created_at <= at:
+        if (present := self.record(name)) is not None and present.created_at <= at:
             return None
         with contextlib.suppress(NotFoundError):
             return self._replaying().find(name, at)
@@ -1043,7 +1047,7 @@ class LocalFleet:
         from vllm_console.fleet.predictions import outcome
 
         before, after = found.before.run, found.after.run
-        if before.server != after.server or (record := self._found(after.server)) is None:
+        if before.server != after.server or (record := self.record(after.server)) is None:
             return None
         return outcome(self._state, record, self._recorder, before, after)
 
@@ -1173,7 +1177,7 @@ class LocalFleet:
             NotFoundError: there is no server of that name.
         """
         self._refuse_read_only()
-        if self._found(name) is not None:
+        if self.record(name) is not None:
             client.adopt(self._state, name)
             record = client.read(self._state, name)
             client.refuse_elsewhere(self._state, record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
@@ -23,11 +24,21 @@ from vllm_console.load.report import Latency, LoadReport, Times
 from vllm_console.load.run import LoadProgress
 from vllm_console.load.spans import FILE_NAME, LoadWatch
 from vllm_console.load.tune_search import Candidate
-from vllm_launchers.errors import OperationError
-from vllm_launchers.keeper.records import State
+from vllm_launchers.errors import OperationError, UsageError
+from vllm_launchers.keeper.records import (
+    Exit,
+    Generation,
+    LaunchSpec,
+    Preparation,
+    PreparationStep,
+    ServerRecord,
+    State,
+)
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.values import replace as changed
 
 WORK = Workload(input_tokens_p95=300, output_tokens_p95=50, prefix_reuse=0.5, concurrency=8)
+SPEC = LaunchSpec((), "127.0.0.1", 8000)
 TTFT = {4: 1.0, 16: 0.2, 64: 0.9}
 """Seconds, by max-num-seqs."""
 
@@ -39,10 +50,19 @@ class Fleet:
         self.server = ServerView("chat", State.READY, 0.0, flags={"max-num-seqs": 4}, generation=1)
         self.failing, self.begin, self.restarts = failing, begin, 0
         self.in_trial = lambda: None
+        self.while_measured = None
+        """Returns whether it has changed the server: then the load goes on until it is stopped."""
+        self.record_has = {}
         self.at_end_of_baseline = None
 
     def snapshot(self):
-        return FleetSnapshot(0.0, "box", (self.server,))
+        return FleetSnapshot(0.0, "box", (self.server,) if self.server is not None else ())
+
+    def record(self, _name):
+        if self.server is None:
+            return None
+        found = ServerRecord("chat", self.server.state, 0.0, 0.0, (Generation(self.server.generation, SPEC, 0.0),))
+        return changed(found, **self.record_has)
 
     def runs(self, _name):
         return [], []
@@ -55,7 +75,9 @@ class Fleet:
         self.restarts += 1
         flags = {**self.server.flags, **changes.set}
         if self.restarts < self.begin or not self.failing:
-            self.server = replace(self.server, flags=flags, generation=self.server.generation + 1)
+            generation = self.server.generation + 1
+            self.server = replace(self.server, state=State.READY, flags=flags, generation=generation)
+            self.record_has = {}
         elif self.failing == "refused":
             raise OperationError("the port is taken")
         elif self.failing == "changed by others":
@@ -78,8 +100,11 @@ def tuned(monkeypatch, capsys):
     """Run the command; returns its exit code, its JSON, and its stderr."""
 
     def run(fleet, *words, folder=None):
-        async def run_load(*_args, answers, on_progress, **_options):
+        async def run_load(*_args, answers, on_progress, stop, **_options):
             on_progress(LoadProgress(1.0, 1, 0, 0, 1, 0))
+            if fleet.while_measured is not None and fleet.while_measured():
+                await asyncio.wait_for(stop.wait(), 60)
+                return LoadReport(0, 0, 0, 10.0, 0, Latency(), Latency(), Latency())
             if fleet.server.flags["max-num-seqs"] != 4:
                 fleet.in_trial()
             seconds = TTFT[fleet.server.flags["max-num-seqs"]]
@@ -174,6 +199,78 @@ def test_abandoned_trial_is_named_in_the_error(tuned, capsys, stopped):
     assert "somebody else" not in capsys.readouterr().err, "it is reported once"
 
 
+def by_others(fleet, what):
+    """What somebody else does to a server, as its record has it at first."""
+    if what == "stopped":
+        fleet.server = replace(fleet.server, state=State.STOPPING)
+    elif what == "removed":
+        fleet.server = None
+    elif what == "restarted":
+        fleet.server = replace(fleet.server, generation=fleet.server.generation + 1)
+    elif what == "restarting":
+        fleet.server = replace(fleet.server, state=State.STOPPING)
+        fleet.record_has = {"next_spec": SPEC}
+    else:
+        fleet.record_has = {"preparation": Preparation(1.0, SPEC, PreparationStep.CHECKING)}
+
+
+@pytest.mark.parametrize("seqs", [4, 16])
+@pytest.mark.parametrize("what", ["stopped", "removed", "restarted", "restarting", "preparing a restart"])
+def test_measurement_ends_as_soon_as_somebody_else_changes_the_server(tuned, what, seqs):
+    fleet = Fleet()
+
+    def change():
+        if fleet.server.flags["max-num-seqs"] != seqs:
+            return False
+        by_others(fleet, what)
+        return True
+
+    fleet.while_measured = change
+    with pytest.raises(OperationError) as raised:
+        tuned(fleet)
+    done = what if what in ("stopped", "removed") else "restarted"
+    assert f"chat was {done} by somebody else meanwhile: it is left as it is now" in str(raised.value)
+    assert fleet.restarts == (seqs != 4), "it is left alone"
+
+
+def test_flags_stay_after_a_restart_by_others_that_was_canceled(tuned, monkeypatch):
+    fleet = Fleet()
+    end = tune._Tuner.end
+
+    def change():
+        by_others(fleet, "preparing a restart")
+        return True
+
+    def canceled_first(tuner):
+        fleet.record_has = {}
+        end(tuner)
+
+    def before_trials():
+        fleet.while_measured = change
+
+    fleet.at_end_of_baseline = before_trials
+    monkeypatch.setattr(tune._Tuner, "end", canceled_first)
+    with pytest.raises(OperationError, match=r"it is left as it is now, with max-num-seqs 16"):
+        tuned(fleet)
+    assert fleet.server.flags == {"max-num-seqs": 16}
+
+
+def test_a_crash_is_not_taken_for_a_stop(tuned):
+    """A server that ended by itself is stopping too, while what it left behind is ended."""
+    fleet = Fleet()
+    crash = Exit(0.0, None, "SIGKILL", False, "was killed")
+
+    def crashed():
+        fleet.server = replace(fleet.server, state=State.STOPPING)
+        fleet.record_has = {"generations": (Generation(fleet.server.generation, SPEC, 0.0, exit=crash),)}
+        fleet.in_trial = lambda: None
+        raise LoadError("the server stopped answering")
+
+    fleet.in_trial = crashed
+    with pytest.raises(OperationError, match=r"was given up: the server stopped answering$"):
+        tuned(fleet)
+
+
 def test_server_stopped_at_the_end_stays_stopped(tuned, monkeypatch):
     fleet = Fleet()
     end = tune._Tuner.end
@@ -225,6 +322,11 @@ def test_flags_are_restored_when_nobody_can_read_about_it(tuned, monkeypatch, cl
     with pytest.raises(KeyboardInterrupt):
         tuned(fleet)
     assert (fleet.restarts, fleet.server.flags) == (2, {"max-num-seqs": 4})
+
+
+def test_a_short_budget_and_what_is_needed_have_the_same_units(tuned):
+    with pytest.raises(UsageError, match=r"^--budget 1m30s is too short for a single trial: at least \d+m\d\ds are"):
+        tuned(Fleet(), "--budget", "90s")
 
 
 def noted_steps(folder):
