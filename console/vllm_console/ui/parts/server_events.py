@@ -105,9 +105,17 @@ def _tuner_event(server: ServerView, before: TunerProgress | None) -> ServerEven
     if tuner is not None and before is None:
         return ServerEvent(name, f"{name}: a tuner is at work: {tuner.objective}, at most {tuner.trials} trials.")
     if tuner is None and before is not None:
-        kept = before.kept(server.flags) or "its original flags"
-        return ServerEvent(name, f"{name}: the tuner has ended; {name} has {kept}.")
+        return ServerEvent(name, f"{name}: the tuner has ended; {name} {_left_by(before, server)}.")
     return None
+
+
+def _left_by(tuner: TunerProgress, server: ServerView) -> str:
+    """How a tuner that has ended leaves its server, or what became of that meanwhile, as far as it shows."""
+    if server.state is not State.READY:
+        return f"is {server.state}"
+    if server.generation > tuner.last_run:
+        return "was restarted"
+    return f"has {tuner.kept(server.flags) or 'its original flags'}"
 
 
 def _change_of_state(server: ServerView, before: State) -> ServerEvent:

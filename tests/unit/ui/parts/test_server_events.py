@@ -73,3 +73,7 @@ def test_tuner_events(fakes):
     ]
     left = replace(before, flags={**flags, "max-num-seqs": 128})
     assert events([tuned], [left]) == [("chat: the tuner has ended; chat has max-num-seqs 128.", False)]
+    again = replace(before, flags=flags, generation=4)
+    assert events([tuned], [again]) == [("chat: the tuner has ended; chat was restarted.", False)]
+    stopped = replace(before, flags=flags, state=State.STOPPED)
+    assert ("chat: the tuner has ended; chat is stopped.", False) in events([tuned], [stopped])
