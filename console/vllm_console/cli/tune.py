@@ -175,6 +175,17 @@ def _heading(args: argparse.Namespace, limits: Objectives, source: str) -> str:
     return "\n".join([*textwrap.wrap(text, 79), f"  {'':<44}{'PREDICTED':>14}{'MEASURED':>14}"])
 
 
+def _failed_text(report: LoadReport, pace: float | None) -> str:
+    """How many requests of a load failed and mostly why; ``pace`` is its requests per second, if it had one."""
+    from vllm_console.load.run import UNFINISHED
+
+    kind = max(report.failures, key=lambda one: report.failures[one], default="")
+    at = f" at {rate(pace, 'req')}" if pace is not None else ""
+    advice = "; if that is more than the server sustains, choose a lower --rate" if kind.startswith(UNFINISHED) else ""
+    failed = f"{report.failed} of {counted(report.sent, 'request')} failed{at}{kind and ': '}{kind}"
+    return failed + (advice if at else "")
+
+
 class _Tuner:
     """One tuning of one server, whose flags are put back unless better ones were found."""
 
@@ -357,9 +368,7 @@ class _Tuner:
             failed = report.failed > FAILED_SHARE * max(1, report.sent)
             measured = None if failed else measured_mean(values())
             if failed:
-                kind = max(report.failures, key=lambda one: report.failures[one], default="")
-                at = f" at {rate(pace, 'req')}" if pace is not None else ""
-                self._problem = f"{report.failed} of {counted(report.sent, 'request')} failed{at}{kind and ': '}{kind}"
+                self._problem = _failed_text(report, pace)
         self._server()
         return measured
 

@@ -37,6 +37,8 @@ from vllm_launchers.presets.model import Workload
 
 MOST_REQUESTS = 1_000_000
 GRACE_SECONDS = 60.0
+UNFINISHED = "unfinished"
+"""How the failure of a request begins that had not ended long after the last one was sent."""
 PROGRESS_SECONDS = 0.5
 
 
@@ -157,7 +159,7 @@ async def _finish(
                     watching.cancel()
     except TimeoutError:
         waited = took(grace)
-        kind = f"nothing came for {waited}" if seconds is None else f"unfinished {waited} after the last arrival"
+        kind = f"nothing came for {waited}" if seconds is None else f"{UNFINISHED} {waited} after the last arrival"
     finally:
         await sender.cancel(kind)
 

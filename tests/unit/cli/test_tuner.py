@@ -21,7 +21,7 @@ from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
 from vllm_console.fleet.tuning import CandidateRanking
 from vllm_console.load.client import LoadError
 from vllm_console.load.report import Latency, LoadReport, Times
-from vllm_console.load.run import LoadProgress
+from vllm_console.load.run import UNFINISHED, LoadProgress
 from vllm_console.load.spans import FILE_NAME, LoadWatch
 from vllm_console.load.tune_search import Candidate
 from vllm_launchers.errors import OperationError, UsageError
@@ -379,3 +379,18 @@ def test_canceled_tuner_is_not_read_anymore(tuned, tmp_path):
     assert during.original.value == pytest.approx(1.02)
     assert watch.progress(time.time()) is None
     assert noted_steps(tmp_path)[-1] == ("finishing", 0, None, None, 1, 3)
+
+
+@pytest.mark.parametrize(("kind", "pace", "advised"), [
+    (f"{UNFINISHED} 1m00s after the last arrival", 2.0, True),
+    (f"{UNFINISHED} 1m00s after the last arrival", None, False),
+    ("HTTP 500", 2.0, False),
+])  # fmt: skip
+def test_rate_that_leaves_requests_unfinished_is_named_as_the_reason(
+    kind: str, pace: float | None, advised: bool
+) -> None:
+    report = LoadReport(210, 188, 22, 10.0, 2000, Latency(), Latency(), Latency(), failures={kind: 22})
+    text = tune._failed_text(report, pace)
+    assert text.startswith("22 of 210 requests failed")
+    assert kind in text
+    assert text.endswith("choose a lower --rate") is advised
