@@ -72,7 +72,7 @@ READING_VERBS = {
     "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
     "leftovers", "last_change", "compare_again", "judge_past", "listener", "energy", "replay", "removed_at",
     "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests", "adapters",
-    "engine", "plan_trial", "outcome", "rank_changes", "steps", "cached_prefixes",
+    "record", "engine", "plan_trial", "outcome", "rank_changes", "steps", "cached_prefixes",
 }  # fmt: skip
 REFUSED_VERBS = {
     "chat_server": ("ordered",), "start_ramp": ("ordered",), "cancel_ramp": ("ordered",),

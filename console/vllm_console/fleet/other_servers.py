@@ -5,6 +5,7 @@ Each has its own thread, so one that hangs delays only itself.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Collection
@@ -119,6 +120,7 @@ class ObservedWatch:
     def _run(self) -> None:
         # Imported when there is a server to sample: most machines have none of others'.
         from vllm_console.metrics.scrape import ScrapeError, Scraper
+        from vllm_launchers.host.ports import user_name
 
         try:
             server = self.server
@@ -128,11 +130,13 @@ class ObservedWatch:
             self._enter(State.UNRESPONSIVE, str(error))
             self.sampled.set()
             return
-        rest, unanswered = 0.0, 0
+        rest, unanswered, mine = 0.0, 0, self.server.user == user_name(os.getuid())
         while not self._ended.wait(rest):
             busy = time.thread_time()
             try:
-                if self._take(scraper.sample(time.time())) and (version := scraper.version()) is not None:
+                first = self._take(scraper.sample(time.time()))
+                # Another user's server is asked for its metrics only.
+                if first and mine and (version := scraper.version()) is not None:
                     self._engine = Engine(EngineKind.VLLM, self.server.argv[:1], version, None, "")
                 unanswered = 0
             except ScrapeError as error:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from fakes.endpoint import FakeEndpoint
 from vllm_console.fleet import other_servers
@@ -21,6 +22,7 @@ from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ObservedWatch
 from vllm_launchers import procfs, values
 from vllm_launchers.errors import OperationError
+from vllm_launchers.host.ports import user_name
 from vllm_launchers.host.processes import ObservedServer, ProcessScanner
 from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
@@ -115,12 +117,10 @@ def test_one_slow_answer_is_not_unresponsive(monkeypatch: pytest.MonkeyPatch) ->
     done = threading.Event()
 
     def answer() -> None:
-        for number in range(6):
+        for number in range(5):
             connection, _ = listener.accept()
             with connection:
-                if b" /version " in connection.recv(65536):
-                    connection.sendall(b"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-                    continue
+                connection.recv(65536)
                 if number == 0:
                     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(page)
                     connection.sendall(head + page)
@@ -189,17 +189,24 @@ def test_failure_line_is_counted_from_the_beginning_of_the_log(tmp_path: Path) -
         fleet.close()
 
 
-def test_version_of_a_foreign_server_is_what_it_says() -> None:
+def test_only_a_server_of_this_user_is_asked_for_its_version() -> None:
     fake, own = FakeEndpoint(), procfs.stat(os.getpid())
     assert own is not None
     port = urlsplit(fake.url).port
-    server = ObservedServer(own.pid, own.start_time, "anna", ("vllm", "serve", "m"), port, "127.0.0.1", "m")
-    watch = ObservedWatch(server, 0.05)
-    assert until(lambda: watch.view(None, ()).engine is not None)
-    engine = watch.view(None, ()).engine
+    mine = ObservedServer(
+        own.pid, own.start_time, user_name(os.getuid()), ("vllm", "serve", "m"), port, "127.0.0.1", "m"
+    )
+    others = replace(mine, user="anna")
+    watches = [ObservedWatch(others, 0.05), ObservedWatch(mine, 0.05)]
+    assert until(lambda: watches[1].view(None, ()).engine is not None)
+    engine = watches[1].view(None, ()).engine
     assert engine is not None
     assert (engine.label, engine.release) == ("vLLM 0.32.0", (0, 32, 0))
-    watch.close()
+    assert until(lambda: watches[0].view(None, ()).state is Seen.READY)
+    for watch in watches:
+        watch.close()
+    assert watches[0].view(None, ()).engine is None
+    assert [path for _, path, _ in fake.asked].count("/version") == 1
     fake.close()
 
 
