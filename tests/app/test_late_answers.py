@@ -92,7 +92,7 @@ async def test_over_another_screen_nothing_opens(console, slow):
         assert len(c.app.screen_stack) == 3
         await c.press("escape")
         await c.until(lambda: isinstance(c.app.screen, CompareScreen), "what was above is closed")
-    assert "Leftovers: 1 file (240 MiB) in /dev/shm: X removes them." in said
+    assert "Leftovers: 1 file (240 MiB) in /dev/shm; X removes them." in said
 
 
 async def test_help_opens_once_however_often_its_key_is_pressed(console):

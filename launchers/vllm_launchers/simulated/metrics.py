@@ -197,9 +197,8 @@ class _IntervalCounts:
         self.seconds = 0.0
 
     def add(self, itls: Sequence[float]) -> None:
-        """Count the times between tokens of one iteration, of which most or all are equal."""
-        alike = bool(itls) and itls.count(itls[0]) == len(itls)
-        for seconds, count in [(itls[0], len(itls))] if alike else Counts(itls).items():
+        """Count the times between tokens of one iteration, most of which are equal."""
+        for seconds, count in Counts(itls).items():
             self.by_bucket[bisect_left(BETWEEN_TOKENS, seconds)] += count
             self.seconds += count * seconds
 

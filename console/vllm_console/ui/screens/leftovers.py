@@ -28,7 +28,7 @@ def confirm_leftovers(console: ConsoleApp) -> None:
         if left.empty:
             return "No leftovers of ended servers." + (f" {left.spared[0]}" if left.spared else "")
         if not console.operations.on_top:
-            return f"Leftovers: {format_leftovers(left)}: {key_of('remove_leftovers')} removes them."
+            return f"Leftovers: {format_leftovers(left)}; {key_of('remove_leftovers')} removes them."
 
         verb = "End and remove" if left.processes else "Remove"
         remove = partial(console.act, "Removing leftovers…", lambda: fleet.remove_leftovers(left), done)
