@@ -19,7 +19,7 @@ LOOKING = frozenset(
 
 def bound_logs() -> None:
     """Servers launched from now on have small logs."""
-    from vllm_launchers.launch.resolve import LaunchPlan
+    from vllm_launchers.launch.launch_plan import LaunchPlan
 
     spec = LaunchPlan.spec
 

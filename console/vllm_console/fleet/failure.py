@@ -17,7 +17,7 @@ from vllm_launchers.keeper.prepared_launch import PreparedLaunch
 from vllm_launchers.keeper.records import Preparation, PreparationStep, ServerRecord
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.engine_verdict import EngineVerdicts
-from vllm_launchers.launch.resolve import LaunchPlan
+from vllm_launchers.launch.launch_plan import LaunchPlan
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict, question, with_verdict
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.procfs import resident_mib

@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.host.gpu.sharing import GpuShare
     from vllm_launchers.keeper.prepared_launch import PreparedLaunch
+    from vllm_launchers.launch.launch_plan import LaunchPlan
     from vllm_launchers.launch.launcher import Launcher, Recorded
-    from vllm_launchers.launch.resolve import LaunchPlan
     from vllm_launchers.plan.choices.choice import Choice, SeenRoom
     from vllm_launchers.vllm.flags.flag_table import FlagTable
     from vllm_launchers.vllm.modelfacts.facts import ModelFacts

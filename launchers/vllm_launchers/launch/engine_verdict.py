@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from vllm_launchers.keeper.prepared_launch import FirstStart, PreparedLaunch
-from vllm_launchers.launch.resolve import LaunchPlan
+from vllm_launchers.launch.launch_plan import LaunchPlan
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict
 from vllm_launchers.prepared.command import prepared_command
 from vllm_launchers.procfs import resident_mib

@@ -20,11 +20,11 @@ from vllm_launchers.keeper.errors import NameTakenError
 from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, Recording, RestartMode, ServerRecord, State
 from vllm_launchers.launch.details import ServerRecords, unpack
 from vllm_launchers.launch.earlier_starts import own_start
+from vllm_launchers.launch.launch_plan import LaunchPlan
 from vllm_launchers.launch.node_start import node_spec, refuse_node, startable
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.refusal import refuse_unfit
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
-from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.launch.standby import find_other, one_switch, refuse_awake, refuse_beside_partner, standby_request
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.prepared.command import prepared_command

@@ -18,8 +18,8 @@ from vllm_launchers.errors import RefusedError, UsageError
 from vllm_launchers.keeper.node_link import HASHED
 from vllm_launchers.keeper.records import NodeSpec, RestartMode, ServerRecord
 from vllm_launchers.launch.errors import node_alone
+from vllm_launchers.launch.launch_plan import LaunchPlan
 from vllm_launchers.launch.request import LaunchRequest
-from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, RANK, NodesRequest
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import is_secret_flag, redact

@@ -19,6 +19,7 @@ from vllm_launchers.keeper.records import RestartMode, RestartPolicy, ServerReco
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.inputs import GpuSource, PlanInputsReader
+from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch, suggestions, without_server
 from vllm_launchers.launch.placement import (
     AUTO,
     NONE,
@@ -32,7 +33,6 @@ from vllm_launchers.launch.placement import (
     place_on_ray,
 )
 from vllm_launchers.launch.request import LaunchRequest, RestartOptions
-from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve_launch, suggestions, without_server
 from vllm_launchers.plan.checks.environment import OTHER_PORT, engine_missing
 from vllm_launchers.plan.checks.request import on_ray
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
@@ -196,7 +196,7 @@ class Planner:
         inputs = self.inputs.gather(resolved, port_to_check, starting, place=place, from_hub=request.from_hub)
         if freed:
             inputs = replace(inputs, host=without_server(inputs.host, freed))
-        return resolve_launch(resolved, inputs, self._reports)
+        return plan_launch(resolved, inputs, self._reports)
 
     def plan_restart(
         self,
@@ -220,7 +220,7 @@ class Planner:
         def plan(changes: Changes) -> LaunchPlan:
             resolved = self._in_place_of(record, details, preset, changes, details.environment, options)
             resolved = replace(resolved, port=options.port or resolved.port, sources=details.sources)
-            return resolve_launch(resolved, self._restart_inputs(record.name, resolved, starting), self._reports, own)
+            return plan_launch(resolved, self._restart_inputs(record.name, resolved, starting), self._reports, own)
 
         _refuse_needless_unset(record.name, details.flags, changes, plan)
         return plan(changes)
@@ -233,7 +233,7 @@ class Planner:
         environment = kept_slice(details.environment)
         resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, options)
         resolved = replace(resolved, beside="")  # it serves something else now
-        return resolve_launch(resolved, self._restart_inputs(record.name, resolved, starting), self._reports)
+        return plan_launch(resolved, self._restart_inputs(record.name, resolved, starting), self._reports)
 
     def plan_beside(
         self,
@@ -277,7 +277,7 @@ class Planner:
         )
         inputs = self.inputs.gather(resolved, None, starting, place=place)
         try:
-            return resolve_launch(resolved, inputs, self._reports)
+            return plan_launch(resolved, inputs, self._reports)
         except NoPlaceError as error:
             text = str(error).removesuffix(". Leave --gpus out, or name them")
             raise NoPlaceError(f"no room for a second server beside {record.name}: {text}", error.sets) from error

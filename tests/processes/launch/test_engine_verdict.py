@@ -17,9 +17,9 @@ from fakes.ports import free_port
 from vllm_launchers.launch import engine_verdict
 from vllm_launchers.launch.engine_verdict import EngineVerdicts
 from vllm_launchers.launch.inputs import PlanInputsReader
+from vllm_launchers.launch.launch_plan import LaunchPlan
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
-from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.plan.engine_verdict import EngineAnswer, EngineVerdict
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes

@@ -16,8 +16,8 @@ from vllm_launchers.host.gpu.document import host_from_topo, read_host
 from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, Link
 from vllm_launchers.launch.errors import NoPlaceError
 from vllm_launchers.launch.lasting_fixes import with_fix, with_lasting_fixes
+from vllm_launchers.launch.launch_plan import ResolvedRequest, plan_launch
 from vllm_launchers.launch.placement import GpuRequest, find_place
-from vllm_launchers.launch.resolve import ResolvedRequest, resolve_launch
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -82,7 +82,7 @@ def plan(
         find=find,  # type: ignore[arg-type]
         gpus_unnamed=not place and not gpus,
     )  # fmt: skip
-    return resolve_launch(ask, PlanInputs(known_facts(model), None, host)).plan
+    return plan_launch(ask, PlanInputs(known_facts(model), None, host)).plan
 
 
 def laid(made: Plan) -> tuple[int, ...]:

@@ -18,10 +18,10 @@ from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, 
 from vllm_launchers.launch.details import Details, pack, unpack
 from vllm_launchers.launch.earlier_starts import own_start, remember_start, report_store
 from vllm_launchers.launch.errors import UnfitError
+from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch, without_server
 from vllm_launchers.launch.placement import GpuRequest, find_place, find_place_again
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.refusal import fix_options, refuse_unfit
-from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve_launch, without_server
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -74,19 +74,19 @@ def host(name: str) -> Host:
 
 def test_cpu_build_has_neither_gpus_nor_their_speed(ask: Callable[..., ResolvedRequest]) -> None:
     inputs = PlanInputs(EIGHT, host=host("4xa6000"))
-    assert resolve_launch(ask(), inputs).plan.paces is not None
+    assert plan_launch(ask(), inputs).plan.paces is not None
     on_cpu = replace(VLLM, build="cpu")
-    plan = resolve_launch(ask(engine=on_cpu), inputs).plan
+    plan = plan_launch(ask(engine=on_cpu), inputs).plan
     assert plan.paces is None
-    launch = resolve_launch(ask("", engine=on_cpu, gpus=(0,)), inputs)
+    launch = plan_launch(ask("", engine=on_cpu, gpus=(0,)), inputs)
     assert (launch.plan.gpus, launch.details.gpus) == ((), ())
     assert "cpu_no_gpu" in [finding.code for finding in launch.plan.findings]
 
 
 def test_no_more_gpus_than_the_model_needs(ask: Callable[..., ResolvedRequest]) -> None:
-    one = resolve_launch(ask(), PlanInputs(EIGHT, host=host("8xh100"))).plan
+    one = plan_launch(ask(), PlanInputs(EIGHT, host=host("8xh100"))).plan
     assert len(one.gpus) == 1
-    more = resolve_launch(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100"))).plan
+    more = plan_launch(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100"))).plan
     assert more.flags["tensor-parallel-size"] == len(more.gpus)
     assert len(more.gpus) in (2, 4)
     assert more.memory is not None
@@ -97,7 +97,7 @@ def test_no_more_gpus_than_the_model_needs(ask: Callable[..., ResolvedRequest]) 
 
 def test_measured_traffic_replaces_the_presets(ask: Callable[..., ResolvedRequest]) -> None:
     seen = Workload(12_000, 2_000, 0.0, 8)
-    plan = resolve_launch(ask(workload=seen), PlanInputs(EIGHT, host=host("8xh100"))).plan
+    plan = plan_launch(ask(workload=seen), PlanInputs(EIGHT, host=host("8xh100"))).plan
     length = plan.flags["max-model-len"]
     assert isinstance(length, int)
     assert length >= 14_000
@@ -106,7 +106,7 @@ def test_measured_traffic_replaces_the_presets(ask: Callable[..., ResolvedReques
 
 def test_restart_keeps_earlier_choices(ask: Callable[..., ResolvedRequest]) -> None:
     """What was chosen at the start stays, with its source; only what a person changes differs."""
-    first = resolve_launch(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100")))
+    first = plan_launch(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100")))
     details = unpack(pack(Details.of(first.plan, read_presets(None)[0]["chatbot"])))
     assert details.gpus_chosen
     again = ResolvedRequest(
@@ -114,7 +114,7 @@ def test_restart_keeps_earlier_choices(ask: Callable[..., ResolvedRequest]) -> N
         gpus=details.gpus, sources=details.sources, workload=None,
         find=lambda plan, seen: find_place_again(GpuRequest(plan.flags, plan.engine), seen, details.gpus, chosen=True),
     )  # fmt: skip
-    plan = resolve_launch(again, PlanInputs(SEVENTY, host=host("8xh100"))).plan
+    plan = plan_launch(again, PlanInputs(SEVENTY, host=host("8xh100"))).plan
     assert dict(plan.flags) == {**first.plan.flags, "max-num-seqs": 32}
     assert plan.gpus == first.plan.gpus
     sources = {choice.flag: choice.source for choice in plan.choices}
@@ -124,11 +124,11 @@ def test_restart_keeps_earlier_choices(ask: Callable[..., ResolvedRequest]) -> N
 
 
 def test_restart_with_more_gpus_moves_and_reports_it(ask: Callable[..., ResolvedRequest]) -> None:
-    preset = Details.of(resolve_launch(ask(), PlanInputs(EIGHT)).plan, read_presets(None)[0]["chatbot"]).as_preset()
+    preset = Details.of(plan_launch(ask(), PlanInputs(EIGHT)).plan, read_presets(None)[0]["chatbot"]).as_preset()
     find = partial(_again, gpus=(1,))
     again = ResolvedRequest(preset, VLLM, Changes({"tensor-parallel-size": 2}), "/models/eight", "127.0.0.1", 8000, {},
                             gpus=(1,), sources={}, find=find)  # fmt: skip
-    plan = resolve_launch(again, PlanInputs(EIGHT, host=host("4xa6000"))).plan
+    plan = plan_launch(again, PlanInputs(EIGHT, host=host("4xa6000"))).plan
     assert len(plan.gpus) == 2
     assert plan.environment["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, plan.gpus))
     assert [found.level for found in plan.findings if found.code == "gpus_moved"] == [Level.WARNING]
@@ -142,7 +142,7 @@ def test_larger_gpus_are_taken_if_the_first_are_too_small(ask: Callable[..., Res
     small = Gpu(0, "GPU-0", "NVIDIA L4", 22.5, 22.4, used_gib=0.1, compute_capability="8.9")
     large = Gpu(1, "GPU-1", "NVIDIA L40S", 45.0, 44.0, used_gib=1.0, compute_capability="8.9")
     busy = replace(large, used_by=(Holder(7, "anna", 0.9, command="python"),))
-    plan = resolve_launch(ask(set={"max-model-len": 100_000}), PlanInputs(EIGHT, host=Host(gpus=(small, busy)))).plan
+    plan = plan_launch(ask(set={"max-model-len": 100_000}), PlanInputs(EIGHT, host=Host(gpus=(small, busy)))).plan
     assert plan.gpus == (1,)
     assert plan.memory is not None
     assert plan.memory.fits
@@ -175,12 +175,12 @@ def test_reported_memory_replaces_and_corrects_the_estimate(
 ) -> None:
     known = PlanInputs(EIGHT, host=host("4xa6000"))
     reports = report_store(tmp_path)
-    first = resolve_launch(ask(), known, reports)
+    first = plan_launch(ask(), known, reports)
     assert first.plan.memory is not None
     assert first.plan.memory.source == "estimate"
     assert remember_start(reports, tmp_path, ready(first, tmp_path))
 
-    same = resolve_launch(ask(), known, reports)
+    same = plan_launch(ask(), known, reports)
     assert same.plan.memory is not None
     assert (same.plan.memory.source, same.plan.memory.kv_tokens) == ("engine", 245_760)
     assert same.plan.estimated == first.plan.memory
@@ -189,11 +189,11 @@ def test_reported_memory_replaces_and_corrects_the_estimate(
         same.details.predicted == first.details.predicted
     )  # the estimate stored with the next report is never a corrected one
 
-    other = resolve_launch(ask(set={"max-num-seqs": 64}), known, reports)
+    other = plan_launch(ask(set={"max-num-seqs": 64}), known, reports)
     assert other.plan.memory is not None
     assert other.plan.memory.source == "estimate, corrected"
     assert other.plan.memory.weights_gib == pytest.approx(15.5)
-    elsewhere = resolve_launch(ask(), PlanInputs(EIGHT, host=host("8xh100")), reports)
+    elsewhere = plan_launch(ask(), PlanInputs(EIGHT, host=host("8xh100")), reports)
     assert elsewhere.plan.memory is not None
     assert elsewhere.plan.memory.source == "estimate"
 
@@ -201,9 +201,9 @@ def test_reported_memory_replaces_and_corrects_the_estimate(
 def test_simulated_start_corrects_only_simulated_ones(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     simulated = Engine(EngineKind.SIMULATED, ("python",), "0.33.0", "simulated", "")
     reports, known = report_store(tmp_path), PlanInputs(EIGHT, host=host("4xa6000"))
-    first = resolve_launch(ask(engine=simulated), known, reports)
+    first = plan_launch(ask(engine=simulated), known, reports)
     assert remember_start(reports, tmp_path, ready(first, tmp_path))
-    again, real = resolve_launch(ask(engine=simulated), known, reports), resolve_launch(ask(), known, reports)
+    again, real = plan_launch(ask(engine=simulated), known, reports), plan_launch(ask(), known, reports)
     assert again.plan.memory is not None
     assert (again.plan.memory.source, again.plan.memory.kv_tokens) == ("engine", 245_760)
     assert real.plan.memory is not None
@@ -212,13 +212,13 @@ def test_simulated_start_corrects_only_simulated_ones(ask: Callable[..., Resolve
 
 def test_start_disturbed_by_a_neighbor_corrects_nothing(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     known = PlanInputs(EIGHT, host=host("4xa6000"))
-    reports, first = report_store(tmp_path), resolve_launch(ask(), known)
+    reports, first = report_store(tmp_path), plan_launch(ask(), known)
     record = ready(first, tmp_path)
     with (tmp_path / "server.log").open("a") as log:
         log.write("Actual usage is 15.5 GiB for weight, 0.5 GiB for peak activation, 7.98 GiB for non-torch memory\n")
     assert own_start(tmp_path, record) is None
     assert not remember_start(reports, tmp_path, record)
-    again = resolve_launch(ask(), known, reports)
+    again = plan_launch(ask(), known, reports)
     assert again.plan.memory is not None
     assert again.plan.memory.source == "estimate"
 
@@ -226,9 +226,9 @@ def test_start_disturbed_by_a_neighbor_corrects_nothing(ask: Callable[..., Resol
 def test_restart_uses_the_servers_own_log(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     """Also if nothing was stored: a read-only console stores nothing."""
     known = PlanInputs(EIGHT, host=host("4xa6000"))
-    first = resolve_launch(ask(), known)
+    first = plan_launch(ask(), known)
     own = own_start(tmp_path, ready(first, tmp_path))
-    staged = resolve_launch(ask(set={"max-num-seqs": 64}), known, report_store(tmp_path), own)
+    staged = plan_launch(ask(set={"max-num-seqs": 64}), known, report_store(tmp_path), own)
     assert staged.plan.memory is not None
     assert staged.plan.memory.source == "estimate, corrected"
 
@@ -236,7 +236,7 @@ def test_restart_uses_the_servers_own_log(ask: Callable[..., ResolvedRequest], t
 def test_block_override_says_nothing_about_memory(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
     """vLLM logs the available memory, but the tokens of the overridden blocks."""
     known = PlanInputs(EIGHT, host=host("4xa6000"))
-    own = own_start(tmp_path, ready(resolve_launch(ask(set={"num-gpu-blocks-override": 40}), known), tmp_path))
+    own = own_start(tmp_path, ready(plan_launch(ask(set={"num-gpu-blocks-override": 40}), known), tmp_path))
     assert own is not None
     assert "kv_gib" not in own.predicted
 
@@ -245,12 +245,12 @@ def test_limited_cache_is_planned_with_its_blocks(ask: Callable[..., ResolvedReq
     """Also once a start has reported the memory that it could have had."""
     known, reports = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
     limit = {"num-gpu-blocks-override": 40}
-    first = resolve_launch(ask(set=limit), known, reports).plan.memory
+    first = plan_launch(ask(set=limit), known, reports).plan.memory
     assert first is not None
     assert first.kv_bytes_per_token is not None
     assert first.kv_gib == pytest.approx(40 * 16 * first.kv_bytes_per_token / GIB)
-    remember_start(reports, tmp_path, ready(resolve_launch(ask(set=limit), known), tmp_path))
-    again = resolve_launch(ask(set=limit), known, reports).plan.memory
+    remember_start(reports, tmp_path, ready(plan_launch(ask(set=limit), known), tmp_path))
+    again = plan_launch(ask(set=limit), known, reports).plan.memory
     assert again is not None
     assert again.source == "engine"
     assert again.kv_gib == pytest.approx(first.kv_gib)
@@ -322,14 +322,14 @@ def test_fixed_cache_size_is_judged_by_the_start_that_suggested_it(
 ) -> None:
     known, reports = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
     suggested = 20 * GIB
-    record = ready(resolve_launch(ask(), known, reports), tmp_path)
+    record = ready(plan_launch(ask(), known, reports), tmp_path)
     with (tmp_path / "server.log").open("a") as log:
         log.write(f"INFO 01-01 00:00:04 [x.py:1] config with `--kv-cache-memory={suggested}` (20.0 GiB) to fit into ")
         log.write("requested memory, or `--kv-cache-memory=22222222222` (20.70 GiB) to fully utilize gpu memory.\n")
 
     def found(**flags: Any) -> PlanFinding | None:
         changes = {name.replace("_", "-"): value for name, value in flags.items()}
-        plan = resolve_launch(ask(set=changes), known, reports).plan
+        plan = plan_launch(ask(set=changes), known, reports).plan
         return next((one for one in plan.findings if one.code == "kv_cache_fixed"), None)
 
     unknown = found(kv_cache_memory_bytes=suggested)

@@ -19,10 +19,10 @@ from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.records import LaunchSpec
 from vllm_launchers.launch.inputs import PlanInputsReader
+from vllm_launchers.launch.launch_plan import LaunchPlan, ResolvedRequest, plan_launch
 from vllm_launchers.launch.placement import AUTO, OFFERED, Place, place_on_ray
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.request import LaunchRequest
-from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve_launch
 from vllm_launchers.plan.choices.nodes import NodesRequest
 from vllm_launchers.plan.findings import Level, PlanFinding
 from vllm_launchers.plan.flags import VISIBLE
@@ -54,7 +54,7 @@ def launch(
     )  # fmt: skip
     facts = known_facts("meta-llama/Llama-3.1-8B-Instruct")
     inputs = PlanInputs(facts, release_table("0.33.0"), read_host(Path("8xh100")), ray=cluster)
-    return resolve_launch(request, inputs)
+    return plan_launch(request, inputs)
 
 
 def finding(found: LaunchPlan) -> PlanFinding:

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from vllm_launchers.errors import UsageError
 from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.launch.launch_plan import ResolvedRequest, plan_launch
 from vllm_launchers.launch.placement import GpuRequest, find_place
-from vllm_launchers.launch.resolve import ResolvedRequest, resolve_launch
 from vllm_launchers.plan.choices.nodes import NodesRequest
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -49,7 +49,7 @@ def planned(
         ),
     )  # fmt: skip
     there = read_host(Path(host)) if host else None
-    return resolve_launch(request, PlanInputs(facts, release_table(version), there)).plan
+    return plan_launch(request, PlanInputs(facts, release_table(version), there)).plan
 
 
 def nodes_of(plan: Plan) -> NodesPlan:

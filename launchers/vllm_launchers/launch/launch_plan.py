@@ -1,4 +1,4 @@
-"""A request resolved into a launch plan: flags chosen, GPUs found, memory estimated, everything checked. Pure."""
+"""Plans a resolved request: chooses flags, finds GPUs, estimates memory, and checks the result. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, check_la
 from vllm_launchers.plan.choices.pool import first_visible, pool_of, usable_gpus
 from vllm_launchers.plan.findings import Level, PlanError, PlanFinding
 from vllm_launchers.plan.flags import BLOCKS, VISIBLE
-from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.inputs import EarlierReport, PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import nodes_plan
 from vllm_launchers.plan.pace import timing_of
@@ -170,7 +170,7 @@ def _drain_seconds(plan: Plan) -> float:
         return 0.0
 
 
-def resolve_launch(
+def plan_launch(
     request: ResolvedRequest,
     inputs: PlanInputs,
     reports: StartupReportStore | None = None,
@@ -184,18 +184,18 @@ def resolve_launch(
     """
 
     def again(fix: Changes) -> Plan:
-        return _resolved(replace(request, changes=with_fix(request.changes, fix)), inputs, reports, own).plan
+        return _planned(replace(request, changes=with_fix(request.changes, fix)), inputs, reports, own).plan
 
-    found = _resolved(request, inputs, reports, own)
-    return replace(found, plan=with_lasting_fixes(found.plan, again))
+    launch = _planned(request, inputs, reports, own)
+    return replace(launch, plan=with_lasting_fixes(launch.plan, again))
 
 
-def _resolved(
+def _planned(
     request: ResolvedRequest, inputs: PlanInputs, reports: StartupReportStore | None, own: StoredReport | None
 ) -> LaunchPlan:
     request = _on_cluster(request, inputs)
     seen = replace(inputs, host=_seen_host(request, inputs))
-    budget = _Budget(request, seen)
+    budget = _assumed_budget(request, seen)
     if request.nodes is not None:
         if request.standby_of:
             raise PlanError("--nodes: a server over several machines can't be another one's standby")
@@ -203,21 +203,21 @@ def _resolved(
     choices = _choices(request, seen, budget)
     if request.nodes is not None:
         check_layout(request.nodes, choices, inputs.facts)
+    plan = _made(request, choices, request.environment, ())
     if request.find is not None and not kept_slice(request.environment):
-        draft = _made(request, choices, request.environment, ())
-        found = request.find(replace(draft, memory=budget(draft.flags)), inputs.host)
-        plan = _roomiest_of(request, inputs, choices, found, budget)
+        place = request.find(replace(plan, memory=budget(plan.flags)), inputs.host)
+        plan = _roomiest_of(request, inputs, choices, place, budget)
     else:
-        plan = replace(_made(request, choices, request.environment, ()), gpus=request.gpus)
+        plan = replace(plan, gpus=request.gpus)
     if request.engine.build == "cpu":
-        plan = replace(plan, gpus=())  # it uses none, and no table may show one
-    budget.settle(plan)
+        plan = replace(plan, gpus=())  # a CPU build uses no GPU, so no table may show one
+    budget = budget.on(plan)
     kind = gpu_kind(gpus_of(plan, inputs), plan.engine.build)
     memory = estimated = budget(plan.flags)
     earlier = find_earlier(reports, plan, kind, own) if reports is not None and estimated is not None else None
     fixed = fixed_cache(reports, plan, kind, own) if reports is not None else None
     if earlier is not None and estimated is not None:
-        budget.learned = earlier.learned
+        budget = replace(budget, learned=earlier.learned)
         if earlier.same:
             memory = as_reported(estimated, earlier.learned.report, limited=BLOCKS in plan.flags)
         else:
@@ -341,7 +341,7 @@ def suggestions(
     flags = {name: setting.value for name, setting in request.preset.flags.items()}
     choice_inputs = ChoiceInputs(
         request.workload, inputs.facts, inputs.host, request.engine.release, request.engine.build, request.gpus,
-        inputs.shares, _Budget(request, inputs), seen=seen,
+        inputs.shares, _assumed_budget(request, inputs), seen=seen,
     )  # fmt: skip
     return suggest(flags, choice_inputs, keep)
 
@@ -394,10 +394,9 @@ def _made(
 def _roomiest_of(
     request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], found: Place, budget: _Budget
 ) -> Plan:
-    """The launch on the GPUs found; if these were chosen and are too small, on others that are not."""
+    """The plan on the GPUs found. If they were chosen automatically and are too small: on the first set that is not."""
     plan = _placed(request, inputs, choices, found, budget)
-    memory = budget(plan.flags)
-    if not found.chosen or memory is None or memory.fits:
+    if not found.chosen or budget.on(plan).fits(plan.flags):
         return plan
     for other in found.sets:
         if not other.fits or other.uuids == found.sets[0].uuids:
@@ -405,8 +404,7 @@ def _roomiest_of(
         environment = other.environment() if other.mig is not None else {}
         place = replace(found, gpus=other.gpus, environment=environment, reason=other.reason, warnings=other.warnings)
         roomier = _placed(request, inputs, choices, place, budget)
-        memory = budget(roomier.flags)
-        if memory is not None and memory.fits:
+        if budget.on(roomier).fits(roomier.flags):
             return roomier
     return plan
 
@@ -414,17 +412,13 @@ def _roomiest_of(
 def _placed(
     request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], place: Place, budget: _Budget
 ) -> Plan:
-    """The launch on these GPUs; ``budget`` uses them from now on.
-
-    On a MIG slice its flags are chosen again: they may have been based on a slice of another size.
-    """
+    """The plan on these GPUs. On a MIG slice, flags are chosen again: they may assume a slice of another size."""
     environment = {**request.environment, **place.environment}
     if place.pretends:
         environment[PRETENDS] = place.pretends
     plan = _made(request, choices, environment, () if place.environment else place.gpus)
-    budget.settle(plan)
     if place.environment.get(VISIBLE, "").startswith("MIG-"):
-        again = _choices(request, inputs, budget, environment)
+        again = _choices(request, inputs, budget.on(plan), environment)
         plan = _made(request, again, environment, ())
     message = "; ".join(filter(None, (place.reason, *place.warnings)))
     moved = request.sources is not None and place.gpus != request.gpus
@@ -439,39 +433,37 @@ def _placed(
     )
 
 
-class _Budget:
-    """The memory budget with other flags (`vllm_launchers.plan.choices.choice.BudgetFor`).
+class _Budget(msgspec.Struct, frozen=True):
+    """Memory budget as a function of flags (`vllm_launchers.plan.choices.choice.BudgetFor`), on certain GPUs."""
 
-    Before its GPUs are found, those with the most room are assumed.
-    """
+    request: ResolvedRequest
+    inputs: PlanInputs
+    gpus: Sequence[Gpu | GpuShape]
+    environment: Mapping[str, str]
+    assumed: tuple[str, ...]
+    learned: EarlierReport | None
 
-    def __init__(self, request: ResolvedRequest, inputs: PlanInputs) -> None:
-        self._request, self._inputs = request, inputs
-        self.learned = inputs.learned
-        self._environment = {**inputs.environment.variables, **request.environment}
-        host = on_slice(inputs.host, request.environment.get(VISIBLE), inputs.shares)
-        self._gpus: Sequence[Gpu | GpuShape] = _roomiest(host, request.gpus, inputs)
-        self._assumed: tuple[str, ...] = ()
-        if request.engine.kind is EngineKind.SIMULATED and not self._gpus:
-            self._gpus = _pretended(self._environment)
-            self._assumed = tuple(f"a simulated {gpu.name} ({PRETENDS} chooses another)" for gpu in self._gpus)
-
-    def settle(self, plan: Plan) -> None:
-        """Use these GPUs, in this environment, from now on."""
-        self._environment = {**self._inputs.environment.variables, **plan.environment}
-        gpus = gpus_of(plan, self._inputs) or self._gpus
-        # A GPU in MIG mode that was named whole provides only a slice.
+    def on(self, plan: Plan) -> _Budget:
+        """The same on the GPUs of a plan, in its environment."""
+        gpus = gpus_of(plan, self.inputs) or self.gpus
+        # A GPU in MIG mode that was named as a whole provides only a slice.
         sliced = [gpu for gpu in gpus if isinstance(gpu, Gpu) and gpu.mig_mode]
-        best = best_slice(sliced, self._inputs.shares) if sliced else None
-        self._gpus = [best] if best is not None else gpus
+        best = best_slice(sliced, self.inputs.shares) if sliced else None
+        environment = {**self.inputs.environment.variables, **plan.environment}
+        return replace(self, gpus=[best] if best is not None else gpus, environment=environment)
 
     @property
     def gpu_name(self) -> str:
         """The GPU model of the estimate; empty if unknown, or for a part of a GPU."""
-        return next((gpu.name or "" for gpu in self._gpus), "")
+        return next((gpu.name or "" for gpu in self.gpus), "")
+
+    def fits(self, flags: Flags) -> bool:
+        """Whether the memory suffices, as far as it is known."""
+        memory = self(flags)
+        return memory is None or memory.fits
 
     def __call__(self, flags: Flags, /) -> MemoryBudget | None:
-        facts = self._inputs.facts
+        facts = self.inputs.facts
         return self.of(facts, flags) if facts is not None else None
 
     def of(self, facts: ModelFacts, flags: Flags) -> MemoryBudget | None:
@@ -479,15 +471,27 @@ class _Budget:
         found = estimate(
             facts,
             flags,
-            self._gpus,
-            release=self._request.engine.release,
-            workload=self._request.workload or self._request.preset.workload,
-            learned=self.learned if facts is self._inputs.facts else None,
-            build=self._request.engine.build,
-            environment=self._environment,
-            draft=self._inputs.draft,
+            self.gpus,
+            release=self.request.engine.release,
+            workload=self.request.workload or self.request.preset.workload,
+            learned=self.learned if facts is self.inputs.facts else None,
+            build=self.request.engine.build,
+            environment=self.environment,
+            draft=self.inputs.draft,
         )
-        return replace(found, assumed=(*self._assumed, *found.assumed)) if found is not None else None
+        return replace(found, assumed=(*self.assumed, *found.assumed)) if found is not None else None
+
+
+def _assumed_budget(request: ResolvedRequest, inputs: PlanInputs) -> _Budget:
+    """The budget before GPUs are chosen: it assumes those with the most free memory."""
+    environment = {**inputs.environment.variables, **request.environment}
+    host = on_slice(inputs.host, request.environment.get(VISIBLE), inputs.shares)
+    gpus: Sequence[Gpu | GpuShape] = _roomiest(host, request.gpus, inputs)
+    assumed: tuple[str, ...] = ()
+    if request.engine.kind is EngineKind.SIMULATED and not gpus:
+        gpus = _pretended(environment)
+        assumed = tuple(f"a simulated {gpu.name} ({PRETENDS} chooses another)" for gpu in gpus)
+    return _Budget(request, inputs, gpus, environment, assumed, inputs.learned)
 
 
 def _roomiest(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> list[Gpu]:
