@@ -20,20 +20,20 @@ from vllm_console.cli.picture_options import add_picture_arguments
 
 
 class Command(NamedTuple):
-    """A command: its line of help, and which module of this package implements it.
+    """A command: its help line and the module of this package that implements it.
 
-    A module named like the command has ``add_arguments`` and ``run``. Another one has ``add_NAME_arguments`` and
-    ``run_NAME``, since it has several commands.
+    A module named like the command has ``add_arguments`` and ``run``. A module shared by several commands has
+    ``add_NAME_arguments`` and ``run_NAME``.
     """
 
     help: str
     module: str = ""
     changes: bool = False
-    """Whether it changes something or sends load: refused entirely in read-only mode."""
+    """Whether it changes something or sends load; refused in read-only mode."""
     elsewhere: bool = False
-    """Whether it is about one server: for HOST/NAME it runs on the attached machine HOST."""
+    """Whether it acts on one server; for HOST/NAME it runs on the attached machine HOST."""
     forgiving: bool = False
-    """Whether it works with a mistake in the settings, after a warning: it ends or shows what runs."""
+    """Whether an error in the settings is only a warning, because it stops or shows what is running."""
 
 
 COMMANDS = {
@@ -99,17 +99,17 @@ COMMANDS = {
 }
 
 ON_SCREEN = frozenset({"chat", "demo", "replay", "web"})
-"""The commands that open a console, or may."""
+"""Commands that open a console, or may."""
 
 _OF_A_SCREEN = ("at", "picture", "screen", "server", "size", "keys")
-"""Options before a command that only a console has."""
+"""Options before a command that only apply to a console."""
 
 CHANGING = frozenset(name for name, command in COMMANDS.items() if command.changes)
-"""The commands that are refused in read-only mode."""
+"""Commands that are refused in read-only mode."""
 
 
 def implementation(command: str, function: str) -> Callable[[Any], Any]:
-    """Import the module of a command; returns its ``add_arguments`` or ``run``."""
+    """Import a command's module and return its ``add_arguments`` or ``run``."""
     owner = COMMANDS[command].module if command in COMMANDS else ""
     module = importlib.import_module(f"vllm_console.cli.{owner or command}")
     names = {"add_arguments": f"add_{command}_arguments", "run": f"run_{command}"} if owner else {}
@@ -118,18 +118,21 @@ def implementation(command: str, function: str) -> Callable[[Any], Any]:
 
 
 OBJECTS_BETWEEN_COLLECTIONS = 150_000
-"""Python's default of 700 traverses everything that was imported again and again: some 10 ms per command. The console
-has 65,000 objects when it exempts them from collection (`ui.threads.favor_the_screen`)."""
+"""Garbage collection threshold. Python's default of 700 repeatedly traverses everything imported: about 10 ms per
+command.
+
+The console has 65,000 objects when it exempts them from collection (`ui.threads.favor_the_screen`).
+"""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help as wide as the terminal. argparse would ask shutil, which imports every archive format."""
+    """Help as wide as the terminal. argparse would call shutil, which imports every archive format."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_columns() - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Lists of lines as they stand, prose wrapped."""
+        """Keep multi-line text as it is; wrap prose."""
         if "\n" in text:
             return super()._fill_text(text, width, indent)
         return argparse.HelpFormatter._fill_text(self, text, width, indent)
@@ -157,10 +160,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; imports only the command's module. Exits with SystemExit on --help or an error.
-
-    ``command`` is the command's name, or None for the console.
-    """
+    """Parse a command line; import only the command's module. Raises SystemExit on --help or an error."""
     parser = _global_parser()
     args = parser.parse_args(words)
     typed = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -183,7 +183,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     implementation(args.command, "add_arguments")(command)
     if command.get_default("more") is None or "--" not in rest:
         return command.parse_args(rest, args)
-    # argparse takes no words after "--" if options come between them and the other arguments.
+    # argparse rejects arguments after "--" if options come between them and the other arguments.
     at = rest.index("--")
     command.parse_args(rest[:at], args)
     args.more = [*args.more, *rest[at + 1 :]]
@@ -191,10 +191,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _import_msgspec() -> None:
-    """Import it without typing_extensions, which costs every command 10 ms.
+    """Import msgspec without typing_extensions, which would cost every command 10 ms.
 
-    msgspec takes three names from there that ``typing`` has as well from Python 3.11 on, and does so where it is not
-    installed.
+    msgspec needs three names from it that ``typing`` has since Python 3.11, and uses those if it is not installed.
     """
     unwanted = "typing_extensions"
     if unwanted in sys.modules:
@@ -207,7 +206,7 @@ def _import_msgspec() -> None:
 
 
 def _global_parser() -> argparse.ArgumentParser:
-    """The global options, and a line of help for each command."""
+    """The parser of the global options, with a help line for each command."""
     parser = _Parser(
         prog="vllm-console",
         usage="%(prog)s [options] [COMMAND ...]",
@@ -239,7 +238,7 @@ def _global_parser() -> argparse.ArgumentParser:
 
 
 def _path(text: str) -> Path:
-    """Of an empty one, Python would make the working folder."""
+    """Reject an empty path, which Python would treat as the working directory."""
     if not text.strip():
         raise argparse.ArgumentTypeError("must not be empty")
     return Path(text)
@@ -252,7 +251,7 @@ def _refresh(text: str) -> float:
 
 
 def _moment(text: str) -> float:
-    """``--at`` as Unix seconds."""
+    """Parse ``--at`` into Unix seconds."""
     import time
 
     from vllm_console.history.time_view import moment_from
@@ -272,9 +271,9 @@ def _suggestion(name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the return value is the exit code (0 done, 1 failed, 2 usage, 3 unknown, 4 refused)."""
+    """Run the command line and return the exit code (0 done, 1 failed, 2 usage, 3 unknown, 4 refused)."""
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
-    atexit.register(gc.freeze)  # otherwise Python traverses every object once more at exit: 20 ms per command
+    atexit.register(gc.freeze)  # otherwise Python traverses every object again at exit: 20 ms per command
     words = list(sys.argv[1:] if argv is None else argv)
     guard()
     try:
@@ -288,13 +287,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output is gone (``| head``). Keep the interpreter from complaining about it at exit.
         forget()
-        return 128 + signal.SIGPIPE  # as of a program that the signal ends, which Python ignores
+        return 128 + signal.SIGPIPE  # like a program ended by this signal, which Python ignores
     except KeyboardInterrupt:
         return 130
 
 
 def _run(words: Sequence[str]) -> int:
-    """Parse and run; report errors and turn them into the exit code."""
+    """Parse and run; report errors and turn them into an exit code."""
     args = parse(words)
     run = implementation(args.command or "console", "run")
     from vllm_console.text import plain
@@ -314,7 +313,7 @@ def _run(words: Sequence[str]) -> int:
         return _say(plain(str(error)), error.exit_code)
     except (OutputError, BrokenPipeError):
         raise
-    except Exception as error:  # noqa: BLE001 - the program's boundary: reported, with where
+    except Exception as error:  # noqa: BLE001 - program boundary: reported, with the location
         from vllm_console.crash_report import write_report
 
         return _say(write_report(error, words, args.state, demo=args.command == "demo"), 1)

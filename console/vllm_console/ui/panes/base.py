@@ -1,4 +1,4 @@
-"""What all panes share: they receive a server from the snapshot and draw it."""
+"""Code shared by all panes: each receives a server from the snapshot and draws it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ STALE_SECONDS = 5.0
 
 
 Draw = Callable[[ServerView, float, int, int, ChartView], Sequence[Strip]]
-"""From a server, the time (Unix seconds), width, height and how charts are drawn to a pane's lines, its title first.
-Pure."""
+"""Pure function that draws a pane: (server, Unix time in seconds, width, height, chart view) to lines, the title first.
+"""
 
 
 class ChartedView(FramedView):
-    """A view with charts, in which the mouse moves through time."""
+    """A view with charts; the mouse moves the time cursor."""
 
     async def on_click(self, event: events.Click) -> None:
-        """A click into a chart moves the cursor in time there."""
+        """Move the time cursor to a click in a chart."""
         place = place_at(self.lines, event.x, event.y)
         if place is not None:
             event.stop()
@@ -44,7 +44,7 @@ class ChartedView(FramedView):
     @on(events.MouseScrollLeft)
     @on(events.MouseScrollRight)
     async def wheel(self, event: events.MouseEvent) -> None:
-        """The wheel over a chart moves the cursor in time, up is back as in a log; with ctrl it changes the range."""
+        """Move the time cursor with the wheel over a chart (up goes back, as in a log); with ctrl, change the range."""
         if place_at(self.lines, event.x, event.y) is None:
             return
         event.stop()
@@ -53,7 +53,7 @@ class ChartedView(FramedView):
 
 
 class Pane(ChartedView):
-    """A part of the screen that shows the selected server as lines. ``number`` is its key, if it has one."""
+    """A part of the screen that shows the selected server as lines. ``number`` is its key, if any."""
 
     DEFAULT_CSS = "Pane { height: 1fr; width: 1fr; }"
 
@@ -62,21 +62,21 @@ class Pane(ChartedView):
         self._draw, self._number = draw, number
         self._shown: tuple[ServerView, float, ChartView] | None = None
         self._title = (BLANK, BLANK)
-        """The title as it was drawn, and the same with its action."""
+        """The title as drawn, without and with its click action."""
 
     def show_server(self, server: ServerView, now: float, view: ChartView = PLAIN) -> None:
-        """Show this server as it was at ``now`` (Unix seconds); a hidden pane only remembers it."""
+        """Show this server as of ``now`` (Unix seconds). A hidden pane only stores it."""
         self._shown = (server, now, view)
         if self.outer_size.width and self.is_on_screen:
             self._show(server, now, view, *self.room)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Draw for the new size."""
+        """Redraw for the new size."""
         if self._shown and event.size.width:
             self._show(*self._shown, *self.room)
 
     def _show(self, server: ServerView, now: float, view: ChartView, width: int, height: int) -> None:
-        """Draw it; a click on the title shows the pane large, and once more: the layout."""
+        """Draw the lines. A click on the title enlarges the pane; another click restores the layout."""
         lines = list(self._draw(server, now, width, height, view))
         if lines and self._number:
             if lines[0] is not self._title[0]:
@@ -85,21 +85,21 @@ class Pane(ChartedView):
         self.show_lines(lines)
 
     def on_show(self) -> None:
-        """Draw what came while the pane was hidden."""
+        """Draw what arrived while the pane was hidden."""
         if self._shown:
             self.show_server(*self._shown)
 
 
 def title_line(number: int, name: str, width: int, right: Sequence[Part] = (), *shorter: Sequence[Part]) -> Strip:
-    """A pane's title, its key first. The table and the header say which server it shows, and that it is simulated.
+    """A pane's title, with its key. The table and the header name the server and say if it is simulated.
 
-    As in `rule`, the first that fits of what is ``shorter`` stands at the right where ``right`` has no room.
+    Where ``right`` does not fit, the first of ``shorter`` that fits takes its place, as in `rule`.
     """
     return rule(name, width, right, *shorter, key=key_of(f"pane_{number}"))
 
 
 def age_note(server: ServerView, now: float) -> tuple[Part, ...]:
-    """How old the numbers are, when they are stale or there are none; the header says it of an earlier moment."""
+    """The age of the numbers if they are stale or missing. For an earlier moment the header shows it."""
     if server.moment is not None:
         return ((f"nothing recorded at {clock(server.moment, now)}", WARN),) if server.window is None else ()
     if server.headless:
@@ -112,7 +112,7 @@ def age_note(server: ServerView, now: float) -> tuple[Part, ...]:
 
 
 def why_empty(server: ServerView, otherwise: str = "not reported") -> str:
-    """What its charts without a point wait for, or why they stay empty; ``otherwise`` where others have points."""
+    """Why a server's charts have no points; returns ``otherwise`` if only some charts have none."""
     series = server.series
     if series is not None and any(value is not None for values in series.values.values() for value in values):
         return otherwise
@@ -132,12 +132,12 @@ _AWAITED = {
 
 
 def window_note(server: ServerView, now: float) -> str:
-    """What the figures of a window are over: the last minute, or the one before the moment that is shown."""
+    """The period that the figures of a window cover: the last minute, or the minute before the selected moment."""
     return f"minute to {clock(server.moment, now)}" if server.moment is not None else "last minute"
 
 
 def nothing_recorded(server: ServerView, width: int) -> list[Strip]:
-    """In one sentence why nothing is recorded of a server's requests and steps, and how to change that."""
+    """One sentence on why a server's requests and steps are not recorded, and how to change that."""
     if server.probe is not None and server.probe.problem:
         text = f"{server.probe.problem}."
     elif server.remote_ours:
@@ -150,7 +150,7 @@ def nothing_recorded(server: ServerView, width: int) -> list[Strip]:
 
 
 def past_load(server: ServerView) -> bool:
-    """Whether its latencies are of a load that has ended: they are drawn dim, since no request has them now."""
+    """Whether the latencies are from a load that has ended. They are drawn dim, since no current request has them."""
     return server.window is not None and load_ended(server.window)
 
 
@@ -160,9 +160,9 @@ def over(value: float | None, objective: float | None) -> bool:
 
 
 def usage_missed(server: ServerView, shown: float | None = None) -> bool:
-    """Whether the KV cache's objective is missed, and by the figure that is ``shown`` too: the present one without it.
+    """Whether the KV cache objective is missed and the ``shown`` usage (default: the current one) exceeds it too.
 
-    It is missed by usage that lasts, so a finding may be open while the figure that is shown is within the objective.
+    Only sustained usage misses the objective, so a finding may be open while the usage shown is within it.
     """
     usage = server.window.kv_cache_usage if shown is None and server.window is not None else shown
     limits = [one.limit for one in server.judged if one.name == "kv_cache_usage"]
@@ -172,12 +172,12 @@ def usage_missed(server: ServerView, shown: float | None = None) -> bool:
 
 
 def marked(text: str, missed: bool) -> Part:
-    """A figure, with an exclamation mark when it misses its objective; without a figure there is none."""
+    """A figure, with an exclamation mark if it misses its objective. An unknown figure has no mark."""
     return (f"{text} !", BAD) if missed and text != UNKNOWN else text
 
 
 def format_waiting(window: Window | None) -> str:
-    """``12 queued, longest ≥ 12s``: requests not in queue time or TTFT yet; empty where none waits."""
+    """``12 queued, longest ≥ 12s``: requests not yet counted in queue time or TTFT. Empty if none are waiting."""
     if window is None or not window.requests_waiting:
         return ""
     number = f"{count(window.requests_waiting)} queued"
@@ -186,7 +186,7 @@ def format_waiting(window: Window | None) -> str:
 
 
 def longest_wait(window: Window) -> float | None:
-    """How many seconds a waiting request has waited at least; None where that says less than the queue times do."""
+    """Minimum wait of the longest-waiting request in seconds; None if below 1 s or the median queue time."""
     wait, queue = window.longest_wait, window.latencies.get("queue")
     usual = queue.p50.value or queue.p50.above if queue is not None and queue.p50 is not None else None
     return wait if wait is not None and wait >= max(1.0, usual or 0.0) else None

@@ -1,4 +1,4 @@
-"""A recording of a terminal as an asciicast (version 2): a header, then a line of JSON for each thing written."""
+"""A recording of a terminal as an asciicast (version 2): a header, then one line of JSON per event."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 class Cast:
-    """Writes what goes to a terminal of that size. From any thread; nothing is raised once it is open.
+    """Records the output to a terminal of the given size. Thread-safe; raises nothing once it is open.
 
-    ``trouble`` says in a sentence why it is not whole.
+    ``trouble`` says in a sentence why the recording is incomplete.
 
     Raises:
         OSError: the file can't be written.
@@ -29,17 +29,17 @@ class Cast:
         self._line({**head, "env": terminal})
 
     def output(self, text: str) -> None:
-        """That was written to the terminal."""
+        """Record text written to the terminal."""
         self._event("o", text)
 
     def resize(self, columns: int, rows: int) -> None:
-        """The terminal has another size now."""
+        """Record a new terminal size."""
         if (columns, rows) != self._size:
             self._size = columns, rows
             self._event("r", f"{columns}x{rows}")
 
     def close(self) -> None:
-        """End it."""
+        """Close the file."""
         with self._lock:
             try:
                 self._file.close()

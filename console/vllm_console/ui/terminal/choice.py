@@ -1,4 +1,4 @@
-"""What the console draws on: the terminal, or what ``TEXTUAL_DRIVER`` names."""
+"""Choose what the console draws on: the terminal, or the driver in ``TEXTUAL_DRIVER``."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from vllm_console.ui.terminal.driver import ConsoleDriver
 from vllm_launchers.errors import UsageError
 
 _BROWSER = "textual.drivers.web_driver:WebDriver"
-"""As `vllm-console web` and textual-serve name a page of a browser."""
+"""The name that `vllm-console web` and textual-serve use for a browser page."""
 
 
 def in_browser(environment: Mapping[str, str]) -> bool:
-    """Whether the console draws on a page of a browser."""
+    """Whether the console is shown on a browser page."""
     return environment.get("TEXTUAL_DRIVER") == _BROWSER
 
 
 def driver_class(environment: Mapping[str, str]) -> type[Driver]:
-    """What the console draws on: a terminal, or what ``TEXTUAL_DRIVER`` names, such as a page of textual-serve.
+    """The driver the console draws with: for a terminal, or as named by ``TEXTUAL_DRIVER``, such as for textual-serve.
 
     Raises:
-        UsageError: it names no driver.
+        UsageError: it does not name a driver.
     """
     named = environment.get("TEXTUAL_DRIVER", "")
     if not named:

@@ -1,4 +1,4 @@
-"""Copied text: to the terminal's clipboard by OSC 52, and inside tmux, which ignores that by default, to its buffer."""
+"""Copy text to the terminal's clipboard with OSC 52; inside tmux, which ignores that by default, to tmux's buffer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TMUX_SECONDS = 3.0
 
 
 def copy(app: App[None], text: str, what: str, say: Callable[[str], object]) -> None:
-    """Copy ``text``, and say where it went; ``what`` it is begins the sentence."""
+    """Copy ``text`` and report where it went; ``what`` names it at the start of the sentence."""
     app.copy_to_clipboard(text)
     if not os.environ.get("TMUX"):
         say(f"{what} copied to the terminal's clipboard (OSC 52).")
@@ -35,9 +35,9 @@ def copy(app: App[None], text: str, what: str, say: Callable[[str], object]) -> 
 
 
 def load_tmux_buffer(text: str) -> str:
-    """Put ``text`` into the buffer of the tmux that this runs in; empty when that was done, else why not.
+    """Put ``text`` into the buffer of the surrounding tmux; returns an error message, or an empty string.
 
-    ``-w`` has tmux hand it on to the clipboard of its own terminal; tmux before 3.2 has no such flag. Blocks for a few
+    ``-w`` makes tmux pass it on to its own terminal's clipboard; tmux before 3.2 lacks that flag. Blocks for a few
     seconds at most.
     """
     tmux = shutil.which("tmux")

@@ -1,7 +1,8 @@
-"""The way to the terminal and from it, for terminals that stall (a connection that hangs) or go away.
+"""Terminal input and output that copes with terminals that stall (a hanging connection) or go away.
 
-Textual's own driver writes in a thread too, but lets the screen's thread wait for it for ever where a terminal takes
-nothing more, and notices no terminal that is gone. This leans on what `LinuxDriver` has inside: the version is pinned.
+Textual's own driver also writes in a thread, but the screen's thread may block on it forever when a terminal accepts no
+more output, and it does not notice that a terminal is gone. This relies on internals of `LinuxDriver`, so the Textual
+version is pinned.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ if TYPE_CHECKING:
     from vllm_console.ui.terminal.cast import Cast
 
 WAITING_BYTES = 16 << 10
-"""From so much on that the terminal has not taken yet, pictures are left out; a whole one has about as much."""
+"""Skip frames once this many bytes are queued for the terminal (about one full frame)."""
 
 MOST_BYTES = 1 << 20
-"""So much waits for a terminal at most; what is written beyond is lost."""
+"""Maximum number of queued bytes; anything beyond that is dropped."""
 
 PIECE_BYTES = 8 << 10
-"""What is handed to the terminal at once."""
+"""Maximum bytes per write to the terminal."""
 
 LEAVE_SECONDS = 3.0
-"""How long leaving waits for a terminal to take what gives it back as it was."""
+"""How long to wait on exit for the terminal to accept the sequences that restore it."""
 
 GLANCE_SECONDS = 1.0
-"""How often it is looked whether a terminal is still there to which nothing is written."""
+"""How often to check that an idle terminal is still connected."""
 
 ESCAPE_SECONDS = 0.05
-"""How often it is looked whether an escape was a key, or begins a sequence; only after one that nothing followed."""
+"""How often to check whether an escape was a key or begins a sequence; only while one is undecided."""
 
 READ_BYTES = 4 << 10
-"""What is read of the keys at once."""
+"""Maximum bytes per read of keys."""
 
 
 class OutputWriter:
-    """Bytes on their way to a terminal. A thread of its own writes them: whoever calls here never waits for it.
+    """Writes bytes to a terminal in a thread of its own, so callers never block on the terminal.
 
-    ``caught_up`` is called, in that thread, when the terminal has taken all after `behind` was true; ``lost`` when
+    That thread calls ``caught_up`` when the terminal has accepted everything after `behind` was true, and ``lost`` when
     the terminal is gone.
     """
 
@@ -57,35 +58,35 @@ class OutputWriter:
         self._changed = threading.Condition()
         self._waiting = bytearray()
         self._on_its_way = 0
-        """So many of them are being handed to the terminal."""
+        """Number of bytes that are being written to the terminal."""
         self._was_behind = False
         self._ended = False
         threading.Thread(target=self._run, name="terminal-output", daemon=True).start()
 
     def write(self, data: bytes) -> None:
-        """Have this written after what was given before."""
+        """Queue these bytes."""
         with self._changed:
             if not self._ended and len(self._waiting) + len(data) <= MOST_BYTES:
                 self._waiting += data
                 self._changed.notify_all()
 
     def behind(self) -> bool:
-        """Whether the terminal has much to take still: a picture had better be left out, and painted whole later."""
+        """Whether the queue is long: skip this frame and paint everything later."""
         with self._changed:
             behind = len(self._waiting) > WAITING_BYTES
             self._was_behind = self._was_behind or behind
             return behind
 
     def drop(self) -> None:
-        """Forget what the terminal has not been handed yet: pictures that nobody will look at any more.
+        """Drop queued bytes that are not being written yet, such as frames that nobody will see.
 
-        A sequence that is cut in two by that ends at the next one's escape.
+        A sequence cut in two by this ends at the escape of the next one.
         """
         with self._changed:
             del self._waiting[self._on_its_way :]
 
     def close(self, patience: float) -> None:
-        """Take nothing more, and wait for the terminal to take the rest, for so many seconds at most."""
+        """Accept no more bytes, and wait at most ``patience`` seconds for the terminal to accept the rest."""
         until = time.monotonic() + patience
         with self._changed:
             while self._waiting and not self._ended and (left := until - time.monotonic()) > 0:
@@ -95,7 +96,7 @@ class OutputWriter:
 
     def _run(self) -> None:
         gone = select.poll()
-        gone.register(self._descriptor, 0)  # without a mask it reports hang-ups only
+        gone.register(self._descriptor, 0)  # an empty mask reports hang-ups and errors only
         try:
             while (piece := self._next()) is not None:
                 if not piece and gone.poll(0):
@@ -111,7 +112,7 @@ class OutputWriter:
                 self._lost()
 
     def _next(self) -> bytes | None:
-        """What comes next, empty when there was nothing for a while; None at the end."""
+        """The next bytes to write, empty after a while without any; None at the end."""
         with self._changed:
             if not self._waiting and not self._ended:
                 self._changed.wait(GLANCE_SECONDS)
@@ -132,7 +133,7 @@ class OutputWriter:
 
 
 class WakingEvent(threading.Event):
-    """An event that can also be waited for beside files: ``descriptor`` is readable while it is set."""
+    """An event that can also be waited for together with files: ``descriptor`` is readable while it is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,8 +152,10 @@ class WakingEvent(threading.Event):
 
 
 class ConsoleDriver(LinuxDriver):
-    """Textual's driver for Linux, with an `OutputWriter` for what it writes. It calls the app's ``terminal_caught_up``
-    and ``terminal_lost`` from another thread."""
+    """Textual's Linux driver with an `OutputWriter` for its output.
+
+    It calls the app's ``terminal_caught_up`` and ``terminal_lost`` from another thread.
+    """
 
     def __init__(self, app: Any, **options: Any) -> None:
         super().__init__(app, **options)
@@ -163,37 +166,37 @@ class ConsoleDriver(LinuxDriver):
 
     @property
     def behind(self) -> bool:
-        """Whether a picture had better be left out (`OutputWriter.behind`)."""
+        """Whether to skip a frame (`OutputWriter.behind`)."""
         return self._outlet is not None and self._outlet.behind()
 
     def write(self, data: str) -> None:
-        """Have this written, without waiting for the terminal."""
+        """Queue this output, without waiting for the terminal."""
         if self._cast is not None:
             self._cast.output(data)
         if self._outlet is not None:
             self._outlet.write(data.encode("utf-8", "replace"))
 
     def start_application_mode(self) -> None:
-        """Take the terminal. (Textual's own writer is started too, and gets nothing to write.)"""
+        """Take over the terminal. (Textual's own writer is started too, but gets nothing to write.)"""
         self._outlet = OutputWriter(self._descriptor, self._app.terminal_caught_up, self._app.terminal_lost)  # type: ignore[attr-defined]
         super().start_application_mode()  # type: ignore[no-untyped-call]
 
     def stop_application_mode(self) -> None:
-        """Give the terminal back, before all that still waits for a slow one: else it would be left as it is."""
+        """Restore the terminal, ahead of any queued output: a slow terminal might otherwise never be restored."""
         if self._outlet is not None:
             self._outlet.drop()
         super().stop_application_mode()
 
     def close(self) -> None:
-        """End, once the terminal has been given back."""
+        """Close the driver after the terminal has been restored."""
         super().close()
         if self._outlet is not None:
             self._outlet.close(LEAVE_SECONDS)
 
     def run_input_thread(self) -> None:
-        """Read keys until the input ends. Textual's own asks ten times a second whether it has; this one is woken."""
+        """Read keys until the input ends. Textual's own loop polls for that ten times a second; this one is woken."""
         parser = XTermParser(self._debug)
-        # Bytes that are no UTF-8, as of a terminal with another encoding, must not end the reading of keys.
+        # Invalid UTF-8, e.g. from a terminal with another encoding, must not stop the reading of keys.
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while not self.exit_event.is_set():
             timeout = None if parser._timeout_time is None else ESCAPE_SECONDS
@@ -202,14 +205,14 @@ class ConsoleDriver(LinuxDriver):
                 keys = os.read(self.fileno, READ_BYTES)
                 if not keys:
                     return  # the input was closed
-                text = decode(keys)  # empty as long as a character is incomplete; to the parser that is the end
+                text = decode(keys)  # empty while a character is incomplete; the parser would take that as the end
                 for event in parser.feed(text) if text else ():
                     self.process_message(event)
             for event in parser.tick():
                 self.process_message(event)
 
     def _run_input_thread(self) -> None:
-        """Read keys; a terminal that is gone cannot be read, and is no failure of the program."""
+        """Read keys. A terminal that is gone cannot be read; that is not an error of the program."""
         try:
             self.run_input_thread()
         except OSError:

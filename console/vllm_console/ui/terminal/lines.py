@@ -1,4 +1,4 @@
-"""A widget made of lines that repaints only what changed: what keeps a console cheap over SSH."""
+"""A widget made of lines that repaints only what changed, which keeps a console cheap over SSH."""
 
 from __future__ import annotations
 
@@ -23,38 +23,39 @@ from vllm_console.ui.theme import to_ascii
 BLANK = Strip([])
 
 JOIN_GAP = 6
-"""Unchanged cells between two changes that are cheaper to repaint than to jump over (a jump takes about 8 bytes)."""
+"""Maximum unchanged cells between two changes that are cheaper to repaint than to skip (a cursor move takes about 8
+bytes)."""
 
 UNDER_MOUSE = Style(underline=True)
 SELECTED = Style(reverse=True)
 
 _ACTION = "press"
-"""The name under which a style carries the action of its cells."""
+"""Style metadata key for the action of its cells."""
 
 Cell = tuple[str, Style | None]
 
 
 @lru_cache(maxsize=512)
 def clickable(action: str, style: Style | None = None) -> Style:
-    """A style for cells that run ``action`` (as in a binding, e.g. ``screen.stop``) when they are clicked.
+    """A style for cells that run ``action`` (as in a binding, e.g. ``screen.stop``) when clicked.
 
-    The action is the program's own text; nothing from outside is ever part of it.
+    The action must be the program's own text, never external input.
     """
     return (style or Style.null()) + Style(meta={_ACTION: action})
 
 
 def clickable_line(strip: Strip, action: str) -> Strip:
-    """A line that runs ``action`` wherever it is clicked, but for the parts that have an action of their own."""
+    """A line that runs ``action`` wherever it is clicked, except for parts with an action of their own."""
     return strip.apply_style(clickable(action))
 
 
 def action_of(style: Style | None) -> str:
-    """The action that a click on cells of this style runs; empty where there is none."""
+    """The action that a click on cells of this style runs; empty if none."""
     return str(style.meta.get(_ACTION, "")) if style is not None else ""
 
 
 def wheel_step(event: events.MouseEvent) -> int:
-    """-1 for the mouse wheel turned up or to the left, else 1."""
+    """-1 for a wheel turn up or left, else 1."""
     return -1 if isinstance(event, events.MouseScrollUp | events.MouseScrollLeft) else 1
 
 
@@ -67,8 +68,8 @@ def actions_of(strips: Sequence[Strip]) -> frozenset[str]:
 def line(*parts: str | tuple[str, Style | None]) -> Strip:
     """A strip from plain and styled pieces of text; empty ones are left out.
 
-    The last gate before the screen: what a terminal would obey does not pass, wherever it came from. A line that is
-    drawn again is the same object, so that nothing about it is computed or compared anew.
+    This is the last gate before the screen: it removes terminal control sequences, whatever their origin. The same
+    parts return the same (cached) object, so that nothing is computed or compared again.
     """
     segments: list[Segment] = []
     width = 0
@@ -82,13 +83,13 @@ def line(*parts: str | tuple[str, Style | None]) -> Strip:
 
 @lru_cache(maxsize=4096)
 def cells(text: str) -> int:
-    """How many cells a text takes."""
+    """The number of cells that a text takes."""
     return len(text) if text.isascii() else cell_len(text)
 
 
 @lru_cache(maxsize=4096)
 def _one_cell_each(text: str) -> bool:
-    """Whether each character takes one cell. As many characters as cells may also be wide ones with their accents."""
+    """Whether each character takes one cell. Equal counts are not enough, as wide characters and accents cancel out."""
     if text.isascii():
         return True
     if len(text) != cell_len(text):
@@ -97,7 +98,7 @@ def _one_cell_each(text: str) -> bool:
 
 
 def cells_of(segments: Iterable[Segment]) -> list[Cell]:
-    """The content of each cell. A wide character is in its first cell; its second one has an empty text."""
+    """The content of each cell. A wide character is in its first cell; the second one has an empty text."""
     found: list[Cell] = []
     for text, style, control in segments:
         if control:
@@ -117,7 +118,7 @@ def cells_of(segments: Iterable[Segment]) -> list[Cell]:
 
 
 def text_between(text: str, first: int, end: int) -> str:
-    """A text from one cell to before another, accents included; a wide character that is cut is a space."""
+    """The cells ``first`` to ``end`` of a text, accents included. A wide character that is cut becomes a space."""
     if _one_cell_each(text):
         return text[first:end]
     whole = [char for char, _ in cells_of([Segment(text)])]
@@ -130,7 +131,7 @@ def text_between(text: str, first: int, end: int) -> str:
 
 
 def changed_spans(before: Strip, after: Strip) -> Iterator[tuple[int, int]]:
-    """The spans of cells (first, one past last) in which two strips differ; near ones are joined."""
+    """The spans of cells (first, one past last) in which two strips differ; nearby spans are joined."""
     if before is after:
         return
     was, now = before._segments, after._segments
@@ -153,9 +154,9 @@ def changed_spans(before: Strip, after: Strip) -> Iterator[tuple[int, int]]:
 
 
 def _changed_in_pairs(before: Sequence[Segment], after: Sequence[Segment]) -> list[int] | None:
-    """The cells in which two lines differ whose segments have the same widths, one by one; None for other lines.
+    """The cells in which two lines differ, if their segments have the same widths one by one; else None.
 
-    Most lines are like that from one second to the next, and only a few of their segments change.
+    Most lines are like this from one second to the next, with only a few changed segments.
     """
     if len(before) != len(after):
         return None
@@ -176,7 +177,7 @@ def _changed_in_pairs(before: Sequence[Segment], after: Sequence[Segment]) -> li
 
 
 def _joined(changed: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The spans that cover these cells; near ones are joined."""
+    """The spans that cover these cells; nearby ones are joined."""
     start = end = -1
     for index in changed:
         if start < 0:
@@ -190,7 +191,7 @@ def _joined(changed: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _same_segments(before: Sequence[Segment], after: Sequence[Segment]) -> int:
-    """How many segments two lines have in common from the left; what follows does not begin inside a character."""
+    """How many leading segments two lines share. The rest does not begin inside a character."""
     same = 0
     for old, new in zip(before, after, strict=False):
         if old != new:
@@ -206,7 +207,7 @@ def _begins_a_cell(text: str) -> bool:
 
 
 def _whole(start: int, end: int, old: list[Cell], new: list[Cell]) -> tuple[int, int]:
-    """The span, widened so that it cuts through no wide character of either line."""
+    """The span, widened so that it does not cut a wide character of either line."""
     while start > 0 and (old[start][0] == "" or new[start][0] == ""):
         start -= 1
     while end < len(new) and (old[end][0] == "" or new[end][0] == ""):
@@ -215,37 +216,37 @@ def _whole(start: int, end: int, old: list[Cell], new: list[Cell]) -> tuple[int,
 
 
 class LineView(Widget):
-    """Draws a list of strips. `show` compares with what stands on the screen and repaints the difference only.
+    """Draws a list of strips. `show` compares them with those on the screen and repaints only the difference.
 
-    Segments go out as they are, on the terminal's own background: a widget's CSS colors and borders are not used.
-    Under an app whose ``ascii`` is true every character is replaced by ASCII of the same width.
+    Segments are drawn as they are, on the terminal's own background; CSS colors and borders of the widget are not used.
+    If the app's ``ascii`` is true, every character is replaced by ASCII of the same width.
     """
 
     DEFAULT_CSS = "LineView { height: auto; width: 1fr; }"
 
     painter: ClassVar[Callable[[LineView, Sequence[Region]], bool] | None] = None
-    """What paints these regions of a view, and whether it does; without it, Textual is asked for each view."""
+    """Paints these regions of a view and returns whether it does. If None, the view asks Textual for a refresh."""
 
     def __init__(self, *, id: str | None = None, classes: str | None = None, action: str = "") -> None:
         super().__init__(id=id, classes=classes)
         self._action = action
-        """What a click runs where no cell has an action of its own."""
+        """The action of a click on cells without an action of their own."""
         self._lines: list[Strip] = []
         self._painted: dict[int, Strip] = {}
-        """The rows that were painted whole since they changed, each as wide as `_painted_width`."""
+        """Rows painted in full since they last changed, each `_painted_width` wide."""
         self._painted_width = -1
         self._hovered: tuple[int, str] | None = None
-        """Row and action of what the mouse is over."""
+        """Row and action under the mouse."""
         self._selection: Selection | None = None
-        """What the mouse has selected."""
+        """The current mouse selection."""
 
     @property
     def lines(self) -> Sequence[Strip]:
-        """What is shown now."""
+        """The lines shown now."""
         return self._lines
 
     def show(self, lines: Sequence[Strip]) -> None:
-        """Show these lines, from the top; what they don't fill stays blank."""
+        """Show these lines from the top; the remaining rows stay blank."""
         before = self._lines
         self._lines = [_ascii(strip) for strip in lines] if getattr(self.app, "ascii", False) else list(lines)
         if len(before) == len(self._lines) and all(map(is_, before, self._lines)):
@@ -278,15 +279,15 @@ class LineView(Widget):
         return max((strip.cell_length for strip in lines), default=1) if wide else 0, len(lines)
 
     def get_content_width(self, _container: Size, _viewport: Size) -> int:
-        """Cells of the longest line, for a view whose width is ``auto``."""
+        """The width of the longest line in cells, for a view whose width is ``auto``."""
         return max((strip.cell_length for strip in self._lines), default=1)
 
     def get_content_height(self, _container: Size, _viewport: Size, _width: int) -> int:
-        """How many lines there are, for a view whose height is ``auto``."""
+        """The number of lines, for a view whose height is ``auto``."""
         return max(1, len(self._lines))
 
     def _finished(self, y: int) -> Strip:
-        """The content of a row, however long, with its mouse actions and in the colors of the theme."""
+        """The full content of a row, with hover and selection styles and the theme's filters applied."""
         strip = self._lines[y] if y < len(self._lines) else BLANK
         if self._hovered is not None and self._hovered[0] == y:
             strip = _underlined(strip, self._hovered[1])
@@ -301,7 +302,7 @@ class LineView(Widget):
         return strip
 
     def segments_between(self, y: int, first: int, end: int) -> list[Segment]:
-        """The content of a row from one cell to before another; cells that no line fills are blank."""
+        """The cells ``first`` to ``end`` of a row; cells beyond the line are blank."""
         segments: list[Segment] = []
         at = 0
         for segment in self._finished(y):
@@ -319,12 +320,12 @@ class LineView(Widget):
         return [*segments, Segment(" " * (end - max(at, first)))]
 
     def render_line(self, y: int) -> Strip:
-        """The strip for one row of the widget, with the offsets by which Textual finds what the mouse selects."""
+        """One row of the widget, with the offsets that Textual uses for mouse selection."""
         return self._finished(y).adjust_cell_length(self.outer_size.width).apply_offsets(0, y)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """The finished strips of a region. Textual asks for all of them at each update: they are kept."""
-        width, height = self.outer_size  # `size` works out borders, which this widget has none of
+        """The finished strips of a region. Cached, since Textual requests all of them at each update."""
+        width, height = self.outer_size  # `size` would compute borders, which this widget does not have
         if self._painted_width != width:
             self._painted_width = width
             self._painted.clear()
@@ -340,7 +341,7 @@ class LineView(Widget):
     # -- the mouse -------------------------------------------------------------------------------------------------
 
     def action_at(self, x: int, y: int) -> str:
-        """The action of the cell at a place; empty where there is none."""
+        """The action of a cell; empty if none."""
         end = 0
         for text, style, _ in self._lines[y] if 0 <= y < len(self._lines) else ():
             end += cell_len(text)
@@ -349,21 +350,21 @@ class LineView(Widget):
         return ""
 
     async def on_click(self, event: events.Click) -> None:
-        """Run the action of what was clicked."""
-        event.prevent_default()  # Textual would select the whole widget at a double click
+        """Run the action of the clicked cell."""
+        event.prevent_default()  # Textual would select the whole widget on a double click
         if action := self.action_at(event.x, event.y) or self._action:
             event.stop()
             if action.startswith("focused.") and self.app.focused is None:
-                return  # a click that comes late: what it would have acted on is closing
+                return  # a late click: its target is closing
             await self.run_action(action)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Underline what a click would press."""
+        """Underline the clickable text under the mouse."""
         action = self.action_at(event.x, event.y)
         self._hover((event.y, action) if action else None)
 
     def on_leave(self, event: events.Leave) -> None:
-        """Nothing is under the mouse any more."""
+        """Remove the underline."""
         if event.node is self:
             self._hover(None)
 
@@ -378,7 +379,7 @@ class LineView(Widget):
                 self.refresh(Region(0, y, width, 1))
 
     def _selected_span(self, y: int) -> tuple[int, int] | None:
-        """The cells of a row (first, one past last) that the mouse has selected."""
+        """The cells of a row (first, one past last) that are selected with the mouse."""
         span = self._selection.get_span(y) if self._selection is not None else None
         if span is None:
             return None
@@ -387,7 +388,7 @@ class LineView(Widget):
         return cell_len(text[:first]), cell_len(text if end < 0 else text[:end])
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """The text that the mouse has selected, row by row."""
+        """The text selected with the mouse, row by row."""
         rows = []
         for y, strip in enumerate(self._lines[: self.outer_size.height]):
             if (span := selection.get_span(y)) is not None:
@@ -396,13 +397,13 @@ class LineView(Widget):
         return "\n".join(rows), "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:
-        """Draw what is selected, and no longer what was."""
+        """Redraw for a new selection."""
         self._selection = selection
         self._painted_width = -1
         self.refresh()
 
     def notify_style_update(self) -> None:
-        """Filters may have changed with the styles: paint anew."""
+        """Repaint, since the filters may have changed with the styles."""
         self._painted_width = -1
         super().notify_style_update()
 

@@ -1,7 +1,7 @@
-"""Renders and sends exactly the changed cells. Textual 8.2 renders every visible widget for it, and repaints each
-changed widget's line from its left edge on.
+"""Render and send only the cells that changed.
 
-This leans on Textual's compositor, which is no public API: the version is pinned, and a test counts the bytes.
+Textual 8.2 renders every visible widget for each update, and repaints a changed line of a widget from its left edge.
+This relies on Textual's compositor, which is not a public API: the version is pinned, and a test counts the bytes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from vllm_console.ui.terminal.lines import LineView
 from vllm_console.ui.terminal.screens import TerminalScreen
 
 Piece = tuple[int, int, Sequence[Segment]]
-"""Column, row and what is to stand from there on."""
+"""Column, row, and the text to write there."""
 
 Layer = tuple[int, int, Widget, Region, Region]
-"""The first column of a widget in a row and the one past its last, the widget, its region, and what is seen of that."""
+"""A widget's first column in a row and the one past its last, the widget, its region, and the visible part of that."""
 
 
 class PartialUpdate(CompositorUpdate):
-    """An update of pieces of lines, each of which begins where a change begins."""
+    """An update of parts of lines, each starting where a change starts."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = pieces
@@ -43,7 +43,7 @@ class PartialUpdate(CompositorUpdate):
             yield from segments
 
     def render_segments(self, console: Console) -> str:
-        """The bytes for the terminal: a jump to each piece and its text."""
+        """The output for the terminal: for each piece, a cursor move and its text."""
         colors = console._color_system or ColorSystem.TRUECOLOR
         parts: list[str] = []
         for x, y, segments in self.pieces:
@@ -62,10 +62,10 @@ class PartialCompositor(Compositor):
         super().__init__()
         self._rows_of: Mapping[Widget, tuple[Region, Region]] | None = None
         self._rows: Sequence[Sequence[Layer]] = ()
-        """By row, what is in sight there, the foremost first; of the arrangement `_rows_of`."""
+        """The visible widgets of each row, topmost first, for the arrangement in `_rows_of`."""
 
     def render_partial_update(self) -> PartialUpdate | None:  # type: ignore[override]
-        """Render the regions that were marked as changed, and nothing else."""
+        """Render only the regions marked as changed."""
         screen = self.size.region
         regions = [region.intersection(screen) for region in self._dirty_regions]
         self._dirty_regions.clear()
@@ -79,7 +79,7 @@ class PartialCompositor(Compositor):
         return PartialUpdate(pieces) if pieces else None
 
     def _layers_by_row(self) -> Sequence[Sequence[Layer]]:
-        """What is in sight in each row, found once per arrangement."""
+        """The visible widgets of each row, computed once per arrangement."""
         visible = self.visible_widgets
         if visible is not self._rows_of:
             rows: list[list[Layer]] = [[] for _ in range(self.size.height)]
@@ -94,9 +94,9 @@ class PartialCompositor(Compositor):
 def _pieces(
     y: int, left: int, right: int, layers: Iterable[Layer], rendered: dict[Widget, list[Strip]]
 ) -> Iterator[Piece]:
-    """The content of a row from ``left`` to ``right``, of each widget in sight there, the foremost first.
+    """The content of a row from ``left`` to ``right``, from each visible widget there, topmost first.
 
-    ``rendered`` keeps the lines of widgets that are no views of lines over the rows of one update.
+    ``rendered`` caches the lines of widgets that are not a `LineView`, across the rows of one update.
     """
     uncovered = [(left, right)]
     for first, last, widget, region, seen in layers:
@@ -128,15 +128,14 @@ class PartialRepaintScreen(TerminalScreen[None]):
         self._taken: set[Widget] = set()
 
     def on_mount(self) -> None:
-        """Hide the rack of toasts, as Textual does at once while there are none: after the first layout it would cost
-        another one."""
+        """Hide the empty toast rack before the first layout; later, hiding it would cost another layout."""
         for rack in self.query_children(ToastRack):
             rack.display = False
 
     def _on_screen_resume(self, event: events.ScreenResume) -> None:
-        """Textual lays out for a new size, which paints the whole screen, and then asks for the same once more.
+        """Skip duplicate work: Textual lays out and paints the screen for a new size, then requests the same again.
 
-        It also applies all styles once more, which were applied when the widgets of a new screen were mounted.
+        It also reapplies all styles, although mounting the widgets of a new screen just applied them.
         """
         event.refresh_styles = event.refresh_styles and self.stack_updates > 0
         painted = self._size != self.app.size and self.is_current and not self.app._batch_count
@@ -147,8 +146,10 @@ class PartialRepaintScreen(TerminalScreen[None]):
 
     @contextlib.contextmanager
     def painted_together(self) -> Iterator[None]:
-        """Paint what changes meanwhile in views of lines at the end, at once. Textual would send a message to each of
-        them, wait until all of them are idle, and then to the screen."""
+        """Collect changes to line views and paint them together at the end, immediately.
+
+        Textual would send a message to each view, wait until all of them are idle, and then send one to the screen.
+        """
         if LineView.painter is not None or self.app._batch_count or not self.is_active:
             yield
             return
@@ -162,7 +163,7 @@ class PartialRepaintScreen(TerminalScreen[None]):
                 self._paint(taken)
 
     def _take(self, view: LineView, regions: Sequence[Region]) -> bool:
-        """Have these regions of a view painted; False where it is not in sight, or is painted as a whole anyway."""
+        """Mark regions of a view for painting. False if it is not visible or will be fully painted anyway."""
         place = self._compositor.visible_widgets.get(view)
         if place is None or view._repaint_required:
             return False
@@ -175,7 +176,7 @@ class PartialRepaintScreen(TerminalScreen[None]):
         return True
 
     def _paint(self, views: set[Widget]) -> None:
-        """Paint what was taken; where the layout changes first, after that."""
+        """Paint the collected regions; if a layout is pending, lay out first."""
         self._dirty_widgets |= views
         if self._awaits_layout:
             self.check_idle()
@@ -185,7 +186,7 @@ class PartialRepaintScreen(TerminalScreen[None]):
 
     @property
     def _awaits_layout(self) -> bool:
-        """Whether something was laid out anew, or may be: no message waits as long as nobody has asked for it."""
+        """Whether a layout is pending or possible: it may be requested by a message that is still queued."""
         if self._layout_required or self._scroll_required or not self._message_queue.empty():
             return True
         return any(widget._layout_required for widget in self._compositor.visible_widgets)

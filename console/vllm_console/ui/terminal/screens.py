@@ -1,9 +1,9 @@
-"""Screens that are laid out for the terminal as it is now.
+"""Screens that ignore outdated terminal sizes.
 
-Textual 8.2 tells a screen of each layout's size by a `Resize` to itself, and lays out again for the size in it. Where
-a second size is in the screen's queue by then, each of the two makes a layout for the other one outdated: they
-alternate for as long as other messages come between them, and the screen stays half drawn. A busy machine gets there
-when a terminal is resized twice.
+Textual 8.2 notifies a screen of each layout's size with a `Resize` to itself, and lays out again for the size in it. If
+a second size is already in the screen's queue, each of the two makes a layout for the other outdated: they alternate as
+long as other messages come between them, and the screen stays half drawn. This happens on a busy machine when a
+terminal is resized twice.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ Result = TypeVar("Result")
 
 
 class TerminalScreen(Screen[Result]):
-    """A screen that takes no notice of a size that is not the terminal's any more; that of the present one follows."""
+    """A screen that ignores sizes other than the terminal's current one, which follows."""
 
     @property
     def is_mounted(self) -> bool:
-        """Whether it has its widgets. Textual's own stays true while they are removed with it, and afterwards; what a
-        thread found out may come then."""
+        """Whether it has its widgets.
+
+        Textual's own property stays true while they are removed and afterwards, when the result of a thread may still
+        arrive.
+        """
         return super().is_mounted and not self._pruning
 
     def close_with(self, result: Result | None = None) -> None:
-        """Close it with its result. Screens above it, such as questions, are closed first, without a result.
+        """Close this screen with a result. Screens above it, such as questions, are closed first, without a result.
 
-        Does nothing for one that is already closed. Textual's `dismiss` alone would close whichever screen is on top,
-        and raise an exception the second time.
+        Does nothing if it is already closed. Textual's `dismiss` alone would close whichever screen is on top, and
+        raise the second time.
         """
         app = self.app
         if self not in app.screen_stack:
@@ -39,11 +42,11 @@ class TerminalScreen(Screen[Result]):
         self.dismiss(result)
 
     def _on_resize(self, event: events.Resize) -> None:  # type: ignore[override]
-        """Leave out Textual's own handler, which comes next, for an outdated size."""
+        """Skip Textual's own handler, which comes next, for an outdated size."""
         if event.size != self.app.size:
             event.stop()
             event.prevent_default()
 
 
 class TerminalModal(ModalScreen[Result], TerminalScreen[Result]):
-    """The same for a dialog. Textual takes styles from the first class alone."""
+    """The same for a dialog. Textual takes styles only from the first base class."""

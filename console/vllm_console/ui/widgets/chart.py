@@ -1,8 +1,8 @@
-"""Charts of a server over time, drawn in braille: pure functions from a series to lines of text.
+"""Braille charts of a server over time: pure functions from a series to lines of text.
 
-Lines where several figures share a chart, an area for a share of something. The part above the objective is red, in the
-objective's own row where the value is above it. The lowest row is the time axis, with clock times and marks of what
-happened.
+Figures that share a chart are drawn as lines; a share of a whole is drawn as an area. The part above the objective is
+red, including values above it within the objective's own row. The bottom row is the time axis, with clock times and
+event markers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
 
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Bits of a braille cell's left and right column, from the top."""
+"""Bits of a braille cell's left and right columns, top to bottom."""
 
 _FILLED = tuple(tuple(sum(column[3 - height :]) for height in range(4)) for column in _DOTS)
-"""Bits of a cell's left and right column, filled from the bottom up to a height (0 to 3)."""
+"""Bits of a cell's left and right columns when filled from the bottom to a height (0 to 3)."""
 
 _BRAILLE = 0x2800
 
@@ -45,19 +45,19 @@ LABEL_ROWS = 6
 """Minimum rows of a plot for clock times on a row of their own below the axis."""
 
 FRESH_POINTS = 3
-"""The newest figure is one of so many last points: the last one may not be over yet."""
+"""How many of the last points to search for the newest figure. The very last point may still be incomplete."""
 
 NAMES_WIDTH = 24
-"""Minimum columns for the names of lines at their right end."""
+"""Minimum width in columns to show line names at the right end."""
 
 NAMES = 5
-"""Cells that names take at least, with a blank before them: charts above each other have the same columns."""
+"""Minimum cells for names, including a leading blank. It keeps the columns of stacked charts aligned."""
 
 SMALLEST, LARGEST = 1e-300, 1e300
-"""What lies outside is drawn at the edge: another machine may send any number."""
+"""Values outside this range are drawn at the edge, since another machine may send any number."""
 
 _COLUMNS = "columns"
-"""The name under which the style of a chart's value axis carries how many cells are right of it."""
+"""Style metadata key on a chart's value axis: the number of plot cells to the right of it."""
 
 _TICK_SECONDS = (5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800)
 _DAY = 86_400
@@ -71,11 +71,11 @@ _MARKER_STYLES = {
     MarkerKind.LOAD: DIM,
 }
 _MARKER_RANK = list(_MARKER_STYLES)
-"""Where marks would overlap, the first of these kinds is drawn."""
+"""Which kind of marker to draw where markers would overlap, most important first."""
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """One figure of a chart: its key in the series, its name at the line's end, and how points of a column are joined.
+    """One figure of a chart: its key in the series, its name at the line's end, and how to join a column's points.
 
     Values are multiplied by ``scale``.
     """
@@ -88,9 +88,9 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class ChartView(msgspec.Struct, frozen=True):
-    """How the user looks at charts: the scale of latencies, the moment under the cursor (Unix seconds), the order in
-    which requests are listed, and whether the pane was made large. Without a choice of ``log`` each chart of latencies
-    has the scale that suits it.
+    """How the user views charts: latency scale, cursor moment (Unix seconds), order of requests, and enlarged pane.
+
+    If ``log`` is None, each latency chart uses the scale that suits it.
     """
 
     log: bool | None = None
@@ -105,8 +105,8 @@ PLAIN = ChartView()
 class Scale(msgspec.Struct, frozen=True):
     """The values at the bottom and the top of a plot of ``rows`` rows, each four dots high.
 
-    A ``full`` scale ends where nothing more is possible: ``hi`` lies in the middle of its row, where its tick stands.
-    ``limit`` is an objective: what reaches it is drawn above the lowest row, so that zero never lies on its line.
+    A ``full`` scale ends at the largest possible value: ``hi`` lies in the middle of its row, at its tick. ``limit`` is
+    an objective: values that reach it are drawn above the bottom row, so that zero never lies on its line.
     """
 
     lo: float
@@ -117,14 +117,14 @@ class Scale(msgspec.Struct, frozen=True):
     limit: float | None = None
 
     def levels(self, values: Sequence[float | None]) -> list[int | None]:
-        """`level` of each value; None where there is none."""
+        """The `level` of each value; None where the value is None."""
         if self.log or self.limit is not None:
             return [None if value is None else self.level(value) for value in values]
         lo, span, most = self.lo, (self.hi - self.lo) or 1.0, 4 * self.rows - (3 if self.full else 1)
         return [None if value is None else round(min(1.0, max(0.0, (value - lo) / span)) * most) for value in values]
 
     def level(self, value: float) -> int:
-        """The dot in which a value lies, from 0 at the bottom; what lies outside is cut off at the edge."""
+        """The dot in which a value lies, from 0 at the bottom. Values outside the scale are clipped to the edge."""
         if self.log:
             share = math.log(max(value, self.lo) / self.lo) / math.log(self.hi / self.lo)
         else:
@@ -133,7 +133,7 @@ class Scale(msgspec.Struct, frozen=True):
         return max(level, 4) if self.limit is not None and value >= self.limit and self.rows > 1 else level
 
     def row(self, value: float | None) -> int | None:
-        """The row (0 is the top) in which a value lies; None when it is outside, or there is none."""
+        """The row (0 is the top) in which a value lies; None if there is no value or it is outside the scale."""
         if value is None or not self.lo <= value <= self.hi:
             return None
         return self.rows - 1 - self.level(value) // 4
@@ -142,10 +142,10 @@ class Scale(msgspec.Struct, frozen=True):
 def resample(
     values: tuple[float | None, ...], columns: int, first: int, how: Callable[[Sequence[float]], float] = max
 ) -> tuple[float | None, ...]:
-    """``values`` over exactly ``columns``, the newest at the right; ``how`` joins the points of one column.
+    """Resample ``values`` to exactly ``columns`` columns, newest at the right; ``how`` joins the points of a column.
 
-    ``first`` is the absolute number of the first point (its time by the step). Which column a point belongs to depends
-    on that number alone, so that a chart moves by whole columns and its past does not flicker.
+    ``first`` is the absolute number of the first point (its time divided by the step). It alone determines the column
+    of a point, so a chart moves by whole columns and its past does not flicker.
     """
     count = len(values)
     if columns <= 0 or not count:
@@ -156,7 +156,7 @@ def resample(
 
 @lru_cache(maxsize=16)
 def _spans(count: int, columns: int, first: int) -> tuple[tuple[int, int], ...]:
-    """The points of each column (first, one past the last): the same for all curves of a series."""
+    """The points of each column (first, one past the last). All curves of a series share them."""
     newest = _newest_column(count, columns, first)
     return tuple(_points_of(column, count, columns, first) for column in range(newest - columns + 1, newest + 1))
 
@@ -181,14 +181,14 @@ def _newest_column(count: int, columns: int, first: int) -> int:
 
 
 def column_of(series: Series, count: int, columns: int, at: float) -> int | None:
-    """The column of a chart in which a moment lies; None when it is outside. ``count`` is how many points there are."""
+    """The column of a chart that contains a moment; None if outside. ``count`` is the number of points."""
     first = round(series.end / series.step) - count
     column = math.floor(at / series.step * columns / count) - (_newest_column(count, columns, first) - columns + 1)
     return column if 0 <= column < columns else None
 
 
 def place_at(lines: Sequence[Strip], x: int, y: int) -> float | None:
-    """How far from the left of a chart's plot a cell of these lines is, from 0 to 1; None where there is no chart."""
+    """The horizontal position of a cell within a chart's plot, from 0 to 1; None outside of a chart."""
     end = 0
     for text, style, _ in lines[y] if 0 <= y < len(lines) else ():
         end += cell_len(text)
@@ -204,7 +204,7 @@ def _axis_style(columns: int) -> Style:
 
 
 def value_at(series: Series, key: str, at: float | None) -> float | None:
-    """A figure at a moment (Unix seconds), or the newest one; None where nothing is known of it."""
+    """A figure at a moment (Unix seconds), or the newest one; None if unknown."""
     column = series.values.get(key, ())
     if at is not None:
         place = math.ceil((at - series.start) / series.step) - 1
@@ -213,17 +213,17 @@ def value_at(series: Series, key: str, at: float | None) -> float | None:
 
 
 def dot(column: int, level: int) -> int:
-    """The bit of a dot in a braille cell: its column from the left, and its height from the bottom (0 to 3)."""
+    """The bit of a dot in a braille cell, given its column from the left and its height from the bottom (0 to 3)."""
     return _DOTS[column][3 - level]
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean. (`statistics` would add milliseconds to the start of the console.)"""
+    """The mean. (Importing `statistics` would add milliseconds to the startup of the console.)"""
     return sum(values) / len(values)
 
 
 def nice_ceiling(value: float) -> float:
-    """The next round number (1, 1.5, 2, 2.5, 3, 4, …) at or above ``value``, so that a scale changes seldom."""
+    """The next round number (1, 1.5, 2, 2.5, 3, 4, …) at or above ``value``, so that a scale rarely changes."""
     if value < SMALLEST:
         return 1.0
     value = min(value, LARGEST)
@@ -234,9 +234,9 @@ def nice_ceiling(value: float) -> float:
 
 
 def braille(levels: Sequence[int | None], rows: int, *, area: bool) -> list[list[int]]:
-    """The dots of each cell, by row from the top, of a line or of the area below it; two values to a cell.
+    """The dots of each cell, by row from the top, for a line or the area below it; two values per cell.
 
-    ``levels`` are the dots in which the values lie (`Scale.levels`). None, which is 'not reported', leaves its column
+    ``levels`` are the dots in which the values lie (`Scale.levels`). None means "not reported" and leaves its column
     blank; any reported value shows at least one dot.
     """
     cells = [[0] * ((len(levels) + 1) // 2) for _ in range(rows)]
@@ -263,22 +263,23 @@ def braille(levels: Sequence[int | None], rows: int, *, area: bool) -> list[list
 
 
 def plot_rows(height: int) -> int:
-    """Rows of the plot in a chart of ``height`` rows: the time axis takes one, or two where there are enough."""
+    """Rows of the plot in a chart of ``height`` rows. The time axis takes one, or two if there are enough rows."""
     return height - 1 if height - 2 < LABEL_ROWS else height - 2
 
 
 def axis_above(limit: float, height: int) -> float:
-    """The end of the axis of a chart of ``height`` rows with one row above ``limit``: what exceeds it is seen there."""
+    """The axis maximum that leaves one row above ``limit`` in a chart of ``height`` rows, to show values that exceed
+    it."""
     dots = 4 * plot_rows(height)
     return limit * (dots - 1) / (dots - 5) if dots >= 8 else limit
 
 
 NOTHING = "nothing recorded in this time"
-"""In place of a chart without a point."""
+"""Text in place of a chart without points."""
 
 
 class _ByIdentity:
-    """A series as an argument of a cache: equal to itself alone, so that its points are not compared."""
+    """A series as a cache key, compared by identity so that its points are not compared."""
 
     def __init__(self, series: Series | None) -> None:
         self.series = series
@@ -305,13 +306,13 @@ def chart_of(
     markers: tuple[Marker, ...] = (),
     empty: str = NOTHING,
 ) -> Sequence[Strip]:
-    """Figures of a series with their axes: ``height`` rows of ``width`` cells in all, the time axis below.
+    """Draw figures of a series with axes: ``height`` rows of ``width`` cells in total, the time axis at the bottom.
 
     Without ``hi`` the axis ends at the next round number above the largest value and the objective. ``whole`` is for
-    numbers of things. What lies above the objective is drawn in another color, and the objective's line is labeled.
-    ``empty`` says why there is no point, or what is waited for.
+    counts. Values above the objective are drawn in another color, and the objective's line is labeled. ``empty`` says
+    why there are no points, or what the chart is waiting for.
 
-    The chart of a series that is drawn again is the same lines.
+    Redrawing the same series returns the same (cached) lines.
     """
     return _chart(
         _ByIdentity(series),
@@ -356,7 +357,7 @@ def _chart(
     count = max(map(len, series.values.values()), default=0) if series is not None else 0
     known = [_values(series, curve, count, columns) for curve in curves] if series is not None and count else []
     if series is None or not any(value is not None for values in known for value in values):
-        # Nobody has read it yet, or there is nothing to read.
+        # Not read yet, or nothing to read.
         loading = series is None or series.loading
         return _empty(columns, rows, height, "loading" if loading else empty)
     scale = _scale(known, rows, hi, objective, log=log, whole=whole)
@@ -401,7 +402,7 @@ Mark = tuple[int, str, MarkerKind]
 
 
 def _marks(series: Series, count: int, columns: int, markers: Sequence[Marker]) -> tuple[Mark, ...]:
-    """Which marks are drawn, those that matter most first, of ``markers`` from the oldest on."""
+    """The markers to draw, most important first. ``markers`` are ordered from the oldest on."""
     begin = bisect_left(markers, series.end - count * series.step, key=lambda marker: marker.at)
     end = bisect_left(markers, series.end, lo=begin, key=lambda marker: marker.at)
     found = [
@@ -415,7 +416,7 @@ def _marks(series: Series, count: int, columns: int, markers: Sequence[Marker]) 
 Cells = list[tuple[str, Style | None]]
 
 _PLAIN, _OVER, _BELOW = range(3)
-"""How a cell of a curve looks: in the curve's style, red above the objective, dim below an area's edge."""
+"""How a cell of a curve looks: in the curve's style, red above the objective, or dim below an area's edge."""
 
 RowOfCurve = tuple[tuple[int, ...], Style, bytes]
 """A curve's dots in one row, its style, and how each cell looks."""
@@ -435,7 +436,7 @@ def _plot(
 ) -> list[Strip]:
     columns = len(known[0]) // 2
     objective_row = scale.row(objective)
-    limit_row = objective_row if scale.rows > 1 else None  # a single row is that of zero, too
+    limit_row = objective_row if scale.rows > 1 else None  # a single row also contains zero
     ticks = _ticks(scale, limit_row, objective, label, whole=whole)
     named = _name_rows(known, dict(zip(names, styles, strict=False)), scale)
     levels = [scale.levels(values) for values in known]
@@ -447,7 +448,7 @@ def _plot(
         curves = tuple(
             (curve[row], style, _area_looks(row, tops) if area else _line_looks(row, objective_row, tops))
             for curve, style, tops in sorted(zip(dots, styles, edges, strict=True), key=lambda one: one[1] == ACCENT)
-        )  # the accent color last: where curves share a cell, the main one is seen
+        )  # accent color last: where curves share a cell, the main one stays visible
         strips.append(_plot_row(columns, ground, marks, curves, cursor, ticks.get(row, ""), named.get(row, ("", None))))
     return strips
 
@@ -462,7 +463,7 @@ def _plot_row(
     tick: str,
     name: tuple[str, Style | None],
 ) -> Strip:
-    """One row of a plot: kept, since between two points most rows stay what they are."""
+    """One row of a plot. Cached, since most rows stay the same between two points."""
     cells: Cells = [ground] * columns
     for cell, kind in reversed(marks):
         cells[cell] = ("┊", _MARKER_STYLES[kind])
@@ -474,7 +475,7 @@ def _plot_row(
 
 
 Edges = Sequence[tuple[int, bool]]
-"""For each cell the row of its highest value, and whether that is above the objective."""
+"""For each cell, the row of its highest value and whether that is above the objective."""
 
 
 def _edges(
@@ -498,19 +499,19 @@ def _either(one: int | None, other: int | None, default: int) -> int:
 
 
 def _line_looks(row: int, objective_row: int | None, edges: Edges) -> bytes:
-    """How the cells of a line look in one row: red above the objective, in the objective's row where a value is."""
+    """How the cells of a line look in one row: red above the objective, and in its own row where a value exceeds it."""
     if objective_row is None or row > objective_row:
         return bytes(len(edges))
     return bytes([_OVER if row < objective_row or over else _PLAIN for _, over in edges])
 
 
 def _area_looks(row: int, edges: Edges) -> bytes:
-    """How the cells of an area look in one row: dim below its upper edge, which is red above the objective."""
+    """How the cells of an area look in one row: dim below the upper edge, which is red above the objective."""
     return bytes([_BELOW if row > edge else _OVER if over else _PLAIN for edge, over in edges])
 
 
 def _draw(cells: Cells, dots: Sequence[int], styles: tuple[Style, Style, Style], looks: bytes) -> None:
-    """Put a curve's dots over what stands in these cells; two curves share a cell."""
+    """Draw a curve's dots over these cells. Where two curves share a cell, their dots are combined."""
     for index, bits in enumerate(dots):
         if bits:
             before = ord(cells[index][0]) - _BRAILLE
@@ -560,7 +561,7 @@ def _round_values(scale: Scale, *, whole: bool) -> list[float]:
 def _name_rows(
     known: Sequence[Sequence[float | None]], names: Mapping[str, Style], scale: Scale
 ) -> dict[int, tuple[str, Style | None]]:
-    """The row for each line's name, in the line's style: where it ends, or beside that; a lower line's stands lower."""
+    """The row for each line's name, in the line's style: where the line ends, or nearby; lower lines get lower rows."""
     last = {
         name: next((value for value in reversed(values) if value is not None), None)
         for name, values in zip(names, known, strict=False)
@@ -592,11 +593,11 @@ def _time_axis(
     at: float | None,
     rows: int,
 ) -> tuple[Strip, ...]:
-    """The time axis with its ticks and marks.
+    """The time axis with its ticks and markers.
 
-    With two rows clock times stand centered below their ticks, at the edges as close as they fit, right of how much
-    time a point covers; with one they stand in the axis, right of their ticks. A tick without room for its time has
-    none.
+    With two rows, clock times are centered below their ticks (shifted inward at the edges), to the right of the time
+    that a point covers. With one row, they are in the axis, to the right of their ticks. A tick whose time does not fit
+    has no label.
     """
     span = Series(end=end, step=step, values={})
     axis: Cells = [("─", DIM)] * columns
@@ -625,7 +626,7 @@ def _time_axis(
 
 
 def _put_every(below: Cells, step: float) -> str:
-    """Write how much time a point covers, from left of the axis on; returns what stands left of it."""
+    """Write how much time a point covers, starting left of the axis; returns the part left of it."""
     text = f" every {round_duration(step)}"
     return text[:AXIS] if _put(below, 0, text[AXIS:], DIM) else ""
 
@@ -637,7 +638,7 @@ def _put_marks(axis: Cells, marks: Sequence[Mark]) -> None:
 
 
 def _put(cells: Cells, start: int, text: str, style: Style, *, force: bool = False) -> bool:
-    """Write text into an axis where nothing stands yet; whether there was room."""
+    """Write text into free cells of an axis; returns whether there was room."""
     if force:
         start = max(0, min(start, len(cells) - len(text)))
     inside = start >= 0 and start + len(text) <= len(cells)
@@ -651,10 +652,7 @@ def _put(cells: Cells, start: int, text: str, style: Style, *, force: bool = Fal
 
 
 def tick_times(start: float, end: float, columns: int) -> list[tuple[float, str]]:
-    """Round moments between two others (Unix seconds), on this place's clock, as many as there is room for.
-
-    Midnight has its date in place of the time.
-    """
+    """Round moments between two others (Unix seconds) in local time, as many as fit. Midnight shows its date."""
     span = end - start
     interval = next(
         (seconds for seconds in _TICK_SECONDS if span / seconds * (11 if seconds < 60 else 8) <= columns),

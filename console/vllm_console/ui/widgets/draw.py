@@ -1,4 +1,4 @@
-"""Pure drawing: text fitted to cells, rules, bars, keys. Nothing here knows a widget."""
+"""Pure drawing helpers: text fitted to cells, rules, bars, keys. Nothing here depends on widgets."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Part = str | tuple[str, Style | None]
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 LEAST_TEXT = 10
-"""Cells that a line of text takes at least, however narrow the screen is."""
+"""Minimum cells for a line of text, however narrow the screen is."""
 
 
 def fit(text: str, width: int, align: str = "<") -> str:
-    """``text`` in exactly ``width`` cells: padded, or cut with an ellipsis. ``align`` is ``<`` or ``>``."""
+    """``text`` in exactly ``width`` cells, padded or cut with an ellipsis. ``align`` is ``<`` or ``>``."""
     if width <= 0:
         return ""
     length = cells(text)
@@ -35,19 +35,19 @@ def fit(text: str, width: int, align: str = "<") -> str:
 
 
 def parts_length(parts: Sequence[Part]) -> int:
-    """How many cells these pieces take."""
+    """The number of cells that these parts take."""
     return sum([cells(part if isinstance(part, str) else part[0]) for part in parts])
 
 
 _CLAUSE_ENDS = re.compile(r" · |, |: |; | \(")
-"""Where a line of figures may end."""
+"""Where a line of figures may be cut."""
 
 
 def whole_clauses(strip: Strip, width: int) -> Strip:
-    """A line of figures in at most ``width`` cells: clauses that don't fit are left out as a whole.
+    """A line of figures in at most ``width`` cells, dropping whole clauses that don't fit.
 
-    Where not even the first one fits, it is cut between words with an ellipsis: a figure is never cut in its middle,
-    where it would read as another one.
+    If not even the first clause fits, cut it between words with an ellipsis. A figure is never cut in the middle, where
+    it would read as a different one.
     """
     if strip.cell_length <= width:
         return strip
@@ -62,8 +62,7 @@ def whole_clauses(strip: Strip, width: int) -> Strip:
 
 @lru_cache(maxsize=128)
 def wrapped(text: str, width: int, most: int | None = None) -> tuple[str, ...]:
-    """A text in rows of ``width`` cells, broken between words; the last of ``most`` rows ends with `` …`` where more
-    would follow."""
+    """Wrap text to ``width`` cells, between words; the last of ``most`` rows ends with `` …`` if text is left out."""
     return tuple(textwrap.wrap(text, width, max_lines=most, placeholder=" …", break_on_hyphens=False))
 
 
@@ -84,14 +83,14 @@ def paragraph(
     first: Sequence[Part] = (),
     most: int | None = None,
 ) -> list[Strip]:
-    """A text in lines of ``width`` cells, as `wrapped`; ``first`` stands in place of the first line's ``indent``."""
+    """Wrap text to ``width`` cells, as `wrapped` does; ``first`` replaces the ``indent`` of the first line."""
     rows = wrapped(plain(text), max(LEAST_TEXT, width - len(indent)), most)
     lines = [line((indent + row, style)) for row in rows]
     return [line(*first, (rows[0], style)), *lines[1:]] if first and rows else lines
 
 
 def cut_rows(rows: Sequence[Strip], most: int, width: int) -> list[Strip]:
-    """The first rows; the last one kept ends with `` …`` where more would follow."""
+    """The first ``most`` rows; the last one ends with `` …`` if rows are left out."""
     if len(rows) <= most:
         return list(rows)
     last = rows[most - 1]
@@ -101,9 +100,9 @@ def cut_rows(rows: Sequence[Strip], most: int, width: int) -> list[Strip]:
 def rule(
     title: str, width: int, right: Sequence[Part] = (), *shorter: Sequence[Part], style: Style = STRONG, key: str = ""
 ) -> Strip:
-    """A pane's top line: ``── key title ─────── right ──``. What is at the right gives way to the title.
+    """A pane's top line: ``── key title ─────── right ──``. The title takes precedence over ``right``.
 
-    Where there is no room for it, the first that fits of what is ``shorter`` takes its place.
+    If ``right`` does not fit, the first of ``shorter`` that fits takes its place.
     """
     key += " " if key else ""
     title = fit(title, max(0, min(cells(title), width - 4 - len(key))))
@@ -118,22 +117,22 @@ def rule(
 
 
 def title_bar(title: str, width: int, right: Sequence[Part] = ()) -> Strip:
-    """The top line of a screen whose views have frames: its title, and what is at the right if there is room."""
+    """The top line of a screen with framed views: its title, and ``right`` if there is room."""
     room = width - cells(title) - 2 - parts_length(right)
     return line(" ", (title, STRONG), *((" " * room, *right) if room > 0 else ()))
 
 
 class TextFrame:
-    """Puts lines into a frame. A line that is the same object as before keeps its row, which nobody draws again."""
+    """Puts lines into a frame. A line that is the same object as before keeps its row, so the row is not redrawn."""
 
     def __init__(self) -> None:
         self._shape: tuple[int, int, Style] | None = None
         self._rows: list[tuple[Strip, Strip]] = []
-        """Each line and the row that was made of it."""
+        """Each line and the row made from it."""
         self._bottom = BLANK
 
     def around(self, lines: Sequence[Strip], width: int, height: int, style: Style = DIM) -> list[Strip]:
-        """Lines in a frame of ``width`` by ``height`` cells; the first of them, a `rule`, becomes its top."""
+        """Lines in a frame of ``width`` by ``height`` cells; the first line, a `rule`, becomes the top of the frame."""
         if width < 2 or height < 2:
             return list(lines[:height])
         if self._shape != (width, height, style):
@@ -185,7 +184,7 @@ def beside(left: Strip, left_width: int, right: Strip) -> Strip:
 
 
 def side_by_side(blocks: Sequence[Sequence[Strip]], width: int, height: int) -> list[Strip]:
-    """Blocks of lines in columns of ``width`` cells, a blank one between them; ``height`` lines in all."""
+    """Blocks of lines in columns of ``width`` cells, separated by a blank cell; ``height`` lines in total."""
     lines = []
     for row in range(height):
         joined = line()
@@ -197,17 +196,17 @@ def side_by_side(blocks: Sequence[Sequence[Strip]], width: int, height: int) -> 
 
 
 def shares(total: int, count: int) -> list[int]:
-    """``total`` cells in ``count`` parts that differ by one at most."""
+    """Split ``total`` cells into ``count`` parts that differ by at most one."""
     return [total // count + (1 if index < total % count else 0) for index in range(count)]
 
 
 KeyHint = tuple[str, str] | tuple[str, str, str]
-"""A key, what it does in a word, and the action that a click on both runs. Two keys in one hint, such as ``[ ]``, have
-two actions with a ``|`` between."""
+"""A key, a word for what it does, and the action that a click on it runs. A hint for two keys, such as ``[ ]``, has two
+actions separated by ``|``."""
 
 
 def keys_line(pairs: Sequence[KeyHint], width: int, tail: Sequence[KeyHint] = ()) -> Strip:
-    """Keys and what they do in one line; ``tail`` is always there, of the others as many as fit."""
+    """Keys and what they do on one line: all of ``tail``, and as many of ``pairs`` as fit before it."""
     return _keys_line(tuple(pairs), width, tuple(tail))
 
 

@@ -1,4 +1,4 @@
-"""The line at a screen's foot that something is typed into: a value, a flag's name, a search."""
+"""The input line at the bottom of a screen: a value, a flag's name, a search."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vllm_console.ui.widgets.draw import KeyHint
 
 
 class Entry(Input):
-    """An input that stands on the screen only while something is typed; ``purpose`` says what, None while it is away.
+    """An input that is only shown while something is typed. ``purpose`` says what for; None while it is hidden.
 
-    ↑ and ↓ go through the choices; where there are none they are the screen's, as `Entry.Stepped`. Tab completes; where
-    nothing is suggested it is the screen's, as `Entry.Completing`.
+    ↑ and ↓ cycle through the choices; without choices they are sent to the screen as `Entry.Stepped`. Tab completes;
+    without a suggestion it is sent to the screen as `Entry.Completing`.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -28,14 +28,14 @@ class Entry(Input):
     ]
 
     class Stepped(Message):
-        """↑ or ↓ was pressed where there are no choices to go through; ``step`` is -1 or 1."""
+        """↑ or ↓ was pressed without choices to cycle through; ``step`` is -1 or 1."""
 
         def __init__(self, step: int) -> None:
             super().__init__()
             self.step = step
 
     class Completing(Message):
-        """Tab was pressed where nothing is suggested behind the text."""
+        """Tab was pressed without a suggestion."""
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id, compact=True)
@@ -43,32 +43,32 @@ class Entry(Input):
         self._choices: Sequence[str] = ()
 
     def on_mount(self) -> None:
-        """It stays away until it is needed."""
+        """Hide it until it is needed."""
         self.display = False
 
     def open(
         self, purpose: str, text: str = "", choices: Sequence[str] = (), *, cycled: bool = True, placeholder: str = ""
     ) -> None:
-        """Let something be typed, beginning with ``text``. ``choices`` complete it, and are gone through by ↑ and ↓."""
+        """Show the input, starting with ``text``. ``choices`` complete it; ↑ and ↓ cycle through them if ``cycled``."""
         self.purpose = purpose
         self._choices = choices if cycled else ()
         self.offer(choices)
         self.placeholder = placeholder
         self.display = True
         self.put(text)
-        self.screen.set_focus(self)  # at once: keys typed next are for it
+        self.screen.set_focus(self)  # immediately, so that the next keys go to it
 
     def offer(self, choices: Sequence[str]) -> None:
-        """Complete what is typed with these."""
+        """Use these to complete the text."""
         self.suggester = SuggestFromList(choices, case_sensitive=False) if choices else None
 
     def put(self, text: str) -> None:
-        """Let ``text`` stand there, the cursor behind it."""
+        """Set the text and move the cursor to its end."""
         self.value = text
         self.cursor_position = len(text)
 
     def shut(self) -> None:
-        """Away with it."""
+        """Hide it."""
         self.purpose = None
         self.display = False
         self.screen.set_focus(None)
@@ -76,9 +76,9 @@ class Entry(Input):
     def keys(
         self, back: KeyHint, enter: str = "accept", *, chooses: bool = False, completes: bool = False
     ) -> list[KeyHint]:
-        """The keys that do something while something is typed, ``back`` the last; the screen's own do nothing then.
+        """The keys that work while something is typed, ``back`` last; the screen's own keys do nothing then.
 
-        ``chooses`` and ``completes``: the screen has something for ↑, ↓ and for tab.
+        ``chooses`` and ``completes``: the screen handles ↑ and ↓, and tab.
         """
         hints: list[KeyHint] = [("enter", enter, "focused.submit")]
         if chooses or self._choices:
@@ -88,7 +88,7 @@ class Entry(Input):
         return [*hints, back]
 
     def _on_paste(self, event: events.Paste) -> None:
-        """Several lines become one, such as indented JSON: `Input` would drop all but the first."""
+        """Join pasted lines into one, e.g. indented JSON. `Input` would drop all but the first."""
         event.prevent_default()
         event.stop()
         lines = event.text.splitlines()
@@ -96,7 +96,7 @@ class Entry(Input):
         self.replace(line, *sorted(self.selection))
 
     def action_step(self, step: int) -> None:
-        """The next or previous choice; the first when none stands there yet."""
+        """Select the next or previous choice, or the first or last one if the text is none of them."""
         if not self._choices:
             self.post_message(self.Stepped(step))
         elif self.value in self._choices:
@@ -105,7 +105,7 @@ class Entry(Input):
             self.put(self._choices[0 if step > 0 else -1])
 
     def action_complete(self) -> None:
-        """Take what is suggested behind the text; without that, say so: it is no key of the screen's meanwhile."""
+        """Accept the suggestion. Without one, send `Completing`: the screen's own keys are inactive meanwhile."""
         if self._suggestion:
             self.action_end()
             self.action_cursor_right()

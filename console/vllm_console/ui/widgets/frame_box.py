@@ -1,4 +1,4 @@
-"""A container with a title: a frame around its widgets where the screen has room for one, else a line above them."""
+"""A container with a title: a frame around its widgets if the screen has room for one, else a line above them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vllm_console.ui.widgets.draw import Part, rule
 from vllm_console.ui.widgets.framed import FramedView, frames_fit
 
 _FRAMED, _PLAIN = Spacing(1, 1, 1, 1), Spacing(1, 0, 0, 0)
-"""What title and frame take around the widgets."""
+"""The cells that the title and the frame take around the widgets."""
 
 
 class FrameBox(FramedView):
-    """Holds widgets below each other; the frame and the title are its own lines, and stand around them."""
+    """Stacks widgets vertically. The frame and the title around them are this view's own lines."""
 
     DEFAULT_CSS = """
     FrameBox { height: 1fr; width: 1fr; background: ansi_default; }
@@ -31,10 +31,10 @@ class FrameBox(FramedView):
         """What holds the widgets."""
         self._shown: tuple[str, tuple[Part, ...], str, str] = ("", (), "", "")
         self._drawn: object = None
-        """What the title and the frame were drawn for."""
+        """The inputs that the title and the frame were drawn for."""
 
     def compose(self) -> ComposeResult:
-        """The widgets, inside of the frame. Their margin is set before the first layout: later it costs another one."""
+        """The widgets inside the frame. Their margin is set before the first layout, to avoid a second one."""
         self._leave_room()
         yield self.inner
 
@@ -43,17 +43,17 @@ class FrameBox(FramedView):
         self._draw()
 
     def on_resize(self) -> None:
-        """Draw for the new size."""
+        """Redraw for the new size."""
         self._draw()
 
     @property
     def inner_width(self) -> int:
-        """Cells that a line of the widgets may take; the box is as wide as the screen."""
+        """The width in cells available to a line of the widgets. The box is as wide as the screen."""
         width = self.app.size.width
         return width - 2 if frames_fit(self.app.size) else width
 
     def show_title(self, title: str, right: Sequence[Part] = (), *, key: str = "", action: str = "") -> None:
-        """Show this title, behind its ``key``, and at its right what there is to say; a click on it runs ``action``."""
+        """Show this title after its ``key``, with ``right`` at the right; a click on it runs ``action``."""
         self._shown = (title, tuple(right), key, action)
         self._draw()
 

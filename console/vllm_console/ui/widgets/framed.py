@@ -1,4 +1,4 @@
-"""A view with a title, in a frame where the screen has room for one."""
+"""A view with a title, in a frame if the screen has room for one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def frames_fit(screen: Size) -> bool:
 
 
 class FramedView(LineView):
-    """Shows lines, the title first. ``framed`` puts them into a frame; ``focused_frame`` draws it in the accent color.
+    """Shows lines, the title first. ``framed`` puts them in a frame; ``focused_frame`` draws it in the accent color.
 
-    Both take effect with the next `show_lines`.
+    Both take effect at the next `show_lines`.
     """
 
     framed = False
@@ -35,8 +35,8 @@ class FramedView(LineView):
 
     @property
     def room(self) -> Size:
-        """The cells that the title and the lines below it may take."""
-        width, height = self.outer_size  # `size` works out borders, which this view has none of
+        """The cells available to the title and the lines below it."""
+        width, height = self.outer_size  # `size` would compute borders, which this view does not have
         return Size(max(0, width - 2), max(0, height - 1)) if self.framed else self.outer_size
 
     def show_lines(self, lines: Sequence[Strip]) -> None:

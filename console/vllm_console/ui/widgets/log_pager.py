@@ -1,4 +1,4 @@
-"""Where a reader stands in a log: what is on the screen, whether it follows the end, what a search found. No screen."""
+"""A reader's position in a log: visible lines, whether it follows the end, search results. Independent of the UI."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from vllm_console.logs.times import find_time, newest_stamp, not_after, parse_mo
 from vllm_console.ui.keymap import key_of
 
 MOST_MATCHES = 100_000
-"""More matches than these are not counted."""
+"""Maximum number of matches to count."""
 
 
 class MatchCount:
-    """Counts the lines of ``log`` that hold ``text`` and ``passes``; goes on when the log has grown."""
+    """Counts the lines of ``log`` that contain ``text`` and satisfy ``passes``; continues when the log has grown."""
 
     def __init__(self, log: LogFile, text: str, passes: Callable[[Line], bool]) -> None:
         self._log, self._text, self._passes = log, text, passes
         self._offsets = array("q")
         self._at = log.start
         self._stuck_at = -1
-        """The log's end when a step found nothing to read: its last line is not finished."""
+        """The log's end when a step found nothing to read because the last line is unfinished."""
 
     @property
     def total(self) -> int:
-        """How many were found so far."""
+        """Number of matches found so far."""
         return len(self._offsets)
 
     @property
     def full(self) -> bool:
-        """Whether there may be more than are counted."""
+        """Whether counting stopped at `MOST_MATCHES`."""
         return len(self._offsets) >= MOST_MATCHES
 
     @property
     def done(self) -> bool:
-        """Whether all that is written so far is counted."""
+        """Whether everything written so far has been counted."""
         return self.full or self._at >= self._log.end or self._stuck_at == self._log.end
 
     def step(self) -> None:
@@ -53,7 +53,7 @@ class MatchCount:
         self._at = after
 
     def number_of(self, offset: int | None) -> int | None:
-        """Which match the line at this offset is, from 1; None where it is none, or is not counted yet."""
+        """The match number of the line at this offset, from 1; None if it is not a match or not counted yet."""
         if offset is None:
             return None
         index = bisect_right(self._offsets, offset)
@@ -64,16 +64,16 @@ class MatchCount:
 
 
 LONGEST = 4000
-"""Lines kept around the reader."""
+"""Maximum number of lines kept around the reader."""
 
 MOST_FOLDED = 10 * LONGEST
-"""Lines kept where so many are folded that the page holds more than those."""
+"""Maximum number of lines kept if folding makes a page span more than `LONGEST` lines."""
 
 SLICE_BYTES = 1024 * 1024
-"""What one command reads at most before it lets others have their turn."""
+"""Maximum bytes that one command reads before it yields."""
 
 SKIP_BYTES = 128 * 1024
-"""A follower who is further behind than this jumps to the end: what scrolled by cannot be read anyway."""
+"""A following reader further behind than this jumps to the end, since lines scrolling by this fast cannot be read."""
 
 _CHUNK = 200
 
@@ -81,7 +81,7 @@ Filter = LogLevel | None
 
 
 class AccessLines(enum.Enum):
-    """How access lines are shown: runs of them as one row each, only those of failed requests, or every one."""
+    """How access lines are shown: each run folded into one row, only those of failed requests, or all of them."""
 
     FOLDED = "folded"
     HIDDEN = "hidden"
@@ -89,42 +89,42 @@ class AccessLines(enum.Enum):
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """What is to be shown. ``new_lines`` counts what came below since the reader left the end."""
+    """What to show. ``new_lines`` counts the lines added since the reader left the end."""
 
     lines: tuple[Line, ...] = ()
     following: bool = True
     new_lines: int = 0
     filter: Filter = None
     wanted: str = ""
-    """The text searched for; empty when none."""
+    """The search text; empty without a search."""
     match: int | None = None
-    """Offset of the line found last."""
+    """Offset of the last line found."""
     note: str = ""
-    """What came of a search or a read, when there is something to say."""
+    """The outcome of a search or a read, if there is something to report."""
     matches: int = 0
-    """Lines that match, as far as they are counted."""
+    """Number of matching lines counted so far."""
     match_number: int | None = None
-    """Which of them the line found last is, from 1; None while that is not known."""
+    """The match number of the last line found, from 1; None while unknown."""
     more_matches: bool = False
-    """Whether there are, or may be, more matches than are counted."""
+    """Whether there are, or may be, more matches than counted."""
     counting: bool = False
     """Whether matches are still being counted."""
     only_matches: bool = False
     access: AccessLines = AccessLines.EACH
     from_end: bool = True
-    """Whether the last line stands in the last row, and what has no room is above; else the first in the first."""
+    """Whether to align the page to its last line and drop what does not fit at the top; otherwise the reverse."""
     busy: bool = False
     """Whether `LogPager.step` has more to do."""
 
 
 class LogPager:
-    """Moves through a `LogFile` on behalf of one reader. Every method reads a bounded amount and returns a `LogPage`.
+    """Moves through a `LogFile` for one reader. Every method reads a bounded amount and returns a `LogPage`.
 
-    Kept is a window of lines that pass the filter, read without gaps from ``_low`` to ``_high``. While following,
-    the page is its end; else ``_place`` says which line is the first shown, and it stays that line however the log
-    grows. Folded access lines count as one line; nothing is folded while a text is searched for, since a match may be
-    among them. ``wrap`` is after how many cells a line goes on in the next row, 0 where lines are cut: it moves by
-    rows, as whole lines.
+    It keeps a window of lines that pass the filter, read without gaps from ``_low`` to ``_high``. While following, the
+    page is the end of the window. Otherwise ``_place`` determines the first visible line, which stays the same however
+    the log grows. A fold of access lines counts as one line; nothing is folded during a search, since a match may be in
+    a fold. ``wrap`` is the number of cells after which a line continues in the next row, or 0 if lines are cut.
+    Scrolling by rows moves by whole lines.
     """
 
     def __init__(self, log: LogFile, rows: int = 24, *, access: AccessLines = AccessLines.EACH, wrap: int = 0) -> None:
@@ -138,16 +138,16 @@ class LogPager:
         self._count: MatchCount | None = None
         self._filter: Filter = None
         self._until: int | None = None
-        """Where the lines of a moment that is shown end; None once the reader has moved."""
+        """Where the lines of the selected moment end; None once the reader has moved."""
         self._lines: list[Line] = []
         self._low = self._high = 0
         self._place = 0
-        """The first line that is shown is the first that ends after this offset."""
+        """The first visible line is the first one that ends after this offset."""
         self._following = True
         self._counted = self._new = 0
         self._epoch = log.epoch
         self._owed = 0
-        """Rows still to scroll once more lines are found: negative upwards."""
+        """Rows still to scroll when more lines have been found; negative means up."""
         self._wanted = ""
         self._match: int | None = None
         self._search_at: int | None = None
@@ -156,7 +156,7 @@ class LogPager:
         self._to_end()
 
     def page(self) -> LogPage:
-        """What is to be shown now."""
+        """The current page."""
         shown, count = self._shown(), self._count
         counting = count is not None and not count.done
         return LogPage(
@@ -191,15 +191,15 @@ class LogPager:
 
     @property
     def _folds(self) -> bool:
-        """Whether runs of access lines are shown as one line each."""
+        """Whether each run of access lines is shown as one line."""
         return self._access is AccessLines.FOLDED and self._filter is None and not self._wanted
 
     @property
     def _entries(self) -> Sequence[Line]:
-        """The window's lines, folded if access lines are; each ends after the one before."""
+        """The window's lines, with access lines folded if requested; each ends after the previous one."""
         if not self._folds:
             return self._lines
-        # A poll asks several times; folding thousands of lines takes milliseconds.
+        # A poll uses this several times, and folding thousands of lines takes milliseconds.
         what = (self._low, self._high, len(self._lines), self._epoch)
         if what != self._folded_from:
             self._folded = self._folding.fold(self._lines, self._epoch, whole=self._low <= self.log.start)
@@ -208,7 +208,7 @@ class LogPager:
 
     @property
     def _top(self) -> int:
-        """Which line of the window is the first shown."""
+        """Index in the window of the first visible line."""
         return bisect_right(self._entries, self._place, key=lambda line: line.end)
 
     @_top.setter
@@ -218,22 +218,22 @@ class LogPager:
 
     @property
     def _shows_end(self) -> bool:
-        """Whether the rows end where the lines end, and are filled from above: at the newest, or at a moment."""
+        """Whether the page ends with the last line (the newest, or that of a moment) and is filled from above."""
         return self._following or self._until is not None
 
     @property
     def _fills_from_end(self) -> bool:
-        """Whether wrapped lines end where the lines end: the first of the page may have lost its upper rows."""
+        """Whether wrapped lines are aligned to the end of the page: its first line may have lost its upper rows."""
         return bool(self._wrap) and self._top >= self._last_top
 
     @property
     def _last_top(self) -> int:
-        """The first line of the last page."""
+        """Index of the first line of the last page."""
         lines = self._entries
         return len(lines) - min(len(lines), self._lines_in(reversed(lines), self._rows))
 
     def _lines_in(self, lines: Iterable[Line], rows: int) -> int:
-        """How many of these lines, one at least, so many rows hold; as many as rows where lines are cut."""
+        """How many of these lines fit in ``rows`` rows, at least one; equals ``rows`` if lines are cut."""
         if not self._wrap:
             return rows
         left, number = rows, 0
@@ -248,7 +248,7 @@ class LogPager:
         return max(1, -(-cell_len(line.text) // self._wrap)) if self._wrap else 1
 
     def resize(self, rows: int, wrap: int = 0) -> LogPage:
-        """The screen has so many rows now, and lines wrap after so many cells or are cut."""
+        """Set the number of rows on the screen, and after how many cells lines wrap (0: lines are cut)."""
         self._rows, self._wrap = max(1, rows), wrap
         if self._until is not None:
             self._top = self._last_top
@@ -275,7 +275,7 @@ class LogPager:
         return self.step()
 
     def step(self) -> LogPage:
-        """Go on with what is left over: lines to scroll, a search, a page not yet full, matches to count."""
+        """Continue pending work: rows to scroll, a search, a page that is not full, matches to count."""
         if self._search_at is not None:
             self._search_step()
         elif self._owed:
@@ -288,7 +288,7 @@ class LogPager:
         return self.page()
 
     def scroll(self, rows: int) -> LogPage:
-        """Scroll down, or up when negative; arriving at the end follows it again."""
+        """Scroll down, or up if negative; reaching the end resumes following."""
         self._note = ""
         self._move(self._owed + rows)
         return self.page()
@@ -322,13 +322,13 @@ class LogPager:
         return self.page()
 
     def _show_until(self, until: int) -> None:
-        """Read the lines that end at a place, as many as there are rows; none that come later."""
+        """Read the lines that end at an offset, enough to fill the rows, and none after it."""
         self._begin_at(until)
         self._until = until
         self._read_up(self._rows)
 
     def hold(self) -> LogPage:
-        """Stop following where the reader is."""
+        """Stop following at the current position."""
         self._pause()
         return self.page()
 
@@ -340,7 +340,7 @@ class LogPager:
         return self.page()
 
     def set_access(self, access: AccessLines) -> LogPage:
-        """Show access lines in another way."""
+        """Change how access lines are shown."""
         self._access = access
         self._count_matches()
         self._read_again()
@@ -354,7 +354,7 @@ class LogPager:
         return self.page()
 
     def find_only(self, text: str) -> LogPage:
-        """Show only the lines that hold a text, the newest at the bottom."""
+        """Show only lines that contain a text, the newest at the bottom."""
         self.find("")
         if text:
             self._wanted, self._only = text, True
@@ -363,7 +363,7 @@ class LogPager:
         return self.page()
 
     def go_to(self, moment: str) -> LogPage:
-        """Go to the first line at or after the moment that the user typed; the note says where that is."""
+        """Go to the first line at or after a time that the user typed; the note says where that is."""
         self.log.refresh()
         newest = newest_stamp(self.log)
         if newest is None:
@@ -386,7 +386,7 @@ class LogPager:
         return self.page()
 
     def _read_again(self) -> None:
-        """Read the page anew because other lines pass now; the place stays where lines pass there."""
+        """Reread the page after the filter changed, at the same position if lines pass there."""
         if self._until is not None:
             self._show_until(self._until)
             return
@@ -397,17 +397,17 @@ class LogPager:
             self._fill_up()
 
     def _fill_up(self) -> None:
-        """Where too few lines pass below, show some above too."""
+        """Show some lines above, too, if too few lines below pass."""
         if len(self._lines) < self._rows:
             self._read_up(self._rows - len(self._lines))
             self._top = min(self._top, self._last_top)
 
     def _count_matches(self) -> None:
-        """Count the matches of the search from the beginning."""
+        """Start counting the matches of the search."""
         self._count = MatchCount(self.log, self._wanted, self._passes_filter) if self._wanted else None
 
     def find(self, text: str, backwards: bool = True) -> LogPage:
-        """Search from the reader's place; an empty text ends the search. Goes on in `step`."""
+        """Search from the reader's position; an empty text ends the search. `step` continues it."""
         edge = self._shown()
         self._wanted, self._match, self._note = text, None, ""
         self._search_at = None
@@ -421,7 +421,7 @@ class LogPager:
         return self.page()
 
     def find_next(self, backwards: bool) -> LogPage:
-        """The next match of the same text in this direction."""
+        """Go to the next match in this direction."""
         if not self._wanted:
             return self.page()
         if self._match is None:
@@ -508,18 +508,18 @@ class LogPager:
         self._read_down(self._rows)
 
     def _begin_at(self, offset: int) -> None:
-        """Forget what was read, and stand at this place."""
+        """Discard the window and move to this offset."""
         self._lines, self._place, self._owed, self._until = [], offset, 0, None
         self._low = self._high = offset
 
     @property
     def _lacks_lines(self) -> bool:
-        """Whether the page is not full though there is more above; a fold counts what the window holds of it."""
+        """Whether the page is not full although there are lines above. A fold only counts lines within the window."""
         more = self._low > self.log.start and len(self._lines) < LONGEST
         return more and self._shows_end and len(self._entries) < self._rows + self._folds
 
     def _passes_filter(self, line: Line) -> bool:
-        """Whether a line passes the level, and is no access line that is left out."""
+        """Whether a line passes the level filter and is not a hidden access line."""
         if self._filter is not None and (line.level is None or line.level < self._filter):
             return False
         access = parse_access_line(line.text) if self._access is AccessLines.HIDDEN else None
@@ -531,7 +531,7 @@ class LogPager:
         return self._passes_filter(line)
 
     def _read_up(self, want: int) -> None:
-        """Read lines above until ``want`` more are there, the start is reached, or a slice is used up."""
+        """Read lines above until ``want`` more have been added, the start is reached, or `SLICE_BYTES` are used up."""
         stop, added = self._low - SLICE_BYTES, 0
         few = self._filter is None and not self._only and self._access is AccessLines.EACH
         while added < want and self._low > max(stop, self.log.start):
@@ -553,30 +553,30 @@ class LogPager:
             self._forget_below()
 
     def _count_entries(self, lines: Sequence[Line]) -> int:
-        """How many lines of the page these make at least: a run of access lines may go on above or below."""
+        """Minimum number of page lines that these make: a run of access lines may continue above or below."""
         return sum(parse_access_line(line.text) is None for line in lines) if self._folds else len(lines)
 
     def _forget_below(self) -> None:
-        """Forget lines far below the page; not those on it, unless these are very many folded ones."""
+        """Discard lines far below the page. Lines on the page stay unless they exceed `MOST_FOLDED`."""
         shown = self._entries[self._top : self._top + self._rows]
         page = bisect_left(self._lines, shown[-1].end, key=lambda line: line.end) + 1 if shown else 0
         del self._lines[min(max(LONGEST, page), MOST_FOLDED) :]
         self._high = self._lines[-1].end
 
     def _jump_up(self) -> bool:
-        """Skip what holds no match above; whether there is none within a step of a search."""
+        """Skip text above without matches; returns whether one search step found no match."""
         found = self.log.search(self._wanted, self._low, backwards=True)
         self._low = found.line.end if found.line is not None else found.next_offset
         return found.line is None
 
     def _jump_down(self) -> bool:
-        """Skip what holds no match below; whether there is none within a step of a search."""
+        """Skip text below without matches; returns whether one search step found no match."""
         found = self.log.search(self._wanted, self._high)
         self._high = found.line.offset if found.line is not None else found.next_offset
         return found.line is None
 
     def _read_down(self, want: int) -> None:
-        """Read lines below until ``want`` more are there, the end is reached, or a slice is used up."""
+        """Read lines below until ``want`` more have been added, the end is reached, or `SLICE_BYTES` are used up."""
         stop, added = self._high + SLICE_BYTES, 0
         while added < want and self._high < min(stop, self.log.end):
             if self._only and not self._following and self._jump_down():
@@ -591,7 +591,7 @@ class LogPager:
         self._forget_above(len(self._lines) - LONGEST)
 
     def _forget_above(self, excess: int) -> None:
-        """Forget so many lines; none on the page, nor of the one above, whose time a fold below may need."""
+        """Discard this many lines, except those on the page and the one above, whose time a fold below may need."""
         if excess > 0 and not self._following:
             above = self._entries[max(0, self._top - 1)].offset
             excess = min(excess, bisect_left(self._lines, above, key=lambda line: line.offset))
@@ -600,6 +600,6 @@ class LogPager:
             del self._lines[:excess]
 
     def _drop_unfinished(self) -> None:
-        """Read the last line again if it had no newline yet."""
+        """Drop the last line if it had no newline yet, so that it is read again."""
         if self._lines and not self._lines[-1].complete and self._lines[-1].end == self._high:
             self._high = self._lines.pop().offset

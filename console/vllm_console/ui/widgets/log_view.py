@@ -1,4 +1,4 @@
-"""A log on the screen: follows its end, stands still under a reader, searches, filters. Files are read in a thread."""
+"""A log on screen: follows its end, stays in place while read, searches, filters. Files are read in a thread."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _STATISTICS = (
     ("wait", r"(?:Waiting|Pending): (\d+)", ""),
     ("KV", r"(?:GPU )?KV cache usage: ([\d.]+)%", "%"),
 )
-"""The figures of vLLM's periodic line, in the order in which they are shown. One such line comes in ten seconds: what
-matches them is not compiled before."""
+"""The figures of vLLM's periodic statistics line, in display order. Compiled on first use, since such a line appears
+only every ten seconds."""
 
 
 @lru_cache(maxsize=512)
 def short_line(text: str) -> str:
-    """``18:01:43 message``: without process, date, place in the source, and level unless it is a warning or worse."""
+    """``18:01:43 message``: no process, date or source location, and no level below warning."""
     line = next(parse_line(0, text), None)
     if line is None or not line.message.strip():
         return text
@@ -66,10 +66,10 @@ def _statistics(message: str) -> str:
 
 
 TICK_SECONDS = 0.25
-"""The least time between two reads of a log that grows: what scrolls by faster is skipped."""
+"""Minimum time between two reads of a growing log; lines that scroll by faster are skipped."""
 
 IDLE_SECONDS = 0.5
-"""The time between two reads of one that does not."""
+"""Time between two reads of a log that does not grow."""
 
 SIDEWAYS = 16
 """Cells per step when scrolling sideways."""
@@ -83,10 +83,10 @@ WHEEL = 3
 FILTERS: tuple[Filter, ...] = (None, LogLevel.WARNING, LogLevel.ERROR)
 
 READING = "reading…"
-"""What is shown until the file has been read for the first time, which takes a second on a busy machine."""
+"""Shown until the first read of the file, which may take a second on a busy machine."""
 
 EMPTY = {None: "log is empty", LogLevel.WARNING: "no warnings or errors", LogLevel.ERROR: "no errors"}
-"""What is shown where no line passes the filter."""
+"""Shown if no line passes the filter."""
 
 FILTER_NAMES = {None: "all lines", LogLevel.WARNING: "warnings and errors", LogLevel.ERROR: "errors"}
 
@@ -108,7 +108,7 @@ _STYLES: Mapping[LogLevel | None, Style] = {
 }
 
 BEFORE, BEHIND = "‹", "›"
-"""Where a line goes on out of sight."""
+"""Marks where a line continues out of view."""
 
 _PREFIX = lazy_pattern(
     r"\d\d:\d\d:\d\d |(?:\([\w.-]+ pid=\d+\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\] )?|[A-Z]+: +)"
@@ -117,44 +117,43 @@ _PREFIX = lazy_pattern(
 _Command = Callable[[LogPager], LogPage]
 
 _Read = tuple[int, Path, LogPage]
-"""The number of a read, the file, and what is to be shown of it."""
+"""Sequence number of a read, the file, and the page to show."""
 
 
 class LogView(LineView):
-    """Shows a log file; all of it can be reached. It takes no focus: whoever holds it calls its methods.
+    """Shows a log file, all of which can be reached. It takes no focus: the widget that holds it calls its methods.
 
-    Lines are shortened (`short_line`) unless they wrap or a text is searched for: those are whole. ``compact`` is for a
-    pane: the state stands in the view's own last row while it is paused, and what is written meanwhile is read with the
-    snapshot (`reader`, then `show_read`), so that both cost one turn and are painted at once. Without it, listen to
-    `Moved` and show `status` elsewhere.
+    Lines are shortened (`short_line`) unless they wrap or a search is active. ``compact`` is for a pane: while paused,
+    the view's last row shows the status. New lines are read together with the snapshot (`reader`, then `show_read`), so
+    that both take one turn and are painted together. If not compact, listen to `Moved` and show `status` elsewhere.
     """
 
     DEFAULT_CSS = "LogView { height: 1fr; width: 1fr; }"
 
     class Moved(Message):
-        """What the view shows or does has changed; never sent by a compact one."""
+        """What the view shows or does has changed. A compact view does not send it for reads."""
 
     def __init__(self, *, compact: bool = True, id: str | None = None) -> None:
         super().__init__(id=id)
         self.page = LogPage()
-        """What was read last."""
+        """The page read last."""
         self.wrap = False
         self._compact = compact
         self._left = 0
         self._in_sight: tuple[str, int] | None = None
-        """The text and the match that were brought into sight last."""
+        """The search text and match that were last scrolled into view."""
         self._path: Path | None = None
         self._shown_path: Path | None = None
-        """The file that the page is of."""
+        """The file that the page belongs to."""
         self._pager: LogPager | None = None
         self._pager_lock = threading.Lock()
         self._reads = 0
-        """How many reads there were, counted under the lock: they may come back in another order."""
+        """Number of reads, counted under the lock, since they may return out of order."""
         self._shown_read = 0
         self._read_ahead: _Read | None = None
-        """What `reader` has read and nobody has shown yet."""
+        """What `reader` has read and has not been shown yet."""
         self._margined: dict[int, tuple[Strip, Strip]] = {}
-        """The lines that are shown, by their identity, and the same with a margin."""
+        """The visible lines by identity, each with a copy that has a margin."""
         self._selected: int | None = None
         self._commands: list[_Command] = []
         self._rows_owed = 0
@@ -163,15 +162,15 @@ class LogView(LineView):
     # -- what holders call -----------------------------------------------------------------------------------------
 
     def open(self, path: Path | str) -> None:
-        """Show this log from its end; it need not exist yet."""
+        """Show this log from its end. It need not exist yet."""
         self._path, self._selected, self._left = Path(path), None, 0
-        self._commands = [LogPager.end]  # the file read last may be this one, and stand at a moment
+        self._commands = [LogPager.end]  # the previous file may be the same one, at an earlier moment
         self._rows_owed = 0
         self._wake.set()
 
     @property
     def reader(self) -> Callable[[], None] | None:
-        """Reads what was written since, to be called in a thread; None while nobody sees it."""
+        """Reads what was written since; call it in a thread. None while the view is not visible."""
         if self._path is None or not self._in_view:
             return None
         return partial(self._read_for_later, self._path, self._cells)
@@ -184,17 +183,17 @@ class LogView(LineView):
             self._wake.set()
 
     def scroll_rows(self, rows: int) -> None:
-        """Scroll down, or up when negative; what comes at once is taken together."""
+        """Scroll down, or up if negative; calls in quick succession are combined."""
         self._selected = None
         self._rows_owed += rows
         self._wake.set()
 
     def scroll_pages(self, pages: int) -> None:
-        """Scroll by pages, one line of which stays."""
+        """Scroll by pages, which overlap by one line."""
         self.scroll_rows(pages * max(1, self._rows - 1))
 
     def scroll_sideways(self, steps: int) -> None:
-        """Scroll right, or left when negative."""
+        """Scroll right, or left if negative."""
         self._left = max(0, self._left + steps * SIDEWAYS) if not self.wrap else 0
         self._draw()
 
@@ -214,21 +213,21 @@ class LogView(LineView):
         self._do(lambda pager: pager.show_moment(stamp))
 
     def toggle_hold(self) -> None:
-        """Stop following where the reader is, or follow again."""
+        """Stop following at the current position, or follow again."""
         self._do(LogPager.hold if self.page.following else LogPager.end)
 
     def cycle_filter(self) -> None:
-        """All lines, warnings and errors, errors."""
+        """Cycle through: all lines, warnings and errors, errors."""
         after = FILTERS[(FILTERS.index(self.page.filter) + 1) % len(FILTERS)]
         self._do(lambda pager: pager.set_filter(after))
 
     def cycle_access(self) -> None:
-        """Access lines: folded, only those of failed requests, each."""
+        """Cycle through the display of access lines: folded, only those of failed requests, each."""
         after = _ACCESS[(_ACCESS.index(self.page.access) + 1) % len(_ACCESS)]
         self._do(lambda pager: pager.set_access(after))
 
     def toggle_wrap(self) -> None:
-        """Wrap long lines, or cut them."""
+        """Wrap or cut long lines."""
         self.wrap, self._left = not self.wrap, 0
         self._bring_match_into_sight()
         self._resize()
@@ -236,18 +235,18 @@ class LogView(LineView):
         self.post_message(self.Moved())
 
     def find(self, text: str) -> None:
-        """Search upwards from what is shown; an empty text ends the search."""
+        """Search upwards from the visible lines; an empty text ends the search."""
         self._selected, self._in_sight = None, None
-        self._left = self._left if text else 0  # lines are shortened again
+        self._left = self._left if text else 0  # lines will be shortened again
         self._do(lambda pager: pager.find(text))
 
     def find_next(self, backwards: bool) -> None:
-        """The next match above (backwards) or below."""
+        """Go to the next match above (backwards) or below."""
         self._selected = None
         self._do(lambda pager: pager.find_next(backwards))
 
     def find_only(self, text: str) -> None:
-        """Show only lines that hold a text."""
+        """Show only lines that contain a text."""
         self._selected = None
         self._do(lambda pager: pager.find_only(text))
 
@@ -257,12 +256,12 @@ class LogView(LineView):
         self._do(lambda pager: pager.set_only_matches(only))
 
     def go_to(self, moment: str) -> None:
-        """Go to the first line at or after a moment, as the user types it."""
+        """Go to the first line at or after a time, as typed by the user."""
         self._selected = None
         self._do(lambda pager: pager.go_to(moment))
 
     def select(self, step: int) -> None:
-        """Move the selection by lines; the first time it is put on the last line shown."""
+        """Move the selection by lines; the first call selects the last visible line."""
         if not self.page.lines:
             return
         offsets = [shown.offset for shown in self.page.lines]
@@ -275,20 +274,20 @@ class LogView(LineView):
 
     @property
     def marked(self) -> int | None:
-        """Offset of the selected line, else of the line found last."""
+        """Offset of the selected line, or of the last line found."""
         return self._selected if self._selected is not None else self.page.match
 
     @property
     def copied_text(self) -> str:
-        """The selected line, or all that is shown."""
+        """The text of the selected line, or of all visible lines."""
         chosen = [shown.text for shown in self.page.lines if shown.offset == self.marked]
         return "\n".join(chosen or [shown.text for shown in self.page.lines])
 
     @property
     def matches(self) -> str:
-        """``match 3 of 128``: which match the reader is at, counted from the oldest; empty without a search.
+        """``match 3 of 128``: the current match, counted from the oldest; empty without a search.
 
-        ``128 matches`` where that is not known, ``128 matches so far`` while they are counted.
+        ``128 matches`` if the current match is unknown, ``128 matches so far`` while counting.
         """
         page = self.page
         if not page.wanted:
@@ -311,7 +310,7 @@ class LogView(LineView):
 
     @property
     def _in_view(self) -> bool:
-        """Whether it can be seen, also around a dialog that is open over it."""
+        """Whether it is visible, including around an open dialog."""
         return self.is_on_screen and self.screen.is_current
 
     @property
@@ -320,7 +319,7 @@ class LogView(LineView):
 
     @property
     def _cells(self) -> tuple[int, int]:
-        """Its rows, and after how many cells lines wrap; 0 where they are cut."""
+        """Number of rows, and the cells after which lines wrap (0: lines are cut)."""
         return self._rows, self._text_width if self.wrap else 0
 
     @property
@@ -342,7 +341,7 @@ class LogView(LineView):
             self._commands.append(lambda pager: pager.scroll(rows))
 
     async def _serve(self) -> None:
-        """Run queued commands, else read what was written; one read at a time, each in a thread."""
+        """Run queued commands, otherwise read what was written; one read at a time, each in a thread."""
         try:
             while True:
                 before = self.page
@@ -369,9 +368,9 @@ class LogView(LineView):
         self._read_ahead = self._read(path, size, ())
 
     def _read(self, path: Path, size: tuple[int, int], commands: Sequence[_Command]) -> _Read | None:
-        """In a thread: the only place that touches the pager. What can't be read has a note in place of lines.
+        """Runs in a thread; the only place that uses the pager. On failure the page has a note in place of lines.
 
-        None where another file was opened meanwhile: its pager, with what the reader has chosen there, stays.
+        Returns None if another file was opened meanwhile, so that its pager and the reader's choices there are kept.
         """
         with self._pager_lock:
             if path != self._path:
@@ -379,7 +378,7 @@ class LogView(LineView):
             self._reads += 1
             try:
                 page = self._page_of(path, size, commands)
-            except Exception as error:  # noqa: BLE001 - the thread's boundary: shown in place of the log
+            except Exception as error:  # noqa: BLE001 - thread boundary: shown in place of the log
                 page = LogPage(note=f"can't read the log: {getattr(error, 'strerror', None) or error}")
             return self._reads, path, page
 
@@ -397,7 +396,7 @@ class LogView(LineView):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def _show_read(self, read: _Read | None) -> None:
-        """Show what was read, unless something newer or another file is shown."""
+        """Show a read unless a newer one or another file is shown."""
         if read is None:
             return
         number, path, page = read
@@ -413,7 +412,7 @@ class LogView(LineView):
                 self.post_message(self.Moved())
 
     def _bring_match_into_sight(self) -> None:
-        """Scroll sideways to the first place in the line found last, unless it is in sight."""
+        """Scroll sideways to the first match in the last line found, unless it is visible."""
         page, width = self.page, self._text_width
         text = next((shown.text for shown in page.lines if shown.offset == page.match), "")
         place = compile_pattern(page.wanted).search(text) if page.wanted else None
@@ -451,7 +450,7 @@ class LogView(LineView):
         self.show(strips)
 
     def _with_margin(self, strips: Sequence[Strip]) -> list[Strip]:
-        """With a margin; a line that was there before is the same object, which nobody compares with itself."""
+        """Add a margin. A line that was shown before returns the same object, so it needs no comparison."""
         before, self._margined = self._margined, {}
         for strip in strips:
             known = before.get(id(strip))
@@ -467,13 +466,13 @@ class LogView(LineView):
             self._resize()
 
     def _resize(self) -> None:
-        """Let the pager know the size, and whether lines wrap."""
+        """Pass the size and wrapping to the pager."""
         if self._path is not None:
             rows, wrap = self._cells
             self._do(lambda pager: pager.resize(rows, wrap))
 
     def on_show(self) -> None:
-        """Read at once when the view becomes visible."""
+        """Read immediately when the view becomes visible."""
         self._wake.set()
 
     @on(events.MouseScrollUp)
@@ -483,7 +482,7 @@ class LogView(LineView):
         self.scroll_rows(wheel_step(event) * WHEEL)
 
     async def on_click(self, event: events.Click) -> None:
-        """Select the line under the mouse; in a pane that is paused, its last row follows the end again."""
+        """Select the clicked line. In a paused pane, a click on the last row resumes following."""
         if self._compact and not self.page.following and event.y == self._rows - 1:
             self.follow()
         elif not self._compact and not self.wrap and event.y < len(self.page.lines):
@@ -499,7 +498,7 @@ def _redact() -> Callable[[str], str]:
 
 @lru_cache(maxsize=256)
 def styled(line: Line, wanted: str, current: bool) -> Strip:
-    """One line, as wide as it is. ``wanted`` is marked wherever it stands; ``current`` marks the whole line."""
+    """One line at its full width. ``wanted`` is highlighted wherever it occurs; ``current`` highlights the line."""
     text = line.text
     base = CURSOR if current else _STYLES.get(line.level, PLAIN)
     prefix = _PREFIX.match(text) if line.level is LogLevel.INFO and not current else None
@@ -518,10 +517,9 @@ def styled(line: Line, wanted: str, current: bool) -> Strip:
 
 
 def _left_for(start: int, end: int, length: int, width: int, left: int) -> int:
-    """How many cells to scroll out of sight to show those from ``start`` to ``end`` of a line.
+    """How many cells to scroll to show those from ``start`` to ``end`` of a line.
 
-    As many as now (``left``) if they are in sight, none if that shows them, else so many that some cells before them
-    are shown.
+    Keeps ``left`` if they are visible, else uses 0 if that shows them, else leaves some cells visible before them.
     """
     for kept in (left, 0):
         before, behind = int(kept > 0), int(length > kept + width)  # the marks at both ends
@@ -531,7 +529,7 @@ def _left_for(start: int, end: int, length: int, width: int, left: int) -> int:
 
 
 def _marked(strip: Strip, width: int, *, before: bool, behind: bool) -> Strip:
-    """A cut line with a mark at each end behind which it goes on."""
+    """A cut line with a mark at each end where it continues."""
     if before and strip.cell_length:
         strip = Strip([Segment(BEFORE, ACCENT), *strip.crop(1)])
     return Strip([*strip.crop(0, width - 1), Segment(BEHIND, ACCENT)]) if behind else strip
@@ -549,8 +547,11 @@ def log_strips(
     from_end: bool = True,
     marks: bool = False,
 ) -> list[Strip]:
-    """The rows of a page. ``left`` cells are scrolled out of sight; wrapped rows that don't fit are left out above
-    when ``from_end`` is true, else below. ``marks`` shows where a line goes on out of sight."""
+    """The rows of a page, scrolled sideways by ``left`` cells.
+
+    Wrapped rows that don't fit are dropped at the top if ``from_end``, else at the bottom. ``marks`` shows where a line
+    continues out of view.
+    """
     rows: list[Strip] = []
     for one in lines:
         strip = styled(one, wanted, one.offset == match)

@@ -1,6 +1,6 @@
-"""What a launch will hold of each GPU's memory, as bars and figures. Pure.
+"""A launch's share of each GPU's memory, as bars and figures. Pure.
 
-Each part has a mark of its own, in Unicode and in ASCII alike, so that no color is needed to tell them apart.
+Each part has its own mark, in Unicode and in ASCII, so that color is not needed to tell them apart.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
 from vllm_launchers.units import GIB
 
 LONG_TITLES = 76
-"""Columns from which the legend is written out."""
+"""Minimum columns for the full names in the legend."""
 
 SHORT_BAR, LONG_BAR = 6, 60
 LEAST_SHOWN_GIB = 0.05
-"""What has at least one cell in the bar: all that is not 0.0 in figures."""
+"""Minimum size that gets at least one cell in the bar: anything that is not shown as 0.0."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -44,8 +44,8 @@ _PARTS = (
     _Part("╳", "others", "oth", None),
     _Part("·", "left", "left", DIM),
 )
-"""In the order of the bar. Overhead is CUDA context, activations and CUDA graphs; others are other processes; what is
-left is less than what is free now, since the launch takes the rest."""
+"""In bar order. Overhead is the CUDA context, activations and CUDA graphs; "others" are other processes. "left" is less
+than what is free now, since the launch takes the rest."""
 
 
 def _sizes(gpu: GpuBudget) -> tuple[float, ...]:
@@ -54,7 +54,7 @@ def _sizes(gpu: GpuBudget) -> tuple[float, ...]:
 
 
 def memory_bar(gpu: GpuBudget, width: int) -> list[Part]:
-    """One GPU to scale, in ``width`` cells; it ends in ``!`` where more is wanted than there is."""
+    """A bar of one GPU to scale, in ``width`` cells; ends in ``!`` if more memory is needed than available."""
     over = gpu.free_gib < -0.05 or gpu.kv_gib < 0
     cells = _cells([max(0.0, gib) for gib in _sizes(gpu)[:-1]], gpu.total_gib, width - over)
     parts: list[Part] = [(part.mark * count, part.style) for part, count in zip(_PARTS, cells, strict=False)]
@@ -63,7 +63,7 @@ def memory_bar(gpu: GpuBudget, width: int) -> list[Part]:
 
 
 def _cells(sizes: Sequence[float], total: float, width: int) -> list[int]:
-    """How many cells each size takes of a bar; what is there at all has one, at the expense of the largest."""
+    """The cells that each size takes of a bar. Any visible size gets at least one, at the expense of the largest."""
     cells: list[int] = []
     reached = 0.0
     for size in sizes:
@@ -79,9 +79,9 @@ def _cells(sizes: Sequence[float], total: float, width: int) -> list[int]:
 
 
 def budget_rows(memory: MemoryBudget, width: int, most: int) -> list[Strip]:
-    """A legend, and a bar with its figures in GiB per GPU; those that are alike share one where rows are few.
+    """A legend, and per GPU a bar with figures in GiB. Identical GPUs share a row if there are more than ``most``.
 
-    ``most`` is how many GPUs may stand one per row.
+    ``most`` is the maximum number of bars.
     """
     groups = [[gpu] for gpu in memory.per_gpu]
     if len(groups) > most:
@@ -108,7 +108,7 @@ def budget_rows(memory: MemoryBudget, width: int, most: int) -> list[Strip]:
 
 
 def _titles(width: int) -> list[tuple[str, Style | None]]:
-    """The legend's columns; each is wide enough for a figure. ``usable`` is what CUDA sees: less than the card has."""
+    """The legend's columns, each wide enough for a figure. "usable" is what CUDA sees, less than the card's total."""
     long = width >= LONG_TITLES
     named = [(f"{part.mark} {part.title if long else part.short}", part.style) for part in _PARTS]
     return [(fit(title, max(6, len(title)), ">"), style) for title, style in [*named, ("usable", DIM)]]
@@ -124,7 +124,7 @@ def _figures(gpu: GpuBudget, widths: Sequence[int]) -> list[Part]:
 
 
 def _alike(gpus: Sequence[GpuBudget]) -> list[list[GpuBudget]]:
-    """GPUs that hold the same to a tenth of a GiB, together."""
+    """Group GPUs whose parts are equal to a tenth of a GiB."""
     groups: dict[tuple[float, ...], list[GpuBudget]] = {}
     for gpu in gpus:
         groups.setdefault(tuple(round(gib, 1) for gib in (*_sizes(gpu), gpu.total_gib)), []).append(gpu)
@@ -142,9 +142,9 @@ def _label(gpus: Sequence[GpuBudget]) -> str:
 
 
 def room_words(memory: MemoryBudget, width: int) -> list[Part]:
-    """What fits into the KV cache: tokens, requests of the full length, requests of the workload's p95.
+    """What fits into the KV cache: tokens, requests of full length, requests of the workload's p95 length.
 
-    In fewer words where they would take more than ``width`` cells.
+    Uses a shorter form if it would take more than ``width`` cells.
     """
     if memory.kv_gib <= 0:
         return [(f"does not fit: {-memory.kv_gib:.1f} GiB short, before any KV cache", BAD)]
@@ -171,7 +171,7 @@ def _concurrency(memory: MemoryBudget, short: bool) -> list[Part]:
 
 
 def times(value: float) -> str:
-    """A concurrency as vLLM's log has it, without digits that say nothing: ``0.83×``, ``8.2×``, ``107×``."""
+    """A concurrency as in vLLM's log, without meaningless digits: ``0.83×``, ``8.2×``, ``107×``."""
     digits = 2 if value < 1 else 1 if value < 20 else 0
     whole = 10**digits
     return f"{int(value * whole) / whole:,.{digits}f}×"  # rounded down: 0.999 requests are not one

@@ -1,4 +1,4 @@
-"""A container that puts its children into given regions, and hides those without a place."""
+"""A container that puts its children into given regions and hides those without one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Placed(Layout):
 
 
 class PlacedArea(Widget):
-    """Holds widgets, each where `place` puts it, by id; those without a place are hidden."""
+    """Holds widgets, placed by id with `place`; widgets without a place are hidden."""
 
     DEFAULT_CSS = "PlacedArea { height: 1fr; background: ansi_default; overflow: hidden; }"
 
@@ -36,15 +36,15 @@ class PlacedArea(Widget):
         super().__init__(*children, id=id)
         self._placed = _Placed()
         for child in children:
-            child.display = False  # none has a place yet: a first layout of all would be drawn for nothing
+            child.display = False  # none has a place yet; laying out all of them would be wasted
 
     @property
     def layout(self) -> Layout:
-        """The layout that puts the children where they were placed."""
+        """The layout that applies the regions set by `place`."""
         return self._placed
 
     def place(self, regions: Mapping[str, Region]) -> None:
-        """Put the children there; costs a layout only if that changes something."""
+        """Move the children to these regions, by id. Costs a layout only if something changes."""
         if regions == self._placed.regions:
             return
         self._placed.regions = regions
@@ -52,18 +52,18 @@ class PlacedArea(Widget):
             set_display(child, child.id in regions)
         for child in self.children:
             if child.id in regions:
-                child.refresh(layout=True)  # a child's request lays out its parent anew
+                child.refresh(layout=True)  # a child's request also lays out its parent again
                 return
 
 
 def set_display(widget: Widget, wanted: bool) -> None:
-    """Show or hide a widget; costs a layout only if that changes something."""
+    """Show or hide a widget. Costs a layout only if something changes."""
     if widget.display != wanted:
         widget.display = wanted
 
 
 def set_height(widget: Widget, height: int) -> None:
-    """Set a widget's rows; costs a layout only if that changes something."""
+    """Set a widget's height in rows. Costs a layout only if something changes."""
     present = widget.styles.height
     if present is None or present.value != height:
         widget.styles.height = height

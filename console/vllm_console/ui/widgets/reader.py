@@ -1,4 +1,4 @@
-"""Lines to read and scroll, with a title and a line of keys: help, a description, findings, a comparison."""
+"""Scrollable text with a title and a line of keys: help, a description, findings, a comparison."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from vllm_console.ui.widgets.frame_box import FrameBox
 
 
 class TextReader(Vertical, can_focus=True):
-    """Fills a screen with lines. ``title``, ``content`` (for a width in cells) and ``keys`` are asked again at each
-    `redraw`.
+    """Fills a screen with lines. Each `redraw` calls ``title``, ``content`` (with a width in cells) and ``keys``.
 
-    It has the focus: its keys scroll, and escape or ``q`` closes the screen. ``entry`` is a line to type into above the
-    keys; ``step_back`` does what comes before closing, such as ending a search, and returns whether there was any.
+    It has the focus: its keys scroll, and escape or ``q`` closes the screen. ``entry`` is an input line above the keys.
+    ``step_back`` does what comes before closing, such as ending a search, and returns whether there was anything to do.
     """
 
     DEFAULT_CSS = """
@@ -54,25 +53,25 @@ class TextReader(Vertical, can_focus=True):
         self._box = FrameBox(self._scroll)
 
     def compose(self) -> ComposeResult:
-        """Title, lines, what is typed, keys."""
+        """Title, lines, input, keys."""
         yield self._box
         if self._entry is not None:
             yield self._entry
         yield self._foot
 
     def on_mount(self) -> None:
-        """Show everything, and take the keys."""
+        """Show everything and take the focus."""
         self.focus()
         self.redraw()
 
     def on_resize(self) -> None:
-        """Draw for the new width."""
+        """Redraw for the new width."""
         if self.is_mounted:
             self.redraw()
 
     @property
     def width(self) -> int:
-        """Cells that a line may take."""
+        """Maximum cells of a line."""
         return self._box.inner_width - 2
 
     def redraw(self) -> None:
@@ -83,16 +82,16 @@ class TextReader(Vertical, can_focus=True):
         self._foot.show([keys_line((back, *self._keys()), self.app.size.width)])
 
     def place_of(self, event: events.Click) -> Offset | None:
-        """The cell of the content that was clicked; None where something else was."""
+        """The clicked cell of the content; None if something else was clicked."""
         inside = self._scroll.region.contains(event.screen_x, event.screen_y)
         return Offset(event.screen_x, event.screen_y) - self._content.region.offset if inside else None
 
     def scroll_to_rows(self, first: int, end: int) -> None:
-        """Bring these rows (first, one past last) into view."""
+        """Scroll these rows (first, one past last) into view."""
         self._scroll.scroll_to_region(Region(0, first, 1, end - first), animate=False)
 
     def action_back(self) -> None:
-        """End what was begun, such as a search; else close the screen."""
+        """End what is in progress, such as a search; otherwise close the screen."""
         if not self._step_back() and isinstance(self.screen, TerminalScreen):
             self.screen.close_with()
 
@@ -101,11 +100,11 @@ class TextReader(Vertical, can_focus=True):
         self._scroll.scroll_relative(y=by, animate=False)
 
     def action_page(self, by: int) -> None:
-        """A page up or down."""
+        """Scroll by pages."""
         self._scroll.scroll_relative(y=by * max(1, self._scroll.size.height - 1), animate=False)
 
     def action_edge(self, to: int) -> None:
-        """To the top or to the end."""
+        """Scroll to the top or the end."""
         if to < 0:
             self._scroll.scroll_home(animate=False)
         else:
@@ -113,7 +112,7 @@ class TextReader(Vertical, can_focus=True):
 
 
 class ReaderScreen(TerminalScreen[None]):
-    """A screen with nothing but text."""
+    """A screen that shows only text."""
 
     def __init__(self, reader: TextReader) -> None:
         super().__init__()

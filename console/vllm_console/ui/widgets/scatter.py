@@ -1,4 +1,4 @@
-"""A scatter plot in braille: pure, from pairs of values to lines of text."""
+"""A scatter plot in braille: a pure function from pairs of values to lines of text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm_console.ui.widgets.chart import AXIS, Scale, dot, nice_ceiling
 from vllm_console.ui.widgets.draw import fit
 
 _BEYOND = 0x100
-"""In a cell, beside the dots of braille: a point beyond the limit."""
+"""Flag in a cell, next to the braille dots: a point beyond the limit."""
 
 
 def scatter(
@@ -29,10 +29,10 @@ def scatter(
     at: float | None = None,
     few: bool = False,
 ) -> list[Strip]:
-    """The points with their axes in ``height`` rows of ``width`` cells; axes begin at 0 unless they are ``log``.
+    """The points with axes, in ``height`` rows of ``width`` cells. Axes begin at 0 unless they are ``log``.
 
-    A dashed row stands at the value ``limit``, a dotted column at ``at``; both scales reach as far. ``few`` points take
-    a cell each, colored by the limit.
+    A dashed row marks the value ``limit``, a dotted column marks ``at``; both scales extend that far. With ``few``,
+    each point takes a cell, colored by the limit.
     """
     columns, rows = width - AXIS, height - 1
     if columns < 4 or rows < 1:

@@ -1,4 +1,4 @@
-"""A table as lines: a heading, columns as wide as they need, and a last one that takes the rest and wraps. Pure."""
+"""A table as lines: a header, columns as wide as needed, and a last column that takes the rest and wraps. Pure."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from vllm_console.ui.theme import DIM, STRONG
 from vllm_console.ui.widgets.draw import fit
 
 GAP = 2
-"""Cells between columns; 1 where the last column has too few else."""
+"""Cells between columns; 1 if the last column would be too narrow otherwise."""
 
 LEAST_LAST = 20
-"""Cells that the last column should have."""
+"""Preferred minimum cells of the last column."""
 
 LEAST_BESIDE = 8
-"""Cells that the last column has at least: with fewer it stands below its row."""
+"""Minimum cells of the last column; if it has fewer, it moves below its row."""
 
 BELOW = 5
-"""How far what stands below its row is indented."""
+"""Indent of what is placed below its row."""
 
 
 Value = str | tuple[str, Style | None]
 
 
 def section(title: str, lines: Sequence[Strip]) -> list[Strip]:
-    """Lines below a title; none where there are none."""
+    """Lines below a title; empty if there are no lines."""
     return [line((f" {title}", STRONG)), *lines] if lines else []
 
 
 def sections(parts: Iterable[Sequence[Strip]]) -> list[Strip]:
-    """Those that have lines, a blank line between them."""
+    """The parts that have lines, separated by blank lines."""
     return [strip for part in parts if part for strip in (line(), *part)][1:]
 
 
 def facts(rows: Sequence[tuple[str, Value]], width: int) -> list[Strip]:
-    """Names and values."""
+    """A table of names and values, without a header."""
     return table(("", ""), [((name, DIM), value) for name, value in rows], width)[1:]
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Value]], width: int) -> list[Strip]:
-    """The headings of the columns, and the rows; none where there are no rows.
+    """The column headings and the rows; empty without rows.
 
-    Where a heading begins with ``>`` the column stands at the right, as figures do.
+    Columns whose heading begins with ``>`` are right-aligned, as for figures.
     """
     if not rows:
         return []
@@ -71,7 +71,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Value]], width: int) -
 
 
 def _with_last(cells: Sequence[Value], value: Value, indent: int, width: int, *, below: bool) -> list[Strip]:
-    """A row with its last cell, over as many lines as it takes."""
+    """A row with its last cell, wrapped over as many lines as needed."""
     text, style = _parts(value)
     wrapped = textwrap.wrap(text, max(LEAST_BESIDE, width - indent), break_on_hyphens=False)
     first = [line(*cells).crop(0, width)] if below else [line(*cells, (wrapped[0] if wrapped else "", style))]
