@@ -1,7 +1,8 @@
 """A keeper's program: ``python -I -S __main__.py FOLDER LOCK_FD``, or ``--prepare SOCKET_FD`` (`loop`).
 
-It runs as a file and without ``site``, so that it starts fast, stays small and depends on nothing that could change
-under it. Python compiles the file that it runs anew at each start: all else is in modules, whose bytecode is kept.
+It runs as a file and without ``site``, so that it starts fast, stays small and does not depend on anything that could
+change underneath it. Python recompiles the file it runs at each start; everything else is in modules, whose bytecode is
+cached.
 """
 
 from __future__ import annotations

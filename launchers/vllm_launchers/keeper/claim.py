@@ -1,8 +1,8 @@
 """One keeper per server: its lock, and a check for other living keepers.
 
 The lock alone is not enough: its file can be deleted under a living keeper, and some file systems grant every lock.
-Every keeper has the server's output open. So a new keeper opens the output and then looks for other keepers that have
-it too: of two that do so at once, at least one sees the other and gives way.
+Every keeper has the server's output open, so a new keeper opens the output and then looks for other keepers that have
+it open. If two do so at once, at least one sees the other and gives way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm_launchers.keeper.records import ProcessIdentity
 from vllm_launchers.procfs import pids
 
 NEEDED = (RECORD, LOCK, wire.SOCKET, OUTPUT, LOG)
-"""Files that exist as long as a keeper lives."""
+"""Files that exist while a keeper is alive."""
 
 
 def keepers_of(folder: Path) -> list[ProcessIdentity]:
@@ -39,21 +39,21 @@ def keepers_of(folder: Path) -> list[ProcessIdentity]:
 
 
 class FolderClaim:
-    """A keeper's claim to its folder. ``lock`` is the descriptor of the lock that its starter took."""
+    """A keeper's claim to its folder. ``lock``: descriptor of the lock that its starter took."""
 
     def __init__(self, folder: Path, lock: int, note: Callable[[str], None]) -> None:
         self._folder, self._lock, self._note = folder, lock, note
         self._own_record = (0, 0)
 
     def refuse_second(self) -> None:
-        """Raise `KeeperError` if this folder has another living keeper; the output has to be open by now."""
+        """Raise `KeeperError` if this folder has another living keeper; the output must already be open."""
         if others := keepers_of(self._folder):
             raise KeeperError(f"{self._folder.name} already has a keeper (pid {others[0].pid})")
 
     def lost(self) -> bool:
         """Whether another keeper has taken over this server, so that this one must release it at once.
 
-        A lock file that was deleted or replaced is locked again.
+        Also locks the lock file again if it was deleted or replaced.
         """
         path = self._folder / LOCK
         if not folders.leads_to(path, self._lock):
@@ -67,7 +67,7 @@ class FolderClaim:
         return other is not None and other in keepers_of(self._folder)
 
     def _other_in_record(self) -> ProcessIdentity | None:
-        """The keeper in the record, if it is another one. Each version of a record is read only once."""
+        """The keeper in the record, if it is another one. Reads each version of a record only once."""
         try:
             status = (self._folder / RECORD).lstat()
             which = (status.st_ino, status.st_mtime_ns)

@@ -1,8 +1,8 @@
 """The console's interface: launch, restart, stop, read and adopt servers. Every call is short and independent.
 
-A call that needs a keeper finds a living one by its socket, or takes the folder's lock and starts one. Between the two
-a keeper may end or start, so such calls retry for a moment. Secrets travel over the socket or a pipe, never in argv or
-in a file. A keeper that adopts knows only the secrets in the environment of the console that starts it.
+A call that needs a keeper finds a living one by its socket, or takes the folder's lock and starts one. A keeper may end
+or start in between, so such calls retry for a moment. Secrets travel over the socket or a pipe, never in argv or in a
+file. A keeper that adopts a server knows only the secrets in the environment of the console that starts it.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ def folder(root: Path, name: str) -> Path:
 
 
 def exists(root: Path, name: str) -> bool:
-    """Whether there is a record of that name. Raises `BadNameError`."""
+    """Whether a record with that name exists. Raises `BadNameError`."""
     return folders.has_record(folder(root, name))
 
 
 def stamp(root: Path, name: str) -> Stamp | None:
-    """Changes whenever the record does, for one ``stat``; None where there is no record."""
+    """A value that changes whenever the record does, at the cost of one ``stat``; None if there is no record."""
     return folders.stamp(folder(root, name))
 
 
 def names(root: Path) -> list[str]:
     """The names of all servers that have a record, sorted."""
-    home = str(folders.servers_folder(root))  # a console asks every second; a path for each name would cost more
+    home = str(folders.servers_folder(root))  # called every second: a Path for each name would cost more
     try:
         entries = os.listdir(home)  # noqa: PTH208
     except FileNotFoundError:
@@ -78,7 +78,7 @@ def names(root: Path) -> list[str]:
 
 
 def read(root: Path, name: str) -> ServerRecord:
-    """The record of a server; from its keeper if the file is stale (a full disk).
+    """The record of a server, read from its keeper if the file is stale (a full disk).
 
     If the keeper does not answer either, the record's reason says that it may be out of date. Raises
     `NoSuchServerError`, `RecordError`, `NotOursError`.
@@ -94,7 +94,7 @@ def read(root: Path, name: str) -> ServerRecord:
 
 
 def list_records(root: Path) -> tuple[list[ServerRecord], list[str]]:
-    """All records that can be read, sorted by name, and a sentence for each one that cannot."""
+    """All readable records, sorted by name, and a sentence for each unreadable one."""
     records, problems = [], []
     for name in names(root):
         try:
@@ -107,12 +107,12 @@ def list_records(root: Path) -> tuple[list[ServerRecord], list[str]]:
 
 
 def keeper_alive(root: Path, name: str) -> bool:
-    """Whether a keeper holds this server now: its lock, or itself where that was lost."""
+    """Whether a keeper holds this server now, by its lock or, if that was lost, by its process."""
     return _has_keeper(folder(root, name))
 
 
 def elsewhere(root: Path, record: ServerRecord) -> str:
-    """Where a server runs that can't be judged or acted on from here: ``on HOST, …``; empty if it can."""
+    """Where a server runs if it can't be judged or controlled from here (``on HOST, …``); empty if it can."""
     from vllm_launchers.keeper import location
 
     return "" if location.is_here(record) else location.elsewhere(folder(root, record.name), record)
@@ -127,7 +127,7 @@ def refuse_elsewhere(root: Path, record: ServerRecord) -> None:
 
 
 def keeper_silence(record: ServerRecord) -> str:
-    """How to resume a server's keeper stopped by a signal, as a sentence; else empty."""
+    """How to resume a server's keeper that a signal stopped, as a sentence; empty if it is not stopped."""
     from vllm_launchers.keeper import location, processes
 
     keeper = record.keeper
@@ -149,9 +149,9 @@ def launch(
     prepared: PreparedLaunch | None = None,
     tuning: Options = None,
 ) -> ServerRecord:
-    """Start a new server; returns once its process runs (``starting``), or could not start (``failed``).
+    """Start a new server; returns once its process runs (``starting``) or could not be started (``failed``).
 
-    ``recording`` is what a simulated one continues from. ``prepared`` is a keeper that has prepared exactly this start.
+    ``recording``: what a simulated server continues from. ``prepared``: a keeper that has prepared exactly this start.
     Raises `NameTakenError`, `SecretMissingError`, `BadNameError`, `NotOursError`.
     """
     from vllm_launchers.keeper.context import complete_secrets
@@ -180,10 +180,10 @@ def restart(
     prepared: PreparedLaunch | None = None,
     tuning: Options = None,
 ) -> ServerRecord:
-    """Start the next generation with this spec, after stopping what runs; returns once the request is accepted.
+    """Stop what runs and start the next generation with this spec; returns once the request is accepted.
 
-    A ready server whose spec can be prepared serves until that is done; the record's ``preparation`` says how far it
-    is. It is canceled when this process ends. ``prepared`` is a keeper that has prepared exactly this start, for a
+    A ready server whose spec can be prepared keeps serving until that is done; the record's ``preparation`` shows the
+    progress. It is canceled when this process ends. ``prepared``: a keeper that has prepared exactly this start, for a
     server that has ended. Raises `NoSuchServerError`, `SecretMissingError`, `RecordError`.
     """
     from vllm_launchers.keeper import processes
@@ -197,9 +197,10 @@ def restart(
 
 
 def cancel(root: Path, name: str) -> ServerRecord:
-    """Cancel the restart that is being prepared, or going to sleep while it still serves; the server keeps serving.
+    """Cancel the preparation of a restart, or going to sleep while the server still serves; it keeps serving.
 
-    Raises `NotPreparingError` if there is neither, or the server is being stopped for it, and `NoSuchServerError`.
+    Raises `NoSuchServerError`, and `NotPreparingError` if there is nothing to cancel or the server is already being
+    stopped for the restart.
     """
     refuse_elsewhere(root, read(root, name))
     answer = _ask(folder(root, name), {"do": "cancel"})
@@ -209,9 +210,9 @@ def cancel(root: Path, name: str) -> ServerRecord:
 
 
 def sleep(root: Path, name: str, level: int, drain_seconds: float, *, tuning: Options = None) -> ServerRecord:
-    """Let a server finish its requests and put it to sleep; returns once the request is accepted.
+    """Let a server finish its requests, then put it to sleep; returns once the request is accepted.
 
-    The record's ``sleep`` says how far it is. It is canceled if requests are left after ``drain_seconds``, or if this
+    The record's ``sleep`` shows the progress. It is canceled if requests are left after ``drain_seconds``, or if this
     process ends before that. Raises `CannotSleepError`, `NoSuchServerError`.
     """
     from vllm_launchers.keeper import processes
@@ -223,7 +224,7 @@ def sleep(root: Path, name: str, level: int, drain_seconds: float, *, tuning: Op
 
 
 def wake(root: Path, name: str, *, tuning: Options = None) -> ServerRecord:
-    """Wake a server up; returns once the request is accepted. The record's ``sleep`` says how far it is.
+    """Wake a server up; returns once the request is accepted. The record's ``sleep`` shows the progress.
 
     Raises `CannotSleepError`, `NoSuchServerError`.
     """
@@ -244,8 +245,8 @@ def stop(root: Path, name: str, *, tuning: Options = None) -> ServerRecord:
 def adopt(root: Path, name: str, *, tuning: Options = None) -> bool:
     """Start a keeper for this server if its own has died; returns whether it was started.
 
-    If another console is faster, that is not an error. Raises `NoSuchServerError`, `RecordError`, and `KeeperError` if
-    the keeper cannot be started.
+    It is not an error if another console is faster. Raises `NoSuchServerError`, `RecordError`, and `KeeperError` if the
+    keeper can't be started.
     """
     return _may_adopt(root, read(root, name)) and _adopt(folder(root, name), tuning)
 
@@ -253,8 +254,8 @@ def adopt(root: Path, name: str, *, tuning: Options = None) -> bool:
 def adopt_orphans(root: Path, *, tuning: Options = None) -> list[str]:
     """Start a keeper for each server whose own has died; returns their names.
 
-    If another console is faster, that is not an error. Raises `KeeperError` if a keeper cannot be started, after all
-    others were tried.
+    It is not an error if another console is faster. Raises `KeeperError` if a keeper can't be started, after trying all
+    others.
     """
     adopted, problems = [], []
     for record in list_records(root)[0]:
@@ -275,8 +276,8 @@ def _may_adopt(root: Path, record: ServerRecord) -> bool:
 def remove(root: Path, name: str, *, keep: Callable[[Path], object] | None = None) -> None:
     """Delete all files of a server that has ended: record, logs, history.
 
-    ``keep`` gets its folder first, once nothing uses it any more, and may move files elsewhere; what it raises leaves
-    the server as it is. Raises `NoSuchServerError`, `StillAliveError`.
+    ``keep`` gets the folder first, once nothing uses it any more, and may move files elsewhere; if it raises, the
+    server stays as it is. Raises `NoSuchServerError`, `StillAliveError`.
     """
     import shutil
 
@@ -291,7 +292,7 @@ def remove(root: Path, name: str, *, keep: Callable[[Path], object] | None = Non
     answer = None
     with _on_disk(home):
         lock = _take_lock(home)
-        if lock is None and folders.is_stale(home):  # its keeper may stay only because the record cannot be written
+        if lock is None and folders.is_stale(home):  # its keeper may only be waiting to write the record
             answer = _ask(home, {"do": "forget"})
             lock = _take_lock(home, timeout=RETRY_SECONDS)
     if lock is None:
@@ -304,7 +305,7 @@ def remove(root: Path, name: str, *, keep: Callable[[Path], object] | None = Non
             raise StillAliveError(f"processes of {name} still run (pid {pids}); 'vllm-console leftovers' shows them")
         if keep is not None:
             keep(home)
-        # Renamed first, so that no one sees a half-deleted server.
+        # Rename first, so that no one sees a half-deleted server.
         trash = home.with_name(f".removed-{name}-{os.getpid()}-{time.monotonic_ns()}")
         with _on_disk(home):
             home.rename(trash)
@@ -312,7 +313,7 @@ def remove(root: Path, name: str, *, keep: Callable[[Path], object] | None = Non
 
 
 def _may_run(root: Path, name: str) -> bool:
-    """Whether a server without a keeper may run. Unknown for a broken record; a newer one must not be interpreted."""
+    """Whether a server without a keeper may live; False for a broken record. A newer one must not be interpreted."""
     try:
         return read(root, name).state.alive
     except NewerRecordError:
@@ -380,7 +381,7 @@ def _has_keeper(home: Path) -> bool:
 
 
 def _take_lock(home: Path, timeout: float = folders.LOCK_TIMEOUT) -> int | None:
-    """Take the keeper's lock; None if a keeper lives or is starting, whatever the state of its lock."""
+    """Take the keeper's lock; None if a keeper is alive or starting, whatever the state of its lock."""
     from vllm_launchers.keeper import claim
 
     deadline = time.monotonic() + timeout
@@ -395,7 +396,7 @@ def _take_lock(home: Path, timeout: float = folders.LOCK_TIMEOUT) -> int | None:
 
 
 def _ask(home: Path, request: Mapping[str, Any], seconds: float | None = None) -> ServerRecord | None:
-    """Send a request to the living keeper; None if there is none, or if it is just ending."""
+    """Send a request to the living keeper; None if there is none or it is just ending."""
     try:
         answer = wire.ask(home, request, seconds or wire.ANSWER_SECONDS)
     except wire.UnreachableError:
@@ -406,7 +407,7 @@ def _ask(home: Path, request: Mapping[str, Any], seconds: float | None = None) -
 
 
 def _why_silent(home: Path) -> str:
-    """How to resume a keeper stopped by a signal, as a sentence; else empty."""
+    """How to resume a keeper that a signal stopped, as a sentence; empty if it is not stopped."""
     with contextlib.suppress(KeeperError):
         if why := keeper_silence(folders.read_record(home)):
             return f"nothing done: {why}"
@@ -430,7 +431,7 @@ def _adopt(home: Path, tuning: Options) -> bool:
 def _start_keeper(
     home: Path, lock: int, request: Mapping[str, Any], tuning: Options, prepared: PreparedLaunch | None = None
 ) -> ServerRecord:
-    """Start a keeper that takes over the lock, or let the one do so that has prepared it; returns its first record."""
+    """Start a keeper that takes over the lock, or use the one that prepared this start; returns its first record."""
     import subprocess
 
     if prepared is not None and (answer := prepared.launch(lock, {**request, "tuning": tuning})) is not None:
@@ -460,7 +461,7 @@ def _start_keeper(
 
 
 def _record(answer: Mapping[str, Any]) -> ServerRecord:
-    """The record in an answer. Raises the error that it contains instead."""
+    """The record in an answer; if the answer contains an error, raises that."""
     if "error" in answer:
         kind = getattr(errors, str(answer["error"]), KeeperError)
         raise kind(str(answer.get("message")))
@@ -469,7 +470,7 @@ def _record(answer: Mapping[str, Any]) -> ServerRecord:
 
 @contextlib.contextmanager
 def _held(lock: int) -> Iterator[None]:
-    """Close our copy of the lock afterwards; a keeper started meanwhile holds its own."""
+    """Close our copy of the lock on exit; a keeper started in the meantime holds its own."""
     try:
         yield
     finally:
@@ -478,7 +479,7 @@ def _held(lock: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _on_disk(home: Path) -> Iterator[None]:
-    """Turn file system errors into a sentence: a full or read-only disk, missing permissions."""
+    """Turn file system errors into a readable `KeeperError`: a full or read-only disk, missing permissions."""
     try:
         yield
     except OSError as error:

@@ -1,11 +1,11 @@
 """A keeper's environment: folder, environment variables, secrets and timeouts.
 
-Secrets come from a console, or from the environment, and are never written down.
+Secrets come from a console or the environment, and are never written to disk.
 
 A keeper that adopts a server gets the environment of the launch, not that of the console that happened to start it: a
-restart must not run with another ``CUDA_VISIBLE_DEVICES``, library path or token. A record contains only the values of
-variables known to decide how a server runs, and never one that looks like a secret. Any other variable comes from the
-new keeper's own environment, and only if the launch had one of that name.
+restart must not run with a different ``CUDA_VISIBLE_DEVICES``, library path or token. A record contains only the values
+of variables that are known to affect how a server runs, and never one that looks like a secret. Any other variable
+comes from the new keeper's own environment, and only if the launch had one of that name.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FAMILIES = (
     *("FLASHINFER_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "NUMBA_", "RAY_", "GLOO_", "UCX_", "OUTLINES_"),
     *("MALLOC_", "XLA_", "TVM_", "DG_", "DEEPGEMM_"),
 )
-"""Prefixes of variables that decide how vLLM, PyTorch, CUDA and their libraries run."""
+"""Prefixes of variables that affect how vLLM, PyTorch, CUDA and their libraries run."""
 _LONGEST_VALUE = 1 << 15
-"""Characters; longer ones would make every write of a record slow."""
+"""Maximum characters; longer values would make every write of a record slow."""
 
 
 class StopTimeouts(Value):
@@ -60,9 +60,9 @@ class Tuning(Value):
     failed_probes: int = 3
     """Failed probes in a row before a ready server is called unresponsive."""
     steady: float = 600.0
-    """After being ready for this long, the count of automatic restarts is reset."""
+    """After this long in the ready state, the count of automatic restarts is reset."""
     prepare: float = 300.0
-    """For preparing a restart: importing takes 10 to 20 s on a GPU host, minutes from a cold network file system."""
+    """Limit for preparing a restart: imports take 10 to 20 s on a GPU host, minutes from a cold network file system."""
 
 
 class KeeperContext(Value):
@@ -75,13 +75,13 @@ class KeeperContext(Value):
 
 
 def known_secrets(spec: LaunchSpec, given: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The secrets named in a spec that have a value: ``given``, else from the environment."""
+    """The spec's secrets that have a value, from ``given`` or else from the environment."""
     found = {name: given.get(name) or environment.get(name, "") for name in spec.secret_names}
     return {name: value for name, value in found.items() if value}
 
 
 def complete_secrets(spec: LaunchSpec, given: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """All secrets that a spec names. Raises `SecretMissingError`, which names those without a value."""
+    """All secrets that a spec names. Raises `SecretMissingError` naming those without a value."""
     found = known_secrets(spec, given, environment)
     if missing := [name for name in spec.secret_names if name not in found]:
         raise SecretMissingError(f"secret {', '.join(missing)} missing: set it in the environment and try again")
@@ -91,7 +91,7 @@ def complete_secrets(spec: LaunchSpec, given: Mapping[str, str], environment: Ma
 def secrets_of_process(record: ServerRecord) -> dict[str, str]:
     """The secrets that a running server was started with, as far as its process still shows them.
 
-    A keeper that adopts may have no other source. vLLM's process titles can overwrite the environment.
+    A keeper that adopts a server may have no other source. vLLM's process titles can overwrite the environment.
     """
     names = set(record.current.spec.secret_names)
     if record.server is None or not names:
@@ -114,7 +114,7 @@ def inherited_from(environment: Mapping[str, str], umask: int) -> Inherited:
 def restored_environment(
     inherited: Inherited, secrets: Iterable[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The launch environment as far as recorded; the rest, and the named secrets, from ``environment``."""
+    """The recorded launch environment; variables missing there, and the named secrets, come from ``environment``."""
     missing = {*inherited.others, *secrets}
     return {**{name: value for name, value in environment.items() if name in missing}, **inherited.values}
 
@@ -126,7 +126,7 @@ def _may_be_recorded(name: str, value: str) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it is UTF-8: an environment may contain any bytes, a record contains text."""
+    """Whether it is valid UTF-8: an environment may contain any bytes, but a record contains text."""
     try:
         value.encode()
     except UnicodeEncodeError:

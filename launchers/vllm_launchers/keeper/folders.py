@@ -6,14 +6,14 @@ keeps there.
 
 Races, and how they are resolved:
 
-- Two consoles take one name: both make the folder, one gets the lock. Whoever holds the lock and finds no record owns
-  the name.
-- A folder is removed while somebody waits for its lock: the waiter finds that the path no longer leads to the file that
-  it has locked, and opens it again.
-- A read during a write: a record is replaced by rename, so a reader sees either the old or the new one, complete.
+- Two consoles use the same name: both create the folder, and one gets the lock. Whoever holds the lock and finds no
+  record owns the name.
+- A folder is removed while somebody waits for its lock: the waiter notices that the path no longer leads to the file it
+  has locked, and opens it again.
+- A read during a write: a record is replaced by a rename, so a reader sees a complete old or new one.
 - A record can't be written (disk full, quota, read-only): its keeper continues in memory and marks the file as stale by
   locking it; readers then ask the keeper. The keeper keeps trying, and stays until the file is up to date.
-- `lock_is_held` has to take the lock for an instant to see whether it is free; so takers try for a moment.
+- `lock_is_held` has to take the lock for an instant to see whether it is free, so takers retry for a moment.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import make_folder, open_file, user_folder
 
 STATE_VARIABLE = "VLLMCONSOLE_STATE"
-"""Overrides the records folder. Not in the ``VLLM_`` namespace: vLLM warns about unknown names there."""
+"""Overrides the records folder. Not named ``VLLM_…``, because vLLM warns about unknown names with that prefix."""
 NAME = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 LOCK_TIMEOUT = 0.3
 LONGEST_RECORD = 16 << 20
-"""Bytes; a longer one is not read. A record with ten generations has about 50 KB."""
+"""Maximum bytes of a record to read. A record with ten generations is about 50 KB."""
 
 Stamp = tuple[int, int, int]
-"""Modification time in ns, inode and size of ``record.json``: differs whenever the record was written."""
+"""Modification time in ns, inode and size of ``record.json``: changes with every write."""
 
 
 def default_root(environment: Mapping[str, str] = os.environ) -> Path:
@@ -62,7 +62,7 @@ def check_name(name: str) -> str:
 
 
 def servers_folder(root: Path) -> Path:
-    """Where the servers' folders are."""
+    """The folder of all servers' folders."""
     return root / "servers"
 
 
@@ -72,7 +72,7 @@ def server_folder(root: Path, name: str) -> Path:
 
 
 def prepare(root: Path, name: str) -> Path:
-    """Make the folder of a server with all above it, private, and return it. Raises `NotOursError`."""
+    """Create a server's folder and its parents, private to this user, and return it. Raises `NotOursError`."""
     folder = server_folder(root, name)
     check_ours(root)
     make_folder(root)
@@ -86,7 +86,7 @@ def prepare(root: Path, name: str) -> Path:
 
 
 def check_ours(path: Path) -> None:
-    """Raise `NotOursError` unless a folder, or what a link leads to, is this user's. A missing one is fine."""
+    """Raise `NotOursError` unless a folder, or the target of a link, belongs to this user. A missing one is fine."""
     try:
         link, status = path.lstat(), path.stat()
     except FileNotFoundError:
@@ -104,7 +104,7 @@ def check_ours(path: Path) -> None:
 
 
 def check_own_folder(folder: Path) -> None:
-    """Raise `NotOursError` unless a server's folder is a folder of this user, and no link to one elsewhere."""
+    """Raise `NotOursError` unless a server's folder is a real folder of this user, not a link."""
     if folder.is_symlink():
         raise NotOursError(f"{folder} is a link, possibly to another server's folder; delete the link")
     check_ours(folder)
@@ -136,20 +136,20 @@ def read_record(folder: Path) -> ServerRecord:
             raise RecordError(f"is the record of a server named {record.name!r}: it was copied or moved here")
         return record
     except RecordError as error:
-        # Such a record does not say whether its server still runs, so nothing is cleaned up automatically.
+        # Such a record does not show whether its server still runs, so nothing is cleaned up automatically.
         hint = "" if isinstance(error, NewerRecordError) else f"; {_way_out(folder)}"
         raise type(error)(f"{path} {error}{hint}") from error
 
 
 def _way_out(folder: Path) -> str:
-    """What to do about a record that can't be read: a keeper has its own copy, and writes that."""
+    """What to do about an unreadable record. A keeper rewrites it from its own copy."""
     if lock_is_held(folder):
         return "its keeper writes it again within seconds"
     return f"it has no keeper: 'vllm-console leftovers --remove' ends what still runs of it, then delete {folder}"
 
 
 def write_record(folder: Path, record: ServerRecord) -> None:
-    """Replace the record atomically, synced to disk first. Raises OSError (disk full, folder gone)."""
+    """Replace the record atomically, after syncing it to disk. Raises OSError (disk full, folder gone)."""
     replace_file(folder / RECORD, wire.dumps(record))
 
 
@@ -169,15 +169,15 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a writer that died midway left; only for the folder's one keeper."""
+    """Delete temporary files of writers that died midway; only for the folder's one keeper."""
     for path in folder.glob(".record.json.*"):
         path.unlink(missing_ok=True)
 
 
 def stamp(folder: Path) -> Stamp | None:
-    """A value that changes whenever the record does; None if there is no record. Never the same twice while it is
-    stale."""
-    path = f"{folder}/{RECORD}"  # a console asks for this every second
+    """A value that changes whenever the record does; None if there is no record. While the record is stale, each value
+    is different."""
+    path = f"{folder}/{RECORD}"  # a string is cheap: a console calls this every second
     try:
         status = os.stat(path)  # noqa: PTH116
     except OSError:
@@ -188,15 +188,15 @@ def stamp(folder: Path) -> Stamp | None:
 
 
 def has_record(folder: Path | str) -> bool:
-    """Whether there is a record."""
+    """Whether the folder has a record."""
     return os.path.exists(f"{folder}/{RECORD}")  # noqa: PTH110 - as above
 
 
 def mark_stale(folder: Path) -> int | None:
-    """Mark the record's file as stale; returns the mark, to be closed, or None if that has to wait.
+    """Mark the record's file as stale; returns the mark, to be closed, or None if it can't be marked now.
 
-    The mark is a lock on the file: it needs no space on a full disk, ends with its keeper, and is gone as soon as the
-    file is replaced.
+    The mark is a lock on the file: it needs no space on a full disk, ends with its keeper, and disappears when the file
+    is replaced.
     """
     path = folder / RECORD
     try:
@@ -208,7 +208,7 @@ def mark_stale(folder: Path) -> int | None:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # a reader is checking it right now
+    except OSError:  # a reader is checking it at this moment
         os.close(fd)
         return None
     return fd
@@ -222,7 +222,7 @@ def is_stale(folder: Path) -> bool:
 def take_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> int | None:
     """Take the keeper's lock; returns its descriptor, or None if a keeper (or another starter) holds it.
 
-    The lock belongs to the open file, so a child that inherits the descriptor keeps holding it.
+    The lock belongs to the open file, so a child that inherits the descriptor continues to hold it.
     """
     path = folder / LOCK
     deadline = time.monotonic() + timeout
@@ -243,7 +243,7 @@ def take_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> int | None:
 
 
 def _above_standard(fd: int) -> int:
-    """The same file as a descriptor above 2: a child's standard streams replace the lower ones."""
+    """The same file as a descriptor above 2, because a child's standard streams replace the lower ones."""
     if fd > 2:
         return fd
     try:
@@ -253,7 +253,7 @@ def _above_standard(fd: int) -> int:
 
 
 def lock_is_held(folder: Path) -> bool:
-    """Whether a keeper holds the lock of this folder; one that lost its lock may still live (`claim`)."""
+    """Whether a keeper holds this folder's lock. A keeper that lost its lock may still be alive (`claim`)."""
     return _locked(folder / LOCK)
 
 

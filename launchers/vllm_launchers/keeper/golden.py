@@ -1,7 +1,7 @@
-"""Golden prompts: a few fixed prompts whose greedy answers show whether a server computes what it computed before.
+"""Golden prompts: a few fixed prompts whose greedy answers show whether a server still computes the same results.
 
-The answers are recorded when a server becomes ready. They are compared after it has slept, or with the answers of
-another generation of the same model.
+The answers are recorded when a server becomes ready. They are compared after it has slept, or with those of another
+generation of the same model.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ PROMPTS = (
     "def add(a, b):\n    return",
     "Water boils at a temperature of",
 )
-"""Shorter than a block of the KV cache, so that none is answered from the prefix cache."""
+"""Shorter than one KV cache block, so that none is answered from the prefix cache."""
 TOKENS = 16
-"""How many tokens each answer has."""
+"""Number of tokens in each answer."""
 PATH = "/v1/completions"
 
 
 def record(client: ServerClient, seconds: float, prompts: Sequence[str] = PROMPTS) -> tuple[GoldenAnswer, ...]:
-    """The server's answers, each to be had within ``seconds``; those that differ when asked again are left out.
+    """The server's answers, each within ``seconds``; those that differ when asked again are left out.
 
-    Empty if it does not complete texts (a pooling model, no tokenizer). Raises OSError.
+    Empty if the server does not complete text (a pooling model, no tokenizer). Raises OSError.
     """
     first = answers(client, seconds, prompts)
     unstable = differing(first, answers(client, seconds, [one.prompt for one in first]))
@@ -35,7 +35,7 @@ def record(client: ServerClient, seconds: float, prompts: Sequence[str] = PROMPT
 
 
 def answers(client: ServerClient, seconds: float, prompts: Sequence[str]) -> tuple[GoldenAnswer, ...]:
-    """The server's answers as far as it accepts the prompts. Raises OSError."""
+    """The server's answers, up to the first prompt that it does not accept. Raises OSError."""
     model = base_model(client.ask("GET", "/v1/models").document)
     if model is None:
         return ()
@@ -52,7 +52,7 @@ def answers(client: ServerClient, seconds: float, prompts: Sequence[str]) -> tup
 
 
 def request(model: str, prompt: str) -> dict[str, Any]:
-    """The body of a completion of always the same tokens. vLLM before 0.10.2 ignores ``return_token_ids``."""
+    """The request for a deterministic completion. vLLM before 0.10.2 ignores ``return_token_ids``."""
     return {
         "model": model,
         "prompt": prompt,
@@ -78,7 +78,7 @@ def read_answer(prompt: str, document: Mapping[str, Any] | None) -> GoldenAnswer
 
 
 def differing(before: Sequence[GoldenAnswer], after: Sequence[GoldenAnswer]) -> tuple[str, ...]:
-    """The prompts whose answers differ, or were not answered again. Tokens are compared, else texts."""
+    """Prompts whose answers differ or are missing. Compares tokens if available, else text."""
     again = {one.prompt: one for one in after}
     return tuple(one.prompt for one in before if not _same(one, again.get(one.prompt)))
 

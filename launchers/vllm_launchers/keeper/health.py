@@ -1,7 +1,7 @@
 """A server's health: a thread that probes ``/health``, and the evaluation of its results.
 
-One HTTP GET per probe, over TLS if the server speaks that, with a deadline for all of it, over a fresh connection to a
-socket on which the server's own processes listen. Nothing is sent to a foreign process that answers on the port.
+Each probe is one HTTP GET with an overall deadline, over TLS if the server uses it, on a fresh connection to a socket
+on which the server's own processes listen. Nothing is sent to a foreign process that answers on the port.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from vllm_launchers.values import Value
 DEADLINE_SECONDS = 10.0
 """As in the probes of the exported Compose and Kubernetes files.
 
-A busy API server may take seconds: it tokenizes long prompts in the thread that also answers ``/health``. So it takes
-about half a minute of silence until a server is called unresponsive; errors and refused connections count at once.
+A busy API server may take seconds, because it tokenizes long prompts in the thread that also answers ``/health``. It
+therefore takes about half a minute of silence until a server counts as unresponsive; errors and refused connections
+count immediately.
 """
 
 
 class ProbeTarget(Value):
-    """What to probe: the process ``owner``, started as number ``epoch``, and the interval in seconds."""
+    """What to probe: the process ``owner`` with start number ``epoch``, and the interval in seconds."""
 
     epoch: int
     owner: Owner
@@ -52,7 +53,7 @@ class Prober(threading.Thread):
         self._target: ProbeTarget | None = None
 
     def aim(self, target: ProbeTarget | None) -> None:
-        """Probe this from now on; None pauses. Modules are imported here, before anything on disk can change."""
+        """Probe this target from now on; None pauses. Modules are imported here, before anything on disk can change."""
         if target is not None and target.tls:
             with contextlib.suppress(ImportError):  # Python without TLS: each probe reports it
                 importlib.import_module("ssl")
@@ -91,7 +92,7 @@ def probe(owner: Owner, host: str, port: int, deadline_seconds: float = DEADLINE
     """Probe once; returns what went wrong as a clause, empty on a 200.
 
     Raises:
-        WrongProcessError: a process that is not the owner's listens on the port. Nothing is sent to it.
+        WrongProcessError: a process other than the owner listens on the port. Nothing is sent to it.
     """
     ends = time.monotonic() + deadline_seconds
     try:
@@ -132,17 +133,17 @@ class Health:
         self.reset()
 
     def reset(self) -> None:
-        """A new process: forget the previous one."""
+        """Forget the previous process."""
         self._failed = 0
         self.since = time.monotonic()
-        """Since when it responds, or does not, on the monotonic clock."""
+        """Monotonic time since when the server responds, or does not."""
         self.reason = ""
         """The cause of the last transition, or why the last probe did not count; a clause."""
 
     def transition(self, probed: Probed, state: State, port: int) -> Transition | None:
         """The transition that a probe causes in this state, if any."""
         if not probed.healthy:
-            self._failed = 0 if state is State.ASLEEP else self._failed + 1  # those before it woke up say nothing
+            self._failed = 0 if state is State.ASLEEP else self._failed + 1  # failures before it wakes up do not count
             if probed.foreign:
                 self.reason = probed.detail
             if state is not State.READY or self._failed < self._limit:
@@ -168,13 +169,13 @@ TEXT = (
 )
 """Forty common words: 32 tokens or more in any vocabulary."""
 TOKENS = tuple(range(5, 37))
-"""32 token ids that any vocabulary has, for a server with a short context or without a tokenizer."""
+"""32 token ids that exist in any vocabulary, for a server with a short context or without a tokenizer."""
 SHORT_CONTEXT = 256
-"""With a shorter context than this the words may not fit: some vocabularies spell them letter by letter."""
+"""In a context shorter than this, the words may not fit: some vocabularies spell them letter by letter."""
 
 ATTEMPTS = 3
 PAUSE_SECONDS = 1.0
-"""Before the second attempt; twice as long before the third."""
+"""Pause before the second attempt; twice as long before the third."""
 _POOLING = ("/v1/embeddings", "/pooling", "/classify")
 _NOT_OFFERED = frozenset({404, 405, 501})
 _COUNTED = lazy_pattern(
@@ -198,8 +199,8 @@ class WarmUpRun(threading.Thread):
     ) -> None:
         """``begun``: an earlier keeper has sent requests, which the server's counters may include.
 
-        ``golden``: record its answers to the golden prompts, too. ``ray``: Ray runs its workers. Then ``/health`` may
-        answer although no request can be computed, and no response in time is a failure.
+        ``golden``: also record the answers to the golden prompts. ``ray``: Ray runs the workers. Then ``/health`` may
+        answer although no request can be computed, so no response in time is a failure.
         """
         super().__init__(name="warm-up", daemon=True)
         self._epoch, self._warm_up, self._post = target.epoch, warm_up, post
@@ -208,11 +209,11 @@ class WarmUpRun(threading.Thread):
         self._client = ServerClient(target.owner, target.host, target.port, key, tls=target.tls)
 
     def cancel(self) -> None:
-        """Abort it at once: a server that is asked to end would wait for the open request."""
+        """Abort at once: a server that is being stopped would wait for the open request."""
         self._client.cancel()
 
     def run(self) -> None:
-        """Send it, with retries if the server fails, and post the outcome."""
+        """Send the request, with retries if the server fails, and post the outcome."""
         at, since = time.time(), time.monotonic()
         try:
             outcome, detail = self._attempts()
@@ -225,7 +226,7 @@ class WarmUpRun(threading.Thread):
             self._post(WarmedUp(self._epoch, report, answers))
 
     def _answers(self) -> tuple[GoldenAnswer, ...]:
-        """Its answers to the golden prompts; none if it does not complete texts."""
+        """The answers to the golden prompts; empty if the server does not complete text."""
         try:
             return golden.record(self._client, self._warm_up.timeout_seconds)
         except OSError as error:
@@ -244,7 +245,7 @@ class WarmUpRun(threading.Thread):
             except RequestTimeoutError as error:
                 if error.taken:
                     return WarmUpOutcome.FAILED, str(error)
-                if outcome is not WarmUpOutcome.FAILED:  # otherwise an earlier attempt has proved something
+                if outcome is not WarmUpOutcome.FAILED:  # otherwise an earlier attempt has proved a failure
                     outcome, detail = self._unanswered, str(error)
                 continue
             except OSError as error:
@@ -254,7 +255,7 @@ class WarmUpRun(threading.Thread):
         return outcome, detail
 
     def _attempt(self) -> tuple[WarmUpOutcome, str]:
-        if not self._begun:  # later, the counters may include our own request, to an engine that does serve
+        if not self._begun:  # later, the counters may include our own requests
             metrics = self._client.ask("GET", "/metrics")
             if metrics.status == 200 and any(float(count) for count in _COUNTED.findall(metrics.body)):
                 return WarmUpOutcome.SKIPPED, "it has served requests before"
@@ -266,7 +267,7 @@ class WarmUpRun(threading.Thread):
         if model is None:
             return WarmUpOutcome.REFUSED, f"/v1/models: {models.message if models.status != 200 else 'names no model'}"
         outcome, detail = WarmUpOutcome.REFUSED, ""
-        # Rank 0 is named too: without the header any engine may get the request.
+        # Name rank 0, too: without the header, any engine may get the request.
         for engine in range(self._warm_up.engines) if self._warm_up.engines > 1 else (None,):
             outcome, detail = self._serve(model, engine)
             if outcome is not WarmUpOutcome.COMPLETED:
@@ -274,9 +275,9 @@ class WarmUpRun(threading.Thread):
         return outcome, detail
 
     def _serve(self, model: Mapping[str, Any], engine: int | None) -> tuple[WarmUpOutcome, str]:
-        """Send the first request that the server accepts, to the engine of rank ``engine`` if given.
+        """Send requests until the server accepts one, to the engine of rank ``engine`` if given.
 
-        Only vLLM's generating endpoints read the header for that; a pooling server chooses the engine itself.
+        Only vLLM's generating endpoints read that header; a pooling server chooses the engine itself.
         """
         outcome, detail = WarmUpOutcome.REFUSED, ""
         missing = refused = ""
@@ -295,7 +296,7 @@ class WarmUpRun(threading.Thread):
 
 
 def requests(model: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """What to send to a model, each only if the server rejected the previous one: path and body."""
+    """The path and body of each request to try, each only if the server rejected the previous one."""
     name, length = model["id"], model.get("max_model_len")
     length = length if isinstance(length, int) and length > 0 else SHORT_CONTEXT
     tokens = list(TOKENS[: max(1, min(len(TOKENS), length - 2))])

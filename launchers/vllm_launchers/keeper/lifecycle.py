@@ -12,7 +12,7 @@
     SUSPENDED      ready, unresponsive → asleep                      it is put to sleep; no request is left
     WOKEN          asleep → ready                                    it is awake and answers as before
     STOP_REQUESTED starting, ready, unresponsive, asleep → stopping  a console requested a stop or a restart
-    ENDED          starting, ready, unresponsive, asleep → stopping  it ended by itself; its leftovers are being ended
+    ENDED          starting, ready, unresponsive, asleep → stopping  it ended without a request; its leftovers are ended
     GONE           stopping → stopped                                nothing is left, as requested
     LOST           starting, stopping → failed                       nothing is left, and nobody requested that
     CANCELED       failed → stopped                                  a stop while it waited for a restart
@@ -23,12 +23,12 @@ Races, and how they are resolved (all in `Supervisor`, which alone changes the s
 - *The process dies while a stop begins.* The exit counts as requested if the stop was accepted first.
 - *A restart is requested during a stop, or a stop during a restart.* The last request counts; one stop sequence serves
   both.
-- *A keeper dies during a restart, or while it waits to start again.* The record says what to start next, how often that
-  was tried and until when it waits; the keeper that adopts continues from there.
-- *Another program binds the port between two generations.* The keeper holds it (`Reservation`) from the moment the
-  old process releases it.
-- *A request comes while the keeper ends.* It is answered "gone"; the console takes the lock and starts a new keeper.
-- *A pid is reused.* Own children keep their pid until reaped; all others are signaled by pidfd.
+- *A keeper dies during a restart, or while it waits to start again.* The record says what to start next, how many
+  attempts were made and how long to wait; the keeper that adopts the server continues from there.
+- *Another program binds the port between two generations.* The keeper holds the port (`Reservation`) from the moment
+  the old process releases it.
+- *A request arrives while the keeper ends.* It is answered "gone"; the console takes the lock and starts a new keeper.
+- *A pid is reused.* Children keep their pid until they are reaped; all other processes are signaled by pidfd.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ TRANSITIONS: dict[Transition, tuple[frozenset[State], State]] = {
 
 
 def next_state(transition: Transition, state: State) -> State:
-    """The state after a transition. Raises ValueError if it can't happen, which would be a bug in the keeper."""
+    """The state after a transition. Raises ValueError if it is not allowed, which would be a bug in the keeper."""
     allowed, target = TRANSITIONS[transition]
     if state not in allowed:
         raise ValueError(f"{transition!r} can't happen to a server that is {state}")
@@ -91,7 +91,7 @@ def next_state(transition: Transition, state: State) -> State:
 
 
 def exit_of(status: int, requested: bool, killed: bool, at: float) -> Exit:
-    """How a process ended, from its wait status; ``killed``: the stop sequence reached SIGKILL."""
+    """The exit that a wait status describes; ``killed``: the stop sequence reached SIGKILL."""
     code = os.waitstatus_to_exitcode(status)
     how = f"exit code {code}" if code >= 0 else signal_name(-code)
     if requested:
@@ -122,17 +122,17 @@ Reply = Callable[[Mapping[str, Any]], None]
 
 
 class Probed(Value):
-    """The result of a ``/health`` probe of the process started as number ``epoch``; ``detail`` says what went wrong."""
+    """The result of probing ``/health`` of the process with start number ``epoch``; ``detail`` says what went wrong."""
 
     epoch: int
     healthy: bool
     detail: str = ""
     foreign: bool = False
-    """True if it was not probed, because a foreign process listens on its port."""
+    """Whether the probe was not sent because a foreign process listens on the port."""
 
 
 class WarmedUp(Value):
-    """The warm-up request to the process started as number ``epoch`` is over; ``golden`` are its golden answers."""
+    """The end of the warm-up of the process with start number ``epoch``; ``golden``: its golden answers."""
 
     epoch: int
     report: WarmUpReport
@@ -140,7 +140,7 @@ class WarmedUp(Value):
 
 
 class SleepProgress(Value):
-    """How far going to sleep or waking up is, of the process started as number ``epoch``; fields as in `Sleep`."""
+    """Progress of sleep or wake-up of the process with start number ``epoch``; fields as in `Sleep`."""
 
     epoch: int
     step: SleepStep
@@ -153,23 +153,23 @@ class NodeStep(StrEnum):
     """What the link to the other nodes reports."""
 
     WAITING = "waiting"
-    """The others have not all joined yet; the message says who, or why one was refused."""
+    """Not all others have joined yet; the message names the missing ones, or says why one was refused."""
     JOINED = "joined"
-    """All are there and equal: each starts its process."""
+    """All have joined and match: each starts its process."""
     MISSING = "missing"
-    """They did not all join in time, or the link can't be made."""
+    """Some did not join in time, or the link can't be made."""
     DIFFERS = "differs"
     """Node 0 refuses this node; the message says why."""
     READY = "ready"
-    """Node 0 has completed a request, with the parts of all nodes."""
+    """Node 0 has completed a request, which involved all nodes."""
     ENDED = "ended"
-    """Another node is gone, or was stopped."""
+    """Another node is gone or was stopped."""
 
 
 class NodeNews(Value):
-    """News of the other nodes of the process started as number ``epoch``; ``message`` is a clause for people.
+    """News about the other nodes, for the process with start number ``epoch``; ``message`` is a clause for users.
 
-    ``requested``: the other node was stopped by a person.
+    ``requested``: a person stopped the other node.
     """
 
     epoch: int
@@ -179,21 +179,21 @@ class NodeNews(Value):
 
 
 class PreparedStep(Value):
-    """What prepared process number ``epoch`` reports; None: it has closed its side."""
+    """A message from prepared process number ``epoch``; None: it has closed its end of the socket."""
 
     epoch: int
     message: Mapping[str, Any] | None
 
 
 class LaunchRequested(Value):
-    """A console launches what was prepared for it; ``lock`` is that of the server's folder, -1: it never will."""
+    """A console launches what was prepared for it; ``lock``: the server folder's lock, or -1 if it never will."""
 
     request: Mapping[str, Any]
     lock: int
 
 
 class ChildEnded(Value):
-    """Some child has ended (SIGCHLD); reap to see which."""
+    """A child has ended (SIGCHLD); reap to see which."""
 
 
 class AdoptedEnded(Value):
@@ -203,32 +203,32 @@ class AdoptedEnded(Value):
 
 
 class LogLost(Value):
-    """The log is not writable: bytes lost so far, and why."""
+    """The log is not writable; ``lost``: bytes lost so far."""
 
     lost: int
     why: str
 
     @property
     def sentence(self) -> str:
-        """The text of a note and of the record."""
+        """The text for a note and for the record."""
         return f"log not writable ({self.why}); {self.lost} bytes lost so far"
 
 
 class LogRecovered(Value):
-    """The log is writable again: bytes that were lost."""
+    """The log is writable again; ``lost``: bytes that were lost."""
 
     lost: int
 
     @property
     def sentence(self) -> str:
-        """The text of a note and of the record."""
+        """The text for a note and for the record."""
         return f"log writable again; {self.lost} bytes were lost"
 
 
 class ConsoleRequest(Value):
-    """A console's request, checked to come from this user; ``reply`` must be called once.
+    """A console's request, verified to come from this user; ``reply`` must be called once.
 
-    ``abandoned`` is set once the client is gone: a request that is still queued then is not executed.
+    ``abandoned`` is set once the client is gone; a request still in the queue is then not executed.
     """
 
     request: Mapping[str, Any]
@@ -237,7 +237,7 @@ class ConsoleRequest(Value):
 
 
 class Released(Value):
-    """The keeper itself got SIGTERM (as at a shutdown): the server keeps running."""
+    """The keeper itself got SIGTERM, for example at a shutdown: the server keeps running."""
 
 
 class HelperFailed(Value):

@@ -1,6 +1,6 @@
 """Where a server runs: pids and start times are valid only within one boot and one PID namespace.
 
-Containers of one machine, or several machines, may share a home folder. A server that runs elsewhere is shown here, and
+Containers on one machine, or several machines, may share a home folder. A server that runs elsewhere is shown here but
 never declared dead, adopted, restarted or removed.
 """
 
@@ -35,7 +35,7 @@ def here() -> Location:
 
 
 def is_here(record: ServerRecord) -> bool:
-    """Whether the pids in a record are valid here. An attached endpoint's has none."""
+    """Whether the pids in a record are valid here. An attached endpoint has none."""
     there, now = record.location, here()
     return there is None or (there.boot_id == now.boot_id and there.pid_namespace == now.pid_namespace)
 
@@ -43,8 +43,8 @@ def is_here(record: ServerRecord) -> bool:
 def elsewhere(folder: Path, record: ServerRecord) -> str:
     """Where a server runs that can't be judged from here, as a clause; empty if it can.
 
-    For another container on this machine the locks show whether anything of the server is left: they work across
-    namespaces. For another machine the record has to be believed, unless it is this one before a reboot.
+    For another container on this machine, locks show whether anything of the server is left, because they work across
+    namespaces. For another machine the record is trusted, unless it is this machine before a reboot.
     """
     there, now = record.location, here()
     if there is None or not record.needs_keeper or is_here(record):
@@ -59,7 +59,7 @@ def elsewhere(folder: Path, record: ServerRecord) -> str:
 
 
 def ended_with(record: ServerRecord) -> str:
-    """What ended a server together with its surroundings, as a clause; empty if they still exist."""
+    """What ended a server along with its machine or container, as a clause; empty if those still exist."""
     boots = [one.boot_id for one in (record.server, record.keeper) if one is not None]
     if any(boot != processes.boot_id() for boot in boots):
         return "the machine was rebooted since"
@@ -67,9 +67,9 @@ def ended_with(record: ServerRecord) -> str:
 
 
 def _output_is_held(folder: Path) -> bool | None:
-    """Whether a process has a server's output as keepers hand it out; None if locks don't work.
+    """Whether a process has a server's output open the way keepers hand it out; None if locks don't work.
 
-    Some network file systems grant every lock, others refuse all.
+    Some network file systems grant every lock, and others refuse all.
     """
     opened: list[int] = []
     try:
@@ -92,8 +92,8 @@ def _output_is_held(folder: Path) -> bool | None:
 def _open_to_lock(output: Path) -> int:
     """Open a server's output without creating it. Raises OSError.
 
-    For writing: NFS refuses to lock a file exclusively that is open only for reading. Not for both: a process that has
-    it open that way counts as a process of the server (`process_group`), if only for this moment.
+    For writing, because NFS refuses an exclusive lock on a file open only for reading. Not for both, because a process
+    that has it open that way counts as one of the server's (`process_group`), if only for this moment.
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

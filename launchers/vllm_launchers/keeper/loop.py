@@ -1,7 +1,7 @@
-"""The process of a keeper: its request comes as JSON on standard input, its answer goes to standard output.
+"""The keeper process: its request arrives as JSON on standard input; its answer goes to standard output.
 
-Started only by `client`, which has taken the folder's lock and passes it on open; or to prepare a start by
-`prepared_launch`, which has none yet. Everything it will ever need is imported at the start, so that an update of the
+Only two modules start it: `client`, which takes the folder's lock and passes it on open, and `prepared_launch`, which
+prepares a start and has no lock yet. Everything a keeper ever needs is imported at the start, so that an update of the
 package does not affect a running keeper.
 
 Helper threads and signals only post events; one loop (`Keeper`) acts on them. Only the loop changes the server's state,
@@ -71,11 +71,11 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 FLUSH_SECONDS = 5.0
 CHECK_SECONDS = 1.5
-"""Between two checks of the keeper's files; probes wake the loop every two seconds anyway."""
+"""Interval between checks of the keeper's files; probes wake the loop every two seconds anyway."""
 
 
 class Keeper:
-    """Supervises one server: start, restart or adopt with ``server``, then `run` until that is over."""
+    """Supervises one server: start, restart or adopt it with ``supervisor``, then `run` until that is over."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Keeper:
         lock: int,
         events: queue.SimpleQueue[Event] | None = None,
     ) -> None:
-        """``events`` are those of a process that was prepared before."""
+        """``events``: those of a process that was prepared earlier."""
         self._events: queue.SimpleQueue[Event] = events if events is not None else queue.SimpleQueue()
         self._let_go = self._replaced = False
         post, spec = self._events.put, record.current.spec
@@ -107,7 +107,7 @@ class Keeper:
     def run(self) -> None:
         """Run until the server is stopped or has failed for good, or the keeper gets SIGTERM.
 
-        A keeper whose record can't be written stays: otherwise it would be unknown how its server ended.
+        A keeper whose record can't be written keeps running: otherwise nobody would know how its server ended.
         """
         fault = ""
         while not self._let_go and not self._done():
@@ -140,7 +140,7 @@ class Keeper:
             self._check_files()
 
     def _check_files(self) -> None:
-        """From time to time: release the server if another keeper has it, and restore deleted files."""
+        """Every `CHECK_SECONDS`: release the server if another keeper has it, and restore deleted files."""
         now, records, note = time.monotonic(), self.supervisor.record_writer, self.supervisor.note
         if now - self._checked_at < CHECK_SECONDS or records.folder_gone:
             return
@@ -220,7 +220,7 @@ class Keeper:
         event.reply(answer)
 
     def _forget(self) -> None:
-        """The server's folder is about to be removed: its record is no longer needed."""
+        """Stop maintaining the record: the server's folder is about to be removed."""
         if not self.supervisor.over:
             raise StillAliveError(f"{self.supervisor.record.name} is not stopped; stop it first")
         self._let_go = True
@@ -242,7 +242,7 @@ class Keeper:
 
 
 def _console(request: Mapping[str, Any]) -> ProcessIdentity | None:
-    """The process that waits for a request to be carried out."""
+    """The process that waits for the request to complete."""
     console = request.get("console")
     return wire.from_plain(ProcessIdentity, console) if console else None
 
@@ -253,7 +253,7 @@ def failure(error: KeeperError) -> dict[str, str]:
 
 
 def main(folder: Path, lock_fd: int) -> None:
-    """Become the keeper of a folder; report to the starter on standard output whether that worked."""
+    """Become a folder's keeper; report on standard output whether that worked."""
     open_standard_streams()
     os.set_inheritable(lock_fd, False)
     request = json.loads(sys.stdin.buffer.read())
@@ -265,7 +265,7 @@ def main(folder: Path, lock_fd: int) -> None:
 
 
 def prepare(socket_fd: int) -> None:
-    """Prepare a server's first process, and become its keeper if it is launched."""
+    """Prepare a server's first process, and become its keeper when it is launched."""
     open_standard_streams()
     control = socket.socket(fileno=socket_fd)
     os.set_inheritable(socket_fd, False)
@@ -321,7 +321,7 @@ def _begin(request: Mapping[str, Any], folder: Path, lock: int, umask: int, held
             keeper.supervisor.have_prepared(held.process, spec)
         keeper.supervisor.start_next(spec)
         return keeper
-    if record.inherited is not None:  # not the environment of the console that happens to start this keeper
+    if record.inherited is not None:  # not the environment of whichever console started this keeper
         environment = restored_environment(record.inherited, record.current.spec.secret_names, environment)
         context = KeeperContext(folder, environment, record.inherited.umask, tuning)
     keeper = Keeper(context, record, secrets, lock)
@@ -339,9 +339,9 @@ def _new_record(name: str, spec: object, recording: Recording | None, shell: Inh
 
 
 def _detach() -> int:
-    """Leave the starter's session for good; returns the file mode mask for the server.
+    """Leave the starter's session for good; return the umask for the server.
 
-    Two forks: the first child leads a session without a terminal, the second can never get one.
+    Two forks: the first child leads a session without a terminal, and the second can never acquire one.
     """
     if os.fork():
         os._exit(0)
@@ -355,7 +355,7 @@ def _detach() -> int:
 
 
 def _become_subreaper() -> None:
-    """Have orphaned descendants re-parented to this process, where the kernel allows it."""
+    """Have orphaned descendants reparented to this process, where the kernel allows it."""
     with contextlib.suppress(OSError, AttributeError):
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         prctl(PR_SET_NAME, processes.KEEPER_TITLE.encode(), 0, 0, 0)
@@ -363,7 +363,7 @@ def _become_subreaper() -> None:
 
 
 def _redirect_output() -> None:
-    """Standard input and output to ``/dev/null``; Python's own errors still go to ``keeper.log``."""
+    """Redirect standard input and output to ``/dev/null``; Python's own errors still go to ``keeper.log``."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)

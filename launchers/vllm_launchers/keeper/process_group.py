@@ -1,22 +1,22 @@
-"""A server's process group: which processes belong to a server, and how that is known.
+"""Which processes belong to a server, and how a keeper can tell.
 
-Five criteria, none of them an environment variable (vLLM's process titles wipe ``/proc/PID/environ``):
+There are five criteria. None is an environment variable, because vLLM's process titles wipe ``/proc/PID/environ``:
 
-- *Descent.* Every descendant of the server. A keeper is a sub-reaper, so what its server orphans descends from the
-  keeper: everything below the keeper except the sidecar and a prepared process is the server's.
-- *Session.* While the server itself lives, every process of the session that it leads.
+- *Descent.* Every descendant of the server. A keeper is a subreaper, so the server's orphans descend from the keeper:
+  everything below the keeper except the sidecar and a prepared process belongs to the server.
+- *Session.* While the server itself is alive, every process in the session that it leads.
 - *The output file.* A keeper gives its server the file ``server.output``, open for reading *and* writing, as standard
-  output. No process opens it that way by accident: a reader (``tail -f``) has it open for reading, a writer for
-  writing. A keeper that did not start the server relies on this. A pid and a start time in a record prove nothing by
-  themselves: records are copied, restored from backups and edited. It is also checked once the leader is gone: then the
-  number of its session alone proves little.
-- *The recorded group.* ``members.json``: the processes at the last poll and their shared memory, written down for the
-  next keeper. It covers a process with a session and an output of its own whose keeper and parent died together. It
-  counts only for the very server and output file that it was written for, so a copied folder names no one.
-- *The message queue*, for a server whose workers Ray runs. They are children of the raylet, as are the workers of other
-  jobs. One is the server's if it belongs to this user and has mapped a queue (``/dev/shm/psm_…``) that a process below
-  the server has mapped: vLLM's executor gives the random name to its own workers only. A worker has it from before
-  it loads weights. It is found while both live, then the recorded group covers it.
+  output. No process opens it that way by accident: a reader (``tail -f``) opens it for reading, a writer for writing. A
+  keeper that did not start the server relies on this. A pid and a start time in a record prove nothing by themselves,
+  because records are copied, restored from backups and edited. The file is also checked once the leader is gone,
+  because then the number of its session alone proves little.
+- *The recorded group.* ``members.json``: the processes at the last poll and their shared memory, recorded for the next
+  keeper. It covers a process with its own session and output whose keeper and parent died together. It counts only for
+  the very server and output file that it was written for, so in a copied folder it names nobody.
+- *The message queue*, for a server whose workers Ray runs. They are children of the raylet, like the workers of other
+  jobs. A worker is the server's if it belongs to this user and has mapped a queue (``/dev/shm/psm_…``) that a process
+  below the server has mapped: vLLM's executor gives the random name only to its own workers. A worker has the queue
+  before it loads weights. It is found while both are alive; after that, the recorded group covers it.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from vllm_launchers.values import NOTHING, Value
 FILE = "members.json"
 LONGEST_FILE = 1 << 20
 POLL_STARTING_SECONDS, POLL_SECONDS = 1.0, 15.0
-"""Between two polls of the group: processes appear while a server starts, and rarely later."""
+"""Intervals between polls of the group: processes appear while a server starts, and rarely later."""
 STARTING_POLLS = 60
-"""How many polls are made at the first rate."""
+"""Number of polls at the first interval."""
 SHARED_MEMORY_POLL = 5
-"""Every fifth poll also reads which shared memory they have mapped: that takes longer."""
+"""Every fifth poll also reads which shared memory the processes have mapped, which takes longer."""
 DELETED = " (deleted)"
 """The suffix that the kernel adds to the name of an open file that has been removed."""
 RAYLET = "raylet"
-"""The process name of Ray's own process on each machine, the parent of its workers."""
+"""Process name of Ray's own process on each machine, the parent of its workers."""
 QUEUE = "psm_"
-"""How the shared memory of Python's ``multiprocessing``, which vLLM's message queues are, is called."""
+"""Name prefix of shared memory from Python's ``multiprocessing``, such as vLLM's message queues."""
 
 
 class RecordedGroup(Value):
@@ -63,8 +63,9 @@ class RecordedGroup(Value):
 class ProcessGroup:
     """The processes of one server, as its keeper knows them.
 
-    ``keeper_pid`` is set if this keeper started the server: then its orphans are re-parented to the keeper.
-    ``shared_memory``: the files there that its processes had mapped, name and inode. ``ray``: Ray runs its workers.
+    ``keeper_pid`` is set if this keeper started the server, so that its orphans are reparented to the keeper.
+    ``shared_memory``: files in ``/dev/shm`` that its processes have mapped (name to inode). ``ray``: Ray runs its
+    workers.
     """
 
     def __init__(
@@ -84,16 +85,16 @@ class ProcessGroup:
         self.shared_memory = dict(shared_memory)
         self._ray = ray
         self._raylets: set[ProcessIdentity] = set()
-        """Those that were seen to run a worker of the server."""
+        """Raylets that were seen to run a worker of the server."""
         self._has_output: dict[ProcessIdentity, bool] = {}
-        """Which processes have the output open. Cached: a process can't get it later."""
+        """Whether each process has the output open. Cached, because a process can't acquire it later."""
         self._polls = 0
         self._polled_at = float("-inf")
 
     @cached_property
     def proven(self) -> bool:
         """Whether the process with the server's pid and start time is the server: this keeper started it, or it has the
-        output open. Checked once: a server may close its output later."""
+        output open. Checked only once, because a server may close its output later."""
         return self.keeper_pid is not None or has_output(self.server.pid, self.output)
 
     @property
@@ -103,7 +104,7 @@ class ProcessGroup:
 
     @property
     def dead_raylet(self) -> ProcessIdentity | None:
-        """A process of Ray's own that ran a worker of the server, and has ended."""
+        """A raylet that ran a worker of the server and has ended."""
         return next((one for one in self._raylets if not processes.alive(one)), None)
 
     @classmethod
@@ -114,10 +115,10 @@ class ProcessGroup:
 
     @classmethod
     def adopted(cls, folder: Path, server: ProcessIdentity | None, *, ray: bool) -> ProcessGroup | None:
-        """The group of a server that another keeper started, with what that one recorded; None if it never started."""
+        """The group of a server that another keeper started, with what it recorded; None if it never started."""
         if server is None:
             return None
-        for torn in folder.glob(f".{FILE}.*"):  # of a keeper that died while it wrote
+        for torn in folder.glob(f".{FILE}.*"):  # left by a keeper that died while writing
             torn.unlink(missing_ok=True)
         before, output = recorded(folder), folder.resolve() / OUTPUT
         known = set(before.members) if before.server == server else set()
@@ -129,7 +130,7 @@ class ProcessGroup:
         return processes.alive(self.server) and not self.proven
 
     def poll(self, now: float, apart: Sequence[int] = ()) -> None:
-        """Refresh the group if it is time, so that it stays known when this keeper dies; ``now`` is monotonic.
+        """Refresh the group if a poll is due, so that it stays known if this keeper dies; ``now`` is monotonic.
 
         ``apart``: pids of the keeper's other children, such as the sidecar.
         """
@@ -148,12 +149,12 @@ class ProcessGroup:
                 _write(self, members)
 
     def poll_soon(self) -> None:
-        """Make the next poll due at once, with shared memory: a server has mapped all of it once it is ready."""
+        """Make the next poll due now, with shared memory: a server has mapped all of it once it is ready."""
         self._polled_at = float("-inf")
         self._polls += -self._polls % SHARED_MEMORY_POLL + SHARED_MEMORY_POLL - 1
 
     def refresh(self, apart: Sequence[int] = ()) -> list[ProcessIdentity]:
-        """All processes that are left, the server first; also writes them down."""
+        """All remaining processes, the server first; also records them."""
         if self.server.boot_id != processes.boot_id():
             return []
         table = processes.table()
@@ -194,7 +195,7 @@ class ProcessGroup:
         return found
 
     def _by_queue(self, table: Table, found: set[int]) -> set[int]:
-        """Workers that Ray runs for the server; ``found`` are the processes known by other criteria."""
+        """Workers that Ray runs for the server; ``found``: the processes known from other criteria."""
         parents = {one.parent for one in table.values()}
         raylets = [pid for pid in parents if processes.title(pid) == RAYLET]
         below = processes.descendants(table, raylets)
@@ -208,10 +209,10 @@ class ProcessGroup:
         return workers
 
     def _with_own_queues(self, table: Table, found: set[int], raylets: Sequence[int]) -> set[int]:
-        """Those of ``found`` that have only queues of the server: none that a raylet runs, nor what such a one started.
+        """Those of ``found`` whose queues are all the server's: not a raylet's children, nor their descendants.
 
-        If the program was started by a job of Ray, the server itself descends from a raylet. Then only what descends
-        from the server counts.
+        If a Ray job started this program, the server itself descends from a raylet. Then only descendants of the server
+        count.
         """
         root = self.server.pid if self.keeper_pid is None else self.keeper_pid
         below = {raylet: processes.descendants(table, [raylet]) for raylet in raylets}
@@ -224,7 +225,7 @@ class ProcessGroup:
 
     def _holds_output(self, process: ProcessStat) -> bool:
         if self.keeper_pid is not None:
-            return False  # then it descends from the keeper
+            return False  # then it is a descendant of the keeper
         who = processes.identity_of(process)
         if who not in self._has_output:
             self._has_output[who] = has_output(process.pid, self.output)
@@ -237,7 +238,7 @@ class ProcessGroup:
 
 
 def _others(table: Table, apart: Sequence[int]) -> set[int]:
-    """The processes that are not the server's: ``apart``, their descendants, and the sessions that they lead."""
+    """Processes that are not the server's: ``apart``, their descendants, and the sessions they lead."""
     if not apart:
         return set()
     below = processes.descendants(table, apart)
@@ -245,26 +246,26 @@ def _others(table: Table, apart: Sequence[int]) -> set[int]:
 
 
 def shared_memory(pid: int) -> dict[str, int]:
-    """The shared memory files that a process has mapped and that still exist: name to inode.
+    """The existing shared memory files that a process has mapped: name to inode.
 
-    Only files of this process's own ``/dev/shm``: a container may have another, with the same inode numbers.
+    Only files in this process's own ``/dev/shm``: a container may have another, with the same inode numbers.
     """
     inodes = {file.inode for file in _mapped_shared_memory(pid)}
     if not inodes:
         return {}
-    # By inode: a semaphore is mapped under the temporary name that it had first.
+    # By inode: a semaphore is mapped under its original temporary name.
     with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
         return {entry.name: entry.inode() for entry in entries if entry.inode() in inodes}
     return {}
 
 
 def _queues(pid: int) -> list[int]:
-    """The inodes of the message queues that a process has mapped."""
+    """Inodes of the message queues that a process has mapped."""
     return [file.inode for file in _mapped_shared_memory(pid) if file.path.startswith(f"{SHARED_MEMORY}/{QUEUE}")]
 
 
 def _mapped_shared_memory(pid: int) -> list[MappedFile]:
-    """The mapped files of this process's own ``/dev/shm``, which also include removed ones."""
+    """A process's mapped files in our own ``/dev/shm``, including removed ones."""
     try:
         device = os.stat(SHARED_MEMORY).st_dev  # noqa: PTH116 - as below
     except OSError:
@@ -274,7 +275,7 @@ def _mapped_shared_memory(pid: int) -> list[MappedFile]:
 
 
 def recorded(folder: Path) -> RecordedGroup:
-    """What a keeper wrote down in a server's folder; nothing if the folder is a copy, or the file can't be read."""
+    """What a keeper recorded in a server's folder; empty if the folder is a copy or the file can't be read."""
     path = folder / FILE
     try:
         if path.is_symlink() or path.stat().st_size > LONGEST_FILE:
@@ -286,7 +287,7 @@ def recorded(folder: Path) -> RecordedGroup:
 
 
 def _write(group: ProcessGroup, members: Sequence[ProcessIdentity]) -> None:
-    """Write the group down. If that fails (disk full), it is tried again when a new process is found."""
+    """Record the group. If that fails (disk full), it is retried when a new process is found."""
     with contextlib.suppress(OSError):
         server = group.server
         document = {
@@ -306,15 +307,15 @@ def _decoded(document: Mapping[str, Any]) -> RecordedGroup:
 
 
 def _file_identity(path: Path) -> list[int]:
-    """Device and inode: a copy has others. Raises OSError."""
+    """Device and inode, which differ in a copy. Raises OSError."""
     status = path.stat(follow_symlinks=False)
     return [status.st_dev, status.st_ino]
 
 
 def has_output(pid: int, output: Path) -> bool:
-    """Whether a process of this user has a server's output open as only keepers hand it out.
+    """Whether a process of this user has a server's output open the way only keepers hand it out.
 
-    Keepers have it too: callers exclude them.
+    Keepers have it open too: callers exclude them.
     """
     return processes.owner(pid) == os.getuid() and holds_open(pid, output, os.O_RDWR)
 
@@ -325,13 +326,13 @@ def is_sidecar(pid: int, log: Path) -> bool:
 
 
 def holds_open(pid: int, path: Path, *access: int) -> bool:
-    """Whether a process has this very file open in one of these modes (``os.O_RDWR``, …); False if that is hidden."""
+    """Whether a process has this exact file open in one of these modes (``os.O_RDWR``, …); False if that is hidden."""
     try:
         wanted = path.stat(follow_symlinks=False)
     except OSError:
         wanted = None
     for number, link in (descriptors(pid) or {}).items():
-        # By name before the stat: a file on a network server that is gone would make that wait.
+        # Compare names before calling stat, which could hang for a file on an unreachable network server.
         if os.path.basename(link).removesuffix(DELETED) != path.name:  # noqa: PTH119 - processes have many files
             continue
         if _leads_to(pid, number, link, path, wanted) and access_mode(pid, number) in access:

@@ -1,4 +1,4 @@
-"""The keeper's writes: its server's record, one transition at a time, and notes about its own problems."""
+"""What a keeper writes: its server's record, one transition at a time, and notes about its own problems."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ NOTE_LENGTH = 4096
 """Maximum characters of a note."""
 CATCH_UP_SECONDS = 1.0
 RESTORED = "was deleted; restored"
-"""The end of a note about a deleted file."""
+"""Suffix of a note about a deleted file."""
 OVERWRITTEN = "was overwritten; restored"
-"""The end of a note about a record that could no longer be read."""
+"""Suffix of a note about a record that had become unreadable."""
 
 
 class Notes:
@@ -62,8 +62,8 @@ class Notes:
     def bound(self) -> None:
         """Start a new file when this one is full.
 
-        Python's own messages (standard error) then go to the new one too: otherwise they would fill an unbounded file,
-        and after the next rotation an unnamed one.
+        Python's own messages (standard error) are redirected to the new file, too: otherwise they would keep growing
+        the old one, and after the next rotation an unnamed one.
         """
         with contextlib.suppress(OSError):
             full = self._path.stat(follow_symlinks=False)
@@ -90,19 +90,19 @@ class RecordWriter:
         self._mark: int | None = None
         self._tried_at = 0.0
         self._readable: tuple[int, int, int] | None = None
-        """The file, as it was when it could last be read."""
+        """Inode, modification time and size of the file when it was last readable."""
         self.trouble = ""
         """Why the file is stale; empty if it is not."""
 
     @property
     def record(self) -> ServerRecord:
-        """The record as it is now."""
+        """The current record."""
         return self._record
 
     def change(self, *, insist: bool = False, **fields: Any) -> None:
         """Change fields of the record and write it. ``insist``: change nothing if it can't be written.
 
-        Raises `UnwrittenError` in that case only. After any error nothing has changed.
+        Raises `UnwrittenError`, only if ``insist``. After any error nothing has changed.
         """
         before = self._record
         self._record = replace(before, **fields)
@@ -128,7 +128,7 @@ class RecordWriter:
         insist: bool = False,
         **fields: Any,
     ) -> None:
-        """Change the state by a transition, and the present generation and other fields in the same write.
+        """Change the state by a transition, and the current generation and other fields in the same write.
 
         Raises `UnwrittenError` like `change`.
         """
@@ -140,7 +140,7 @@ class RecordWriter:
         self._note(f"{transition}: {before} → {state}" + (f" ({reason})" if reason else ""))
 
     def write(self) -> None:
-        """Write the record; on failure (disk full) note that once, set `trouble` and mark the file."""
+        """Write the record. On failure (disk full), note that once, set `trouble` and mark the file."""
         self._tried_at = time.monotonic()
         try:
             folders.write_record(self._folder, self._record)
@@ -158,15 +158,15 @@ class RecordWriter:
             self._unmark()
 
     def catch_up(self) -> None:
-        """Retry a failed write about once a second; keep the notes' file bounded."""
+        """Retry a failed write about once a second; keep ``keeper.log`` bounded."""
         self._note.bound()
         if self.trouble and (self._mark is None or time.monotonic() - self._tried_at >= CATCH_UP_SECONDS):
             self.write()
 
     def restore(self) -> str:
-        """Write the record again if it was deleted, or overwritten with what can't be read; says which, if so.
+        """Rewrite the record if it was deleted or overwritten with something unreadable; returns which, if so.
 
-        A record of a newer version stays: whoever wrote it knows more.
+        A record of a newer version is left alone, because its writer knows more.
         """
         if self.trouble or not (happened := self._lost()):
             return ""
@@ -174,7 +174,7 @@ class RecordWriter:
         return "" if self.trouble else happened
 
     def _lost(self) -> str:
-        """`RESTORED` or `OVERWRITTEN`; empty while the file is readable."""
+        """`RESTORED` or `OVERWRITTEN`; empty if the file is readable."""
         try:
             status = os.lstat(self._folder / RECORD)
         except FileNotFoundError:

@@ -19,7 +19,7 @@ class State(StrEnum):
     READY = "ready"
     UNRESPONSIVE = "unresponsive"
     ASLEEP = "asleep"
-    """Its process lives and holds little GPU memory; it answers nobody until it is woken up."""
+    """The process is alive and holds little GPU memory; it serves no requests until it is woken up."""
     STOPPING = "stopping"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -31,24 +31,24 @@ class State(StrEnum):
 
 
 class RestartMode(StrEnum):
-    """When a keeper restarts its server automatically."""
+    """Whether a keeper restarts its server automatically."""
 
     NEVER = "never"
     ON_FAILURE = "on-failure"
 
 
 class NotRetryable(Value):
-    """A failure that is not retryable: a log line that matches ``pattern`` (a regular expression, case-insensitive)
-    shows that another start would fail the same way. ``reason`` is one sentence for users."""
+    """A failure that is not retryable: a log line that matches ``pattern`` (a case-insensitive regular expression)
+    shows that another start would fail the same way. ``reason`` is a sentence for users."""
 
     pattern: str
     reason: str
 
 
 class RestartPolicy(Value):
-    """Automatic restarts: when, how many in a row at most, and the first back-off (doubled up to the cap).
+    """Automatic restarts: whether, the maximum number in a row, and the initial back-off (doubled up to the cap).
 
-    A server that ends before it was ready is not restarted if its log shows one of ``not_retryable``.
+    A server that ends before it was ready is not restarted if its log matches one of ``not_retryable``.
     """
 
     mode: RestartMode = RestartMode.NEVER
@@ -59,7 +59,7 @@ class RestartPolicy(Value):
 
 
 class ProcessIdentity(Value):
-    """The identity of a process: pids are reused, pid + start time within one boot are not.
+    """The identity of a process: pids are reused, but pid and start time are unique within one boot.
 
     ``start_time`` is field 22 of ``/proc/PID/stat``, in clock ticks since boot.
     """
@@ -70,11 +70,11 @@ class ProcessIdentity(Value):
 
 
 class WarmUp(Value):
-    """One request that the keeper sends before it calls a server ready, so that "ready" means a completed request.
+    """A request that the keeper sends before it calls a server ready, so that "ready" means a completed request.
 
-    ``engines`` is the number of data-parallel engines: that many requests are sent. Each engine of a generating server
-    gets one; a pooling server distributes them itself. ``api_key`` names the server's API key among ``secret_names``,
-    empty for none. ``timeout_seconds``: how long a response may take.
+    ``engines``: the number of data-parallel engines, and of requests sent. Each engine of a generating server gets one;
+    a pooling server distributes them itself. ``api_key``: the name of the server's API key among ``secret_names``,
+    empty if it has none. ``timeout_seconds``: time limit for a response.
     """
 
     engines: int = 1
@@ -88,18 +88,18 @@ class WarmUpOutcome(StrEnum):
     UNDER_WAY = "under way"
     COMPLETED = "completed"
     SKIPPED = "skipped"
-    """The server had completed requests already."""
+    """The server had already completed requests."""
     REFUSED = "refused"
-    """It did not reach the engine (a 4xx response, no endpoint, no response from the API in time): whether the server
-    can serve is unknown. No response in time is a failure if Ray runs its workers."""
+    """The request did not reach the engine (a 4xx response, no endpoint, no response from the API in time), so it is
+    unknown whether the server can serve. With Ray workers, no response in time is a failure."""
     FAILED = "failed"
-    """The server accepted it and could not serve it."""
+    """The server accepted the request but could not serve it."""
 
 
 class WarmUpReport(Value):
-    """The warm-up of one generation: ``at`` (Unix seconds) it was sent; it took ``seconds``, None while under way.
+    """The warm-up of one generation: sent ``at`` (Unix seconds); it took ``seconds``, None while under way.
 
-    Its tokens are part of the server's counters, which are totals. ``detail`` says why it was not completed, a clause.
+    The server's counters, which are totals, include its tokens. ``detail``: why it was not completed, as a clause.
     """
 
     at: float
@@ -109,7 +109,7 @@ class WarmUpReport(Value):
 
 
 class GoldenAnswer(Value):
-    """A greedy answer to a golden prompt. ``tokens`` are empty for a vLLM that does not return token ids."""
+    """A greedy answer to a golden prompt. ``tokens`` is empty if vLLM does not return token ids."""
 
     prompt: str
     text: str
@@ -117,7 +117,7 @@ class GoldenAnswer(Value):
 
 
 class Location(Value):
-    """Where a keeper runs: pids are comparable within one boot and one PID namespace (its inode)."""
+    """Where a keeper runs: pids are comparable only within one boot and one PID namespace (given by its inode)."""
 
     hostname: str
     machine_id: str
@@ -126,11 +126,11 @@ class Location(Value):
 
 
 class NodeSpec(Value):
-    """This machine's part of a server over ``count`` machines: node ``rank`` of them; node 0 serves.
+    """This machine's part of a server with ``count`` nodes: node ``rank``; node 0 serves.
 
-    The keepers of all nodes are linked over ``master`` (node 0's address) and ``port``: see `node_link`. ``seconds`` is
-    how long they wait for each other. ``fingerprint`` is what has to be equal on all nodes, by label: versions, hashes,
-    flags; an empty value means unknown.
+    The keepers of all nodes are linked through ``master`` (node 0's address) and ``port``; see `node_link`.
+    ``seconds``: how long they wait for each other. ``fingerprint``: what must be equal on all nodes, by label
+    (versions, hashes, flags); an empty value means unknown.
     """
 
     rank: int
@@ -142,12 +142,12 @@ class NodeSpec(Value):
 
     @property
     def headless(self) -> bool:
-        """Whether it serves no HTTP."""
+        """Whether this node serves no HTTP."""
         return self.rank > 0
 
     @property
     def text(self) -> str:
-        """Which it is, for people."""
+        """The node's description for users."""
         return f"node {self.rank} of {self.count}" + (", headless" if self.headless else "")
 
 
@@ -155,9 +155,9 @@ class LaunchSpec(Value):
     """What a keeper runs.
 
     ``environment`` is added to what the keeper inherited. ``secret_names`` holds only the *names* of secrets; their
-    values exist only in the memory of the keeper and its server. ``sidecar`` is a command that runs beside the server
-    and is ended with it; ``{pid}``, ``{start_time}`` and ``{generation}`` in it are filled in. ``details`` belongs to
-    the console (preset, engine, flags, …): the keeper stores it and does not interpret it.
+    values exist only in the memory of the keeper and its server. ``sidecar``: a command that runs beside the server and
+    is ended with it; ``{pid}``, ``{start_time}`` and ``{generation}`` in it are filled in. ``details`` belongs to the
+    console (preset, engine, flags, …): the keeper stores it without interpreting it.
     """
 
     argv: tuple[str, ...]
@@ -168,34 +168,33 @@ class LaunchSpec(Value):
     cwd: str = "/"
     restart: RestartPolicy = RestartPolicy()
     drain_seconds: float = 0.0
-    """How long a serving server may finish its requests after SIGTERM, on top of the stop sequence's own timeout."""
+    """Time to finish requests after SIGTERM, on top of the stop sequence's own timeout."""
     log_bytes: int = 64 * 1024 * 1024
     log_files: int = 4
     sidecar: tuple[str, ...] = ()
     probe: bool = False
-    """Whether it gets the probe, which records in the folder ``probe`` beside its record."""
+    """Whether to load the probe, which records into the folder ``probe`` beside the record."""
     tls: bool = False
-    """Whether it serves TLS (https) instead of plain HTTP."""
+    """Whether the server uses TLS (https) instead of plain HTTP."""
     warm_up: WarmUp | None = None
-    """None: it is ready as soon as ``/health`` returns 200."""
+    """If None, the server is ready as soon as ``/health`` returns 200."""
     reuse_port: bool = False
-    """Whether it binds its port with SO_REUSEPORT, as vLLM up to 0.24 does."""
+    """Whether the server binds its port with SO_REUSEPORT, as vLLM up to 0.24 does."""
     prepared_argv: tuple[str, ...] = ()
-    """Starts the same server as ``argv`` in two steps (`preparation`); empty if it can't, or shall not, be
-    prepared."""
+    """Starts the same server as ``argv`` in two steps (`preparation`); empty if it can't or shouldn't be prepared."""
     rollback: bool = False
-    """Whether a restart goes back to the earlier flags if this generation fails before it is ready."""
+    """Whether to return to the previous flags if this generation fails before it is ready."""
     sleep_mode: bool = False
-    """Whether it can sleep: vLLM's sleep mode, with its routes for developers."""
+    """Whether the server can sleep: vLLM's sleep mode and its development routes are enabled."""
     node: NodeSpec | None = None
-    """Its part of a server over several machines; None for a server of its own. A headless one has port 0."""
+    """The part in a multi-node server; None for a single-node server. A headless node has port 0."""
     ray: bool = False
-    """Whether Ray runs its workers: they are children of Ray's own process on each machine (the raylet), not of it."""
+    """Whether Ray runs the workers: they are children of the raylet on each machine, not of the server."""
     details: Mapping[str, Any] = NOTHING
 
 
 class Exit(Value):
-    """How a server's process ended. ``code`` and ``signal`` are None if they are unknown (an adopted server)."""
+    """How a server's process ended. ``code`` and ``signal`` are None if unknown (an adopted server)."""
 
     at: float
     code: int | None
@@ -206,7 +205,7 @@ class Exit(Value):
 
     @property
     def status(self) -> int | None:
-        """As Python gives it: the exit code, or the negative number of the signal; None if unknown."""
+        """Python's return code: the exit code, or the negative signal number; None if unknown."""
         if self.signal is not None and self.signal in signal.Signals.__members__:
             return -signal.Signals[self.signal].value
         return self.code
@@ -215,8 +214,8 @@ class Exit(Value):
 class Rollback(Value):
     """Why a generation runs the flags of an earlier one: generation ``failed`` ended before it was ready.
 
-    ``to`` is the generation whose flags it has; ``reason`` says how the other one ended, a clause. ``log_inode`` and
-    ``log_offset`` say where in the log the failed one begins, ``log_end`` where it ends.
+    ``to``: the generation whose flags it has. ``reason``: how the failed one ended, as a clause. In the log, the failed
+    one begins at ``log_inode`` and ``log_offset``, and ends at ``log_end``.
     """
 
     failed: int
@@ -228,10 +227,10 @@ class Rollback(Value):
 
 
 class Generation(Value):
-    """One run of a server, past or present: number, spec and times (Unix seconds).
+    """One run of a server, past or current: number, spec and times (Unix seconds).
 
-    ``rollback``: set if it replaces one that failed. ``golden`` are its answers to the golden prompts when it first
-    became ready; only a server with sleep mode has them.
+    ``rollback`` is set if it replaces one that failed. ``golden``: answers to the golden prompts when it first became
+    ready; only a server with sleep mode has them.
     """
 
     number: int
@@ -246,35 +245,36 @@ class Generation(Value):
 
 
 class PreparationStep(StrEnum):
-    """How far the preparation of a restart is."""
+    """Progress of the preparation of a restart."""
 
     IMPORTING = "importing"
     """The process starts and loads its code."""
     CHECKING = "checking"
-    """It has loaded its code, and judges its flags."""
+    """The process has loaded its code and is checking its flags."""
     ACCEPTED = "accepted"
     """The flags are accepted; the present generation is being stopped."""
     UNPREPARED = "unprepared"
-    """It can't be prepared, or what was prepared can't be used: restarted without that."""
+    """The start can't be prepared, or the prepared process can't be used: restarted without it."""
     REFUSED = "refused"
-    """The flags are refused, in the server's own words. Nothing was restarted."""
+    """The server rejected the flags, with its own message. Nothing was restarted."""
     FAILED = "failed"
-    """It ended, or took too long. Nothing was restarted."""
+    """The process ended or took too long. Nothing was restarted."""
     CANCELED = "canceled"
-    """A person canceled it, or the console that asked for it has ended. Nothing was restarted."""
+    """A person canceled it, or the console that requested it has ended. Nothing was restarted."""
 
     @property
     def under_way(self) -> bool:
-        """Whether it is still in progress."""
+        """Whether the preparation is still in progress."""
         return self in (PreparationStep.IMPORTING, PreparationStep.CHECKING, PreparationStep.ACCEPTED)
 
 
 class Preparation(Value):
-    """The preparation of a restart: its process loads and judges everything while the present generation serves.
+    """The preparation of a restart: a new process loads and checks everything while the current generation serves.
 
-    ``asked_at`` (Unix seconds) identifies it. ``step_at`` is when its present step began. ``process`` is set while it
-    lives. ``console`` is the process that waits for it: without that, it is canceled; None to continue by itself.
-    ``message`` is a sentence, of the server itself where the step is refused; ``output`` is the end of what it printed.
+    ``asked_at`` (Unix seconds) identifies it. ``step_at``: when the current step began. ``process`` is set while that
+    is alive. ``console``: the process that waits; if that ends, the preparation is canceled; None to continue
+    regardless. ``message``: a sentence, the server's own if it refused; ``output``: the end of what the process
+    printed.
     """
 
     asked_at: float
@@ -288,37 +288,37 @@ class Preparation(Value):
 
 
 class SleepStep(StrEnum):
-    """How far going to sleep or waking up is, or how it ended."""
+    """Progress or outcome of going to sleep or waking up."""
 
     DRAINING = "draining"
-    """It serves until no request is left."""
+    """The server keeps serving until no request is left."""
     SUSPENDING = "suspending"
-    """``/sleep`` was sent: weights are moved or dropped."""
+    """``/sleep`` was sent; weights are being offloaded or dropped."""
     ASLEEP = "asleep"
     WAKING = "waking"
-    """``/wake_up`` was sent; after level 2 its weights are loaded again."""
+    """``/wake_up`` was sent; after level 2, weights are reloaded."""
     CHECKING = "checking"
-    """It is awake: its answers to the golden prompts are compared with those recorded."""
+    """The server is awake; its answers to the golden prompts are compared with the recorded ones."""
     AWAKE = "awake"
     CANCELED = "canceled"
-    """It did not go to sleep, and serves on."""
+    """The server did not go to sleep and keeps serving."""
     FAILED = "failed"
-    """It could not be woken up, and was restarted."""
+    """The server could not be woken up and was restarted."""
     MISMATCH = "mismatch"
-    """It answered the golden prompts differently after waking up, and was restarted."""
+    """The server answered the golden prompts differently after waking up and was restarted."""
 
     @property
     def under_way(self) -> bool:
-        """Whether it is still in progress."""
+        """Whether the operation is still in progress."""
         return self in (SleepStep.DRAINING, SleepStep.SUSPENDING, SleepStep.WAKING, SleepStep.CHECKING)
 
 
 class Sleep(Value):
-    """A server's last going to sleep or waking up. Times are Unix seconds.
+    """The last time a server went to sleep or woke up. Times are Unix seconds.
 
-    ``asked_at`` identifies the request; ``step_at`` is when its present step began. ``console`` is the process that
-    waits while it drains: without that, it is canceled. ``message`` says how it ended, a clause. ``checked`` is how
-    many golden prompts were compared, ``differing`` lists those that were answered differently.
+    ``asked_at`` identifies the request. ``step_at``: when the current step began. ``console``: the process that waits
+    while requests drain; if that ends, the sleep is canceled. ``message``: how it ended, as a clause. ``checked``: how
+    many golden prompts were compared. ``differing``: the prompts that were answered differently.
     """
 
     level: int
@@ -334,8 +334,8 @@ class Sleep(Value):
 class Recording(Value):
     """What a simulated server continues from: its runs so far, as if launched earlier. Only the demo has one.
 
-    ``generations`` are the earlier ones; ``started_at`` and ``ready_at`` (Unix seconds) are the present one's, and
-    ``log_offset`` says where it begins in the log.
+    ``generations``: the earlier ones. ``started_at`` and ``ready_at`` (Unix seconds): those of the current one.
+    ``log_offset``: where the current one begins in the log.
     """
 
     generations: tuple[Generation, ...]
@@ -347,8 +347,7 @@ class Recording(Value):
 class Inherited(Value):
     """What a server inherited from the shell that launched it, as far as it may be recorded.
 
-    ``values`` are variables that decide how a server runs and hold no secret; ``others`` are the names of all others.
-    ``umask`` is the file mode mask.
+    ``values``: variables that affect how a server runs and hold no secret. ``others``: the names of all others.
     """
 
     values: Mapping[str, str]
@@ -359,15 +358,14 @@ class Inherited(Value):
 class ServerRecord(Value):
     """``record.json``: everything known about a server across consoles, keepers and reboots.
 
-    ``generations`` holds the last ones, oldest first; the last of them is the present one. ``log_inode`` and
-    ``log_offset`` say where in the log the present generation begins. ``attempt`` counts automatic restarts within
-    a generation. ``downtime_seconds`` is how long the last requested restart kept the server from answering.
-    ``next_spec`` is what a restart in progress starts once the present generation is gone. ``start_pending``: the
-    process of the present generation is being started and no console waits for it: if the keeper dies, the next one
-    starts it. ``location`` is where keeper and server run; None for an attached endpoint. ``unwritten`` says why
-    ``record.json`` could not be written: only what a keeper answers over its socket has it, the file never does.
-    ``preparation`` is that of a restart while the server still serves, or of one that ended with that. ``sleep`` is
-    the server's last going to sleep or waking up, None for one that never slept.
+    ``generations``: the last ones, oldest first; the last is the current one, which begins in the log at ``log_inode``
+    and ``log_offset``. ``attempt``: number of automatic restarts within a generation. ``downtime_seconds``: how long
+    the server was unavailable during the last requested restart. ``next_spec``: what a restart in progress starts once
+    the current generation is gone. ``start_pending``: the current generation's process is being started and no console
+    waits for it, so if the keeper dies, the next one starts it. ``location``: where keeper and server run; None for an
+    attached endpoint. ``unwritten``: why ``record.json`` could not be written; present only in a keeper's socket
+    answers, never in the file. ``preparation``: that of a restart while the server still serves, or of one that ended
+    at that stage. ``sleep``: the last time the server went to sleep or woke up; None if it never slept.
     """
 
     name: str
@@ -396,15 +394,15 @@ class ServerRecord(Value):
 
     @property
     def current(self) -> Generation:
-        """The present generation."""
+        """The current generation."""
         return self.generations[-1]
 
     @property
     def needs_keeper(self) -> bool:
-        """Whether it should have a keeper: the server lives, or waits for an automatic restart."""
+        """Whether the server should have a keeper: it is alive, or waits for an automatic restart."""
         return self.state.alive or self.next_attempt_at is not None
 
     @property
     def exit(self) -> Exit | None:
-        """How the present generation's process ended, if it did."""
+        """How the current generation's process ended, if it did."""
         return self.current.exit

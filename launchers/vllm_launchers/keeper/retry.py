@@ -1,4 +1,4 @@
-"""Whether a failed server is restarted: how many restarts so far, how soon, and whether another start could help."""
+"""Whether and when a failed server is restarted: the limit, the back-off, and whether another start could help."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vllm_launchers.values import Value
 USAGE_EXIT_CODE = 2
 """The exit code of programs that reject their command line (argparse, getopt, shells)."""
 LOG_END_BYTES = 128 * 1024
-"""How much of the end of the log is searched for failures that are not retryable."""
+"""How much of the end of the log to search for failures that are not retryable."""
 LONGEST_LINE = 1000
-"""Characters of a line: the time of a regular expression may grow with the square of its length."""
+"""Maximum characters of a line: the time of a regular expression may grow quadratically with its length."""
 
 
 class RetryDecision(Value):
-    """``delay``: seconds until the next automatic start, None for none; ``why`` not, as a clause, may be empty."""
+    """``delay``: seconds until the next automatic start, None for none; ``why`` none: a clause, may be empty."""
 
     delay: float | None
     why: str = ""
@@ -41,21 +41,21 @@ def decide_restart(record: ServerRecord, log: Path, note: Callable[[str], None])
 
 
 def gave_up(attempt: int) -> str:
-    """That ``attempt`` automatic restarts in a row were all, as a clause; empty for none."""
+    """A clause: all ``attempt`` automatic restarts in a row were used; empty for none."""
     return f"gave up after {counted(attempt, 'automatic restart')}" if attempt else ""
 
 
 def retry_delay(policy: RestartPolicy, attempt: int) -> float | None:
-    """Seconds until the next automatic start after ``attempt`` in a row; None for no more."""
+    """Seconds until the next automatic start after ``attempt`` in a row; None if there is none."""
     if policy.mode is RestartMode.NEVER or attempt >= policy.limit:
         return None
     return min(policy.backoff_seconds * 2.0 ** min(attempt, 32), policy.backoff_cap_seconds)
 
 
 def remaining(record: ServerRecord, now: float) -> float:
-    """Seconds that a server still has to wait for its automatic restart at ``now`` (Unix seconds).
+    """Seconds left at ``now`` (Unix seconds) until a server's automatic restart.
 
-    Never more than the whole wait, in case the clock was set back since.
+    Never more than the whole delay, in case the clock was set back.
     """
     policy = record.current.spec.restart
     whole = retry_delay(policy, record.attempt)
@@ -65,7 +65,7 @@ def remaining(record: ServerRecord, now: float) -> float:
 
 
 def _not_retryable(record: ServerRecord, log: Path, note: Callable[[str], None]) -> str:
-    """Why another start would fail the same way; empty if it may not. A server that was ready once had a valid spec."""
+    """Why another start would fail the same way; empty if it might not. A server that was ready had a valid spec."""
     if record.current.ready_at is not None:
         return ""
     text = _log_end(log, record)
@@ -86,7 +86,7 @@ def _matches(one: NotRetryable, text: str, note: Callable[[str], None]) -> bool:
 
 
 def _log_end(path: Path, record: ServerRecord) -> str:
-    """The end of the current log file since the last start."""
+    """The end of the current log file, from the last start on."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,15 +1,16 @@
-"""How a server is stopped: a sequence of signals, each with a timeout, until no process of it is left.
+"""How a server is stopped: a sequence of signals, each with a timeout, until none of its processes is left.
 
-As measured on vLLM 0.32:
+Measured on vLLM 0.32:
 
-- While it *starts*, SIGTERM may never end it once its engine process exists. SIGINT ends it within 0.2 to 6 s while it
-  imports (10 of 10 starts). While its engine comes up, asyncio delays the first SIGINT until the engine is up: 3 to 13
-  s with one worker (11 of 11); a second one 8 s later ends it within 3 s (4 of 4). With two workers that still import,
-  one SIGINT takes a minute or more (4 of 4) and two take 17 to 55 s (3 of 3), so the steps for the whole group follow.
-- A process that inherited SIGINT as ignored takes none before it serves (2 of 2): `spawn` resets that.
-- When it *serves*, SIGTERM ends it within 0.3 to 2.5 s, or after the drain time it was given.
+- While a server *starts*, SIGTERM may never end it once its engine process exists. During imports, SIGINT ends it
+  within 0.2 to 6 s (10 of 10 starts). While the engine comes up, asyncio delays the first SIGINT until the engine is
+  up: 3 to 13 s with one worker (11 of 11); a second SIGINT 8 s later ends it within 3 s (4 of 4). With two workers that
+  are still importing, one SIGINT takes a minute or more (4 of 4) and two take 17 to 55 s (3 of 3), so the steps for the
+  whole group follow.
+- A process that inherited an ignored SIGINT ignores it until it serves (2 of 2): `spawn` resets that.
+- While it *serves*, SIGTERM ends it within 0.3 to 2.5 s, or after its drain time.
 - With a hung engine and an open connection, SIGTERM never ends it.
-- Engine processes that lost their API server end 3 to 4 s after SIGTERM and leave shared memory behind after SIGKILL:
+- Engine processes that lost their API server end 3 to 4 s after SIGTERM, but leave shared memory behind after SIGKILL,
   so they get SIGTERM first.
 """
 
@@ -25,13 +26,13 @@ from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity
 from vllm_launchers.values import Value
 
 POLL_SECONDS, STUCK_POLL_SECONDS = 0.1, 2.0
-"""Between two checks, each of which reads all of ``/proc``. A process that survives SIGKILL may stay for days."""
+"""Intervals between checks, each of which reads all of ``/proc``. A process that survives SIGKILL may stay for days."""
 EMPTY_POLLS = 2
-"""Checks in a row that must find nothing: one may miss a process whose parent ends while the table is read."""
+"""Consecutive checks that must find nothing: one check may miss a process whose parent ends while it reads."""
 
 
 class StopStep(Value):
-    """One step: the signal, whether the whole process group gets it or only the server, and the timeout."""
+    """One step: the signal, whether the whole process group or only the server gets it, and the timeout."""
 
     number: signal.Signals
     whole_group: bool
@@ -39,10 +40,7 @@ class StopStep(Value):
 
 
 class StopSequence:
-    """The steps of a stop. `current` is the current step; `server_ended` skips to the steps for the whole group.
-
-    Pure: the time is an argument.
-    """
+    """The steps of a stop; `server_ended` skips to the steps for the whole group. Pure: the time is an argument."""
 
     def __init__(self, steps: tuple[StopStep, ...], now: float) -> None:
         self._steps = steps
@@ -63,28 +61,28 @@ class StopSequence:
 
     @classmethod
     def leftover(cls, now: float, timeouts: StopTimeouts) -> StopSequence:
-        """For the processes that a server left behind when it ended."""
+        """For processes that a server left behind when it ended."""
         return cls(_rest(timeouts), now)
 
     def current(self, now: float) -> StopStep:
-        """The current step; advances when a timeout has passed. The last one stays."""
+        """The current step; advances after a timeout. The last step stays."""
         while self._at + 1 < len(self._steps) and now - self._since >= self._steps[self._at].timeout:
             self._advance(now)
         return self._steps[self._at]
 
     def server_ended(self, now: float) -> None:
-        """The server itself has ended: continue with the rest of its group at once."""
+        """The server itself has ended: go straight to the steps for the rest of its group."""
         while not self._steps[self._at].whole_group:
             self._advance(now)
 
     @property
     def index(self) -> int:
-        """The number of the current step, from 0."""
+        """Index of the current step."""
         return self._at
 
     @property
     def killing(self) -> bool:
-        """Whether it has reached SIGKILL."""
+        """Whether the sequence has reached SIGKILL."""
         return self._steps[self._at].number is signal.SIGKILL
 
     def stuck(self, now: float) -> bool:
@@ -123,9 +121,9 @@ class Stop:
         self.next_spec = next_spec
         self.retry = retry
         self.restart_reason = ""
-        """Why the present generation is started once more; empty if it is not, or if that is a pending start."""
+        """Why the current generation is started again; empty if it is not, or if that is a pending start."""
         self.stuck: tuple[int, ...] = ()
-        """Pids that survived SIGKILL."""
+        """Pids of processes that survived SIGKILL."""
         self._note = note
         self._empty_polls = 0
         self._sent: set[tuple[ProcessIdentity, int]] = set()
@@ -136,7 +134,7 @@ class Stop:
         return STUCK_POLL_SECONDS if self.stuck else POLL_SECONDS
 
     def advance(self, group: ProcessGroup | None, apart: Sequence[int], server_ended: bool, now: float) -> bool:
-        """Check once and send what is due; True when the server has ended and its group is empty."""
+        """Check once and send any signal that is due; True when the server has ended and its group is empty."""
         if group is None:
             return server_ended
         step = self.sequence.current(now)
@@ -152,7 +150,7 @@ class Stop:
         return self._empty_polls >= EMPTY_POLLS
 
     def _send(self, process: ProcessIdentity, number: int) -> None:
-        """Signal a process once per step; a stopped one (SIGSTOP) also gets SIGCONT, or it would never react."""
+        """Signal a process once per step. A stopped one (SIGSTOP) also gets SIGCONT, or it would never react."""
         if (process, self.sequence.index) not in self._sent:
             sent = processes.send(process, number)
             self._sent.add((process, self.sequence.index))

@@ -70,9 +70,9 @@ WARMING_UP = "/health answers; ready after a first completed request"
 JOINED = f"{NODES_JOINED}; ready once node 0 has completed a request"
 LINK_LOST = "its keeper ended, and with it the link to the other nodes"
 UNUSABLE = (SleepStep.FAILED, SleepStep.MISMATCH)
-"""How a sleep ends after which the server has to be restarted."""
+"""Outcomes of sleep or wake-up after which the server must be restarted."""
 DRAIN_SECONDS = 30.0
-"""How long a keeper reads an ended server's output: more than the largest backlog (256 MiB) takes."""
+"""Time limit for reading an ended server's remaining output; the largest backlog (256 MiB) takes less."""
 
 
 def unfit(report: WarmUpReport) -> str:
@@ -81,10 +81,10 @@ def unfit(report: WarmUpReport) -> str:
 
 
 class MissedExit(Value):
-    """How a server ended while no keeper watched, and what follows.
+    """How a server ended while no keeper was watching, and what comes next.
 
-    ``next_spec``: what to start next. ``start_pending``: its own process still has to be started. ``retry``: the
-    restart policy decides.
+    ``next_spec``: what to start next. ``start_pending``: the current generation's process has yet to be started.
+    ``retry``: the restart policy decides.
     """
 
     exit: Exit
@@ -94,15 +94,15 @@ class MissedExit(Value):
 
 
 def missed_exit(record: ServerRecord, ended_with: str, now: float, *, foreign: bool = False) -> MissedExit:
-    """How a server ended (or was never started) while no keeper watched. ``now`` in Unix seconds.
+    """How a server ended (or that it was never started) while no keeper was watching. ``now`` in Unix seconds.
 
-    ``ended_with``: as `location.ended_with` says. ``foreign``: the process that the record names runs but is not this
+    ``ended_with``: the result of `location.ended_with`. ``foreign``: the recorded process exists but is not this
     server's.
     """
     why, next_spec, start_pending = "no keeper was watching", record.next_spec, record.start_pending
     if ended_with:
         why = ended_with
-        if next_spec is not None or start_pending:  # nothing starts by itself after that
+        if next_spec is not None or start_pending:  # nothing is started automatically after that
             other = " with other flags" if next_spec is not None else ""
             why, next_spec, start_pending = f"{why}; its pending restart{other} was dropped", None, False
     elif record.server is None:
@@ -111,12 +111,12 @@ def missed_exit(record: ServerRecord, ended_with: str, now: float, *, foreign: b
         pid = record.server.pid
         why = f"pid {pid} is not this server's process (it does not have its output open) and was left alone"
     exit_ = record.current.exit or exit_unknown(record.state is State.STOPPING, why, now)
-    # The policy applies only to an exit that a keeper saw: otherwise it is unknown whether it was requested.
+    # The policy applies only to an exit that a keeper saw: for any other, it is unknown whether it was requested.
     return MissedExit(exit_, next_spec, start_pending, retry=record.current.exit is not None and not exit_.requested)
 
 
 def dropped_restart(record: ServerRecord, ended_with: str) -> ServerRecord | None:
-    """The record without its pending restart, if its machine or container has ended since; else None."""
+    """The record without its pending restart, if its machine or container has ended since then; else None."""
     if record.keeper is None or not ended_with:
         return None
     why = f"{record.reason}; {ended_with}, so it is not restarted"
@@ -124,7 +124,7 @@ def dropped_restart(record: ServerRecord, ended_with: str) -> ServerRecord | Non
 
 
 class Supervisor:
-    """One server through its whole life. ``over`` once nothing is left to supervise."""
+    """Supervises one server through its whole life. ``over``: nothing is left to supervise."""
 
     def __init__(
         self,
@@ -157,19 +157,19 @@ class Supervisor:
         self._warm_up: WarmUpRun | None = None
         self._group: ProcessGroup | None = None
         self._nodes: NodeLink | None = None
-        """The link to the other nodes, for a server over several machines."""
+        """The link to the other nodes, for a multi-node server."""
         self._node_lost = ""
-        """Why it is ended because of another node."""
+        """Why another node makes this one end; empty if none does."""
         self._recording: Recording | None = None
-        """What the process that is being started continues from."""
+        """What the process being started continues from."""
 
     @property
     def record(self) -> ServerRecord:
-        """The record as it is now."""
+        """The current record."""
         return self.record_writer.record
 
     def due(self) -> float:
-        """Seconds until `tick` is due, at most."""
+        """Maximum seconds until `tick` is due."""
         if self._stop is not None:
             return self._stop.pause
         soon = self._sidecar.busy or self.record_writer.trouble or self._preparation.under_way
@@ -181,22 +181,22 @@ class Supervisor:
     # -- start and adoption ----------------------------------------------------------------------------------------
 
     def have_prepared(self, process: PreparedProcess, spec: LaunchSpec) -> None:
-        """This process was prepared before there was a server: the first start with these flags is to use it."""
+        """Use this process, prepared before the server existed, for the first start with these flags."""
         self._preparation.have(process, spec)
 
     def start(self, recording: Recording | None = None) -> None:
-        """Start the present generation's process for the first time. Raises `UnwrittenError`."""
+        """Start the current generation's process for the first time. Raises `UnwrittenError`."""
         self._recording = recording
         self._start_process("")
 
     def start_next(self, spec: LaunchSpec, *, start_pending: bool = False, rollback: Rollback | None = None) -> None:
-        """Start the next generation; nothing of the one before is left. ``start_pending``: no console waits for it.
+        """Start the next generation; nothing of the previous one may be left.
 
-        Raises `UnwrittenError`, before anything is changed.
+        ``start_pending``: no console is waiting for it. Raises `UnwrittenError` before anything is changed.
         """
         record = self.record
         generation = Generation(record.current.number + 1, spec, started_at=time.time(), rollback=rollback)
-        # The patterns serve only the present generation, and are not small.
+        # Only the current generation needs the patterns, and they are not small.
         past = replace(record.current.spec, restart=replace(record.current.spec.restart, not_retryable=()))
         earlier = (*record.generations[:-1], replace(record.current, spec=past))
         kept = (*earlier, generation)[-KEPT_GENERATIONS:]
@@ -216,7 +216,7 @@ class Supervisor:
         )
 
     def adopt(self) -> None:
-        """Take over a server whose keeper died, in whatever state it is."""
+        """Take over a server whose keeper died, whatever its state."""
         record, server = self.record, self.record.server
         self.note(f"adopting: {record.state}, pid {server.pid if server else 'none'}")
         if record.preparation is not None and record.preparation.step.under_way:
@@ -227,7 +227,7 @@ class Supervisor:
             self._adopt_waiting()
             return
         self._epoch += 1
-        # The pids of another boot or container mean nothing here.
+        # Pids from another boot or container mean nothing here.
         gone = location.ended_with(record)
         self._group = None if gone else ProcessGroup.adopted(self._context.folder, server, ray=record.current.spec.ray)
         if server is None or record.current.exit is not None or self._group is None or not self._group.server_lives:
@@ -251,7 +251,7 @@ class Supervisor:
             self._sleeper.resume(*self._to_own(record, server))
 
     def _adopt_waiting(self) -> None:
-        """It failed and waits for its automatic restart: the rest of the wait continues."""
+        """The server failed and is waiting for its automatic restart: continue the wait."""
         record = self.record
         if (dropped := dropped_restart(record, location.ended_with(record))) is not None:
             self.record_writer.replace(dropped)
@@ -264,7 +264,7 @@ class Supervisor:
         self.record_writer.change(**_me(), next_attempt_at=time.time() + seconds)
 
     def _adopt_dead(self) -> None:
-        """It ended (or was never started) while no keeper watched: record that, and end its leftovers."""
+        """The server ended (or was never started) while no keeper was watching: record that and end its leftovers."""
         foreign = self._group is not None and self._group.foreign
         found = missed_exit(self.record, location.ended_with(self.record), time.time(), foreign=foreign)
         self._ended = True
@@ -286,13 +286,13 @@ class Supervisor:
     # -- starting --------------------------------------------------------------------------------------------------
 
     def _start_process(self, reason: str, **fields: Any) -> None:
-        """Start the last generation; ``fields`` change with it. Raises `UnwrittenError`, before anything is changed.
+        """Start the last generation; ``fields`` change in the same write.
 
-        ``start_pending`` stays set until the process runs. No process is started without a record: if this keeper died,
-        it would belong to nobody.
+        Raises `UnwrittenError` before anything is changed. ``start_pending`` stays set until the process runs. No
+        process is started without a record: if this keeper died, nobody would own it.
         """
         record = self.record
-        self._empty_output()  # a killed keeper may have left something there
+        self._empty_output()  # a killed keeper may have left some
         inode, offset = self._forwarder.log.position()
         begun = (fields.get("generations") or record.generations)[-1]
         started_at = time.time()
@@ -328,7 +328,7 @@ class Supervisor:
         self._nodes.start()
 
     def _run_process(self, begun: Generation) -> None:
-        """Start the process of the last generation, whose start the record has."""
+        """Start the process of the last generation, whose start is already recorded."""
         try:
             server = self._preparation.take_over(begun) or self._spawn(begun.spec)
         except (spawn.SpawnError, KeeperError, OSError) as error:
@@ -343,7 +343,7 @@ class Supervisor:
         self._sidecar.want(self._sidecar_command())
 
     def _spawn(self, spec: LaunchSpec) -> ProcessIdentity:
-        """Start a process, its output into the file that the log is written from; it is recorded before it runs.
+        """Start a process that writes to the output file; it is recorded before it runs.
 
         Raises `SecretMissingError`, `UnwrittenError`, `SpawnError`, OSError.
         """
@@ -352,7 +352,7 @@ class Supervisor:
             return spawn.start(command, lambda server: self.record_writer.change(insist=True, server=server))
 
     def _sidecar_command(self) -> SidecarCommand | None:
-        """What is to run beside the server as it is now."""
+        """The command to run beside the server in its current state."""
         record, context = self.record, self._context
         if record.server is None:
             return None
@@ -360,7 +360,7 @@ class Supervisor:
         return SidecarCommand(argv, context.environment, str(context.folder), context.umask) if argv else None
 
     def _may_pass(self, error: Exception) -> bool:
-        """Whether another attempt to start the process may succeed. A command that never ran may be misspelled."""
+        """Whether another attempt to start the process may succeed. A command that has never run may be misspelled."""
         number = error.number if isinstance(error, spawn.SpawnError) else getattr(error, "errno", 0)
         if number in spawn.SHORTAGES:
             return True
@@ -370,7 +370,7 @@ class Supervisor:
         return number in spawn.REPLACED and (record.attempt > 0 or earlier)
 
     def _could_not_start(self, reason: str, passing: bool) -> None:
-        """Its process could not be started; the restart policy applies if the error may pass."""
+        """Handle a process that could not be started; the restart policy applies if the error may be temporary."""
         self._leave_nodes(reason, requested=False)
         at = time.time()
         ended = Exit(at, code=None, signal=None, requested=False, reason=reason)
@@ -404,14 +404,14 @@ class Supervisor:
     def _aim(self) -> None:
         spec, tuning = self.record.current.spec, self._context.tuning
         if spec.node is not None and spec.node.headless:
-            return  # it serves no HTTP: its process and the link to node 0 show that it lives
+            return  # it serves no HTTP; its process and the link to node 0 show that it is alive
         interval = tuning.probe_starting if self.record.state is State.STARTING else tuning.probe_ready
         if (server := self.record.server) is not None:
             owner = Owner(server.pid, server.start_time)
             self.prober.aim(ProbeTarget(self._epoch, owner, spec.host, spec.port, interval, spec.tls))
 
     def probed(self, event: Probed) -> None:
-        """A probe is done."""
+        """Handle the result of a probe."""
         if event.epoch != self._epoch or self._ended or self._stop is not None or self._warm_up is not None:
             return
         record = self.record
@@ -436,7 +436,7 @@ class Supervisor:
                 self.record_writer.change(reason=standing)
 
     def _begin_warm_up(self) -> None:
-        """It answers: it is ready after it has completed a request."""
+        """/health answers: send the warm-up request, which must complete before the server is ready."""
         record, spec = self.record, self.record.current.spec
         warm_up, server = spec.warm_up, record.server
         if warm_up is None or server is None:
@@ -449,7 +449,7 @@ class Supervisor:
         self._warm_up.start()
 
     def _to_own(self, record: ServerRecord, server: ProcessIdentity) -> tuple[ProbeTarget, str]:
-        """Where to send requests to the server's own process, and its API key."""
+        """Where to send requests for the server's own process, and the API key for them."""
         spec = record.current.spec
         found = secrets_of_process(record) | known_secrets(spec, self._secrets, self._context.environment)
         owner = Owner(server.pid, server.start_time)
@@ -462,12 +462,12 @@ class Supervisor:
             self._warm_up = None
 
     def warmed_up(self, event: WarmedUp) -> None:
-        """The warm-up is done: the server is ready, or can't serve and is stopped."""
+        """Handle the end of the warm-up: the server is ready, or is stopped because it can't serve."""
         if event.epoch != self._epoch or self._ended or self._stop is not None or self._warm_up is None:
-            return  # of a process that has ended or is stopping
+            return  # from a process that has ended or is stopping
         self._warm_up = None
         report = event.report
-        # Over several nodes /health answers although no request can be computed: only a completed one counts.
+        # With several nodes, /health answers although no request can be computed: only a completed request counts.
         if self._nodes is not None and report.outcome is WarmUpOutcome.REFUSED:
             report = replace(report, outcome=WarmUpOutcome.FAILED)
         generation = replace(self.record.current, warm_up=report, golden=event.golden)
@@ -489,7 +489,7 @@ class Supervisor:
         self._health.since = time.monotonic()
         if self._left_ready_at is not None:
             downtime, self._left_ready_at = self._health.since - self._left_ready_at, None
-        recording, self._recording = self._recording, None  # the next start is one of its own
+        recording, self._recording = self._recording, None  # applies to this start only
         generation = replace(generation, ready_at=recording.ready_at if recording is not None else time.time())
         standing = ADOPTED if record.adopted else ""
         self.record_writer.move(Transition.ANSWERED, standing, generation, downtime_seconds=downtime)
@@ -501,10 +501,10 @@ class Supervisor:
         if self._group is not None:
             self._group.poll_soon()
 
-    # -- the other nodes of a server over several machines ---------------------------------------------------------
+    # -- the other nodes of a multi-node server --------------------------------------------------------------------
 
     def node_news(self, event: NodeNews) -> None:
-        """The link to the other nodes reports something."""
+        """Handle a report from the link to the other nodes."""
         if event.epoch != self._epoch or self._nodes is None or self._stop is not None or self.over:
             return
         record = self.record
@@ -535,7 +535,7 @@ class Supervisor:
                 self._end_with_nodes(event.message)
 
     def _end_with_nodes(self, reason: str) -> None:
-        """End this node's part by the stop sequence, as a failure: vLLM would leave it running."""
+        """End this node with the stop sequence, as a failure: vLLM would leave it running."""
         self.note(reason)
         self._mark_log(reason)
         self._node_lost = reason
@@ -547,20 +547,20 @@ class Supervisor:
         self._stop = Stop(sequence, self.note, requested=False)
 
     def _leave_nodes(self, why: str, *, requested: bool) -> None:
-        """This node ends: so do the others."""
+        """This node is ending: end the others, too."""
         if self._nodes is not None:
             self._nodes.close(why, requested=requested)
             self._nodes = None
 
     def _mark_log(self, text: str) -> None:
-        """Add a line to the server's log: what ends it is not vLLM's to say, and a log is read on its own."""
+        """Add a line to the server's log: vLLM does not log the cause, and the log should be readable on its own."""
         with contextlib.suppress(OSError, KeeperError), server_output(self._context.folder) as output:
             os.write(output, f"{NODE_MARK}{text}\n".encode(errors="replace"))
 
     # -- exit and stop ---------------------------------------------------------------------------------------------
 
     def reap(self) -> None:
-        """A child has ended (SIGCHLD): reap all that have."""
+        """Reap all children that have ended (SIGCHLD)."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -573,12 +573,12 @@ class Supervisor:
                 self._process_ended(status)
 
     def adopted_ended(self, epoch: int) -> None:
-        """The process of an adopted server is gone."""
+        """Handle the end of an adopted server's process."""
         if epoch == self._epoch and not self._ended:
             self._process_ended(None)
 
     def _process_ended(self, status: int | None) -> None:
-        """The server's process is gone; ``status`` is None if it is unknown."""
+        """Handle the end of the server's process; ``status`` is None if unknown."""
         now, timeouts, stop = time.time(), self._context.tuning.stop_timeouts, self._stop
         self._ended = True
         self.prober.aim(None)
@@ -606,7 +606,7 @@ class Supervisor:
         self._keep_port()
 
     def _with_raylet(self, ended: Exit) -> Exit:
-        """An exit by itself, with the end of the raylet that ran its workers: vLLM often sees only a lost worker."""
+        """Add the death of the workers' raylet to an unrequested exit: vLLM often sees only a lost worker."""
         raylet = self._group.dead_raylet if self._group is not None else None
         if raylet is None:
             return ended
@@ -615,7 +615,7 @@ class Supervisor:
         return replace(ended, reason=f"{reason}; {ended.reason}")
 
     def _with_first_request(self, ended: Exit) -> Exit:
-        """An exit by itself, with what the first request had to do with it."""
+        """Add the first request's part in it to an unrequested exit."""
         record = self.record
         report = record.current.warm_up
         if self._warm_up is not None and report is not None:
@@ -630,7 +630,7 @@ class Supervisor:
         return ended
 
     def _keep_port(self) -> None:
-        """Hold the port for the next start, from the moment the server releases it."""
+        """Hold the port for the next start as soon as the server releases it."""
         policy, stop = self.record.current.spec.restart, self._stop
         if stop is not None and stop.next_spec is not None:
             self._reservation.hold(stop.next_spec.host, stop.next_spec.port)
@@ -646,7 +646,7 @@ class Supervisor:
             self.record_writer.move(Transition.ENDED, ended.reason, generation, **fields)
 
     def stop(self, next_spec: LaunchSpec | None = None, secrets: Mapping[str, str] | None = None) -> None:
-        """A stop was requested; ``next_spec`` is what to start afterwards. The last request counts.
+        """Stop the server as requested; ``next_spec``: what to start afterwards. The last request counts.
 
         Raises `SecretMissingError`, and for a restart `UnwrittenError`, before anything is done.
         """
@@ -686,7 +686,7 @@ class Supervisor:
             self.over = True
 
     def _learn_secrets(self, spec: LaunchSpec, secrets: Mapping[str, str] | None) -> None:
-        """Have all secrets of a spec, and hide them. Raises `SecretMissingError`."""
+        """Collect all secrets of a spec and redact them in the log. Raises `SecretMissingError`."""
         given = {**self._secrets, **(secrets or {})}
         self._secrets.update(complete_secrets(spec, given, self._context.environment))
         self._forwarder.redaction.know(self._secrets.values())
@@ -698,7 +698,7 @@ class Supervisor:
         return StopSequence.serving(now, timeouts, self.record.current.spec.drain_seconds)
 
     def _gone(self, stop: Stop) -> None:
-        """Nothing of the server is left. Raises `UnwrittenError` if the next step has to wait for the record."""
+        """Take the next step once nothing of the server is left. Raises `UnwrittenError` to wait for the record."""
         self._group = None
         unread = self._empty_output()
         ended = self.record.current.exit
@@ -718,7 +718,7 @@ class Supervisor:
         self._stop = None
 
     def _empty_output(self) -> str:
-        """Nothing of the server is left: write the rest of its log. Returns a clause if that took too long."""
+        """Write the rest of the log once nothing of the server is left. Returns a clause if that took too long."""
         if self._forwarder.begin_anew(DRAIN_SECONDS):
             return ""
         unread = f"the end of its log took longer than {DRAIN_SECONDS:g}s to read and is missing until the next start"
@@ -745,7 +745,7 @@ class Supervisor:
     # -- rollback --------------------------------------------------------------------------------------------------
 
     def _earlier_flags(self) -> Generation | None:
-        """The generation to roll back to: it served until a restart stopped it, and the present one never did."""
+        """The generation to roll back to: it served until a restart stopped it, and the current one never served."""
         generations, current = self.record.generations, self.record.current
         if len(generations) < 2 or current.ready_at is not None or not current.spec.rollback:
             return None
@@ -754,7 +754,7 @@ class Supervisor:
         return earlier if served else None
 
     def _roll_back(self, earlier: Generation, reason: str) -> None:
-        """Start the flags of the generation before again. Raises `UnwrittenError`, before anything is changed."""
+        """Start again with the previous generation's flags. Raises `UnwrittenError` before anything is changed."""
         failed = self.record.current
         self.note(f"run {failed.number} failed ({reason}): back to the flags of run {earlier.number}")
         restart = replace(earlier.spec.restart, not_retryable=failed.spec.restart.not_retryable)
@@ -776,11 +776,11 @@ class Supervisor:
     def restart(
         self, spec: LaunchSpec, secrets: Mapping[str, str] | None = None, console: ProcessIdentity | None = None
     ) -> None:
-        """A restart was requested. A ready server continues to serve until the next generation's process is prepared.
+        """Restart as requested. A ready server keeps serving until the next generation's process is prepared.
 
-        ``console`` is the process that waits for it; the preparation is canceled when that ends. Raises
-        `CannotSleepError` before anything is done, `SecretMissingError` and `UnwrittenError` before the server is
-        touched; what was under way beside it may be canceled by then.
+        ``console``: the process that waits for it; if that ends, the preparation is canceled. Raises `CannotSleepError`
+        before anything is done, and `SecretMissingError` and `UnwrittenError` before the server is touched; by then, a
+        preparation or drain in progress may have been canceled.
         """
         if self._sleeper.busy and not self._sleeper.cancel_drain():
             raise CannotSleepError(f"{self.record.name} is going to sleep or waking up: restart it after that")
@@ -792,12 +792,12 @@ class Supervisor:
             return
         self.stop(spec, secrets)
         if self.record.preparation is not None:
-            self.record_writer.change(preparation=None)  # an earlier one
+            self.record_writer.change(preparation=None)  # from an earlier restart
 
     def cancel(self) -> None:
-        """Cancel what has not yet kept the server from serving: the preparation of a restart, or going to sleep.
+        """Cancel what does not yet keep the server from serving: a restart's preparation, or draining before sleep.
 
-        Raises `NotPreparingError` if there is no such thing.
+        Raises `NotPreparingError` if there is nothing to cancel.
         """
         if self._sleeper.cancel_drain():
             return
@@ -808,14 +808,14 @@ class Supervisor:
     # -- sleep -----------------------------------------------------------------------------------------------------
 
     def sleep(self, level: int, drain_seconds: float, console: ProcessIdentity | None) -> None:
-        """Going to sleep was requested. It serves until its requests have ended, for ``drain_seconds`` at most.
+        """Put the server to sleep as requested. It serves until its requests have ended, for at most ``drain_seconds``.
 
-        Raises `CannotSleepError` and `UnwrittenError`, before anything is done.
+        Raises `CannotSleepError` and `UnwrittenError` before anything is done.
         """
         self._order_sleep(SleepOrder(False, level, drain_seconds, console))
 
     def wake(self) -> None:
-        """Waking up was requested. Raises `CannotSleepError` and `UnwrittenError`, before anything is done."""
+        """Wake the server up as requested. Raises `CannotSleepError` and `UnwrittenError` before anything is done."""
         self._order_sleep(SleepOrder(True, self.record.sleep.level if self.record.sleep is not None else 1))
 
     def _order_sleep(self, order: SleepOrder) -> None:
@@ -825,7 +825,7 @@ class Supervisor:
             self._sleeper.begin(order, *self._to_own(record, record.server))
 
     def slept(self, event: SleepProgress) -> None:
-        """A step of going to sleep or waking up; a server that can't continue after that is restarted."""
+        """Handle a step of going to sleep or waking up; restart a server that can't continue afterwards."""
         if event.epoch != self._epoch or self._ended or self._stop is not None or not self._sleeper.busy:
             return
         if why := self._sleeper.progress(event):
@@ -833,7 +833,7 @@ class Supervisor:
             self._restart_after_sleep()
 
     def _restart_after_sleep(self) -> None:
-        """Restart a server that can't be used after its sleep; if that can't be done now, `tick` tries again."""
+        """Restart a server that is unusable after its sleep; if that can't be done now, `tick` tries again."""
         try:
             self.stop(self.record.current.spec)
         except KeeperError as error:
@@ -843,7 +843,7 @@ class Supervisor:
                 self.record_writer.change(reason=reason)
 
     def prepared_step(self, event: PreparedStep) -> None:
-        """The prepared process reports its progress."""
+        """Handle progress reported by the prepared process."""
         if (spec := self._preparation.on_step(event)) is None:
             return
         try:
@@ -854,9 +854,9 @@ class Supervisor:
             self._preparation.server_stops()
 
     def _ended_beside(self, stop: Stop) -> dict[str, Any]:
-        """The server has ended by itself: what is prepared can't be used, but the restart continues.
+        """The server ended without a request while its next process was being prepared: the restart continues.
 
-        Returns the reason for the record.
+        Returns the changes for the record; empty if there is no such restart.
         """
         waits, spec, why = self._preparation.waits, self._preparation.spec, self._preparation.server_ended()
         if not why:
@@ -868,7 +868,7 @@ class Supervisor:
         stop.restart_reason = f"restarted without preparation, because the prepared process could not be used: {why}"
         return {"start_pending": True}
 
-    # -- what time brings ------------------------------------------------------------------------------------------
+    # -- periodic work ---------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Check everything that no event reports, and do what is due."""
@@ -882,7 +882,7 @@ class Supervisor:
             self._keep_port()
             self._go_on_stopping(self._stop, now)
         elif self._retry_at is not None and now >= self._retry_at:
-            if not self.record_writer.trouble:  # else until that can be written
+            if not self.record_writer.trouble:  # else wait until the record can be written
                 with contextlib.suppress(UnwrittenError):
                     self._retry()
         elif record.state is State.ASLEEP and record.sleep is not None and record.sleep.step in UNUSABLE:
@@ -896,7 +896,7 @@ class Supervisor:
     def _go_on_stopping(self, stop: Stop, now: float) -> None:
         clean = stop.advance(self._group, self._apart(), self._ended, now)
         if clean and self._sidecar.gone:
-            if stop.next_spec is None or not self.record_writer.trouble:  # else until that can be written
+            if stop.next_spec is None or not self.record_writer.trouble:  # else wait until it can be written
                 with contextlib.suppress(UnwrittenError):
                     self._gone(stop)
         elif stop.stuck:
@@ -907,7 +907,7 @@ class Supervisor:
                 self.record_writer.change(reason=reason)
 
     def _apart(self) -> list[int]:
-        """The pids of this keeper's children that are not the server's."""
+        """Pids of this keeper's children that do not belong to the server."""
         others = (self._sidecar.process, self._preparation.process)
         return [process.pid for process in others if process is not None]
 
@@ -917,12 +917,12 @@ def _how(ended: Exit) -> str:
 
 
 def _me() -> dict[str, Any]:
-    """What a record contains about the keeper that writes it."""
+    """The fields in which a record describes the keeper that writes it."""
     return {"keeper": processes.identity(os.getpid()), "location": location.here()}
 
 
 def _of_this_start(record: ServerRecord) -> Sleep | None:
-    """What a new generation keeps of the sleep of the one before: why it had to be restarted."""
+    """The previous generation's sleep, if the new one keeps it: it says why the server had to be restarted."""
     sleep = record.sleep
     if sleep is None or sleep.step not in UNUSABLE:
         return None
@@ -930,7 +930,7 @@ def _of_this_start(record: ServerRecord) -> Sleep | None:
 
 
 def _watch_exit(process: ProcessIdentity, epoch: int, post: Post) -> None:
-    """Post `AdoptedEnded` when a process that is not our child has ended. Without pidfds, `tick` has to notice it."""
+    """Post `AdoptedEnded` when a process that is not our child ends. Without pidfds, `tick` has to notice it."""
     with contextlib.suppress(OSError):
         pidfd = processes.open_pidfd(process)
         if pidfd is not None:
