@@ -1,4 +1,4 @@
-"""The Textual app: polls the fleet in a thread, hands snapshots to the screen, runs verbs, ends cleanly."""
+"""The Textual app: polls the fleet in a thread, passes snapshots to the screen, runs verbs and exits cleanly."""
 
 from __future__ import annotations
 
@@ -52,46 +52,45 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PAST_AFTER_SECONDS = 3.0
-"""How long after the start it is judged what held while no console was open: the first pictures come first."""
+"""Delay after startup before findings are evaluated for the time no console was open; the first frames come first."""
 
 RESIZE_SECONDS = 0.06
-"""The least time between two layouts while the terminal is being resized."""
+"""Minimum time between two layouts while the terminal is being resized."""
 
 RATES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds between polls that ``+`` and ``-`` step through."""
 
 MESSAGE_SECONDS = 15.0
-"""How long a message is shown before the line is free for a server's own notice."""
+"""How long a message is shown before the selected server's own notices may replace it."""
 
 ERROR_SECONDS = 60.0
-"""How long an error is shown that nobody has dismissed; the list of messages keeps it."""
+"""How long an error is shown unless it is dismissed; the message list keeps it."""
 
 END_SECONDS = 6
-"""How long the console may take to leave after a signal, whole seconds. Giving the terminal back takes up to 3."""
+"""How long the console may take to exit after a signal (whole seconds). Restoring the terminal takes up to 3."""
 
 SETTLE_SECONDS = 1.0
-"""How long a key waits for the effects of the one before it in an input."""
+"""How long a key waits until an input has handled the previous key."""
 
 FIRST_SECONDS = 0.3
-"""How long the first picture waits for the first snapshot: an empty screen before it would be drawn for nothing."""
+"""How long the first frame waits for the first snapshot, so that no empty screen is drawn."""
 
 LATE_SECONDS = 3.0
-"""How late a snapshot may be before its age is shown."""
+"""How late a snapshot may be before the header shows its age."""
 
 
 class ConsoleApp(App[None]):
-    """The console. It starts nothing and stops nothing by itself; servers outlive it.
+    """The console. It never starts or stops servers on its own; servers outlive it.
 
-    ``refresh`` is in seconds; ``keymap`` is a preset of keys, ``keys`` maps an action's id to the user's own; ``theme``
-    is a color theme, ``columns`` are those of the table of servers; ``demo`` marks a demonstration; ``notifier``
-    receives every snapshot; ``layout`` is how panes are laid out at first; ``at`` (Unix seconds) opens it at an earlier
-    moment, ``server`` on that server, ``replay`` on a run that has ended; ``state`` is the folder in which typed
-    commands are remembered, None for nowhere; ``chat`` opens a chat with ``server``; ``cast`` records what is drawn; a
-    picture goes into the first of the folders ``pictures`` that takes it; ``hints`` shows hints, and that file is
-    written once they are not wanted any more.
+    ``refresh`` is in seconds. ``keymap`` is a key preset; ``keys`` maps action ids to the user's own keys. ``theme`` is
+    a color theme, ``columns`` the columns of the server table, ``layout`` the initial pane layout. ``demo`` marks a
+    demo. ``notifier`` receives every snapshot. ``at`` (Unix seconds) opens an earlier moment, ``server`` selects a
+    server, ``replay`` opens an ended run, ``chat`` opens a chat with ``server``. ``state`` is the directory for the
+    command history; None keeps none. ``cast`` records the screen. Screenshots go to the first directory of ``pictures``
+    that is writable. ``hints`` enables hints; that file is created once they have been followed or hidden.
 
     Raises:
-        KeysError: ``keys`` names an unknown action or gives two actions one key; the text says which.
+        KeysError: ``keys`` names an unknown action or assigns one key to two actions.
         UsageError: ``TEXTUAL_DRIVER`` in the environment names no driver.
     """
 
@@ -131,14 +130,14 @@ class ConsoleApp(App[None]):
         self.cast = cast
         self.hints = hints
         self._chats: dict[str, Chat] = {}
-        """The conversations, by server: they end with the console."""
+        """Chats by server; they are lost when the console exits."""
         self._chat = (server, chat) if chat is not None else None
         self.demo_wanted = False
-        """Whether it was left for the demo."""
+        """Whether the user left the console for the demo."""
         self._pictures = tuple(pictures)
         self.animation_level = "none"
         self.register_theme(CONSOLE_THEME)
-        # As by `self.theme = …`, which has all styles parsed a second time.
+        # Like `self.theme = …`, which would parse all styles a second time.
         self.set_reactive(App.theme, CONSOLE_THEME.name)
         self.stylesheet.set_variables(self.get_css_variables())
         self.fleet = fleet
@@ -149,23 +148,23 @@ class ConsoleApp(App[None]):
         """The newest state of everything."""
         self.polling = Polling(refresh, read_only=read_only, demo=demo)
         self.messages = Messages()
-        """All messages, and the one that is shown."""
+        """The message history and the message being shown."""
         self._message_timer: Timer | None = None
         self._asking: set[str] = set()
-        """Questions in progress that are asked at most once at a time."""
+        """Names of running queries that must not run twice at once."""
         self._reported_trouble = ""
         self.terminated = False
-        """Whether a signal or a lost terminal ended it: nobody reads what is printed afterwards."""
+        """Whether a signal or a lost terminal ended the console; nobody reads what is printed afterwards."""
         self._polled_at = 0.0
         self._resized_at = float("-inf")
         self._wake = asyncio.Event()
         self._late: asyncio.TimerHandle | None = None
-        """What happens when the poll in progress is late."""
+        """Timer that fires when the current poll is late."""
         self._poll_once = False
         self._first_poll: asyncio.Task[None] | None = None
         self._polled_for: str | None = None
         self.recent = RecentCommands(state)
-        """What was typed as a command."""
+        """History of typed commands."""
         self.color_theme = TERMINAL_THEME
         self._theme_filter: ThemeFilter | None = None
         if why := self.theme_refusal(theme):
@@ -179,24 +178,24 @@ class ConsoleApp(App[None]):
     # -- life ------------------------------------------------------------------------------------------------------
 
     def get_default_screen(self) -> OperationsScreen:
-        """The operations screen is the bottom of the stack."""
+        """Return the operations screen as the bottom of the stack."""
         return self.operations
 
     async def on_load(self) -> None:
-        """Take the first snapshot; unless that takes long, it is there before anything is drawn."""
+        """Take the first snapshot, waiting briefly for it so that the first frame can show it."""
         if self.notifier is not None:
             self.notifier.write = self._ring
         self._first_poll = asyncio.create_task(self._poll(), name="first poll")
         await asyncio.wait({self._first_poll}, timeout=FIRST_SECONDS)
 
     def on_mount(self) -> None:
-        """Go on polling; end when the terminal goes or the user quits."""
+        """Install signal handlers and start polling."""
         loop = asyncio.get_running_loop()
         if not self.is_headless:
             favor_the_screen()
             signal.signal(signal.SIGALRM, self._end_now)
             for number in (signal.SIGHUP, signal.SIGTERM):
-                # Not the loop's own handlers: they wait for their turn, which a busy loop never gives them.
+                # Not loop.add_signal_handler: a busy loop would never run such a handler.
                 signal.signal(number, partial(self._signaled, loop))
         self._polled_at = loop.time()
         if self._chat is not None:
@@ -206,8 +205,8 @@ class ConsoleApp(App[None]):
             self.set_timer(PAST_AFTER_SECONDS, lambda: self.act("", self.fleet.judge_past, str, once="past"))
 
     def _check_resize(self) -> None:
-        """Lay out a new size, but not before the last one has stood for a moment: sizes that come faster than they can
-        be laid out would queue up in front of the keys. Textual's own, which has the newest size wait for 8 ms."""
+        """Debounce resizes: sizes that arrive faster than they can be laid out would delay keys. Textual's own debounce
+        is 8 ms."""
         wait = self._resized_at + RESIZE_SECONDS - time.monotonic()
         if self._resize_event is None or wait <= 0:
             self._resized_at = time.monotonic()
@@ -218,34 +217,35 @@ class ConsoleApp(App[None]):
         self._resize_timer = self.set_timer(wait, self._check_resize)
 
     def _display(self, screen: Any, renderable: Any) -> None:
-        """Draw a frame. One that a stalled terminal would not take is skipped; the next one is complete then."""
+        """Draw a frame, or skip it if the terminal has stalled; the next frame is then a complete one."""
         if renderable is not None and getattr(self._driver, "behind", False):
             return
         super()._display(screen, renderable)
 
     def terminal_caught_up(self) -> None:
-        """From any thread: the terminal takes frames again, and has missed some."""
+        """Redraw after skipped frames, since the terminal accepts frames again. Callable from any thread."""
         self.call_later(self.refresh)
 
     def terminal_lost(self) -> None:
-        """From any thread: the terminal is gone."""
+        """Exit because the terminal is gone. Callable from any thread."""
         signal.alarm(END_SECONDS)
         self.call_later(self._terminate)
 
     def _signaled(self, loop: asyncio.AbstractEventLoop, _number: int, _frame: object) -> None:
-        """Leave in an orderly way, and at once if that takes too long."""
+        """Exit cleanly; force the exit if that takes too long."""
         signal.alarm(END_SECONDS)
         with contextlib.suppress(RuntimeError):  # the loop has ended: it is leaving already
             loop.call_soon_threadsafe(self._terminate)
 
     def leave_signals(self) -> None:
-        """After `run`: signals do again what they do by default, and nothing waits for the console to leave."""
+        """Restore default signal handling and cancel the exit deadline, after `run`."""
         signal.alarm(0)
         for number in (signal.SIGALRM, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
 
     def _end_now(self, _number: int, _frame: object) -> None:
-        """End a console that did not leave in time, with the terminal given back. Servers and recorders go on."""
+        """Force the exit of a console that missed its deadline, and restore the terminal. Servers and recorders keep
+        running."""
         try:
             if self._driver is not None:
                 self._driver.stop_application_mode()
@@ -254,30 +254,31 @@ class ConsoleApp(App[None]):
             os._exit(1)
 
     def _terminate(self) -> None:
-        """SIGHUP, SIGTERM, no terminal: leave as after ``q``, silently. Textual handles none of them."""
+        """Exit silently after SIGHUP, SIGTERM or loss of the terminal, none of which Textual handles."""
         self.terminated = True
         self.exit()
 
     def action_quit(self) -> None:  # type: ignore[override]
-        """Leave; servers stay up. Whoever ran the app says so (`farewell`)."""
+        """Exit; servers keep running. The caller of `run` prints `farewell`."""
         self.exit()
 
     def action_help_quit(self) -> None:
-        """Ctrl+c: it quits many programs, so it names the key that quits this one. Textual's own names another key."""
+        """Show which key quits, for ctrl+c. Overrides Textual's message, which names another key."""
         outcome = "the demo's servers end with it" if self.polling.demo else "servers stay up"
         self.say(f"{key_of('quit')} quits; {outcome}.", WARN)
 
     def _fatal_error(self) -> None:
-        """End after an unexpected exception. Textual's own way prints all variables, secrets among them."""
+        """Exit after an unexpected exception without Textual's traceback, which prints all variables, secrets
+        included."""
         self._close_messages_no_wait()
 
     @property
     def crash(self) -> Exception | None:
-        """The unexpected exception that ended it. Whoever ran the app reports it, once the terminal is itself again."""
+        """The unexpected exception that ended the app. The caller reports it once the terminal is restored."""
         return self._exception
 
     def farewell(self) -> str:
-        """What is printed after quitting; empty if there is nothing to say or nobody to read it."""
+        """Text to print after quitting; empty if there is none or nobody would read it."""
         if self.polling.demo or self.snapshot is None or self.terminated:
             return ""
         names = [plain(server.name) for server in self.snapshot.servers if server.ours and server.state.alive]
@@ -286,7 +287,7 @@ class ConsoleApp(App[None]):
         return f"{counted(len(names), 'server')} still running: {', '.join(names)}"
 
     def hints_ended(self) -> None:
-        """Have hints not come back in a later console. Where that can't be written, they do."""
+        """Remember that hints have ended. If that can't be written, the next console shows them again."""
         if self.hints is not None:
             with contextlib.suppress(OSError):
                 self.hints.touch(0o600)
@@ -310,7 +311,7 @@ class ConsoleApp(App[None]):
             await woken(self._wake, rest)
 
     def _charts_missing(self) -> bool:
-        """Whether the newest snapshot is without the selected server's history: a pause must not keep it that way."""
+        """Whether the newest snapshot lacks the selected server's history, which is then loaded even while paused."""
         if self.snapshot is None or not self.operations.is_mounted:
             return self._polled_for is None
         server = self.operations.selected
@@ -343,7 +344,7 @@ class ConsoleApp(App[None]):
             self.operations.show_snapshot()
 
     def _await_late_poll(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Show how old the snapshot is when the next one is late, again and again until it is there."""
+        """While the next snapshot is late, keep showing the age of the current one."""
 
         def is_late() -> None:
             self._await_late_poll(loop)  # first, so that a failure to draw doesn't end it
@@ -352,7 +353,7 @@ class ConsoleApp(App[None]):
         self._late = loop.call_later(max(LATE_SECONDS, self.polling.refresh), is_late)
 
     def _take_snapshot(self, selected: str, time: TimeView, read_log: Callable[[], None] | None) -> FleetSnapshot:
-        """In a thread: take a snapshot, read the log beside it, and notify of findings that begin and end."""
+        """Take a snapshot, read the log and send notifications. Runs in a thread."""
         snapshot = self.fleet.snapshot(selected, time)
         if read_log is not None:
             read_log()
@@ -361,7 +362,7 @@ class ConsoleApp(App[None]):
         return snapshot
 
     def _report_trouble(self) -> None:
-        """Say once that a notification failed."""
+        """Report a failed notification once."""
         trouble = self.notifier.trouble if self.notifier is not None else ""
         if trouble and trouble != self._reported_trouble:
             self.say(trouble, BAD)
@@ -369,22 +370,22 @@ class ConsoleApp(App[None]):
 
     def _ring(self, data: bytes) -> None:
         """Write to the terminal between two frames; from any thread."""
-        if self._driver is None:  # for what the first snapshot has, which may be there before it
+        if self._driver is None:  # the first snapshot may arrive before the driver exists
             self.call_later(self._ring, data)
         elif not self.is_headless:
             self._driver.write(data.decode("ascii"))
 
     def server(self, name: str) -> ServerView | None:
-        """A server of the newest snapshot, by name."""
+        """Return a server of the newest snapshot by name."""
         return self.snapshot.server(name) if self.snapshot is not None else None
 
     def poll_now(self) -> None:
-        """Poll at once instead of after the interval."""
+        """Poll now instead of after the interval, unless paused."""
         if not self.polling.paused:
             self._wake.set()
 
     def poll_once(self) -> None:
-        """Poll at once, also while paused."""
+        """Poll now, even while paused."""
         self._poll_once = True
         self._wake.set()
 
@@ -415,17 +416,17 @@ class ConsoleApp(App[None]):
     # -- keys ------------------------------------------------------------------------------------------------------
 
     async def on_event(self, event: events.Event) -> None:
-        """A key is handled to its end before the next one is, so that keys count in the order they were pressed.
+        """Handle each key completely before the next one, so that keys take effect in the order pressed.
 
-        Textual hands letters to an input at once, while a binding's key climbs up to the app, through the queue of
-        every widget in between: ctrl+u deleted what was typed after it, and letters after the key that opens an input
-        were taken for commands.
+        Textual passes letters to an input at once, but a binding's key climbs through the message queue of every
+        ancestor. Without this, ctrl+u deleted text typed after it, and letters typed after the key that opens an input
+        ran as commands.
         """
         if not isinstance(event, events.Key) or event.is_forwarded or not await self._press(event):
             await super().on_event(event)
 
     async def _press(self, event: events.Key) -> bool:
-        """Do what a key does, and whether it does anything here."""
+        """Handle a key. Returns whether it had an effect here."""
         if not self.app_focus:
             self.app_focus = True
         if await self._check_bindings(event.key, priority=True):
@@ -439,7 +440,7 @@ class ConsoleApp(App[None]):
             return False
         for used in dict.fromkeys(
             (field, self.focused)
-        ):  # one that was just opened is to be focused before it is typed in
+        ):  # an input that just opened must get the focus before the next key
             if isinstance(used, Input):
                 await _settled(used)
         return True
@@ -447,7 +448,7 @@ class ConsoleApp(App[None]):
     # -- the mouse -------------------------------------------------------------------------------------------------
 
     def on_text_selected(self) -> None:
-        """Copy what the mouse has selected."""
+        """Copy the text selected with the mouse."""
         text = self.screen.get_selected_text() or ""
         if text.strip():
             number = text.rstrip().count("\n") + 1
@@ -465,12 +466,11 @@ class ConsoleApp(App[None]):
         about: str = "",
         once: str = "",
     ) -> None:
-        """Run a verb of the fleet in a thread. ``done`` turns its result into a message; errors are shown too.
+        """Run a fleet verb in a thread. ``done`` turns its result into a message; errors are shown, too.
 
-        ``failed`` receives an error first, and returns whether it was reported. ``about`` is the server that an error
-        is about, if that is not the selected one. A question has its name in ``once``,
-        and is not asked again while it is in progress. A verb's effect is shown also while the console is paused; a
-        question changes nothing, so the screen stays as it is.
+        ``failed`` gets an error first and returns whether it reported it. ``about`` names the server an error is about,
+        if that is not the selected one. ``once`` names a query: it is not started again while it is running, and a
+        paused console does not poll after it. A verb's effect is shown even while paused.
         """
         if once in self._asking:
             return
@@ -517,10 +517,11 @@ class ConsoleApp(App[None]):
     def say(
         self, text: str, style: Style | None = None, server: str = "", *, about: str = "", outage: bool = False
     ) -> None:
-        """Show a sentence in the message line for a while, an error for longer. On another screen: a toast.
+        """Show a sentence in the message line for a while; errors stay longer. Other screens also show problems as a
+        toast.
 
-        ``server`` is the server whose event it is, if it is one; an ``outage`` of it is shown until it is ready.
-        ``about`` is the server of a problem that a key is answered with, if that is not the selected one.
+        ``server`` is the server whose event this is, if any; an ``outage`` is shown until that server is ready.
+        ``about`` is the server that a problem is about, if that is not the selected one.
         """
         self.messages.say(text, style, server, about=about, outage=outage)
         self._expire_message_later()
@@ -531,13 +532,13 @@ class ConsoleApp(App[None]):
         self._draw_message()
 
     def say_on_top(self, text: str) -> None:
-        """Say what a key has done that a screen does not show: on another screen than the servers' also as a toast."""
+        """Show the effect of a key; on screens other than the operations screen also as a toast."""
         self.say(text)
         if self.screen is not self.operations:
             self.notify(plain(text), markup=False)
 
     def show_message(self, text: str, style: Style | None = None) -> None:
-        """Show a sentence in the message line for a while, without a place in the list of messages."""
+        """Show a sentence in the message line for a while without adding it to the message list."""
         self.messages.show(text, style)
         self._expire_message_later()
         self._draw_message()
@@ -548,7 +549,7 @@ class ConsoleApp(App[None]):
         self._message_timer = self.set_timer(MESSAGE_SECONDS, self._forget_message)
 
     def messages_seen(self) -> None:
-        """The user has read what is shown."""
+        """Mark the shown messages as read."""
         self.messages.seen()
         self._draw_message()
 
@@ -571,7 +572,7 @@ class ConsoleApp(App[None]):
     # -- other screens ---------------------------------------------------------------------------------------------
 
     def open_chat(self, name: str, options: ChatOptions | None = None) -> None:
-        """Show the conversation with a server; ``options`` are how a new one asks."""
+        """Open the chat with a server; ``options`` apply to a new chat."""
         from vllm_console.ui.parts.chat import Chat
         from vllm_console.ui.screens.chat import ChatScreen
 
@@ -580,7 +581,7 @@ class ConsoleApp(App[None]):
         self.push_screen(ChatScreen(self, self._chats[name]))
 
     def action_picture(self) -> None:
-        """Save a picture of the screen, and say where."""
+        """Save a screenshot and show its path."""
         svg, folders = self.export_screenshot(title="vllm-console"), self._pictures
 
         def save() -> Path:
@@ -595,12 +596,12 @@ class ConsoleApp(App[None]):
         self.act("", save, saved, once="picture")
 
     def on_resize(self, event: events.Resize) -> None:
-        """Have a recording know the new size."""
+        """Record the new size."""
         if self.cast is not None:
             self.cast.resize(event.size.width, event.size.height)
 
     def action_help(self) -> None:
-        """All keys."""
+        """Show all keys."""
         from vllm_console.ui.screens.help import HelpScreen
 
         if not isinstance(self.screen, HelpScreen):
@@ -609,7 +610,7 @@ class ConsoleApp(App[None]):
             self.push_screen(HelpScreen(self.read_only, demo=self.polling.demo, scope=scope, now=now))
 
     def action_commands(self) -> None:
-        """Take a command; not over a dialog, because what it does would happen below."""
+        """Open the command palette, but not over a dialog: the command's effect would be hidden below it."""
         if isinstance(self.screen, ModalScreen):
             return
         from vllm_console.ui.commands import Commands
@@ -638,12 +639,12 @@ class ConsoleApp(App[None]):
     # -- colors ----------------------------------------------------------------------------------------------------
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """What changes lines on their way to the terminal: no colors, or those of a theme."""
+        """Line filters that adapt colors: none, or those of the theme."""
         filters = super().get_line_filters()
         return filters if self._theme_filter is None else [*filters, self._theme_filter]
 
     def theme_refusal(self, name: str) -> str:
-        """Why a theme can't be shown on this terminal, in one sentence; empty where it can."""
+        """Why this terminal can't show a theme, in one sentence; empty if it can."""
         if name == TERMINAL_THEME:
             return ""
         if self.no_color:
@@ -653,7 +654,7 @@ class ConsoleApp(App[None]):
         return ""
 
     def choose_theme(self, name: str) -> None:
-        """Show this theme, which the terminal can show."""
+        """Switch to a theme that the terminal can show."""
         self.color_theme = name
         self._theme_filter = ThemeFilter(THEMES[name]) if THEMES[name].background else None
         for screen in self.screen_stack:
@@ -664,7 +665,7 @@ class ConsoleApp(App[None]):
         self.say_on_top(f'Theme {name}. To keep it: theme = "{name}" in config.toml.')
 
     def action_next_theme(self) -> None:
-        """The next theme that this terminal can show."""
+        """Switch to the next theme that this terminal can show."""
         names = list(THEMES)
         at = names.index(self.color_theme)
         following = [*names[at + 1 :], *names[:at]]
@@ -676,7 +677,7 @@ class ConsoleApp(App[None]):
 
 
 async def _settled(field: Input) -> None:
-    """Wait until a screen has handled what a key did in an input: each node handles earlier messages first."""
+    """Wait until an input and its ancestors have handled the messages that a key caused."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SETTLE_SECONDS):
             for node in field.ancestors_with_self:
@@ -687,6 +688,6 @@ async def _settled(field: Input) -> None:
 
 
 def error_sentence(error: BaseException) -> str:
-    """An error's first line, or its kind when it says nothing."""
+    """The first line of an error, or its type name if it has no text."""
     first = str(error).strip().splitlines()[:1]
     return plain(first[0]) if first else type(error).__name__

@@ -1,4 +1,5 @@
-"""What the user does to a server: restart, stop, remove, switch, load. Asks first, runs it in a thread, reports it."""
+"""Verbs on servers: restart, stop, remove, switch, load. Confirms them, runs them in a thread and reports the
+outcome."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 
 class RunningVerb(StrEnum):
-    """What is being done to a server, for ``is being …``."""
+    """The verb running on a server, as the participle after "is being"."""
 
     RESTART = "restarted"
     STOP = "stopped"
@@ -55,42 +56,43 @@ class _InProgress(msgspec.Struct):
     verb: RunningVerb
     before: tuple[int, State, float]
     earlier_restart: float | None = None
-    """When the last restart before this was requested that did not happen."""
+    """When the previous, abandoned restart was requested."""
     accepted: bool = False
 
 
 class VerbsInProgress:
-    """Which verb this console has in progress on which server, from the key until a snapshot shows its effect.
+    """The verb in progress on each server, from the key press until a snapshot shows its effect.
 
-    A second verb would undo what the first has set in motion.
+    Prevents a second verb from undoing the first.
     """
 
     def __init__(self) -> None:
         self._by_server: dict[str, _InProgress] = {}
 
     def begin(self, server: ServerView, verb: RunningVerb) -> None:
-        """A verb was requested for the server as it was shown."""
+        """Record that a verb was requested; ``server`` is its state before the verb."""
         earlier = server.restart.asked_at if server.restart is not None else None
         self._by_server[server.name] = _InProgress(verb, _identity(server), earlier)
 
     def accept(self, name: str) -> None:
-        """The verb was accepted; it is in progress until a snapshot shows that."""
+        """Record that the verb was accepted; it stays in progress until a snapshot shows its effect."""
         if name in self._by_server:
             self._by_server[name].accepted = True
 
     def drop(self, name: str) -> None:
-        """The verb was refused, or the server is another one now."""
+        """Forget the verb: it was refused or has finished."""
         self._by_server.pop(name, None)
 
     def on(self, server: ServerView, *, to_stop: bool = False) -> RunningVerb | None:
-        """What is in progress on a server. ``to_stop``: a restart that is still stopping may become a plain stop."""
+        """The verb in progress on a server. With ``to_stop``, a restart that is still stopping doesn't count: stop is
+        allowed."""
         found = self._by_server.get(server.name)
         if found is None or (to_stop and _stopping_to_start(found, server)):
             return None
         return found.verb
 
     def observe(self, servers: Sequence[ServerView]) -> None:
-        """Drop what a snapshot shows done: a newer generation, another state, or no server of that name any more."""
+        """Drop verbs that a snapshot shows as done: a newer generation, another state, or the server is gone."""
         present = {server.name: server for server in servers}
         for name, found in list(self._by_server.items()):
             server = present.get(name)
@@ -105,7 +107,7 @@ def _identity(server: ServerView) -> tuple[int, State, float]:
 
 
 def _abandoned(found: _InProgress, server: ServerView) -> bool:
-    """Whether the restart ended before it touched the server: refused or canceled."""
+    """Whether the restart was refused or canceled before it touched the server."""
     restart = server.restart
     return restart is not None and restart.abandoned and restart.asked_at != found.earlier_restart
 
@@ -119,18 +121,18 @@ def _stopping_to_start(found: _InProgress, server: ServerView) -> bool:
 
 
 class RollingUpdates:
-    """Starts a server again next to itself; once that is ready, compares their answers and offers to stop the old one.
+    """Starts a second instance of a server. Once that is ready, compares their answers and offers to stop the old one.
 
-    It knows the updates that this console began; without it both servers go on.
+    It tracks only updates started from this console; if the console exits, both servers keep running.
     """
 
     def __init__(self, verbs: ServerVerbs, console: ConsoleApp, staging: Staging) -> None:
         self._verbs, self._console, self._staging = verbs, console, staging
         self._started: dict[str, tuple[int, str]] = {}
-        """By the name of each new server that is starting: its generation, and the name of the old one."""
+        """Generation and old server's name of each starting new server, by its name."""
 
     def update(self, selected: ServerView | None) -> None:
-        """Start a second instance with the staged flags, after a yes."""
+        """Start a second instance with the staged flags, after confirmation."""
         server = self._verbs.idle(selected)
         if server is None:
             return
@@ -171,17 +173,17 @@ class RollingUpdates:
         self._console.act(f"Starting a second {name}…", call, started, failed, about=name)
 
     def observe(self, servers: Sequence[ServerView]) -> None:
-        """See which new servers are ready, or will never be."""
+        """Handle new servers that became ready or failed for good."""
         present = {server.name: server for server in servers}
         for name, (generation, old) in list(self._started.items()):
             new = present.get(name)
             if new is None or new.generation < generation:
-                continue  # a snapshot from before
+                continue  # the snapshot is older than the start
             if new.state is State.READY:
                 self._compare(old, new)
             elif new.state.alive or new.next_attempt_at is not None:
                 continue
-            del self._started[name]  # that it failed is an event like that of any server
+            del self._started[name]  # a failure is reported like that of any server
 
     def _compare(self, old: str, new: ServerView) -> None:
         fleet = self._console.fleet
@@ -203,9 +205,9 @@ class RollingUpdates:
 
 
 class ServerVerbs:
-    """Changes servers through the fleet, each verb in a thread. What the fleet refuses is reported in one sentence.
+    """Changes servers through the fleet, running each verb in a thread and reporting refusals in one sentence.
 
-    ``forget`` is called with the name of a server that is gone or replaced.
+    ``forget`` is called with the name of a server that is gone or was replaced.
     """
 
     def __init__(
@@ -221,14 +223,14 @@ class ServerVerbs:
         self.in_progress = VerbsInProgress()
         self.rolling = RollingUpdates(self, console, staging)
         self._question: tuple[str, Staged, Confirm] | None = None
-        """The server that a restart was asked about last, with what changes, and the dialog."""
+        """The last restart confirmation: server, staged changes and dialog."""
         self._sent: dict[str, tuple[int, Staged]] = {}
-        """By server, the run that is to be replaced and the changes: when their restart is canceled, staged again."""
+        """Run being replaced and changes sent, by server; if the restart is canceled, they are staged again."""
 
     # -- which server may be changed -------------------------------------------------------------------------------
 
     def own(self, server: ServerView | None) -> ServerView | None:
-        """The server if it may be changed; says why not."""
+        """Return the server if it may be changed; otherwise report why not."""
         why = self.foreign(server) if server is not None else no_server(self._console)
         if why:
             self._console.say(why, WARN, about=server.name if server is not None else "")
@@ -236,18 +238,18 @@ class ServerVerbs:
         return server
 
     def restarting(self, server: ServerView) -> bool:
-        """Whether a restart of the server was requested here, or is being prepared, and no new run has begun."""
+        """Whether a restart was requested here or is being prepared, and its new run has not begun."""
         prepared = server.restart is not None and server.restart.under_way
         return prepared or self.in_progress.on(server) is RunningVerb.RESTART
 
     def foreign(self, server: ServerView) -> str:
-        """Why a server may not be changed from here; empty where it may."""
+        """Why a server may not be changed from here; empty if it may."""
         if server.replayed:
             return f"{server.name} has ended and is replayed: nothing can be done to it. {key_of('time_live')} leaves."
         return f"{server.name} {server.foreign}." if server.foreign else ""
 
     def idle(self, server: ServerView | None, *, to_stop: bool = False, elsewhere: bool = False) -> ServerView | None:
-        """The server if it may be changed and no verb is in progress on it; says why not."""
+        """Return the server if it may be changed and no verb is in progress on it; otherwise report why not."""
         mine = server if elsewhere and server is not None and server.remote_ours else self.own(server)
         verb = self.in_progress.on(mine, to_stop=to_stop) if mine is not None else None
         if mine is not None and verb is not None:
@@ -256,11 +258,12 @@ class ServerVerbs:
         return mine
 
     def tunable(self, server: ServerView | None) -> ServerView | None:
-        """The server if its flags may be changed; says why not."""
+        """Return the server if its flags may be changed; otherwise report why not."""
         return self.alone(self.own(server))
 
     def alone(self, server: ServerView | None) -> ServerView | None:
-        """The server if it is whole on its machine; says why a node of several is not restarted."""
+        """Return the server unless it is one node of a multi-node server, which can't be restarted alone; report
+        that."""
         if server is not None and server.node:
             self._console.say(f"{node_alone(server.name, server.node)}.", WARN, about=server.name)
             return None
@@ -269,7 +272,7 @@ class ServerVerbs:
     # -- verbs -----------------------------------------------------------------------------------------------------
 
     def restart(self, selected: ServerView | None) -> None:
-        """Restart with the staged flags; asks first if requests are in flight, or if it is starting anyway."""
+        """Restart with the staged flags; confirm first if requests are in flight or the server is already starting."""
         server = self.alone(self.idle(selected, elsewhere=True))
         if server is None:
             return
@@ -284,7 +287,7 @@ class ServerVerbs:
         self._question = server.name, staged, dialog
 
     def _ended_by_restart(self, server: ServerView, staged: Staged) -> list[str]:
-        """What a restart ends; empty if it need not be asked about."""
+        """What a restart interrupts; empty if no confirmation is needed."""
         verdict, details = self._verdicts.of(server), [*tuner_at_work(server), *in_flight(server)]
         if details and verdict is not None and verdict.refused:
             details = ["The plan refuses these flags: nothing is restarted, and no request is aborted."]
@@ -296,7 +299,7 @@ class ServerVerbs:
 
     @staticmethod
     def _changed_by_restart(server: ServerView, staged: Staged) -> list[str]:
-        """The flags that change, and what follows from the restart."""
+        """The changed flags and the consequences of the restart."""
         return [
             *change_rows(server, staged),
             *filter(None, [combined_warning(server, staged), _downtime(server)]),
@@ -304,9 +307,9 @@ class ServerVerbs:
         ]
 
     def observe(self, servers: Sequence[ServerView]) -> None:
-        """Keep the question about a restart up to date while it is open: requests in flight, and the verdict.
+        """Update an open restart confirmation with requests in flight and the verdict.
 
-        Say so if another restart took the place of one from here.
+        Also report if another restart replaced one requested here.
         """
         for one in servers:
             self._replaced(one)
@@ -320,7 +323,7 @@ class ServerVerbs:
             dialog.set_note(self._verdict_note(server))
 
     def _replaced(self, server: ServerView) -> None:
-        """Say that a new run lacks the changes of the restart that was sent from here, and stage them again."""
+        """If a new run lacks the changes sent from here, report that and stage them again."""
         run, staged = self._sent.get(server.name, (0, ()))
         if not staged or server.generation <= run:
             return
@@ -349,7 +352,7 @@ class ServerVerbs:
 
         def restart() -> ServerView:
             if predicted is not None:
-                with contextlib.suppress(OperationError):  # a prediction that isn't scored is no reason not to restart
+                with contextlib.suppress(OperationError):  # restart even if the prediction can't be kept
                     fleet.keep_prediction(name, server.generation, predicted)
             return fleet.restart(name, changes_of(staged), RestartOptions(force=force))
 
@@ -361,7 +364,7 @@ class ServerVerbs:
                 return self._about(name, f"The restart of {name} is being prepared.")
             if server.remote:
                 return f"{name} is restarting."
-            number = view.generation + (view.state is State.STOPPING)  # the old generation is still stopping then
+            number = view.generation + (view.state is State.STOPPING)  # stopping: still the old generation
             moved = f" on port {view.port} ({port} is in use)" if port not in (0, view.port) else ""
             return f"{name} is restarting as run {number}{moved}."
 
@@ -377,7 +380,7 @@ class ServerVerbs:
         )
 
     def cancel_restart(self, server: ServerView) -> None:
-        """Cancel the restart that is being prepared, or going to sleep; the server keeps serving."""
+        """Cancel a restart being prepared, or going to sleep; the server keeps serving."""
         fleet, name = self._console.fleet, server.name
 
         def done(_: object) -> str:
@@ -392,7 +395,7 @@ class ServerVerbs:
         self._console.act("", lambda: fleet.cancel_restart(name), done, about=name)
 
     def stop(self, selected: ServerView | None) -> None:
-        """Stop, after a yes."""
+        """Stop the server, after confirmation."""
         server = self.idle(selected, to_stop=True, elsewhere=True)
         if server is None:
             return
@@ -411,12 +414,12 @@ class ServerVerbs:
     # -- several servers -------------------------------------------------------------------------------------------
 
     def stop_all(self, servers: Sequence[ServerView], began: Callable[[], None]) -> None:
-        """Stop several servers, after one question that lists them; ``began`` is called when they are being stopped."""
+        """Stop several servers after one confirmation; ``began`` is called when stopping begins."""
         able = [server for server in servers if server.state.alive and not self.in_progress.on(server, to_stop=True)]
         self._all("stop", RunningVerb.STOP, servers, able, began, self._stop)
 
     def restart_all(self, servers: Sequence[ServerView], began: Callable[[], None]) -> None:
-        """Restart several servers, each with what is staged for it, after one question that lists them."""
+        """Restart several servers, each with its staged flags, after one confirmation."""
         able = [server for server in servers if not self.in_progress.on(server)]
         self._all("restart", RunningVerb.RESTART, servers, able, began, self._restart_staged)
 
@@ -454,7 +457,7 @@ class ServerVerbs:
         self._restart(server, self._staging.of(server.name))
 
     def remove(self, selected: ServerView | None) -> None:
-        """Remove a stopped server, after a yes: with its history, or so that its runs can still be replayed."""
+        """Remove a stopped server after confirmation, with its history or keeping it so that runs can be replayed."""
         server = self.idle(selected)
         if server is None:
             return
@@ -479,7 +482,7 @@ class ServerVerbs:
         self.ask(f"Remove {name}?", details, "remove", lambda: remove(purge=False), other=purge)
 
     def switch(self, selected: ServerView | None) -> None:
-        """Start another preset in a server's place, picked from a list."""
+        """Replace a server with another preset, chosen from a list."""
         server = self.alone(self.idle(selected))
         if server is None:
             return
@@ -499,7 +502,7 @@ class ServerVerbs:
         self._console.act("", self._console.fleet.presets, listed, about=name, once=f"presets for {name}")
 
     def switch_to(self, selected: ServerView, preset: str) -> None:
-        """Start this preset in a server's place, after a yes."""
+        """Replace a server with this preset, after confirmation."""
         server = self.idle(selected)
         if server is None:
             return
@@ -509,7 +512,7 @@ class ServerVerbs:
         self.ask(f"Switch {server.name} to {preset}?", details, "switch", lambda: self._switch(server, preset))
 
     def _about(self, name: str, text: str) -> str:
-        """Say what is shown until something else happens to that server; what is left to say."""
+        """Show a message until something else happens to the server. Returns "": nothing is left to report."""
         self._console.say(text, server=name)
         return ""
 
@@ -538,7 +541,8 @@ class ServerVerbs:
         )
 
     def switch_pair(self, selected: ServerView | None, snapshot: FleetSnapshot | None) -> None:
-        """Put a server to sleep or wake it up, after a yes; of a standby pair the other one gets its GPUs."""
+        """Put a server to sleep or wake it up, after confirmation; in a standby pair, the other server gets its
+        GPUs."""
         server = self.idle(selected)
         if server is None:
             return
@@ -586,7 +590,7 @@ class ServerVerbs:
         self._run(server, RunningVerb.WAKE, f"Waking up {name}…", lambda: fleet.wake(name, say=notes.append), done)
 
     def toggle_load(self, selected: ServerView | None) -> None:
-        """Send the preset's workload, or stop it."""
+        """Start or stop sending the preset's workload."""
         server = self.own(selected)
         if server is None:
             return
@@ -599,7 +603,7 @@ class ServerVerbs:
             self._send_load(server)
 
     def _send_load(self, server: ServerView) -> None:
-        """Send the preset's workload, after a yes where others use the server."""
+        """Send the preset's workload; confirm first if others use the server."""
         fleet, name, window = self._console.fleet, server.name, server.window
 
         def send() -> None:
@@ -624,7 +628,7 @@ class ServerVerbs:
         self.ask(f"{many}. Send a load anyway?", [SLOWER_FOR_OTHERS], "send", send)
 
     def ramp(self, selected: ServerView | None) -> None:
-        """Find the highest rate at which a server meets its objectives, on a screen of its own."""
+        """Open the screen that finds the highest request rate at which a server meets its objectives."""
         server = self.idle(selected)
         if server is None:
             return
@@ -642,7 +646,7 @@ class ServerVerbs:
         self._console.act("", lambda: fleet.start_ramp(name), started, about=name, once=f"ramp {name}")
 
     def stop_now(self, server: ServerView) -> None:
-        """Stop a server without a question."""
+        """Stop a server without confirmation."""
         if self.idle(server, to_stop=True) is not None:
             self._stop(server)
 
@@ -657,11 +661,12 @@ class ServerVerbs:
         done: Callable[[T], str],
         refused: Callable[[OperationError], bool] | None = None,
     ) -> None:
-        """Run a verb on a server. ``refused`` reports a plan that won't start; False leaves that to the app."""
+        """Run a verb on a server. ``refused`` reports a plan that won't start, or returns False to leave that to the
+        app."""
         self.in_progress.begin(server, verb)
 
         def accepted(result: T) -> str:
-            if server.remote:  # done when it is accepted; what becomes of a prepared restart is not seen from here
+            if server.remote:  # done once accepted: the outcome of a prepared restart is not visible here
                 self.in_progress.drop(server.name)
             else:
                 self.in_progress.accept(server.name)
@@ -677,7 +682,7 @@ class ServerVerbs:
     def refused(
         self, server: ServerView, error: OperationError, what: str, fix: str, again: Callable[[], None]
     ) -> bool:
-        """Say why a plan for a server was refused; where that may be overridden, ask. False for other errors."""
+        """Report why a plan was refused; if it can be forced, ask. Returns False for other errors."""
         if not isinstance(error, UnfitError | NoPlaceError):
             return False
         rows = refusal_rows(error, fix)
@@ -709,8 +714,9 @@ class ServerVerbs:
         late: bool = False,
         other: DialogAnswer | None = None,
     ) -> Confirm:
-        """Ask a question; ``then`` is called after a yes. ``late``: it comes unasked, so that enter does not answer."""
-        from vllm_console.ui.screens.dialogs import Confirm  # the first picture has no dialog
+        """Ask for confirmation; ``then`` is called after a yes. ``late``: the dialog pops up unasked, so enter doesn't
+        answer it."""
+        from vllm_console.ui.screens.dialogs import Confirm  # not needed for the first frame
 
         def answered(answer: bool | None) -> None:
             if answer:
@@ -723,7 +729,7 @@ class ServerVerbs:
 
 
 def no_server(console: ConsoleApp) -> str:
-    """The message where a key needs a server and none is selected, or servers are not read yet."""
+    """Message for a key that needs a selected server when there is none or none has been read yet."""
     if console.snapshot is None:
         return "The servers are being read: press it again in a moment."
     if wanted := console.operations.filter_text:
@@ -732,18 +738,18 @@ def no_server(console: ConsoleApp) -> str:
 
 
 def edits_flags() -> str:
-    """How flags are changed that prevent a restart."""
+    """How to change flags that prevent a restart."""
     return f"{key_of('edit_flags')} edits the flags"
 
 
 def change_rows(server: ServerView, staged: Staged) -> list[str]:
-    """Each flag that changes, or that none does."""
+    """One row per changed flag, or a row saying that none changes."""
     rows = [flag_change(step.flag, server.flags.get(step.flag), step.value) for step in staged]
     return rows or ["No flag changes."]
 
 
 def in_flight(server: ServerView) -> list[str]:
-    """How many requests a stop aborts, or that this is not known; nothing where there are none and none come."""
+    """How many requests a stop aborts, or that the number is unknown; empty if the server is idle."""
     if server.state not in (State.READY, State.UNRESPONSIVE):
         return []
     window = server.window
@@ -761,7 +767,7 @@ def in_flight(server: ServerView) -> list[str]:
 
 
 def tuner_at_work(server: ServerView) -> list[str]:
-    """That a tuner gives up when somebody else changes the server, and how it is ended instead; else nothing."""
+    """Warning that a running tuner gives up if the server is changed, and how to end it; empty without a tuner."""
     tuner = server.tuner
     if tuner is None:
         return []
@@ -774,7 +780,7 @@ def tuner_at_work(server: ServerView) -> list[str]:
 
 
 def _ended_by_stop(server: ServerView) -> list[str]:
-    """What ends with it: its requests, and the other nodes of a server over several machines."""
+    """What a stop ends: the tuner, requests in flight, and the other nodes of a multi-node server."""
     return [
         *tuner_at_work(server),
         *in_flight(server),
@@ -783,7 +789,7 @@ def _ended_by_stop(server: ServerView) -> list[str]:
 
 
 def _downtime(server: ServerView) -> str:
-    """How long it will not serve, as far as earlier restarts and this start show; empty where nothing is known."""
+    """Expected downtime based on the last restart or start; empty if unknown."""
     if server.state is not State.READY:
         return ""
     if server.downtime_seconds is not None:
@@ -796,23 +802,23 @@ def _downtime(server: ServerView) -> str:
 
 
 def _draining() -> list[str]:
-    """What happens to requests when it goes to sleep."""
+    """What happens to requests in flight when a server goes to sleep."""
     return [f"Its requests may take {DRAIN_SECONDS:g}s to end; if some are left then, it serves on."]
 
 
 def _exposure(server: ServerView) -> list[str]:
-    """That others can use it without a key, repeated before it starts again."""
+    """Warning that others can use the server without an API key; repeated before each start."""
     return [f"! {server.exposed}."] if server.exposed else []
 
 
 # -- why the fleet refused ---------------------------------------------------------------------------------------------
 
 _FOR_COMMANDS = (": stop it and start it under", ". Leave --gpus")
-"""Where a sentence about GPUs begins to say what to type as a command."""
+"""Where advice to use the command line begins in a message about GPUs."""
 
 
 def refusal_rows(error: OperationError, fix: str) -> list[str]:
-    """Why a restart or a switch was refused, one row per problem, the worst first. ``fix``: how flags are changed."""
+    """Why a restart or switch was refused, one row per problem, worst first. ``fix`` says how to change flags."""
     if isinstance(error, UnfitError) and error.findings:
         return [_finding(finding, fix) for finding in error.findings]
     text = plain(str(error).strip().partition("\n")[0])

@@ -100,23 +100,24 @@ if TYPE_CHECKING:
     from vllm_console.ui.panes.gpu_charts import GpuHistoryView
 
 MEASURED = (State.READY, State.UNRESPONSIVE)
-"""States in which metric panes have something to show. A server that failed while it served shows its last minutes."""
+"""States in which metric panes have live data. A server that failed while serving shows its last minutes."""
 
 CHART_ROWS = 16
-"""Rows that the charts of a GPU want."""
+"""Preferred height of the GPU charts."""
 
 TWO_MESSAGE_ROWS = 40
-"""Minimum height of the screen for two rows of messages."""
+"""Minimum screen height for two message rows."""
 
 PREDICTION_WIDTH = 160
-"""Cells that a predicted effect may take on the findings screen, where it wraps."""
+"""Maximum width of a predicted effect on the findings screen, where it wraps."""
 
 SHORT = 20
-"""Below this height rows are scarce."""
+"""Screens lower than this are short of rows."""
 
 
 class OperationsScreen(PartialRepaintScreen):
-    """Shows the newest snapshot. Its keys are in the action registry; its parts stage, judge, act and compare."""
+    """Shows the newest snapshot. Its keys are in the action registry; its helper objects stage, evaluate, act and
+    compare."""
 
     SCOPE = "operations"
     AUTO_FOCUS = ""
@@ -143,7 +144,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.time = TimeCursor(console, self._time_changed, at, replay)
         self.panes = PaneChoice(layout)
         self.columns = tuple(columns)
-        """The columns of the table that the user chose, by name; empty for what fits."""
+        """Names of the table columns the user chose; empty to show what fits."""
         self.gpu_history = GpuHistoryChoice()
         self.hints = DemoHints(console.hints is not None, console.hints_ended)
         self._arrangement: Arrangement | None = None
@@ -151,7 +152,7 @@ class OperationsScreen(PartialRepaintScreen):
         self._wanted = replay.name if replay is not None else server or None
         self._index = 0
         self._before_replay: str | None = None
-        """The server under the cursor when a replay was opened: the cursor returns to it."""
+        """The selected server when a replay was opened; the cursor returns to it."""
         self._filter = ""
         self._order = Order()
         self._marked: frozenset[str] = frozenset()
@@ -160,7 +161,7 @@ class OperationsScreen(PartialRepaintScreen):
         self._table_height = TableHeight()
         self._sized_for: Size | None = None
         self._identities: dict[str, tuple[str, str, int, bool]] = {}
-        """By name, the preset, model and generation in the newest snapshot, and whether it is one of ours."""
+        """Preset, model and generation of each server in the newest snapshot, and whether it is ours."""
         self._header = LineView(id="header", classes="bar")
         self._table = ServersTable(id="servers")
         self._finding = LineView(id="finding", action="screen.findings")
@@ -191,7 +192,7 @@ class OperationsScreen(PartialRepaintScreen):
         self._foot = Vertical(id="foot")
 
     def compose(self) -> ComposeResult:
-        """Header, table, finding, panes, and the lines at the foot."""
+        """Yield the header, table, finding line, panes and foot."""
         yield self._header
         yield self._table
         yield self._finding
@@ -205,15 +206,15 @@ class OperationsScreen(PartialRepaintScreen):
             yield self._footer
 
     def on_mount(self) -> None:
-        """Compare runs from time to time."""
+        """Compare runs periodically."""
         self.set_interval(change_report.CHECK_SECONDS, lambda: self.changes.check(self.selected))
 
     def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
-        """Read-only disables what changes something."""
+        """Disable mutating actions in read-only mode."""
         return not (self.console.read_only and changing(action))
 
     def on_key(self, event: events.Key) -> None:
-        """Say why a key that changes something does nothing here."""
+        """Explain why a mutating key does nothing in read-only mode."""
         if self.console.read_only and event.key in changing_keys(self.SCOPE):
             self.console.say(f"Nothing is changed: this console is read-only{self._read_only_by}.", WARN)
 
@@ -228,14 +229,14 @@ class OperationsScreen(PartialRepaintScreen):
 
     @property
     def servers(self) -> Sequence[ServerView]:
-        """The servers that match the filter, in the order of the table, the selected one as of the moment shown."""
+        """The servers matching the filter in table order; the selected one as of the moment shown."""
         snapshot = self.console.snapshot
         if snapshot is None:
             return ()
         earlier = snapshot.earlier
         at = self.time.view.at
         if earlier is not None and (at is None or earlier.moment not in (None, at)):
-            earlier = None  # it was read for another moment than the one that the header names
+            earlier = None  # read for a moment other than the one in the header
         matching = [
             earlier if earlier is not None and earlier.name == server.name else server
             for server in snapshot.servers
@@ -246,7 +247,7 @@ class OperationsScreen(PartialRepaintScreen):
         return ordered(matching, self._order) if self._order.title else matching
 
     def _replay(self, snapshot: FleetSnapshot) -> ServerView | None:
-        """The run that is replayed; without figures as long as those of the moment shown are not read."""
+        """The replayed run, without figures until those of the moment shown have been read."""
         found, replay, at = snapshot.replay, self.time.replay, self.time.view.at
         if found is None or replay is None or found.name != replay.name:
             return None
@@ -261,21 +262,21 @@ class OperationsScreen(PartialRepaintScreen):
 
     @property
     def live(self) -> ServerView | None:
-        """The server under the cursor as it is now, whatever moment is shown: what is changed is changed now."""
+        """The selected server as it is now, whatever moment is shown; verbs act on this one."""
         snapshot, server = self.console.snapshot, self.selected
         if snapshot is None or server is None:
             return None
         return server if server.replayed else snapshot.server(server.name)
 
     def _chosen(self, server: ServerView | None) -> ServerView | None:
-        """The server; says that none is selected."""
+        """Return the server; show a message if it is None."""
         if server is None:
             self.console.say(no_server(self.console), WARN)
         return server
 
     @property
     def filter_text(self) -> str:
-        """What the table is filtered by; empty while it is not."""
+        """The table's filter; empty if there is none."""
         return self._filter
 
     @property
@@ -285,12 +286,13 @@ class OperationsScreen(PartialRepaintScreen):
 
     @property
     def selected_name(self) -> str:
-        """The server that the next snapshot has the charts of: the one under the cursor, or the first one."""
+        """Name of the server whose charts the next snapshot includes."""
         return self._selected_name or self._wanted or FIRST
 
     @property
     def wanted_time(self) -> TimeView:
-        """What the next snapshot shows: the time, the GPU whose charts are in sight, and requests where these are."""
+        """What the next snapshot should contain: the time, the GPU whose charts are visible, and requests if
+        visible."""
         in_sight = self._arrangement.regions if self._arrangement is not None else ()
         view = replace(self.time.view, requests=REQUESTS in in_sight)
         if not self._gpus.display:
@@ -299,28 +301,28 @@ class OperationsScreen(PartialRepaintScreen):
 
     @property
     def log_reader(self) -> Callable[[], None] | None:
-        """Reads what the next snapshot shows of the log, to be called in a thread; None where no log is in sight."""
+        """Function that reads the log for the next snapshot, to be called in a thread; None if no log is visible."""
         return self._log.reader
 
     @property
     def on_top(self) -> bool:
-        """Whether nothing covers this screen: what an answer would open must not cover another screen."""
+        """Whether no other screen covers this one. A late answer must not open a dialog over another screen."""
         return self.app.screen is self
 
     def select(self, name: str) -> None:
-        """Move the cursor to a server, as soon as it exists."""
+        """Move the cursor to a server as soon as it exists."""
         self._wanted = name
         self.redraw()
 
     def staged_state(self, server: ServerView) -> StagedState:
-        """What is staged for a server and what the plan says of it."""
+        """A server's staged changes and the plan's verdict on them."""
         effect = self.predictions.of_fix(server)
         return StagedState(self.staging.of(server.name), self.verdicts.of(server), self.console.read_only, effect)
 
     # -- a new snapshot --------------------------------------------------------------------------------------------
 
     def show_snapshot(self) -> None:
-        """Draw the app's newest snapshot, if this screen stands and nothing covers it as a whole."""
+        """Process the newest snapshot; draw it unless another screen covers this one."""
         servers = self.console.snapshot.servers if self.console.snapshot else ()
         self._report_events(servers)
         self._forget_replaced(servers)
@@ -328,7 +330,7 @@ class OperationsScreen(PartialRepaintScreen):
             self.redraw()
 
     def _report_events(self, servers: Sequence[ServerView]) -> None:
-        """Say when a server that was starting is ready, or one has failed; keep what else happened."""
+        """Announce servers that became ready or failed; add other events to the message list."""
         before, self._seen = self._seen, seen_of(servers)
         for event in events_between(before, servers):
             if event.state is State.READY:
@@ -340,9 +342,9 @@ class OperationsScreen(PartialRepaintScreen):
                 self.console.messages.note(event.server, event.text, event.style)
 
     def _forget_replaced(self, servers: Sequence[ServerView]) -> None:
-        """Drop what is outdated: everything about a server that is gone, and staged changes that are applied.
+        """Drop outdated state: everything about removed servers, and staged changes that have been applied.
 
-        A name with another preset or model, or a lower generation, is another server now.
+        A name with another preset or model, or a lower generation, now belongs to another server.
         """
         self.verbs.in_progress.observe(servers)
         self.verbs.rolling.observe(servers)
@@ -351,7 +353,7 @@ class OperationsScreen(PartialRepaintScreen):
         for name, (preset, model, generation, ours) in before.items():
             now = self._identities.get(name)
             if now is None and ours:
-                self._table_height.reset()  # removed, here or elsewhere: it does not come back by itself
+                self._table_height.reset()  # removed: it does not come back on its own
             if now is None or now[:2] != (preset, model) or now[2] < generation:
                 self._forget(name)
         self._marked &= {server.name for server in servers}
@@ -360,7 +362,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.verbs.observe(servers)
 
     def _forget(self, name: str) -> None:
-        """Drop everything about a server that is gone: the next one with that name is another server."""
+        """Drop all state of a removed server, so that a new server of that name does not inherit it."""
         self.staging.drop(name)
         self.verdicts.drop(name)
         self.changes.drop(name)
@@ -377,13 +379,13 @@ class OperationsScreen(PartialRepaintScreen):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def on_screen_resume(self) -> None:
-        """Draw what came while it was covered; the message line repeats a toast, which would cover it."""
+        """Draw what changed while the screen was covered. The message line repeats toasts, so they are cleared."""
         self.app.clear_notifications()
         self.redraw()
         self._read_requests()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Draw for the new size; the table starts anew with as few rows as it needs."""
+        """Redraw for the new size; the table shrinks to the rows it needs."""
         if event.size == self._sized_for:
             return  # Textual reports a size more than once
         self._sized_for = event.size
@@ -401,10 +403,10 @@ class OperationsScreen(PartialRepaintScreen):
         self._keep_cursor()
         server = self.selected
         if self._tuning.server_name and (server is None or server.name != self._tuning.server_name):
-            self._tuning.close()  # the cursor went to another server: its flags are not those that were tuned
-            return  # closing has drawn everything
+            self._tuning.close()  # another server was selected: the bar was tuning different flags
+            return  # closing redraws everything
         self.predictions.observe(server)
-        if server is not None:  # a hint that was followed makes room for the next one
+        if server is not None:  # advance to the next hint if this one was followed
             self.hints.observe(server, bool(self.staging.of(server.name)), restarting=self.verbs.restarting(server))
         self._arrange(server)
         self.draw_header()
@@ -425,7 +427,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.draw_foot()
 
     def _gpu_history_view(self, server: ServerView | None) -> GpuHistoryView | None:
-        """Which charts the GPUs pane shows; None for the GPUs as they are now."""
+        """The charts the GPUs pane shows; None for the live view."""
         if not self.gpu_history.shown:
             return None
         from vllm_console.ui.panes.gpu_charts import GpuHistoryView
@@ -434,11 +436,11 @@ class OperationsScreen(PartialRepaintScreen):
         return GpuHistoryView(self.gpu_history.page, self.time.charts, markers)
 
     def _draw_panes(self, server: ServerView | None) -> None:
-        """The bar of panes, and those that are drawn as one line."""
+        """Draw the pane bar and the sparkline panes."""
         arrangement, width = self._arrangement, self.app.size.width
         if arrangement is None:
             return
-        if server is None:  # there is nothing that they could show
+        if server is None:  # nothing to show
             self._pane_bar.show([line()])
             return
         in_sight = [number for number, pane in enumerate(PANES, 1) if pane in arrangement.regions]
@@ -457,14 +459,14 @@ class OperationsScreen(PartialRepaintScreen):
         return f"auto: {best_layout(self.app.size)}" if self.panes.layout is PaneLayout.AUTO else self.panes.layout
 
     def draw_header(self) -> None:
-        """Draw the header alone: the snapshot's age may be all that changes."""
+        """Draw only the header, since the snapshot's age may be all that changed."""
         width = self.app.size.width
         server = self.selected
         shown = self.time.shown(server)
         self._header.show([header_line(self.console.snapshot, self.console.polling, width, shown, server)])
 
     def draw_foot(self) -> None:
-        """Draw message, staged changes or the tuning bar, and footer."""
+        """Draw the message, the staged changes or tuning bar, and the footer."""
         width, server, snapshot = self.app.size.width, self.selected, self.console.snapshot
         rows = message_rows(self.app.size.height)
         if snapshot is not None:
@@ -499,7 +501,8 @@ class OperationsScreen(PartialRepaintScreen):
         return line()
 
     def _fit_stands_below(self, server: ServerView, state: StagedState) -> bool:
-        """Whether the plan's verdict stands beside what is staged: on two rows a finding and a change have both."""
+        """Whether the plan's verdict goes next to the staged changes because a finding and a change report fill both
+        rows."""
         snapshot, size = self.console.snapshot, self.app.size
         if state.verdict is None or snapshot is None or server.moment is not None or preparing(server):
             return False
@@ -527,7 +530,7 @@ class OperationsScreen(PartialRepaintScreen):
 
     @property
     def applying(self) -> tuple[str, Sequence[Action]]:
-        """A heading for what can be done now, and the actions."""
+        """A heading and the actions available now."""
         now = self._situation(self.selected)
         if now.past:
             title = "Now: an earlier moment is shown"
@@ -554,19 +557,20 @@ class OperationsScreen(PartialRepaintScreen):
             self._welcome.show(_welcome(snapshot, self._filter, self.console.read_only))
 
     def _table_entries(self, snapshot: FleetSnapshot) -> int:
-        """Rows that the table has use for. While a filter is typed they stay, so that nothing moves with each key."""
+        """Rows the table can use. While a filter is being typed they stay the same, so that nothing moves with each
+        key."""
         matching = self.servers if self._filter and not self._filter_line.display else ()
         if matching:
             return len(entries_of(matching, self._expanded))
         return len(entries_of(snapshot.servers, self._expanded)) + (self.time.replay is not None)
 
     def _finding_lines(self, server: ServerView, snapshot: FleetSnapshot) -> list[Strip]:
-        """The top finding, or what happened last; below it whether the newest change helped.
+        """The top finding or the latest event, then whether the newest change helped.
 
-        Where there is no room for both, a verdict on the change takes the place of the fix, which keeps its key.
+        If there is no room for both, the verdict on the change replaces the fix, whose key still works.
         """
         width, most, staged = self.app.size.width, finding_rows(self.app.size.height), self.staged_state(server)
-        if self._tuning.display or self._fit_stands_below(server, staged):  # it stands below
+        if self._tuning.display or self._fit_stands_below(server, staged):  # the foot shows the verdict
             staged = StagedState(staged.staged, None, staged.read_only)
         if server.moment is not None:
             found = finding_lines(server, staged, server.moment, width, most)
@@ -575,7 +579,7 @@ class OperationsScreen(PartialRepaintScreen):
         lines += [restart_line(server, snapshot.at, width)] if preparing(server) else []
         room = most - len(lines)
         change = self.changes.lines(server, snapshot.at, width, 1)
-        kept = room > 2 or (room == 2 and self.changes.judged(server))  # on two rows too little data displaces nothing
+        kept = room > 2 or (room == 2 and self.changes.judged(server))  # "too little data" replaces no fix
         lines += finding_lines(server, staged, snapshot.at, width, room - 1 if change and kept else room)
         event = self.console.messages.newest_of(server.name)
         happened = (event.at, event.text) if event else None
@@ -585,9 +589,9 @@ class OperationsScreen(PartialRepaintScreen):
         return [*lines, *change, *last][:most]
 
     def _keep_cursor(self) -> None:
-        """Keep the cursor on its server by name; if that is gone, on the one now in its place.
+        """Keep the cursor on its server; if that is gone, on the server now in its row.
 
-        A machine whose connection is lost is one row in place of its servers: the cursor waits there, and returns.
+        A machine that loses its connection is one row instead of its servers. The cursor stays there and returns later.
         """
         names = [server.name for server in self.servers]
         if self._wanted in names:
@@ -603,17 +607,17 @@ class OperationsScreen(PartialRepaintScreen):
             if machine != gone and machine in names:
                 self._index, self._wanted = names.index(machine), self._wanted or gone
             elif gone and back is not None:
-                self._index, self._wanted = back, None  # the server that was waited for is not there any more
+                self._index, self._wanted = back, None  # the awaited server is gone
             self._index = min(self._index, len(names) - 1)
             self._selected_name = names[self._index]
 
     # -- layout ----------------------------------------------------------------------------------------------------
 
     def _arrange(self, server: ServerView | None) -> None:
-        """Give everything its place. Sets only what differs: it costs a layout.
+        """Lay out the screen. Sets only what differs, since each change costs a layout pass.
 
-        Heights depend on the size of the screen, never on their content; the table shrinks late. Where rows are
-        scarce, a pane that was made large takes those of the table, too.
+        Heights depend on the screen size, not on content, and the table shrinks with a delay. On short screens, an
+        enlarged pane also takes the rows of the table.
         """
         screen, snapshot = self.app.size, self.console.snapshot
         finding, foot = finding_rows(screen.height), message_rows(screen.height) + 2
@@ -646,24 +650,24 @@ class OperationsScreen(PartialRepaintScreen):
         self._area.place(self._arrangement.regions)
 
     def _arrange_foot(self) -> None:
-        """The filter takes the message's place, the tuning bar that of the message and of what is staged."""
+        """The filter replaces the message; the tuning bar replaces the message and the staged changes."""
         tuning = self._tuning.display
         set_display(self._message, not tuning and not self._filter_line.display)
         set_display(self._staged_bar, not tuning)
         set_display(self._hint, self.hints.shown)
 
     def action_pane(self, number: int) -> None:
-        """Show one pane large; once more: the layout again."""
+        """Enlarge a pane; a second call restores the layout."""
         self.panes.zoom(number)
         self._panes_changed()
 
     def action_step_pane(self, by: int) -> None:
-        """The next or previous pane large."""
+        """Enlarge the next or previous pane."""
         self.panes.step(by, self._arrangement.large if self._arrangement is not None else "")
         self._panes_changed()
 
     def action_next_layout(self) -> None:
-        """The next layout of the panes."""
+        """Switch to the next pane layout."""
         zoomed, before = bool(self.panes.zoomed), self._arrangement
         self._table_height.reset()
         for _ in PaneLayout:
@@ -675,35 +679,35 @@ class OperationsScreen(PartialRepaintScreen):
         self.console.say("The other layouts make no difference on a screen of this size.")
 
     def choose_layout(self, layout: PaneLayout) -> None:
-        """Lay the panes out like this."""
+        """Use this pane layout."""
         self.panes.layout, self.panes.zoomed = layout, ""
         self._table_height.reset()
         self.redraw()
 
     def show_pane(self, pane: str) -> None:
-        """Show a pane large."""
+        """Enlarge a pane."""
         self.panes.zoomed = pane
         self._panes_changed()
 
     def choose_columns(self, columns: Sequence[str]) -> None:
-        """Show these columns of the table, by name; without any, what fits."""
+        """Show these table columns (names); with none, show what fits."""
         self.columns = tuple(columns)
         self.redraw()
 
     def _panes_changed(self) -> None:
-        """Draw; requests are read only while they are in sight."""
+        """Redraw; read requests if their pane is now visible."""
         self._table_height.reset()
         self.redraw()
         self._read_requests()
 
     def _read_requests(self) -> None:
-        """Have the requests read at once where their pane has come in sight."""
+        """Poll now if the requests pane has become visible without data."""
         server = self.selected
         if self.wanted_time.requests and server is not None and (server.probe is None or not server.probe.requests):
             self.console.poll_once()
 
     def action_requests_order(self) -> None:
-        """List the finished requests in the next order; the pane is shown large if it is not in sight."""
+        """Switch to the next order of finished requests; if their pane is not visible, enlarge it instead."""
         from vllm_console.ui.panes.requests import order_after
 
         if self.wanted_time.requests:
@@ -713,7 +717,7 @@ class OperationsScreen(PartialRepaintScreen):
             self.show_pane(REQUESTS)
 
     def action_gpu_history(self) -> None:
-        """Charts of a GPU in the GPUs pane, which is shown large if it is not in sight; again: the GPUs now."""
+        """Toggle GPU charts in the GPUs pane; if the pane is not visible, enlarge it with charts."""
         in_sight = self._gpus.display
         if not in_sight:
             self.panes.zoomed = GPUS
@@ -722,7 +726,7 @@ class OperationsScreen(PartialRepaintScreen):
         self._time_changed()
 
     def action_gpu_charts(self, by: int) -> None:
-        """The next charts of the GPU, or of the next GPU."""
+        """Show the next charts of the GPU, or those of the next GPU."""
         if not (self.gpu_history.shown and self._gpus.display):
             self.console.say(f"No charts of GPUs are shown: {key_of('gpu_history')} shows them.", WARN)
             return
@@ -736,23 +740,23 @@ class OperationsScreen(PartialRepaintScreen):
         self.console.poll_once()
 
     def action_time(self, steps: int, pages: int = 0) -> None:
-        """Move the cursor in time."""
+        """Move the time cursor."""
         self.time.move(self.selected, steps, pages)
 
     def action_time_at(self, place: float) -> None:
-        """To a place in the charts, from 0 at their left to 1."""
+        """Go to a position in the charts, from 0 (left) to 1."""
         self.time.go_to_place(self.selected, place)
 
     def action_time_first(self) -> None:
-        """To the beginning of the charts."""
+        """Go to the beginning of the charts."""
         self.time.first(self.selected)
 
     def action_time_live(self) -> None:
-        """Back to live."""
+        """Return to live."""
         self.time.live()
 
     def start_replay(self, replay: Replay) -> None:
-        """Show a run that has ended, from now on."""
+        """Start showing an ended run."""
         self._filter = ""
         if self.time.replay is None:
             self._before_replay = self._selected_name
@@ -760,7 +764,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.time.start_replay(replay)
 
     def replay(self, word: str) -> None:
-        """Find a run that has ended, and show it."""
+        """Find an ended run and show it."""
         fleet = self.console.fleet
 
         def found(replay: Replay) -> str:
@@ -790,15 +794,15 @@ class OperationsScreen(PartialRepaintScreen):
         self.console.act("", fleet.runs, listed, once="runs to replay")
 
     def action_marker(self, by: int) -> None:
-        """To the marker before or after the cursor."""
+        """Go to the previous or next marker."""
         self.time.to_marker(self.selected, by)
 
     def action_step_range(self, by: int) -> None:
-        """The next longer or shorter range."""
+        """Switch to the next longer or shorter range."""
         self.time.step_range(by)
 
     def action_log_scale(self) -> None:
-        """Latencies on a logarithmic or linear scale."""
+        """Toggle between a logarithmic and a linear latency scale."""
         server = self.selected
         self.time.toggle_log(server is not None and on_log_scale(server, "ttft", self.time.charts))
 
@@ -814,12 +818,12 @@ class OperationsScreen(PartialRepaintScreen):
             self.redraw()
             server, paused = self.selected, self.console.polling.paused
             if not paused:
-                self.call_after_refresh(self.console.poll_now)  # draw first: polling takes the interpreter
+                self.call_after_refresh(self.console.poll_now)  # draw first: polling holds the GIL
             elif server is not None and server.series is None:
                 self.console.poll_once()  # a snapshot contains only the selected server's series
 
     def go_to(self, name: str) -> None:
-        """Move the cursor to a server of the snapshot; a filter that hides it is dropped."""
+        """Move the cursor to a server of the snapshot; clear a filter that hides it."""
         if name not in [server.name for server in self.servers]:
             self._filter = ""
         names = [server.name for server in self.servers]
@@ -827,15 +831,15 @@ class OperationsScreen(PartialRepaintScreen):
             self._move_to(names.index(name))
 
     def action_cursor(self, by: int) -> None:
-        """The next or previous server."""
+        """Select the next or previous server."""
         self._move_to(self._index + by)
 
     def action_cursor_first(self) -> None:
-        """The first server."""
+        """Select the first server."""
         self._move_to(0)
 
     def action_cursor_last(self) -> None:
-        """The last server."""
+        """Select the last server."""
         self._move_to(len(self.servers) - 1)
 
     @on(ServersTable.Picked)
@@ -851,12 +855,12 @@ class OperationsScreen(PartialRepaintScreen):
     # -- order and marks -------------------------------------------------------------------------------------------
 
     def action_sort_by(self, title: str) -> None:
-        """Sort by a column; again: the other way round; once more: as the fleet lists them."""
+        """Sort by a column. A second call reverses the order, a third restores the fleet's order."""
         self._order = self._order.after(title)
         self.redraw()
 
     def action_sort(self) -> None:
-        """Choose the column to sort by."""
+        """Ask for the column to sort by."""
         from vllm_console.ui.screens.dialogs import choose
 
         titles = [column.title for column in columns_of(self.servers, self.app.size.width, self.columns)]
@@ -865,7 +869,7 @@ class OperationsScreen(PartialRepaintScreen):
         choose(self.app, "Sort servers by which column?", choices, self.action_sort_by, present)
 
     def action_ranks(self) -> None:
-        """Show each data-parallel rank of the server under the cursor on a row of its own, or no longer."""
+        """Toggle one row per data-parallel rank for the selected server."""
         server = self._chosen(self.live)
         if server is None:
             return
@@ -876,7 +880,7 @@ class OperationsScreen(PartialRepaintScreen):
             self.redraw()
 
     def action_mark(self) -> None:
-        """Mark the server under the cursor, or no longer: marked ones are stopped and restarted together."""
+        """Toggle the mark of the selected server. Marked servers are stopped and restarted together."""
         server = self.verbs.own(self.live)
         if server is not None:
             self._marked ^= {server.name}
@@ -889,7 +893,7 @@ class OperationsScreen(PartialRepaintScreen):
         return [server for server in snapshot.servers if server.name in self._marked] if snapshot is not None else []
 
     async def action_filter(self) -> None:
-        """Type a filter. Its field is made part of the screen when it is first wanted: a console starts sooner."""
+        """Open the filter field. It is mounted on first use so that the console starts faster."""
         if self._tuning.display:
             self._tuning.close()
         if not self._filter_line.is_attached:
@@ -913,12 +917,13 @@ class OperationsScreen(PartialRepaintScreen):
         self.redraw()
 
     def action_clear(self) -> None:
-        """Step by step: dismiss an error, leave the filter field, drop changes, filter, marks, the large pane."""
+        """Undo one thing: dismiss an error, close the filter field, drop staged changes, the filter, marks, or the
+        large pane."""
         server = self.selected
         read = self.console.messages.unseen_error
         self.console.messages_seen()
         if read:
-            return  # what it is about, such as staged changes that were refused, stays
+            return  # keep its subject, such as refused staged changes
         if self._filter_line.display:
             self._filter = ""
             self._filter_done()
@@ -941,7 +946,7 @@ class OperationsScreen(PartialRepaintScreen):
             self.action_hide_hints()
 
     def _drop_staged(self, server: ServerView, staged: Staged) -> None:
-        """Drop what is staged; several changes only after a yes, since the key is pressed out of habit, too."""
+        """Drop staged changes. Several need a confirmation, since this key is also pressed out of habit."""
         rows = change_rows(server, staged)
         if len(staged) == 1:
             self.staging.drop(server.name)
@@ -955,25 +960,25 @@ class OperationsScreen(PartialRepaintScreen):
         self.verbs.ask(f"Drop {len(staged)} staged changes of {server.name}?", rows, "drop all", drop)
 
     def action_hide_hints(self) -> None:
-        """Show no more hints."""
+        """Hide hints for good."""
         self.hints.hide()
         self.redraw()
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
     def action_restart(self) -> None:
-        """Restart with the staged flags: the marked servers, else the one under the cursor."""
+        """Restart the marked servers, or else the selected one, with their staged flags."""
         if self._marked:
             self.verbs.restart_all(self.marked, self._unmark)
         else:
             self.verbs.restart(self.live)
 
     def action_rolling_update(self) -> None:
-        """Rolling update: start a second instance of the server under the cursor with the staged flags."""
+        """Rolling update: start a second instance of the selected server with the staged flags."""
         self.verbs.rolling.update(self.live)
 
     def action_stop(self) -> None:
-        """Stop the marked servers, else the one under the cursor."""
+        """Stop the marked servers, or else the selected one."""
         if self._marked:
             self.verbs.stop_all(self.marked, self._unmark)
         else:
@@ -988,15 +993,15 @@ class OperationsScreen(PartialRepaintScreen):
         self.verbs.remove(self.live)
 
     def action_switch_preset(self) -> None:
-        """Start another preset in the server's place."""
+        """Replace the server with another preset."""
         self.verbs.switch(self.live)
 
     def action_switch_pair(self) -> None:
-        """Put the server to sleep or wake it up; of a standby pair the other one gets its GPUs."""
+        """Put the server to sleep or wake it up; in a standby pair, the other server gets its GPUs."""
         self.verbs.switch_pair(self.live, self.console.snapshot)
 
     def action_toggle_load(self) -> None:
-        """Send the preset's workload, or stop it."""
+        """Start or stop sending the preset's workload."""
         self.verbs.toggle_load(self.live)
 
     def action_ramp(self) -> None:
@@ -1004,7 +1009,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.verbs.ramp(self.live)
 
     def action_chat(self) -> None:
-        """Talk to the server under the cursor."""
+        """Open a chat with the selected server."""
         server = self.verbs.own(self.live)
         if server is not None:
             self.console.open_chat(server.name)
@@ -1012,7 +1017,7 @@ class OperationsScreen(PartialRepaintScreen):
     # -- staging ---------------------------------------------------------------------------------------------------
 
     def action_stage(self, id: str) -> None:
-        """Stage what a single key changes."""
+        """Stage the change of a tuning key."""
         server = self.verbs.tunable(self.live)
         if server is None:
             return
@@ -1023,19 +1028,19 @@ class OperationsScreen(PartialRepaintScreen):
         self.stage_step(server, step)
 
     def stage_step(self, server: ServerView, step: StagedStep) -> None:
-        """Stage a step, which is allowed, for a server."""
+        """Stage a step that has passed `staging.refused`."""
         staged = self.staging.of(server.name)
         self.staging.put(server.name, staging.stage(server.flags, staged, step))
         self._report_staged(server, step.note + "." if step.note else "")
 
     def _report_staged(self, server: ServerView, note: str = "") -> None:
-        """Say what was assumed, and that several changes can't be judged one by one."""
+        """Report assumptions, and warn that several changes can't be evaluated separately."""
         warning = staging.combined_warning(server, self.staging.of(server.name))
         if message := " ".join(filter(None, (note, warning))):
             self.console.say(message)
 
     def action_stage_fix(self) -> None:
-        """Stage the best fix of the top finding; once more, the next one."""
+        """Stage the best fix for the top finding; repeated calls stage the next fix."""
         server = self.verbs.tunable(self.live)
         if server is not None:
             self.fixes.stage_next(server)
@@ -1094,7 +1099,8 @@ class OperationsScreen(PartialRepaintScreen):
         self.app.push_screen(FlagsScreen(server, staged, self.console.fleet, traffic), take)
 
     def action_stage_traffic(self) -> None:
-        """Open the flag editor with what the measured traffic suggests; says so if there was too little."""
+        """Open the flag editor with suggestions from the measured traffic; report it if there was too little
+        traffic."""
         server = self.verbs.tunable(self.live)
         if server is None:
             return
@@ -1114,7 +1120,7 @@ class OperationsScreen(PartialRepaintScreen):
     # -- other screens ---------------------------------------------------------------------------------------------
 
     def action_findings(self) -> None:
-        """Show everything found on the selected server."""
+        """Show all findings of the selected server."""
         server, snapshot = self._chosen(self.selected), self.console.snapshot
         if server is None or snapshot is None:
             return
@@ -1126,7 +1132,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.app.push_screen(FindingsScreen(server, snapshot.at, stage, partial(self._predicted, server)))
 
     def _predicted(self, server: ServerView, code: str, fix: Fix) -> Part:
-        """The predicted effect of a fix for a finding; empty if there is no recent prediction."""
+        """The predicted effect of a fix on a finding; empty without a recent prediction."""
         found = self.predictions.seen(server, steps_of(server.flags, fix))
         return prediction_text(found, PREDICTION_WIDTH, code) if found is not None else ""
 
@@ -1136,7 +1142,7 @@ class OperationsScreen(PartialRepaintScreen):
             self.fixes.stage(server, fix)
 
     def action_compare(self) -> None:
-        """Compare the selected server's run with the one before; from there one key reverts."""
+        """Compare the selected server's run with the previous one, on a screen that offers a revert."""
         server = self._chosen(self.selected)
         if server is None:
             return
@@ -1150,7 +1156,7 @@ class OperationsScreen(PartialRepaintScreen):
         def done(found: Comparison) -> str:
             if not waiting.closed:
                 self.hints.followed("compare")
-                # A run that is replayed can't be reverted to: its server may be gone.
+                # No revert for a replayed run: its server may be gone.
                 revert = (lambda _: None) if server.replayed else partial(self._revert_to, name)
                 waiting.show(CompareScreen(found, revert, fleet))
             return ""
@@ -1169,18 +1175,18 @@ class OperationsScreen(PartialRepaintScreen):
         self.console.act("", lambda: fleet.compare(name), done, failed, about=name, once=once)
 
     def _revert_to(self, name: str, run: Run) -> Callable[[], None] | None:
-        """What restarts that server with the flags of a run; None where that may not be, or would change nothing."""
+        """A callback that restarts the server with a run's flags; None if that is not allowed or changes nothing."""
         server = self.console.server(name)
         if self.console.read_only:
             return None
         if server is None:
-            return partial(self._revert, name, run.flags)  # says that it is gone
+            return partial(self._revert, name, run.flags)  # reports that the server is gone
         if run.model != server.model:
             return None
         return None if flag_difference(server.flags, run.flags).empty else partial(self._revert, name, run.flags)
 
     def _revert(self, name: str, flags: Flags) -> None:
-        """Restart that server, and not one that was selected meanwhile, with the flags of an earlier run."""
+        """Restart the named server, not the one selected meanwhile, with an earlier run's flags."""
         server = self.console.server(name)
         if server is None or not server.ours:
             self.console.say(f"{name} is gone.", WARN, about=name)
@@ -1190,7 +1196,7 @@ class OperationsScreen(PartialRepaintScreen):
             self.verbs.restart(server)
 
     def action_describe(self) -> None:
-        """Describe the selected server as it is now, whatever moment is shown: that is what the keys act on."""
+        """Describe the selected server as it is now, whatever moment is shown, since keys act on its current state."""
         server, snapshot = self._chosen(self.live), self.console.snapshot
         if server is None or snapshot is None:
             return
@@ -1199,7 +1205,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.app.push_screen(DescribeScreen(server, snapshot.at, self.time.view.at, self.console.fleet))
 
     def action_open_log(self) -> None:
-        """Read the log on the whole screen."""
+        """Open the log in full screen."""
         server = self._chosen(self.selected)
         if server is None:
             return
@@ -1211,15 +1217,15 @@ class OperationsScreen(PartialRepaintScreen):
         self.app.push_screen(LogScreen(server.name, server.log_path, simulated=server.simulated, at=server.moment))
 
     def action_new_server(self) -> None:
-        """Open the launch screen at the preset of the selected server."""
+        """Open the launch screen with the selected server's preset."""
         self._launch()
 
     def action_find_model(self) -> None:
-        """Open the launch screen on the models of this machine."""
+        """Open the launch screen with the list of local models."""
         self._launch(choose_model=True)
 
     def action_demo(self) -> None:
-        """Leave for the demo; only from a console that has no server to leave."""
+        """Switch to the demo, if this console shows no servers."""
         if self.console.polling.demo:
             self.console.say("This is the demo.")
         elif self.console.snapshot is None or self.console.snapshot.servers:
@@ -1234,7 +1240,7 @@ class OperationsScreen(PartialRepaintScreen):
         self.launch(preset, choose_model=choose_model)
 
     def launch(self, preset: str | None, *, choose_model: bool = False) -> None:
-        """Open the launch screen at a preset, or at the first."""
+        """Open the launch screen with a preset, by default the first."""
         from vllm_console.fleet.standby import possible_partners
         from vllm_console.ui.screens.launch import LaunchScreen
 
@@ -1261,7 +1267,7 @@ class OperationsScreen(PartialRepaintScreen):
         copy(self.app, " ".join(server.command), f"Command line of {server.name}", self.console.say)
 
     def action_remove_leftovers(self) -> None:
-        """Remove what ended servers left behind, after a yes."""
+        """Remove leftovers of ended servers, after a confirmation."""
         from vllm_console.ui.screens.leftovers import confirm_leftovers
 
         confirm_leftovers(self.console)
@@ -1300,18 +1306,18 @@ class OperationsScreen(PartialRepaintScreen):
 
 
 def _measured(server: ServerView) -> bool:
-    """Whether metric panes have something to show of it."""
+    """Whether metric panes have data to show for the server."""
     past = server.moment is not None or server.replayed
     return past or server.state in MEASURED or server.last_window is not None
 
 
 def _with_last_window(server: ServerView) -> ServerView:
-    """A server as metric panes show it: one that failed with the figures of its last minute, whose time they name."""
+    """The server as metric panes show it: a failed one with the figures of its last minute."""
     return server if server.last_window is None else replace(server, window=server.last_window)
 
 
 def _request_lines(server: ServerView, now: float, width: int, height: int, view: ChartView) -> Sequence[Strip]:
-    from vllm_console.ui.panes.requests import requests_lines  # imported when it is first seen: it costs at start
+    from vllm_console.ui.panes.requests import requests_lines  # imported on first use: it slows down startup
 
     return requests_lines(server, now, width, height, view)
 
@@ -1333,7 +1339,7 @@ def _no_log(server: ServerView) -> str:
 
 
 def _run_note(run: Run) -> str:
-    """When a run began and how long it lasted, and what ran."""
+    """A run's start, duration and changes (or preset)."""
     began = clock(run.started_at, time.time())
     lasted = duration((run.ended_at or run.started_at) - run.started_at)
     changed = ", ".join(flag_change(change.flag, change.before, change.after) for change in run.changed)
@@ -1341,7 +1347,7 @@ def _run_note(run: Run) -> str:
 
 
 def _order_note(order: Order, title: str) -> str:
-    """What choosing a column does."""
+    """The effect of choosing a column."""
     after = order.after(title)
     if not after.title:
         return "back to the fleet's order"
@@ -1352,7 +1358,7 @@ def _order_note(order: Order, title: str) -> str:
 
 
 def message_rows(height: int) -> int:
-    """How many rows messages have on a screen, whatever there is to say."""
+    """Number of message rows on a screen of this height."""
     return 1 if height < TWO_MESSAGE_ROWS else 2
 
 
