@@ -1,4 +1,5 @@
-"""The one registry of what the user can do: key bindings, commands, help, footer and docs/keys.md come from it."""
+"""The single registry of user actions. Key bindings, commands, help, the footer and docs/keys.md are generated from
+it."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from vllm_console.ui.parts.staging import TUNING_KEYS
 
 
 class Action(msgspec.Struct, frozen=True):
-    """Something the user can do with a key.
+    """An action that the user can run with a key.
 
-    ``id`` is its name in settings; ``keys`` are Textual key names, the first is shown; ``scope`` is ``app``,
-    ``operations`` or one of `SCREENS`; ``changes`` marks what changes a server or the shared board: it is absent with
-    ``--read-only``; ``short`` is its name in the footer line (of the operations screen: where it applies), empty if it
-    has no place there; ``group`` is its heading in help; ``call`` is Textual's action, by default the method
-    ``action_<id>``.
+    ``id`` is its name in settings. ``keys`` are Textual key names; the first is the one shown. ``scope`` is ``app``,
+    ``operations`` or one of `SCREENS`. ``changes`` marks actions that change a server or the shared board;
+    ``--read-only`` removes them. ``short`` is the name in the footer, empty if it is not shown there; the operations
+    screen shows it only where it applies. ``group`` is the heading in help. ``call`` is Textual's action, by default
+    the method ``action_<id>``.
     """
 
     id: str
@@ -61,10 +62,10 @@ SCREENS = {
 """Scopes of screens other than the operations screen, and their headings."""
 
 TEXT_SCREENS = ("help", "findings", "compare", "describe", "code")
-"""Scopes of screens of text that have keys of their own beside those of ``reader``."""
+"""Scopes of text screens that have their own keys in addition to those of ``reader``."""
 
 DIALOGS = ("question", "list")
-"""Scopes of dialogs: what holds on every screen does not hold there."""
+"""Scopes of dialogs, where app-wide keys do not apply."""
 
 
 _SERVERS, _VIEW, _STAGE, _CONSOLE = "Servers", "View", "Change flags of the selected server", "Console"
@@ -290,7 +291,7 @@ _DEMO_TITLES = {"quit": "Quit; the demo's servers end with it"}
 
 
 def title_of(action: Action, *, demo: bool) -> str:
-    """What an action does, in a few words; in the demo some do something else."""
+    """A short description of an action; in the demo, some differ."""
     return _DEMO_TITLES.get(action.id, action.title) if demo else action.title
 
 
@@ -303,7 +304,7 @@ _BY_ID = {action.id: action for action in _ACTIONS}
 
 
 def action_named(id: str) -> Action:
-    """The action of that id.
+    """Return the action with this id.
 
     Raises:
         KeyError: there is none.
@@ -313,14 +314,14 @@ def action_named(id: str) -> Action:
 
 @lru_cache(maxsize=64)
 def scoped(scope: str, read_only: bool = False) -> tuple[Action, ...]:
-    """The actions of a scope, in the order of the registry; read-only leaves out what changes something."""
+    """Return the actions of a scope in registry order; ``read_only`` leaves out those that change something."""
     return tuple(action for action in _ACTIONS if action.scope == scope and not (read_only and action.changes))
 
 
 def bindings(scope: str, priority: Collection[str] = ()) -> list[Binding]:
-    """Textual bindings of a scope; each has the action's id, so that the user's settings can move it.
+    """Return the Textual bindings of a scope, each with its action's id so that settings can rebind it.
 
-    Those with an id in ``priority`` come before those of the widget that has the focus.
+    Bindings with an id in ``priority`` take precedence over those of the focused widget.
     """
     return [
         Binding(
@@ -331,7 +332,7 @@ def bindings(scope: str, priority: Collection[str] = ()) -> list[Binding]:
 
 
 def places(scope: str) -> Sequence[str]:
-    """Every scope in which the keys of a scope hold, its own among them."""
+    """Every scope in which the keys of ``scope`` apply, itself included."""
     if scope == "app":
         return ("operations", *(one for one in SCREENS if one not in DIALOGS))
     return (scope, *TEXT_SCREENS) if scope == "reader" else (scope,)
@@ -343,7 +344,7 @@ def changing(method: str) -> bool:
 
 
 def grouped(read_only: bool = False) -> dict[str, list[Action]]:
-    """All actions under the headings that help and docs/keys.md show, the operations screen's first."""
+    """All actions, grouped under the headings of help and docs/keys.md, the operations screen's first."""
     groups: dict[str, list[Action]] = {}
     for action in actions():
         if not (read_only and action.changes):

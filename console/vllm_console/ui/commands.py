@@ -1,7 +1,7 @@
-"""What can be typed on the command line: verbs with their arguments, and the actions of the registry.
+"""Commands of the command palette: verbs with arguments, and the registry's actions.
 
-A command is prepared first, which refuses it in one sentence where it does not apply, and done afterwards: by then the
-command line is closed, and what it does may open a screen.
+A command is prepared first, which raises `CommandError` if it does not apply, and run after the palette has closed,
+because it may open a screen.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ if TYPE_CHECKING:
 
 
 class Kind(IntEnum):
-    """How a text matches, the best first."""
+    """How a text matches, best first."""
 
     WHOLE = 0
     PREFIX = 1
     WORDS = 2
-    """Its parts begin the first words, one each: ``lb`` in ``launch batch``."""
+    """The input consists of prefixes of the first words: ``lb`` for ``launch batch``."""
     WORD = 3
-    """It begins at a word."""
+    """The input occurs at the start of a word."""
     PART = 4
     LETTERS = 5
-    """Its parts begin several words, or its letters are in a command's name with others between them."""
+    """The input consists of prefixes of several words, or of letters spread over the command's name."""
 
 
 class Match(msgspec.Struct, frozen=True, order=True):
-    """How a text matches: the kind, over how many characters, and from which one on; the least is the best."""
+    """A match: its kind, the length of the matching span, and where it starts. Smaller is better."""
 
     kind: Kind
     span: int
@@ -68,11 +68,10 @@ class Match(msgspec.Struct, frozen=True, order=True):
 
 
 def match(typed: str, text: str, *, letters: bool = True, words: bool = True, name: int = 0) -> Match | None:
-    """How ``text`` matches; None where it does not. Case counts as little as spaces between letters do.
+    """Return how ``text`` matches, or None. Ignores case and extra spaces.
 
-    ``letters``: whether parts of what is typed may begin several words: ``la fo`` for ``layout focus``; ``words``:
-    whether it counts more where these are the first ones. In the first ``name`` characters any others may be between
-    them.
+    ``letters`` allows prefixes of several words: ``la fo`` for ``layout focus``. ``words`` ranks them higher if they
+    are the first words. Within the first ``name`` characters, letters may be skipped.
     """
     wanted, here = " ".join(typed.casefold().split()), text.casefold()
     if not wanted:
@@ -92,7 +91,7 @@ def match(typed: str, text: str, *, letters: bool = True, words: bool = True, na
 
 
 def _begins_words(wanted: str, text: str) -> bool:
-    """Whether it is made of beginnings of the text's first words, in their order."""
+    """Whether ``wanted`` consists of prefixes of the text's first words, in order."""
     reached = {0}
     for word in "".join(one if one.isalnum() else " " for one in text).split():
         reached = {
@@ -104,14 +103,14 @@ def _begins_words(wanted: str, text: str) -> bool:
 
 
 def _by_letters(wanted: str, text: str, name: int) -> Match | None:
-    """The shortest stretch of the text that holds the letters in order, from a word's beginning on.
+    """Return the shortest span of the text that contains the letters in order, starting at a word.
 
-    A letter comes directly after the one before, or begins a word. In the first ``name`` characters others may
-    be between.
+    Each letter directly follows the previous one or starts a word; within the first ``name`` characters, others may be
+    skipped.
     """
     starts = [at for at, letter in enumerate(text) if letter.isalnum() and not (at and text[at - 1].isalnum())]
     reached = {at: at for at in starts if text[at] == wanted[0]}
-    """By the position of the last letter, that of the first one."""
+    """Maps the position of the last matched letter to that of the first."""
     for letter in wanted[1:]:
         further: dict[int, int] = {}
         for at, first in reached.items():
@@ -127,23 +126,23 @@ def _by_letters(wanted: str, text: str, name: int) -> Match | None:
 
 
 Do = Callable[[], object]
-"""Does a command; what it returns is awaited where that is a coroutine."""
+"""Runs a command; a coroutine that it returns is awaited."""
 
 ReadStep = Callable[[str], tuple[ServerView, StagedStep]]
-"""What is typed as a change of the selected server's flags."""
+"""Parses a flag change for the selected server."""
 
 EXPORTS = {
     "shell": "sh", "config": "yaml", "systemd": "service", "systemd-user": "service", "compose": "compose.yaml",
     "kubernetes": "k8s.yaml", "kserve": "kserve.yaml", "llm-d": "llm-d.yaml", "production-stack": "stack.yaml",
     "nginx": "nginx.conf", "llama-swap": "llama-swap.yaml", "litellm": "litellm.yaml",
 }  # fmt: skip
-"""Forms that a server's launch can be exported as, and how the names of their files end."""
+"""Export formats, and the file name suffix of each."""
 
 PROXIES = ("nginx", "llama-swap", "litellm")
-"""Those of them that take several servers: the selected one is preferred, marked ones come after it."""
+"""Formats for several servers: the selected one comes first, then the marked ones."""
 
 MOST_NAMED = 8
-"""A sentence that says what there is names so many at most."""
+"""Maximum number of alternatives that an error message lists."""
 
 
 class CommandError(Exception):
@@ -151,10 +150,10 @@ class CommandError(Exception):
 
 
 class TypedCommand(msgspec.Struct, frozen=True):
-    """Something that can be typed, and what it does.
+    """A command that can be typed.
 
-    ``prepare`` raises `CommandError`. An ``open`` one is not whole yet: its value is to be typed behind it. ``wrong``
-    is why it can't be done as it stands, where that is known already.
+    ``prepare`` raises `CommandError`. An ``open`` command is incomplete: its value has yet to be typed. ``wrong`` says
+    why it can't run, if that is already known.
     """
 
     text: str
@@ -165,7 +164,7 @@ class TypedCommand(msgspec.Struct, frozen=True):
     wrong: str = ""
 
     def preselected(self, typed: str) -> bool:
-        """Whether enter alone runs it when it is the best match; a flag is set only where ``set`` was typed."""
+        """Whether enter runs it if it is the best match. Flags are set only if the verb itself was typed."""
         verb = self.text.partition(" ")[0]
         return verb not in _SETTING or typed.split()[:1] == [verb]
 
@@ -174,7 +173,7 @@ _SETTING = ("set", "unset")
 
 
 class Argument(msgspec.Struct, frozen=True):
-    """What may stand behind a verb, and what the command does then."""
+    """A possible argument of a verb, and what the command then does."""
 
     text: str
     title: str
@@ -182,10 +181,10 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 class Verb(msgspec.Struct, frozen=True):
-    """A word that takes an argument.
+    """A command word that takes an argument.
 
-    ``prepare`` gets the argument, which is empty only where it is ``optional``. A ``free`` one takes more than what
-    ``arguments`` lists: ``preview`` says what it would do.
+    ``prepare`` gets the argument, which may be empty only if ``optional``. With ``preview``, which says what the
+    command would do, it accepts arguments that ``arguments`` does not list.
     """
 
     name: str
@@ -198,7 +197,7 @@ class Verb(msgspec.Struct, frozen=True):
 
 
 class Commands:
-    """The commands of one screen; on others than the operations screen those are its own and the program's."""
+    """The commands of one screen. The operations screen also has the verbs on servers."""
 
     def __init__(self, console: ConsoleApp, screen: Screen[object]) -> None:
         self._console, self._screen = console, screen
@@ -209,16 +208,16 @@ class Commands:
         ]
         self._verbs = {verb.name: verb for verb in verbs}
         self._known: list[TypedCommand] | None = None
-        """Every command with each argument that is known, listed when it is first wanted: each key asks for it."""
+        """Cache of every command with each known argument, since each key press needs it."""
 
     def learn(self, presets: Sequence[Preset], catalog: FlagCatalog) -> None:
-        """Complete presets and flags with these from now on."""
+        """Set the presets and flags to complete."""
         if self._on_servers is not None:
             self._on_servers.presets, self._on_servers.catalog = presets, catalog
         self._known = None
 
     def matching(self, typed: str, recent: Sequence[str]) -> list[TypedCommand]:
-        """The commands that match, the best kind of match first, within a kind the most recent first."""
+        """Return the matching commands, best kind of match first, then most recent first."""
         typed = " ".join(typed.split()) + (" " if typed.endswith(" ") and typed.strip() else "")
         verb, argument = self._split(typed)
         if verb is not None and " " in typed:
@@ -238,7 +237,7 @@ class Commands:
         return [*first, *(command for command in self._words() if command.text not in shown)]
 
     def refusal(self, typed: str) -> str:
-        """Why nothing matches what is typed, in one sentence."""
+        """Explain in one sentence why nothing matches."""
         verb, argument = self._split(typed)
         if verb is None:
             word = plain(typed.split(maxsplit=1)[0]) if typed.split() else ""
@@ -265,7 +264,7 @@ class Commands:
         return TypedCommand(text, argument.title, prepare, open=argument.open)
 
     def _free(self, verb: Verb, argument: str) -> TypedCommand:
-        """A command whose argument is not listed, with what it would do, or why it can't."""
+        """A command with an unlisted argument: its preview, or why it can't run."""
         title, wrong = "", ""
         try:
             title = verb.preview(argument) if verb.preview is not None else ""
@@ -275,7 +274,7 @@ class Commands:
         return TypedCommand(text, title, partial(verb.prepare, argument), wrong=wrong)
 
     def _typed_before(self, text: str) -> TypedCommand | None:
-        """A command that was typed before and is not listed, if it can still be done."""
+        """An earlier command that is not listed, if it can still run."""
         verb, argument = self._split(text)
         if verb is None or verb.preview is None or not argument:
             return None
@@ -283,7 +282,7 @@ class Commands:
         return None if command.wrong else command
 
     def _every(self) -> Sequence[TypedCommand]:
-        """Every command there is, with each argument that is known."""
+        """Every command with each known argument."""
         if self._known is None:
             self._known = []
             for verb in self._allowed_verbs():
@@ -293,7 +292,7 @@ class Commands:
         return self._known
 
     def _words(self) -> Iterator[TypedCommand]:
-        """Every verb once, and the actions of the registry."""
+        """Every verb once, and the registry's actions."""
         for verb in self._allowed_verbs():
             yield self._alone(verb)
         yield from self._of_registry()
@@ -302,14 +301,14 @@ class Commands:
         return (verb for verb in self._verbs.values() if not (verb.changes and self._console.read_only))
 
     def _alone(self, verb: Verb) -> TypedCommand:
-        """A verb without an argument: what it does then, or a beginning."""
+        """A verb without an argument: a complete command if the argument is optional, else a prefix."""
         action = SERVER_ACTIONS.get(verb.name)
         key = key_of(action) if action is not None else ""
         text = verb.name if verb.optional else f"{verb.name} "
         return TypedCommand(text, verb.title, partial(verb.prepare, ""), key, open=not verb.optional)
 
     def _of_registry(self) -> Iterator[TypedCommand]:
-        """The actions of the screen, and those that hold everywhere; not those that a verb stands for."""
+        """The screen's actions and the app-wide ones, except those that a verb covers."""
         read_only = self._console.read_only
         covered = {*SERVER_ACTIONS.values(), "commands"} if self._on_servers is not None else {"commands"}
         scope = getattr(self._screen, "SCOPE", "")
@@ -342,7 +341,7 @@ SERVER_ACTIONS: Mapping[str, str] = {
     "sleep": "switch_pair", "wake": "switch_pair",
     "launch": "new_server", "filter": "filter", "sort": "sort", "replay": "replay",
 }  # fmt: skip
-"""Verbs that stand for an action of the registry when nothing stands behind them."""
+"""Verbs that run a registry action if they get no argument."""
 
 _OF_A_SERVER = {
     "restart": "Restart SERVER with what is staged for it", "stop": "Stop SERVER",
@@ -424,7 +423,7 @@ class ServerCommands:
 
     @property
     def _mine(self) -> ServerView | None:
-        """The selected server, if its flags can be changed here."""
+        """The selected server if it is one of ours."""
         server = self._screen.live
         return server if server is not None and server.ours else None
 
@@ -452,7 +451,7 @@ class ServerCommands:
         return partial(self._screen.go_to, name)
 
     def _act(self, verb: str, name: str) -> Do:
-        """An action of the registry, on the selected server or on the one that is named."""
+        """Run a registry action on the selected or the named server."""
         call = SERVER_ACTIONS[verb]
         if not name:
             return partial(self._screen.run_action, call)
@@ -461,7 +460,7 @@ class ServerCommands:
         def do() -> object:
             go()
             server = self._console.server(name)
-            # Marked servers are another's business where one is named.
+            # With a named server, ignore the marked ones.
             alone = {"restart": self._screen.verbs.restart, "stop": self._screen.verbs.stop}.get(verb)
             return alone(server) if alone is not None else self._screen.run_action(call)
 
@@ -473,7 +472,7 @@ class ServerCommands:
         return [Argument(preset.name, f"Launch screen: {plain(preset.title)}") for preset in self.presets]
 
     def _launch(self, preset: str) -> Do:
-        if preset and self.presets:  # they may not have been read yet
+        if preset and self.presets:  # not if presets have not been read yet
             _one_of(preset, [one.name for one in self.presets], "preset")
         return partial(self._screen.launch, preset or None)
 
@@ -510,7 +509,7 @@ class ServerCommands:
         return found
 
     def _step(self, text: str) -> tuple[ServerView, StagedStep]:
-        """What ``FLAG=VALUE`` comes to on the selected server."""
+        """Parse ``FLAG=VALUE`` for the selected server."""
         server = self._own()
         name, equals, value = text.partition("=")
         if not equals:
@@ -591,7 +590,7 @@ class ServerCommands:
         return [Argument("default", "The columns that the table has by itself"), *more, *less]
 
     def _column_names(self, text: str) -> tuple[str, ...]:
-        """The columns that ``+hit -preset``, or a list, or ``default`` come to; empty for the default."""
+        """Parse ``+hit -preset``, a list of columns, or ``default`` (empty)."""
         words = text.replace(",", " ").split()
         if words == ["default"]:
             return ()
@@ -690,9 +689,9 @@ def _choice(
     kind: str = "",
     alone: Do | None = None,
 ) -> Verb:
-    """A verb that takes a name of a table, which says what each comes to; ``alone`` is what it does without one.
+    """A verb whose argument is a key of ``table``, which maps names to descriptions.
 
-    ``kind`` is what the names are of, if that is not the verb's own name.
+    ``alone`` is what the verb does without an argument. ``kind`` says what the names are, if the verb's name does not.
     """
 
     def arguments() -> Sequence[Argument]:
@@ -712,7 +711,7 @@ def _sentence(text: str) -> str:
 
 
 def _one_of(name: str, known: Sequence[str], kind: str) -> None:
-    """Refuse a name that is none of these."""
+    """Raise `CommandError` for a name that is not in ``known``."""
     if name in known:
         return
     every = ", ".join(known[:MOST_NAMED]) + (", …" if len(known) > MOST_NAMED else "")
@@ -723,17 +722,15 @@ def _one_of(name: str, known: Sequence[str], kind: str) -> None:
 
 
 def _ranked(typed: str, commands: Sequence[TypedCommand], recent: Sequence[str], skip: int = 0) -> list[TypedCommand]:
-    """The commands that match, from character ``skip`` on, by their text or by a word of their title."""
+    """Return the commands that match by text (from character ``skip``) or by a word of the title, best first."""
     last = {text: at for at, text in enumerate(recent)}
     found: list[tuple[tuple[Kind, int, bool, Match, int], TypedCommand]] = []
     for at, command in enumerate(commands):
         verb = command.text.partition(" ")[0]
-        words = (
-            bool(skip) or verb not in _SETTING
-        )  # there are hundreds of flags: initials find one only behind its verb
+        words = bool(skip) or verb not in _SETTING  # hundreds of flags: match initials only after the verb
         by_text = match(typed, command.text[skip:], words=words, name=0 if skip else len(verb))
         by_title = match(typed, command.title, letters=False)
-        if by_title is not None:  # a title is a sentence: what stands in it says less
+        if by_title is not None:  # a match within a sentence counts less
             by_title = Match(Kind.PART if by_title.kind < Kind.PART else Kind.LETTERS, by_title.span, by_title.start)
         best = min((one for one in (by_text, by_title) if one is not None), default=None)
         if best is not None:

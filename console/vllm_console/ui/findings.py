@@ -1,4 +1,4 @@
-"""Findings of a running server, or why one failed, in the one form in which both are shown. Pure."""
+"""A common form for findings of a running server and the diagnosis of a failed one. Pure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SIGNS: dict[Severity, tuple[str, Style]] = {
     Severity.NOTE: ("i", ACCENT),
     Severity.GOOD: ("✓", OK),
 }
-"""A sign and a color per severity: the sign alone distinguishes them."""
+"""Sign and color per severity. The sign alone tells them apart."""
 
 MAKES_WORSE = "to make it worse"
-"""What is predicted of a fix that would do its finding no good."""
+"""Predicted effect of a fix that would worsen its finding."""
 
 UNSURE = 0.7
-"""Below this confidence a cause is shown with it."""
+"""Causes with a lower confidence are shown with it."""
 
 _CAUSES = {
     Cause.KV_CACHE_TOO_SMALL: "KV cache too small for max-model-len",
@@ -46,9 +46,9 @@ _CAUSES = {
 
 
 class ServerFinding(msgspec.Struct, frozen=True):
-    """One finding of a running server, or why a server failed.
+    """A finding of a running server, or why a server failed.
 
-    ``line`` is the log line that shows it, ``code`` names what was found on a running server.
+    ``line`` is the log line that shows the failure; ``code`` identifies the finding of a running server.
     """
 
     severity: Severity
@@ -61,16 +61,16 @@ class ServerFinding(msgspec.Struct, frozen=True):
     line: str = ""
     code: str = ""
     load: tuple[str, int] | None = None
-    """What of ours loads the server now, and its pid; see `ServerView.load_behind`."""
+    """Our own load on the server and its pid; see `ServerView.load_behind`."""
 
     @property
     def flag_fixes(self) -> tuple[Fix, ...]:
-        """The fixes that are changes of flags, the best first."""
+        """The fixes that change flags, best first."""
         return tuple(fix for fix in self.fixes if not fix.changes.empty)
 
 
 def findings_of(server: ServerView) -> tuple[ServerFinding, ...]:
-    """Findings of a server, the worst first."""
+    """Return a server's findings, worst first."""
     if server.moment is not None:
         return tuple(_finding(server, finding) for finding in server.findings)
     if server.state is State.FAILED:
@@ -79,7 +79,8 @@ def findings_of(server: ServerView) -> tuple[ServerFinding, ...]:
 
 
 def unjudged(server: ServerView) -> str:
-    """``KV cache 99% (limit 85%): not judged yet``, while that is above its objective and no finding says so."""
+    """``KV cache 99% (limit 85%): a finding if …`` while usage exceeds its objective but is no finding yet; else
+    empty."""
     usage = server.window.kv_cache_usage_max if server.window is not None else None
     objective = server.objectives.kv_cache_usage if server.objectives is not None else None
     known = worst_sign(server) is not None
@@ -91,7 +92,7 @@ def unjudged(server: ServerView) -> str:
 
 
 def worst_sign(server: ServerView) -> tuple[str, Style] | None:
-    """The sign of a problem that a running server has; None where there is none, or it is a mere note."""
+    """The sign of a running server's worst problem; None if there is none worse than a note."""
     if not (server.state.alive or server.moment is not None) or not server.findings:
         return None
     severity = server.findings[0].severity
@@ -131,7 +132,7 @@ def _failure(found: Diagnosis, since: float) -> ServerFinding:
 
 
 def steps_of(flags: Flags, fix: Fix) -> Staged:
-    """A fix as staged steps, without what the server already runs with."""
+    """Return a fix as staged steps, leaving out flags the server already runs with."""
     staged: Staged = ()
     for step in staging.staged_of(fix.changes):
         staged = staging.stage(flags, staged, step)
@@ -139,7 +140,7 @@ def steps_of(flags: Flags, fix: Fix) -> Staged:
 
 
 def staged_fix(server: ServerView, fixes: Sequence[Fix], staged: Staged) -> int | None:
-    """Which of the fixes is staged now, or None."""
+    """Index of the fix that is staged now, or None."""
     if not staged:
         return None
     same = staging.changes_of(staged)
@@ -150,7 +151,7 @@ def staged_fix(server: ServerView, fixes: Sequence[Fix], staged: Staged) -> int 
 
 
 def being_applied(server: ServerView, fixes: Sequence[Fix]) -> bool:
-    """Whether the restart that is being prepared changes the very flags that one of the fixes does."""
+    """Whether a restart being prepared changes exactly the flags that one of the fixes changes."""
     restart = server.restart
     if restart is None or not restart.under_way:
         return False
@@ -159,16 +160,16 @@ def being_applied(server: ServerView, fixes: Sequence[Fix]) -> bool:
 
 
 def flag_change_text(flags: Flags, changes: Changes) -> str:
-    """A change and the present value: ``--max-num-seqs 256 → 128``."""
+    """A change and the current value: ``--max-num-seqs 256 → 128``."""
     steps = staging.staged_of(changes)
     return ", ".join(flag_change(step.flag, flags.get(step.flag), step.value) for step in steps)
 
 
 def fix_texts(flags: Flags, fix: Fix, effect: str = "") -> list[str]:
-    """A fix in one line, in full and then shorter and shorter, for where there is less room.
+    """A fix in one line, from the full text to ever shorter ones.
 
-    The change, its predicted effect if that is known, and its trade-off (else its reason); without a change the advice.
-    That it makes the finding worse is told however little room there is.
+    It has the change, the predicted effect if known, and the trade-off (or else the reason); without a change, the
+    advice. If the fix makes the finding worse, even the shortest text says so.
     """
     if fix.changes.empty:
         return shortened(fix.why)
@@ -182,5 +183,5 @@ def fix_texts(flags: Flags, fix: Fix, effect: str = "") -> list[str]:
 
 
 def with_tradeoff(text: str, tradeoff: str) -> list[str]:
-    """A text with a trade-off behind it, the most detailed first; at last without one."""
+    """A text followed by a trade-off, most detailed first; the last one has no trade-off."""
     return [*(f"{text}. Trade-off: {one}" for one in shortened(tradeoff) if one), text]

@@ -1,6 +1,6 @@
-"""Which key runs which action for this person: the registry's keys, then a preset of keys, then the person's own.
+"""The user's key map: the registry's keys, overridden by a preset, overridden by the user's own keys.
 
-Footers, help and every sentence that names a key ask here, so that they never name a key that does something else.
+Footers, help and messages get key names from here, so they always name the right key.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "list_down": "down", "list_up": "up", "list_first": "home", "list_last": "end",
     },
 }  # fmt: skip
-"""Presets of keys: an action's id → its keys, separated by spaces. Actions that are not named keep their own keys."""
+"""Key presets: action id → its keys, separated by spaces. Other actions keep the registry's keys."""
 
 _LABELS = {
     "slash": "/", "question_mark": "?", "colon": ":", "plus": "+", "equals_sign": "=", "minus": "-",
@@ -64,15 +64,15 @@ _LABELS = {
 }  # fmt: skip
 
 _NAMES = {label: key for key, label in _LABELS.items()}
-"""A key as people write it → as Textual names it."""
+"""Key as displayed → Textual's name."""
 
 _SHORT = {"backspace": "bksp", "delete": "del"}
-"""Keys with names that are long for a line of keys."""
+"""Abbreviations of key names in key hints."""
 
 _MODIFIERS = {"ctrl", "shift", "alt", "super", "hyper", "meta"}
 
 ChosenKeys = Mapping[str, tuple[str, ...]]
-"""An action's id → its keys, the first of which is shown."""
+"""Action id → its keys; the first is the one shown."""
 
 _NONE: ChosenKeys = MappingProxyType({})
 
@@ -83,7 +83,7 @@ class _Keys:
     def __init__(self, chosen: ChosenKeys, *, ascii: bool) -> None:
         self.chosen, self.ascii = chosen, ascii
         self.shown: dict[str, str] = {}
-        """What `key_of` says, by action: sentences and footers ask dozens of times a second."""
+        """Cache of `key_of`, which is called dozens of times a second."""
 
 
 _OF_REGISTRY = _Keys(_NONE, ascii=False)
@@ -93,14 +93,14 @@ _ARROWS = {"←": "left", "→": "right", "↑": "up", "↓": "down"}
 
 
 class KeysError(ValueError):
-    """Keys that cannot be used; the text has one sentence per problem."""
+    """Invalid keys; the text has one sentence per problem."""
 
 
 def chosen_keys(preset: str, own: Mapping[str, str]) -> ChosenKeys:
-    """The keys that differ from the registry's: those of a preset, and the user's own in their place.
+    """Return the keys that differ from the registry's: the preset's, overridden by the user's own.
 
     Raises:
-        KeysError: an unknown action, or two actions of a screen with one key.
+        KeysError: an unknown action or key, an action without a key, or two actions of a screen share a key.
     """
     keys = {id: tuple(text.split()) for id, text in PRESETS[preset].items()}
     keys |= {id: tuple(map(_key_name, text.replace(",", " ").split())) for id, text in own.items()}
@@ -110,25 +110,25 @@ def chosen_keys(preset: str, own: Mapping[str, str]) -> ChosenKeys:
 
 
 def use_keys(keys: ChosenKeys, *, ascii: bool = False) -> None:
-    """From now on, in this context (an app and its tasks), actions have these keys.
+    """Set the keys for the current context (an app and its tasks).
 
-    With ``ascii`` arrows are written as words: ``<`` and ``>`` are keys of their own.
+    With ``ascii``, arrows are written as words, because ``<`` and ``>`` are keys themselves.
     """
     _keys.set(_Keys(keys, ascii=ascii))
 
 
 def keys_of(action: Action) -> Sequence[str]:
-    """An action's keys as Textual names them, the one that is shown first."""
+    """An action's keys by Textual name, the one shown first."""
     return _keys.get().chosen.get(action.id) or action.keys
 
 
 def changing_keys(scope: str) -> frozenset[str]:
-    """The keys of a scope, as Textual names them, that change something."""
+    """The keys of a scope that change something, by Textual name."""
     return frozenset(key for action in scoped(scope) if action.changes for key in keys_of(action))
 
 
 def key_of(id: str) -> str:
-    """The key of an action, as a line of keys or a sentence names it: ``[``, ``esc``, ``bksp``."""
+    """The displayed key of an action: ``[``, ``esc``, ``bksp``."""
     shown = _keys.get().shown
     if (known := shown.get(id)) is None:
         key = keys_of(action_named(id))[0]
@@ -142,7 +142,7 @@ def label_of(action: Action) -> str:
 
 
 def key_label(key: str) -> str:
-    """How a key is written for people: ``left_square_bracket`` is ``[``."""
+    """How a key is displayed: ``[`` for ``left_square_bracket``."""
     label = _LABELS.get(key, key)
     if _keys.get().ascii and not label.isascii():
         *modifiers, arrow = label.split("+")
@@ -151,7 +151,7 @@ def key_label(key: str) -> str:
 
 
 def _key_name(text: str) -> str:
-    """Textual's name of a key, which may be written as it is shown: ``[``, ``esc``, ``shift+←``."""
+    """Textual's name for a key given as displayed or by name: ``[``, ``esc``, ``shift+←``."""
     return _NAMES.get(text, text)
 
 
@@ -174,7 +174,7 @@ def _unknown(own: Mapping[str, str]) -> list[str]:
 
 
 def _is_key(name: str) -> bool:
-    """Whether Textual may report a key of that name."""
+    """Whether this is a valid Textual key name."""
     *modifiers, base = name.split("+")
     if not set(modifiers) <= _MODIFIERS:
         return False
@@ -187,10 +187,10 @@ def _is_key(name: str) -> bool:
 
 
 def _conflicts(keys: ChosenKeys) -> list[str]:
-    """A sentence per key that two actions of a screen have, if the user or a preset chose it for one of them.
+    """One message per key shared by two actions of a screen, if the user or a preset assigned it to one of them.
 
-    Textual itself silently lets one binding shadow another. Where the registry has it so, it is meant: on other screens
-    than the operations screen ``q`` leads back.
+    Textual itself silently lets one binding shadow another. In the registry, shared keys are intended: ``q`` goes back
+    on all screens but the operations screen.
     """
     if not keys:
         return []

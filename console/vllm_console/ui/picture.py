@@ -1,4 +1,4 @@
-"""Pictures of the console as files: SVG that needs nothing else, or PNG."""
+"""Saves screenshots as self-contained SVG or as PNG."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ _TEXT = lazy_pattern(
     r"(?P<text>[^<]*[\u2801-\u28ff][^<]*)</text>"
 )
 _CELL_WIDTH, _CELL_HEIGHT, _ASCENT = 12.2, 24.4, 20.0
-"""Size of a character cell in Textual's pictures, and from its top to the baseline, in SVG units."""
+"""Width and height of a character cell in Textual's SVG, and the distance from its top to the baseline, in SVG
+units."""
 
 _DOTS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3))
 """Column and row of each bit of a braille character, lowest bit first (Unicode, braille patterns)."""
 
 
 def self_contained(svg: str) -> str:
-    """The picture without anything to be fetched: fonts that machines have, and charts drawn as shapes.
+    """Return the SVG without external resources: with installed fonts, and braille charts drawn as shapes.
 
-    Few monospaced fonts hold braille characters, and none shows them without gaps.
+    Few monospaced fonts have braille characters, and none shows them without gaps.
     """
     svg = re.sub(r"font-family: (?:Fira Code|arial)[^;]*;", f"font-family: {_FONT};", _WEB_FONT.sub("\n", svg))
     return _TEXT.sub(_with_shapes, svg)
 
 
 def _with_shapes(match: re.Match[str]) -> str:
-    """A run of text with its braille characters drawn, and the rest left as text."""
+    """Replace the braille characters in a run of text by shapes."""
     left, top = float(match["x"]), float(match["y"]) - _ASCENT
     width, height = _CELL_WIDTH / 2, _CELL_HEIGHT / 4
     shapes = []
@@ -54,10 +55,10 @@ def _with_shapes(match: re.Match[str]) -> str:
 
 
 def check_picture(path: Path) -> None:
-    """See that a picture can be written as this file, before there is one.
+    """Check that a screenshot can be saved as ``path``, before taking it.
 
     Raises:
-        UsageError: its name ends in neither ``.svg`` nor ``.png``, its folder is missing, or PNG is not possible here.
+        UsageError: the name ends in neither ``.svg`` nor ``.png``, the directory is missing, or PNG is not available.
     """
     if path.suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"{path}: a picture's name must end in .svg or .png")
@@ -68,11 +69,11 @@ def check_picture(path: Path) -> None:
 
 
 def save_picture(svg: str, path: Path) -> Path:
-    """Write Textual's picture to a file, as SVG or PNG by its name; returns its full path.
+    """Save Textual's SVG as SVG or PNG, depending on the file name; return the absolute path.
 
     Raises:
-        UsageError: as `check_picture` says.
-        OperationError: it cannot be written.
+        UsageError: see `check_picture`.
+        OperationError: the file cannot be written.
     """
     check_picture(path)
     own = self_contained(svg)
@@ -85,10 +86,10 @@ def save_picture(svg: str, path: Path) -> Path:
 
 
 def save_in_first(svg: str, folders: Iterable[Path]) -> Path:
-    """Write a picture named after the time into the first of these folders that takes it; returns its path.
+    """Save a screenshot, named after the time, to the first directory that is writable; return its path.
 
     Raises:
-        OperationError: none of them does.
+        OperationError: none is.
     """
     name = f"vllm-console-{time.strftime('%Y%m%d-%H%M%S')}.svg"
     problem = OperationError("no folder to save a picture in")

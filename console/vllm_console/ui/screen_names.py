@@ -1,4 +1,4 @@
-"""The screens that a picture can show, by name. Without imports: command lines know the names too."""
+"""The screens of which screenshots can be taken. Has no imports because command line parsing uses it, too."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ SCREENS = {
     "messages": "screen.messages",
     "help": "app.help",
 }
-"""What opens each of them, as an action of Textual's."""
+"""Screen name → Textual action that opens it."""

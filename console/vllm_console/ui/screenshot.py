@@ -1,4 +1,4 @@
-"""Pictures without a terminal: the real app, with one of its screens opened."""
+"""Takes screenshots without a terminal by running the real app and opening a screen."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
 
 FILLED_SECONDS = 20.0
-"""How long servers, their charts and a screen may take to appear."""
+"""Timeout for servers, their charts or a screen to appear."""
 
 GPU_SECONDS = 5.0
-"""How long GPUs may take: a machine may have none, or a driver that hangs."""
+"""Timeout for GPUs: a machine may have none, or a driver that hangs."""
 
 SETTLED_SECONDS = 0.5
-"""How long a screen is left alone before its picture: panes are laid out, and a plan is made."""
+"""Wait before the screenshot, so that panes are laid out and a plan is made."""
 
 
 class Shot(msgspec.Struct, frozen=True):
-    """What a picture shows, and where it goes.
+    """What a screenshot shows, and the file to write.
 
-    ``size`` is ``COLSxROWS``; ``server`` the one under the cursor, empty for the first; ``at`` an earlier moment (Unix
-    seconds); ``after`` how many seconds it is watched first; ``keys`` are pressed on the screen; ``replay`` is the run
-    that is shown in place of a server; ``hints`` is as `ConsoleApp` says.
+    ``size`` is ``COLSxROWS``. ``server`` is the server to select, empty for the first. ``at`` is an earlier moment
+    (Unix seconds). ``after`` is how many seconds to wait first. ``keys`` are pressed on the screen. ``replay`` is a run
+    to show instead of a server. ``hints`` is passed to `ConsoleApp`.
     """
 
     path: Path
@@ -52,12 +52,12 @@ class Shot(msgspec.Struct, frozen=True):
 
 
 def take_picture(fleet: LocalFleet, shot: Shot) -> Path:
-    """Open the app on a fleet, show a screen, and save a picture of it; returns its full path.
+    """Open the app on a fleet, show a screen and save a screenshot; return its absolute path.
 
     Raises:
-        UsageError: a part of ``shot`` makes no sense.
+        UsageError: ``shot`` is invalid.
         NotFoundError: there is no such server.
-        OperationError: the screen does not open, or the picture can't be written.
+        OperationError: the screen does not open, or the file can't be written.
     """
     columns, rows = size_of(shot.size)
     check_picture(shot.path)
@@ -72,7 +72,7 @@ def take_picture(fleet: LocalFleet, shot: Shot) -> Path:
             await _open(app, pilot, shot.screen)
             if shot.keys:
                 await pilot.press(*shot.keys)
-                await _until(lambda: _charted(app, shot))  # they may have chosen another server
+                await _until(lambda: _charted(app, shot))  # the keys may have selected another server
             await _until(lambda: not any(worker.is_running for worker in _work(app)))
             await pilot.pause(SETTLED_SECONDS)
             return app.export_screenshot(title="vllm-console")
@@ -81,10 +81,10 @@ def take_picture(fleet: LocalFleet, shot: Shot) -> Path:
 
 
 def size_of(text: str) -> tuple[int, int]:
-    """Columns and rows of ``COLSxROWS``.
+    """Parse ``COLSxROWS``.
 
     Raises:
-        UsageError: it is none between 40x10 and 400x200.
+        UsageError: it is not a size between 40x10 and 400x200.
     """
     columns, _, rows = text.partition("x")
     if not (columns.isdecimal() and rows.isdecimal() and 40 <= int(columns) <= 400 and 10 <= int(rows) <= 200):
@@ -93,7 +93,7 @@ def size_of(text: str) -> tuple[int, int]:
 
 
 async def _fill(app: ConsoleApp, shot: Shot) -> None:
-    """Wait for the servers, the GPUs, and the charts of the one under the cursor."""
+    """Wait for the servers, the GPUs, and the selected server's charts."""
     await _until(lambda: app.snapshot is not None)
     if shot.server and shot.replay is None:
         if app.server(shot.server) is None:
@@ -110,7 +110,7 @@ async def _fill(app: ConsoleApp, shot: Shot) -> None:
 
 
 def _charted(app: ConsoleApp, shot: Shot) -> bool:
-    """Whether the charts of the server under the cursor are known, if it has any."""
+    """Whether the selected server's charts are loaded, if it has any."""
     server = app.operations.selected
     if server is None or (server.replayed and server.moment is None):
         return shot.replay is None
@@ -131,12 +131,12 @@ async def _open(app: ConsoleApp, pilot: Pilot[None], screen: str) -> None:
 
 
 def _refused(app: ConsoleApp, before: object) -> bool:
-    """Whether a message came instead of the screen, and nothing is on the way any more."""
+    """Whether a message appeared instead of the screen and no work is pending."""
     return app.message != before and not any(worker.is_running for worker in _work(app))
 
 
 _LASTING = ("poll", "log")
-"""Groups of workers that never end."""
+"""Groups of workers that run forever."""
 
 
 def _work(app: ConsoleApp) -> list[Worker[Any]]:
@@ -144,7 +144,7 @@ def _work(app: ConsoleApp) -> list[Worker[Any]]:
 
 
 async def _until(done: Callable[[], bool], seconds: float = FILLED_SECONDS) -> None:
-    """Wait until something is so; not for ever."""
+    """Wait until ``done()`` is true, at most this long."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not done() and loop.time() < deadline:

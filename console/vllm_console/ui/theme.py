@@ -1,8 +1,8 @@
-"""The roles of colors, the themes that give them other colors, and the fallback for terminals without Unicode.
+"""Color roles, color themes, and the ASCII fallback for terminals without Unicode.
 
-Everything is drawn in the terminal's own sixteen colors, on its own background: they fit a light and a dark terminal
-alike, cost few bytes, and never carry a meaning alone (a mark, a word or a number always says the same). A theme
-replaces them on their way to the terminal: each of the sixteen stands for a role.
+Everything is drawn in the terminal's own sixteen colors on its own background. They suit light and dark terminals, cost
+few bytes, and are never the only carrier of a meaning: a mark, a word or a number always says the same. Each of the
+sixteen stands for a role; a theme replaces them on output.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ KEY = Style(color="cyan", bold=True)
 STRONG = Style(bold=True)
 SIMULATED = Style(color="magenta")
 SECOND = Style()
-"""The second line of a chart, beside one in the accent color: the text's own color, as others are roles."""
+"""The second line of a chart: the text color, since the other colors are roles."""
 CURSOR = Style(reverse=True)
 PAST = Style(color="yellow", reverse=True)
-"""What is not of now."""
+"""Marks data from the past."""
 
 CONSOLE_THEME = Theme(
     name="console",
@@ -73,14 +73,13 @@ CONSOLE_THEME = Theme(
 )
 
 LEGIBLE = 4.5
-"""The least contrast of a text with its background (WCAG 2.2, AA)."""
+"""Minimum contrast between text and background (WCAG 2.2, AA)."""
 
 
 class ColorTheme(msgspec.Struct, frozen=True):
-    """A background and the colors of the roles on it; without a background they are the terminal's own.
+    """The background and role colors of a theme; without a background, the terminal's own colors.
 
-    The roles are text, dim, accent, warning and critical; besides there are what is well, what is simulated, another
-    one to tell things apart, and the background of what the mouse selects.
+    ``other`` is a further color to tell things apart; ``selection`` is the background of text selected with the mouse.
     """
 
     title: str
@@ -97,7 +96,7 @@ class ColorTheme(msgspec.Struct, frozen=True):
 
 
 def _well_known(name: str, title: str) -> ColorTheme:
-    """A theme that Textual has; colors that are hard to read on its background are moved towards its text."""
+    """A built-in Textual theme; colors with too little contrast are blended with its text color."""
     found = BUILTIN_THEMES[name]
     background, text = str(found.background), str(found.foreground)
 
@@ -120,7 +119,7 @@ def _well_known(name: str, title: str) -> ColorTheme:
 
 
 def _legible(color: str, text: str, background: str) -> str:
-    """The color, with as much of the text's in it as it needs to be read."""
+    """Blend the color with the text color just enough to be legible."""
     mixed, behind = Color.parse(color), Color.parse(background)
     for tenth in range(11):
         mixed = Color.parse(color).blend(Color.parse(text), tenth / 10)
@@ -130,7 +129,7 @@ def _legible(color: str, text: str, background: str) -> str:
 
 
 def contrast(one: Color, other: Color) -> float:
-    """The contrast of two colors as WCAG defines it, from 1 to 21."""
+    """The contrast ratio of two colors as defined by WCAG, from 1 to 21."""
     light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
@@ -155,7 +154,7 @@ THEMES: Mapping[str, ColorTheme] = {
     "nord": _well_known("nord", "Nord"),
     "gruvbox": _well_known("gruvbox", "Gruvbox"),
 }  # fmt: skip
-"""By the name that settings and the command line have."""
+"""Themes by their name in settings and on the command line."""
 
 _ROLES = (
     "background", "critical", "ok", "warning", "other", "simulated", "accent", "text",
@@ -164,13 +163,13 @@ _ROLES = (
 """The role of each of the terminal's sixteen colors."""
 
 _BLUE = RichColor.parse("blue")
-"""Behind a text it marks what the mouse selects."""
+"""As a background, marks text selected with the mouse."""
 
 _NOT_DIM = Style(dim=False)
 
 
 class ThemeFilter(LineFilter):
-    """Gives the sixteen colors, and what has none, the colors of a theme."""
+    """Maps the sixteen colors and the default color to a theme."""
 
     def __init__(self, theme: ColorTheme) -> None:
         super().__init__()
@@ -182,7 +181,7 @@ class ThemeFilter(LineFilter):
         self._style = lru_cache(2048)(self._themed)
 
     def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
-        """The segments in the theme's colors."""
+        """Return the segments in the theme's colors."""
         plain, themed = self._plain, self._style
         return [Segment(text, plain if style is None else themed(style), control) for text, style, control in segments]
 
@@ -203,7 +202,7 @@ class ThemeFilter(LineFilter):
 
 
 def _between(color: RichColor, background: RichColor) -> RichColor:
-    """A color made dim."""
+    """A dimmed color."""
     return Color.from_rich_color(color).blend(Color.from_rich_color(background), 0.35).rich_color
 
 
@@ -220,7 +219,7 @@ _ASCII = {
 
 
 class _AsciiTable(dict[int, str]):
-    """Maps every character to ASCII of the same width; braille becomes denser marks with more dots."""
+    """Maps every character to ASCII of the same width; the more dots a braille character has, the denser its mark."""
 
     def __missing__(self, code: int) -> str:
         if code < 0x80:
@@ -237,13 +236,14 @@ _TABLE = _AsciiTable({ord(char): text for char, text in _ASCII.items()})
 
 
 def to_ascii(text: str) -> str:
-    """The nearest ASCII text that takes the same number of cells."""
+    """Return the closest ASCII text of the same width in cells."""
     return text if text.isascii() else text.replace(" → ", "-> ").translate(_TABLE)
 
 
 def wants_ascii(environment: Mapping[str, str]) -> bool:
-    """Whether the terminal's locale says that it cannot show Unicode (``LC_ALL``, ``LC_CTYPE``, ``LANG``)."""
+    """Whether the environment says that the terminal can't show Unicode (``TERM``, ``LC_ALL``, ``LC_CTYPE``,
+    ``LANG``)."""
     locale = next((environment[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if environment.get(name)), "")
-    if environment.get("TERM") == "linux":  # the kernel's console has a font of 512 glyphs, braille not among them
+    if environment.get("TERM") == "linux":  # the kernel console's font has 512 glyphs, none of them braille
         return True
     return bool(locale) and "utf" not in locale.lower().replace("-", "")

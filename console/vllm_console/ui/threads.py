@@ -1,4 +1,4 @@
-"""Blocking calls off the screen's thread, in threads that never hold up quitting."""
+"""Runs blocking calls in threads that never delay quitting."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from vllm_launchers.errors import OperationError
 T = TypeVar("T")
 
 SWITCH_SECONDS = 0.0005
-"""How long a thread that computes may keep the interpreter from the screen's; Python's own 5 ms are long per event."""
+"""How long a computing thread may hold the GIL. Python's default of 5 ms is long for a UI event."""
 
 
 def favor_the_screen() -> None:
-    """Have threads that compute (reading metrics, logs, records) yield to the screen's thread sooner.
+    """Make computing threads (reading metrics, logs, records) yield to the UI thread sooner.
 
-    The program's own objects are exempt from garbage collection too, which would pause all threads.
+    Also exempts existing objects from garbage collection, which pauses all threads.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()
 
 
 class _Worker:
-    """A daemon thread that makes one call after another, so that a call every second needs no new thread."""
+    """A daemon thread that runs one call after another, so that frequent calls need no new threads."""
 
     idle: ClassVar[list[_Worker]] = []
-    """Those that wait for a call: no more than there were calls at the same time."""
+    """Idle threads; at most as many as there were simultaneous calls."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[str, Callable[[], None]]] = SimpleQueue()
@@ -41,7 +41,7 @@ class _Worker:
 
     @classmethod
     def call(cls, name: str, call: Callable[[], None]) -> None:
-        """Have this called, in a thread of this name meanwhile."""
+        """Run ``call`` in a thread, which has this name meanwhile."""
         try:
             worker = cls.idle.pop()
         except IndexError:
@@ -53,16 +53,16 @@ class _Worker:
         while True:
             thread.name, call = self._calls.get()
             call()
-            del call  # it may hold a screen
+            del call  # it may keep a screen alive
             thread.name = "idle"
             self.idle.append(self)
 
 
 def in_thread(call: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Run ``call`` in a daemon thread; its result is to be awaited.
+    """Run ``call`` in a daemon thread; await the result.
 
-    Unlike `asyncio.to_thread`, a call that hangs for ever (a driver after a fault) doesn't keep the program from
-    ending. What ``call`` raises is raised here.
+    Unlike with `asyncio.to_thread`, a call that hangs forever (a driver after a fault) does not keep the program from
+    exiting. Exceptions of ``call`` are raised here.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -79,19 +79,19 @@ def in_thread(call: Callable[[], T], name: str) -> asyncio.Future[T]:
         result, error = None, None
         try:
             result = call()
-        except BaseException as caught:  # noqa: BLE001 - the thread's boundary: handed to whoever awaits
+        except BaseException as caught:  # noqa: BLE001 - the thread's boundary: passed to the awaiting task
             error = caught
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            return  # the loop is closed: nobody is waiting
 
     _Worker.call(name, work)
     return future
 
 
 async def woken(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait until ``event`` is set. After ``seconds`` it is set here; `asyncio.wait_for` would make a task for that."""
+    """Wait until ``event`` is set, setting it after ``seconds``. Unlike `asyncio.wait_for`, needs no extra task."""
     timer = asyncio.get_running_loop().call_later(seconds, event.set) if seconds is not None else None
     try:
         await event.wait()
@@ -101,9 +101,9 @@ async def woken(event: asyncio.Event, seconds: float | None) -> None:
 
 
 async def answer_for(asker: DOMNode, call: Callable[[], T], name: str) -> T:
-    """`in_thread` for a worker of a screen that may be left meanwhile: then the worker ends here.
+    """`in_thread` for a screen's worker: cancels the worker if the screen was closed meanwhile.
 
-    A screen's parts go before its workers do, so that one that goes on would draw on what is no longer there.
+    A screen's widgets are removed before its workers end, so a worker that continued would draw on removed widgets.
     """
     try:
         return await in_thread(call, name)
@@ -113,14 +113,14 @@ async def answer_for(asker: DOMNode, call: Callable[[], T], name: str) -> T:
 
 
 def failure(error: Exception, doing: str) -> str:
-    """What to say of a call that failed: the fleet's own sentence; of any other error what was not done, too."""
+    """The message for a failed call: the fleet's own sentence; other errors are prefixed with what was being done."""
     return str(error) if isinstance(error, OperationError) else f"{doing}: {error}"
 
 
 def begin_worker(node: DOMNode, work: Callable[[], Coroutine[Any, Any, None]], name: str, group: str) -> None:
-    """Run ``work`` in place of what its group does.
+    """Run ``work``, replacing the running worker of its group.
 
-    It is a function, not the coroutine that it makes: one that is replaced before it began would never be awaited.
+    ``work`` is a function, not a coroutine: a coroutine that is replaced before it starts would never be awaited.
     """
     run: Any = work
     node.run_worker(run, name=name, group=group, exclusive=True)

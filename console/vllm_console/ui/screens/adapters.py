@@ -1,4 +1,4 @@
-"""Loading and unloading LoRA adapters of a running server: a small dialog."""
+"""A dialog that loads and unloads a running server's LoRA adapters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNLOAD = "unload"
 
 
 class AdapterDialog(LineDialog):
-    """Shows the adapters and takes one line, ``NAME FOLDER`` or ``unload NAME``."""
+    """Shows the adapters and reads one line: ``NAME FOLDER`` or ``unload NAME``."""
 
     def __init__(self, console: ConsoleApp, found: Adapters) -> None:
         super().__init__(
@@ -37,7 +37,7 @@ class AdapterDialog(LineDialog):
         self._main, self._server = console, found.server
 
     def take(self, text: str) -> str:
-        """Load the adapter that is named, or unload it."""
+        """Load or unload the named adapter."""
         fleet, server = self._main.fleet, self._server
         adapter, folder = parse_adapter_line(text)
 
@@ -54,7 +54,7 @@ class AdapterDialog(LineDialog):
 
 
 def _adapter_lines(found: Adapters, width: int, rows: int) -> list[Strip]:
-    """The adapters that fit, their number's limit, and how to load and unload one."""
+    """The adapters that fit, the limits, and how to load and unload one."""
     adapters = [adapter_text(one) for one in found.adapters[: max(1, min(MOST_SHOWN, rows - 6))]]
     if left := len(found.adapters) - len(adapters):
         adapters.append(f"and {left} more: vllm-console lora list {found.server}")
@@ -69,16 +69,16 @@ def _adapter_lines(found: Adapters, width: int, rows: int) -> list[Strip]:
 
 
 def adapter_text(one: Adapter) -> str:
-    """An adapter in a line: name, requests, rank, size."""
+    """One line about an adapter: name, requests, rank, size."""
     rank = f"rank {count(one.rank)}" if one.rank is not None else "rank unknown"
     return f"{one.name}  requests: {request_states(one)}  {rank}  {size(one.size)}"
 
 
 def parse_adapter_line(text: str) -> tuple[str, str]:
-    """An adapter's name and its folder, which is empty where it is to be unloaded.
+    """Parse an adapter's name and folder; the folder is empty to unload it.
 
     Raises:
-        UsageError: it can't be understood.
+        UsageError: the text can't be parsed.
     """
     name, _, rest = text.strip().partition(" ")
     if not name or not rest.strip():
@@ -87,7 +87,7 @@ def parse_adapter_line(text: str) -> tuple[str, str]:
 
 
 def change_adapters(console: ConsoleApp, server: ServerView) -> None:
-    """Ask what to load into a server of one's own or unload from it, and do it."""
+    """Open the adapter dialog, or explain why this server can't load adapters."""
 
     def ask(found: Adapters) -> str:
         if console.operations.on_top:
@@ -100,9 +100,9 @@ def change_adapters(console: ConsoleApp, server: ServerView) -> None:
 
 
 def _explained(console: ConsoleApp, found: Adapters) -> tuple[Confirm, Callable[[bool | None], None]]:
-    """A dialog that says why no adapter can be loaded, and which command changes that."""
+    """A dialog that explains why no adapter can be loaded, with the command that changes it."""
     question = f"{found.server} can't load LoRA adapters"
-    if console.polling.demo:  # a command of another terminal does not know the demo's servers
+    if console.polling.demo:  # commands in another terminal don't see the demo's servers
         details = (f"{found.unable}. For a server of your own:", found.command_for("NAME"))
         return Confirm(question, details, yes=""), lambda _: None
     command = found.command_for(found.server)

@@ -1,4 +1,4 @@
-"""A chat with a server: answers as they stream, with their figures, and the server's KV cache above them."""
+"""The chat screen: streams answers with their latencies, below the state of the server and its KV cache."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 REDRAW_SECONDS = 0.1
 IDLE_REDRAWS = 10
-"""With no answer on its way every so many redraws is enough: the KV cache is sampled once a second."""
+"""While no answer is running, redraw only at every n-th tick: the KV cache is sampled once a second."""
 
 LINE_BREAK = "⏎"
-"""Stands for a line end in the line that is typed into."""
+"""Represents a line break in the input line."""
 
 BAR_CELLS = 10
 NAME_CELLS = 20
 LEAST_MODEL = 12
-"""Cells from which a model's name may be cut: shorter ones say nothing."""
+"""Minimum width to which a model's name may be cut; a shorter one would be unreadable."""
 READY = (State.READY, State.UNRESPONSIVE)
 
 _OPTIONS = {
@@ -69,7 +69,7 @@ _OPTIONS = {
 
 
 class PromptLine(Entry):
-    """The line that is typed into; pasted line ends stay, as `LINE_BREAK`."""
+    """The input line; keeps pasted line breaks as `LINE_BREAK`."""
 
     def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()
@@ -78,7 +78,7 @@ class PromptLine(Entry):
 
 
 class ChatScreen(TerminalScreen[None]):
-    """Shows a chat. Leaving it keeps the conversation until the console ends; an answer goes on meanwhile."""
+    """Shows a chat. The chat outlives the screen until the console exits, and a running answer continues."""
 
     AUTO_FOCUS = ""
     SCOPE = "chat"
@@ -100,20 +100,20 @@ class ChatScreen(TerminalScreen[None]):
         self._box = FrameBox(self._status, self._scroll)
         self._entry = PromptLine(id="chat-entry")
         self._follows = True
-        """Whether the end stays in sight while it grows."""
+        """Whether to keep scrolling to the end as it grows."""
         self._ticks = 0
         self._was_running = False
         self._drawn: list[tuple[Turn | None, Turn | None, int, list[Strip]]] = []
-        """The lines of each turn, as long as neither it nor the width changes."""
+        """Cache of each turn's lines; valid while the turn and the width stay the same."""
 
     def compose(self) -> ComposeResult:
-        """Title, the servers, the conversation, the line that is typed into, keys."""
+        """Yield the box with servers and conversation, the input line and the keys."""
         yield self._box
         yield self._entry
         yield self._keys
 
     def on_mount(self) -> None:
-        """Take what is typed, and follow the answers."""
+        """Restore the draft and start following the answers."""
         self._type(self._chat.draft)
         self.set_interval(REDRAW_SECONDS, self._tick)
         self._redraw()
@@ -139,7 +139,7 @@ class ChatScreen(TerminalScreen[None]):
         self._was_running = running
 
     def _offer_again(self) -> None:
-        """A prompt that got no answer stands in the line again."""
+        """Put a prompt that got no answer back into the input line."""
         turns = self._chat.sessions[self._chat.name].turns
         if turns and not turns[-1].answer.parts and self._entry.purpose == "prompt" and not self._entry.value:
             self._entry.put(as_line(turns[-1].prompt))
@@ -161,7 +161,7 @@ class ChatScreen(TerminalScreen[None]):
         self._keys.show([keys_line(hints, self.app.size.width)])
 
     def _made_up(self, width: int) -> list[Strip]:
-        """Above the conversation, that a simulated engine's answers say nothing."""
+        """Warn that a simulated engine's answers are made up."""
         servers = [self._main.server(name) for name in self._chat.sessions]
         names = [plain(server.name) for server in servers if server is not None and server.simulated]
         if not names:
@@ -193,13 +193,13 @@ class ChatScreen(TerminalScreen[None]):
         self.call_after_refresh(self._scrolled)
 
     def action_page(self, by: int) -> None:
-        """A page up or down."""
+        """Scroll by pages."""
         self.action_scroll(by * max(1, self._scroll.size.height - 1))
 
     @on(events.MouseScrollUp)
     @on(events.MouseScrollDown)
     def _wheel(self) -> None:
-        """Where the end is in sight, it stays there."""
+        """Follow the end if it is now visible."""
         self.call_after_refresh(self._scrolled)
 
     def _scrolled(self) -> None:
@@ -208,20 +208,20 @@ class ChatScreen(TerminalScreen[None]):
     # -- typing ----------------------------------------------------------------------------------------------------
 
     def _type(self, text: str = "") -> None:
-        """Let a prompt be typed."""
+        """Open the input line for a prompt."""
         self._entry.open("prompt", as_line(text), placeholder="type a prompt")
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Keep what is not sent yet."""
+        """Save the draft."""
         if self._entry.purpose == "prompt":
             self._chat.draft = as_text(event.value)
 
     def action_chat_break(self) -> None:
-        """Begin a new line."""
+        """Insert a line break."""
         self._entry.insert_text_at_cursor(LINE_BREAK)
 
     def action_chat_send(self) -> None:
-        """Send what is typed, or take the value of an option."""
+        """Send the prompt, or set the option being edited."""
         chat, text = self._chat, self._entry.value
         if self._entry.purpose != "prompt":
             self._take(str(self._entry.purpose), as_text(text).strip())
@@ -241,11 +241,11 @@ class ChatScreen(TerminalScreen[None]):
         self._redraw()
 
     def _send(self, prompt: str) -> None:
-        self._was_running = True  # an answer may end before the next look
+        self._was_running = True  # an answer may end before the next tick
         self._chat.send(prompt)
 
     def action_chat_back(self) -> None:
-        """Leave the option that is typed; else stop the answer; else leave."""
+        """Cancel editing an option, or else stop the answer, or else leave."""
         if self._entry.purpose != "prompt":
             self._type(self._chat.draft)
         elif self._chat.running or self._chat.waiting:
@@ -254,7 +254,7 @@ class ChatScreen(TerminalScreen[None]):
             self.close_with()
 
     def action_chat_stop(self) -> None:
-        """Stop the answer."""
+        """Stop the answer; without one, show which key quits."""
         if self._chat.running or self._chat.waiting:
             self._stop()
         else:
@@ -267,7 +267,7 @@ class ChatScreen(TerminalScreen[None]):
         self._redraw()
 
     def action_chat_new(self) -> None:
-        """Begin a new conversation."""
+        """Start a new conversation."""
         self._chat.clear()
         self._redraw()
 
@@ -299,7 +299,7 @@ class ChatScreen(TerminalScreen[None]):
     # -- other servers, code, copy ---------------------------------------------------------------------------------
 
     def action_chat_other(self) -> None:
-        """Choose a second server, or go on without it."""
+        """Choose a second server, or remove it."""
         if self._chat.remove_second():
             self._redraw()
             return
@@ -321,7 +321,7 @@ class ChatScreen(TerminalScreen[None]):
         choose(self._main, "Send the same to which server?", choices, add)
 
     def action_chat_code(self) -> None:
-        """The request as code: of what is typed, else of the last prompt, which may not be answered yet."""
+        """Show a request as code, with the draft as its prompt, or else the last prompt."""
         chat, server = self._chat, self._main.server(self._chat.name)
         session = chat.sessions[chat.name]
         turns = list(session.turns)
@@ -340,7 +340,7 @@ class ChatScreen(TerminalScreen[None]):
         self._main.push_screen(CodeScreen(self._main, codes))
 
     def action_chat_copy(self) -> None:
-        """Copy the last answer, without what a terminal would obey."""
+        """Copy the last answer, without terminal control sequences."""
         turns = self._chat.sessions[self._chat.name].turns
         text = printed(turns[-1].answer.text()) if turns else ""
         if text.strip():
@@ -350,7 +350,7 @@ class ChatScreen(TerminalScreen[None]):
 
 
 class CodeScreen(ReaderScreen):
-    """A request as code in one language at a time."""
+    """Shows a request as code, one language at a time."""
 
     SCOPE = "code"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("code")]
@@ -366,7 +366,7 @@ class CodeScreen(ReaderScreen):
         return [line(), *(line(f" {row}") for row in rows)]
 
     def action_next_language(self) -> None:
-        """The next language."""
+        """Switch to the next language."""
         languages = list(self._codes)
         self._language = languages[(languages.index(self._language) + 1) % len(languages)]
         self._reader.redraw()
@@ -380,20 +380,20 @@ class CodeScreen(ReaderScreen):
 
 
 def as_line(text: str) -> str:
-    """A text as it stands in the line that is typed into."""
+    """Encode a text for the input line."""
     return printed(text.replace("\r\n", "\n").replace("\r", "\n")).replace("\t", "    ").replace("\n", LINE_BREAK)
 
 
 def as_text(value: str) -> str:
-    """What was meant by what stands in the line."""
+    """Decode the value of the input line."""
     return value.replace(LINE_BREAK, "\n")
 
 
 def with_option(options: ChatOptions, name: str, text: str) -> ChatOptions:
-    """The options with another value of one, as typed.
+    """Return the options with one of them set to a typed value.
 
     Raises:
-        ValueError: it is no value; the text is a sentence.
+        ValueError: the value is invalid; the text is a sentence.
     """
     if name == "system prompt":
         return replace(options, system=text)
@@ -412,7 +412,7 @@ def with_option(options: ChatOptions, name: str, text: str) -> ChatOptions:
 
 
 def _values(options: ChatOptions) -> dict[str, str]:
-    """The options as they are typed."""
+    """The options as the user would type them."""
     return {
         "system prompt": options.system,
         "temperature": f"{options.temperature:g}" if options.temperature is not None else "",
@@ -426,12 +426,12 @@ def _values(options: ChatOptions) -> dict[str, str]:
 
 
 def waits(server: ServerView) -> bool:
-    """Whether a server is on its way to be ready."""
+    """Whether a server is becoming ready, so that prompts should wait."""
     return server.state.alive and server.state not in READY and server.state is not State.STOPPING
 
 
 def measured_lines(server: ServerView, width: int) -> list[Strip]:
-    """That a tuner or a load test measures a server, so that requests from here distort what it measures."""
+    """Warning that a tuner or load test is measuring the server, which requests from here would distort."""
     if server.tuner is None and server.load_test is None:
         return []
     who = "tuner" if server.tuner is not None else "load test"
@@ -439,7 +439,7 @@ def measured_lines(server: ServerView, width: int) -> list[Strip]:
 
 
 def status_line(name: str, server: ServerView | None, now: float, width: int) -> Strip:
-    """How a server is doing: its KV cache, and what it works on. Where width is scarce, the model's name gives way."""
+    """A server's state, KV cache usage and requests. If space is short, the model's name is cut or left out."""
     if server is None:
         return line((f" {plain(name)}", STRONG), "  ", ("is gone", BAD))
     parts: list[Part] = [(f" {fit(server.marked_name, NAME_CELLS).rstrip()}", STRONG), "  "]
@@ -466,7 +466,7 @@ def status_line(name: str, server: ServerView | None, now: float, width: int) ->
 
 
 def _set(options: ChatOptions, width: int) -> list[Part]:
-    """What is set of the options, for the title."""
+    """The options that are set, for the title."""
     found = [f"{name} {value}" for name, value in _values(options).items() if value and name != "system prompt"]
     found += ["system prompt"] if options.system else []
     text = plain(" · ".join(found))
@@ -474,7 +474,7 @@ def _set(options: ChatOptions, width: int) -> list[Part]:
 
 
 def _first_lines(width: int) -> list[Strip]:
-    """What can be done here, and what will appear."""
+    """Help for an empty chat."""
     sends, options, other = (key_of(f"chat_{name}") for name in ("send", "options", "other"))
     paragraphs = (
         f"Type a prompt below, then {sends}. The answer appears here as it comes, with TTFT, ITL and tokens/s.",
@@ -485,14 +485,15 @@ def _first_lines(width: int) -> list[Strip]:
 
 
 def waiting_text(server: ServerView | None, sent_at: float, now: float) -> str:
-    """How long a request has waited for its first token, and how many are before it at most, if that is known.
+    """How long a request has waited for its first token, and the maximum number of requests ahead of it, if known.
 
-    vLLM reports how many requests wait, not in which order: this one is one of them, as long as more than one waits.
+    vLLM reports how many requests wait, but not their order. If more than one waits, this one is assumed to be among
+    them.
     """
     waited = now - sent_at
     text = f"waiting {duration(waited)} for the first token" if waited >= 1 else "…"
     if server is None or server.sample is None or server.sample.at <= sent_at:
-        return text  # the figures are of the time before it
+        return text  # the sample is older than the request
     ahead = (combine(server.sample.engines.values()).requests_waiting or 0.0) - 1
     if ahead < 1:
         return text
@@ -500,9 +501,9 @@ def waiting_text(server: ServerView | None, sent_at: float, now: float) -> str:
 
 
 def turn_lines(turn: Turn, second: Turn | None, width: int, waiting: Sequence[str] = ()) -> list[Strip]:
-    """A turn: what was said and the answer; two answers side by side.
+    """A turn: the prompt and its answer, or two answers side by side.
 
-    ``waiting`` is what each of the servers is waited for.
+    ``waiting`` is the text shown per server until its first token.
     """
     one, other, *_ = (*waiting, "", "")
     if second is None:
@@ -525,7 +526,7 @@ _STYLES: dict[PartKind, tuple[str, Style | None]] = {
 
 
 def answer_lines(answer: Answer, width: int, waiting: str = "") -> list[Strip]:
-    """An answer: its note, its parts, what went wrong, its figures; ``waiting`` is shown until its first part comes."""
+    """An answer: note, parts, problem and figures. ``waiting`` is shown until its first part arrives."""
     lines = [line((f" {row}", DIM)) for row in _wrapped(plain(answer.note), width - 2) if answer.note]
     for part in answer.parts:
         title, style = _STYLES[part.kind]
@@ -548,7 +549,7 @@ def answer_lines(answer: Answer, width: int, waiting: str = "") -> list[Strip]:
 
 
 def _wrapped(text: str, width: int) -> Sequence[str]:
-    """A line in rows of so many cells at most; its indentation stays."""
+    """Wrap a line to ``width`` cells, keeping its indentation."""
     width, text = max(8, width), text.expandtabs(4)
     if cell_len(text) <= width:
         return [text]

@@ -1,4 +1,4 @@
-"""Claiming GPUs on the shared board, and releasing them: a small dialog."""
+"""A dialog that claims and releases GPUs on the shared board."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_SHOWN = 8
 
 
 class ClaimDialog(LineDialog):
-    """Shows what is claimed and takes one line, ``GPUS UNTIL WHY``, or ``release GPUS``."""
+    """Shows the claims and reads one line: ``GPUS UNTIL WHY`` or ``release GPUS``."""
 
     def __init__(self, console: ConsoleApp, board: Board) -> None:
         super().__init__("claim", "claim or release", "GPUs, until when, why; or release", partial(_claim_lines, board))
@@ -50,7 +50,7 @@ class ClaimDialog(LineDialog):
 
 
 def _claim_lines(board: Board, width: int, rows: int) -> list[Strip]:
-    """The claims that fit, notices of the board, and how to claim and release."""
+    """The claims that fit, the board's notices, and how to claim and release."""
     notices = board.notices[:2]
     shown = board.claims[: max(1, min(MOST_SHOWN, rows - 5 - len(notices)))]
     claims = [f"{gpus_text(one.gpus)} {format_claim(one, board.at, mine=one.uid == os.getuid())}" for one in shown]
@@ -67,10 +67,10 @@ def _claim_lines(board: Board, width: int, rows: int) -> list[Strip]:
 
 
 def _parse(text: str, now: float) -> tuple[Sequence[int], float | None, str]:
-    """GPUs, until when (None: release), and why.
+    """Parse GPUs, end time (None: release) and reason.
 
     Raises:
-        UsageError: it can't be understood.
+        UsageError: the text can't be parsed.
     """
     words = text.split()
     if words[:1] == ["release"]:
@@ -81,7 +81,7 @@ def _parse(text: str, now: float) -> tuple[Sequence[int], float | None, str]:
 
 
 def claim_gpus(console: ConsoleApp) -> None:
-    """Ask what to claim or release, and do it."""
+    """Open the claim dialog."""
 
     def ask(board: Board) -> str:
         if console.operations.on_top:

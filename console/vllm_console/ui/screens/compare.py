@@ -1,4 +1,5 @@
-"""Before and after: whether the change of flags helped, the verdict first. Any two runs of a server can be chosen."""
+"""Comparison of two runs of a server: the verdict on a flag change first, then the figures. Any two runs can be
+chosen."""
 
 from __future__ import annotations
 
@@ -73,26 +74,26 @@ VERDICT_STYLES = {
 _LIKENESS = {TrafficMatch.ROUGHLY: WARN, TrafficMatch.DIFFERENT: BAD}
 
 AGAIN_SECONDS = 10.0
-"""How often it is compared anew while the screen is open: a run goes on and gives more minutes."""
+"""How often to repeat the comparison while the screen is open, since a running run adds data."""
 
 MOST_CHANGES = 5
-"""Lines for what was changed."""
+"""Maximum number of lines for changes."""
 
 WIDE = 100
-"""Minimum width for the objective beside each figure."""
+"""Minimum width to show the objective of each figure."""
 
 NARROW = 69
-"""Below this width columns take no more than most figures need: the verdict would be cut."""
+"""Below this width, columns are only as wide as most figures need, or the verdict would be cut."""
 
 LONGEST_BAR = 41
 LEAST_BAR = 9
-"""Cells that a change is drawn in at least."""
+"""Minimum width of a bar in cells."""
 
 
 class CompareScreen(ReaderScreen):
-    """Shows a comparison, and keeps comparing these two runs, or two others that are chosen from ``recorded``.
+    """Shows a comparison and keeps it up to date; other runs can be chosen from ``recorded``.
 
-    ``revert_to`` gives what restarts with the flags of a run, None where that may not be or would change nothing.
+    ``revert_to`` returns a callback that restarts with a run's flags; None if that is not allowed or changes nothing.
     """
 
     SCOPE = "compare"
@@ -107,13 +108,13 @@ class CompareScreen(ReaderScreen):
         super().__init__(TextReader(self._title, self._lines, self._hints))
         self.found, self._revert_to, self._recorded = found, revert_to, recorded
         self._predicted: Sequence[str] = ()
-        """What was predicted of the change, next to what came."""
+        """The predicted effect of the change next to the measured one."""
         self._tariff = recorded.tariff if recorded is not None else None
         self._choosable: Sequence[bool] = (False, False)
-        """Whether there is another run to choose in place of the one before, and of the one after."""
+        """Whether another run can be chosen as "before", and as "after"."""
 
     def on_mount(self) -> None:
-        """Look for a prediction of the change and for other runs, and keep comparing while it is open."""
+        """Look up a prediction and other runs; repeat the comparison while the screen is open."""
         if self._recorded is not None:
             begin_worker(self, self._look_up_prediction, "prediction", "again")
             begin_worker(self, self._look_up_runs, "other runs", "other runs")
@@ -148,17 +149,17 @@ class CompareScreen(ReaderScreen):
         return plain(f"{after.server}{mark}: before @{before.generation}, after @{after.generation}")
 
     def action_compare_revert(self) -> None:
-        """Close, and restart with the flags of the run before."""
+        """Close and restart with the flags of the "before" run."""
         if (revert := self._revert) is not None:
             self.close_with()
             revert()
 
     def action_compare_before(self) -> None:
-        """Choose the run that is compared with."""
+        """Choose the "before" run."""
         self._choose(after=False)
 
     def action_compare_after(self) -> None:
-        """Choose the run that is compared."""
+        """Choose the "after" run."""
         self._choose(after=True)
 
     def _choose(self, *, after: bool) -> None:
@@ -166,7 +167,7 @@ class CompareScreen(ReaderScreen):
             begin_worker(self, partial(self._list_runs, self._recorded, after), "runs", "runs")
 
     async def _list_runs(self, recorded: LocalFleet, after: bool) -> None:
-        """Ask which run it is to be."""
+        """Ask which run to compare."""
         before, present = self.found.before.run, self.found.after.run
         here, other = (present, before) if after else (before, present)
         try:
@@ -191,7 +192,7 @@ class CompareScreen(ReaderScreen):
         choose(self.app, question, choices, compare, at)
 
     async def _compare(self, recorded: LocalFleet, pair: tuple[int, int]) -> None:
-        """Show the comparison of two other runs."""
+        """Compare two other runs."""
         try:
             self.found, self._predicted = await answer_for(self, partial(_compared, recorded, pair), "compare")
         except OperationError as error:
@@ -202,14 +203,14 @@ class CompareScreen(ReaderScreen):
         await self._look_up_runs()
 
     async def _look_up_runs(self) -> None:
-        """Offer the keys that choose other runs where there are some."""
+        """Offer the keys for choosing runs if there are other runs."""
         if self._recorded is None:
             return
         shown = self.found.before.run, self.found.after.run
         try:
             choosable = await answer_for(self, partial(_choosable, self._recorded, *shown), "other runs")
         except OperationError:
-            return  # its keys say why
+            return  # pressing the keys reports the error
         self._choosable = choosable
         self._reader.redraw()
 
@@ -217,13 +218,13 @@ class CompareScreen(ReaderScreen):
         self.notify(plain(str(problem)), severity="warning", markup=False)
 
     async def _look_up_prediction(self) -> None:
-        """Show what was predicted of the change, next to the comparison that is shown."""
+        """Show the predicted effect of the change."""
         if self._recorded is None:
             return
         shown = self._pair
         try:
             predicted = await answer_for(self, partial(_prediction_lines, self._recorded, self.found), "prediction")
-        except Exception:  # noqa: BLE001 - the thread's boundary: comparing again asks for it, too
+        except Exception:  # noqa: BLE001 - the thread's boundary: the next comparison retries it
             return
         if shown == self._pair:
             self._predicted = predicted
@@ -235,7 +236,7 @@ class CompareScreen(ReaderScreen):
         shown = self._pair
         try:
             found, predicted = await answer_for(self, partial(_compared, self._recorded, shown), "compare again")
-        except Exception:  # noqa: BLE001 - the thread's boundary: what is shown stays, and it is tried again
+        except Exception:  # noqa: BLE001 - the thread's boundary: keep the last result and retry
             return
         if shown == self._pair:
             self.found, self._predicted = replace(found, skipped=self.found.skipped), predicted
@@ -244,25 +245,25 @@ class CompareScreen(ReaderScreen):
 
     @property
     def _pair(self) -> tuple[int, int]:
-        """The numbers of the runs that are shown."""
+        """Ids of the two runs shown."""
         return self.found.before.run.id, self.found.after.run.id
 
 
 def _choosable(recorded: LocalFleet, before: Run, after: Run) -> Sequence[bool]:
-    """Whether another run than ``before``, and than ``after``, can be compared with the other one."""
+    """For each of the two runs, whether its server has a third run to compare instead."""
     runs = {server: recorded.runs(server)[0] for server in (before.server, after.server)}
     shown = {before.id, after.id}
     return [any(run.id not in shown for run in runs[one.server]) for one in (before, after)]
 
 
 def _compared(recorded: LocalFleet, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
-    """The comparison of two runs, and what was predicted of the change between them."""
+    """Compare two runs and look up the prediction for the change between them."""
     found = recorded.compare_again(*pair)
     return found, _prediction_lines(recorded, found)
 
 
 def _prediction_lines(recorded: LocalFleet, found: Comparison) -> Sequence[str]:
-    """What was predicted of the change between two compared runs."""
+    """The prediction for the change between two runs, and its outcome."""
     from vllm_console.prediction.score import outcome_lines
 
     kept = recorded.outcome(found)
@@ -271,7 +272,7 @@ def _prediction_lines(recorded: LocalFleet, found: Comparison) -> Sequence[str]:
 
 
 class ComparingScreen(ReaderScreen):
-    """Stands from the key on until the comparison is there: keys typed meanwhile are not for the screen below."""
+    """Placeholder until the comparison is ready; keeps keys from reaching the screen below."""
 
     def __init__(self, server: str) -> None:
         name = plain(server)
@@ -280,29 +281,29 @@ class ComparingScreen(ReaderScreen):
 
     @property
     def closed(self) -> bool:
-        """Whether the user has left it: nobody waits for the comparison any more."""
+        """Whether the user left before the comparison was ready."""
         return self not in self.app.screen_stack
 
     def show(self, screen: Screen[None]) -> None:
-        """Let the comparison take its place, once nothing is above it."""
+        """Replace this screen by the comparison as soon as no other screen covers it."""
         self._found = screen
         self.on_screen_resume()
 
     def on_screen_resume(self) -> None:
-        """What was above it is closed."""
+        """Switch to the comparison if it arrived while covered."""
         if self._found is not None and self.app.screen is self:
             self.app.switch_screen(self._found)
 
 
 def nothing_screen(server: str, reason: str) -> ReaderScreen:
-    """In place of a comparison: why there is none of this server, and what leads to one."""
+    """A screen that explains why nothing can be compared yet and how to get a comparison."""
     name, why = plain(server), plain(reason)
     return ReaderScreen(TextReader(lambda: f"{name}: before and after", lambda width: nothing_lines(name, why, width)))
 
 
 def nothing_lines(server: str, reason: str, width: int) -> list[Strip]:
-    """Why nothing can be compared, and what leads to a comparison, step by step."""
-    text = reason.removesuffix(".")  # begins with a name
+    """Why nothing can be compared yet, and the steps to a comparison."""
+    text = reason.removesuffix(".")  # starts with a name, so no capitalization
     needed = (
         f"A comparison needs two runs of {server} with the same traffic, each with {WARM_UP + FEWEST} minutes of it "
         f"(the first {WARM_UP} after a start don't count). A run is all that happens from one start to the next."
@@ -321,7 +322,7 @@ def nothing_lines(server: str, reason: str, width: int) -> list[Strip]:
 
 
 def run_names(runs: Sequence[Run]) -> Mapping[str, Run]:
-    """Runs by a name that no other of them has: a server that was forgotten and launched anew counts from 1 again."""
+    """Map unique names to runs; a server that was removed and launched again numbers its runs from 1 again."""
     named: dict[str, Run] = {}
     for run in runs:
         named[run.name if run.name not in named else f"{run.name} ({run.id})"] = run
@@ -329,7 +330,7 @@ def run_names(runs: Sequence[Run]) -> Mapping[str, Run]:
 
 
 def run_text(run: Run) -> str:
-    """When a run began, how much traffic it had, and what was changed for it: one line of a list."""
+    """One line about a run: start, amount of traffic, changes."""
     minutes = f"{run.windows * run.window_seconds / 60:.0f} min of traffic" if run.windows else "no traffic"
     changes = ", ".join(setting_text(change) for change in run.changed)
     change = changes or ("first run" if run.before is None else "same flags as before")
@@ -344,8 +345,8 @@ def compare_lines(
     predicted: Sequence[str] = (),
     tariff: Tariff | None = None,
 ) -> list[Strip]:
-    """What came of it in a plain sentence, with notes, what was changed, the figures it is based on with
-    their intervals, latencies before and after, what was ``predicted``, the traffic, and all other figures."""
+    """The verdict, notes, changes, judged figures with their intervals, latency distributions, ``predicted`` lines,
+    traffic, and all other figures."""
     style = VERDICT_STYLES.get(found.verdict, STRONG)
     if found.verdict is ComparisonVerdict.TOO_LITTLE:
         lines = paragraph(verdict_text(found), width - 1, style)
@@ -377,7 +378,7 @@ def compare_lines(
 
 
 def _changed(found: Comparison, width: int, may_revert: bool) -> list[Strip]:
-    """What was changed, a line each, and at the right of the first the key that reverts."""
+    """The changes, one per line; the first also names the key that reverts."""
     key = f"{key_of('compare_revert')} reverts" if may_revert else ""
     room = width - 10 - len(key) - (2 if key else 0)
     changes = [plain(setting_text(change)) for change in found.differences] or ["nothing"]
@@ -391,13 +392,13 @@ def _changed(found: Comparison, width: int, may_revert: bool) -> list[Strip]:
 
 
 _VERDICT = 16
-"""Cells of a figure's verdict."""
+"""Width of a figure's verdict in cells."""
 
 
 class _Columns(msgspec.Struct, frozen=True):
-    """How wide the columns are, the indentation in the name's; of ``bar`` is drawn what a change and its interval are.
+    """Column widths in cells; ``name`` includes the indentation.
 
-    From `WIDE` on the bar stands before the change, and there are objectives; below, it stands before the verdict.
+    From `WIDE` on, the bar comes before the change, and objectives are shown; below, it comes before the verdict.
     """
 
     width: int
@@ -409,13 +410,13 @@ class _Columns(msgspec.Struct, frozen=True):
 
     @property
     def bar(self) -> int:
-        """Cells of the bar."""
+        """Width of the bar."""
         free = self.width - self.before - self.change - self.words - (2 if self.wide else 1)
         return max(0, min(free, LONGEST_BAR)) if self.wide else free if free >= LEAST_BAR else 0
 
     @property
     def before(self) -> int:
-        """Cells of the columns on the left of the change and the bar."""
+        """Total width of the columns to the left of the change and the bar."""
         return self.name + 2 * self.value + 2
 
 
@@ -440,7 +441,7 @@ def _heading(found: Comparison, columns: _Columns) -> Strip:
 
 
 def _axis(reach: float, room: int) -> str:
-    """The scale of the bars: its ends and zero; where these don't fit, which side is which."""
+    """The scale of the bars: its ends and zero, or, if these don't fit, which side is which."""
     first, last = signed(-reach), signed(reach)
     half = (room - 1) // 2
     if half < max(len(first), len(last)) + 2:
@@ -449,7 +450,7 @@ def _axis(reach: float, room: int) -> str:
 
 
 def _basis(found: Comparison) -> str:
-    """Over what the figures are taken, and how sure they are."""
+    """What data the figures are based on, and the confidence."""
     compared = f"{compared_text(found.before)} before, {compared_text(found.after)} after"
     sure = "" if found.verdict is ComparisonVerdict.TOO_LITTLE else " The 95% CI covers all judged figures together."
     later = found.kept or found.again is not None
@@ -463,7 +464,7 @@ def _side(found: Comparison, *, after: bool) -> str:
 
 
 def _figure(figure: ComparedFigure, columns: _Columns, reach: float, settled: bool) -> list[Strip]:
-    """A figure's line, and a second one for its verdict where that does not fit."""
+    """One line per figure, plus one for the verdict if it does not fit."""
     before, after = (fit(side_text(figure, after=after), columns.value, ">") for after in (False, True))
     judged = figure.verdict is not None
     verdict = short_verdict(figure.verdict) if figure.verdict is not None else ""
@@ -474,7 +475,7 @@ def _figure(figure: ComparedFigure, columns: _Columns, reach: float, settled: bo
     change, room, below = figure_change_text(figure), columns.change, ""
     whole = columns.width - columns.before - 1
     if not columns.wide and (cell_len(change) > room or room + columns.bar + cell_len(verdict) > whole):
-        drawn, room = "", whole - cell_len(verdict)  # the figures rather than the bar
+        drawn, room = "", whole - cell_len(verdict)  # drop the bar to keep the figures
         if cell_len(change) > room:
             verdict, below, room = "", verdict, whole
     change = fit(change, room)
@@ -493,15 +494,15 @@ def _figure(figure: ComparedFigure, columns: _Columns, reach: float, settled: bo
 
 
 def _reach(figures: Sequence[ComparedFigure]) -> float:
-    """How far what is drawn reaches to either side, as a share: as far as needed, a doubling at most."""
+    """Range of the bars as a share: as large as needed, at most a doubling."""
     bounds = [abs(figure.share(bound) or 0.0) for figure in figures for bound in (figure.low, figure.high)]
     return min(1.0, max([SMALLEST_CHANGE, *bounds]))
 
 
 def _bar(figure: ComparedFigure, reach: float, room: int) -> str:
-    """A change with its bounds on a line from ``-reach`` to ``reach`` (shares) with zero in its middle.
+    """A change and its interval as a bar from ``-reach`` to ``reach`` (shares), with zero in the middle.
 
-    What is given in points, since it may have been nothing, has a scale of its own.
+    Changes in percentage points, whose baseline may have been zero, have their own scale.
     """
     bounds = [bound for bound in (figure.low, figure.change, figure.high) if bound is not None]
     if any(figure.bounded) or len(bounds) < 3 or room < LEAST_BAR:
@@ -529,7 +530,7 @@ def _factor(factor: Factor, columns: _Columns, *, early: bool) -> Strip:
     before, after = (fit(text, room, ">") for text in factor_sides(factor))
     text = f"  {signed(factor.change):<7}{likeness_text(factor, early=early)}"
 
-    # How many are in flight is mostly the server's doing.
+    # The number of requests in flight mostly depends on the server, not on the clients.
     style = DIM if factor.key == "in_flight" else _LIKENESS.get(factor.likeness, DIM)
     return line(
         (fit(f"  {factor.name}", name), None),

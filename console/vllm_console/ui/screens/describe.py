@@ -1,4 +1,4 @@
-"""Everything about one server: command line, flags with the reason for each, generations, paths."""
+"""Details of one server: command line, flags with the reason for each, generations, paths."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
 
 TWO_COLUMNS, GAP = 110, 4
-"""Minimum width for the command beside the facts, and the cells between them."""
+"""Minimum width to show the command next to the facts, and the gap between them in cells."""
 
 MOST_VALUE = 32
-"""Cells of a flag's value; the command line has it whole."""
+"""Maximum width of a flag's value in cells; the command line shows it in full."""
 
 
 class DescribeScreen(ReaderScreen):
     """Describes one server as it was when the screen was opened. ``y`` copies its command line.
 
-    ``moment`` (Unix seconds) is the earlier one that the operations screen shows, if it does.
+    ``moment`` (Unix seconds) is the earlier moment that the operations screen shows, if any.
     """
 
     SCOPE = "describe"
@@ -70,7 +70,7 @@ class DescribeScreen(ReaderScreen):
         return scroll_hint(), (key_of("describe_copy"), "copy command line", "screen.describe_copy")
 
     def on_mount(self) -> None:
-        """Add the earlier start-ups once they were read."""
+        """Load earlier runs and LoRA adapters in the background."""
         if self._fleet is not None and self._server.recorded:
             begin_worker(self, partial(self._read_runs, self._fleet), "runs", "runs")
         if self._fleet is not None and self._moment is None and serves_adapters(self._server):
@@ -80,14 +80,14 @@ class DescribeScreen(ReaderScreen):
         try:
             self._runs, _ = await answer_for(self, partial(fleet.runs, self._server.name), "runs")
         except OperationError:
-            return  # none is recorded
+            return  # no run is recorded
         self._reader.redraw()
 
     async def _read_adapters(self, fleet: LocalFleet) -> None:
         try:
             self._adapters = await answer_for(self, partial(fleet.adapters, self._server.name), "adapters")
         except OperationError:
-            return  # it does not answer: its state says so
+            return  # no answer: the server's state says so
         self._reader.redraw()
 
     def action_describe_copy(self) -> None:
@@ -101,15 +101,17 @@ class DescribeScreen(ReaderScreen):
 
 
 def serves_adapters(server: ServerView) -> bool:
-    """Whether it can be asked for its LoRA adapters, and may have some."""
+    """Whether the server may have LoRA adapters and can be asked for them."""
     return server.ours and not server.replayed and server.state is State.READY and server.flags.get(LORA) is True
 
 
 def describe_lines(
     server: ServerView, now: float, width: int, runs: Sequence[Run] = (), adapters: Adapters | None = None
 ) -> list[Strip]:
-    """Facts, command, flags with reasons, changes since the previous generation, start-up (of its ``runs``, too, newest
-    first), workload: a table each."""
+    """Tables of facts, command, flags with reasons, changes since the previous generation, start-ups and workload.
+
+    ``runs``, newest first, adds a comparison of start-ups.
+    """
     top = _beside(server, now, width)
     parts = [
         top or _facts(server, now, width),
@@ -126,7 +128,7 @@ def describe_lines(
 
 
 def _beside(server: ServerView, now: float, width: int) -> list[Strip]:
-    """The facts with the command at their right, on a wide screen; empty where a row of either would not fit."""
+    """Facts and command side by side; empty if the width does not suffice."""
     known = _facts(server, now, width)
     left = max(strip.cell_length for strip in known) + GAP
     command = section("Command", _command(server.command, width - left))
@@ -136,7 +138,7 @@ def _beside(server: ServerView, now: float, width: int) -> list[Strip]:
 
 
 def describe_facts(server: ServerView, now: float) -> Mapping[str, str]:
-    """What there is to say of a server, by name; empty where nothing is known."""
+    """Facts about a server by name; empty where unknown."""
     engine = server.engine
     return {
         "state": f"{server.state_text} for {duration(now - server.state_since)}",
@@ -159,7 +161,7 @@ def describe_facts(server: ServerView, now: float) -> Mapping[str, str]:
 
 
 def _owner(server: ServerView) -> str:
-    """Whose it is, and what that allows; empty for one of ours, or attached."""
+    """The owner and what that allows; empty for our own or attached servers."""
     if server.recorded:
         return ""
     if server.remote:
@@ -168,7 +170,7 @@ def _owner(server: ServerView) -> str:
 
 
 def _facts(server: ServerView, now: float, width: int) -> list[Strip]:
-    """Names and values; why it is down, and what the user should know, last."""
+    """Names and values, then why the server is down and notices."""
     rows: list[tuple[str, Value]] = []
     for name, value in describe_facts(server, now).items():
         if value:
@@ -179,7 +181,7 @@ def _facts(server: ServerView, now: float, width: int) -> list[Strip]:
 
 
 def _command(words: Sequence[str], width: int) -> list[Strip]:
-    """The command over several lines, broken before flags, as it could be pasted."""
+    """The command on several lines, broken before flags, ready to paste."""
     if not words:
         return []
     rows, row = [], ""
@@ -230,7 +232,7 @@ def _startups(runs: Sequence[Run], width: int) -> list[Strip]:
 
 
 def _ranks(server: ServerView, width: int) -> list[Strip]:
-    """Each rank of a deployment with several; their sum is the row in the table."""
+    """One row per data-parallel rank, if there are several; the servers table shows their sum."""
     engines = in_order(server.sample.engines) if server.sample is not None else {}
     if len(engines) < 2:
         return []
@@ -243,7 +245,7 @@ def _ranks(server: ServerView, width: int) -> list[Strip]:
 
 
 def _adapters(found: Adapters | None, width: int) -> list[Strip]:
-    """The adapters that it serves, each with what its requests do."""
+    """The server's adapters with the state of their requests."""
     if found is None:
         return []
     rows: list[list[Value]] = [

@@ -1,4 +1,4 @@
-"""Small questions: yes or no, one of a list, and a line to type."""
+"""Dialogs: confirmation, choice from a list, and a line of input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 
 class DialogAnswer(NamedTuple):
-    """A third answer to a question: its key, what it does in a word, and what is called."""
+    """A third answer to a confirmation: its key, its label, and the callback."""
 
     key: str
     text: str
@@ -35,12 +35,12 @@ class DialogAnswer(NamedTuple):
 
 
 class Dialog(TerminalModal[Answer]):
-    """A box with lines, drawn anew for each size of the screen."""
+    """A box of lines, redrawn when the screen size changes."""
 
     CSS_PATH = "dialogs.tcss"
 
     def compose(self) -> ComposeResult:
-        """The box."""
+        """Yield the box."""
         yield Vertical(LineView(id="question"), id="dialog")
 
     def on_mount(self) -> None:
@@ -53,17 +53,17 @@ class Dialog(TerminalModal[Answer]):
         self.redraw()
 
     def redraw(self) -> None:
-        """Draw what there is to say now."""
+        """Draw the current lines."""
         if self.is_mounted:
             self.query_one("#question", LineView).show(self.lines())
 
     @abstractmethod
     def lines(self) -> list[Strip]:
-        """What the box holds."""
+        """Return the content of the box."""
 
     @property
     def room(self) -> int:
-        """Cells that a line may take."""
+        """Maximum width of a line in cells."""
         return max(20, int(0.9 * self.app.size.width) - 8)
 
     def action_leave(self) -> None:
@@ -72,11 +72,10 @@ class Dialog(TerminalModal[Answer]):
 
 
 class Confirm(Dialog[bool]):
-    """Asks before a destructive action. ``y`` or enter confirms, ``n``, ``q`` or escape cancels; ``other`` is done
-    instead.
+    """Asks for confirmation. ``y`` or enter confirms; ``n``, ``q`` or escape cancels; ``other`` is a third answer.
 
-    With an empty ``yes`` it only informs. A ``late`` one, some time after its key, may open under an enter that is
-    meant for something else: it does not take enter for a yes.
+    With an empty ``yes`` it only informs. A ``late`` dialog opens some time after its key, when an enter may be meant
+    for something else, so enter does not confirm it.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("question")]
@@ -96,12 +95,12 @@ class Confirm(Dialog[bool]):
         self._note: Part = ""
 
     def set_note(self, note: Part) -> None:
-        """Show a note below the details, in place of the one before; it may arrive while the question is open."""
+        """Set the note below the details; it may change while the dialog is open."""
         self._note = note
         self.redraw()
 
     def set_details(self, details: Sequence[str]) -> None:
-        """Show other details: they may change while the question is open."""
+        """Set the details; they may change while the dialog is open."""
         self._details = [plain(text) for text in details]
         self.redraw()
 
@@ -128,42 +127,42 @@ class Confirm(Dialog[bool]):
         self.close_with(answer and bool(self._yes))
 
     def on_key(self, event: events.Key) -> None:
-        """The key of the third answer."""
+        """Handle the key of the third answer."""
         if self._other is not None and event.key == self._other.key:
             event.stop()
             self.action_other()
 
     def action_other(self) -> None:
-        """Close, and do what the third answer says."""
+        """Close with the third answer."""
         if self._other is not None:
             self.close_with(False)
             self._other.then()
 
     def action_enter(self) -> None:
-        """Yes, or where there is nothing to do, close."""
+        """Confirm, unless the dialog is late; close if it only informs."""
         if not (self._late and self._yes):
             self.action_answer(True)
 
 
 def _leaving_key() -> str:
-    """The key that closes what only informs: escape, if it does."""
+    """The key shown for closing an informational dialog: escape, if it closes it."""
     keys = keys_of(action_named("question_no"))
     return key_label("escape" if "escape" in keys else keys[0])
 
 
 def answer_parts(key: str, text: str, action: str) -> list[Part]:
-    """An answer of a dialog: its key and what it does, both to be clicked."""
+    """An answer of a dialog: key and label, both clickable."""
     return [(key, clickable(action, KEY)), (f" {text}", clickable(action)), "   "]
 
 
 def _at_most(rows: Sequence[Strip], room: int) -> list[Strip]:
-    """The rows, or as many as there is room for, and how many more there are."""
+    """As many rows as fit; if some are cut, the last one says how many."""
     kept = max(0, room - 1) if len(rows) > room else len(rows)
     return [*rows[:kept], *([line((f"… {len(rows) - kept} more lines", DIM))] if kept < len(rows) else [])]
 
 
 class Choose(Dialog[str]):
-    """Picks one of a list of (name, explanation); dismisses with the name, or None."""
+    """Lets the user choose from a list of (name, explanation); dismisses with the name, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("list")]
 
@@ -174,7 +173,7 @@ class Choose(Dialog[str]):
         self._index = next((i for i, (name, _) in enumerate(self._choices) if name == at), 0)
 
     def lines(self) -> list[Strip]:
-        """The question, as much of the list as fits, and the keys."""
+        """The question, the visible part of the list, and the keys."""
         width = max((len(name) for name, _ in self._choices), default=0) + 2
         room = self.room
         question = paragraph(self._question, room, STRONG, "")
@@ -202,19 +201,19 @@ class Choose(Dialog[str]):
         return [*lines, line((f"  {hidden} more ↑↓" if hidden else "", DIM)), line(*keys)]
 
     def action_move(self, by: int) -> None:
-        """Move the cursor, round the ends."""
+        """Move the cursor, wrapping around at the ends."""
         if self._choices:
             self._index = (self._index + by) % len(self._choices)
             self.redraw()
 
     def action_edge(self, to: int) -> None:
-        """The first or the last one."""
+        """Select the first (-1) or last choice."""
         if self._choices:
             self._index = 0 if to < 0 else len(self._choices) - 1
             self.redraw()
 
     def action_choose(self, index: int) -> None:
-        """Close with the one that was clicked."""
+        """Close with the clicked choice."""
         self._index = index
         self.action_take()
 
@@ -225,7 +224,7 @@ class Choose(Dialog[str]):
         self.action_move(wheel_step(event))
 
     def action_take(self) -> None:
-        """Close with what is under the cursor."""
+        """Close with the selected choice."""
         self.close_with(self._choices[self._index][0] if self._choices else None)
 
 
@@ -236,7 +235,7 @@ def choose(
     then: Callable[[str], object],
     at: str | None = None,
 ) -> None:
-    """Have one of a list of (name, explanation) chosen; ``then`` is called with its name, if one is."""
+    """Let the user choose from a list of (name, explanation); ``then`` is called with the chosen name."""
 
     def chosen(name: str | None) -> None:
         if name is not None:
@@ -246,11 +245,12 @@ def choose(
 
 
 class LineDialog(Dialog[None]):
-    """Shows lines and takes one that is typed. It stays open, with what was typed, until that is done or it is left.
+    """Shows lines and reads one. It stays open, keeping the input, until the line has been carried out or the user
+    leaves.
 
-    ``content`` gives the lines for so many cells and rows. ``take`` gets what is typed: it raises `UsageError` for a
-    line that can't be understood, and calls `done` or `refuse` once it is known what came of it. ``enter`` says what a
-    line does, ``placeholder`` what may be typed.
+    ``content`` returns the lines for a width and height in cells. ``take`` gets the input: it raises `UsageError` if it
+    can't be parsed, and calls `done` or `refuse` when the outcome is known. ``enter`` labels the enter key;
+    ``placeholder`` shows what may be typed.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave", show=False)]
@@ -260,19 +260,19 @@ class LineDialog(Dialog[None]):
         self._typed = Input(id=name, compact=True, placeholder=placeholder)
         self._enter, self._content = enter, content
         self._note: tuple[str, Style] = ("", DIM)
-        """What is wrong with what was typed, or that it is being done."""
+        """An error about the input, or what is being done."""
         self._busy = False
 
     @abstractmethod
     def take(self, text: str) -> str:
-        """Begin to do what is typed, and return what is being done.
+        """Start carrying out the input, and return a progress message.
 
         Raises:
-            UsageError: it can't be understood.
+            UsageError: the input can't be parsed.
         """
 
     def compose(self) -> ComposeResult:
-        """A box with the lines and one to type into."""
+        """Yield a box with the lines and an input."""
         with Vertical(id="dialog"):
             yield LineView(id="question")
             with Horizontal(id="typed"):
@@ -281,13 +281,13 @@ class LineDialog(Dialog[None]):
             yield LineView(id="answers")
 
     def on_mount(self) -> None:
-        """Take what is typed. (Textual has the lines shown as well: it calls every class's handler.)"""
+        """Focus the input. (Textual also calls the handlers of base classes, which show the lines.)"""
         self.query_one("#prompt", LineView).show([line(("▸ ", KEY))])
         self._show_answers()
-        self.set_focus(self._typed)  # at once: keys typed next are for it
+        self.set_focus(self._typed)  # right away: the next keys belong to it
 
     def redraw(self) -> None:
-        """Draw the lines, what is wrong, and the keys."""
+        """Draw the lines, the note, and the keys."""
         super().redraw()
         if self.is_mounted:
             self._show_answers()
@@ -303,16 +303,16 @@ class LineDialog(Dialog[None]):
         return max(40, min(76, self.app.size.width - 14))
 
     def lines(self) -> list[Strip]:
-        """As much as fits."""
-        # Nine tenths of the screen, without the border, the line to type into, what is wrong with it, and the keys.
+        """The content that fits."""
+        # Nine tenths of the screen minus the border, the input, the note and the keys.
         return self._content(self._width, int(0.9 * self.app.size.height) - 6)
 
     async def action_take(self) -> None:
-        """As enter does in the line."""
+        """Submit the input, like enter."""
         await self._typed.action_submit()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Take the line, if it can be understood."""
+        """Carry out the line if it can be parsed."""
         event.stop()
         if self._busy:
             return
@@ -325,18 +325,18 @@ class LineDialog(Dialog[None]):
             self._show((doing, DIM))
 
     def on_input_changed(self) -> None:
-        """What was wrong is about what was typed before."""
+        """Clear an error about earlier input."""
         if not self._busy and self._note[0]:
             self._show(("", DIM))
 
     def refuse(self, error: Exception) -> bool:
-        """Show why it was not done; whether anybody sees that."""
+        """Show why it failed. Returns whether the dialog is still open to show it."""
         self._busy = False
         self._show((str(error).partition("\n")[0], BAD))
         return self in self.app.screen_stack
 
     def done(self) -> None:
-        """It is done: close."""
+        """Close the dialog after success."""
         self.close_with()
 
     def _show(self, note: tuple[str, Style]) -> None:

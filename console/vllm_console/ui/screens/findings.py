@@ -33,26 +33,26 @@ from vllm_console.ui.widgets.reader import ReaderScreen, TextReader, scroll_hint
 from vllm_console.ui.widgets.table import LEAST_LAST, table
 
 LEAST_MEASURE = 26
-"""Columns of the names of figures, at least."""
+"""Minimum width of the column of figure names."""
 
 INDENT, BELOW = 3, 5
-"""Cells left of a finding's texts, and of those about a fix."""
+"""Indentation of a finding's texts, and of texts about a fix."""
 
 TWO_COLUMNS, LIST = 110, 32
-"""Minimum width for a list of findings, of ``LIST`` cells, beside the selected one."""
+"""Minimum screen width for a list of findings next to the selected one, and the width of that list."""
 
 CHART_ROWS = 11
-"""Rows of the chart that shows the evidence."""
+"""Height of the chart that shows the evidence."""
 
 WRAPPING_TABLE = 80
 """Minimum width for a table of figures whose sources may wrap."""
 
 SIDE_BY_SIDE = 100
-"""Minimum width for a fix's trade-off beside its reason: in narrower columns the two read across as one sentence."""
+"""Minimum width for a fix's trade-off next to its reason; in narrow columns, they would read as one sentence."""
 
 
 class FindingItem(msgspec.Struct, frozen=True):
-    """A `Choice` on a page, with its rows: first, one past last."""
+    """A `Choice` and its rows on the page, ``end`` exclusive."""
 
     finding: int
     fix: Fix | None
@@ -61,7 +61,7 @@ class FindingItem(msgspec.Struct, frozen=True):
 
 
 Predicted = Callable[[str, Fix], Part]
-"""What is known of the effect that a fix for the finding with this code has; empty if nothing is."""
+"""Returns the predicted effect of a fix on the finding with this code; empty if unknown."""
 
 
 def _not_predicted(_code: str, _fix: Fix) -> Part:
@@ -69,11 +69,11 @@ def _not_predicted(_code: str, _fix: Fix) -> Part:
 
 
 Choice = tuple[int, Fix | None]
-"""What can be picked: the place of a finding, with one of its fixes if any can be staged."""
+"""Something to pick: the index of a finding, with one of its fixes if it has any that can be staged."""
 
 
 class FindingsPage(msgspec.Struct, frozen=True):
-    """The lines, and what can be picked, in order."""
+    """The lines of the page and its choices, in order."""
 
     lines: tuple[Strip, ...]
     items: tuple[FindingItem, ...]
@@ -82,8 +82,8 @@ class FindingsPage(msgspec.Struct, frozen=True):
 class FindingsScreen(ReaderScreen):
     """Shows the findings of one server as it was when the screen was opened.
 
-    ``stage`` receives the chosen fix; without it (read-only, someone else's server) none can be chosen. ``predicted``
-    is what is known of a fix's effect, empty if nothing is.
+    ``stage`` receives the chosen fix; without it (read-only, someone else's server) no fix can be chosen. ``predicted``
+    returns a fix's predicted effect, empty if unknown.
     """
 
     SCOPE = "findings"
@@ -101,7 +101,7 @@ class FindingsScreen(ReaderScreen):
         )
         self._server, self._now, self._stage, self._predicted = server, now, stage, predicted
         self._picked: Choice = (0, None)
-        """By what it is, not by its place: which findings can be picked depends on the width."""
+        """The choice itself, not its index: the choices depend on the width."""
 
     def _page(self, width: int) -> FindingsPage:
         return findings_page(
@@ -112,7 +112,7 @@ class FindingsScreen(ReaderScreen):
         return choices(findings_of(self._server), width, stages=self._stage is not None)
 
     def _at(self, width: int) -> int:
-        """The place of what is picked: if it can't be picked at this width, that of the next one, or the last one."""
+        """Index of the picked choice; if it does not exist at this width, of the next or last one."""
         found = self._choices(width)
         if self._picked in found:
             return found.index(self._picked)
@@ -130,7 +130,7 @@ class FindingsScreen(ReaderScreen):
         )
 
     def action_pick(self, by: int) -> None:
-        """The next or previous fix or finding; after the last one, scroll on."""
+        """Pick the next or previous fix or finding; at either end, scroll."""
         items = self._page(self._reader.width).items
         at = self._at(self._reader.width) + by
         if not items or not 0 <= at < len(items):
@@ -145,7 +145,7 @@ class FindingsScreen(ReaderScreen):
         self._reader.scroll_to_rows(picked.first, picked.end)
 
     def on_click(self, event: events.Click) -> None:
-        """Pick the finding or the fix that was clicked; a double click stages it."""
+        """Pick the clicked finding or fix; a double click stages it."""
         place, width = self._reader.place_of(event), self._reader.width
         if place is None:
             return
@@ -160,7 +160,7 @@ class FindingsScreen(ReaderScreen):
                 self.action_stage()
 
     def action_stage(self) -> None:
-        """Stage the chosen fix and go back."""
+        """Stage the picked fix and go back."""
         items = self._page(self._reader.width).items
         if self._stage is None or not items or (fix := items[self._at(self._reader.width)].fix) is None:
             return
@@ -177,9 +177,9 @@ def findings_page(
     stages: bool = False,
     predicted: Predicted = _not_predicted,
 ) -> FindingsPage:
-    """Every finding, the worst first: on a wide screen as a list beside the one that is picked, else below each other.
+    """All findings, worst first: on a wide screen as a list next to the picked one, else one below the other.
 
-    ``picked`` counts what can be picked. ``stages``: fixes can be staged.
+    ``picked`` is an index into the choices. ``stages``: whether fixes can be staged.
     """
     found = findings_of(server)
     if not found:
@@ -203,7 +203,7 @@ def findings_page(
 
 
 def choices(found: Sequence[ServerFinding], width: int, *, stages: bool) -> list[Choice]:
-    """What can be picked at this width: each fix, and where findings are listed also those without one."""
+    """The choices at this width: each fix and, if findings are listed, those without a fix."""
     chosen: list[Choice] = []
     for at, one in enumerate(found):
         fixes: list[Choice] = [(at, fix) for fix in one.flag_fixes] if stages else []
@@ -219,7 +219,7 @@ def _stacked(
     picked: int | None,
     predicted: Predicted,
 ) -> FindingsPage:
-    """All findings below each other; what can be picked are fixes."""
+    """All findings one below the other; only fixes can be picked."""
     lines: list[Strip] = []
     items: list[FindingItem] = []
     for at, one in enumerate(found):
@@ -233,7 +233,7 @@ def _stacked(
 
 
 def _listed(found: ServerFinding, here: bool, now: float) -> Strip:
-    """A finding's line in the list."""
+    """The line of a finding in the list."""
     sign, style = SIGNS[found.severity]
     since = since_text(found.since, now).removeprefix("since ") if found.since is not None else ""
     title = fit(found.title, LIST - 5 - len(since))
@@ -263,9 +263,9 @@ def _detail(
     predicted: Predicted,
     evidence: Sequence[Strip] = (),
 ) -> tuple[list[Strip], list[tuple[int, int]]]:
-    """One finding with its chart, and the rows (first, one past last) of each fix that changes flags.
+    """One finding with its chart, and the rows (end exclusive) of each fix that changes flags.
 
-    ``picked`` is one of these fixes.
+    ``picked`` is the index of one of these fixes.
     """
     lines = [*_about(found, now, width), *evidence, *_figures(found.measures, width)]
     if found.fixes:
@@ -293,7 +293,7 @@ def _about(found: ServerFinding, now: float, width: int) -> list[Strip]:
 
 
 def _evidence(server: ServerView, code: str, now: float, width: int) -> list[Strip]:
-    """The chart in which the finding is seen, over the range that the operations screen shows; none for others."""
+    """The chart that shows the finding, over the range of the operations screen; empty if it has none."""
     pane, view = FINDING_PANES.get(code), ChartView(cursor=server.moment)
     if server.series is None or pane not in _CHARTS:
         return []
@@ -314,11 +314,11 @@ _CHARTS = {
     LATENCY: _latency,
     THROUGHPUT: _pane(throughput_lines),
 }
-"""The evidence by the number of the pane that has it."""
+"""The chart per pane."""
 
 
 def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:
-    """What was measured, its limit and where that comes from: a table, or where that is too wide, lines that go on."""
+    """Measurements, limits and their sources: a table, or wrapped lines if it would be too wide."""
     if not measures:
         return []
     cells = [(plain(one.name), plain(one.value), plain(one.limit or "–"), plain(one.source)) for one in measures]
@@ -338,7 +338,7 @@ def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:
         if cell_len(name) <= column - 2 and cell_len(value + limit + source) <= room:
             lines.append(line(" " * INDENT, fit(name, column), (value, STRONG), limit, (source, DIM)))
             continue
-        # What does not fit in a line goes on below, and is never cut.
+        # Wrap what does not fit in a line; never cut it.
         names, room = wrapped(name, column - 2), max(10, room)
         parts = ((value, STRONG), (limit.strip(), None), (source.strip(), DIM))
         texts: list[Part] = [(row, style) for text, style in parts for row in wrapped(text, room)]
@@ -347,7 +347,7 @@ def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:
 
 
 def _fix(server: ServerView, fix: Fix, width: int, here: bool, effect: Part) -> list[Strip]:
-    """A fix: the change, what it is predicted to do, and its reason beside its trade-off where there is room."""
+    """A fix: the change, its predicted effect, its reason and, side by side if there is room, its trade-off."""
     mark: Part = (" ▸ ", ACCENT) if here else "   "
     if fix.changes.empty:
         lines = paragraph(fix.why, width, indent=" " * BELOW, first=["   ", "· "])

@@ -1,4 +1,4 @@
-"""All flags of a server: meaning, present value, and value after the next restart."""
+"""The flag editor: all flags of a server with their meaning, current value, and value after the next restart."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
 
 WIDE = 110
-"""Minimum width for meanings in the table."""
+"""Minimum width to show meanings in the table."""
 
 TALL, ABOUT_ROWS, TALL_ABOUT_ROWS = 36, 4, 8
-"""Rows for the description of the flag under the cursor: more of them from a certain height on."""
+"""Rows for the description of the selected flag: `TALL_ABOUT_ROWS` from screen height `TALL` on, else `ABOUT_ROWS`."""
 
 WHEEL = 3
 """Flags per notch of the mouse wheel."""
 
 SEARCH = ""
-"""The entry's purpose while words are searched."""
+"""The purpose of the entry while searching."""
 
 
 class _FlagList(LineView):
-    """The table. It shows as many flags as it has rows, which may change some time after what changes them."""
+    """The table of flags. It learns its height late, after a layout pass."""
 
     def on_resize(self) -> None:
         """Draw for the new size."""
@@ -60,10 +60,7 @@ class _FlagList(LineView):
 
 
 class FlagsScreen(TerminalScreen[Changes | None]):
-    """Edits the flags of ``server``, starting from what is ``staged``; dismisses with what to stage instead.
-
-    None means no change.
-    """
+    """Edits the flags of ``server``, starting from ``staged``; dismisses with the changes to stage instead, or None."""
 
     CSS_PATH = "flags.tcss"
     AUTO_FOCUS = ""
@@ -88,7 +85,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         self._traffic, self._traffic_sentence = traffic, ""
 
     def compose(self) -> ComposeResult:
-        """Title, table, what the flag under the cursor means, input, keys."""
+        """Yield the table, the description of the selected flag, message, input and keys."""
         table = LineView(id="flags-head", classes="bar"), _FlagList(id="flags-list"), LineView(id="flags-about")
         yield FrameBox(*table, id="flags-box")
         yield LineView(id="flags-note")
@@ -96,7 +93,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         yield LineView(id="flags-keys", classes="bar")
 
     def on_mount(self) -> None:
-        """Learn the flags of the server's own vLLM."""
+        """Load the flags of the server's own vLLM."""
         self._arrange()
         if self._traffic is not None:
             self._suggest(self._traffic)
@@ -143,7 +140,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def redraw(self) -> None:
-        """Draw everything that is shown."""
+        """Draw everything."""
         if not self.is_mounted:
             return
         width = self.app.size.width
@@ -168,7 +165,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         self._show("#flags-keys", [keys_line(self._typing_keys(), width) if typing else footer("flags", width)])
 
     def _typing_keys(self) -> Sequence[KeyHint]:
-        """The keys that do something while something is typed."""
+        """The keys that apply while typing."""
         key = key_of("flags_back")
         if self._input.purpose == SEARCH:
             return self._input.keys((key, "show all", "screen.flags_back"), "keep the list", chooses=True)
@@ -203,7 +200,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
             self._show("#flags-about", cut_rows(about, self._about_rows, width))
 
     def _proposed(self, name: str) -> Choice | None:
-        """What the traffic suggested, while that is the value."""
+        """The suggestion from the traffic, if its value is still set."""
         choice = self._suggested.get(name)
         return choice if choice is not None and same_value(choice.value, self._edits.value(name)) else None
 
@@ -214,13 +211,13 @@ class FlagsScreen(TerminalScreen[Changes | None]):
 
     def _move(self, index: int) -> None:
         if self._input.purpose:
-            return  # a value is typed for the flag under the cursor
+            return  # a value for the selected flag is being typed
         self._index = min(max(0, index), max(0, len(self._names) - 1))
         self._say("")
         self.redraw()
 
     def action_move(self, step: int) -> None:
-        """So many flags down, or up."""
+        """Move the cursor by this many flags."""
         self._move(self._index + step)
 
     @on(events.MouseScrollUp)
@@ -240,15 +237,15 @@ class FlagsScreen(TerminalScreen[Changes | None]):
                 self.action_flags_edit()
 
     def action_page(self, step: int) -> None:
-        """So many pages down, or up."""
+        """Move the cursor by this many pages."""
         self._move(self._index + step * self.query_one("#flags-list").size.height)
 
     def action_edge(self, end: int) -> None:
-        """The first flag for -1, the last one for 1."""
+        """Go to the first flag (-1) or the last (1)."""
         self._move(0 if end < 0 else len(self._names) - 1)
 
     def action_flags_changed(self) -> None:
-        """Only flags that are set or changed, or all."""
+        """Toggle between all flags and those that are set or changed."""
         self._only_set = not self._only_set
         self._list_again(self._under)
 
@@ -265,7 +262,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         self._list_again(name)
 
     def action_flags_toggle(self) -> None:
-        """On or off, or the next choice; a value without choices is edited."""
+        """Toggle the flag or select its next choice; without choices, edit the value."""
         if self._under is None:
             return
         value = self._catalog.next_value(self._under, self._edits.value(self._under))
@@ -276,20 +273,20 @@ class FlagsScreen(TerminalScreen[Changes | None]):
             self._put(self._under, value)
 
     def action_flags_unset(self) -> None:
-        """Leave the flag out."""
+        """Unset the flag."""
         if self._under is not None:
             self._say("")
             self._put(self._under, None)
 
     def action_flags_undo(self) -> None:
-        """Take back the change."""
+        """Undo the change of the flag."""
         if self._under is not None:
             self._say("")
             self._edits.undo(self._under)
             self._list_again(self._under)
 
     def action_flags_edit(self) -> None:
-        """Edit the value; a flag that is on or off is switched instead."""
+        """Edit the value; a switch is toggled instead."""
         name = self._under
         if name is None:
             return
@@ -302,7 +299,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         self.call_after_refresh(self.redraw)
 
     def action_flags_search(self) -> None:
-        """Type words to search for."""
+        """Open the search."""
         self._input.open(SEARCH, self._search, placeholder="words of a name or meaning")
         self.call_after_refresh(self.redraw)
 
@@ -312,7 +309,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
 
     @on(Input.Changed, "#flags-input")
     def _on_typed(self, event: Input.Changed) -> None:
-        """Search with every letter; judge a value with every letter."""
+        """Search, or check the value, at every key."""
         event.stop()
         name = self._input.purpose
         if name == SEARCH:
@@ -351,7 +348,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         self._close()
 
     def _add(self, text: str) -> None:
-        """Add a flag that the list does not know, with a value when one was typed after ``=``."""
+        """Add an unlisted flag, with the value typed after ``=``, if any."""
         name, equals, value = text.partition("=") if "=" in text else (*text.strip().partition(" ")[:2], "")
         name = self._catalog.named(name)
         chosen = self._catalog.value(name, value) if equals.strip() else None
@@ -365,7 +362,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
     # -- measured traffic ------------------------------------------------------------------------------------------
 
     def action_flags_traffic(self) -> None:
-        """Stage the flags that the measured traffic suggests."""
+        """Edit flags as the measured traffic suggests."""
         if self._input.purpose is None and not self._analyzing:
             self._analyzing = True
             self._say("analyzing its traffic…")
@@ -381,7 +378,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         self.redraw()
 
     def _suggest(self, traffic: MeasuredTraffic) -> None:
-        """Stage what the traffic suggests, and list what is staged, with reasons."""
+        """Apply the suggestions from the traffic, and list the flags that are set, with reasons."""
         for choice in traffic.choices:
             self._edits.put(choice.flag, choice.value)
         self._suggested = {choice.flag: choice for choice in traffic.choices}
@@ -406,7 +403,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
         self.close_with(self._edits.changes)
 
     def action_flags_back(self) -> None:
-        """Close the input; show all flags again; go back, the second time also if changes are lost."""
+        """Close the input, or else end the search, or else go back; unsaved changes need a second press."""
         if self._input.purpose is not None:
             if self._input.purpose == SEARCH:
                 self._search = ""
@@ -426,7 +423,7 @@ class FlagsScreen(TerminalScreen[Changes | None]):
 
 
 def flags_heading(width: int) -> Strip:
-    """Titles of the columns."""
+    """The column headings."""
     default = "VLLM'S DEFAULT"
     if value_width(width) < len(default):
         default = "DEFAULT"
@@ -434,14 +431,14 @@ def flags_heading(width: int) -> Strip:
 
 
 def value_width(width: int) -> int:
-    """Cells of each column of values on a screen of this width."""
+    """Width of each value column at this width."""
     return 15 if width >= WIDE else max(len("DEFAULT"), (width - 32 - 2) // 3 - 1)
 
 
 def flag_row(
     name: str, server: ServerView, edits: FlagEdits, catalog: FlagCatalog, width: int, under_cursor: bool
 ) -> Strip:
-    """A flag: present value, staged value, vLLM's default, and meaning."""
+    """One flag: current value, staged value, vLLM's default, and meaning."""
     flag, changed, value = catalog.facts(name), edits.changed(name), edits.value(name)
     staged = ("unset" if value is None else flag_text(value)) if changed else ""
     meaning = flag.meaning if flag else plain(server.reasons.get(name, ""))
@@ -465,7 +462,7 @@ def _columns(texts: tuple[str, str, str, str, str, str], width: int) -> str:
 def about_lines(
     name: str, server: ServerView, catalog: FlagCatalog, proposed: Choice | None, traffic: str, width: int
 ) -> list[Strip]:
-    """What a flag is and takes, why it is set or is to change (by the ``traffic``), and vLLM's own help."""
+    """A flag's meaning, accepted values, the reason for its value or suggestion (from ``traffic``), and vLLM's help."""
     flag, reason = catalog.facts(name), server.reasons.get(name)
     parts: list[Part] = []
     if proposed is not None:

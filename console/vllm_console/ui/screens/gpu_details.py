@@ -1,4 +1,4 @@
-"""Everything about the machine's GPUs as tables: load and power, health, every link, every process."""
+"""Tables about the machine's GPUs: load and power, health, every link, every process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ REDRAW_SECONDS = 1.0
 
 
 class GpuDetailsScreen(ReaderScreen):
-    """Describes the machine and stays up to date: ``latest`` returns the newest snapshot.
+    """Describes the machine's GPUs and stays up to date: ``latest`` returns the newest snapshot.
 
-    ``moment`` (Unix seconds) is the earlier one that the operations screen shows, if it does.
+    ``moment`` (Unix seconds) is the earlier moment that the operations screen shows, if any.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class GpuDetailsScreen(ReaderScreen):
         self._snapshot, self._latest = snapshot, latest
 
     def on_mount(self) -> None:
-        """Show what changes."""
+        """Start the periodic redraw."""
         self.set_interval(REDRAW_SECONDS, self._redraw)
 
     def _redraw(self) -> None:
@@ -56,7 +56,7 @@ class GpuDetailsScreen(ReaderScreen):
 
 
 def details_lines(snapshot: FleetSnapshot, width: int) -> list[Strip]:
-    """The machine, what is wrong with it, and a table for each side of its GPUs; columns nobody reports are dashes."""
+    """The machine, hardware warnings, and tables about its GPUs; values that are not reported are dashes."""
     host = snapshot.host
     if host is None:
         return [line((f" {snapshot.host_problem or 'no GPU found yet'}", DIM))]
@@ -95,7 +95,7 @@ def _swap(host: Host) -> str:
 
 
 def _load(host: Host, width: int) -> list[Strip]:
-    """Memory, use, temperature, power and clock."""
+    """Memory, utilization, temperature, power and clocks."""
     columns = (
         ">GPU", ">FREE GiB", ">OF", ">UTIL",
         ">MEM BW", ">TEMP", ">POWER W", ">CLOCK MHz",
@@ -185,7 +185,7 @@ def _pcie(host: Host, width: int) -> list[Strip]:
 
 
 def _health(host: Host, width: int) -> list[Strip]:
-    """Memory errors, the newest Xid, persistence; nothing where no GPU reports any of them."""
+    """Memory errors, newest Xid and persistence mode; empty if no GPU reports any of them."""
     reported = [gpu for gpu in host.gpus if (gpu.ecc, gpu.xid, gpu.persistence) != (None, None, None)]
     columns = (
         ">GPU", "ECC", ">CORRECTED", ">UNCORRECTABLE",
