@@ -1,4 +1,4 @@
-"""Data that the console stores with a launch, so that any later console knows what the server is and why."""
+"""What the console stores with a launch, so that later consoles know what the server is and why."""
 
 from __future__ import annotations
 
@@ -35,43 +35,43 @@ class Details(msgspec.Struct, frozen=True):
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     gpus: tuple[int, ...] = ()
     gpus_chosen: bool = False
-    """Whether these were chosen for it, so that a restart on another number of GPUs may take others."""
+    """Whether they were chosen automatically: a restart on another number of GPUs may then choose others."""
     workload: Workload | None = None
     objectives: Objectives | None = None
     gpu_kind: str = ""
-    """The GPU model it runs on, empty if unknown."""
+    """GPU model it runs on; empty if unknown."""
     predicted: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Its memory estimate before the start, uncorrected, to compare with the engine's report."""
+    """Memory estimate before the start, uncorrected, to compare with the engine's report."""
     warm_up: bool = True
-    """Whether its keeper sends a warm-up request before it is called ready."""
+    """Whether the keeper sends a warm-up request before the server is ready."""
     probe_asked: bool | None = None
-    """Whether an option asked for the probe, or for none; None: as configured."""
+    """The option that turned the probe on or off; None: as configured."""
     no_probe: str = "its record does not say why"
-    """Why it has no probe, a clause; empty if it has one."""
+    """Why it has no probe (a clause); empty if it has one."""
     standby_of: str = ""
-    """The server with which it shares its GPUs: one of the two sleeps while the other serves."""
+    """The server it shares its GPUs with: one of them sleeps while the other serves."""
     beside: str = ""
-    """The server that a rolling update started it next to."""
+    """The server next to which a rolling update started this one."""
     mla: bool = False
-    """Whether its model is known to use multi-head latent attention."""
+    """Whether the model is known to use multi-head latent attention."""
     inherited: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """The inherited variables that choose its attention backend."""
+    """Inherited variables that select its attention backend."""
 
     @property
     def gpu_name(self) -> str:
-        """The GPU that it runs on, or simulates; empty if unknown."""
+        """The GPU it runs on or simulates; empty if unknown."""
         if self.engine is not None and self.engine.kind is EngineKind.SIMULATED:
             return self.environment.get("SIMULATED_GPU") or DEFAULT_GPU
         return self.gpu_kind
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The variables that it is known to run with."""
+        """The environment variables it is known to run with."""
         return {**self.inherited, **self.environment}
 
     @property
     def fp8_cache_problem(self) -> str:
-        """Why vLLM cannot keep its KV cache in FP8 there; empty if it can, or if unknown."""
+        """Why vLLM cannot keep the KV cache in FP8 on this GPU; empty if it can, or if unknown."""
         model = find_model(self.gpu_name)
         if model is None or self.engine is None or self.engine.build == "cpu":
             return ""
@@ -81,7 +81,7 @@ class Details(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, plan: Plan, preset: Preset) -> Details:
-        """What a plan made from ``preset`` says."""
+        """The details of a plan that was made from ``preset``."""
         return cls(
             preset=plan.preset,
             model=plan.model,
@@ -98,7 +98,7 @@ class Details(msgspec.Struct, frozen=True):
         )
 
     def as_preset(self) -> Preset:
-        """The launch as a preset, for a restart, since the preset's file may have changed or been deleted.
+        """The launch as a preset, for a restart: the preset's file may have changed or been deleted.
 
         Raises:
             ValueError: the record lacks data (it was written by another version).
@@ -118,13 +118,13 @@ class Details(msgspec.Struct, frozen=True):
 
 
 def pack(details: Details) -> dict[str, Any]:
-    """As plain JSON values."""
+    """Convert to plain JSON values."""
     packed: dict[str, Any] = msgspec.to_builtins(details)
     return packed
 
 
 def unpack(packed: Mapping[str, Any]) -> Details:
-    """Read the result of `pack`; fields that another version wrote differently keep their defaults."""
+    """Read what `pack` wrote. If another version wrote it differently, only preset, model and engine are kept."""
     try:
         return convert(dict(packed), Details)
     except ValueError:  # also a lone surrogate, which JSON can contain and text cannot
@@ -146,7 +146,7 @@ class ServerRecords:
         self._known: dict[str, tuple[object, ServerRecord]] = {}
 
     def read(self) -> tuple[list[ServerRecord], list[str]]:
-        """All records by name, and a sentence for each that cannot be read.
+        """All records in order of name, and a sentence for each that cannot be read.
 
         Raises:
             KeeperError: the folder itself cannot be read.
@@ -168,15 +168,15 @@ class ServerRecords:
         return records, problems
 
     def taken_ports(self, but: str = "") -> set[int]:
-        """The ports of all servers that are up or will be restarted, optionally without one server's."""
+        """The ports of all servers that are up or will be restarted, except those of server ``but``."""
         return {record.current.spec.port for record in self.read()[0] if record.needs_keeper and record.name != but}
 
     def starting(self) -> list[str]:
-        """The names of all servers that are starting."""
+        """Names of all servers that are starting."""
         return [record.name for record in self.read()[0] if record.state is State.STARTING]
 
     def free_name(self, wanted: str) -> str:
-        """That name, or the first of ``name-2``, ``name-3``, … not used by a server that is up or will be restarted."""
+        """``wanted``, or the first of ``wanted-2``, ``wanted-3``, … that no server has that is up or will be restarted."""
         live = {record.name for record in self.read()[0] if record.needs_keeper}
         number = 1
         name = wanted
@@ -187,6 +187,7 @@ class ServerRecords:
 
 
 def exposed_message(record: ServerRecord) -> str:
-    """The warning about a server that others can use, while it is up or will be restarted."""
+    """Warning that others can reach a server; empty unless it is up or will be restarted."""
+
     spec = record.current.spec
     return format_exposure(spec.host, API_KEY in spec.secret_names) if record.needs_keeper else ""

@@ -1,4 +1,4 @@
-"""Memory reports of a model's earlier starts, read from a server's log once it is ready, for planning."""
+"""Memory reports of earlier starts of a model, read from server logs, to improve memory estimates."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ CPU = "cpu"
 
 
 class EarlierStart(msgspec.Struct, frozen=True):
-    """An earlier start of a model. ``same`` is whether it had the same engine and flags, so that its report applies."""
+    """An earlier start of a model. ``same``: it had the same engine and flags, so its report applies unchanged."""
 
     learned: EarlierReport
     same: bool
 
 
 def report_store(state: Path) -> StartupReportStore:
-    """The starts of this user's servers."""
+    """The store of memory reports of this user's servers."""
     return StartupReportStore(state / "reports.json")
 
 
 def gpu_kind(gpus: tuple[Gpu, ...], build: str | None) -> str:
-    """The GPU model it runs on; empty if unknown."""
+    """The GPU model of a launch, or ``cpu`` for a CPU build; empty if unknown."""
     return CPU if build == CPU else (gpus[0].name or "" if gpus else "")
 
 
 def find_earlier(
     reports: StartupReportStore, plan: Plan, kind: str, own: StoredReport | None = None
 ) -> EarlierStart | None:
-    """The earlier start most relevant to a plan; None without any. ``own`` is the server's own."""
+    """The most relevant earlier start for a plan, or None. ``own`` is the report of the server being replaced."""
     place = _memory_of(plan.engine, kind, plan.environment)
     if not place:
         return None
@@ -67,7 +67,7 @@ def find_earlier(
 def fixed_cache(
     reports: StartupReportStore, plan: Plan, kind: str, own: StoredReport | None = None
 ) -> PlanFinding | None:
-    """What is known of a KV cache size that was fixed in bytes: vLLM measures nothing then. ``own`` as above."""
+    """A finding about a KV cache size that is fixed in bytes, since vLLM then measures nothing. ``own`` as above."""
     size, place = plan.flags.get(BYTES), _memory_of(plan.engine, kind, plan.environment)
     if not isinstance(size, int) or plan.engine.kind is not EngineKind.VLLM or plan.engine.build == CPU or not place:
         return None
@@ -98,7 +98,7 @@ def remember_start(reports: StartupReportStore, folder: Path, record: ServerReco
 
 
 def own_start(folder: Path, record: ServerRecord) -> StoredReport | None:
-    """The memory report in the log of a server's present generation; None if there is none."""
+    """The memory report in the log of a server's current generation, or None."""
     details = unpack(record.current.spec.details)
     engine, predicted = details.engine, details.predicted
     place = _memory_of(engine, details.gpu_kind, details.environment) if engine is not None else ""
@@ -106,10 +106,10 @@ def own_start(folder: Path, record: ServerRecord) -> StoredReport | None:
         return None
     report = read_report(start_of_log(folder / "server.log", record))
     if report.disturbed(details.gpu_kind, details.flags, details.environment):
-        return None  # no measure of the next start
+        return None  # it does not predict the next start
     if not (figures := report_figures(report)):
         return None
-    if BLOCKS in details.flags:  # tokens do not follow from the memory then
+    if BLOCKS in details.flags:  # the number of tokens does not follow from the memory
         predicted = {name: value for name, value in predicted.items() if name not in ("kv_gib", "kv_tokens")}
     settings = launch_settings(details.flags, details.environment)
     at = record.current.ready_at or record.current.started_at
@@ -117,7 +117,7 @@ def own_start(folder: Path, record: ServerRecord) -> StoredReport | None:
 
 
 def _memory_of(engine: Engine, kind: str, environment: Mapping[str, str]) -> str:
-    """The memory that a start's report is about: the GPU model, simulated ones separately; empty if unknown."""
+    """The GPU model that a report is about, with simulated GPUs kept apart; empty if unknown."""
     if engine.kind is EngineKind.SIMULATED:
         return f"simulated {environment.get('SIMULATED_GPU') or kind or 'GPU'}"
     return kind

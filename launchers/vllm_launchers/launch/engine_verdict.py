@@ -1,7 +1,7 @@
-"""Prepares the first launch of a plan: asks the chosen engine for its verdict on the flags, and keeps what it took.
+"""Asks the installed engine for its verdict on a plan's flags, in a process that can then become the server.
 
-The process that judges the flags belongs to the keeper that the server will have (`keeper.prepared_launch`). If nothing
-of its start has changed when the plan is launched, it becomes the server.
+That process belongs to the server's future keeper (`keeper.prepared_launch`). If the plan is launched unchanged, the
+process continues as the server.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from vllm_launchers.secrets import redact
 from vllm_launchers.vllm.engines import EngineKind
 
 LONGEST_SECONDS = 300.0
-"""As for a prepared restart: from a cold network file system vLLM takes minutes to import."""
+"""As for a prepared restart: importing vLLM from a cold network file system takes minutes."""
 
 
 class EngineVerdicts:
-    """Prepares one launch at a time. `ask` is for a thread of its own; the rest returns at once."""
+    """Prepares one launch at a time. `ask` blocks and needs a thread of its own; the other methods return at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._prepared: PreparedLaunch | None = None
         self.unused = ""
-        """Why the last launch did not use what was prepared; empty if it did, or nothing was."""
+        """Why the last launch did not use the prepared process; empty if it did, or if there was none."""
 
     @property
     def pid(self) -> int | None:
-        """The process that judges, or waits to be launched; None if there is none, or it is not known yet."""
+        """The prepared process; None if there is none, or if its pid is not known yet."""
         prepared = self._prepared
         return prepared.pid if prepared is not None and not prepared.over else None
 
     @property
     def memory_mib(self) -> int | None:
-        """The memory of that process."""
+        """Memory of the prepared process in MiB."""
         pid = self.pid
         return resident_mib(pid) if pid is not None else None
 
     def ask(self, launch: LaunchPlan, folder: Path) -> EngineVerdict | None:
-        """The engine's verdict on a plan; None if `end`, a launch or another question came first.
+        """The engine's verdict on a plan; None if `end`, a launch, or another call of `ask` came first.
 
-        ``folder`` is the one that the server is to have. After a verdict in favor the process waits to be launched.
+        ``folder`` is the server's future folder. After a positive verdict, the process waits to be launched.
         """
         if why := _why_not(launch):
             return EngineVerdict(EngineAnswer.UNKNOWN, why)

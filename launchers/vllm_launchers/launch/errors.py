@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_only_error(why: str) -> RefusedError:
-    """The refusal of any change; ``why`` is what makes the console read-only, or nothing."""
+    """Error for any change in a read-only console; ``why`` says what made it read-only (may be empty)."""
     cause = f" ({why})" if why else ""
     return RefusedError(f"this console is read-only{cause}: nothing was changed")
 
@@ -35,7 +35,7 @@ class UnfitError(OperationError):
 
 
 def node_alone(name: str, node: str) -> str:
-    """Why one node of several is not restarted or changed, and what to do. ``node``: which one it is."""
+    """Why a single node of a multi-node server is not restarted or changed, and what to do instead."""
     return (
         f"{name} is {node}: a node can't be restarted, changed or put to sleep alone. Stop it, which ends the others "
         "too, then start every node again with 'start … --nodes'"

@@ -1,4 +1,4 @@
-"""Reads and caches the inputs of plans: the engine's flags, the model's facts, GPUs, the machine."""
+"""Reads and caches what a plan depends on: the engine's flags, model facts, GPUs, and the machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LEARN = (
     "from vllm_launchers.vllm.flags.cache import FlagCache; "
     "FlagCache().learn(engine_at(sys.argv[1]))"
 )
-"""Runs in a separate process: reading vLLM's source would block the interpreter, and thus the screen."""
+"""Run in a separate process: parsing vLLM's source would hold the GIL and freeze the screen."""
 
 LEARN_SECONDS = 60.0
 PLACES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME", "VLLM_USE_MODELSCOPE")
@@ -50,34 +50,36 @@ Stamp = tuple[int | None, ...]
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A model's facts, or why there is no such model."""
+    """Facts about a model, or why there is no such model."""
 
     facts: ModelFacts | None = None
     problem: str = ""
 
 
 class GpuSource(Protocol):
-    """The source of GPU data."""
+    """Where GPU data comes from."""
 
     @property
     def recorded(self) -> bool:
-        """Whether they are a recorded host's, instead of this machine's."""
+        """Whether the GPUs are those of a recorded host instead of this machine."""
 
     @property
     def watching(self) -> bool:
-        """Whether GPUs are known without reading them now."""
+        """Whether a background reader already knows the GPUs."""
 
     @property
     def has_driver(self) -> bool:
-        """Whether GPUs can be read at all; costs next to nothing."""
+        """Whether there is a GPU driver to read from; cheap."""
 
     def read(self) -> Host:
-        """The host now; may take a second."""
+        """Read the host's current state; may take a second."""
 
 
 class PlanInputsReader:
-    """Reads the inputs of plans and caches them. ``patient`` waits the fraction of a second that learning an engine's
-    flags takes; otherwise that continues in the background, and the release's table is used meanwhile.
+    """Reads and caches the inputs of plans.
+
+    ``patient`` waits for an engine's flags to be learned from its files (a fraction of a second). Otherwise they are
+    learned in the background, and the table of its release is used until then.
     """
 
     def __init__(self, gpus: GpuSource | None = None, shares: Sequence[GpuShare] = (), *, patient: bool = True) -> None:
@@ -99,10 +101,10 @@ class PlanInputsReader:
         place: str = "",
         from_hub: bool = False,
     ) -> PlanInputs:
-        """All inputs of a launch's checks.
+        """Collect the inputs of one plan.
 
-        ``port`` is given if it must be free now. ``place`` is as in `LaunchRequest`: if GPUs are requested they are
-        read, whatever that costs.
+        ``port`` is given only if it must be free now. ``place`` is as in `LaunchRequest`: if it requests GPUs, they are
+        read even if that is slow.
         """
         environment = {**os.environ, **request.environment}
         flags = _flags(request)
@@ -111,10 +113,11 @@ class PlanInputsReader:
         table = self.flags(request.engine)
         model = self.model(request.model, flags, environment, from_hub=from_hub, token=token)
         if real and self._gpus is not None and self._gpus.recorded:
-            about = HostEnvironment(port_holder="", variables=without_secrets(environment))  # not from this machine
+            about = HostEnvironment(port_holder="", variables=without_secrets(environment))  # nothing of this machine
         else:
             folder = _text(flags, "download-dir")
-            here = table is not None and table.source == "installation"  # a wrapper may start it in a container
+            # Paths are checked only for a vLLM installed here: a wrapper may start it in a container.
+            here = table is not None and table.source == "installation"
             about = read_environment(
                 request.host,
                 port,
@@ -135,14 +138,14 @@ class PlanInputsReader:
         )
 
     def _cluster(self, engine: Engine, flags: Flags, environment: Mapping[str, str]) -> RayCluster | None:
-        """The Ray cluster of a vLLM on this machine, if Ray runs its workers and its Python is known."""
+        """The Ray cluster, if Ray runs the workers of a vLLM on this machine whose Python is known."""
         if not on_ray(engine, flags) or not engine.path or (self._gpus is not None and self._gpus.recorded):
             return None
         words = prepared_command((*engine.command, "serve"), environment)
         return self._ray.read(words[0], environment) if words else None
 
     def _host(self, request: ResolvedRequest, place: str) -> Host | None:
-        """The machine's GPUs. They are read if that is cheap, or if the launch needs them."""
+        """The machine's GPUs, read only if that is cheap or the launch needs them."""
         source = self._gpus
         if source is None:
             return None
@@ -156,7 +159,7 @@ class PlanInputsReader:
     def _draft(
         self, flags: Flags, environment: Mapping[str, str], *, from_hub: bool, token: str | None
     ) -> ModelFacts | None:
-        """The facts of the draft model named by the flags, if any."""
+        """Facts about the draft model that the flags name, if any."""
         named = draft_model(flags)
         alone = {name: value for name, value in flags.items() if name == "download-dir"}
         return self.model(named, alone, environment, from_hub=from_hub, token=token).facts if named else None
@@ -164,7 +167,7 @@ class PlanInputsReader:
     # -- flags -----------------------------------------------------------------------------------------------------
 
     def flags(self, engine: Engine) -> FlagTable | None:
-        """Its flags as learned from its files, else those of its release, else None; starts learning if needed."""
+        """An engine's flags as learned from its files, else those of its release, else None. Starts learning if needed."""
         if engine.kind is EngineKind.SIMULATED or not engine.path:
             return _of_release(engine)
         if (known := self._cache.get(engine)) is not None:
@@ -178,7 +181,7 @@ class PlanInputsReader:
         return _of_release(engine)
 
     def _learn_soon(self, engine: Engine) -> None:
-        """Once per installation while this console runs: a failed attempt is not repeated."""
+        """Learn in the background, once per installation and process: a failed attempt is not repeated."""
         with self._lock:
             if engine.path in self._learning:
                 return
@@ -203,7 +206,7 @@ class PlanInputsReader:
     def model(
         self, model: str, flags: Flags, environment: Mapping[str, str], *, from_hub: bool = False, token: str | None
     ) -> Model:
-        """A model's facts; with ``from_hub`` the hub is queried if this machine does not have it."""
+        """Facts about a model. With ``from_hub``, the hub is queried if the model is not on this machine."""
         revision, folder = (_text(flags, name) for name in ("revision", "download-dir"))
         key = (model, revision or "", folder or "", *(environment.get(name, "") for name in PLACES))
         stamp = _stamp(model, folder, environment)
@@ -224,7 +227,7 @@ class PlanInputsReader:
 
 
 def _flags(request: ResolvedRequest) -> Flags:
-    """The flags as far as they are known before planning.
+    """The flags that are known before planning.
 
     Raises:
         UsageError: a change names an invalid flag, a secret, or a setting chosen elsewhere.
@@ -250,7 +253,7 @@ def _read(model: str, revision: str | None, folder: str | None, environment: Map
 
 
 def _stamp(model: str, folder: str | None, environment: Mapping[str, str]) -> Stamp:
-    """Differs when files of a model were added or changed."""
+    """A value that changes when files of a model are added or changed."""
     if Path(model).is_absolute():
         return _times([Path(model), Path(model) / "config.json"])
     places = [hub_cache(environment), *([Path(folder)] if folder else [])]

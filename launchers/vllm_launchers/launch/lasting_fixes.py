@@ -1,6 +1,7 @@
-"""Fixes that hold: the plan made with one has no new error, and an error that it is for no more. Pure.
+"""Drops fixes that would not work: a fix is kept if the plan made with it has no new error and no longer the error it
+fixes. Pure.
 
-A fix is found for the layout and the GPUs of the present plan. The next plan may choose others.
+Checks find a fix for the layout and GPUs of the current plan, but the next plan may choose others.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 
 PlanAgain = Callable[[Changes], Plan]
-"""The plan of the same request with a fix."""
+"""Plans the same request with a fix applied."""
 
 _LAYOUT = (*PARALLEL_FLAGS, QUANTIZATION)
 
 
 def with_lasting_fixes(plan: Plan, again: PlanAgain) -> Plan:
-    """The plan with only those fixes that hold, if need be together with its layout."""
+    """The plan with only the fixes that work. A fix that works only with the plan's layout also sets that layout."""
     return replace(plan, findings=tuple(_checked(one, plan, again) for one in plan.findings))
 
 
 def with_fix(changes: Changes, fix: Changes) -> Changes:
-    """What a request changes once a fix is applied to it."""
+    """The changes of a request with a fix applied."""
     given = dict(normalise_setting(name, value) for name, value in changes.set.items())
     kept = {name: value for name, value in {**given, **fix.set}.items() if name not in fix.unset}
     return Changes(kept, tuple(dict.fromkeys((*changes.unset, *fix.unset))))
@@ -48,14 +49,15 @@ def _checked(finding: PlanFinding, plan: Plan, again: PlanAgain) -> PlanFinding:
 def _holds(finding: PlanFinding, fix: Changes, plan: Plan, again: PlanAgain) -> bool:
     try:
         after = again(fix)
-    except OperationError:  # no plan can be made with it: it takes more GPUs than there are for it
+    except OperationError:  # no plan is possible with it, e.g. because it needs more GPUs than are available
         return False
     now, then = (Counter(one.code for one in errors(made.findings)) for made in (plan, after))
     return then <= now and (finding.level is not Level.ERROR or then[finding.code] < now[finding.code])
 
 
 def _with_layout(fix: Changes, plan: Plan) -> Changes:
-    """The fix with the layout that it was found for, as far as the machine decided that, so that it stays."""
+    """The fix plus those parts of the plan's layout that were chosen automatically, so that they stay as they are."""
+
     chosen = {choice.flag: choice.value for choice in plan.choices if choice.source is Source.MACHINE}
     kept: dict[str, FlagValue] = {TENSOR: 1} if TENSOR in chosen else {}
     kept |= {name: value for name in _LAYOUT if (value := chosen.get(name)) is not None}

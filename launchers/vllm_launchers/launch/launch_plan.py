@@ -50,20 +50,20 @@ from vllm_launchers.vllm.ray_cluster import ADDRESS
 from vllm_launchers.vllm.startup_reports import StartupReportStore, StoredReport
 
 REUSE_PORT_UNTIL = (0, 25, 0)
-"""The first release of vLLM whose server does not set SO_REUSEPORT (with a single API server)."""
+"""First vLLM release whose server does not set SO_REUSEPORT (with a single API server)."""
 
 HEADLESS_NO_PROBE = "a headless node has no engine of its own"
 
 Finder = Callable[[Plan, Host | None], Place]
-"""Finds the GPUs for a plan that has none yet, on a host."""
+"""Finds GPUs on a host for a plan that has none yet."""
 
 
 class ResolvedRequest(msgspec.Struct, frozen=True):
-    """A request with its names resolved. ``environment`` contains no secrets.
+    """A request whose preset, engine, model, port, and so on have been looked up. ``environment`` contains no secrets.
 
-    ``workload`` is measured traffic instead of the preset's. ``sources`` is set for a restart: the flags stay except
-    for ``changes``, and nothing is chosen again. ``find`` finds the GPUs; without it, and on a slice of a GPU, the
-    server keeps what it has. ``found`` are problems known before planning.
+    ``workload``: measured traffic to use instead of the preset's. ``sources`` is set for a restart: flags other than
+    ``changes`` stay as they are. ``find`` finds the GPUs; without it, or on a MIG slice, the server keeps its GPUs.
+    ``found``: problems that are known before planning.
     """
 
     preset: Preset
@@ -75,9 +75,9 @@ class ResolvedRequest(msgspec.Struct, frozen=True):
     environment: Mapping[str, str]
     gpus: tuple[int, ...] = ()
     secrets: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Values by name."""
+    """Secret values by name."""
     more_secrets: tuple[str, ...] = ()
-    """Names of secrets whose values only the server's keeper has."""
+    """Names of secrets whose values only the server's keeper knows."""
     inherited: Mapping[str, str] = msgspec.field(default_factory=dict)
     workload: Workload | None = None
     sources: Mapping[str, str] | None = None
@@ -87,18 +87,18 @@ class ResolvedRequest(msgspec.Struct, frozen=True):
     warm_up: bool = True
     probe: ProbeWish = "auto"
     probe_asked: bool | None = None
-    """What an option says instead of ``probe``."""
+    """An option that overrides ``probe``."""
     standby_of: str = ""
     beside: str = ""
-    """The server that a rolling update starts, or started, it next to."""
+    """The server next to which a rolling update starts this one."""
     nodes: NodesRequest | None = None
-    """The equal machines that it is spread over; None: this machine alone."""
+    """The machines of a multi-node server; None: this machine alone."""
     gpus_unnamed: bool = False
-    """Whether nobody chooses its GPUs: vLLM takes the first visible ones."""
+    """Whether nobody chooses its GPUs, so that vLLM takes the first visible ones."""
 
 
 class LaunchPlan(msgspec.Struct, frozen=True):
-    """A plan with everything else that a keeper needs: details for later consoles, secrets and restart policy."""
+    """A plan plus everything else that a keeper needs: details for later consoles, secrets, restart policy."""
 
     plan: Plan
     details: Details
@@ -107,7 +107,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     model_here: bool = False
     """Whether the model's configuration is on this machine."""
     model_folder: str = ""
-    """The folder with it; empty if there is none."""
+    """The folder that contains it; empty if there is none."""
 
     def spec(
         self,
@@ -115,11 +115,11 @@ class LaunchPlan(msgspec.Struct, frozen=True):
         not_retryable: Sequence[NotRetryable] = (),
         node: NodeSpec | None = None,
     ) -> LaunchSpec:
-        """What the keeper runs: the plan's command with the sidecar.
+        """What the keeper runs: the plan's command and the sidecar.
 
-        ``not_retryable`` are log lines that show that another automatic start would fail the same way. ``node`` is its
-        part of a server over several machines: node 0 is ready only after a completed request, as is one with workers
-        on a Ray cluster; the other nodes have no port.
+        ``not_retryable``: log lines that show that another automatic start would fail the same way. ``node``: this
+        machine's part of a multi-node server. Node 0, and a server with workers on a Ray cluster, is ready only after a
+        completed request; the other nodes have no port.
         """
         plan, headless = self.plan, node is not None and node.headless
         details = replace(self.details, no_probe=HEADLESS_NO_PROBE) if headless else self.details
@@ -129,7 +129,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             argv=plan.argv,
             host=plan.host,
             port=0 if headless else plan.port,
-            # Without it, tracebacks and prints wait in a buffer, since the output is a file.
+            # The output is a file: without this, tracebacks and prints would stay in a buffer.
             environment={"PYTHONUNBUFFERED": "1", **plan.environment},
             probe=bool(plan.probe.variables) and not headless,
             secret_names=plan.secrets,
@@ -138,7 +138,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             drain_seconds=_drain_seconds(plan),
             sidecar=tuple(sidecar),
             tls=plan.tls,
-            # A server that sleeps needs it: its golden prompts are asked with it.
+            # A server with sleep mode needs it: its golden prompts are sent this way.
             warm_up=_warm_up(plan) if warm_up and not headless else None,
             reuse_port=_reuses_port(plan),
             sleep_mode=sleeps(plan.flags) and plan.environment.get(DEVELOPERS) == "1" and node is None,
@@ -176,10 +176,10 @@ def plan_launch(
     reports: StartupReportStore | None = None,
     own: StoredReport | None = None,
 ) -> LaunchPlan:
-    """Resolve a launch; ``reports`` are those of earlier starts, ``own`` is that of the server being replaced.
+    """Plan a launch. ``reports`` are memory reports of earlier starts; ``own`` is that of the server being replaced.
 
     Raises:
-        UsageError: a change names an invalid flag, or a setting chosen elsewhere; the model's name is unusable.
+        UsageError: a change names an invalid flag or a setting that has its own option; the model's name is unusable.
         OperationError: no GPUs are available.
     """
 
@@ -259,7 +259,7 @@ def _planned(
 
 
 def _seen_host(request: ResolvedRequest, inputs: PlanInputs) -> Host | None:
-    """The host with the GPUs that a layout may use."""
+    """The host, reduced to the GPUs that a layout may use."""
     host, ray = inputs.host, inputs.ray is not None
     if host is None or not request.gpus_unnamed or request.engine.kind is not EngineKind.VLLM or ray:
         return host
@@ -270,14 +270,14 @@ def _seen_host(request: ResolvedRequest, inputs: PlanInputs) -> Host | None:
 
 
 def _on_cluster(request: ResolvedRequest, inputs: PlanInputs) -> ResolvedRequest:
-    """The request with the address of the Ray cluster that was checked, which is also that of later restarts."""
+    """The request with the address of the Ray cluster that was checked, so that restarts use the same one."""
     if inputs.ray is None or not inputs.ray.address:
         return request
     return replace(request, environment={**request.environment, ADDRESS: inputs.ray.address})
 
 
 def _with_alternatives(plan: Plan, request: ResolvedRequest, inputs: PlanInputs, budget: _Budget) -> Plan:
-    """The plan with its alternatives, and their expected speed."""
+    """The plan with alternative layouts and their expected speed."""
     workload = request.workload or request.preset.workload
     if plan.memory is None or inputs.facts is None:
         return plan
@@ -290,7 +290,7 @@ def _with_alternatives(plan: Plan, request: ResolvedRequest, inputs: PlanInputs,
     others = alternatives_of(choice_inputs, plan.flags, pool, budget.of, _reason(plan))
     if others:
         return replace(plan, alternatives=others if len(others) > 1 else (), paces=others[0].paces)
-    name = budget.gpu_name if request.engine.build != "cpu" else ""  # the host's GPUs say nothing of its speed
+    name = budget.gpu_name if request.engine.build != "cpu" else ""  # a CPU build's speed does not depend on them
     timing = timing_of(inputs.facts, plan.flags, plan.memory, name, request.engine.release) if name else None
     held = held_at_p95(plan.memory)
     paces = timing.paces(workload, held) if timing is not None and plan.memory.fits else None
@@ -298,7 +298,7 @@ def _with_alternatives(plan: Plan, request: ResolvedRequest, inputs: PlanInputs,
 
 
 def _with_nodes(plan: Plan, request: ResolvedRequest, nodes: NodesRequest, inputs: PlanInputs, budget: _Budget) -> Plan:
-    """The plan with what each machine runs, and its expected speed if only pipeline stages are on different ones."""
+    """The plan with each machine's command, and the expected speed if only pipeline stages cross machines."""
     if kept_slice(plan.environment):
         raise UsageError("--nodes: a slice of a GPU (MIG) can't be joined with others; choose whole GPUs with --gpus")
     workload, facts = request.workload or request.preset.workload, inputs.facts
@@ -326,7 +326,7 @@ def _with_nodes(plan: Plan, request: ResolvedRequest, nodes: NodesRequest, input
 
 
 def _reason(plan: Plan) -> str:
-    """Why the plan has its layout: the reason of the first size that is set, or of leaving them out."""
+    """Why the plan has its layout: the reason given for the first parallel size that is set, or for setting none."""
     chosen = {choice.flag: choice for choice in plan.choices if choice.flag in PARALLEL_FLAGS}
     found = [choice for choice in chosen.values() if choice.value is not None] or list(chosen.values())
     return found[0].reason if found else ""
@@ -335,7 +335,7 @@ def _reason(plan: Plan) -> str:
 def suggestions(
     request: ResolvedRequest, inputs: PlanInputs, seen: SeenRoom | None = None, keep: Collection[str] = ()
 ) -> tuple[Choice, ...]:
-    """The flag changes that the requested traffic would need, on the GPUs in use now; those named by ``keep`` stay."""
+    """The flag changes that ``request.workload`` calls for on the current GPUs. Flags in ``keep`` stay as they are."""
     if request.workload is None:
         return ()
     flags = {name: setting.value for name, setting in request.preset.flags.items()}
@@ -349,7 +349,7 @@ def suggestions(
 def _choices(
     request: ResolvedRequest, inputs: PlanInputs, budget: _Budget, environment: Mapping[str, str] | None = None
 ) -> tuple[Choice, ...]:
-    """All flags. ``environment`` is the server's, which selects the MIG slice, if any."""
+    """All flags with their reasons. ``environment`` is the server's, which may select a MIG slice."""
     if request.sources is not None:
         return tuple(overlay(request.preset.flags, request.changes, request.sources).values())
     devices = (request.environment if environment is None else environment).get(VISIBLE)
@@ -495,7 +495,7 @@ def _assumed_budget(request: ResolvedRequest, inputs: PlanInputs) -> _Budget:
 
 
 def _roomiest(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> list[Gpu]:
-    """The chosen GPUs, else those that nobody uses or all, those with the most free memory first."""
+    """The chosen GPUs, else the unused ones, else all; in order of free memory, largest first."""
     if host is None:
         return []
     known = [gpu for gpu in host.gpus if not gpu.lost and (gpu.index in chosen or not chosen)]
@@ -505,7 +505,7 @@ def _roomiest(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> l
 
 
 def _pretended(environment: Mapping[str, str]) -> list[GpuShape]:
-    """The GPU that a simulated server simulates if there is none."""
+    """The GPU that a simulated server imitates on a machine without GPUs."""
     try:
         gpu = find_gpu(environment.get(PRETENDS) or DEFAULT_GPU)
     except UnknownGpuError:
@@ -514,7 +514,7 @@ def _pretended(environment: Mapping[str, str]) -> list[GpuShape]:
 
 
 def without_server(host: Host | None, name: str) -> Host | None:
-    """The host once one of our servers has ended: what it holds now is free for its next start."""
+    """The host as if one of our servers had ended: what it holds counts as free for its next start."""
     if host is None:
         return None
     return replace(host, gpus=tuple(_freed(gpu, name) for gpu in host.gpus))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vllm_launchers.keeper.prepared_launch import PreparedLaunch
 
 TIMEOUT_SECONDS = 30.0
-"""Much longer than a launch takes to be claimed (well under a second)."""
+"""How long to wait for the launch lock; launches hold it for well under a second."""
 
 OTHERS_TIMEOUT_SECONDS = 5.0
 """How long to wait for other users' launches."""
@@ -67,7 +67,7 @@ def launch_lock(state: Path, timeout: float = TIMEOUT_SECONDS) -> Iterator[None]
 
 
 def _theirs(path: Path) -> str:
-    """A sentence if a lock file is another user's, who may hold it forever; else empty."""
+    """The problem if a lock file belongs to another user, who could hold it forever; else empty."""
     try:
         owner = path.lstat().st_uid
     except OSError:
@@ -90,10 +90,11 @@ def _wait_for(opened: int, path: Path, timeout: float) -> None:
 
 @contextlib.contextmanager
 def _among_all() -> Iterator[None]:
-    """One launch at a time among all users of this machine; otherwise two could choose the same free port.
+    """Serialize launches of all users of this machine, so that no two choose the same free port.
 
-    A name in the abstract namespace needs no world-writable folder, and disappears with its process. A holder cannot be
-    forced to release it, so a launch continues without it after a while: its port is then only checked, not reserved.
+    The lock is a socket name in the abstract namespace: it needs no world-writable folder and disappears with its
+    process. Other users may hold it for long, so a launch continues without it after a while; then its port is checked
+    but not reserved.
     """
     with socket.socket(socket.AF_UNIX) as name:
         deadline = time.monotonic() + OTHERS_TIMEOUT_SECONDS
@@ -109,18 +110,21 @@ def _among_all() -> Iterator[None]:
 
 
 Recorded = Callable[[Path, Sequence[LaunchSpec]], tuple[LaunchSpec, Recording]]
-"""Puts a recording into a server's folder; returns what is to run, and what it goes on from."""
+"""Puts a recording into a server's folder; returns the spec to run and the recording that it continues."""
 
 
 class Launcher:
     """Starts and restarts servers below the state folder ``state``.
 
-    ``sidecar`` returns the command that a keeper runs beside a server, from its plan and its folder. ``refresh`` is
-    called before planning, so that the planner's GPUs are up to date. ``noted`` gets the record of each
-    server after its launch, and before a restart. ``judged`` adds the engine's own verdict to the plan of a launch, if
-    that is known; ``prepared`` returns the keeper that has prepared exactly this launch, if there is one.
-    ``not_retryable`` are log lines that show that another automatic start would fail the same way; requested only if a
-    keeper may restart a server. ``prepare`` and ``rollback`` hold for restarts whose options leave them out.
+    The caller (`vllm_console.fleet.local`) provides:
+
+    - ``sidecar``: the command that a keeper runs beside a server, given its plan and folder (the recorder).
+    - ``refresh``: called before planning, to update the planner's GPUs.
+    - ``noted``: gets the record of each server after its launch and before a restart.
+    - ``judged``: adds the engine's own verdict to a plan, if it is known.
+    - ``prepared``: the keeper that has prepared exactly this launch, if there is one.
+    - ``not_retryable``: log lines that show that another automatic start would fail the same way.
+    - ``prepare`` and ``rollback``: defaults for restarts whose options leave them out.
     """
 
     def __init__(
@@ -157,11 +161,11 @@ class Launcher:
         return msgspec.structs.replace(launch, plan=self._judged(launch.plan))
 
     def name_of(self, request: LaunchRequest) -> str:
-        """The name that a server gets if it is launched now."""
+        """The name that the server would get now."""
         return request.name or self._records.free_name(self.planner.preset(request.preset).name)
 
     def folder_of(self, request: LaunchRequest) -> Path:
-        """The folder that a server gets if it is launched now."""
+        """The folder that the server would get now."""
         return client.folder(self._state, self.name_of(request))
 
     def plan_restart(
@@ -174,10 +178,10 @@ class Launcher:
         return self.planner.plan_restart(record, changes, options, starting, own)
 
     def start(self, request: LaunchRequest, planned: Callable[[Plan], None] | None = None) -> ServerRecord:
-        """Launch; returns as soon as a keeper has the server. ``planned`` gets the plan before it is executed.
+        """Launch a server; returns as soon as its keeper runs. ``planned`` gets the plan before it is executed.
 
         Raises:
-            UnfitError: the plan has errors that ``force`` does not or may not override.
+            UnfitError: the plan has errors that ``force`` does not override.
             OperationError: it cannot be launched, or the name is taken.
         """
         if request.vllm_version is not None:
@@ -203,12 +207,12 @@ class Launcher:
 
     def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerRecord:
         """Launch the same server with changed flags next to a ready one, which keeps serving: the first half of a
-        rolling update. It has another port and a name of its own: ``NAME-2``, or ``NAME`` again if that has ended.
+        rolling update. It gets another port and another name: ``NAME-2``, or ``NAME`` again if that server has ended.
 
         Raises:
-            NoPlaceError, UnfitError: there is no room for a second one.
+            NoPlaceError, UnfitError: there is not enough GPU memory for a second server.
             OperationError: the server is not ready, or no port is free.
-            UsageError: the options ask for what only a restart does.
+            UsageError: an option applies only to restarts.
         """
         if options.prepare or options.rollback:
             raise UsageError("--rolling needs neither --prepare nor --rollback: the old server keeps serving")
@@ -242,7 +246,7 @@ class Launcher:
         return msgspec.structs.replace(launch, plan=self._judged(launch.plan), restart=never)
 
     def start_trial(self, name: str, trial: str, engine: Engine, changes: Changes) -> ServerRecord:
-        """Launch what `plan_trial` plans as ``trial``, which may have run before.
+        """Launch what `plan_trial` plans, under the name ``trial``, which may have run before.
 
         Raises:
             NoPlaceError, UnfitError: there is no room for it, or vLLM would refuse its flags.
@@ -255,7 +259,7 @@ class Launcher:
             return self._launch(trial, launch)
 
     def _name_beside(self, record: ServerRecord) -> str:
-        """A name for a server beside this one: of two that replace each other in turn, the one that has ended."""
+        """A name for a server beside this one. Two servers that replace each other in turn reuse their two names."""
         ours = unpack(record.current.spec.details)
         if not ours.beside:
             return self._records.free_name(record.name)
@@ -268,7 +272,7 @@ class Launcher:
         return self._records.free_name(min(record.name, ours.beside, key=len))
 
     def _refuse_third(self, record: ServerRecord) -> None:
-        """Raise OperationError while both servers of a rolling update are up, whether they are compared or kept."""
+        """Raise OperationError while both servers of a rolling update are up."""
         ours = unpack(record.current.spec.details)
         for one in self._records.read()[0]:
             theirs = unpack(one.current.spec.details)
@@ -280,12 +284,12 @@ class Launcher:
                 )
 
     def _launch(self, name: str, launch: LaunchPlan) -> ServerRecord:
-        """Launch under a name that no server has that is up."""
+        """Launch under a name that no running server has."""
         folder = client.folder(self._state, name)
         prepared = self._prepared(launch, folder) if launch.plan.nodes is None else None
         try:
             if client.exists(self._state, name):
-                # A stopped server of that name is the same server: it keeps its history and generation numbers.
+                # A stopped server of that name continues: it keeps its history and generation numbers.
                 return self._again(name, launch, prepared=prepared)
             spec = self._spec(name, launch)
             return self._noted(client.launch(self._state, name, spec, launch.secrets, prepared=prepared))
@@ -294,9 +298,9 @@ class Launcher:
                 prepared.end()
 
     def resume(self, name: str, runs: Sequence[LaunchRequest], recorded: Recorded) -> ServerRecord:
-        """Launch a simulated server that goes on from a recording: the last of ``runs``; the others have ended.
+        """Launch a simulated server that continues from a recording, as the last of ``runs``; the others have ended.
 
-        ``recorded`` gets the server's folder and the spec of each run, and puts the recording into the folder.
+        ``recorded`` gets the server's folder and the spec of each run, and writes the recording into the folder.
 
         Raises:
             UnfitError: a plan has errors.
@@ -319,13 +323,13 @@ class Launcher:
         options: RestartOptions = AS_CONFIGURED,
         planned: Callable[[Plan], None] | None = None,
     ) -> ServerRecord:
-        """Stop and start again with changed flags: same name, port (unless another is given) and GPUs, next generation.
+        """Stop and start again with changed flags: same name, GPUs, and port (unless another is given).
 
-        A running server keeps running if its plan has errors. ``planned`` gets the plan before it is executed.
+        A running server keeps running if the plan has errors. ``planned`` gets the plan before it is executed.
 
         Raises:
-            UnfitError: the plan has errors that ``force`` does not or may not override.
-            OperationError: the port is taken: an ended server's port may belong to another process by now.
+            UnfitError: the plan has errors that ``force`` does not override.
+            OperationError: the port is taken: another process may use an ended server's port by now.
         """
         return self._replaced(name, options, planned, lambda record: self.plan_restart(record, changes, options))
 
@@ -358,11 +362,11 @@ class Launcher:
         planned: Callable[[Plan], None] | None,
         plan: Callable[[ServerRecord], LaunchPlan],
     ) -> ServerRecord:
-        """Start what ``plan`` says in the place of a server."""
+        """Replace a server with what ``plan`` returns."""
         with launch_lock(self._state):
             record = client.read(self._state, name)
             refuse_node(record)
-            # Whoever shares its GPUs is asleep or has ended, and is not woken up meanwhile.
+            # Servers that share its GPUs must be asleep or have ended, and must not wake up meanwhile.
             with one_switch(self._state, self._records.read()[0], record.name):
                 refuse_beside_partner(self._records.read()[0], record)
                 launch = plan(record)
@@ -378,7 +382,7 @@ class Launcher:
         options: RestartOptions | None = None,
         prepared: PreparedLaunch | None = None,
     ) -> ServerRecord:
-        """The next generation. Without options it is a launch, which is neither prepared nor rolled back."""
+        """Start the next generation. Without options it is a launch, which is neither prepared nor rolled back."""
         spec = self._spec(name, launch)
         if options is not None:
             prepare = self._prepare if options.prepare is None else options.prepare
@@ -397,7 +401,7 @@ class Launcher:
         return launch.spec(sidecar, self._not_retryable() if retried else (), node_spec(launch))
 
     def _own_report(self, record: ServerRecord) -> StoredReport | None:
-        """The memory report in the server's log, read once per start."""
+        """The memory report in the server's log, read once per generation."""
         if record.current.ready_at is None:
             return None
         kept = self._own_reports.get(record.name)

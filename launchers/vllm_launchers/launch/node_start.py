@@ -1,7 +1,7 @@
-"""This machine's part of a server over several machines, as its keeper gets it: what must be equal on all nodes.
+"""This machine's part of a multi-node server: what its keeper needs, and fingerprints of what must be equal on all nodes.
 
-vLLM does not compare its nodes: with another model of the same shapes on one of them it serves, wrongly. The keepers
-compare these fingerprints before any of them launches (`keeper.node_link`).
+vLLM does not compare its nodes: if one of them has another model of the same shape, it serves wrong output. The keepers
+compare the fingerprints before any of them launches (`keeper.node_link`).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from vllm_launchers.vllm.modelfacts.weights import weight_files
 
 TIMEOUT = "distributed-timeout-seconds"
 JOIN_SECONDS = 600.0
-"""How long nodes wait for each other without that flag: as long as NCCL's default."""
+"""How long nodes wait for each other without that flag: NCCL's default."""
 _OWN_FLAGS = (*NODE_FLAGS, TIMEOUT, "download-dir", "ssl-certfile", "ssl-keyfile", "ssl-ca-certs")
-"""Flags that may differ from node to node. So may every value that is a path."""
+"""Flags that may differ between nodes. Values that are paths may differ, too."""
 _NEVER_EQUAL = ("_name_or_path", "transformers_version")
-"""Keys of a model's configuration that say where it came from."""
+"""Keys of a model's configuration that only say where it came from."""
 _MOST_CONFIG = 8 << 20
 _MOST_FILES = 1000
 _PART = 1 << 16
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
-"""Addresses of virtual private networks, which are not "private" by RFC 1918."""
+"""Shared address space (RFC 6598), used by VPNs; `ipaddress` does not count it as private."""
 
 
 def startable(request: LaunchRequest, nodes: NodesRequest) -> LaunchRequest:
-    """A request for a node as it can be started; a headless node has no port.
+    """Check a node's request and return it as it can be started: a headless node has no port.
 
     Raises:
-        UsageError: it names no address of node 0, or asks for what a node can't do.
+        UsageError: the address of node 0 is missing, or an option does not apply to a node.
         RefusedError: node 0's address is neither private nor loopback.
     """
     if not nodes.master_addr:
@@ -75,17 +75,17 @@ def _refuse_public(master: str) -> None:
 
 
 def refuse_node(record: ServerRecord) -> None:
-    """Refuse what can't be done to one node of several.
+    """Refuse what can't be done to a single node of a multi-node server.
 
     Raises:
-        RefusedError: the server is such a node.
+        RefusedError: the server is one.
     """
     if (node := record.current.spec.node) is not None:
         raise RefusedError(node_alone(record.name, node.text))
 
 
 def node_spec(launch: LaunchPlan) -> NodeSpec | None:
-    """What the keeper of this node needs; None for a server of one machine."""
+    """What the keeper of this node needs; None for a single-machine server."""
     plan, nodes = launch.plan, launch.plan.nodes
     if nodes is None:
         return None
@@ -98,10 +98,10 @@ def node_spec(launch: LaunchPlan) -> NodeSpec | None:
 
 
 def fingerprint(plan: Plan, folder: Path | None) -> dict[str, str]:
-    """What must be equal on all nodes, by label; empty for what is unknown here. No secret is part of it.
+    """What must be equal on all nodes, by label; values are empty if unknown here. Contains no secrets.
 
-    ``folder`` is the model's; None if it is not on this machine. Then only its name is compared, else what is in it:
-    its path may differ.
+    ``folder`` is the model's folder, whose contents are hashed, since its path may differ between nodes. None: the
+    model is not on this machine, so only its name is compared.
     """
     config = _config_hash(folder)
     found = {
@@ -123,7 +123,7 @@ def _shown(value: FlagValue) -> str:
 
 
 def _config_hash(folder: Path | None) -> str:
-    """A hash of the model's configuration, whatever its formatting; empty if there is none that can be read."""
+    """Hash of the model's configuration, independent of its formatting; empty if it cannot be read."""
     if folder is None:
         return ""
     try:
@@ -137,10 +137,11 @@ def _config_hash(folder: Path | None) -> str:
 
 
 def _weights_hash(folder: Path | None) -> str:
-    """A hash of the weight files' names, sizes and some parts of each; empty if there are none.
+    """Hash of the weight files' names, sizes, and samples of their contents; empty if there are none.
 
-    Two fine-tunes of one model have files of the same names and sizes. Reading all of them would take minutes.
+    Names and sizes do not tell two fine-tunes of a model apart, and reading whole files would take minutes.
     """
+
     found = hashlib.sha256()
     try:
         names = weight_files(one.name for one in folder.iterdir())[:_MOST_FILES] if folder is not None else []

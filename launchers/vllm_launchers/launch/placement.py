@@ -1,7 +1,4 @@
-"""Which GPUs a launch gets: the best set or the requested one, checked against free memory and the user's share.
-
-Takes a host; returns a placement or raises an error with a sentence.
-"""
+"""Chooses the GPUs of a launch, or checks the requested ones, by free memory and the user's share."""
 
 from __future__ import annotations
 
@@ -28,13 +25,13 @@ from vllm_launchers.vllm.release_defaults import default_utilization
 
 AUTO, OFFERED, NONE = "auto", "offered", "none"
 PRETENDS = "SIMULATED_GPU"
-"""The variable that names the GPU whose timing a simulated server uses."""
+"""Environment variable that names the GPU a simulated server imitates."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """GPUs for a server. ``environment`` is set if indices are not enough (a slice of a GPU).
+    """GPUs for a server. ``environment`` is set where indices are not enough (MIG slices).
 
-    ``chosen`` is whether they were selected for it, not named by a user: then it may get others later.
+    ``chosen``: they were chosen automatically, not named by a user, so a restart may choose others.
     """
 
     gpus: tuple[int, ...] = ()
@@ -44,7 +41,7 @@ class Place(msgspec.Struct, frozen=True):
     sets: tuple[Placement, ...] = ()
     chosen: bool = False
     pretends: str = ""
-    """The GPU that a simulated server simulates there; empty for a real one, and if none is known."""
+    """The GPU that a simulated server imitates there; empty for a real server, or if unknown."""
 
 
 class GpuRequest(msgspec.Struct, frozen=True):
@@ -53,7 +50,7 @@ class GpuRequest(msgspec.Struct, frozen=True):
     flags: Flags
     engine: Engine
     memory: MemoryBudget | None = None
-    """What it would take of one of the GPUs with the most room; None if unknown."""
+    """Its memory on one of the GPUs with the most free memory; None if unknown."""
 
     def size(self, name: str) -> int:
         """One of its parallel sizes."""
@@ -61,20 +58,20 @@ class GpuRequest(msgspec.Struct, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs of this machine it uses."""
+        """Number of GPUs of this machine that it uses."""
         return local_ranks(self.flags)
 
     def need(self, gpu: Gpu) -> float | None:
-        """GiB that vLLM requires to be free on a GPU (or a slice of that size) to start; None if unknown.
+        """GiB that must be free on a GPU (or a slice of that size) for vLLM to start; None if unknown.
 
-        It checks ``gpu-memory-utilization`` of total memory even if the KV cache's size is given, and then takes what
-        that needs.
+        vLLM checks ``gpu-memory-utilization`` × total memory even if the size of the KV cache is given, but then
+        allocates only what that size needs.
         """
         if gpu.memory_gib is None:
             return None
         share = decimal(self.flags.get("gpu-memory-utilization"))
         if share is None or not 0 < share <= 1:
-            share = default_utilization(self.engine.release)  # also where vLLM refuses it: the plan offers that then
+            share = default_utilization(self.engine.release)  # also for a value that vLLM refuses: the fix restores it
         least, memory = (token_count(self.flags.get(BYTES)) or 0) / GIB, self.memory
         if memory is not None and memory.fixed:
             least = memory.taken_gib
@@ -116,7 +113,7 @@ def find_place(
 
 
 def place_on_ray(place: str, gpus: Sequence[int]) -> Place:
-    """The GPUs of this machine that a server on a Ray cluster is given: none, since Ray chooses.
+    """The GPUs that this machine assigns to a server on a Ray cluster: none, since Ray assigns them.
 
     Raises:
         UsageError: GPUs, or a slice of one, are named.
@@ -129,13 +126,13 @@ def place_on_ray(place: str, gpus: Sequence[int]) -> Place:
 def find_place_again(
     wanted: GpuRequest, host: Host | None, gpus: Sequence[int], *, chosen: bool, shares: Sequence[GpuShare] = ()
 ) -> Place:
-    """The GPUs for a restart: its present ones, unless it now needs another number.
+    """The GPUs for a restart: the same ones, unless the server now needs another number of GPUs.
 
-    ``host`` excludes what the server itself holds. If its GPUs were ``chosen`` for it, others are; if a user named
-    them, too few are refused and too many are kept.
+    Then, GPUs that were ``chosen`` automatically are chosen again; of GPUs that a user named, too few are refused and
+    too many are kept. What the server itself holds must count as free in ``host``.
 
     Raises:
-        NoPlaceError: it needs more GPUs, and there are none for it or a user has to name them.
+        NoPlaceError: it needs more GPUs, and none are suitable or a user has to name them.
     """
     kept = Place(tuple(gpus), chosen=chosen)
     if not gpus or wanted.gpus == len(gpus) or wanted.engine.build == "cpu":
@@ -159,7 +156,7 @@ def find_place_again(
 def _asked_for(
     wanted: GpuRequest, host: Host, gpus: Sequence[int], sets: tuple[Placement, ...], shares: Sequence[GpuShare]
 ) -> Place:
-    """The GPUs that a user named: accepted, with warnings; a share still applies."""
+    """Accept the GPUs that a user named, with warnings. The user's share is still enforced."""
     known = [gpu.index for gpu in host.gpus]
     missing = [index for index in gpus if index not in known]
     if missing:
@@ -185,7 +182,7 @@ def _asked_for(
 
 
 def _only(host: Host, gpus: Sequence[int], need: Need, shares: Sequence[GpuShare]) -> Placement | None:
-    """The ranking of only this set."""
+    """The rating of this set alone; None if it cannot be used as whole GPUs."""
     chosen = with_claims(replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.index in gpus)), {})
     found = rank_placements(chosen, len(gpus), need_gib=need, shares=shares).placements
     return next((one for one in found if one.mig is None), None)
@@ -197,7 +194,7 @@ def _place(
     warnings = list(found.warnings)
     size = wanted.size("tensor")
     if found.mig is None and 1 <= size < len(found.gpus):
-        # Only the ranks of one tensor-parallel group exchange data at every layer: each group is judged by itself.
+        # Only the ranks of one tensor-parallel group exchange data at every layer, so each group is rated separately.
         groups = [found.gpus[start : start + size] for start in range(0, len(found.gpus), size)]
         found_warnings = [one.warnings for group in groups if (one := _only(host, group, None, shares)) is not None]
         warnings = list(dict.fromkeys(text for texts in found_warnings for text in texts))
@@ -209,7 +206,7 @@ def _place(
 
 
 def _way_out(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> str:
-    """What makes room on a set that has too little, or what takes less."""
+    """How to make the launch fit on a set with too little free memory."""
     if lower := _lower_hint(found, wanted, host, shares):
         return lower
     ours = any(holdings(gpu).ours for gpu in host.gpus if gpu.index in found.gpus)
@@ -217,8 +214,8 @@ def _way_out(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[
 
 
 def _lower_hint(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> str:
-    """The utilization at which the set would fit, as the fix; empty where the weights alone exceed it, or with
-    a KV cache of a given size all that it takes.
+    """Hint at the utilization that would fit. Empty if the weights (or, with a KV cache of fixed size, the total)
+    would exceed it.
     """
     memory = wanted.memory
     if not found.needs_gib:
@@ -237,7 +234,7 @@ def _lower_hint(found: Placement, wanted: GpuRequest, host: Host, shares: Sequen
 
 
 def kept_slice(environment: Mapping[str, str]) -> dict[str, str]:
-    """What keeps a server on its MIG slice at a restart; empty for one on whole GPUs."""
+    """The variables that keep a server on its MIG slice at a restart; empty for one on whole GPUs."""
     if not environment.get(VISIBLE, "").startswith("MIG-"):
         return {}
     return {name: value for name, value in environment.items() if name in (VISIBLE, "CUDA_DEVICE_ORDER")}

@@ -1,4 +1,4 @@
-"""Plans launches on this machine: chooses engine, model and port, separates secrets, collects a plan's inputs."""
+"""Plans launches on this machine: chooses engine, model, and port, separates secrets, and gathers the plan's inputs."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ FIRST_PORT = 8000
 
 
 class Planner:
-    """Plans launches on this machine. ``vllm_paths`` are installations named in the config.
+    """Plans launches on this machine. ``vllm_paths`` are the installations named in the settings.
 
-    ``prepared`` returns the pids of processes that are prepared for the launch that is planned: their port is its own.
+    ``prepared`` returns the pids of processes prepared for the planned launch: the port they announce is its own.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Planner:
         self.inputs, self._reports = inputs, reports
 
     def presets(self) -> tuple[dict[str, Preset], list[PresetError]]:
-        """All usable presets by name, and what is wrong with the other files."""
+        """All usable presets by name, and the problems of the other files."""
         return read_presets(self._config_folder / "presets")
 
     def engines(self) -> list[Engine]:
-        """Every engine found here, real ones first."""
+        """All engines found here, real ones first."""
         return [*find_engines(self._vllm_paths), simulated_engine()]
 
     def engine(self, kind: str, path: str | None) -> Engine:
@@ -122,11 +122,11 @@ class Planner:
 
     @staticmethod
     def claim(host: str, port: int, taken: Collection[int]) -> None:
-        """Check that a port is available. vLLM up to 0.24 may share a port silently, so its own bind is not relied on.
+        """Check that a port is free. vLLM up to 0.24 may silently share a port, so its own bind is no sufficient check.
 
         Raises:
             UsageError: it is not a port number.
-            OperationError: it belongs to another server, or to some other process.
+            OperationError: it belongs to another server or process.
         """
         if not 1 <= port <= 65535:
             raise UsageError(f"--port {port}: a port lies between 1 and 65535")
@@ -140,8 +140,8 @@ class Planner:
     def plan(
         self, request: LaunchRequest, taken: Collection[int], starting: Sequence[str] = (), *, freed: str = ""
     ) -> LaunchPlan:
-        """Plan a launch; ``taken`` are ports that our other servers hold or will hold, ``starting`` the names of those
-        that are starting. What the server ``freed`` holds of GPUs counts as free.
+        """Plan a launch. ``taken``: ports that our other servers hold or will hold. ``starting``: names of those that
+        are starting. GPU memory held by the server ``freed`` counts as free.
 
         Raises:
             OperationError: there is no such preset or host, no port is free, no GPUs are available.
@@ -212,7 +212,7 @@ class Planner:
 
         Raises:
             OperationError: its record lacks data.
-            UsageError: a flag is to be unset that the server does not set.
+            UsageError: a flag to unset is not set.
         """
         details = unpack(record.current.spec.details)
         preset = _own_preset(details, "cannot be restarted", ". Stop it, then start it again")
@@ -228,11 +228,11 @@ class Planner:
     def plan_switch(
         self, record: ServerRecord, preset: str, options: RestartOptions, starting: Sequence[str] = ()
     ) -> LaunchPlan:
-        """Plan another preset in the place of a server: its engine, address and GPUs."""
+        """Plan to replace a server with another preset, on the same engine, address, and GPUs."""
         details = unpack(record.current.spec.details)
         environment = kept_slice(details.environment)
         resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, options)
-        resolved = replace(resolved, beside="")  # it serves something else now
+        resolved = replace(resolved, beside="")  # it now serves something else
         return plan_launch(resolved, self._restart_inputs(record.name, resolved, starting), self._reports)
 
     def plan_beside(
@@ -244,13 +244,13 @@ class Planner:
         starting: Sequence[str] = (),
         engine: Engine | None = None,
     ) -> LaunchPlan:
-        """Plan another server next to a running one: the same with changed flags, on another port, on GPUs with room.
+        """Plan a second server next to a running one: same preset with changed flags, another port, GPUs with room.
 
-        What the running server holds counts as taken. With another ``engine`` it does not continue that server.
+        What the running server holds counts as taken. With another ``engine`` it is not part of a rolling update.
 
         Raises:
             OperationError: there is no room for it, no port is free, or the server's record lacks data.
-            UsageError: a flag or the port is invalid, or a flag is to be unset that the server does not set.
+            UsageError: a flag or the port is invalid, or a flag to unset is not set.
         """
         details = unpack(record.current.spec.details)
         preset = _own_preset(details, "cannot be planned")
@@ -269,7 +269,7 @@ class Planner:
             port=port if port is not None else _free(resolved.host, taken),
             engine=engine or resolved.engine,
             sources=details.sources,
-            standby_of="",  # it takes nobody's place
+            standby_of="",  # it is not part of a standby pair
             beside="" if engine is not None else record.name,
             gpus=(),
             find=partial(self._find_place, place=place, gpus=()),
@@ -285,7 +285,7 @@ class Planner:
     def suggest(
         self, record: ServerRecord, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()
     ) -> tuple[Choice, ...]:
-        """The flag changes that traffic calls for: same model, engine, address and GPUs, and the flags to ``keep``."""
+        """The flag changes that a workload calls for, with the same model, engine, and GPUs, and the flags in ``keep``."""
         details = unpack(record.current.spec.details)
         preset = _own_preset(details, "its record cannot be read")
         resolved = self._in_place_of(record, details, preset, Changes(), details.environment, RestartOptions())
@@ -301,7 +301,7 @@ class Planner:
         environment: Mapping[str, str],
         options: RestartOptions,
     ) -> ResolvedRequest:
-        """A launch in the place of a server: its engine, address and GPUs."""
+        """A request to replace a server, with its engine, address, and GPUs."""
         spec = record.current.spec
         plain, given = split_secrets({**environment, **options.environment})
         if details.gpus and not kept_slice(plain):
@@ -339,7 +339,7 @@ class Planner:
         return replace(inputs, host=without_server(inputs.host, name), ray=ray)
 
     def _engine(self, request: LaunchRequest, found: list[PlanFinding]) -> Engine:
-        """The engine to launch, or a stand-in for a vLLM that is not installed here."""
+        """The engine to launch, or a placeholder for a vLLM that is not installed here."""
         if request.vllm_version is not None:
             if request.vllm or request.engine == EngineKind.SIMULATED:
                 raise UsageError("--vllm-version names a release that need not be here: leave --vllm and --engine out")
@@ -364,13 +364,13 @@ class Planner:
             return place_on_ray("", ())
         wanted = GpuRequest(plan.flags, plan.engine, plan.memory)
         found = find_place_again(wanted, host, gpus, chosen=chosen, shares=self._shares)
-        return self._as_there(plan, host, found, pretends="")  # what it simulated so far follows from its placement
+        return self._as_there(plan, host, found, pretends="")  # the GPU it imitated so far came from its placement
 
     def _on_recorded(self, engine: Engine) -> bool:
         return engine.kind is EngineKind.SIMULATED and self._gpus is not None and self._gpus.recorded
 
     def _as_there(self, plan: Plan, host: Host | None, found: Place, *, pretends: str) -> Place:
-        """The placement of a simulated server on a recorded host: it gets the timing of the GPU shown there.
+        """The placement, but a simulated server on a recorded host imitates the GPU chosen there.
 
         Raises:
             UsageError: ``pretends`` names another GPU.
@@ -386,7 +386,7 @@ class Planner:
         return replace(found, pretends=gpu.name or "")
 
     def refuse_elsewhere(self, plan: Plan) -> None:
-        """Refuse to start a real server on the GPUs of a recorded host, or with a vLLM that only that host may have.
+        """Refuse to start a real server that was planned for a recorded host's GPUs or for a vLLM installed only there.
 
         Raises:
             RefusedError: the engine is real.
@@ -412,7 +412,7 @@ class Planner:
 
 
 def _own_preset(details: Details, problem: str, way: str = "") -> Preset:
-    """What a server was launched with, as a preset.
+    """A server's launch as a preset.
 
     Raises:
         OperationError: its record lacks data.
@@ -424,7 +424,7 @@ def _own_preset(details: Details, problem: str, way: str = "") -> Preset:
 
 
 def _release(version: str) -> Engine:
-    """A stand-in engine for a release of vLLM, which need not be installed.
+    """A placeholder for a vLLM release that need not be installed.
 
     Raises:
         UsageError: it is not a version.
@@ -437,7 +437,7 @@ def _release(version: str) -> Engine:
 def _refuse_needless_unset(
     server: str, running: Flags, changes: Changes, plan: Callable[[Changes], LaunchPlan]
 ) -> None:
-    """Refuse to unset a flag that the server neither sets nor would set after the other changes: a misspelled one.
+    """Refuse to unset a flag that is neither set now nor would be after the other changes: it is probably misspelled.
 
     Raises:
         UsageError: there is such a flag.
@@ -448,11 +448,11 @@ def _refuse_needless_unset(
 
 
 def _free(host: str, taken: Collection[int], prepared: Collection[int] = ()) -> int:
-    # A starting server has not bound its port yet, and may be any user's.
+    # Servers that are starting, of any user, have not bound their ports yet.
     return free_port(host, FIRST_PORT, {*taken, *announced_ports(prepared)})
 
 
 def _located(model: str) -> str:
-    """A folder as an absolute path, since the server's working directory differs; a hub id unchanged."""
+    """A folder as an absolute path, since the server has another working directory; a hub id unchanged."""
     path = Path(model).expanduser()
     return str(path.resolve()) if os.path.isdir(path) else model  # noqa: PTH112 - False for a name too long too

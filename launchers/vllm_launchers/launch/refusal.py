@@ -1,4 +1,4 @@
-"""Whether a plan may be started, and findings formatted as commands print them."""
+"""Refuses plans with errors, and formats findings for commands."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vllm_launchers.vllm.flags.changes import Changes, value_word
 
 
 def refuse_unfit(plan: Plan, *, force: bool) -> None:
-    """Refuse a launch that would end in an error.
+    """Refuse a launch that would fail.
 
     Raises:
-        UnfitError: the plan has errors; with ``force`` only those that vLLM itself would certainly end on.
+        UnfitError: the plan has errors; with ``force``, errors that vLLM would certainly exit with.
     """
     found = errors(plan.findings)
     standing = tuple(one for one in found if one.surely) if force else found
@@ -29,7 +29,8 @@ def refuse_unfit(plan: Plan, *, force: bool) -> None:
 
 
 def plan_finding_text(finding: PlanFinding) -> str:
-    """A finding in one line: its code, its sentence, and the change that fixes it."""
+    """A finding in one line: message, code, and the change that fixes it."""
+
     fix = f" (fix: {fix_options(finding.fix)})" if finding.fix is not None else ""
     return f"{finding.message} [{finding.code}]{fix}"
 

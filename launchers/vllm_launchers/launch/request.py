@@ -1,4 +1,4 @@
-"""A user's requests: to launch a server, and to start one again."""
+"""What a user requests: the launch of a server, or a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LaunchRequest(msgspec.Struct, frozen=True):
-    """A user's launch request; what is left out is chosen. ``engine``: ``auto``, ``vllm`` or ``simulated``."""
+    """A launch request; whatever it leaves out is chosen automatically. ``engine``: ``auto``, ``vllm``, ``simulated``."""
 
     preset: str
     model: str | None = None
@@ -29,46 +29,45 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     restart: str = "never"
     gpus: tuple[int, ...] = ()
     place: str = ""
-    """``auto``: the best set of GPUs; ``offered``: the same if GPUs are known, else none; ``none``: no GPU, also on a
-    recorded host; a MIG slice's UUID. If empty, ``gpus`` are used as given."""
+    """``auto``: the best set of GPUs. ``offered``: the same, but none if no GPUs are known. ``none``: no GPU, even on a
+    recorded host. Otherwise the UUID of a MIG slice. If empty, ``gpus`` are used as given."""
     workload: Workload | None = None
-    """Traffic to plan for instead of the preset's, such as a running server's."""
+    """Traffic to plan for instead of the preset's, e.g. measured on a running server."""
     standby_of: str = ""
-    """The server on whose GPUs it starts while that sleeps; one of the two serves at a time."""
+    """The server whose GPUs it shares: it starts while that one sleeps, and only one of them serves at a time."""
     force: bool = False
-    """Start despite errors that rest on an estimate or may pass; never those that vLLM ends on."""
+    """Start despite errors that are estimates or may be temporary; never despite errors that vLLM certainly exits with."""
     vllm_version: str | None = None
-    """Plan for this release, which need not be installed; such a plan can be shown but not started."""
+    """Plan for this release, installed or not; such a plan can be shown but not started."""
     from_hub: bool = False
-    """Query the Hugging Face hub for facts of a model that is not on this machine."""
+    """Query the Hugging Face hub for facts about a model that is not on this machine."""
     warm_up: bool | None = None
     """Whether the keeper sends a warm-up request before the server is ready; None: as configured."""
     probe: bool | None = None
-    """Whether it gets the probe, with any release that takes it; None: as configured."""
+    """Whether it gets the probe, with any release that supports it; None: as configured."""
     nodes: NodesRequest | None = None
-    """The equal machines that it is spread over, of which this is one; None: this machine alone."""
+    """The machines of a multi-node server, of which this is one; None: this machine alone."""
 
 
 class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server is started again: restarted, switched to another preset, or started next to itself.
+    """Options for a restart, a switch to another preset, or a rolling update.
 
-    None keeps the server's port, and what is configured for the rest.
+    None keeps the server's port; for the other options it means: as configured.
     """
 
     force: bool = False
-    """Restart despite errors that rest on an estimate or may pass; never those that vLLM ends on."""
+    """As in `LaunchRequest`."""
     port: int | None = None
     warm_up: bool | None = None
     """Whether the keeper sends a warm-up request before the server is ready."""
     probe: bool | None = None
-    """Whether it gets the probe; None: as when it was started."""
+    """Whether it gets the probe; None: as before."""
     prepare: bool | None = None
-    """Whether the next generation's process loads its code and judges its flags while the server serves, where that is
-    possible."""
+    """Whether the next generation imports its code and checks its flags while the server still serves, if possible."""
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Environment variables that are added to, or replace, those that it was started with."""
+    """Environment variables to add or replace."""
     rollback: bool | None = None
-    """Whether the flags before it return if it fails before it is ready."""
+    """Whether to return to the previous flags if it fails before it is ready."""
 
 
 AS_CONFIGURED = RestartOptions()

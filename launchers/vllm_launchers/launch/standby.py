@@ -21,10 +21,10 @@ SWITCH_LOCK = "switch.lock"
 
 
 def sharing(records: Sequence[ServerRecord], name: str) -> list[ServerRecord]:
-    """The other servers on a server's GPUs, of which one at most may be awake: its partner, and earlier ones."""
+    """The other servers on a server's GPUs: its partner and earlier partners. At most one of them may be awake."""
     details = {record.name: unpack(record.current.spec.details) for record in records}
     found, reached = [name] if name in details else [], {name}
-    for one in found:  # it grows
+    for one in found:  # the list grows during the loop
         for other, its in details.items():
             linked = its.standby_of == one or details[one].standby_of == other
             if (
@@ -38,21 +38,21 @@ def sharing(records: Sequence[ServerRecord], name: str) -> list[ServerRecord]:
 
 
 def partner_of(records: Sequence[ServerRecord], name: str) -> ServerRecord | None:
-    """The other server of a pair, an awake one first; None if it is gone, or has ended and came later than this one."""
+    """The other server of a pair, preferring one that is awake. None if it is gone, or has ended and was the later one."""
     standby = next((unpack(one.current.spec.details).standby_of for one in records if one.name == name), "")
     others = [one for one in sharing(records, name) if one.needs_keeper or one.name == standby]
     return max(others, key=_claim, default=None)
 
 
 def _claim(record: ServerRecord) -> tuple[bool, bool, bool]:
-    """How much it matters to the others on its GPUs."""
+    """Sort key: awake before asleep, asleep before ended."""
     alive = record.state.alive
     return alive and record.state is not State.ASLEEP, alive, record.needs_keeper
 
 
 @contextlib.contextmanager
 def one_switch(state: Path, records: Sequence[ServerRecord], name: str) -> Iterator[None]:
-    """Hold the lock of the servers on a server's GPUs, without waiting: two at once could end up awake.
+    """Lock the servers on a server's GPUs without waiting, so that two of them never wake up at once.
 
     Raises:
         OperationError: one of them is being switched to or started.
@@ -69,7 +69,7 @@ def one_switch(state: Path, records: Sequence[ServerRecord], name: str) -> Itera
 
 
 def find_other(records: Sequence[ServerRecord], name: str) -> ServerRecord:
-    """The server that a new one is to be the standby of.
+    """The server that a new one should become the standby of.
 
     Raises:
         NotFoundError: there is no such server.
@@ -93,7 +93,7 @@ def find_other(records: Sequence[ServerRecord], name: str) -> ServerRecord:
 
 
 def refuse_awake(other: ServerRecord) -> None:
-    """Raise OperationError while the server on the GPUs is awake: there is no memory for a second one."""
+    """Raise OperationError unless the server on the GPUs is asleep: awake, it holds their memory."""
     if other.state is not State.ASLEEP:
         raise OperationError(
             f"{other.name} is {other.state} and holds the GPUs' memory: put it to sleep first: "
@@ -102,7 +102,7 @@ def refuse_awake(other: ServerRecord) -> None:
 
 
 def refuse_beside_partner(records: Sequence[ServerRecord], record: ServerRecord) -> None:
-    """Raise OperationError if starting this server, which does not serve, takes the memory of its awake partner."""
+    """Raise OperationError if this server is not serving and its partner is awake: both need the same GPU memory."""
     partner = partner_of(records, record.name)
     if partner is None or not partner.state.alive or partner.state is State.ASLEEP:
         return
@@ -114,10 +114,11 @@ def refuse_beside_partner(records: Sequence[ServerRecord], record: ServerRecord)
 
 
 def standby_request(request: LaunchRequest, other: ServerRecord) -> LaunchRequest:
-    """The request for a server with sleep mode on the GPUs of another one.
+    """The request with sleep mode and the GPUs of ``other``.
 
     Raises:
-        UsageError: it asks for other GPUs.
+        UsageError: it names other GPUs.
+
     """
     gpus = unpack(other.current.spec.details).gpus
     if (request.gpus and request.gpus != gpus) or request.place not in ("", "offered"):
