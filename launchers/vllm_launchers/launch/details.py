@@ -176,7 +176,7 @@ class ServerRecords:
         return [record.name for record in self.read()[0] if record.state is State.STARTING]
 
     def free_name(self, wanted: str) -> str:
-        """``wanted``, or the first of ``wanted-2``, ``wanted-3``, … that no server has that is up or will be restarted."""
+        """``wanted``, or the first of ``wanted-2``, … that no server uses that is up or will be restarted."""
         live = {record.name for record in self.read()[0] if record.needs_keeper}
         number = 1
         name = wanted

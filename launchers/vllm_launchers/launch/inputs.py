@@ -167,7 +167,7 @@ class PlanInputsReader:
     # -- flags -----------------------------------------------------------------------------------------------------
 
     def flags(self, engine: Engine) -> FlagTable | None:
-        """An engine's flags as learned from its files, else those of its release, else None. Starts learning if needed."""
+        """An engine's flags, learned from its files or of its release, or None. Starts learning if needed."""
         if engine.kind is EngineKind.SIMULATED or not engine.path:
             return _of_release(engine)
         if (known := self._cache.get(engine)) is not None:

@@ -1,4 +1,4 @@
-"""This machine's part of a multi-node server: what its keeper needs, and fingerprints of what must be equal on all nodes.
+"""This machine's part of a multi-node server: what its keeper needs, and fingerprints of what all nodes must share.
 
 vLLM does not compare its nodes: if one of them has another model of the same shape, it serves wrong output. The keepers
 compare the fingerprints before any of them launches (`keeper.node_link`).

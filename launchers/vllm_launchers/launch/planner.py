@@ -285,7 +285,7 @@ class Planner:
     def suggest(
         self, record: ServerRecord, workload: Workload, room: SeenRoom | None = None, keep: Collection[str] = ()
     ) -> tuple[Choice, ...]:
-        """The flag changes that a workload calls for, with the same model, engine, and GPUs, and the flags in ``keep``."""
+        """The flag changes that a workload calls for on the same model, engine, and GPUs; flags in ``keep`` stay."""
         details = unpack(record.current.spec.details)
         preset = _own_preset(details, "its record cannot be read")
         resolved = self._in_place_of(record, details, preset, Changes(), details.environment, RestartOptions())

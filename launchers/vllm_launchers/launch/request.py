@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LaunchRequest(msgspec.Struct, frozen=True):
-    """A launch request; whatever it leaves out is chosen automatically. ``engine``: ``auto``, ``vllm``, ``simulated``."""
+    """A launch request; what it leaves out is chosen automatically. ``engine``: ``auto``, ``vllm``, ``simulated``."""
 
     preset: str
     model: str | None = None
@@ -36,7 +36,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     standby_of: str = ""
     """The server whose GPUs it shares: it starts while that one sleeps, and only one of them serves at a time."""
     force: bool = False
-    """Start despite errors that are estimates or may be temporary; never despite errors that vLLM certainly exits with."""
+    """Start despite errors that are estimates or may be temporary, but not if vLLM would certainly exit."""
     vllm_version: str | None = None
     """Plan for this release, installed or not; such a plan can be shown but not started."""
     from_hub: bool = False

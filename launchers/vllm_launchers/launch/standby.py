@@ -38,7 +38,7 @@ def sharing(records: Sequence[ServerRecord], name: str) -> list[ServerRecord]:
 
 
 def partner_of(records: Sequence[ServerRecord], name: str) -> ServerRecord | None:
-    """The other server of a pair, preferring one that is awake. None if it is gone, or has ended and was the later one."""
+    """The other server of a pair, preferably an awake one. None if it is gone, or has ended and was the later one."""
     standby = next((unpack(one.current.spec.details).standby_of for one in records if one.name == name), "")
     others = [one for one in sharing(records, name) if one.needs_keeper or one.name == standby]
     return max(others, key=_claim, default=None)
