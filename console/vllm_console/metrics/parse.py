@@ -1,7 +1,7 @@
-"""Parses a body of ``/metrics`` into a `Sample`, fast: each series' text is parsed once and then looked up.
+"""Parse a ``/metrics`` body into a `Sample`, fast: each series' text is parsed once and then looked up.
 
-The text format is Prometheus' exposition format 0.0.4, and OpenMetrics where vLLM's exporters use it (timestamps,
-exemplars, ``_created``). An unchanged body costs a dictionary lookup per line; only new lines are parsed.
+The text format is Prometheus' exposition format 0.0.4, or OpenMetrics where vLLM's exporters use it (timestamps,
+exemplars, ``_created``). Only new series are parsed; a known series costs one dictionary lookup per line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm_launchers.patterns import lazy_pattern
 GAUGES: Mapping[str, tuple[str, ...]] = {
     "requests_running": ("vllm:num_requests_running",),
     "requests_waiting": ("vllm:num_requests_waiting",),
-    # A share from 0 to 1 in spite of its name; the old name was removed in 0.12.
+    # Despite its name a fraction from 0 to 1; the old name was removed in 0.12.
     "kv_cache_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
 }
 """Gauges by field of `EngineSample`: family names, preferred first."""
@@ -31,7 +31,7 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
     "prefix_cache_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
     "prompt_tokens_total": ("vllm:prompt_tokens_total",),
     "generation_tokens_total": ("vllm:generation_tokens_total",),
-    # One series per finished_reason: they are added.
+    # One series per finished_reason; they are summed.
     "requests_finished_total": ("vllm:request_success_total",),
 }
 """Counters by field of `EngineSample`, by full name: a histogram may end in ``_total`` too."""
@@ -50,7 +50,7 @@ HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
 """Histograms by key of `EngineSample.histograms`: base names, preferred first."""
 
 ACCEPTED_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-"""A counter for each position in a draft: drafts of which that token was accepted, and so all before it."""
+"""Counter per draft position: drafts whose token at that position, and hence all tokens before it, was accepted."""
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
@@ -63,39 +63,41 @@ FIRST_BUCKETS: Mapping[str, float] = {
     "prefill": 0.3,
     "decode": 0.3,
 }
-"""Where the first bucket of a latency's histogram ends, in seconds (vllm/v1/metrics/buckets.py; flags may change it).
+"""Upper end of the first bucket of each latency histogram, in seconds (vllm/v1/metrics/buckets.py; flags may change
+it).
 
-Values in it are only known to be below that end: for exported queries, which do not know a server's buckets."""
+A value in that bucket is only known to be below this end. For exported queries, which do not know a server's
+buckets."""
 
 CACHE_CONFIG = "vllm:cache_config_info"
-"""The cache's settings as labels; its value is meaningless and it has no ``model_name``."""
+"""Info metric with the cache settings as labels; its value is meaningless and it has no ``model_name``."""
 
 PREFIX = "vllm:"
 
 RESPONSES = "http_requests_total"
 """Answered HTTP requests by ``handler`` (the route), ``method`` and ``status`` (``2xx``, ``4xx``, ``5xx``).
 
-Requests that the API key middleware refuses (401) do not reach it, and requests to unknown routes have no handler."""
+Requests refused by the API key middleware (401) are not counted, and requests to unknown routes have no handler."""
 
 GENERATING = (
     "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages",
     "/inference/v1/generate", "/generate", "/v1/embeddings", "/v2/embed", "/embed", "/pooling", "/classify", "/score",
     "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/audio/transcriptions", "/v1/audio/translations",
 )  # fmt: skip
-"""Routes whose requests make the model compute. Others (``/v1/models``, those that scanners try) are no traffic."""
+"""Routes whose requests make the model compute. Others (``/v1/models``, scanner probes) are not traffic."""
 
 _CLASSES: Mapping[str, str] = {"2": "ok", "4": "refused", "5": "failed"}
 """Fields of `Responses` by the first digit of a status."""
 
 
 class Role(NamedTuple):
-    """The role of a sample name: kind, field or key, rank (0 is preferred) and, for a histogram, which part."""
+    """Role of a sample name: kind, field or key, rank (0 is preferred) and, for a histogram, which part."""
 
     kind: Literal["gauge", "counter", "histogram"]
     key: str
     rank: int
     part: Literal["", "bucket", "beyond", "sum", "count"] = ""
-    """``beyond`` counts what is above a bound, where a bucket counts what is not."""
+    """A ``beyond`` sample counts observations above its bound; a ``bucket`` counts those at or below it."""
 
 
 def _roles() -> dict[str, Role]:
@@ -116,14 +118,14 @@ def _roles() -> dict[str, Role]:
 
 
 ROLES: Mapping[str, Role] = _roles()
-"""The roles of all sample names that are read. Others are skipped."""
+"""Roles of all sample names that are read; others are skipped."""
 
 
 def kv_cache_tokens(engines: Iterable[Mapping[str, str]]) -> int | None:
-    """Tokens that the KV cache holds over all engines; None if not reported.
+    """Number of tokens that the KV cache holds over all engines; None if not reported.
 
-    ``engines`` holds the labels of `CACHE_CONFIG`, one mapping per engine. Since 0.24 each reports *one* engine's
-    capacity as ``kv_cache_size_tokens``, correct for hybrid models too: these are added. Older versions report the
+    ``engines`` holds the labels of `CACHE_CONFIG`, one mapping per engine. Since 0.24 each engine reports *its own*
+    capacity as ``kv_cache_size_tokens``, correct for hybrid models too; these are summed. Older versions report the
     number of blocks and the block size; ``num_gpu_blocks`` is already the sum over data-parallel engines, repeated on
     each.
     """
@@ -137,10 +139,10 @@ def kv_cache_tokens(engines: Iterable[Mapping[str, str]]) -> int | None:
 
 
 def prefix_cache(engines: Iterable[Mapping[str, str]]) -> tuple[bool | None, int | None]:
-    """Whether prefixes are cached, and the fewest tokens in whose multiples they are; None if unknown, or mixed.
+    """Whether prefix caching is on, and its granularity in tokens; each is None if unknown or if engines differ.
 
-    vLLM writes what it came to, after the model and the platform decided what no flag did. Models with Mamba layers
-    have large blocks; ``prefix_match_unit`` (0.26 and later) can divide them.
+    vLLM reports the final setting, after the model and the platform resolved what no flag set. Models with Mamba layers
+    have large blocks, which ``prefix_match_unit`` (0.26 and later) may subdivide.
     """
     found = list(engines)
     caching = {labels.get("enable_prefix_caching") for labels in found}
@@ -150,19 +152,19 @@ def prefix_cache(engines: Iterable[Mapping[str, str]]) -> tuple[bool | None, int
 
 
 class CacheConfig(NamedTuple):
-    """One engine's KV cache as `CACHE_CONFIG` has it; a block's size is in tokens."""
+    """One engine's KV cache as reported by `CACHE_CONFIG`; the block size is in tokens."""
 
     blocks: int
     block_size: int
     prefix_caching: bool
     engines: int = 1
-    """How many data-parallel engines have one like it."""
+    """Number of data-parallel engines with the same configuration."""
 
 
 def cache_config(text: str) -> CacheConfig | None:
-    """The KV cache in a body of ``/metrics``; None if it is not reported.
+    """The KV cache in a ``/metrics`` body; None if it is not reported.
 
-    ``num_gpu_blocks`` is that of all data-parallel engines together, on the line of each.
+    ``num_gpu_blocks`` is the sum over all data-parallel engines, repeated on each engine's line.
     """
     lines = [line for line in text.splitlines() if line.startswith(f"{CACHE_CONFIG}{{")]
     if not lines:
@@ -197,11 +199,11 @@ _MAX_ENGINES = 1024
 _MAX_LINES = 200_000
 _SLICE = 64 * 1024
 _MOST_KEPT = 4 * _SLICE
-"""Characters of a body that is kept to compare the next one with."""
+"""Maximum number of characters of a body that is kept for comparison with the next one."""
 
 
 class NotMetricsError(ValueError):
-    """The text is not a complete ``/metrics`` body. The message is one sentence; ``kind`` names the fault in a word."""
+    """The text is not a complete ``/metrics`` body. The message is one sentence; ``kind`` names the fault briefly."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -211,7 +213,7 @@ class NotMetricsError(ValueError):
 class _HistogramSlots(msgspec.Struct):
     """Slots of a histogram's parts: (bound, slot) pairs in order of appearance, and the slots of sum and count.
 
-    If ``beyond``, the values of the pairs count what is above their bound.
+    If ``beyond``, the pairs' values count observations above their bound.
     """
 
     buckets: list[tuple[float, int]] = msgspec.field(default_factory=list)
@@ -224,7 +226,7 @@ class _HistogramSlots(msgspec.Struct):
     made: Histogram | None = None
 
     def compile(self) -> None:
-        """Fix the bucket order after new ones appeared, so that one itemgetter reads all values at once."""
+        """Sort the buckets after new ones appeared, so that one itemgetter reads all values at once."""
         self.buckets.sort()
         self.bounds = tuple(bound for bound, _ in self.buckets)
         slots = [slot for _, slot in self.buckets]
@@ -234,17 +236,17 @@ class _HistogramSlots(msgspec.Struct):
 
 
 class _EngineSlots(msgspec.Struct):
-    """Slots of one engine's values: by field, for each name's rank, the slots to add."""
+    """Slots of one engine's values, by field and name rank; the values of several slots are summed."""
 
     scalars: dict[str, dict[int, list[int]]] = msgspec.field(default_factory=dict)
     histograms: dict[str, dict[int, _HistogramSlots]] = msgspec.field(default_factory=dict)
 
 
 class Parser:
-    """Turns bodies of one server into samples. Keep one per server: what it learned makes the next body cheap.
+    """Turns bodies of one server into samples. Keep one per server: known series make the next body cheap to parse.
 
-    Memory is bounded: after more (or longer) series or more engines than any vLLM has, everything is relearned; of a
-    single body, engines beyond that number are left out. Not thread-safe.
+    Memory is bounded: beyond more series, longer series or more engines than any vLLM has, everything is relearned;
+    within one body, engines beyond the limit are left out. Not thread-safe.
     """
 
     def __init__(self, max_series: int = _MAX_KNOWN_SERIES) -> None:
@@ -252,11 +254,11 @@ class Parser:
         self._forget()
 
     def parse(self, text: str, at: float) -> Sample:
-        """Read a whole body, scraped at ``at`` (Unix seconds).
+        """Parse a whole body, scraped at ``at`` (Unix seconds).
 
-        Families not in `families` are skipped, and so are single invalid lines. A body without any ``vllm:`` family
-        gives a sample without engines. Raises `NotMetricsError` if the text as a whole is not metrics: empty, HTML, cut
-        off, or garbage.
+        Families not in `ROLES` are skipped, and so are single invalid lines. A body without any ``vllm:`` family gives
+        a sample without engines. Raises `NotMetricsError` if the text as a whole is not metrics: empty, HTML, cut off,
+        or garbage.
         """
         _check_shape(text)
         if (
@@ -270,9 +272,9 @@ class Parser:
 
     def _forget(self) -> None:
         self._before: tuple[list[str], list[str | None]] | None = None
-        """The lines of the body before, if each of vLLM's was known and there once, and its values by slot."""
+        """Lines and values by slot of the previous body, if each vLLM line in it was known and occurred once."""
         self._slots: dict[str, int] = {}
-        self._used = 1  # slot 0 stays empty: it is used for missing parts of a histogram
+        self._used = 1  # slot 0 stays empty: it stands for missing parts of a histogram
         self._characters = 0
         self._models: dict[str, dict[str, _EngineSlots]] = {}
         self._engines = 0
@@ -281,7 +283,7 @@ class Parser:
         self._stale: list[_HistogramSlots] = []
 
     def _all_values(self, text: str) -> list[str | None]:
-        """The values of a body by slot. Raises `NotMetricsError` if no line of it can be read."""
+        """The values of a body by slot. Raises `NotMetricsError` if no line can be parsed."""
         values: list[str | None] = [None] * self._used
         known = self._slots
         understood, each_known_once = 0, True
@@ -304,9 +306,10 @@ class Parser:
         return values
 
     def _changed_values(self, text: str) -> list[str | None] | None:
-        """The same, from the body before: from one second to the next most lines stay what they are.
+        """Like `_all_values`, but parse only the lines that differ from the previous body: most stay the same each
+        second.
 
-        None where there is none, or this one does not have exactly its series, each in the same line.
+        None if there is no previous body, or if this one does not have exactly its series, each on the same line.
         """
         if self._before is None or len(text) > _MOST_KEPT:
             return None
@@ -334,7 +337,7 @@ class Parser:
             self._characters += len(series)
 
     def _learn(self, line: str, values: list[str | None]) -> bool:
-        """Parse a line with unknown text; returns whether it is a sample or a comment."""
+        """Parse a line with unknown text; return whether it is a sample."""
         stripped = line.strip()
         if not stripped:
             return False
@@ -421,7 +424,7 @@ class Parser:
         self._stale.clear()
         engines: dict[str, EngineSample] = {}
         model_name: str | None = None
-        # A body with several model names has the same engines under each; the first that reports is enough.
+        # A body with several model names has the same engines under each; the first name with values is enough.
         for model, slots_by_engine in self._models.items():
             for engine, slots in slots_by_engine.items():
                 sample = _engine_sample(slots, values)
@@ -444,12 +447,12 @@ class Parser:
 
 
 def _of_interest(line: str) -> bool:
-    """Whether a line that is not known yet may be a series that is read, or says what vLLM's series are."""
+    """Whether a line that is not known yet may be a series that is read, or a comment on vLLM's series."""
     return PREFIX in line or line.startswith(RESPONSES)
 
 
 def _lines(text: str) -> Iterator[str]:
-    """The lines, a few at a time: splitting a long body at once would block all other threads."""
+    """Yield the lines, splitting a slice at a time: splitting a long body at once would block all other threads."""
     begin = 0
     while begin < len(text):
         end = text.find("\n", begin + _SLICE)
@@ -490,7 +493,7 @@ def _engine_sample(slots: _EngineSlots, values: list[str | None]) -> EngineSampl
 
 
 def _histogram(slots: _HistogramSlots, values: list[str | None]) -> Histogram | None:
-    """A histogram's values of this body; the same object as before if nothing changed."""
+    """A histogram's values in this body; the same object as before if nothing changed."""
     if slots.pick is None:
         return None
     picked = slots.pick(values)
@@ -514,21 +517,21 @@ def _histogram(slots: _HistogramSlots, values: list[str | None]) -> Histogram | 
 
 
 MOST, LEAST = 1e15, 1e-15
-"""No figure of a server is larger, nor smaller and not zero: sums and ratios of such numbers stay finite."""
+"""Bounds of plausible nonzero figures: sums and ratios of numbers within them stay finite."""
 
 
 def _number(text: str | None, *, infinite: bool = False) -> float | None:
-    """A number within bounds (or +Inf as a bucket's bound); None for anything else."""
+    """Parse a number within bounds (or +Inf as a bucket's bound); None for anything else."""
     number = _float(text)
     if number is None:
         return None
-    if abs(number) <= MOST:  # nor is NaN
+    if abs(number) <= MOST:  # False for NaN
         return number if abs(number) >= LEAST else 0.0
     return number if infinite and number == math.inf else None
 
 
 def _numbers(texts: Sequence[str | None]) -> Sequence[float | None]:
-    """`_number` of each; at once where all are plain counts."""
+    """Apply `_number` to each text, in one go if all are plain counts."""
     try:
         numbers = list(map(float, texts))  # type: ignore[arg-type] # None raises TypeError
     except (TypeError, ValueError):
@@ -539,7 +542,7 @@ def _numbers(texts: Sequence[str | None]) -> Sequence[float | None]:
 
 
 def _float(text: str | None) -> float | None:
-    """Any number, NaN and the infinite ones included."""
+    """Parse any number, including NaN and infinities."""
     try:
         return float(text) if text is not None else None
     except ValueError:
@@ -556,5 +559,5 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def parse_metrics(text: str, at: float) -> Sample:
-    """Read one body once; see `Parser.parse`, which is faster for a server that is scraped repeatedly."""
+    """Parse a single body. For a server that is scraped repeatedly, `Parser.parse` is faster."""
     return Parser().parse(text, at)

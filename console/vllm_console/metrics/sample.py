@@ -23,9 +23,9 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class EngineSample(msgspec.Struct, frozen=True):
-    """One engine (data-parallel rank) at one moment. None is 'not reported', never zero.
+    """One engine (data-parallel rank) at one moment. None means not reported, never zero.
 
-    Counters are totals since the engine started; ``kv_cache_usage`` is a share from 0 to 1; ``histograms`` is keyed
+    Counters are totals since the engine started; ``kv_cache_usage`` is a fraction from 0 to 1; ``histograms`` is keyed
     by the names in `LATENCIES` and `LENGTHS`, and `ACCEPTED`.
     """
 
@@ -61,15 +61,15 @@ LENGTHS = ("prompt_tokens", "generation_tokens")
 """Keys of length histograms, in tokens."""
 
 ACCEPTED = "accepted_tokens"
-"""Key of the histogram of speculative decoding: how many tokens of each draft were accepted. Its bounds are 0, 1, … up
-to one less than a draft may have."""
+"""Key of the speculative decoding histogram: accepted tokens per draft. Its bounds are 0, 1, … up to one less than the
+maximum draft length."""
 
 
 class Responses(msgspec.Struct, frozen=True):
-    """How the API server answered requests for generated text, embeddings and the like, by the status of the answer.
+    """Responses of the API server to requests that make the model compute, by HTTP status class.
 
-    ``ok`` is 2xx, ``refused`` 4xx, ``failed`` 5xx. ``unauthorized`` (401) is counted in the log's access lines, since
-    vLLM's metrics leave it out; None if nobody reads the log. A sample has totals, a window what came in it.
+    ``ok`` is 2xx, ``refused`` 4xx, ``failed`` 5xx. ``unauthorized`` (401) is counted from the log's access lines, since
+    vLLM's metrics omit it; None if nobody reads the log. In a sample these are totals, in a window what it added.
     """
 
     ok: float = 0.0
@@ -91,8 +91,8 @@ class Responses(msgspec.Struct, frozen=True):
 class Sample(msgspec.Struct, frozen=True):
     """One scrape of a server: when (Unix seconds), each engine by its label, and the cache as far as reported.
 
-    ``responses`` is None until the first request that it counts. ``prefix_caching`` is whether prefixes are cached, as
-    vLLM configured itself. They are cached in steps of ``prefix_step`` tokens at least: no shorter prefix is found.
+    ``responses`` is None until the first request is counted. ``prefix_caching`` is whether prefix caching is on, as
+    vLLM configured itself. ``prefix_step`` is its granularity: no shorter prefix is found.
     """
 
     at: float
@@ -105,10 +105,10 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Speculation(msgspec.Struct, frozen=True):
-    """What came of the drafts of speculative decoding.
+    """Results of speculative decoding.
 
-    ``acceptance_length`` is how many tokens a sequence got per step that verified a draft: one, and those accepted (as
-    in vLLM's log). ``by_position`` is in which share of the drafts the first token was accepted, the first two, ….
+    ``acceptance_length`` is the mean number of tokens per verified draft: one plus the accepted ones (as in vLLM's
+    log). ``by_position`` is the fraction of drafts of which the first token was accepted, the first two, and so on.
     """
 
     drafts_per_second: float
@@ -117,14 +117,14 @@ class Speculation(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """What happened between two samples, summed over engines. Rates per second; shares from 0 to 1.
+    """What happened between two samples, summed over engines. Rates are per second; shares are from 0 to 1.
 
-    ``kv_cache_usage`` is the mean over engines now; ``kv_cache_usage_max`` the fullest engine. ``preemption_share`` is
-    preemptions per request that finished, or that runs at the end if those are more; it can be above 1. ``latencies``
-    is keyed as in `LATENCIES`; TTFT counts requests at their first token, the others except ITL when requests end, so
-    none includes a request that still waits. ``longest_wait`` is a lower bound, in seconds, of the longest wait in the
-    queue (see `waiting`). ``prefix_caching`` and ``prefix_step`` are those of the later sample. ``speculation`` is None
-    without drafts. ``responses`` are those answered in it. None means not reported or not enough data.
+    ``kv_cache_usage`` is the mean over engines now, ``kv_cache_usage_max`` that of the fullest engine.
+    ``preemption_share`` is preemptions per finished request, or per request running at the end if those are more; it
+    can exceed 1. ``latencies`` is keyed as in `LATENCIES`; TTFT counts requests at their first token, the others except
+    ITL when requests end, so none includes a request that still waits. ``longest_wait`` is a lower bound, in seconds,
+    of the longest wait in the queue (see `waiting`). ``prefix_caching`` and ``prefix_step`` are those of the later
+    sample. ``speculation`` is None without drafts. None means not reported or not enough data.
     """
 
     start: float
@@ -162,11 +162,11 @@ class Series(msgspec.Struct, frozen=True):
     step: float
     values: Mapping[str, tuple[float | None, ...]]
     as_of: float | None = None
-    """Set if these are the last points of a server that no longer reports: when that was (Unix seconds)."""
+    """Set for the last points of a server that no longer reports: when that was (Unix seconds)."""
     recorded_from: float | None = None
     """When the oldest stored sample was taken (Unix seconds); None if unknown."""
     loading: bool = False
-    """Whether a part of it is still being read."""
+    """Whether part of it is still being read."""
 
     @property
     def start(self) -> float:

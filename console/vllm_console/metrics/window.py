@@ -1,7 +1,7 @@
-"""What happened between two samples of a server: rates, shares and quantiles, over restarts and several engines.
+"""What happened between two samples of a server: rates, shares and quantiles, across restarts and several engines.
 
 Pure: no clock, no files, no network. Counters only grow while an engine lives, so a drop means that the engine
-restarted, and everything it counts now happened since.
+restarted and that everything it counts now happened since.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def quantiles(histogram: Histogram) -> Quantiles:
 
 
 def merge_histograms(histograms: Iterable[Histogram]) -> Histogram | None:
-    """Add histograms; None for none. If bounds differ, the shared ones are kept: their counts are exact."""
+    """Add histograms; None if there are none. If bounds differ, only shared ones are kept: their counts are exact."""
     merged: Histogram | None = None
     for histogram in histograms:
         if merged is None:
@@ -59,7 +59,7 @@ def _only(histogram: Histogram, bounds: set[float]) -> Histogram:
 
 
 def restarted(before: EngineSample, after: EngineSample) -> bool:
-    """Whether the engine restarted between two samples: some counter or histogram fell."""
+    """Whether the engine restarted between two samples: some counter or histogram decreased."""
     for name in COUNTERS:
         old, new = getattr(before, name), getattr(after, name)
         if old is not None and new is not None and new < old:
@@ -72,9 +72,9 @@ def restarted(before: EngineSample, after: EngineSample) -> bool:
 
 
 def growth(before: EngineSample | None, after: EngineSample, keys: Iterable[str] = LATENCIES) -> EngineSample:
-    """What an engine counted between two samples, with the gauges of the later one; histograms only of ``keys``.
+    """Growth of an engine's counters between two samples, with the later gauges and only the histograms in ``keys``.
 
-    For a new or restarted engine, everything it shows now.
+    For a new or restarted engine, everything it reports now.
     """
     before_counters = None if before is None or restarted(before, after) else before
     fields: dict[str, Any] = {name: getattr(after, name) for name in GAUGES}
@@ -102,9 +102,9 @@ def _histogram_growth(before: Histogram | None, after: Histogram) -> Histogram:
 
 
 def combine(engines: Iterable[EngineSample]) -> EngineSample:
-    """Several engines as one: counters, running and waiting added, histograms merged, KV usage averaged.
+    """Merge engines into one: counters, running and waiting are summed, histograms merged, KV usage averaged.
 
-    What no engine reports stays None; an engine that does not report a field is left out of it.
+    A field that no engine reports stays None; engines that do not report a field are ignored for it.
     """
     parts = list(engines)
     if len(parts) == 1:
@@ -122,13 +122,13 @@ def combine(engines: Iterable[EngineSample]) -> EngineSample:
 
 
 def growths(before: Sample, after: Sample, keys: Iterable[str] = LATENCIES) -> list[EngineSample]:
-    """`growth` of every engine in the later sample; one that is gone no longer counts."""
+    """`growth` of every engine in the later sample; engines that are gone are left out."""
     keys = tuple(keys)
     return [growth(before.engines.get(label), engine, keys) for label, engine in after.engines.items()]
 
 
 def responses_between(before: Sample, after: Sample) -> Responses | None:
-    """What was answered between two samples; None if one of them does not report it. A total that fell began anew."""
+    """Responses between two samples; None if either does not report them. A total that fell restarted from zero."""
     old, new = before.responses, after.responses
     if old is None or new is None:
         return None
@@ -143,7 +143,7 @@ def _grown(before: float | None, after: float | None) -> float:
 
 
 def format_unserved(found: Responses | None) -> str:
-    """``118 of 240 requests refused (4xx), 2 failed (5xx)``; empty if all were served, or it is not known."""
+    """``118 of 240 requests refused (4xx), 2 failed (5xx)``; empty if all were served or nothing is known."""
     if found is None:
         return ""
     kinds = ((found.all_refused, "refused (4xx)"), (found.failed, "failed (5xx)"))
@@ -157,8 +157,8 @@ def format_unserved(found: Responses | None) -> str:
 def preemptions_per_request(preempted: float | None, finished: float | None, running: float | None) -> float | None:
     """Preemptions per request served in a span: those that finished in it, or those running at its end if more.
 
-    In steady traffic that is per request whose service is shorter than the span, and never divides by the few that
-    happened to finish when requests are longer. None where it is not reported, or no request is known to be served.
+    In steady traffic this is per request if requests are shorter than the span, and it never divides by the few that
+    happened to finish if they are longer. None if not reported, or if no request is known to be served.
     """
     if preempted is None or finished is None:
         return None
@@ -167,9 +167,7 @@ def preemptions_per_request(preempted: float | None, finished: float | None, run
 
 
 def window(before: Sample, after: Sample) -> Window:
-    """What happened between two samples. Where no time passed between them, rates are None, but zero of what was never
-    counted since the server started.
-    """
+    """What happened between two samples. If no time passed, rates are None, except 0 for what was never counted."""
     seconds = after.at - before.at
     since_start = combine(after.engines.values())
     parts = growths(before, after, (*LATENCIES, ACCEPTED))
@@ -206,7 +204,7 @@ def window(before: Sample, after: Sample) -> Window:
 
 
 def speculation(accepted: Histogram | None, seconds: float) -> Speculation | None:
-    """What came of the drafts in so many seconds; None if there were none, or no time passed."""
+    """Results of speculative decoding over ``seconds``; None without drafts or if no time passed."""
     if accepted is None or accepted.count <= 0 or seconds <= 0:
         return None
     drafts = accepted.count
@@ -226,9 +224,9 @@ def is_idle(before: Sample, after: Sample) -> bool:
 
 
 def without_rates(found: Window) -> Window:
-    """A window after the traffic has ended: reported rates are zero now; latencies are of its last part.
+    """A window after traffic ended: reported rates become zero; latencies remain those of its last part.
 
-    What was answered stays: requests that are refused before they reach an engine are no traffic.
+    ``responses`` stays: requests that are refused before they reach an engine are not traffic.
     """
     names = ("preemptions_per_minute", "prompt_tokens_per_second", "generation_tokens_per_second",
              "requests_per_second")  # fmt: skip
@@ -237,7 +235,7 @@ def without_rates(found: Window) -> Window:
 
 
 def load_ended(found: Window) -> bool:
-    """Whether a window's latencies are of traffic that has ended: nothing is generated any more, nothing waits."""
+    """Whether the window's latencies are of traffic that has ended: nothing runs, waits or is generated any more."""
     now = (found.generation_tokens_per_second, found.requests_per_second, found.requests_running,
            found.requests_waiting)  # fmt: skip
     quiet = any(value is not None for value in now) and not any(now)
@@ -245,22 +243,22 @@ def load_ended(found: Window) -> bool:
 
 
 def highest(one: float | None, other: float | None) -> float | None:
-    """The greater of two figures; unreported ones are ignored."""
+    """The greater of two figures; None is ignored."""
     return other if one is None else one if other is None else max(one, other)
 
 
 def per_second(amount: float | None, seconds: float) -> float | None:
-    """Per second; None if unknown."""
+    """``amount`` per second; None if unknown or if no time passed."""
     return amount / seconds if amount is not None and seconds > 0 else None
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """A part of a whole; None if unknown, or if there is nothing of it."""
+    """``part / whole``; None if either is unknown or ``whole`` is zero."""
     return part / whole if part is not None and whole else None
 
 
 def in_order(engines: Mapping[str, EngineSample]) -> dict[str, EngineSample]:
-    """Engines by label, in the order of their numbers (``"2"`` before ``"10"``)."""
+    """Engines by label, in numerical order (``"2"`` before ``"10"``)."""
     return dict(sorted(engines.items(), key=lambda item: (len(item[0]), item[0])))
 
 
@@ -268,15 +266,15 @@ def in_order(engines: Mapping[str, EngineSample]) -> dict[str, EngineSample]:
 
 
 _FIGURES = tuple(name for name in (*GAUGES, *COUNTERS) if name != "requests_finished_total")
-"""The fields of a sample that keep their names in the document."""
+"""Sample fields that keep their names in the document."""
 
 
 def metrics_document(sample: Sample) -> dict[str, Any]:
     """A sample as JSON values: counters and latencies since the start, gauges as they are; null means not reported.
 
-    Running, waiting and counters are added over engines, KV usage (0 to 1) is their mean, latencies (seconds) come
-    from the added histograms. ``engines`` maps each engine's label to the same keys without ``engines``; there
-    ``kv_cache_tokens`` is an even share of the sum, since a sample has only that (as did vLLM before 0.24).
+    Running, waiting and counters are summed over engines, KV usage (0 to 1) is averaged, latencies (seconds) come from
+    the merged histograms. ``engines`` maps each engine's label to the same keys without ``engines``; there
+    ``kv_cache_tokens`` is an even share of the sum, since a sample has only the sum (as did vLLM before 0.24).
     """
     engines = in_order(sample.engines)
     tokens = sample.kv_cache_tokens
@@ -300,7 +298,7 @@ def _document(engine: EngineSample, kv_cache_tokens: int | None) -> dict[str, An
 def _latency(histogram: Histogram, figures: Quantiles) -> dict[str, Any]:
     """Count, sum and exact mean; each quantile with the ends of its bucket.
 
-    A quantile is null in a bucket that has only one end: then only ``…_below`` or ``…_above`` is known.
+    A quantile is null if only one end of its bucket is known, ``…_below`` or ``…_above``.
     """
     return {
         "count": _plain_number(histogram.count),
@@ -323,7 +321,7 @@ def _ends(figures: Quantiles) -> dict[str, Any]:
 
 
 def window_document(found: Window) -> dict[str, Any]:
-    """The latencies of a window as JSON values, with whether they are exact, and speculative decoding."""
+    """A window's latencies as JSON values, with whether they are exact, plus speculative decoding and responses."""
     document: dict[str, Any] = {"start": found.start, "end": found.end}
     for key in LATENCIES:
         latency = found.latencies.get(key)
@@ -341,39 +339,39 @@ def _responses(found: Responses | None) -> dict[str, Any] | None:
 
 
 def _plain_number(value: float | None) -> int | float | None:
-    """Counts without a fraction as integers, as a person would write them."""
+    """Counts without a fraction as integers."""
     return int(value) if value is not None and value.is_integer() else value
 
 
 # -- the first requests of a run --------------------------------------------------------------------------------------
 
 MOST_SECONDS = 300.0
-"""First requests count like any others this long after the first of them arrived: it is not compilation then."""
+"""This long after the first request arrived, first requests count like any others: that is not compilation."""
 
 COMPILED_SECONDS = 3.0
 """If the first token comes sooner, no significant compilation happened, and first requests count like any others."""
 
 
 class FirstRequests:
-    """The first requests of a run without warm-up: kernels are compiled for them, so they are not representative.
+    """The first requests of a run without warm-up: they trigger kernel compilation, so they are not representative.
 
-    Follows one run from its first sample, until as many requests have ended as waited for the first token. Already over
-    for a run that had served something at the first sample, or does not report how many ended.
+    Follows one run from its first sample until as many requests have ended as waited for the first token. Over from the
+    start for a run that had already served something at the first sample or does not report finished requests.
     """
 
     def __init__(self) -> None:
         self.over = False
         self.since: float | None = None
-        """When the first of them was seen running (Unix seconds)."""
+        """When one was first seen running (Unix seconds)."""
         self.answered = False
-        """Whether a token has come."""
+        """Whether a token was generated."""
         self.compiled = False
-        """Whether they waited long enough for it that kernels were compiled."""
+        """Whether the wait was long enough to indicate compilation."""
         self._held = 1.0
         self._started = False
 
     def add(self, sample: Sample) -> bool:
-        """Add the next sample; returns whether they are over."""
+        """Add the next sample; return whether the first requests are over."""
         if not self.over:
             self.over = self._ends_with(sample)
         return self.over
@@ -396,7 +394,7 @@ class FirstRequests:
 
 
 def traffic(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples of one run, oldest first, without those in which kernels were compiled for its first requests."""
+    """The samples of one run, oldest first, without those taken while its first requests triggered compilation."""
     first, kept, rest = FirstRequests(), list[Sample](), iter(samples)
     for sample in rest:
         if first.add(sample):
