@@ -1,9 +1,9 @@
 """A server's history on disk: written by its recorder, read by any console, bounded in size.
 
 SQLite with a write-ahead log: one writer, any number of readers, and a SIGKILL at any moment loses nothing that was
-committed. Three tables hold the same kind of rows, each with a step of its own and a fixed number of rows. Counters
-are totals, so a coarser row is simply the last one of its step; gauges keep the highest of the step, so that a short
-peak is still seen. The generation is stored with each row: a restart is a boundary that can be seen.
+committed. Three tables hold the same kind of rows, each at its own step and with a fixed number of rows. Counters are
+totals, so a coarser row is simply the last one of its step; gauges keep the maximum of the step, so that short peaks
+remain visible. Each row has its generation, which makes restarts visible.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _Answer = TypeVar("_Answer")
 APPLICATION_ID = 0x764C4C68
 SCHEMA_VERSION = 1
 HISTORY = "history.sqlite"
-"""The name of this file in a server's folder."""
+"""Name of this file in a server's folder."""
 
 
 class Tier(NamedTuple):
-    """One table: its name, seconds between rows, and how many rows and bytes of them are kept at most."""
+    """A table: its name, seconds between rows, and the maximum number of rows and of their bytes."""
 
     table: str
     step: float
@@ -58,14 +58,14 @@ TIERS = (
     Tier("tens", 10.0, 24 * 360, 8_000_000),
     Tier("minutes", 60.0, 30 * 24 * 60, 80_000_000),
 )
-"""Half an hour by the second, a day by ten seconds, thirty days by the minute; less where many engines fill more."""
+"""Half an hour by the second, a day by ten seconds, thirty days by the minute; less if many engines need more space."""
 
 NUMBERS_LIMIT = 5000
-"""Numbers that a row may hold, some 25 engines: a larger sample is stored with its engines as one."""
+"""Maximum numbers per row, enough for about 25 engines; a larger sample is stored with its engines merged."""
 
 
 class Stretch(NamedTuple):
-    """A part of a span of time (Unix seconds), and the table that its rows are read from."""
+    """Part of a time span (Unix seconds), and the table to read its rows from."""
 
     tier: Tier
     start: float
@@ -73,11 +73,11 @@ class Stretch(NamedTuple):
 
 
 _Row = tuple[int, float, int, int, bytes]
-"""A row as it is stored: number, Unix seconds, generation, number of its base, data."""
+"""A stored row: sequence number, Unix seconds, generation, base id, data."""
 
 
 class HistoryEntry(NamedTuple):
-    """One row: its number (newer is higher), Unix seconds, the server's generation, and what was seen."""
+    """One row: its sequence number (newer is higher), Unix seconds, the server's generation, and its sample."""
 
     sequence: int
     at: float
@@ -90,11 +90,11 @@ _PRUNE_EVERY = 60
 _TIDY_EVERY = 1800
 _ROWS_PER_BASE = 60
 _BASES_KNOWN = 8
-"""Bases that a reader keeps decoded, some 8 KiB each: rows are read in their order, so more would not be met again."""
+"""Number of decoded bases a reader keeps, about 8 KiB each; rows are read in order, so older ones are not reused."""
 
 
 class Format(NamedTuple):
-    """What tells a kind of history file from others: its application id, the version written now, and its tables."""
+    """A kind of history file: its application id, current version, and tables."""
 
     application_id: int
     version: int
@@ -102,7 +102,7 @@ class Format(NamedTuple):
 
     @property
     def statements(self) -> tuple[str, ...]:
-        """What makes an empty file one of this kind."""
+        """SQL statements that turn an empty file into one of this kind."""
         return (
             *self.schema,
             f"PRAGMA application_id = {self.application_id}",
@@ -119,11 +119,11 @@ _SCHEMA = (
     ),
 )
 FORMAT = Format(APPLICATION_ID, SCHEMA_VERSION, _SCHEMA)
-"""A server's history."""
+"""The format of a server's history."""
 
 
 class HistoryError(OperationError):
-    """A history cannot be used. The message is one sentence that says why."""
+    """A history cannot be used. The message is one sentence with the reason."""
 
 
 class HistoryMissingError(HistoryError):
@@ -131,7 +131,7 @@ class HistoryMissingError(HistoryError):
 
 
 class HistoryBusyError(HistoryError):
-    """The file is locked for the moment, or cannot be read for the moment; try again."""
+    """The file is temporarily locked or unreadable; try again."""
 
 
 class HistoryCorruptError(HistoryError):
@@ -139,7 +139,7 @@ class HistoryCorruptError(HistoryError):
 
 
 class HistoryForeignError(HistoryError):
-    """The file is a database of something else."""
+    """The file is another program's database."""
 
 
 class HistoryVersionError(HistoryError):
@@ -147,7 +147,7 @@ class HistoryVersionError(HistoryError):
 
 
 class _Waiting(NamedTuple):
-    """A row that is not on disk yet."""
+    """A row that has not been written to disk yet."""
 
     tier: int
     at: float
@@ -157,11 +157,11 @@ class _Waiting(NamedTuple):
 
 
 class HistoryWriter:
-    """Appends samples to a history file. One at a time per file: the recorder holds a lock for that.
+    """Appends samples to a history file. Only one writer per file: the recorder holds a lock for that.
 
-    Nothing that happens to the disk is raised by `append`: rows wait in memory (an hour of them), ``trouble`` says why
-    in a sentence, and every few seconds it is tried again. A file that is damaged, foreign or of a newer version is
-    moved aside and a new one begun; ``notice`` says so.
+    `append` never raises disk errors: rows wait in memory (an hour of them), ``trouble`` gives the reason in a
+    sentence, and writing is retried every few seconds. A file that is damaged, foreign or of a newer version is moved
+    aside and a new one is started; ``notice`` reports that.
     """
 
     def __init__(self, path: Path) -> None:
@@ -181,7 +181,7 @@ class HistoryWriter:
         self._flush(float("inf"))
 
     def append(self, sample: Sample, generation: int = 1) -> None:
-        """Store a sample; others can see it when this returns, unless there is ``trouble``."""
+        """Store a sample; when this returns, readers can see it, unless there is ``trouble``."""
         for tier in range(1, len(TIERS)):
             self._accumulate(tier, sample, generation)  # first, so that a step's row is older than the next step's rows
         self._wait(0, sample, generation)
@@ -189,7 +189,7 @@ class HistoryWriter:
         self._flush(sample.at)
 
     def close(self) -> None:
-        """Store what is left of the coarser steps too, and close the file."""
+        """Store the unfinished coarser steps too, and close the file."""
         for tier, (_, generation, sample) in sorted(self._steps.items()):
             self._wait(tier, sample, generation)
         self._steps.clear()
@@ -211,7 +211,7 @@ class HistoryWriter:
         self._waiting.append(_Waiting(tier, sample.at, generation, base, encode_row(base, numbers)))
 
     def _shape_of(self, sample: Sample) -> Shape:
-        """Its shape; mostly that of the sample before, whose hundreds of bounds are not compared again."""
+        """The sample's shape, usually that of the previous sample, which saves comparing hundreds of bounds."""
         if self._shaped is None or not same_shape(self._shaped[0], sample):
             self._shaped = sample, shape_of(sample)
         return self._shaped[1]
@@ -254,7 +254,7 @@ class HistoryWriter:
 
     def _disconnect(self) -> None:
         for base in (*self._bases.values(), *(row.base for row in self._waiting)):
-            base.id = None  # whether it reached the disk is not known: it is stored again
+            base.id = None  # unknown whether it reached the disk, so it is stored again
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -288,7 +288,7 @@ class HistoryWriter:
         return connection
 
     def _resume(self, connection: sqlite3.Connection) -> None:
-        """Take up the coarser steps where a recorder that was killed left them."""
+        """Resume the coarser steps that a killed recorder left unfinished."""
         bases: dict[int, Base] = {}
         for index, tier in enumerate(TIERS[1:], start=1):
             last = connection.execute(f"SELECT max(at) FROM {tier.table}").fetchone()[0] or 0.0
@@ -313,10 +313,10 @@ class HistoryWriter:
 
 
 class HistoryFile:
-    """A history that is read while it is written. Safe to use from several threads.
+    """A history that can be read while it is being written. Thread-safe.
 
-    It finds a file that came or was replaced in the meantime. ``replaced`` is called when another file is opened, or
-    none: what was kept of the one before is outdated.
+    Detects when the file appears or is replaced. ``replaced`` is called when a different file is opened, or none: what
+    was cached from the previous one is outdated.
     """
 
     def __init__(self, path: Path, form: Format = FORMAT, replaced: Callable[[], None] = lambda: None) -> None:
@@ -332,7 +332,7 @@ class HistoryFile:
             self._disconnect()
 
     def ask(self, question: Callable[[sqlite3.Connection], _Answer]) -> _Answer:
-        """What ``question`` answers with the file open.
+        """Run ``question`` on the open file and return its result.
 
         Raises:
             HistoryError: the file cannot be read.
@@ -366,17 +366,17 @@ class HistoryFile:
 
 
 class HistoryReader:
-    """Reads a history while it is written. Safe to use from several threads.
+    """Reads a history while it is being written. Thread-safe.
 
-    Every method raises a `HistoryError` of the right class when the file cannot be read, never an SQLite error, and
-    finds a file that came or was replaced in the meantime.
+    Every method raises a suitable `HistoryError` if the file cannot be read, never an SQLite error, and detects when
+    the file appears or is replaced.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._bases: dict[int, Base] = {}
         self._newest: tuple[int, bytes, Sample] | None = None
-        """The row that was decoded last: of an idle server the next one has the same numbers."""
+        """The last decoded row; the next one of an idle server has the same numbers."""
         self._file = HistoryFile(path, replaced=self._forget)
         self._ask = self._file.ask
 
@@ -396,15 +396,15 @@ class HistoryReader:
         return self._ask(lambda connection: self._entries(connection, query, (at,)))
 
     def after(self, sequence: int) -> list[HistoryEntry]:
-        """Rows by the second that came after the one of that number; right also when the clock was set back."""
+        """Rows by the second after the one with this number; correct even if the clock was set back."""
         query = f"SELECT * FROM {TIERS[0].table} WHERE sequence > ? ORDER BY sequence"
         return self._ask(lambda connection: self._entries(connection, query, (sequence,)))
 
     def range(self, start: float, end: float, max_points: int = 1000) -> list[HistoryEntry]:
-        """Rows from ``start`` to ``end`` (Unix seconds), oldest first, ``max_points`` at most.
+        """Rows from ``start`` to ``end`` (Unix seconds), oldest first, at most ``max_points``.
 
-        They come from the finest table that reaches back far enough; where there are still too many, each is the last
-        of a few, with the highest gauges of them.
+        They come from the finest table that reaches back far enough; if there are still too many, each row is the last
+        of a small group, with the group's highest gauges.
         """
         return self._ask(lambda connection: self._range(connection, start, end, max(1, max_points)))
 
@@ -414,18 +414,18 @@ class HistoryReader:
         return self._ask(lambda connection: first_row_at(connection, TIERS))
 
     def stretches(self, start: float, end: float, step: float) -> list[Stretch]:
-        """Where the rows from ``start`` to ``end`` (Unix seconds) are read for points of ``step`` seconds.
+        """Where to read the rows from ``start`` to ``end`` (Unix seconds) for points of ``step`` seconds.
 
-        That is the coarsest table with two rows to a point; before its first row a coarser one, and after its last row,
-        which is written when its step is over, the one by the second.
+        This is the coarsest table with two rows per point; before its first row a coarser one, and after its last row,
+        which is written when its step ends, the table by the second.
         """
         return self._ask(lambda connection: stretches_of(connection, TIERS, start, end, step))
 
     def read(self, part: Stretch, most: int, step: float = 0.0) -> list[HistoryEntry]:
-        """The rows of a stretch, oldest first: of those newer than its start, up to its end, the first ``most``.
+        """The first ``most`` rows of a stretch, oldest first; its start is excluded, its end included.
 
-        Those within ``step`` seconds come as one: the last of them, with their highest gauges. Its counters are
-        totals, so nothing that was counted is lost.
+        Rows within ``step`` seconds are merged into one: the last of them, with their highest gauges. Counters are
+        totals, so nothing is lost.
         """
         return self._ask(lambda connection: self._read(connection, part, most, step))
 
@@ -440,7 +440,7 @@ class HistoryReader:
         return self._joined(connection, rows, step)
 
     def _joined(self, connection: sqlite3.Connection, rows: Sequence[_Row], step: float) -> list[HistoryEntry]:
-        """One entry per step and run of an engine; histograms, which are most of a row, are decoded of its last row."""
+        """One entry per step and engine run; histograms, the bulk of a row, are decoded only for its last row."""
         joined: list[HistoryEntry] = []
         row: _Row | None = None
         seen: Sample | None = None
@@ -471,13 +471,13 @@ class HistoryReader:
         between = "WHERE at BETWEEN ? AND ? ORDER BY sequence"
         entries = self._entries(connection, f"SELECT * FROM {tier.table} {between}", (start, end))
         if tier is not TIERS[0]:
-            # The coarser step of just now is not written yet: its rows by the second stand for it.
+            # The current coarse step is not written yet: use its rows by the second instead.
             last = entries[-1].sequence if entries else 0
             query = f"SELECT * FROM {TIERS[0].table} WHERE sequence > ? AND at BETWEEN ? AND ? ORDER BY sequence"
             entries += _thinned(self._entries(connection, query, (last, start, end)), tier.step)
         forward: list[HistoryEntry] = []
         for entry in reversed(entries):
-            # Where the clock was set back, the later rows count.
+            # If the clock was set back, the later rows win.
             if not forward or entry.at < forward[-1].at:
                 forward.append(entry)
         forward.reverse()
@@ -504,7 +504,7 @@ class HistoryReader:
             try:
                 entry = _entry(connection, self._bases, row)
             except EncodingError:
-                continue  # one bad row hides no others
+                continue  # skip one bad row, not the others
             self._newest = (base, data, entry.sample)
             entries.append(entry)
         return entries
@@ -515,20 +515,20 @@ class HistoryReader:
 
 
 def _end_of(connection: sqlite3.Connection, tier: Tier, order: str) -> float | None:
-    """When a table's first row was taken, with ``DESC`` its last one."""
+    """When a table's first row was taken, or its last one if ``order`` is ``DESC``."""
     row = connection.execute(f"SELECT at FROM {tier.table} ORDER BY sequence {order} LIMIT 1").fetchone()
     return float(row[0]) if row else None
 
 
 def first_row_at(connection: sqlite3.Connection, tiers: Sequence[Tier]) -> float | None:
-    """When the oldest row of all tables was taken (Unix seconds), or None when there is none."""
+    """When the oldest row of all tables was taken (Unix seconds), or None if there is none."""
     return min((first for tier in tiers if (first := _end_of(connection, tier, "")) is not None), default=None)
 
 
 def stretches_of(
     connection: sqlite3.Connection, tiers: Sequence[Tier], start: float, end: float, step: float
 ) -> list[Stretch]:
-    """Where the rows of a span are read for points of ``step`` seconds; ``tiers`` from the finest."""
+    """Where to read the rows of a span for points of ``step`` seconds; ``tiers`` are ordered from the finest."""
     wanted = max([0, *(index for index, tier in enumerate(tiers) if 2 * tier.step <= step)])
     parts: list[Stretch] = []
     tier = tiers[wanted]
@@ -548,7 +548,7 @@ def stretches_of(
 
 
 def prune(connection: sqlite3.Connection, tiers: Sequence[Tier]) -> None:
-    """Keep each table's last rows. By number, not by time, so that no clock can make the file grow."""
+    """Keep each table's last rows. By number, not by time, so that a wrong clock cannot make the file grow."""
     for tier in tiers:
         query = f"SELECT count(*), coalesce(sum(length(data)), 0) FROM {tier.table}"
         count, size = connection.execute(query).fetchone()
@@ -561,7 +561,7 @@ def prune(connection: sqlite3.Connection, tiers: Sequence[Tier]) -> None:
 
 
 def _sequence_after(connection: sqlite3.Connection, tier: Tier, at: float) -> int | None:
-    """The number of a table's first row newer than ``at``, by bisection: rows have no index by time."""
+    """The number of a table's first row newer than ``at``, by bisection: rows have no time index."""
     low, high = connection.execute(f"SELECT min(sequence), max(sequence) FROM {tier.table}").fetchone()
     if low is None:
         return None
@@ -580,7 +580,7 @@ def _same_step(one: _Row, other: _Row, step: float) -> bool:
 
 
 def _began_anew(before: Sample, after: Sample) -> bool:
-    """Whether an engine's counters fell from one row to the next, or another one is there."""
+    """Whether an engine's counters decreased between two rows, or the engines differ."""
     return before.engines.keys() != after.engines.keys() or any(
         restarted(before.engines[label], engine) for label, engine in after.engines.items()
     )
@@ -598,7 +598,7 @@ def _base(connection: sqlite3.Connection, bases: dict[int, Base], base_id: int) 
         if found is None:
             raise EncodingError("a row without a base")
         while len(bases) >= _BASES_KNOWN:
-            del bases[next(iter(bases))]  # the one that was read first: rows are read in their order
+            del bases[next(iter(bases))]  # the least recently read one: rows are read in order
         base = bases[base_id] = decode_base(found[0])
     return base
 
@@ -621,7 +621,7 @@ def _at_most(entries: list[HistoryEntry], count: int) -> list[HistoryEntry]:
     if group <= 1:
         return entries
     kept: list[HistoryEntry] = []
-    # Groups are counted from the newest end, so that the newest row is always among them.
+    # Count groups from the newest end, so that the newest row is always included.
     for end in range(len(entries), 0, -group):
         members = entries[max(0, end - group) : end]
         last = members[-1]
@@ -633,7 +633,7 @@ def _at_most(entries: list[HistoryEntry], count: int) -> list[HistoryEntry]:
 
 
 def history_error(error: Exception, path: Path) -> HistoryError:
-    """An error of SQLite or of the file system as a `HistoryError` of the right class."""
+    """Convert an SQLite or file system error to the matching `HistoryError`."""
     if isinstance(error, HistoryError):
         return error
     if isinstance(error, OSError):
@@ -646,7 +646,7 @@ def history_error(error: Exception, path: Path) -> HistoryError:
 
 
 def _has_schema(connection: sqlite3.Connection, path: Path, form: Format) -> bool:
-    """Whether the file holds a history; False for an empty one. Raises `HistoryError` for a file that is not ours."""
+    """Whether the file holds a history; False for an empty one. Raises `HistoryError` for a foreign or newer file."""
     try:
         version = sqlite_files.version_of(connection, form.application_id)
     except sqlite_files.ForeignFileError:
@@ -663,7 +663,7 @@ def open_for_writing(path: Path, form: Format = FORMAT, timeout: float = 1.0) ->
     connection = sqlite_files.open_database(path, timeout=timeout, follow_links=True)
     try:
         has_schema = _has_schema(connection, path, form)
-        # NORMAL: a commit is safe from a killed process, and a power cut may lose the last ones but not the file.
+        # NORMAL: commits survive a killed process; a power failure may lose the last ones but does not damage the file.
         sqlite_files.apply_pragmas(connection, "NORMAL", "wal_autocheckpoint = 250")
         if not has_schema:
             connection.execute("BEGIN IMMEDIATE")
@@ -676,10 +676,10 @@ def open_for_writing(path: Path, form: Format = FORMAT, timeout: float = 1.0) ->
 
 
 def open_for_reading(path: Path, form: Format = FORMAT) -> sqlite3.Connection:
-    """Open a history that exists. Raises `HistoryError` or `sqlite3.Error`."""
+    """Open an existing history. Raises `HistoryError` or `sqlite3.Error`."""
     if not path.exists():
         raise HistoryMissingError(f"{path} does not exist: nothing recorded yet.")
-    if not path.is_file():  # SQLite would wait for ever for the other end of a pipe
+    if not path.is_file():  # SQLite would wait forever for the other end of a pipe
         raise HistoryForeignError(f"{path} is not a regular file: give another one.")
     connection = sqlite_files.connect_read_only(path, timeout=0.25)
     try:
@@ -692,14 +692,14 @@ def open_for_reading(path: Path, form: Format = FORMAT) -> sqlite3.Connection:
 
 
 def reduced(sample: Sample) -> Sample:
-    """A sample too large to be stored, with its engines as one, labelled ``all``; without its largest histograms."""
+    """A sample too large to store, with its engines merged as ``all`` and without its largest histograms."""
     whole = combine(sample.engines.values())
     small = {key: histogram for key, histogram in whole.histograms.items() if len(histogram.bounds) < 100}
     return msgspec.structs.replace(sample, engines={"all": msgspec.structs.replace(whole, histograms=small)})
 
 
 def with_highest(sample: Sample, other: Sample) -> Sample:
-    """``sample`` with each engine's gauges raised to those of ``other`` where they were higher."""
+    """``sample`` with each engine's gauges raised to those of ``other`` where these are higher."""
     engines = dict(sample.engines)
     for label, engine in sample.engines.items():
         before = other.engines.get(label)

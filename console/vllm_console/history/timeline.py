@@ -1,4 +1,4 @@
-"""Samples kept as evenly spaced points for charts and as the window of the last minute.
+"""Samples as evenly spaced points for charts, and the window of the last minute.
 
 Pure: times come from the samples. A console appends one sample a second and reads the points; only the newest point is
 recomputed.
@@ -43,8 +43,8 @@ IDLE_SECONDS = 30.0
 _CHARTED = ("ttft", "itl", ACCEPTED)
 
 MOST_UNCHARTED = 90
-"""So many samples wait at most until they are put into points: more than a window has, so that a command, which draws
-no charts, computes none."""
+"""Maximum number of samples waiting to be put into points: more than a window has, so that a command, which draws no
+charts, computes none."""
 _Point = tuple[float | None, ...]
 
 
@@ -121,7 +121,7 @@ class _Step(msgspec.Struct):
 
 
 class _Growth(NamedTuple):
-    """A sample, its engines as one, and what was counted since a moment (that of the sample before), if it is known."""
+    """A sample, its engines merged, and what was counted since ``since`` (the previous sample), if known."""
 
     after: Sample
     total: EngineSample
@@ -133,8 +133,8 @@ class Timeline:
     """The last ``points`` steps of ``step`` seconds, and the samples of the last ``window_seconds``.
 
     Steps end at multiples of ``step`` (Unix seconds), so points stay in place as time advances; the newest step is
-    still filling. A pause between samples of more than ``gap`` seconds (2.5 steps, 15 s at least) stays empty, and what
-    was counted over it belongs to no step.
+    still filling. A gap between samples of more than ``gap`` seconds (2.5 steps, at least 15 s) stays empty, and what
+    was counted during it belongs to no step.
     """
 
     def __init__(self, step: float, points: int, *, window_seconds: float = 60.0) -> None:
@@ -149,7 +149,7 @@ class Timeline:
         self._uncharted: list[_Growth] = []
         self._busy_at = -math.inf
         self.generation: int | None = None
-        """The start of the server that the newest sample belongs to."""
+        """Generation of the server that the newest sample belongs to."""
         self._steps: dict[int, _Step] = {}
         self._columns: list[deque[float | None]] = [deque(maxlen=points) for _ in SERIES]
         self._last: int | None = None
@@ -177,7 +177,7 @@ class Timeline:
             self.clear()
             before = None
         if before is not None and generation != self.generation:
-            # What a new run counted before its first sample is not traffic: its warm-up request.
+            # Counts from before a run's first sample are not traffic: that is its warm-up request.
             self._recent.clear()
             self._waits.clear()
             self._busy_at = sample.at
@@ -208,7 +208,7 @@ class Timeline:
     def window(self, seconds: float | None = None) -> Window | None:
         """The last ``seconds`` (at most ``window_seconds``, the default); None without a sample.
 
-        With fewer samples it covers only those, never across a manual restart; with one sample there are no rates.
+        With fewer samples it covers only those, and never spans a manual restart; with one sample there are no rates.
         """
         if not self._recent:
             return None
@@ -239,28 +239,28 @@ class Timeline:
         return Series(end=(last + 1) * self.step, step=self.step, values=values)
 
     def _index(self, at: float) -> int:
-        """The step that a moment belongs to; a step includes its end, not its beginning."""
+        """The step that a moment belongs to; a step includes its end but not its beginning."""
         return math.ceil(at / self.step) - 1
 
     def _growth(self, before: Sample | None, after: Sample) -> _Growth:
-        """What was counted up to a sample since the one before."""
+        """What was counted between two samples."""
         total = combine(after.engines.values())
         if before is None or after.at - before.at > self.gap:
             return _Growth(after, total, after.at)
         return _Growth(after, total, before.at, combine(growths(before, after, _CHARTED)))
 
     def _chart(self) -> None:
-        """Put what came since the last time into points."""
+        """Put the samples that arrived since the last call into points."""
         for growth in self._uncharted:
             self._chart_growth(growth.since, growth.after, growth.grown)
         self._uncharted.clear()
 
     def _chart_growth(self, since: float, after: Sample, grown: EngineSample | None) -> None:
-        """Give each step its share, by time, of the counts between two samples, and the gauges of the later one."""
+        """Distribute the counts between two samples over the steps by time; the gauges are the later sample's."""
         last = first = self._index(after.at)
         duration = after.at - since
         if duration > self.step:
-            first = self._index(since)  # otherwise as if instantaneous: the later sample's step gets all of it
+            first = self._index(since)  # otherwise all counts go to the later sample's step
         touched = range(max(first, last - self.points + 1), last + 1)
         for index in touched:
             step = self._steps.setdefault(index, _Step())
@@ -299,7 +299,7 @@ def newest_points(series: Series, points: int) -> Series:
 
 
 def ended(series: Series, until: float) -> Series:
-    """The points that ended until a moment (Unix seconds); all of them where there is nothing before it."""
+    """The points that ended by ``until`` (Unix seconds); all of them if none before it has a value."""
     open_points = round((series.end - until) / series.step)
     if open_points <= 0:
         return series

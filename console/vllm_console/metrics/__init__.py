@@ -1,1 +1,1 @@
-"""What a server reports now: scraping, metric families across vLLM versions, windows (rates, shares, quantiles)."""
+"""What a server reports: scraping, metric families across vLLM versions, windows (rates, shares, quantiles)."""

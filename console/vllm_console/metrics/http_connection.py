@@ -1,7 +1,7 @@
-"""HTTP/1.1 over one connection that stays open: a deadline for a whole response, a cap on its size.
+"""A minimal HTTP/1.1 client: one keep-alive connection, a deadline for a whole response, a cap on its size.
 
-Python's own client parses headers as those of mails, and imports TLS where none is spoken. A recorder runs beside every
-server: that was a fifth of its memory, and of its CPU time.
+Python's ``http.client`` parses headers as email headers and imports TLS even for plain HTTP. In a recorder, which runs
+beside every server, it took a fifth of the memory and of the CPU time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WITHOUT_BODY = frozenset({204, 304})
 
 
 class NotHttpError(Exception):
-    """What was received is no HTTP response."""
+    """What was received is not an HTTP response."""
 
 
 class CutOffError(Exception):
@@ -36,7 +36,7 @@ class CutOffError(Exception):
 
 
 class TooLargeError(Exception):
-    """The body is larger than wanted."""
+    """The body exceeds the limit."""
 
 
 class NoResponseError(ConnectionResetError):
@@ -44,10 +44,10 @@ class NoResponseError(ConnectionResetError):
 
 
 class HttpConnection:
-    """A connection to a server, opened when it is needed, with TLS if it gets a context. Not thread-safe.
+    """A connection to a server, opened on demand, with TLS if a context is given. Not thread-safe.
 
-    With an ``owner`` it connects to a socket on which that process listens, whatever address the host's name resolves
-    to. All that is done until ``deadline`` (`time.monotonic`) has passed raises TimeoutError then.
+    With an ``owner``, it connects to a socket on which that process listens, whatever address the host's name resolves
+    to. Every operation raises TimeoutError once ``deadline`` (`time.monotonic`) has passed.
     """
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, owner: Owner | None) -> None:
@@ -57,22 +57,22 @@ class HttpConnection:
         name = f"[{host}]" if ":" in host else host
         self._name = name if port == (443 if tls else 80) else f"{name}:{port}"
         self._received = bytearray()
-        """What was received and is not used yet."""
+        """Received bytes that are not consumed yet."""
 
     def close(self) -> None:
-        """Close it; the next request opens a new one."""
+        """Close the connection; the next request opens a new one."""
         self._received.clear()
         if self.sock is not None:
             self.sock.close()
             self.sock = None
 
     def get(self, path: str, headers: Mapping[str, str]) -> HttpResponse:
-        """Send a request; returns once the head of its response has arrived.
+        """Send a request; return once the head of its response has arrived.
 
         Raises:
             NoResponseError: the connection was closed, perhaps before the request was sent.
             CutOffError, NotHttpError, OSError: there is no usable response.
-            ValueError: path or headers have characters that none can have.
+            ValueError: path or headers contain invalid characters.
             WrongProcessError: the port is not the owner's.
         """
         lines = [f"GET {path} HTTP/1.1", f"Host: {self._name_in_ascii()}", "Accept-Encoding: identity"]
@@ -84,7 +84,7 @@ class HttpConnection:
         connection.settimeout(self._left())
         connection.sendall(request)
         while (response := self._head()).status == 100:
-            pass  # the response proper follows
+            pass  # the final response follows
         return response
 
     def _name_in_ascii(self) -> str:
@@ -104,7 +104,7 @@ class HttpConnection:
 
     def _connect_to(self, host: str) -> socket.socket:
         problem: OSError = OSError(f"{host} has no address")
-        name = host.encode() if host.isascii() else host  # for a str Python would load a megabyte of IDNA tables
+        name = host.encode() if host.isascii() else host  # a str would make Python load a megabyte of IDNA tables
         for family, kind, protocol, _, address in socket.getaddrinfo(name, self._port, 0, socket.SOCK_STREAM):
             candidate = socket.socket(family, kind, protocol)
             try:
@@ -130,7 +130,7 @@ class HttpConnection:
         return left
 
     def _receive(self) -> bool:
-        """Wait for more; False at the end."""
+        """Wait for more data; False at the end of the stream."""
         if self.sock is None:
             return False
         self.sock.settimeout(self._left())
@@ -156,20 +156,20 @@ class HttpConnection:
         return HttpResponse(self, int(status[2]), (status[3] or b"").decode("latin-1"), headers, lasting=lasting)
 
     def _taken(self, count: int) -> bytes:
-        """The next bytes, which are there already."""
+        """Consume the next bytes, which must have been received."""
         data = bytes(self._received[:count])
         del self._received[:count]
         return data
 
     def exactly(self, count: int) -> bytes:
-        """The next bytes of a body. Raises `CutOffError`."""
+        """Consume the next bytes of a body. Raises `CutOffError`."""
         while len(self._received) < count:
             if not self._receive():
                 raise CutOffError
         return self._taken(count)
 
     def line(self) -> bytes:
-        """The next line of a chunked body. Raises `CutOffError`, `NotHttpError`."""
+        """Consume the next line of a chunked body. Raises `CutOffError`, `NotHttpError`."""
         while (end := self._received.find(b"\n")) < 0:
             if len(self._received) > LARGEST_HEAD:
                 raise NotHttpError
@@ -178,7 +178,7 @@ class HttpConnection:
         return self._taken(end + 1).rstrip(b"\r\n")
 
     def rest(self, limit: int) -> bytes:
-        """All bytes until the other side closes. Raises `TooLargeError`."""
+        """All bytes until the other side closes the connection. Raises `TooLargeError`."""
         more = True
         while more:
             if len(self._received) > limit:
@@ -187,13 +187,13 @@ class HttpConnection:
         return self._taken(len(self._received))
 
     def finish(self, *, lasting: bool) -> None:
-        """The response was read: what follows unasked belongs to nothing."""
+        """After reading a response, close the connection unless it is reusable and nothing unsolicited arrived."""
         if not lasting or self._received:
             self.close()
 
 
 class HttpResponse:
-    """A response whose head has arrived; ``headers`` by their names in lower case."""
+    """A response whose head has arrived; ``headers`` by lower-case name."""
 
     def __init__(
         self, connection: HttpConnection, status: int, reason: str, headers: Mapping[str, str], *, lasting: bool
@@ -205,11 +205,11 @@ class HttpResponse:
         self._length = 0 if status in _WITHOUT_BODY else int(length) if length.isascii() and length.isdigit() else None
 
     def read(self, limit: int) -> bytes:
-        """The body, once.
+        """Read the body; call this once.
 
         Raises:
-            TooLargeError: it has more bytes than ``limit``; as soon as that is known.
-            CutOffError, NotHttpError, OSError: it did not come whole.
+            TooLargeError: the body exceeds ``limit`` bytes; raised as soon as that is known.
+            CutOffError, NotHttpError, OSError: the body is incomplete.
         """
         if self._chunked:
             body, bounded = self._chunks(limit), True

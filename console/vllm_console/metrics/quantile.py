@@ -1,4 +1,4 @@
-"""A quantile as a histogram knows it: its bucket, and a value only if that bucket has two ends.
+"""Quantiles as far as a histogram determines them: a bucket, and a value only if that bucket has two known ends.
 
 vLLM's histograms of queue, prefill, decode and end-to-end times begin with a bucket from 0 to 0.3 s. A value
 interpolated in it would be invented, so such a quantile is just "below 0.3 s". Pure.
@@ -18,13 +18,13 @@ import msgspec
 from vllm_console.text import UNKNOWN, seconds
 
 WIDE = 1.5
-"""A bucket whose end exceeds this multiple of its beginning makes an interpolated value rough."""
+"""If a bucket's end exceeds this multiple of its beginning, an interpolated value is only approximate."""
 
 PARTS = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 """The quantiles reported for each latency."""
 
 NO_LONGER_THAN = (("queue", "ttft"), ("prefill", "ttft"), ("ttft", "e2e"), ("decode", "e2e"))
-"""For one request, the first of each pair takes no longer than the second."""
+"""For one request, the first of each pair takes at most as long as the second."""
 
 
 class Quantile(msgspec.Struct, frozen=True):
@@ -55,14 +55,14 @@ class Quantile(msgspec.Struct, frozen=True):
 
     @property
     def nearest(self) -> float:
-        """The value, or else the one known end: for charts and for sorting."""
+        """The value, or else the one known end; for charts and sorting."""
         if self.value is not None:
             return self.value
         return self.low if self.high is None else self.high
 
     @property
     def wide(self) -> bool:
-        """Whether the value is rough because its bucket is wide."""
+        """Whether the value is approximate because its bucket is wide."""
         return self.value is not None and self.high is not None and self.high > WIDE * self.low
 
     @property
@@ -73,9 +73,9 @@ class Quantile(msgspec.Struct, frozen=True):
         return f">{seconds(self.low)}" if self.high is None else f"<{seconds(self.high)}"
 
     def within(self, limit: float) -> bool | None:
-        """Whether the quantile is at most ``limit`` (seconds); None if that cannot be known.
+        """Whether the quantile is at most ``limit`` (seconds); None if unknown.
 
-        The bucket decides if the limit lies outside it, else the interpolated value, if there is one.
+        The bucket decides if the limit lies outside it, otherwise the interpolated value, if there is one.
         """
         if self.high is not None and self.high <= limit:
             return True
@@ -84,7 +84,7 @@ class Quantile(msgspec.Struct, frozen=True):
         return None if self.value is None else self.value <= limit
 
     def factor_of(self, other: Quantile) -> str:
-        """The ratio of this to ``other``, as far as the buckets tell: ``3.1×``, ``over 3×``; empty if unknown."""
+        """This divided by ``other`` as far as the buckets determine it: ``3.1×``, ``over 3×``; empty if unknown."""
         if self.value is not None and other.value is not None:
             return f"{self.value / other.value:.1f}×"
         if self.low > 0 and other.high is not None and self.low > other.high:
@@ -93,33 +93,33 @@ class Quantile(msgspec.Struct, frozen=True):
 
 
 Weighted = tuple[float, int]
-"""A value, and how many there were of it."""
+"""A value and its number of occurrences."""
 
 
 def weighted_quantiles(values: Iterable[Weighted], shares: Sequence[float]) -> list[float]:
-    """For each share the smallest value that at least this share of all does not exceed. Raises IndexError if empty."""
+    """For each share, the smallest value that at least this share does not exceed. Raises IndexError if empty."""
     ordered = sorted(values, key=itemgetter(0))
     reached = list(accumulate(map(itemgetter(1), ordered)))
     return [ordered[min(bisect_left(reached, share * reached[-1]), len(ordered) - 1)][0] for share in shares]
 
 
 def each_once(values: Iterable[float]) -> list[Weighted]:
-    """Values that count once each."""
+    """Give each value a weight of one."""
     return [(value, 1) for value in values]
 
 
 def quantiles_of(values: Iterable[float], shares: Sequence[float]) -> list[float]:
-    """`weighted_quantiles` of values that count once each. Raises IndexError if there are none."""
+    """`weighted_quantiles` of values with weight one. Raises IndexError if there are none."""
     ordered = sorted(values)
     reached = range(1, len(ordered) + 1)
     return [ordered[min(bisect_left(reached, share * len(ordered)), len(ordered) - 1)] for share in shares]
 
 
 def exact_quantile(values: Sequence[float], q: float) -> float:
-    """A quantile of values, as `weighted_quantiles`.
+    """A quantile of ``values``, computed as in `weighted_quantiles`.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no values.
     """
     if not values:
         raise ValueError("no values")
@@ -137,9 +137,9 @@ def quantile(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> 
 
 
 def middle(found: Sequence[Quantile]) -> Quantile | None:
-    """The median of a figure over several windows. Those in the first bucket are below all values, so it is exact.
+    """The median of a quantile over several windows. Those in the first bucket sort below all values, so it is exact.
 
-    For an even number it lies between two; unknown if one of these is.
+    For an even number of windows it is the mean of the middle two, or the one of them that has no value.
     """
     if not found:
         return None
@@ -155,10 +155,10 @@ def middle(found: Sequence[Quantile]) -> Quantile | None:
 def interpolated(q: float, bounds: tuple[float, ...], counts: tuple[float, ...], total: float) -> Quantile | None:
     """A quantile from cumulative bucket counts, estimated like PromQL's ``histogram_quantile``. For lengths in tokens.
 
-    Linear within a bucket, but no more and no less than ``total``, the sum of all observations, allows: those above the
+    Linear within a bucket, but limited to what ``total``, the sum of all observations, allows: observations above the
     quantile are at least as large, those below it at most, and all others lie within their buckets. The first bucket
-    begins at 0. In the +Inf bucket ``high`` is None, and the quantile is above the last finite bound. None if there is
-    no observation, or only the +Inf bucket.
+    begins at 0. In the +Inf bucket ``high`` is None, and the quantile is above the last finite bound. None without
+    observations, or with only the +Inf bucket.
     """
     found = quantile(q, bounds, counts)
     if found is None or found.high is None:
@@ -177,10 +177,10 @@ def interpolated(q: float, bounds: tuple[float, ...], counts: tuple[float, ...],
 def _at_least(
     high: float, largest: int | float, bounds: tuple[float, ...], counts: tuple[float, ...], total: float
 ) -> float:
-    """The smallest value that a quantile can have whose bucket ends at ``high``, by the sum of all observations.
+    """The smallest value allowed by the sum of all observations for a quantile whose bucket ends at ``high``.
 
-    ``largest`` is how many are at least as large. 0 where some are beyond the last finite bound, for these may be any,
-    and where the sum is more than the buckets allow.
+    ``largest`` is the number of observations at least as large. 0 if some are beyond the last finite bound, since these
+    can have any size, or if the sum exceeds what the buckets allow.
     """
     if counts[-1] > counts[-2]:
         return 0.0
@@ -209,9 +209,9 @@ def _bucket(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> t
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """A latency over a window: how many observations, their exact mean in seconds, and quantiles with their buckets.
+    """A latency over a window: number of observations, their exact mean in seconds, and quantiles with their buckets.
 
-    ``exact``: the quantiles are of the values themselves, and no bucket is known of them.
+    ``exact`` means that the quantiles are of the values themselves, without buckets.
     """
 
     count: float
@@ -223,11 +223,11 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 def agreeing(latencies: Mapping[str, Quantiles]) -> dict[str, Quantiles]:
-    """Latencies whose interpolated values do not contradict each other: queue ≤ TTFT ≤ end-to-end, and so on.
+    """Make interpolated values consistent: queue ≤ TTFT ≤ end-to-end, and so on.
 
     Each is interpolated separately, so with overlapping buckets a part of a request can seem longer than the whole.
-    Then each value is moved within its own bucket, which allows any value in it. If the buckets themselves contradict
-    each other nothing is changed: they are of different requests (`contradicting`).
+    Values are then moved within their own buckets, which allow any value. If the buckets themselves contradict each
+    other, nothing is changed: they are of different requests (`contradicting`).
     """
     found = dict(latencies)
     for part, whole in 2 * NO_LONGER_THAN:  # twice, since a value moved for one pair may be part of another
@@ -237,7 +237,7 @@ def agreeing(latencies: Mapping[str, Quantiles]) -> dict[str, Quantiles]:
 
 
 def _ordered(found: Quantiles) -> Quantiles:
-    """With p50 ≤ p90 ≤ p99: each was moved by itself. A part stays below its whole, as the same is done to both."""
+    """Restore p50 ≤ p90 ≤ p99, each of which was moved separately. Parts stay below wholes: both are treated alike."""
     moved: dict[str, Any] = {}
     least = float("-inf")
     for name, _ in PARTS:
@@ -268,8 +268,8 @@ def _agreeing(part: Quantiles, whole: Quantiles) -> tuple[Quantiles, Quantiles]:
 def contradicting(latencies: Mapping[str, Quantiles]) -> bool:
     """Whether a part of a request seems to take longer than the whole, by exact means or by whole buckets.
 
-    TTFT counts requests at their first token, the others when requests end: while a queue grows or shrinks, these are
-    different requests.
+    TTFT counts requests at their first token, the others when requests end, so while a queue grows or shrinks they are
+    of different requests.
     """
     return any(
         _exceeds(latencies[part], latencies[whole])
@@ -291,11 +291,11 @@ def p99_of(found: Quantiles | None) -> str:
 
 
 def p99_in(latency: Mapping[str, float | None]) -> str:
-    """The p99 of a latency in a JSON document; ``>60s`` if so many are unfinished that only a bound is known."""
+    """The p99 of a latency in a JSON document; ``>60s`` if only a bound is known because requests are unfinished."""
     above = latency.get("p99_above")
     return seconds(latency.get("p99")) if above is None else f">{seconds(above)}"
 
 
 def text_of(found: Quantile | None) -> str:
-    """A quantile, formatted, or a dash."""
+    """The formatted quantile, or a dash."""
     return found.text if found is not None else UNKNOWN

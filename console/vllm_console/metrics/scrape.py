@@ -1,6 +1,6 @@
-"""Scrapes a server over HTTP: one keep-alive connection, a deadline for the whole response, a cap on its size.
+"""Scrape a server over HTTP: one keep-alive connection, a deadline for the whole response, a cap on its size.
 
-Standard library only: the recorder runs beside every server and must stay small.
+Standard library only: a recorder runs beside every server and must stay small.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 2.0
 BODY_LIMIT = 4 * 1024 * 1024
-"""vLLM reports some 50 KB per engine."""
+"""vLLM reports about 50 KB per engine."""
 _UNUSABLE = frozenset({9, 10, 62, 64})
-"""OpenSSL's codes of certificates that no CA makes valid: not yet valid, expired, for another name or address."""
+"""OpenSSL error codes of certificates that no CA makes valid: not yet valid, expired, wrong name or address."""
 
 _HEADERS = {"Accept": "text/plain, application/json"}
 
 
 class ScrapeError(OperationError):
-    """A server could not be scraped, or its response is unusable. The message is one sentence for people.
+    """A server could not be scraped, or its response is unusable. The message is one sentence for users.
 
-    ``kind`` is one of ``refused``, ``wrong process``, ``timeout``, ``network``, ``untrusted`` (a certificate by an
-    unknown CA), ``certificate`` (one for another name or time), ``status``, ``redirect``, ``html``, ``empty``, ``cut
-    off``, ``too large``, ``garbage`` and ``url``. ``status`` is that of HTTP, 0 without an answer.
+    ``kind`` is one of ``refused``, ``wrong process``, ``timeout``, ``network``, ``untrusted`` (certificate from an
+    unknown CA), ``certificate`` (wrong name or expired), ``status``, ``redirect``, ``html``, ``empty``, ``cut off``,
+    ``too large``, ``garbage`` and ``url``. ``status`` is the HTTP status, 0 without a response.
     """
 
     def __init__(self, kind: str, message: str, status: int = 0) -> None:
@@ -56,9 +56,9 @@ class Scraper:
     seconds at the latest (DNS lookup excepted). Redirects are not followed.
 
     ``owner`` is the server's process on this machine: no other process is contacted, so one that took its port cannot
-    impersonate it. An https server's certificate is verified unless an ``owner`` is given, or it is on this machine:
-    such servers show whatever certificate they were given, often self-signed or for another name. With ``tls``, a
-    context from `verifying`, it is verified there, too. ``key`` is the API key that goes with each request.
+    impersonate it. An https server's certificate is verified unless an ``owner`` is given or the server is on this
+    machine, since local servers often have a self-signed certificate or one for another name. With ``tls``, a context
+    from `verifying`, local certificates are verified too. ``key`` is the API key to send with each request.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class Scraper:
         return self.parse(self.metrics_text(), at)
 
     def parse(self, text: str, at: float) -> Sample:
-        """A body of its ``/metrics`` as a sample at ``at`` (Unix seconds)."""
+        """Parse a ``/metrics`` body of the server as a sample at ``at`` (Unix seconds)."""
         try:
             return self._parser.parse(text, at)
         except NotMetricsError as error:
             raise ScrapeError(error.kind, self._sentence(error.kind)) from None
 
     def metrics_text(self) -> str:
-        """The raw body of ``/metrics``, checked to be text but not parsed."""
+        """The raw body of ``/metrics``, verified to be text but not parsed."""
         body, content_type = self.get("/metrics")
         if content_type.startswith("text/html"):
             raise ScrapeError("html", self._sentence("html"))
@@ -104,7 +104,7 @@ class Scraper:
             raise ScrapeError("garbage", self._sentence("garbage")) from None
 
     def version(self) -> str | None:
-        """The server's version, as its ``/version`` says; None if it does not answer that, or nothing useful."""
+        """The version reported by ``/version``; None if the server does not report a usable one."""
         import json  # once per server
 
         try:
@@ -198,16 +198,16 @@ def _tls(*, check: bool) -> ssl.SSLContext:
     """A TLS context that verifies the peer's certificate or not."""
     if not check:
         return tls_to_own()
-    import ssl  # takes several MB that only recorders of such servers should spend
+    import ssl  # takes several MB, which only recorders of TLS servers should spend
 
     return ssl.create_default_context()
 
 
 def _tls_problem(error: Exception, place: str) -> ScrapeError | None:
-    """What is wrong with the TLS of a server, if that is what it is."""
+    """The error to report if TLS is what failed, otherwise None."""
     import ssl
 
-    if isinstance(error, ssl.SSLCertVerificationError):  # which is a ValueError, too
+    if isinstance(error, ssl.SSLCertVerificationError):  # a subclass of ValueError
         why = plain(error.verify_message, 120).rstrip(".")
         if error.verify_code in _UNUSABLE:
             return ScrapeError("certificate", f"{place} shows a certificate that can't be used: {why}.")
@@ -218,10 +218,11 @@ def _tls_problem(error: Exception, place: str) -> ScrapeError | None:
 
 
 def verifying(ca: str) -> ssl.SSLContext:
-    """A TLS context that verifies any server's certificate; ``ca`` names a file with the only ones to trust.
+    """A TLS context that verifies any server's certificate; ``ca`` names a file with the only CAs to trust, if not
+    empty.
 
     Raises:
-        ScrapeError: that file can't be used.
+        ScrapeError: the file can't be used.
     """
     import ssl
 
@@ -233,7 +234,7 @@ def verifying(ca: str) -> ssl.SSLContext:
 
 
 def _split(url: str) -> tuple[str, str, int, str]:
-    """Scheme, host, port and path prefix of a server's URL, which may already end in ``/metrics``."""
+    """Scheme, host, port and path prefix of a server's URL, which may end in ``/metrics``."""
     shown = plain(url, 120)
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")

@@ -1,4 +1,4 @@
-"""Counts requests that vLLM refuses for their API key: no metric has them, only the log's access lines."""
+"""Count requests that vLLM refuses for their API key: these are in no metric, only in the log's access lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.private import open_regular
 
 MOST_BYTES = 1024 * 1024
-"""Read at most at once: of a server that writes more than this a second, only the newest part is counted."""
+"""Maximum bytes per read: if a server writes more than this between two reads, only the newest part is counted."""
 
 LONGEST_LINE = 4096
 
@@ -23,7 +23,7 @@ _ROUTES = frozenset(route.encode() for route in GENERATING)
 
 
 class UnauthorizedCounter:
-    """Counts them from when it is made. A log that is rotated is read to its end, its successor from the start."""
+    """Counts refusals from its creation on. A rotated log is read to its end, its successor from the start."""
 
     def __init__(self, log: Path) -> None:
         self._path = log
@@ -36,7 +36,7 @@ class UnauthorizedCounter:
             self._at = os.fstat(self._file.fileno()).st_size
 
     def count(self) -> int:
-        """How many there were so far; none are counted in a log that can't be read."""
+        """Number of refusals so far; those in an unreadable log are not counted."""
         with contextlib.suppress(OSError):
             while self._file is not None and not self._read(self._file):
                 self.close()
@@ -56,14 +56,14 @@ class UnauthorizedCounter:
             self._file = open_regular(self._path)
 
     def _read(self, file: BinaryIO) -> bool:
-        """Count what came; returns whether more can come. Raises OSError."""
+        """Count what was appended; return whether the file is still the current log. Raises OSError."""
         found = os.fstat(file.fileno())
         try:
             now = self._path.stat()
             current = (now.st_dev, now.st_ino) == (found.st_dev, found.st_ino)
         except FileNotFoundError:
-            current = True  # between two names: its successor comes
-        found = os.fstat(file.fileno())  # its size when it was still, or no longer, the log
+            current = True  # in the middle of a rotation: its successor follows
+        found = os.fstat(file.fileno())  # its size while it was, or just after it ceased to be, the log
         if found.st_size < self._at:
             self._at, self._rest = 0, b""
         if found.st_size > self._at:
