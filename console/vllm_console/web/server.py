@@ -1,8 +1,8 @@
-"""The server of ``vllm-console web``, on loopback: a page, the files it needs, and a console for each open page.
+"""The server of ``vllm-console web``, on loopback: a page, the files it needs, and a console process per open page.
 
-The page's terminal (xterm.js with Textual's protocol), its style sheet and its fonts are those of textual-serve. Its
-server is not used: it runs commands through a shell, knows no access control, waits for ever for a program that does
-not end, and its page loads a font from the internet.
+The page's terminal (xterm.js with Textual's protocol), style sheet and fonts come from textual-serve. Its server is not
+used because it runs commands through a shell, has no access control and waits forever for a program that does not end,
+and because its page loads a font from the internet.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from vllm_launchers.patterns import lazy_pattern
 
 DRIVER = "textual.drivers.web_driver:WebDriver"
-"""As textual-serve names it. The console has its own way of speaking to it (`ui.terminal.browser`)."""
+"""The name that textual-serve uses. The console replaces it with its own driver (`ui.terminal.browser`)."""
 
 LEAVE_SECONDS = 3.0
-"""How long a console may take to end when its page is gone, and again after SIGTERM."""
+"""How long a console may take to end after its page is gone, and again after SIGTERM."""
 
 MOST_CELLS = 1000
-"""Columns and rows of a page, at most."""
+"""Maximum columns and rows of a page."""
 
 _BEGIN = b"__GANGLION__\n"
-"""After this line a console speaks in packets."""
+"""After this line a console sends packets."""
 
 
 class ConsoleProcess:
-    """A console that draws into a page, and ends with it.
+    """A console that draws into a page and ends with it.
 
-    It speaks Textual's protocol for browsers: packets of a letter, four bytes of length and the content. ``D`` is what
-    a terminal would show or type, ``M`` a message in JSON.
+    It speaks Textual's browser protocol: packets of one letter, a four-byte length and the content. ``D`` is terminal
+    input or output, ``M`` a JSON message.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -52,9 +52,10 @@ class ConsoleProcess:
 
     @classmethod
     async def start(cls, options: Sequence[str], columns: int, rows: int) -> ConsoleProcess:
-        """Start ``vllm-console`` with these options, for a page of that size.
+        """Start ``vllm-console`` with these options, for a page of this size.
 
-        It has a session of its own: ctrl+c in the terminal of the server is for the server, which ends it in order.
+        It gets its own session, so that ctrl+c in the server's terminal only reaches the server, which then ends it
+        properly.
 
         Raises:
             OSError: it can't be started.
@@ -74,11 +75,11 @@ class ConsoleProcess:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process ID."""
         return self._process.pid
 
     async def show(self, draw: Callable[[bytes], Awaitable[object]]) -> None:
-        """Hand what it draws to ``draw`` until it ends. What it prints afterwards is for nobody."""
+        """Pass its output to ``draw`` until it ends; later output is ignored."""
         with contextlib.suppress(asyncio.IncompleteReadError, ValueError, ConnectionError):
             while (line := await self._out.readline()) != _BEGIN:
                 if not line:
@@ -92,15 +93,15 @@ class ConsoleProcess:
                     return
 
     async def type(self, text: str) -> None:
-        """Type into it, as keys and the mouse do."""
+        """Type into it, like the keyboard and the mouse."""
         await self._send(b"D", text.encode("utf-8", "replace"))
 
     async def send(self, **message: object) -> None:
-        """Tell it of the page: its ``type``, such as ``focus``, and more."""
+        """Send a message about the page: its ``type``, such as ``focus``, and more."""
         await self._send(b"M", msgspec.json.encode(message))
 
     async def end(self) -> int:
-        """End it, by force in the end; its exit status. Nothing of it is left afterwards."""
+        """End it, by force if needed, and return its exit status. Nothing of it remains afterwards."""
         await self.send(type="quit")
         self._in.close()
         rest = asyncio.ensure_future(self._drop_output())
@@ -121,13 +122,13 @@ class ConsoleProcess:
             await self._in.drain()
 
     async def _drop_output(self) -> None:
-        """A console that can't write waits."""
+        """Read and discard output, because a console that can't write blocks."""
         while await self._out.read(1 << 16):
             pass
 
 
 def environment(own: Mapping[str, str], columns: int, rows: int) -> dict[str, str]:
-    """The environment of a page's console: a page shows Unicode and all colors, whatever the server's terminal does."""
+    """The environment of a page's console. A page shows Unicode and all colors, whatever the server's terminal does."""
     theirs = {name: value for name, value in own.items() if name not in {"TMUX", "TMUX_PANE", "STY"}}
     return theirs | {
         "TEXTUAL_DRIVER": DRIVER,
@@ -140,7 +141,7 @@ def environment(own: Mapping[str, str], columns: int, rows: int) -> dict[str, st
 
 
 def cells(text: str, default: int) -> int:
-    """Columns or rows as a page gives them."""
+    """Parse the columns or rows that a page sends; limited to `MOST_CELLS`."""
     return min(MOST_CELLS, max(1, int(text))) if text.isascii() and text.isdecimal() and len(text) < 6 else default
 
 
@@ -150,7 +151,7 @@ def cells(text: str, default: int) -> int:
 COOKIE = "vllm_console"
 
 _LOOPBACK = lazy_pattern(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d{1,5})?", re.IGNORECASE | re.ASCII)
-"""A ``Host`` header that names this machine. Any port: it may be forwarded, as by ``ssh -L``."""
+"""A ``Host`` header that names this machine. Any port is allowed because it may be forwarded, e.g. by ``ssh -L``."""
 
 REFUSED = (
     "Refused. The link of 'vllm-console web' works once, in the browser that opens it first. "
@@ -159,32 +160,32 @@ REFUSED = (
 
 
 class PageAccess:
-    """The path, the token and the cookie of one ``vllm-console web``."""
+    """The path, token and cookie of one ``vllm-console web``."""
 
     def __init__(self) -> None:
         self.path = f"/{secrets.token_urlsafe(12)}/"
-        """Everything is below it."""
+        """The path prefix of everything served."""
         self._token: str | None = secrets.token_urlsafe(32)
         self._cookie = secrets.token_urlsafe(32)
 
     def link(self, port: int) -> str:
-        """What a person opens in a browser, once."""
+        """The link to open in a browser, once."""
         return f"http://127.0.0.1:{port}{self.path}?token={self._token}"
 
     def exchange(self, token: str) -> str | None:
-        """The cookie for the token, which is used up by that; None for any other."""
+        """Exchange the token, which is then used up, for the cookie; None for any other token."""
         if self._token is None or not _same(token, self._token):
             return None
         self._token = None
         return self._cookie
 
     def admits(self, cookies: Mapping[str, str]) -> bool:
-        """Whether these cookies are those of the browser that had the token."""
+        """Whether these cookies are from the browser that had the token."""
         return self._token is None and _same(cookies.get(COOKIE, ""), self._cookie)
 
 
 def names_this_machine(host: str) -> bool:
-    """Whether a ``Host`` header names this machine by a name that nobody else can hand out."""
+    """Whether a ``Host`` header names this machine by a name that nobody else controls."""
     return _LOOPBACK.fullmatch(host) is not None
 
 
@@ -201,24 +202,25 @@ def _same(given: str, right: str) -> bool:
 
 
 MOST_CONSOLES = 8
-"""Pages that are open at once, each with a process of some 100 MB."""
+"""Maximum number of open pages, each with a process of about 100 MB."""
 
 HEARTBEAT_SECONDS = 15.0
-"""A browser that answers no ping within half of that is gone."""
+"""A browser that does not answer a ping within half of this is gone."""
 
 MOST_MESSAGE_BYTES = 1 << 20
-"""A message from a page, such as a pasted text."""
+"""Maximum size of a message from a page, such as pasted text."""
 
 _PAGE = Path(__file__).with_name("page.html")
 
 _OPENING = '<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=./"><a href="./">Open</a>'
-"""Answers the link. A redirect would not do: browsers that follow a link of a page elsewhere send no strict cookie."""
+"""The response to the link. A redirect would not work: browsers that follow a link from another site do not send strict
+cookies."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ConsoleServer:
-    """Serves consoles that are started with ``options`` to the browser that opens the link first."""
+    """Serves consoles, started with ``options``, to the browser that opens the link first."""
 
     def __init__(self, options: Sequence[str]) -> None:
         self.access = PageAccess()
@@ -227,7 +229,7 @@ class ConsoleServer:
         self._consoles = 0
 
     async def serve(self, listening: socket.socket, ready: Callable[[], object], ended: asyncio.Event) -> None:
-        """Serve until ``ended`` is set; no console is left then. ``ready`` is called once the link works."""
+        """Serve until ``ended`` is set; no console remains then. ``ready`` is called once the link works."""
         runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=30.0)
         await runner.setup()
         try:
@@ -239,7 +241,7 @@ class ConsoleServer:
             await runner.cleanup()
 
     def application(self) -> web.Application:
-        """Everything that is served. All of it is below one path, and behind the cookie."""
+        """The application. Everything is below one path and requires the cookie."""
         application = web.Application(middlewares=[self._admit])
         path = self.access.path
         application.router.add_get(path, self._page)
@@ -251,7 +253,7 @@ class ConsoleServer:
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Let in our own page in the browser that has the cookie; take the token for it."""
+        """Admit our own page in the browser that has the cookie; exchange the token for it."""
         origin = request.headers.get("Origin")
         if not names_this_machine(request.host) or not (origin is None or same_origin(origin, request.host)):
             raise web.HTTPForbidden(text="Refused: this is not the address of 'vllm-console web' on its own machine.")
@@ -272,7 +274,7 @@ class ConsoleServer:
         return web.Response(text=_PAGE.read_text("utf-8").replace("{{websocket}}", address), content_type="text/html")
 
     async def _terminal(self, request: web.Request) -> web.StreamResponse:
-        """A console, for as long as the page is connected."""
+        """Run a console for as long as the page is connected."""
         if "Origin" not in request.headers:  # every browser sends it
             raise web.HTTPForbidden(text=REFUSED)
         if self._consoles >= MOST_CONSOLES:
@@ -299,7 +301,7 @@ class ConsoleServer:
 
 
 async def _connect(page: web.WebSocketResponse, console: ConsoleProcess) -> None:
-    """Carry what the console draws and what the page sends, until one of them ends."""
+    """Forward the console's output and the page's messages until one of them ends."""
 
     async def draw() -> None:
         await console.show(page.send_bytes)
@@ -316,7 +318,7 @@ async def _connect(page: web.WebSocketResponse, console: ConsoleProcess) -> None
 
 
 async def _take(text: str, page: web.WebSocketResponse, console: ConsoleProcess) -> None:
-    """Do what a message of the page says; one that says nothing known is left out."""
+    """Handle a message from the page; ignore unknown ones."""
     try:
         message = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -341,7 +343,7 @@ def _static_files() -> Path:
 
 
 async def _harden(request: web.Request, answer: web.StreamResponse) -> None:
-    """Nothing is loaded from elsewhere, framed, cached or sent to others, whatever the page's scripts would like."""
+    """Prevent loading from elsewhere, framing, caching and referrers, regardless of the page's scripts."""
     socket_too = f" ws://{request.host}" if names_this_machine(request.host) else ""
     answer.headers["Content-Security-Policy"] = (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; "

@@ -30,18 +30,18 @@ _STAGE_ACTIONS = (
     *((tuple(key.id for key in tuned.keys), tuned.label, tuned.hint or tuned.short) for tuned in TUNED),
     (("previous_flags",), "revert", "revert"),
 )
-"""What stages: an action, or one that lowers and one that raises; what it changes, and the same in short."""
+"""The staging actions as (action IDs, text, short text); IDs are one action, or one that lowers and one that raises."""
 
 _LIVE = ShownTime()
 
 MOST_MESSAGE_LINES = 3
-"""Longer texts are cut; the messages screen shows all of them."""
+"""Longer messages are cut; the messages screen shows them in full."""
 
 
 class Polling(msgspec.Struct, frozen=True):
-    """How the console polls servers: the interval in seconds, paused or not, and how long the present poll hangs.
+    """How the console polls: interval in seconds, paused or not, and how long the current poll has been hanging.
 
-    ``resuming``: no longer paused, and what is shown is still of the pause.
+    ``resuming``: no longer paused, but the data shown is still from the pause.
     """
 
     refresh: float
@@ -59,10 +59,10 @@ def header_line(
     shown: ShownTime = _LIVE,
     server: ServerView | None = None,
 ) -> Strip:
-    """Program, host, the engine of the selected ``server``; at the right the marks, the range of the charts and the
-    clock, or the moment shown.
+    """Program, host and the engine of the selected ``server``; at the right marks, chart range, and clock or moment
+    shown.
 
-    Where the engine doesn't fit, a mark still says that it is simulated. Others have a mark in the table.
+    If the engine does not fit, a mark still shows that it is simulated. Other servers have a mark in the table.
     """
     left: list[Part] = [(" vllm-console", STRONG)]
     if snapshot:
@@ -75,7 +75,7 @@ def header_line(
     if shown.replay and parts_length([*left[:1], *right, *times]) > width:
         times = _time_parts(snapshot, polling, shown, age=False)
     right += times
-    fitting = _fitting(left, width - parts_length(right) - 1)  # what follows may have a background: a column between
+    fitting = _fitting(left, width - parts_length(right) - 1)  # a blank column: marks may have a background
     named = any("simulated" in part[0] for part in fitting)
     if server is not None and server.simulated and not named:
         marked: list[Part] = [(" simulated ", SIMULATED), *right]
@@ -85,7 +85,7 @@ def header_line(
 
 
 def _marks(polling: Polling, shown: ShownTime) -> list[Part]:
-    """What is special about what is shown."""
+    """Marks for special states: demo, read-only, replay, paused, stale data."""
     marks: list[Part] = []
     if polling.demo:
         marks.append((" demo ", KEY))
@@ -103,7 +103,7 @@ def _marks(polling: Polling, shown: ShownTime) -> list[Part]:
 
 
 def _time_parts(snapshot: FleetSnapshot | None, polling: Polling, shown: ShownTime, *, age: bool = True) -> list[Part]:
-    """``live · 15 min · 12:41:07``; else the moment that is shown, in color, and the key that leads back."""
+    """``live · 15 min · 12:41:07``; for an earlier moment, that moment in color and the key that returns to live."""
     if snapshot is not None and shown.at is not None:
         ago = f" · {duration(max(0.0, snapshot.at - shown.at))} ago" if age else ""
         note = "" if shown.of_figures else " · figures are current"
@@ -117,7 +117,7 @@ def _time_parts(snapshot: FleetSnapshot | None, polling: Polling, shown: ShownTi
 
 
 def _fitting(parts: Sequence[Part], width: int) -> list[Part]:
-    """The first parts, as many as fit, one at least."""
+    """The first parts that fit, at least one."""
     kept = list(parts)
     while len(kept) > 1 and parts_length(kept) > width:
         kept.pop()
@@ -131,9 +131,9 @@ def message_lines(
     width: int,
     most: int = MOST_MESSAGE_LINES,
 ) -> list[Strip]:
-    """The last message; else what is wrong with the selected server, or worth knowing. One line, at most ``most``.
+    """The last message, or else what is wrong with the selected server or worth knowing; one to ``most`` lines.
 
-    A text that is longer is cut, and the key that shows all of it stands behind it.
+    Longer text is cut and followed by the key that shows all of it.
     """
     text, style = _message(message, server, snapshot)
     rows = wrapped(plain(text), max(20, width - 2)) or ("",)
@@ -156,12 +156,12 @@ def _message(
 
 
 def notices_of(server: ServerView | None, snapshot: FleetSnapshot | None) -> list[tuple[str, Style | None]]:
-    """What is wrong with the selected server or with anything else, and what is worth knowing: the gravest first."""
+    """What is wrong with the selected server or anything else, and what is worth knowing; most severe first."""
     notices: list[tuple[str, Style | None]] = []
-    # A diagnosis that rests on a line of the log is the reason, and the line of findings says it.
+    # If a log line led to the diagnosis, the findings line already shows the reason.
     found = server is not None and server.diagnosis is not None and server.diagnosis.evidence
     if server and server.reason and not found and not (server.notice and server.state is State.STOPPED):
-        ended = server.state is State.STOPPED  # as somebody wanted
+        ended = server.state is State.STOPPED  # as intended
         notices.append((f"{'' if ended else '! '}{server.name}: {server.reason}", DIM if ended else WARN))
     if server and server.notice:
         notices.append((f"{server.name}: {server.notice}", WARN))
@@ -173,7 +173,7 @@ def notices_of(server: ServerView | None, snapshot: FleetSnapshot | None) -> lis
 
 
 def shown_value(value: FlagValue | None) -> str:
-    """A flag's value for people: on, off, unset, or what it is."""
+    """A flag's value for display: on, off, unset, or the value itself."""
     return plain(common_flags.flag_text(value, unset="unset"))
 
 
@@ -183,10 +183,9 @@ _SHORT_NAMES = {tuned.flag: tuned.short for tuned in TUNED}
 def staged_line(
     flags: Flags, staged: Staged, width: int, *, revert: bool = True, fits: PlanVerdict | None = None
 ) -> Strip:
-    """The staged changes, and the keys for the next step; with nothing staged, the keys that stage.
+    """The staged changes and the keys for the next step; if nothing is staged, the keys that stage.
 
-    ``revert``: there are flags of a previous generation to go back to. ``fits`` is the plan's verdict, where it has no
-    other place.
+    ``revert``: previous flags exist to revert to. ``fits`` is the plan's verdict if it is not shown elsewhere.
     """
     if not staged:
         keys = [
@@ -224,7 +223,7 @@ def staged_line(
 
 
 def _staged_texts(flags: Flags, staged: Staged, room: int) -> list[str]:
-    """Each staged change, all in the longest form in which they fit; in the shortest if none does."""
+    """The staged changes, all in the longest form that fits, or else in the shortest."""
     forms = (
         [f"  {flag_change(step.flag, flags.get(step.flag), step.value)}" for step in staged],
         [f"  --{step.flag} {shown_value(step.value)}" for step in staged],
@@ -239,20 +238,19 @@ def _stage_hint(ids: Sequence[str], text: str) -> KeyHint:
 
 
 def footer(scope: str, width: int, without: Collection[str] = ()) -> Strip:
-    """The most needed keys of a screen, but for actions that can do nothing now; the way back, which the registry
-    names last, and help are always there."""
+    """A screen's most important usable keys that fit, and always the way back (last in the registry) and help."""
     known = [action for action in scoped(scope) if action.short and action.id not in without]
     pairs = [(key_of(action.id), action.short, f"screen.{action.call}") for action in known]
     return keys_line(pairs[:-1], width, (pairs[-1], (key_of("help"), "help", "app.help")))
 
 
 def note_lines(text: str, style: Style | None, width: int, most: int = 2) -> list[Strip]:
-    """A message, over up to ``most`` lines where it takes them; one empty line while there is none."""
+    """A message in up to ``most`` lines; one empty line if there is none."""
     return paragraph(text, width - 1, style, most=most) or [line()]
 
 
 def now_lines(moment: float | None, now: float, width: int, more: str = "") -> list[Strip]:
-    """Where the operations screen shows an earlier moment: that this screen shows the present; else nothing."""
+    """A note that this screen shows the present although the operations screen shows an earlier moment; else empty."""
     if moment is None:
         return []
     text = f" now, not at {clock(moment, now, seconds=True)}{f': {more}' if more else ''} "

@@ -1,4 +1,4 @@
-"""Whether the newest flag change helped, in one line below a server's finding."""
+"""Whether the newest flag change helped: one line below a server's finding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_console.ui.theme import BAD, DIM, KEY, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
 
 SIGN = "Δ"
-"""Before every verdict on a change, which is in words: other signs are those of findings."""
+"""Marks a verdict on a change, which is spelled out; other signs mark findings."""
 
 _STYLES: dict[ComparisonVerdict, Style] = {
     ComparisonVerdict.BETTER: OK,
@@ -29,14 +29,14 @@ _STYLES: dict[ComparisonVerdict, Style] = {
 
 
 def worth_reporting(found: Comparison) -> bool:
-    """Whether there is, or will be, something to report: flags changed, and the run before has enough minutes."""
+    """Whether there is or will be something to report: flags changed, and the previous run has enough minutes."""
     return bool(found.differences) and not (found.verdict is ComparisonVerdict.TOO_LITTLE and found.before.missing)
 
 
 def change_line(found: Comparison, name_width: int, width: int) -> Strip:
-    """The verdict on a server's newest change, or when there can be one, and the key that compares.
+    """The verdict on a server's newest change (or when there can be one) and the compare key.
 
-    A verdict says against which run and of which time it is: a finding beside it is about now.
+    A verdict names the run it compares with and its time, because a finding next to it is about now.
     """
     run = found.after.run
     style = _STYLES[found.verdict]
@@ -72,7 +72,7 @@ def change_line(found: Comparison, name_width: int, width: int) -> Strip:
 
 
 def _compared_at(side: Side) -> str:
-    """When the traffic was that was compared: ``at 07:22–07:24``; empty where that is unknown."""
+    """When the compared traffic was: ``at 07:22–07:24``; empty if unknown."""
     if side.since is None or side.until is None:
         return ""
     return f"at {clock(side.since, side.until)}–{clock(side.until, side.until)}"

@@ -1,4 +1,4 @@
-"""Latencies of two runs over each other: median, p90 and p99 of each on one logarithmic axis. Pure."""
+"""Latencies of two runs on top of each other: median, p90 and p99 on a shared logarithmic axis. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _NAME, _SIDE, _VALUE = 12, 8, 9
 LEAST_AXIS = 16
-"""Cells of the axis below which nothing is drawn."""
+"""Minimum cells of the axis; nothing is drawn if it is shorter."""
 
 MARKS = "├┼┤"
-"""Where the median, p90 and p99 are."""
+"""Marks of the median, p90 and p99."""
 
 
 class SpreadChange(msgspec.Struct, frozen=True):
@@ -36,8 +36,8 @@ class SpreadChange(msgspec.Struct, frozen=True):
 
 
 def spreads(figures: Sequence[ComparedFigure]) -> list[SpreadChange]:
-    """The latencies of which both runs have every quantile."""
-    from vllm_console.runs.text import side_text  # the latency pane, which draws bars like these, compares nothing
+    """The latencies for which both runs have every quantile."""
+    from vllm_console.runs.text import side_text  # the latency pane, which shares the bars, does not need this
 
     by_key = {figure.key: figure for figure in figures}
     found = []
@@ -61,7 +61,7 @@ def spreads(figures: Sequence[ComparedFigure]) -> list[SpreadChange]:
 
 
 def distribution_lines(figures: Sequence[ComparedFigure], width: int) -> list[Strip]:
-    """A heading, and for each latency two rows over its axis; none where no latency has both sides."""
+    """A heading, and two rows over an axis for each latency; empty if no latency has both sides."""
     found = spreads(figures)
     axis = width - 2 - _NAME - _SIDE - 3 * _VALUE
     if not found or axis < LEAST_AXIS:
@@ -86,7 +86,7 @@ def _legend(axis: int) -> str:
 
 
 def _ends(one: SpreadChange) -> tuple[float, float]:
-    """The ends of the axis, as powers of e: a little beyond the smallest and the largest quantile."""
+    """The ends of the axis as natural logarithms, slightly beyond the smallest and largest quantiles."""
     values = [math.log(value) for value in (*one.before, *one.after)]
     low, high = min(values), max(values)
     beyond = max(0.05, (high - low) * 0.05)
@@ -98,7 +98,7 @@ def _at(value: float, low: float, high: float, axis: int) -> int:
 
 
 def quantile_bar(values: Sequence[float], low: float, high: float, axis: int) -> str:
-    """``├──┼─┤`` on an axis of so many cells: the median, p90 and p99, in seconds. The ends are powers of e."""
+    """``├──┼─┤`` in ``axis`` cells: median, p90 and p99 in seconds. ``low`` and ``high`` are natural logarithms."""
     places = [_at(value, low, high, axis) for value in values]
     cells = ["─" if places[0] <= cell <= places[-1] else " " for cell in range(axis)]
     for place, mark in zip(places, MARKS, strict=True):
@@ -107,6 +107,6 @@ def quantile_bar(values: Sequence[float], low: float, high: float, axis: int) ->
 
 
 def _scale(low: float, high: float, axis: int) -> str:
-    """The axis with its two ends."""
+    """The axis with labels at both ends."""
     first, last = (seconds(math.exp(end)) for end in (low, high))
     return f"{first} {'·' * max(0, axis - len(first) - len(last) - 2)} {last}"

@@ -1,4 +1,4 @@
-"""The finding of the selected server: what is wrong, the fix, the key that stages it; else what happened last."""
+"""The selected server's finding: what is wrong, the fix and the key that stages it; otherwise the latest event."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ MOST_LINES = 3
 """On a large screen."""
 
 Hint = tuple[str, str]
-"""A key with what it does, and its action."""
+"""A key with its label, and its action."""
 
 
 def finding_rows(height: int) -> int:
-    """How many rows findings have on a screen, whatever there is to say."""
+    """The number of rows reserved for findings on a screen of this height."""
     return 1 if height < 20 else 2 if height < 32 else MOST_LINES
 
 
 def event_line(server: ServerView, event: tuple[float, str] | None, now: float, width: int) -> Strip:
-    """What happened last to a server without findings: an event with its time, else since when it is in its state."""
+    """The latest event of a server without findings; otherwise its state and since when."""
     if server.moment is not None:
         text = f"{plain(server.name)}  {_then(server.then, server.moment)}"
     elif event is not None:
@@ -58,18 +58,18 @@ def event_line(server: ServerView, event: tuple[float, str] | None, now: float, 
 
 
 def preparing(server: ServerView) -> bool:
-    """Whether a restart of it is being prepared, or it is about to sleep, while it serves."""
+    """Whether a restart is being prepared or it is about to sleep, while it still serves."""
     restarting = server.restart is not None and server.restart.under_way and server.state is State.READY
     return restarting or draining(server)
 
 
 def draining(server: ServerView) -> bool:
-    """Whether it goes to sleep once its requests have ended."""
+    """Whether it will sleep once its requests have finished."""
     return server.sleep is not None and server.sleep.step is SleepStep.DRAINING
 
 
 def restart_line(server: ServerView, now: float, width: int) -> Strip:
-    """How far the preparation of its restart is, or that it is about to sleep, and the key that cancels it."""
+    """The progress of preparing a restart, or that it is about to sleep, and the key that cancels it."""
     if server.sleep is not None and draining(server):
         facts = [f"{server.sleep.sentence} · {duration(max(0.0, now - server.sleep.since))}"]
     elif (restart := server.restart) is not None:
@@ -87,7 +87,7 @@ def restart_line(server: ServerView, now: float, width: int) -> Strip:
 
 
 def _then(then: StateThen, moment: float) -> str:
-    """What is known of a server's state at an earlier moment."""
+    """What is known about a server's state at an earlier moment."""
     if then.state is None:
         return "was not launched yet" if then.before else "its state then is not known"
     since = since_text(then.since, moment) if then.since is not None else ""
@@ -95,24 +95,24 @@ def _then(then: StateThen, moment: float) -> str:
 
 
 def unjudged_line(server: ServerView, text: str, width: int) -> Strip:
-    """A figure above its objective for which there is no finding yet."""
+    """A figure above its objective that has no finding yet."""
     return line((" · ", WARN), (f"{plain(server.name)}  ", STRONG), (fit(text, width).rstrip(), WARN)).crop(0, width)
 
 
 class StagedState(msgspec.Struct, frozen=True):
-    """What is staged for a server, and what the plan says of it."""
+    """What is staged for a server, and the plan's verdict on it."""
 
     staged: Staged = ()
     verdict: PlanVerdict | None = None
     read_only: bool = False
     effect: str = ""
-    """What the best fix is predicted to do, in short; empty if that is not known."""
+    """Short predicted effect of the best fix; empty if unknown."""
 
 
 def finding_lines(
     server: ServerView | None, state: StagedState, now: float, width: int, most: int = MOST_LINES
 ) -> list[Strip]:
-    """The top finding in up to ``most`` lines; none without findings and staged changes."""
+    """The top finding in up to ``most`` lines; empty without findings and staged changes."""
     if server is None:
         return []
     found = findings_of(server)
@@ -151,33 +151,33 @@ def finding_lines(
 
 
 def _unreachable_lines(server: ServerView, now: float, width: int, most: int) -> list[Strip]:
-    """Since when an endpoint or a machine can't be reached, and why."""
+    """Since when and why an endpoint or a machine is unreachable."""
     text = f"{server.state_text} {since_text(server.state_since, now)}: {server.reason}"
     return _named_lines(server, "!", text, BAD, width, most)
 
 
 def _verdict_texts(server: ServerView, top: ServerFinding, state: StagedState, verdict: PlanVerdict) -> list[str]:
-    """The verdict on what is staged, the most detailed first: with its trade-off if it is a fix of this finding."""
+    """The verdict on the staged changes, most detailed first; with the trade-off if they are a fix of this finding."""
     at = staged_fix(server, top.flag_fixes, state.staged)
     return with_tradeoff(f"staged: {verdict.message}", top.flag_fixes[at].tradeoff if at is not None else "")
 
 
 def _verdict_lines(server: ServerView, verdict: PlanVerdict | None, width: int, most: int) -> list[Strip]:
-    """The verdict on what is staged, where no finding stands above it."""
+    """The verdict on the staged changes if there is no finding above it."""
     if verdict is None:
         return []
     return _named_lines(server, "·", f"staged: {verdict.message}", verdict.style, width, most)
 
 
 def _named_lines(server: ServerView, sign: str, text: str, style: Style, width: int, most: int) -> list[Strip]:
-    """A text behind a sign and the server's name."""
+    """A text after a sign and the server's name."""
     name = f"{plain(server.name)}  "
     indent = " " * (cells(name) + 3)
     return paragraph(text, width - 1, style, indent, first=[(f" {sign} ", style), (name, STRONG)], most=most)[:most]
 
 
 def _one_line(top: ServerFinding, parts: Sequence[Part], width: int, hints: Sequence[Hint]) -> str:
-    """The symptom, with as many of its figures as fit behind the heading; empty where it does not fit itself."""
+    """The symptom with as many of its figures as fit after the heading; empty if the symptom itself does not fit."""
     text_so_far = top.symptom
     room = width - parts_length(parts) - _length(hints) - 6
     if cells(text_so_far) > room:
@@ -190,9 +190,7 @@ def _one_line(top: ServerFinding, parts: Sequence[Part], width: int, hints: Sequ
 
 
 def _with_figure(top: ServerFinding, parts: list[Part], width: int, hints: Sequence[Hint]) -> list[Part]:
-    """The heading with one figure and its limit, where the symptom has no room: the time gives way to a figure, and if
-    that is not enough, what loads the server.
-    """
+    """The heading with a figure and its limit, as the symptom does not fit; drops the time, then the load, to fit."""
     named, rest = parts[:_NAMED], parts[_NAMED:]
     without_time = [*named, *rest[top.since is not None :]]
     for headings in ((parts, without_time), (named,)):
@@ -206,9 +204,9 @@ def _with_figure(top: ServerFinding, parts: list[Part], width: int, hints: Seque
 
 
 def _figures(top: ServerFinding) -> list[str]:
-    """The figures of a finding that have a limit, in full; then those with a unit of their own without their names.
+    """The figures of a finding that have a limit, in full; then those with their own unit, without their names.
 
-    One below its limit is no evidence beside another that is above.
+    A figure below its limit is not evidence if another one is above its limit.
     """
     limited = [measure for measure in top.measures if measure.limit]
     limited = [measure for measure in limited if not _below(measure)] or limited
@@ -217,12 +215,12 @@ def _figures(top: ServerFinding) -> list[str]:
 
 
 def _bare_figures(top: ServerFinding) -> list[str]:
-    """The figures that have a limit and a unit of their own, without either's name."""
+    """The figures that have a limit and their own unit, without name and limit."""
     return [plain(measure.value) for measure in _telling(top)]
 
 
 def _telling(top: ServerFinding) -> list[Measure]:
-    """The figures that say something without their name: above a limit, with a unit of their own."""
+    """The figures that are clear without their name: they have a limit, are not below it, and have their own unit."""
     return [one for one in top.measures if one.limit and not _is_number(one.value) and not _below(one)]
 
 
@@ -230,7 +228,7 @@ _NUMBER_AND_UNIT = lazy_pattern(r"[~<=]?([\d.,]+)(.*)")
 
 
 def _below(measure: Measure) -> bool:
-    """Whether a figure is below its limit: it has no part in the finding, or is one of which less is worse."""
+    """Whether a figure is below its limit, so that it is not part of the finding, or lower is worse."""
     value, limit = (_NUMBER_AND_UNIT.fullmatch(text) for text in (measure.value, measure.limit))
     return value is not None and limit is not None and value[2] == limit[2] and _number(value[1]) < _number(limit[1])
 
@@ -240,20 +238,18 @@ def _number(digits: str) -> float:
 
 
 def _is_number(text: str) -> bool:
-    """Whether a figure has no unit, so that it says nothing without its name."""
+    """Whether a figure has no unit, so that it is unclear without its name."""
     return text.replace(".", "").replace(",", "").isdecimal()
 
 
 def _fix_texts(server: ServerView, top: ServerFinding, effect: str = "") -> list[str]:
-    """What the key would stage with its predicted effect, the most detailed first; without a flag change, the best
-    advice, or the cause.
-    """
+    """What the key would stage with its predicted effect, most detailed first; else the best advice, or the cause."""
     offered = top.flag_fixes or top.fixes
     return fix_texts(server.flags, offered[0], effect if top.flag_fixes else "") if offered else shortened(top.cause)
 
 
 def _rows(text: str, style: Style | None, indent: int, width: int, hints: Sequence[Hint], most: int) -> list[Strip]:
-    """A text over at most so many lines; keys stand at the right of the first, and keep their columns free."""
+    """A text in at most ``most`` lines. Keys are at the right of the first one and keep their columns free."""
     if most <= 0:
         return []
     rows = wrapped(plain(text), _row_width(indent, width, hints), most) or ("",)
@@ -265,14 +261,14 @@ def _row_width(indent: int, width: int, hints: Sequence[Hint]) -> int:
 
 
 def _fitting(texts: Sequence[str], indent: int, width: int, hints: Sequence[Hint], most: int) -> str:
-    """The first of the texts that fits into so many lines; else the last one, the shortest."""
+    """The first text that fits into ``most`` lines, else the last (shortest) one."""
     room = _row_width(indent, width, hints)
     short = (text for text in texts if len(wrapped(plain(text), room)) <= most)
     return next(short, texts[-1] if texts else "")
 
 
 def since_text(since: float, now: float) -> str:
-    """Since when: a time of day, or how long when that is more than a day."""
+    """Since when: a time of day, or a duration if it is more than a day."""
     if now - since > 86_400:
         return f"for {duration(now - since)}"
     return time.strftime("since %H:%M", time.localtime(since))
@@ -284,7 +280,7 @@ def measure_text(measure: Measure) -> str:
 
 
 def _limit(measure: Measure) -> str:
-    """`` (limit 85%)``, or after a figure that ends with a bracket ``, limit 85%``; empty without a limit."""
+    """`` (limit 85%)``, or ``, limit 85%`` after a figure that ends with a parenthesis; empty without a limit."""
     if not measure.limit:
         return ""
     text = f"limit {plain(measure.limit)}"
@@ -292,14 +288,14 @@ def _limit(measure: Measure) -> str:
 
 
 LOADS = {TUNES: "tuner", TESTS: "load test"}
-"""In a word what of ours loads a server."""
+"""Short names of our own loads on a server."""
 
 _NAMED = 3
-"""Parts of a heading up to what it is."""
+"""Number of leading parts of a heading: sign, server, title."""
 
 
 def finding_heading(found: ServerFinding, name: str, now: float, *, wide: bool) -> list[Part]:
-    """Sign, server, what it is, since when, and what of ours loads the server: in a word unless it is ``wide``."""
+    """Sign, server, title, since when, and which load of ours is on the server (its short name unless ``wide``)."""
     sign, style = SIGNS[found.severity]
     quiet = found.severity is Severity.GOOD
     parts: list[Part] = [(f" {sign} ", style), (f"{name}  ", None if quiet else STRONG)]
@@ -329,7 +325,7 @@ def _findings_hint(top: ServerFinding, others: int, *, wide: bool) -> list[Hint]
 
 
 def _fix_hint(server: ServerView, top: ServerFinding, state: StagedState, *, wide: bool) -> list[Hint]:
-    """The key for the next step towards a fix; what is staged already where there is room to say it."""
+    """The key for the next step towards a fix; if there is room, also what is already staged."""
     fixes = top.flag_fixes
     if state.read_only or not server.ours or server.moment is not None:
         return []
@@ -351,7 +347,7 @@ def _length(hints: Sequence[Hint]) -> int:
 
 
 def _with_keys(parts: Sequence[Part], hints: Sequence[Hint], width: int) -> Strip:
-    """The parts cut to what the keys leave, and these at the right, where they fit, to be clicked."""
+    """The parts, cut to make room for the clickable keys at the right if those fit."""
     hints = hints if _length(hints) + 3 <= width else ()
     room = width - (_length(hints) + 3 if hints else 1)
     kept: list[Part] = []

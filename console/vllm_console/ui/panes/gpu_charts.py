@@ -1,4 +1,4 @@
-"""The charts of one GPU in the GPUs pane: what it did over the range that is shown, its limits as lines. Pure."""
+"""Charts of one GPU in the GPUs pane over the visible range, with limits as lines. Pure."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, axis_above, c
 from vllm_console.ui.widgets.draw import Part, fit, parts_length, rule, shares, side_by_side, whole_clauses
 
 COLUMN = 36
-"""The least width of a chart beside another."""
+"""Minimum width of a chart next to another."""
 
 ROWS = 5
-"""The least height of a chart with its title."""
+"""Minimum height of a chart with its title."""
 
 MOST_COLUMNS = 3
 
 
 _ARROWS = {"sent": "↑", "recv": "↓"}
-"""Names of curves where a chart's heading has little room."""
+"""Short curve names for narrow chart headings."""
 
 
 class GpuHistoryView(msgspec.Struct, frozen=True):
-    """Which charts are looked at, and how: the page of those that fit, the cursor, and what happened to the server."""
+    """Which charts to show, and how: the page, the cursor, and the server's markers."""
 
     page: int = 0
     charts: ChartView = PLAIN
@@ -43,7 +43,7 @@ class GpuHistoryView(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """One chart: name and unit, curves, and where they are known the end of its axis and the limit that is drawn."""
+    """One chart: name and unit, curves, and if known the end of its axis and the limit to draw."""
 
     title: str
     curves: tuple[Curve, ...]
@@ -72,7 +72,7 @@ def _mean(key: str, name: str = "", second: bool = False) -> Curve:
 
 
 def _plots(card: Card) -> list[Plot]:
-    """Every chart that a GPU can have, the most important first."""
+    """All charts that a GPU can have, most important first."""
     power, slowdown = card.power_limit_w, card.temperature_slowdown_c
     return [
         Plot("utilization", (_mean("utilization", "GPU"), _mean("memory_utilization", "mem", second=True)), _percent,
@@ -100,7 +100,7 @@ def _end(link: LinkEnd) -> str:
 
 
 def _end_of_axis(plot: Plot, values: Mapping[str, Sequence[float | None]], height: int) -> float | None:
-    """Where the axis of a chart of ``height`` rows ends: above its limit and all values; None where any end will do."""
+    """The end of the axis of a chart of ``height`` rows, above the limit and all values; None if any end will do."""
     if plot.limit is None:
         return plot.hi
     known = [value for curve in plot.curves for value in values.get(curve.key, ()) if value is not None]
@@ -108,13 +108,13 @@ def _end_of_axis(plot: Plot, values: Mapping[str, Sequence[float | None]], heigh
 
 
 def _round_up(value: float) -> float:
-    """The next number of two digits, a multiple of 5 in the second: 130, 350, 410 become 150, 350, 450."""
+    """Round up to two digits, the second being 0 or 5: 130, 350, 410 become 150, 350, 450."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1) * 5
     return math.ceil(value / step) * step
 
 
 def plots_of(chart: GpuChart) -> list[Plot]:
-    """The charts of a GPU, without the figures that nobody reported; while it is read, those that every GPU has."""
+    """The charts of a GPU for which figures exist; while it is being read, those that every GPU has."""
     known = known_figures(chart.series.values)
     if not known:
         return _plots(chart.card)[:4]
@@ -132,14 +132,14 @@ def _fitting(count: int, width: int, room: int) -> tuple[int, int]:
 
 
 def page_count(chart: GpuChart, width: int, height: int) -> int:
-    """On how many pages of this size the charts of a GPU are."""
+    """The number of pages of this size for the charts of a GPU."""
     count = len(plots_of(chart))
     columns, rows = _fitting(count, width, height - 1)
     return math.ceil(count / (columns * rows))
 
 
 def gpu_chart_lines(snapshot: FleetSnapshot, view: GpuHistoryView, width: int, height: int) -> list[Strip]:
-    """Title, and as many charts of the GPU as fit, each with its present figure and its limit."""
+    """The title and the GPU's charts that fit, each with its current figure and limit."""
     chart = snapshot.gpu_chart
     if chart is None:
         return [_title(snapshot, "", width), line((" loading", DIM))][:height]
@@ -162,7 +162,7 @@ def gpu_chart_lines(snapshot: FleetSnapshot, view: GpuHistoryView, width: int, h
 
 
 def _mig_note(snapshot: FleetSnapshot, chart: GpuChart) -> str:
-    """What is charted of a GPU in MIG mode: the driver reports no utilization then, and of a slice only its memory."""
+    """What is charted for a GPU in MIG mode. The driver reports no utilization then, and only memory per slice."""
     gpu = snapshot.host.gpu(chart.card.index) if snapshot.host is not None else None
     if gpu is None or not gpu.mig_mode:
         return ""
@@ -176,7 +176,7 @@ def _mig_note(snapshot: FleetSnapshot, chart: GpuChart) -> str:
 
 
 def _title(snapshot: FleetSnapshot, page: str, width: int) -> Strip:
-    """Which GPU, which page of its charts, and the keys for the others."""
+    """The GPU, the page, and the keys for others."""
     chart = snapshot.gpu_chart
     card = chart.card if chart is not None else None
     name = plain(card.name or "").removeprefix("NVIDIA ") if card is not None else ""

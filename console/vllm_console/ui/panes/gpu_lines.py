@@ -1,4 +1,4 @@
-"""The lines of the GPUs pane: a bar per GPU with who holds it, the matrix of links, concerns. Pure."""
+"""The lines of the GPUs pane: a bar per GPU with its holders, the link matrix, warnings. Pure."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from vllm_launchers.host.gpu.topology import (
 )
 
 COLORS = ("cyan", "green", "blue", "yellow", "bright_cyan", "bright_green", "bright_blue", "bright_yellow")
-"""A server's own; magenta means simulated and red means bad."""
+"""Colors of servers; magenta means simulated, and red means bad."""
 
 OURS, OTHERS, FREE = "█", "╳", "·"
 LEAST_BESIDE = 34
-"""Columns that bar, figures and names need right of the matrix."""
+"""Columns needed to the right of the matrix for bar, figures and names."""
 
 _FIGURES = len(" FREE GiB UTIL ")
-"""Cells of the free memory and the utilization, and of the blank behind them."""
+"""Cells of the free memory and the utilization, and the blank after them."""
 
 LEAST_WORDS = 14
 LEAST_ROOM = 3
-"""Lines below which there is no point in a list of several: its heading, a process, and how many are left out."""
+"""Minimum lines for a list of several processes: its heading, one process, and the number left out."""
 
 PROCESS_ROOM = 5
-"""Lines that processes get before traffic and the legend get any."""
+"""Lines reserved for processes before traffic and the legend get any."""
 
 _GPU, _PID, _WHO, _GIB, _AGE = 4, 9, 14, 7, 8
 _WHO_WIDE, _BESIDE_WHO = 24, 60
 YOURS = " (yours)"
 
 TWO_COLUMNS = 150
-"""Minimum width for processes beside the GPUs."""
+"""Minimum width to show processes next to the GPUs."""
 _ROLES = {"head": STRONG, "lost": BAD, "nvlink": None, "switch": None, "fact": None}
 
 
 def wanted_height(host: Host, width: int) -> int:
-    """Lines that say all there is to say of a machine on a screen of this width."""
+    """The lines needed to show everything about a machine at this width."""
     listed = process_count(host)
     about = (
         (len(host.gpus) + 1 if links_summary(host) is not None else len(matrix_rows(host)))
@@ -69,12 +69,13 @@ def wanted_height(host: Host, width: int) -> int:
 
 
 def gpus_lines(snapshot: FleetSnapshot, width: int, height: int, moment: float | None = None) -> list[Strip]:
-    """Title, a line per GPU, how they are linked, then concerns, shares, traffic, processes, legend.
+    """Title, a line per GPU, how they are linked, then warnings, shares, traffic, processes, legend.
 
-    ``moment`` (Unix seconds) is the earlier one that the screen shows: the title says that these are the GPUs now.
+    ``moment`` (Unix seconds) is the earlier moment that the screen shows; the title then says that these are the GPUs
+    now.
 
-    Links that a few words describe have no matrix; the title has those words where it has room. Traffic and legend give
-    way to processes, and these to all else; what is wrong comes before all that is merely good to know.
+    Links that a short summary describes have no matrix; the summary is in the title if it fits. Traffic and legend give
+    way to processes, and processes to everything else. Problems come before other information.
     """
     host = snapshot.host
     title = _title(snapshot.at, moment)
@@ -96,7 +97,7 @@ def gpus_lines(snapshot: FleetSnapshot, width: int, height: int, moment: float |
 def _about(host: Host, snapshot: FleetSnapshot, width: int, room: int, named: bool, *, listed: bool) -> list[Strip]:
     """Everything below the title, in at most ``room`` lines.
 
-    ``named``: the title says how the GPUs are linked. ``listed``: processes are listed here.
+    ``named``: the title says how the GPUs are linked. ``listed``: list processes here.
     """
     colors = colors_of(snapshot)
     rows = _rows(host, snapshot, width, colors)
@@ -130,7 +131,7 @@ def _title_line(title: str, width: int, marks: Sequence[Part], moment: float | N
 
 
 def _title_marks(snapshot: FleetSnapshot, width: int, title: str) -> list[Part]:
-    """How the GPUs are linked, that they are a recorded host's, and the key for their charts, as there is room."""
+    """How the GPUs are linked, the mark of a recorded host, and the charts key, as far as they fit."""
     host = snapshot.host
     links = plain(links_summary(host) or "") if host is not None and _in_title(host, width, title) else ""
     words = [(links, DIM)] if links else []
@@ -144,14 +145,14 @@ def _title_marks(snapshot: FleetSnapshot, width: int, title: str) -> list[Part]:
 
 
 def _in_title(host: Host, width: int, title: str) -> bool:
-    """Whether the title says how the GPUs are linked, beside the mark of a recorded host and the key for charts."""
+    """Whether the title has room for the link summary next to the mark of a recorded host and the charts key."""
     summary = links_summary(host)
     more = len(f" · recorded host · {key_of('gpu_history')} charts")
     return bool(summary) and len(summary or "") + more + 8 < width - len(title) - 2
 
 
 def _rows(host: Host, snapshot: FleetSnapshot, width: int, colors: Mapping[str, Style]) -> list[Strip]:
-    """The matrix with bars and figures at its right, or these alone where it is too wide or words tell it."""
+    """The matrix with bars and figures at its right, or these alone if it is too wide or a summary replaces it."""
     placed = _placed(snapshot)
     matrix = matrix_rows(host)
     beside = max(map(row_width, matrix)) + 2
@@ -180,7 +181,7 @@ def _rows(host: Host, snapshot: FleetSnapshot, width: int, colors: Mapping[str, 
 
 
 class _Columns:
-    """What stands right of the matrix, for so many columns."""
+    """The columns to the right of the matrix, for ``room`` cells."""
 
     def __init__(self, room: int) -> None:
         self.bar = max(8, min(40, room // 4))
@@ -214,7 +215,7 @@ class _Columns:
 
 
 def _bar(gpu: Gpu, width: int, colors: Mapping[str, Style]) -> list[Part]:
-    """Our servers, others, free: in this order, to scale."""
+    """Our servers, others, free, in this order and to scale."""
     if not gpu.memory_gib or gpu.free_gib is None:
         return [fit(UNKNOWN, width)]
     held = holdings(gpu)
@@ -255,7 +256,7 @@ def _slice(profile: str | None, free: float | None, memory: float | None, uuid: 
 
 
 def _cell(cell: Cell, placed: Mapping[int, str], colors: Mapping[str, Style]) -> Part:
-    """A cell of the matrix: in a server's color where it stands between that server's GPUs."""
+    """A cell of the matrix, in a server's color if it is between that server's GPUs."""
     server = placed.get(cell.gpu) if cell.gpu is not None else None
     if server is not None and cell.role != "lost" and (cell.other is None or placed.get(cell.other) == server):
         return cell.text, colors.get(server)
@@ -263,7 +264,7 @@ def _cell(cell: Cell, placed: Mapping[int, str], colors: Mapping[str, Style]) ->
 
 
 def colors_of(snapshot: FleetSnapshot) -> dict[str, Style]:
-    """Each server that has GPUs, with the color it is drawn in."""
+    """The color of each server that has GPUs."""
     names = sorted(set(_placed(snapshot).values()) | _holders(snapshot.host))
     return {name: Style(color=COLORS[index % len(COLORS)]) for index, name in enumerate(names)}
 
@@ -273,7 +274,7 @@ def _holders(host: Host | None) -> set[str]:
 
 
 def _placed(snapshot: FleetSnapshot) -> dict[int, str]:
-    """Which server of ours is on which GPU: by what it holds, or as it was launched."""
+    """Which of our servers is on which GPU, by the memory it holds or as launched."""
     found = {index: server.name for server in snapshot.servers if server.state.alive for index in server.gpus}
     for gpu in snapshot.host.gpus if snapshot.host else ():
         ours = holdings(gpu).ours
@@ -283,7 +284,7 @@ def _placed(snapshot: FleetSnapshot) -> dict[int, str]:
 
 
 def _wrong(host: Host, snapshot: FleetSnapshot, width: int) -> list[Strip]:
-    """Problems of GPUs, and what may be used of them."""
+    """Problems of GPUs, and which share of them may be used."""
     lines = []
     for text in hardware_warnings(host):
         lines += paragraph(f"! {_short(text, host)}", width, WARN)
@@ -294,7 +295,7 @@ def _wrong(host: Host, snapshot: FleetSnapshot, width: int) -> list[Strip]:
 
 
 def _short(text: str, host: Host) -> str:
-    """Without the models' names, which the title says already."""
+    """Without the GPU's model name, which the title already shows."""
     found = next((gpu for gpu in host.gpus if text.startswith(gpu.label)), None)
     return f"GPU {found.index}{text.removeprefix(found.label)}" if found is not None else text
 
@@ -321,7 +322,7 @@ def _reports_traffic(gpu: Gpu) -> bool:
 
 
 def _links(host: Host, width: int, named: bool) -> list[Strip]:
-    """How the GPUs are linked, where neither a matrix nor the title shows it."""
+    """How the GPUs are linked, if neither a matrix nor the title shows it."""
     summary = links_summary(host)
     if summary is not None:
         return [] if named or not summary else paragraph(f"Links        {summary}", width)
@@ -331,7 +332,7 @@ def _links(host: Host, width: int, named: bool) -> list[Strip]:
 
 
 def _legend(host: Host, width: int) -> list[Strip]:
-    """The meaning of the kinds of links; that of NV4 is told where there is a matrix of them."""
+    """The meaning of the link types; that of NV4 only if there is a matrix."""
     meanings = legend(host)
     if links_summary(host) is not None:
         meanings = [text for text in meanings if not text.startswith("NV")]
@@ -342,14 +343,14 @@ def _legend(host: Host, width: int) -> list[Strip]:
 
 
 def process_count(host: Host) -> int:
-    """How many lines all processes take."""
+    """The number of lines that all processes take."""
     return sum(len(gpu.holders) for gpu in host.gpus)
 
 
 def process_lines(host: Host, now: float, width: int, room: int, colors: Mapping[str, Style]) -> list[Strip]:
-    """At most ``room`` lines: a heading, the processes GPU by GPU with the largest first, and how many are left out.
+    """At most ``room`` lines: a heading, processes by GPU with the largest first, and the number left out.
 
-    ``now`` (Unix seconds) is when the host was read, if it does not say so itself.
+    ``now`` (Unix seconds) is used as the time of reading if the host has none.
     """
     found = [(gpu, holder) for gpu in host.gpus for holder in sorted(gpu.holders, key=lambda h: -(h.gib or 0.0))]
     if not found or room < min(LEAST_ROOM, len(found) + 1):
@@ -365,7 +366,7 @@ def process_lines(host: Host, now: float, width: int, room: int, colors: Mapping
 
 
 def _who(width: int) -> int:
-    """Cells of the column that says whose a process is: names are whole where there is room."""
+    """Width of the column for a process's owner; wide screens have room for full names."""
     return min(_WHO_WIDE, max(_WHO, width - _BESIDE_WHO))
 
 

@@ -1,4 +1,4 @@
-"""The GPUs pane, and the machine in a few words."""
+"""The GPUs pane, and a short description of the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GpusPane(ChartedView):
-    """The machine's GPUs as the newest snapshot has them, or the charts of one of them."""
+    """The machine's GPUs from the newest snapshot, or the charts of one of them."""
 
     DEFAULT_CSS = "GpusPane { height: 1fr; width: 1fr; }"
 
@@ -27,27 +27,27 @@ class GpusPane(ChartedView):
     def show_snapshot(
         self, snapshot: FleetSnapshot, history: GpuHistoryView | None = None, moment: float | None = None
     ) -> None:
-        """Show this snapshot, with ``history`` the charts of its GPU; a hidden pane only remembers it.
+        """Show this snapshot; with ``history``, the charts of its GPU. A hidden pane only stores it.
 
-        ``moment`` (Unix seconds) is the earlier one that the screen shows, if it does.
+        ``moment`` (Unix seconds) is the earlier moment that the screen shows, if any.
         """
         self._snapshot, self._history, self._moment = snapshot, history, moment
         if self.is_on_screen and self.size.width:
             self._draw(*self.room)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Draw for the new size."""
+        """Redraw for the new size."""
         if self._snapshot and event.size.width:
             self._draw(*self.room)
 
     def on_show(self) -> None:
-        """Draw what came while the pane was hidden."""
+        """Draw what arrived while the pane was hidden."""
         if self._snapshot:
             self.show_snapshot(self._snapshot, self._history, self._moment)
 
     @property
     def chart_pages(self) -> int:
-        """On how many pages the charts are, at the present size."""
+        """The number of chart pages at the current size."""
         if self._snapshot is None or self._snapshot.gpu_chart is None or not self.size.width:
             return 1
         from vllm_console.ui.panes.gpu_charts import page_count
@@ -56,7 +56,7 @@ class GpusPane(ChartedView):
 
     @staticmethod
     def wanted_height(snapshot: FleetSnapshot | None, width: int) -> int:
-        """Lines that say all there is to say on a screen of this width."""
+        """The lines needed to show everything at this screen width."""
         if snapshot is None or snapshot.host is None:
             return 2
         from vllm_console.ui.panes.gpu_lines import wanted_height
@@ -64,7 +64,7 @@ class GpusPane(ChartedView):
         return wanted_height(snapshot.host, width)
 
     def _draw(self, width: int, height: int) -> None:
-        # Most of what it takes to draw GPUs is imported when there are some to draw: it costs at start.
+        # Imported only when there is something to draw, to keep startup fast.
         if self._snapshot is None:
             return
         if self._history is not None:
@@ -78,7 +78,7 @@ class GpusPane(ChartedView):
 
 
 def format_host(snapshot: FleetSnapshot) -> list[str]:
-    """The machine's GPUs and driver in a few words each: ``4× RTX A6000``, ``driver 580.95``."""
+    """The machine's GPUs and driver in brief: ``4× RTX A6000``, ``driver 580.95``."""
     host = snapshot.host
     if host is None or not host.gpus:
         return []

@@ -1,4 +1,4 @@
-"""Pane 1: how full the KV cache is."""
+"""Pane 1: KV cache usage."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def kv_cache_lines(server: ServerView, now: float, width: int, height: int, view
 
 
 def _title_notes(server: ServerView, now: float) -> Sequence[Sequence[Part]]:
-    """The usage that was sustained in the last minute, which is what is judged, and the one now; the longest first.
+    """The sustained usage of the last minute, which is judged, and the current usage; longest form first.
 
-    While nothing is judged, such as without traffic, it is the one now alone.
+    If nothing is judged, such as without traffic, only the current usage.
     """
     held = next((one.value for one in server.judged if one.name == "kv_cache_usage"), None)
     usage = percent(server.window.kv_cache_usage if server.window else None)
@@ -63,7 +63,7 @@ def _uneven(server: ServerView) -> bool:
 
 
 def _figures(server: ServerView, width: int) -> list[Strip]:
-    """Tokens in the cache now, and the prefix cache's hits."""
+    """Tokens in the cache now, and the prefix cache hit rate."""
     window = server.window
     total = window.kv_cache_tokens if window else None
     usage = window.kv_cache_usage if window else None

@@ -42,27 +42,27 @@ CHARTS = {
     latency: (Curve(f"{latency}_p50", "p50", DIM), Curve(f"{latency}_p99", "p99", ACCENT))
     for latency in ("ttft", "itl")
 }
-"""The latencies that are drawn, in the order in which they get room."""
+"""The latencies to chart, in order of priority."""
 
 SMALLEST_CHART = 5
 
 SPREAD = 100
-"""Minimum width for each latency's quantiles on a common axis."""
+"""Minimum width to show each latency's quantiles on a shared axis."""
 
 LONGEST_SPREAD = 120
 
 TOO_FAR = 10
-"""A chart whose top is so many times its p50 is drawn on a logarithmic scale."""
+"""A chart whose top is more than this many times its median p50 uses a logarithmic scale."""
 
 TABLE, LEAST_BESIDE, LEAST_BESIDE_ROWS = 52, 24, 8
-"""Columns of the table where charts stand beside it; the fewest that charts need there, and more rows than these."""
+"""Columns of the table with charts next to it, minimum columns of these charts, and rows that must be exceeded."""
 
 BRIEF = ("ttft", "itl", "e2e")
-"""The rows of such a pane that would have no room for a chart otherwise, as many as there is room for; two at least."""
+"""Rows of the table in a pane that otherwise has no room for a chart: as many as fit, at least two."""
 
 
 def latency_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
-    """Title, table, what waits, and as many small charts as there is room for: below the table, else beside it."""
+    """Title, table, waiting requests, and as many small charts as fit, below or next to the table."""
     ended = " · load ended" if past_load(server) else ""
     exact = _exact(server)
     whole = ", exact" if exact and exact == _known(server) else ""
@@ -100,7 +100,7 @@ def _table(server: ServerView, rows: tuple[str, ...], width: int) -> list[Strip]
 
 
 def _charts(server: ServerView, width: int, room: int, view: ChartView, note: str = "") -> list[Strip]:
-    """As many charts as there is room for, each with a heading, in which ``note`` stands."""
+    """As many charts as fit, each with a heading that includes ``note``."""
     lines = list[Strip]()
     fitting = min(len(CHARTS), room // SMALLEST_CHART) or int(room >= SMALLEST_CHART - 1)
     for latency, share in zip(CHARTS, shares(room, fitting) if fitting else (), strict=False):
@@ -111,7 +111,7 @@ def _charts(server: ServerView, width: int, room: int, view: ChartView, note: st
 def latency_chart(
     server: ServerView, latency: str, width: int, height: int, view: ChartView = PLAIN, note: str = ""
 ) -> list[Strip]:
-    """A heading, and the chart of one of `CHARTS`; ``note`` takes the place of what its points are."""
+    """A heading and the chart of one of `CHARTS`; ``note`` replaces the description of its points."""
     log = on_log_scale(server, latency, view)
     scale = (", log" if note else ", log scale") if log else ""
     heading = f" {LABELS[latency]} p50, p99"
@@ -132,7 +132,7 @@ def latency_chart(
 
 
 def _no_points(server: ServerView, latency: str) -> str:
-    """Why a chart of a latency is empty: no requests, or none in a point yet though the table has figures of some."""
+    """Why a latency's chart is empty: no requests, or only figures in the table but no complete point yet."""
     found = latencies_of(server.window, latency)
     if found is None or not found.count:
         return "no requests in this time"
@@ -140,12 +140,12 @@ def _no_points(server: ServerView, latency: str) -> str:
 
 
 def _on_a_scale(value: float | None) -> str:
-    """A latency beside a scale, whose ends are round: ``1ms``."""
+    """A latency as a scale label; ends of scales are round: ``1ms``."""
     return seconds(value).replace(".0ms", "ms")
 
 
 def on_log_scale(server: ServerView, latency: str, view: ChartView) -> bool:
-    """Whether this latency's chart has a logarithmic scale: as chosen, else where p50 would lie at its bottom."""
+    """Whether this latency's chart is logarithmic: as chosen, or if p50 would otherwise be at the bottom."""
     if view.log is not None:
         return view.log
     objective = latency_objectives(server).get(latency, 0.0)
@@ -161,7 +161,7 @@ def _far_apart(p50: tuple[float | None, ...], p99: tuple[float | None, ...], obj
 
 
 def _notes(server: ServerView, width: int) -> list[Strip]:
-    """What the table leaves out or mixes: requests that still wait, and figures of different requests."""
+    """What the table leaves out or mixes: waiting requests, and figures from different requests."""
     notes = _waiting(server, width)
     if (exact := _exact(server)) and exact != _known(server):
         text = f" exact: {', '.join(LABELS[latency] for latency in exact)}"
@@ -173,23 +173,23 @@ def _notes(server: ServerView, width: int) -> list[Strip]:
 
 
 def _waiting(server: ServerView, width: int) -> list[Strip]:
-    """The requests that still wait, if there are any."""
+    """The number of waiting requests, if any."""
     waiting = format_waiting(server.window)
     return [whole_clauses(line((f" {waiting}: not in TTFT", WARN)), width)] if waiting else []
 
 
 def _known(server: ServerView) -> list[str]:
-    """The latencies of which something is known."""
+    """The latencies with known values."""
     return [latency for latency in LABELS if (found := latencies_of(server.window, latency)) and found.count]
 
 
 def _exact(server: ServerView) -> list[str]:
-    """The latencies that are exact."""
+    """The latencies with exact values."""
     return [latency for latency in LABELS if (found := latencies_of(server.window, latency)) and found.exact]
 
 
 def _point_words(series: Series | None, latency: str) -> str:
-    """Whether points are exact, and that some are no values: they lie beyond the end of the bucket that is drawn."""
+    """Whether points are exact, and whether some are only bounds: the value lies beyond the end of the bucket drawn."""
     values = series.values if series is not None else {}
     known = sum(value is not None for value in values.get(f"{latency}_p99", ()))
     exact = sum(value is not None for value in values.get(f"{latency}_exact", ()))
@@ -198,13 +198,13 @@ def _point_words(series: Series | None, latency: str) -> str:
 
 
 def latency_objectives(server: ServerView) -> dict[str, float]:
-    """The p99 objectives, in seconds, by latency."""
+    """The p99 objectives in seconds, by latency."""
     objectives = server.objectives
     return {"ttft": objectives.ttft_p99_seconds, "itl": objectives.itl_p99_seconds} if objectives else {}
 
 
 class _Columns(msgspec.Struct, frozen=True):
-    """Which quantiles the table shows, and how wide its columns are; a narrow one has no p90."""
+    """The quantiles in the table and the widths of its columns; a narrow table has no p90."""
 
     parts: tuple[str, ...]
     label: int
@@ -238,7 +238,7 @@ class _Axis(msgspec.Struct, frozen=True):
 
     @property
     def heading(self) -> str:
-        """Its ends, and what the marks are."""
+        """The ends of the axis, and the meaning of the marks."""
         first, last = _on_a_scale(math.exp(self.low)), _on_a_scale(math.exp(self.high))
         legend = " ├ p50 ┼ p90 ┤ p99 "
         room = self.cells - len(first) - len(last) - len(legend)
@@ -246,7 +246,7 @@ class _Axis(msgspec.Struct, frozen=True):
 
 
 def _values(found: Quantiles | None) -> list[float]:
-    """The median, p90 and p99; none where one of them is only a bound."""
+    """The median, p90 and p99; empty if one of them is unknown or only a bound."""
     parts = (found.p50, found.p90, found.p99) if found is not None else ()
     values = [part.value for part in parts if part is not None and part.value]
     return values if len(values) == len(MARKS) else []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FITS = 14
 _FULL, _SHORT = COLUMNS, (("ON DISK", 10), ("WEIGHTS", 11), ("PARAMS", 7), ("CONTEXT", 9))
 WIDE = 100
-"""Columns from which cells are as wide as in the command's table."""
+"""Minimum columns for cells as wide as in the command's table."""
 
 PLANNING = "planning…"
 
@@ -38,9 +38,9 @@ def model_lines(
     problems: Sequence[str] = (),
     none_here: bool = False,
 ) -> list[Strip]:
-    """The models that match, with the plan's verdict for each as far as it is known; below, more of the picked one.
+    """The matching models with the plan's verdict on each if known; below, details of the selected one.
 
-    ``none_here``: there are none on this machine, whatever is typed.
+    ``none_here``: there are no models on this machine, regardless of the input.
     """
     width, height = size
     title = section_title("Models on this machine", width, True, ((f"{len(models)}", DIM),) if models else ())
@@ -92,7 +92,7 @@ def _style(verdict: MemoryFit | None, base: Style | None) -> Style | None:
 
 
 def _short(name: str, room: int) -> str:
-    """A name that is too long keeps its end, which says more."""
+    """Shorten a long name to its end, which is more informative."""
     return name if len(name) <= room else "…" + name[-(room - 1) :]
 
 

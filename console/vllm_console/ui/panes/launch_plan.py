@@ -1,4 +1,4 @@
-"""A plan as lines: the memory it takes, its findings, the command line. Pure."""
+"""A plan as lines: memory, findings, command line. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vllm_launchers.vllm.flags.changes import Changes, Flags
 LEVELS: dict[Level, tuple[str, Style | None]] = {
     Level.ERROR: ("✗", BAD), Level.WARNING: ("!", WARN), Level.ADVICE: ("i", None),
 }  # fmt: skip
-"""Each level's mark and color; its name stands beside it."""
+"""Each level's mark and color; its name is shown next to them."""
 
 MOST_GPU_ROWS = 8
 LEAST_COMMAND = 3
@@ -44,14 +44,14 @@ NO_VLLM = (
     "No vLLM was found: this starts the simulated engine (no GPU, no real answers). "
     "For a real one: 'vllm-console engines install', or set vllm in config.toml."
 )
-"""Shown while the simulated engine would start because no vLLM was found. One key starts it nevertheless: it needs no
-GPU and leaves nothing behind, and new users see this screen first."""
+"""Shown if the simulated engine would start because no vLLM was found. One key starts it anyway: it needs no GPU and
+leaves nothing behind, and new users see this screen first."""
 
 
 def outcome_parts(outcome: PlanOutcome, room: int) -> list[Part]:
-    """The outcome in up to ``room`` cells, for a title: where it would listen, or that it cannot be.
+    """The outcome for a title, in up to ``room`` cells: the address it would listen on, or that it cannot be launched.
 
-    Where there is no room for both, the number of errors and warnings stays.
+    If both do not fit, only the number of errors and warnings.
     """
     if outcome.error:
         return [("✗ can't be launched", BAD)]
@@ -87,12 +87,13 @@ def launch_plan_lines(
     asking: str = "",
     note: str = "",
 ) -> list[Strip]:
-    """Memory, findings and command line, or why nothing can run. ``asking`` describes a verdict that is awaited, and
-    the process that waits after it. ``note`` is what the user should know about the engine.
+    """Memory, findings and command line, or why nothing can run.
 
-    Where there is too little room for all of it the finding that is selected stays whole, the others are cut to a line
-    each, and the command line to what is left. Where not even the selected one stays whole so, it comes before the
-    memory, which is cut to a line, and the note is left out.
+    ``asking`` describes a pending verdict and the process that waits after it. ``note`` is a note about the engine.
+
+    If not everything fits, the selected finding stays whole, the others are cut to one line each, and the command line
+    to the rest. If even the selected finding does not fit, it comes before the memory, which is cut to one line, and
+    the note is left out.
     """
     width, height = size
     marks: list[Part] = [(busy or WAITING, ACCENT if busy else DIM)] if busy or not fresh else []
@@ -127,7 +128,7 @@ def launch_plan_lines(
 def _findings_first(
     above: Sequence[Strip], outcome: PlanOutcome, plan: Plan, size: tuple[int, int], active: bool, selected: int
 ) -> list[Strip]:
-    """The plan in very few rows: what is wrong, then the budget in a line, then the command line."""
+    """The plan in very few rows: findings, then the budget in one line, then the command line."""
     width, height = size
     room = height - len(above)
     findings = plan_finding_lines(outcome.findings, plan.flags, width, selected, active, max(1, room - 2))
@@ -144,7 +145,7 @@ def _short_budget(plan: Plan, width: int) -> Strip:
 def strip_lines(
     outcome: PlanOutcome, width: int, selected: int, *, fresh: bool = True, height: int = 3, asking: str = ""
 ) -> list[Strip]:
-    """Budget and the finding that counts, in up to ``height`` lines, for where the plan itself is not shown."""
+    """The budget and the selected finding in up to ``height`` lines, for use where the plan itself is not shown."""
     plan = outcome.plan
     if outcome.error:
         return text_lines(f"✗ {outcome.error}", width, BAD)[:height]
@@ -155,7 +156,7 @@ def strip_lines(
     if not findings:
         if plan.memory and not plan.memory.fits:
             return [first, line()]
-        if imitated := _imitated(plan):  # in place of the verdict of the simulated engine
+        if imitated := _imitated(plan):  # in place of the simulated engine's verdict
             plan, asking = replace(plan, verdict=None), imitated
         return [first, ready_line(plan, width, fresh=fresh, asking=asking)]
     finding = findings[min(selected, len(findings) - 1)]
@@ -170,7 +171,7 @@ def strip_lines(
 def _strip_finding(
     finding: PlanFinding, tail: Sequence[tuple[str, Style | None]], width: int, most: int
 ) -> list[Strip]:
-    """A finding in up to ``most`` lines, at the end of the last one its keys."""
+    """A finding in up to ``most`` lines, with its keys at the end of the last one."""
     mark, style = LEVELS[finding.level]
     rows = list(wrapped(plain(f"{mark} {finding.level}: {finding.message}"), max(LEAST_TEXT, width - 3)))
     beside = width - sum(cell_len(text) for text, _ in tail) - 3
@@ -184,13 +185,13 @@ def _strip_finding(
 
 
 def _imitated(plan: Plan) -> str:
-    """The GPU that the figures are of where there is none, which the strip names nowhere else."""
+    """The GPU that the memory figures assume if there is none, which the strip shows nowhere else."""
     simulated = plan.engine.kind is EngineKind.SIMULATED
     return f"assumed: {plan.memory.assumed[0]}" if simulated and plan.memory and plan.memory.assumed else ""
 
 
 def ready_line(plan: Plan, width: int, *, fresh: bool = True, asking: str = "") -> Strip:
-    """That the plan is ready to launch, or that its memory could not be checked, which is no approval."""
+    """That the plan is ready to launch, or that its memory could not be checked, which is not an approval."""
     text, style = (" ! memory not checked", WARN) if plan.memory is None else (" ✓ ready to launch", OK)
     verdict, of_verdict = _verdict(plan, asking)
     more = fit_words(f" · {verdict}", width - len(text)) if verdict else ""
@@ -198,7 +199,7 @@ def ready_line(plan: Plan, width: int, *, fresh: bool = True, asking: str = "") 
 
 
 def _conclusion(plan: Plan, width: int, asking: str) -> list[Strip]:
-    """The lines below the findings: the engine's own verdict, unless it is a finding; without findings, readiness."""
+    """The lines below the findings: the engine's own verdict unless it is a finding; without findings, readiness."""
     if not plan.findings:
         return [ready_line(plan, width, asking=asking)]
     text, style = _verdict(plan, asking)
@@ -208,9 +209,9 @@ def _conclusion(plan: Plan, width: int, asking: str) -> list[Strip]:
 
 
 def _verdict(plan: Plan, asking: str) -> tuple[str, Style | None]:
-    """The engine's verdict in words and what is prepared, or that it is awaited.
+    """The engine's verdict and what is being prepared, or that the verdict is pending.
 
-    Empty if it was not asked, or its verdict is a finding.
+    Empty if the engine was not asked, or if its verdict is a finding.
     """
     verdict = plan.verdict
     if verdict is None or verdict.answer is EngineAnswer.REFUSED:
@@ -220,7 +221,7 @@ def _verdict(plan: Plan, asking: str) -> tuple[str, Style | None]:
 
 
 def _where(plan: Plan, width: int, *, noted: bool) -> list[Strip]:
-    """Engine, address, whether it gets the probe, GPUs and why these."""
+    """Engine, address, whether it gets the probe, and the GPUs with the reason."""
     simulated = plan.engine.kind is EngineKind.SIMULATED
     gpus = f" · GPU {','.join(map(str, plan.gpus))}" if plan.gpus and not plan.placement else ""
     address = f"{'[' + plan.host + ']' if ':' in plan.host else plan.host}:{plan.port}"
@@ -234,7 +235,7 @@ def _where(plan: Plan, width: int, *, noted: bool) -> list[Strip]:
 
 
 def _memory(plan: Plan, width: int, whole: bool) -> list[Strip]:
-    """The budget: a bar per GPU and all that was assumed, or in short."""
+    """The budget: a bar per GPU and all assumptions, or a short form."""
     memory = plan.memory
     if memory is None:
         return text_lines(no_estimate(plan), width, DIM)
@@ -258,7 +259,7 @@ def _memory(plan: Plan, width: int, whole: bool) -> list[Strip]:
 
 
 def format_estimated(memory: MemoryBudget, estimated: MemoryBudget) -> str:
-    """What holds, and what had been estimated, side by side."""
+    """The current and the previously estimated budget, side by side."""
     off = f" ({signed(memory.kv_gib / estimated.kv_gib - 1)})" if estimated.kv_gib > 0 else ""
     return (
         f"estimated before: weights {estimated.weights_gib:.1f} → {memory.weights_gib:.1f} GiB · "
@@ -275,7 +276,7 @@ SOURCES = {
 
 
 def _table(plan: Plan, width: int) -> list[Strip]:
-    """All ways to launch it with their expected pace; the pace alone where there is one way."""
+    """All layouts with their expected pace; only the pace if there is just one layout."""
     if len(plan.alternatives) < 2:
         return _ways(plan, width)
     rows = alternatives_table(plan.alternatives, narrow=width < WIDE_TABLE, room=width - 1)
@@ -284,7 +285,7 @@ def _table(plan: Plan, width: int) -> list[Strip]:
 
 
 def _ways(plan: Plan, width: int, most: int | None = None) -> list[Strip]:
-    """The expected pace, in up to ``most`` lines, and how many other ways there are to launch it."""
+    """The expected pace in up to ``most`` lines, and the number of other layouts."""
     others = len(plan.alternatives) - 1
     strips = []
     label = "expected: "
@@ -298,7 +299,7 @@ def _ways(plan: Plan, width: int, most: int | None = None) -> list[Strip]:
 
 
 def layout_lines(outcome: PlanOutcome, size: tuple[int, int], selected: int, *, fresh: bool = True) -> list[Strip]:
-    """Ways to launch it side by side, and of the one under the cursor why, at what cost, and which flags change."""
+    """Layouts side by side; for the one under the cursor the reason, the cost, and the flags it changes."""
     width, height = size
     marks: list[Part] = [] if fresh else [(WAITING, DIM)]
     strips = [section_title("Layouts", width, True, marks)]
@@ -322,11 +323,11 @@ def layout_lines(outcome: PlanOutcome, size: tuple[int, int], selected: int, *, 
 
 
 WIDE_TABLE = 100
-"""Columns from which labels of layouts are shown in full."""
+"""Minimum columns to show the labels of layouts in full."""
 
 
 def format_alternative(one: Alternative, flags: Flags) -> str:
-    """What applying it changes: flags, and the model where it is another checkpoint."""
+    """What applying it changes: flags, and the model if it is another checkpoint."""
     changed = {name: value for name, value in one.changes.set.items() if flags.get(name) != value}
     words = [f"model {plain(one.model)}"] if one.model is not None else []
     words += [found] if (found := format_fix(Changes(changed, one.changes.unset), flags)) else []
@@ -339,9 +340,9 @@ def format_alternative(one: Alternative, flags: Flags) -> str:
 def plan_finding_lines(
     findings: Sequence[PlanFinding], flags: Flags, width: int, selected: int, active: bool, most: int | None = None
 ) -> list[Strip]:
-    """Each finding's level, code and sentence; of the selected one also what would fix it.
+    """Each finding's level, code and sentence; for the selected one also its fix.
 
-    ``most`` is how many lines there may be: then only the selected one is whole.
+    ``most`` is the maximum number of lines; if exceeded, only the selected finding is whole.
     """
     if not findings:
         return []
@@ -356,7 +357,7 @@ def plan_finding_lines(
     others = [index for index in range(len(findings)) if index != selected]
     room = most - len(chosen)
     hidden = len(others) - room if len(others) > room else 0
-    kept = others[: max(0, room - 1)] if hidden else others  # the worst stay
+    kept = others[: max(0, room - 1)] if hidden else others  # keep the most severe
     strips: list[Strip] = []
     for index in sorted([*kept, selected]):
         strips += chosen if index == selected else [_short(findings[index], width)]
@@ -383,7 +384,7 @@ def _short(finding: PlanFinding, width: int) -> Strip:
 
 
 def format_fix(fix: Changes, flags: Flags) -> str:
-    """A change of flags in words: ``max-num-seqs 256 → 128, without swap-space``."""
+    """A flag change as text: ``max-num-seqs 256 → 128, without swap-space``."""
     words = [
         f"{plain(name)} {flag_text(flags.get(name), 'unset')} → {flag_text(value)}" for name, value in fix.set.items()
     ]
@@ -395,12 +396,12 @@ def format_fix(fix: Changes, flags: Flags) -> str:
 
 
 def command_text(plan: Plan) -> str:
-    """The command line to copy into a shell; secrets are left out."""
+    """The command line to copy into a shell, without secrets."""
     return " ".join(_words(plan))
 
 
 def command_lines(plan: Plan, width: int) -> list[Strip]:
-    """The command line, a flag and its value never apart, ready to be read; secrets are left out."""
+    """The command line for display, never separating a flag from its value; without secrets."""
     room = max(20, width - 6)
     rows: list[str] = []
     for word in _words(plan):
@@ -415,7 +416,7 @@ def command_lines(plan: Plan, width: int) -> list[Strip]:
 
 
 def _words(plan: Plan) -> list[str]:
-    """Variables, program, flags: each flag together with its value."""
+    """Variables, program and flags; each flag together with its value."""
     from vllm_launchers.secrets import redact_argv, redact_environment
 
     words = assignments(redact_environment(plan.environment))
@@ -430,7 +431,7 @@ def _words(plan: Plan) -> list[str]:
 
 
 def _cut(command: Sequence[Strip], room: int, width: int) -> list[Strip]:
-    """The command line in so many lines; the last one counts those left out."""
+    """The command line in ``room`` lines; the last one counts those left out."""
     if len(command) <= room:
         return list(command)
     kept = max(0, room - 1)

@@ -23,17 +23,17 @@ from vllm_launchers.presets.model import Preset
 from vllm_launchers.units import counted
 
 MOST_REASON = 12
-"""Rows of a reason."""
+"""Maximum rows of a reason."""
 
 LEAST_ROWS = 4
-"""Rows of settings, however long the description of one is."""
+"""Minimum rows of settings, however long a description is."""
 
 LEAST_REASON = 24
-"""Columns from which a reason may go on in the next row."""
+"""Minimum columns for a reason to continue in the next row."""
 
 
 def section_title(text: str, width: int, active: bool, right: Sequence[Part] = ()) -> Strip:
-    """A section's first line; the one that has the keys is marked."""
+    """A section's first line; the active section is marked."""
     return rule(f"{'▸ ' if active else ''}{text}", width, right, style=ACCENT if active else STRONG)
 
 
@@ -44,9 +44,7 @@ def preset_lines(
     size: tuple[int, int],
     active: bool,
 ) -> list[Strip]:
-    """Each preset's name and title, the files that could not be used, then what the chosen one is for, as far as there
-    is room.
-    """
+    """Each preset's name and title, the unusable files, then a description of the chosen preset as far as it fits."""
     width, height = size
     strips: list[Strip] = []
     heads: list[int] = []
@@ -64,7 +62,7 @@ def preset_lines(
             strips += text_lines(preset.title, width, DIM, "   ")
     before = ""
     for problem in problems:
-        file = PurePath(problem.path)  # its name first, since a folder's may be longer than the line
+        file = PurePath(problem.path)  # name first, since the folder may be longer than the line
         if problem.path != before:
             heads.append(len(strips))
             strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
@@ -85,7 +83,7 @@ def preset_lines(
 
 
 def _about_preset(preset: Preset, chosen: str, width: int, *, short: bool = False) -> list[Strip]:
-    """What it is for; ``chosen`` is the model that replaces its own, empty if none does. ``short``: in fewer rows."""
+    """A preset's purpose. ``chosen`` is the model that replaces its own, or empty. ``short`` uses fewer rows."""
     model = f"{chosen}, instead of {preset.model}" if chosen and chosen != preset.model else preset.model
     work = preset.workload
     sized_for = (
@@ -105,9 +103,9 @@ def _about_preset(preset: Preset, chosen: str, width: int, *, short: bool = Fals
 def setting_lines(
     draft: LaunchDraft, plan: Plan | None, catalog: FlagCatalog, size: tuple[int, int], cursor: int, active: bool
 ) -> list[Strip]:
-    """Fields and flags, as many as fit around the cursor, with the reason for each, in full where rows are left.
+    """The fields and flags that fit around the cursor, each with its reason, in full if there is room.
 
-    Below, the description of the one under the cursor.
+    Below them, the description of the one under the cursor.
     """
     width, height = size
     names = draft.names
@@ -125,7 +123,7 @@ def setting_lines(
     blocks: list[list[Strip]] = []
     for index, (name, setting) in enumerate(zip(names, settings, strict=True)):
         rows = _setting_rows(name, setting, columns, width, index == cursor and active, MOST_REASON)
-        if len(rows) - 1 > max(0, spare):  # every flag has a row before any reason has a second one
+        if len(rows) - 1 > max(0, spare):  # every flag gets a row before any reason gets a second one
             rows = _setting_rows(name, setting, columns, width, index == cursor and active, 1)
         spare -= len(rows) - 1
         blocks.append(rows)
@@ -144,7 +142,7 @@ def setting_lines(
 def adding_lines(
     catalog: FlagCatalog, found: Sequence[str], pick: int, text: str, size: tuple[int, int]
 ) -> list[Strip]:
-    """The flags that match what is typed, the picked one marked, with its meaning below."""
+    """The flags that match the input, the selected one highlighted, with its meaning below."""
     width, height = size
     strips = [section_title("Add a flag", width, True, ((catalog.source, DIM),))]
     if not found:
@@ -165,7 +163,7 @@ def adding_lines(
 
 
 class _Setting(msgspec.Struct, frozen=True):
-    """A line of the settings: whether it was changed, its value, who chose it, why, and the trade-off."""
+    """A settings line: whether it was changed, its value, who chose it, why, and the trade-off."""
 
     edited: bool
     value: str
@@ -175,7 +173,7 @@ class _Setting(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """The value's reason, trade-off and problems."""
+        """The value's reason and trade-off."""
         why = sourced(self.source, self.why)
         return f"{why} · trade-off: {self.tradeoff}" if self.tradeoff else why
 
@@ -183,7 +181,7 @@ class _Setting(msgspec.Struct, frozen=True):
 def _setting_rows(
     name: str, setting: _Setting, columns: tuple[int, int], width: int, under_cursor: bool, most: int
 ) -> list[Strip]:
-    """Name, value and reason; the reason over as many rows as it may take."""
+    """Name, value and reason; the reason in up to ``most`` rows."""
     label = f" {'*' if setting.edited else ' '}{fit(plain(name), columns[0])} "
     value = plain(setting.value)
     text = label + (value if name in FIELDS else fit(value, columns[1]))
@@ -220,7 +218,7 @@ def _setting(draft: LaunchDraft, plan: Plan | None, name: str) -> _Setting:
 
 
 def _gpus_setting(draft: LaunchDraft, plan: Plan | None) -> _Setting:
-    """The chosen set with the reason for it; beside it which GPUs these are, and what is wrong with them."""
+    """The chosen set and why; also which GPUs these are, and their problems."""
     chosen = draft.chosen_set
     if isinstance(chosen, str):
         return _Setting(True, f"{chosen}: vLLM chooses")

@@ -16,7 +16,7 @@ from vllm_console.ui.widgets.placed_area import set_display
 
 
 class LogPane(FrameBox):
-    """A title and the log's tail, which follows by itself."""
+    """A title and the tail of the log, which it follows."""
 
     def __init__(self, *, id: str) -> None:
         self._path: str | None = None
@@ -25,19 +25,19 @@ class LogPane(FrameBox):
         self._shown_server: ServerView | None = None
         self._none = LineView(id="log-none")
         set_display(self._none, False)
-        self._view = LogView(id="log-view")  # from the beginning: mounted later it would cost another layout
+        self._view = LogView(id="log-view")  # created now: mounting it later would cost another layout
         self._sized = False
-        """Whether the view has its height, and has got what it shows."""
+        """Whether the view has its height and its log."""
         super().__init__(self._none, self._view, id=id)
 
     def on_resize(self) -> None:
-        """Draw for the new size."""
+        """Redraw for the new size."""
         super().on_resize()
         if self._shown_server is not None:
             self.show_server(self._shown_server)
 
     def show_server(self, server: ServerView) -> None:
-        """Show this server's log; opens a file only when it is another one."""
+        """Show this server's log; reopens the file only if it changed."""
         self._shown_server = server
         if not self.outer_size.width or not self.display:
             return
@@ -58,7 +58,7 @@ class LogPane(FrameBox):
 
     @property
     def reader(self) -> Callable[[], None] | None:
-        """Reads the log's new lines, to be called in a thread before `show_server`; None where no log is in sight."""
+        """Reads the log's new lines; call it in a thread before `show_server`. None if no log is visible."""
         return self._view.reader if self._path and self._sized else None
 
     def _go_to(self, moment: float | None) -> None:
@@ -77,10 +77,10 @@ class LogPane(FrameBox):
         if path and self._sized:
             self._begin()
         elif path:
-            self.call_after_refresh(self._begin)  # a moment is shown at the bottom: its height must be known
+            self.call_after_refresh(self._begin)  # a moment is shown at the bottom, so the height must be known
 
     def _begin(self) -> None:
-        """Show the log of the server that is shown, up to its moment if it has one."""
+        """Show the log of the current server, up to its moment if any."""
         if self._shown_server is None or not self._path:
             return
         self._sized, self._moment = True, None

@@ -1,4 +1,4 @@
-"""The bar above the panes: which there are, which are in sight, which have a problem. Pure."""
+"""The bar above the panes: all panes, which are visible, and which have a problem. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm_console.ui.widgets.draw import Part
 from vllm_launchers.keeper.records import State
 
 KV_CACHE, PREEMPTIONS, LATENCY, THROUGHPUT, LOG, GPUS, REQUESTS, STEPS = range(1, 9)
-"""Panes by number."""
+"""Pane numbers."""
 
 NAMES = {
     KV_CACHE: "KV",
@@ -30,7 +30,7 @@ NAMES = {
 }
 
 SHORT_NAMES = {THROUGHPUT: "Thr", REQUESTS: "Req", PREEMPTIONS: "Pre", LATENCY: "Lat"}
-"""Where there is no room for the names above: the first of them is shortened first."""
+"""Short names for when the full names do not fit, in the order in which they are shortened."""
 
 _OBJECTIVES = {
     "kv_cache_usage": KV_CACHE,
@@ -38,7 +38,7 @@ _OBJECTIVES = {
     "ttft_p99_seconds": LATENCY,
     "itl_p99_seconds": LATENCY,
 }
-"""Where a missed objective is seen."""
+"""The pane that shows a missed objective."""
 
 FINDING_PANES = {
     "kv_cache_pressure": KV_CACHE,
@@ -59,15 +59,15 @@ FINDING_PANES = {
     "pcie_narrow": GPUS,
     "tensor_parallel_stalls": GPUS,
 }
-"""Where a finding is seen, by its code; others are about flags or clients."""
+"""The pane that shows a finding, by code; other findings are about flags or clients."""
 
 
 LEGEND = "r2 run 2 · ! finding · ✓ ended · b load"
-"""What the markers in charts mean; help says more."""
+"""The meaning of the markers in charts; help explains more."""
 
 
 def problem_panes(server: ServerView | None, snapshot: FleetSnapshot | None) -> frozenset[int]:
-    """The panes, by number, that show a problem."""
+    """The numbers of the panes that show a problem."""
     found: set[int] = set()
     if server is not None and server.state.alive:
         found |= {pane for objective, pane in _OBJECTIVES.items() if server.missed(objective)}
@@ -89,7 +89,7 @@ def problem_panes(server: ServerView | None, snapshot: FleetSnapshot | None) -> 
 
 
 def _names(width: int) -> Mapping[int, str]:
-    """The panes' names, of which no more are shortened than so many cells need."""
+    """The panes' names, shortening only as many as needed to fit ``width`` cells."""
     names = dict(NAMES)
     keys = sum(cell_len(key_of(f"pane_{number}")) + 3 for number in names)
     for number, short in SHORT_NAMES.items():
@@ -108,10 +108,10 @@ def pane_bar(
     legend: bool = False,
     needed: bool = False,
 ) -> Strip:
-    """The panes with their numbers: those in sight bright, the large one in reverse; at the right the layout.
+    """The panes with their numbers: visible ones bright, the enlarged one in reverse; the layout at the right.
 
-    ``legend``: there are markers in the charts, whose meaning is said where there is room. ``needed``: the layout is
-    said nowhere else, so that names of panes give way to it; else it gives way to them.
+    ``legend``: there are markers in the charts; explain them if there is room. ``needed``: the layout is shown nowhere
+    else, so pane names give way to it rather than the reverse.
     """
     parts: list[Part] = []
     used = 0

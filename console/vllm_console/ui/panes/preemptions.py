@@ -1,4 +1,4 @@
-"""Pane 2: how often requests are preempted: evicted from the KV cache and recomputed."""
+"""Pane 2: how often requests are preempted, i.e. evicted from the KV cache and recomputed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of, mea
 from vllm_console.ui.widgets.draw import Part, whole_clauses
 
 WIDE = 56
-"""Minimum width for the rate's window in full."""
+"""Minimum width for the full name of the rate's window."""
 
 NEEDED = 26
 """Cells that the title takes besides the window and the rate."""
 
 
 def preemption_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
-    """Title with the rate now, timeline, preemptions per request against the objective."""
+    """Title with the current rate, timeline, preemptions per request against the objective."""
     window = server.window
     share = window.preemption_share if window else None
     objective = server.objectives.preemption_rate if server.objectives else None
     rate = count(window.preemptions_per_minute if window else None)
-    # The chart has the rate of each point, the title that of the last minute: they differ.
+    # The chart has the rate of each point, the title that of the last minute, so they differ.
     window_text = window_note(server, now) if width >= WIDE or server.moment is not None else "last min"
     note: Part = (f"{window_text} ", DIM) if len(window_text) + len(rate) + NEEDED < width else ""
     right = age_note(server, now) or (note, f"{rate}/min")

@@ -1,6 +1,6 @@
-"""Pane 7: the requests that finished, each with where its time went.
+"""Pane 7: finished requests, each with where its time went.
 
-Its other views: prompt length against TTFT, and what the prefix cache did by the length of prompts.
+Its other views: TTFT over prompt length, and prefix cache use by prompt length.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from vllm_console.ui.widgets.draw import Part, bar, beside, fit, paragraph, part
 from vllm_console.ui.widgets.scatter import scatter
 
 SCATTER_WIDTH, SCATTER_HEIGHT = 40, 9
-"""The least size of the scatter plot with its heading."""
+"""Minimum size of the scatter plot with its heading."""
 
 LIST_WIDTH, LIST_ROWS = 64, 8
-"""What the list keeps beside or above the plot."""
+"""Minimum columns and rows of the list next to or above the plot."""
 
 SHORT = 3
-"""Rows of a list up to which it has no legend."""
+"""Lists of up to this many rows have no legend."""
 
 PREFIXES = "prefixes"
 VIEWS = (*ORDERS, PREFIXES)
-"""What the key goes through: the requests in each order, and what the prefix cache did for them."""
+"""What the key cycles through: the requests in each order, and prefix cache use."""
 
 SHORTEST_BAR, LONGEST_BAR, LONGEST_PREFIX_BAR = 8, 60, 40
 ID_WIDTH = 25
 STALE_SECONDS = 5.0
-"""A step that is older than this is no news of what runs: its age is shown."""
+"""A step older than this does not show what is running now, so its time is shown."""
 
 
 class _Stage(msgspec.Struct, frozen=True):
-    """A part of a request's time: its mark in the bar, which ASCII has too, and its name in the legend."""
+    """A part of a request's time: its mark in the bar (also available in ASCII) and its name in the legend."""
 
     mark: str
     name: str
@@ -57,7 +57,7 @@ _STAGES = (
     _Stage("█", "decode", None),
     _Stage("─", "other", DIM),
 )
-"""In the order of time. The rest, such as tokenizing, is the API server's."""
+"""In chronological order. The rest, such as tokenizing, happens in the API server."""
 
 _COLUMNS = (("ENDED", 9, "<"), ("PROMPT", 7, ">"), ("OUT", 6, ">"), ("TTFT", 7, ">"), ("E2E", 7, ">"))
 _LATER = (("PREEMPT", 8, ">"), ("REASON", 7, "<"))
@@ -69,7 +69,7 @@ _NOTHING = {
 
 
 def requests_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
-    """Title, what runs, a legend, and a line for each request; beside or below it the plot, where there is room."""
+    """Title, running requests, legend, and a line per request; next to or below it the plot if it fits."""
     seen = server.probe.requests if server.probe is not None else None
     title = title_line(7, "Requests", width, _title_note(server, seen, view, now))
     if seen is None:
@@ -88,7 +88,7 @@ def requests_lines(server: ServerView, now: float, width: int, height: int, view
 
 
 def _view(server: ServerView, seen: RequestsSeen, view: ChartView, now: float, width: int, height: int) -> list[Strip]:
-    """The requests in an order, or what the prefix cache did for them."""
+    """The requests in an order, or prefix cache use."""
     if view.order == PREFIXES:
         return prefix_lines(seen.prefixes, server.window, width, height)
     return _list(seen, ORDERS.index(view.order), now, width, height)
@@ -113,7 +113,7 @@ def _title_note(server: ServerView, seen: RequestsSeen | None, view: ChartView, 
 
 
 def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> Strip:
-    """What runs now, and how many have finished; of these, how many were preempted or aborted."""
+    """What is running now, and how many requests finished, were preempted or were aborted."""
     last = server.probe.last if server.probe is not None and server.last_window is None else None
     parts: list[Part] = [" ", *_running(last, now)] if last is not None else [" "]
     kinds = [("finished", seen.counts[0], None), *zip(ORDERS[2:], seen.counts[2:], (WARN, BAD), strict=True)]
@@ -126,7 +126,7 @@ def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> 
     *rest, end = parts
     shown = [*rest, (str(end[0]).rstrip(" ·,"), DIM)]
     if unserved := format_unserved(server.window.responses if server.window is not None else None):
-        # Of the minute, where the rest of the line is of the range that the title names.
+        # For the last minute, while the rest of the line is for the range in the title.
         when = "" if server.moment is not None else " in the last minute"
         shown = shown if parts_length(shown) + len(unserved + when) + 3 <= width else [" "]
         shown += [(" · " if len(shown) > 1 else "", DIM), (unserved, WARN), (when, DIM)]
@@ -142,7 +142,7 @@ def _running(last: EngineStep, now: float) -> list[Part]:
 
 
 def _list(seen: RequestsSeen, order: int, now: float, width: int, height: int) -> list[Strip]:
-    """Legend, heading and one line for each request."""
+    """Legend, heading and one line per request."""
     requests = seen.listed[order][: max(1, height - 1)]
     if not requests:
         nothing = _NOTHING.get(ORDERS[order], "No request has finished.")
@@ -192,7 +192,7 @@ def _cells(one: FinishedRequest, now: float) -> tuple[str, ...]:
 
 
 def _bar(one: FinishedRequest, longest: float, width: int) -> list[Part]:
-    """A request's time to scale: in its stages as far as these are known."""
+    """A request's time to scale, split into its known stages."""
     whole = one.e2e_seconds
     if not whole or not longest:
         return [" " * width]
@@ -215,7 +215,7 @@ def _plot(seen: RequestsSeen, width: int, height: int, view: ChartView) -> list[
 
 
 def order_after(order: str) -> str:
-    """The order or view that the key changes to."""
+    """The order or view after this one."""
     return VIEWS[(VIEWS.index(order) + 1) % len(VIEWS)]
 
 
@@ -230,7 +230,7 @@ _PREFIX_COLUMNS = (
 
 
 def prefix_lines(use: PrefixUse, window: Window | None, width: int, height: int) -> list[Strip]:
-    """A line for each class of lengths with its hit rate as a bar; then all together, and resumed requests."""
+    """A line per prompt length class with its hit rate as a bar, then the total and resumed requests."""
     if window is not None and window.prefix_caching is False:
         return [line(), line((" Prefix caching is off.", WARN))][:height]
     if not use.requests:
@@ -260,7 +260,7 @@ def _prefix_row(one: LengthClass, long_bar: int, width: int) -> Strip:
 
 
 def _below(use: PrefixUse, window: Window | None, width: int) -> list[Strip]:
-    """All of them together, how fine the cache is, resumed requests: what is known."""
+    """The known totals: hit rate, granularity of the cache, resumed requests."""
     step = window.prefix_step if window is not None else None
     whole: list[Part] = [(" all ", DIM), percent(use.hit_rate), (" of ", DIM), count(use.prompt_tokens),
                          (" prompt tokens cached", DIM)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The table of all servers: which columns fit, what stands in them, its height, and the widget around it."""
+"""The table of all servers: columns that fit, cells, height, and the widget."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ STATE_STYLE = {
 }
 
 WITH_MODEL = 118
-"""Minimum width for a column of models. Below it the name stands for model and preset: it is the preset's unless the
-user chose another."""
+"""Minimum width for the model column. On narrower screens the name implies model and preset: it defaults to the
+preset's."""
 
 _FIGURE = 6
-"""Cells of the usage behind the bar of the KV cache."""
+"""Cells of the usage after the KV cache bar."""
 
 RUNNING = "running"
 """The state of a server that cannot be asked for it."""
 
 YOUNG_SECONDS = 5.0
-"""A server that has been ready for less was polled at most once."""
+"""A server that became ready more recently than this was polled at most once."""
 
 Cell = tuple[str, Style | None]
 """A cell's text and style."""
 
 
 SortKey = str | float | None
-"""What a column is sorted by; None is unknown, and comes last."""
+"""A column's sort key; None is unknown and sorts last."""
 
 
 class ServerColumn(msgspec.Struct, frozen=True):
-    """A column: heading, width in cells, alignment, the cell of a server at a moment, and what it is sorted by.
+    """A column: heading, width in cells, alignment, a server's cell at a moment, and sort key.
 
-    A metric column stands empty for a server that has none to show, and its text runs on over it. Where not all fit,
-    those of the highest ``rank`` are left out first.
+    If a server has no metrics, its metric columns are empty and its status text runs over them. If not all columns fit,
+    those with the highest ``rank`` are left out first.
     """
 
     title: str
@@ -77,15 +77,15 @@ class ServerColumn(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """By which column servers are sorted; without a title they stand as the fleet lists them."""
+    """The column that servers are sorted by; without a title they are in fleet order."""
 
     title: str = ""
     descending: bool = False
 
     def after(self, title: str) -> Order:
-        """The order after a column was chosen: figures begin with the largest, texts with A; again: the reverse.
+        """The order after choosing a column: figures start descending, texts ascending.
 
-        The third time: as the fleet lists them.
+        Choosing it again reverses the order; the third time restores fleet order.
         """
         first = title not in TEXTS
         if title != self.title:
@@ -94,7 +94,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def ordered(servers: Sequence[ServerView], order: Order) -> list[ServerView]:
-    """The servers in this order; those for which its column is unknown last."""
+    """The servers in this order; those with an unknown value come last."""
     column = next((one for one in columns_of(servers, 200) if one.title == order.title), None)
     if column is None:
         return list(servers)
@@ -109,27 +109,27 @@ COLUMNS = {
     "port": "PORT", "kv": "KV CACHE", "run": "RUN", "wait": "WAIT", "preempt": "PREEMPT/min", "ttft": "TTFT p99",
     "itl": "ITL p99", "tokens": "TOK/S", "requests": "REQ/S", "hit": "HIT", "engine": "ENGINE", "host": "HOST",
 }  # fmt: skip
-"""Every column's heading, by the name that settings and the command line have."""
+"""Every column's heading, by its name in settings and on the command line."""
 
 DEFAULT_COLUMNS = tuple(COLUMNS)
-"""What is shown, as far as it fits, where the user has not chosen."""
+"""The columns shown, as far as they fit, unless the user chose others."""
 
 TEXTS = ("NAME", "MODEL", "PRESET", "OWNER", "HOST", "STATE", "GPU", "PORT", "ENGINE")
-"""Columns that are sorted upwards first."""
+"""Columns that sort ascending first."""
 
 
 def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] = ()) -> list[ServerColumn]:
-    """The columns to choose from on a screen of this width: those of ``chosen`` (names of `COLUMNS`) in that order.
+    """The available columns at this screen width; if ``chosen`` (names from `COLUMNS`), those in that order.
 
-    Without a choice they are all, OWNER where somebody else's server is listed, HOST where one runs elsewhere, GPU
-    where one has GPUs, MODEL where the screen is wide.
+    By default all of them, but OWNER only if a server belongs to someone else, HOST only if one runs elsewhere, GPU
+    only if one has GPUs, and MODEL only on a wide screen.
     """
     names = max([len("NAME"), *(cell_len(server.marked_name) for server in servers)])
     presets = max([len("PRESET"), *(cell_len(_preset(server)) for server in servers)])
     owners = max([len("OWNER"), *(cell_len(_owner(server)) for server in servers)])
     hosts = max([len("HOST"), *(cell_len(plain(server.where)) for server in servers)])
     models = max([len("MODEL"), *(cell_len(_model(server)) for server in servers)])
-    elsewhere = any(server.where for server in servers)  # figures before what is of one machine
+    elsewhere = any(server.where for server in servers)  # figures take precedence over facts about one machine
     owner_rank, gpu_rank, port_rank = (9, 9, 9) if elsewhere else (2, 1, 2)
     columns = [
         ServerColumn("NAME", min(names, 20 if width < 140 else 32), "<", _name_cell, lambda s: natural_key(s.name), 0,
@@ -175,13 +175,13 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
 
 
 def sort_names(servers: Sequence[ServerView]) -> list[str]:
-    """The names of the columns that these servers can be sorted by: those that say something about them."""
+    """The names of the columns that are useful for sorting these servers."""
     titles = {column.title for column in columns_of(servers, WITH_MODEL)}
     return [name for name, title in COLUMNS.items() if title in titles]
 
 
 def columns_for(servers: Sequence[ServerView], width: int, chosen: Sequence[str] = ()) -> list[ServerColumn]:
-    """The columns that fit into ``width`` cells, in their order; the least important are left out."""
+    """The columns that fit into ``width`` cells, in order; the least important are left out."""
     columns = columns_of(servers, width, chosen)
     used, fitting, full = 2, set(), False
     for column in sorted(columns, key=lambda one: one.rank):
@@ -207,7 +207,7 @@ def _by_latency(latency: str) -> Callable[[ServerView], SortKey]:
 
 
 def column_titles(columns: Sequence[ServerColumn], order: Order = Order()) -> Strip:  # noqa: B008 - immutable
-    """The line of column titles, with an arrow at the one that is sorted by; a click on a title sorts by it."""
+    """The line of column titles, with an arrow at the sort column; a click on a title sorts by it."""
     parts: list[Part] = ["  "]
     for column in columns:
         here = column.title == order.title
@@ -229,10 +229,10 @@ def row(
     marked: bool = False,
     past: bool = False,
 ) -> Strip:
-    """One server's line, with the sign of a problem before its name; a marked one has a star and its name in reverse.
+    """A server's line, with a problem sign before its name; a marked one has a star and its name in reverse.
 
-    Without metrics its reason or progress runs over the first columns that would show them. ``past``: the screen shows
-    an earlier moment; a server that is not of that moment is dim, and has no figures.
+    Without metrics, its reason or progress runs over the first metric columns. ``past``: the screen shows an earlier
+    moment; a server that does not is dim and has no figures.
     """
     live = past and server.moment is None
     dim = live or server.removed
@@ -258,7 +258,7 @@ def row(
         text = fit(text, column.width, column.align)
         if column.title == "NAME" and not dim:
             parts += _name_parts(text, selected, marked)
-        elif column.title == "KV CACHE" and style is BAD:  # the bar stays calm
+        elif column.title == "KV CACHE" and style is BAD:  # only the figure is red, not the bar
             parts += [(text[:-_FIGURE], OK), (text[-_FIGURE:], BAD)]
         else:
             parts.append((text, style))
@@ -266,9 +266,10 @@ def row(
 
 
 def _status_room(columns: Sequence[ServerColumn], width: int) -> dict[int, int]:
-    """By the index of the first of each run of metric columns, the cells of that run; the first takes what is left.
+    """The cells of each run of metric columns, by the index of its first column; the last run takes the remaining
+    cells.
 
-    So a status stands in the first run, and what follows stays below its heading.
+    The status goes into the first run, so that later columns stay below their headings.
     """
     runs: dict[int, int] = {}
     at = 0
@@ -284,7 +285,7 @@ def _status_room(columns: Sequence[ServerColumn], width: int) -> dict[int, int]:
 
 
 def _not_then(server: ServerView, selected: bool, room: int) -> str:
-    """Shown in so many cells in place of the figures of a server that is not shown as of the moment."""
+    """Text of up to ``room`` cells in place of the figures of a server that is not shown at the selected moment."""
     if not server.recorded:
         texts = ["no history: not your server", "no history: not yours", "no history"]
     elif selected:
@@ -301,7 +302,7 @@ def _name_parts(text: str, selected: bool, marked: bool) -> list[Part]:
 
 
 def _unmeasured(server: ServerView) -> Cell | None:
-    """What is known of an attached endpoint without metrics, or of a node that has none."""
+    """The status of an attached endpoint or a node without metrics."""
     endpoint = server.attached
     if server.node and server.moment is None:
         return _node_status(server)
@@ -312,14 +313,14 @@ def _unmeasured(server: ServerView) -> Cell | None:
 
 
 def _node_status(server: ServerView) -> Cell | None:
-    """What the row of a node shows that waits for others, or that has no metrics; None for any other."""
+    """The status of a node that waits for others or has no metrics; None otherwise."""
     if server.node and server.state is State.STARTING and server.pid is None:
         return server.reason, ACCENT
     return (server.node, DIM) if server.headless and server.state is State.READY else None
 
 
 def _status(server: ServerView, now: float, width: int) -> Cell | None:
-    """What a row shows instead of metrics, and its style; None when it shows metrics."""
+    """What a row shows in place of metrics, and its style; None if it shows metrics."""
     if server.moment is not None:
         return _status_then(server)
     if server.next_attempt_at is not None and server.next_attempt_at > now:
@@ -340,21 +341,21 @@ def _status(server: ServerView, now: float, width: int) -> Cell | None:
             return f"neither it nor {server.partner} serves", STATE_STYLE[State.FAILED]
         return server.sleep.sentence.removeprefix("asleep, "), DIM
     reason = server.reason or UNKNOWN
-    if server.state is State.UNRESPONSIVE:  # its age does not fit beside the state
+    if server.state is State.UNRESPONSIVE:  # the state's column is too narrow for its age
         place = f"{server.attached.host}:{server.attached.port} " if server.attached is not None else ""
-        reason = f"for {duration(now - server.state_since)}: {reason.removeprefix(place)}"  # HOST names the place
+        reason = f"for {duration(now - server.state_since)}: {reason.removeprefix(place)}"  # HOST shows the place
     return reason, STATE_STYLE[server.state] if server.state is not State.STOPPED else DIM
 
 
 def _status_then(server: ServerView) -> Cell | None:
-    """What a row shows instead of metrics of an earlier moment; None when it shows them."""
+    """What a row shows in place of metrics at an earlier moment; None if it shows metrics."""
     if server.then.state not in (None, State.READY):
-        return "not ready then", DIM  # the minute before is of an earlier run
+        return "not ready then", DIM  # the minute before belongs to an earlier run
     return None if server.window is not None else ("nothing recorded then", DIM)
 
 
 def starting_text(server: ServerView, now: float, width: int) -> str:
-    """How far the start-up of a server is, in ``width`` cells."""
+    """A server's startup progress, in a shorter form below a ``width`` of 100."""
     stage = server.stages[-1] if server.stages else None
     if stage is None:
         return server.reason or "waiting for its first log line"
@@ -395,7 +396,7 @@ def _preset_cell(server: ServerView, _now: float, _width: int) -> Cell:
 
 
 def _can_not_be_asked(server: ServerView) -> bool:
-    """Whether only that its process runs is known, such as that of a container."""
+    """Whether nothing is known except that its process runs, e.g. in a container."""
     return not server.probed and bool(server.reason)
 
 
@@ -414,7 +415,7 @@ def _state_cell(server: ServerView, now: float, width: int) -> Cell:
 
 
 def _with_age(text: str, seconds: float, width: int) -> str:
-    """A state and its age: in its largest unit alone where the rest does not fit, left out where not even that fits."""
+    """A state and its age; the age is cut to its largest unit, or left out, if it does not fit."""
     room = width - len(text)
     whole = duration(seconds)
     for age in (whole, re.sub(r"(?<=[a-z]).*", "", whole)):
@@ -424,7 +425,7 @@ def _with_age(text: str, seconds: float, width: int) -> str:
 
 
 def _state_then(server: ServerView, moment: float, width: int) -> Cell:
-    """The state at an earlier moment and its age then, with the generation where that is not the present one."""
+    """The state at an earlier moment and its age then, with the generation if it differs from the current one."""
     then = server.then
     if then.state is None:
         return "before launch" if then.before else UNKNOWN, DIM
@@ -442,7 +443,7 @@ def _gpu_cell(server: ServerView, _now: float, _width: int) -> Cell:
 
 
 def _port_cell(server: ServerView, _now: float, _width: int) -> Cell:
-    """With a mark where others can use it without an API key."""
+    """The port, marked if others can use the server without an API key."""
     port = str(server.port or UNKNOWN)
     return (f"{port}!", WARN) if server.exposed else (port, None)
 
@@ -473,7 +474,7 @@ def _with_mark(text: str, missed: bool) -> Cell:
 
 
 def state_counts(servers: Sequence[ServerView]) -> str:
-    """How many servers are in each state: ``2 ready · 1 starting``."""
+    """The number of servers in each state: ``2 ready · 1 starting``."""
     listed = [server for server in servers if not server.replayed]
     here = [server for server in listed if server.attached is None]
     states = [RUNNING if _can_not_be_asked(server) else server.state for server in here]
@@ -484,29 +485,29 @@ def state_counts(servers: Sequence[ServerView]) -> str:
 
 
 class TableState(msgspec.Struct, frozen=True):
-    """How the table is shown: the name under the cursor, the order, the names that are marked, title and columns."""
+    """How to show the table: the name under the cursor, the order, the marked names, title and columns."""
 
     selected: str | None
     order: Order = Order()
     marked: frozenset[str] = frozenset()
     title: str = "Servers"
     columns: tuple[str, ...] = ()
-    """What the user chose, by name; empty for what fits."""
+    """Names of the columns that the user chose; empty for those that fit."""
     past: bool = False
     """Whether the screen shows an earlier moment."""
     expanded: frozenset[str] = frozenset()
-    """The names of those whose ranks have rows of their own."""
+    """Names of servers whose ranks have their own rows."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A row of the table: a server, or with a label one of its data-parallel ranks."""
+    """A row of the table: a server, or one of its data-parallel ranks if it has a label."""
 
     server: ServerView
     rank: str = ""
 
 
 def entries_of(servers: Sequence[ServerView], expanded: frozenset[str]) -> list[Entry]:
-    """The rows: every server, below one that is expanded its ranks."""
+    """The rows: every server, with an expanded server's ranks below it."""
     return [
         entry
         for server in servers
@@ -518,13 +519,13 @@ def entries_of(servers: Sequence[ServerView], expanded: frozenset[str]) -> list[
 
 
 def ranks_of(server: ServerView) -> Mapping[str, EngineSample]:
-    """Its data-parallel ranks now, by label; none where it has one engine, or an earlier moment is shown."""
+    """The current data-parallel ranks by label; empty with a single engine or at an earlier moment."""
     engines = server.sample.engines if server.sample is not None and server.moment is None else {}
     return in_order(engines) if len(engines) > 1 else {}
 
 
 def rank_row(server: ServerView, rank: str, columns: Sequence[ServerColumn], width: int) -> Strip:
-    """One rank's line, below its server's: what vLLM reports of it."""
+    """One rank's line, below its server: what vLLM reports for it."""
     one = ranks_of(server)[rank]
     usage = one.kv_cache_usage
     known: dict[str, Cell] = {
@@ -542,12 +543,12 @@ def rank_row(server: ServerView, rank: str, columns: Sequence[ServerColumn], wid
 
 
 class ServersTable(FramedView):
-    """All servers, one line each, with a cursor; scrolls so that the cursor stays visible."""
+    """All servers, one line each, with a cursor; scrolls to keep the cursor visible."""
 
     DEFAULT_CSS = "ServersTable { height: 6; width: 1fr; }"
 
     class Picked(Message):
-        """A server was clicked: ``times`` in a row, and maybe to mark it."""
+        """A server was clicked ``times`` in a row; ``mark`` toggles its mark."""
 
         def __init__(self, name: str, times: int, mark: bool) -> None:
             super().__init__()
@@ -558,12 +559,12 @@ class ServersTable(FramedView):
     _top = 0
 
     def show_servers(self, servers: Sequence[ServerView], now: float, state: TableState) -> None:
-        """Show these servers, which are in the order of ``state`` already."""
+        """Show these servers, already sorted by ``state``'s order."""
         self._arguments = (servers, now, state)
         self._draw(*self.room)
 
     def on_resize(self) -> None:
-        """Draw for the new size."""
+        """Redraw for the new size."""
         self._draw(*self.room)
 
     def _draw(self, width: int, height: int) -> None:
@@ -575,7 +576,7 @@ class ServersTable(FramedView):
         index = next((i for i, one in enumerate(entries) if one.server.name == state.selected), 0)
         last = max((i for i, one in enumerate(entries) if one.server.name == state.selected), default=0)
         top = max(min(self._top, index, len(entries) - rows), last - rows + 1)
-        self._top = max(0, min(top, index))  # its ranks as far as they fit below it
+        self._top = max(0, min(top, index))  # as many of its ranks as fit below it
         self._shown = tuple(entries[self._top : self._top + rows])
         columns = columns_for(servers, width, state.columns)
         hidden = len(entries) - len(self._shown)
@@ -602,7 +603,7 @@ class ServersTable(FramedView):
         self.show_lines(lines)
 
     async def on_click(self, event: events.Click) -> None:
-        """Move the cursor to the clicked line; in front of the name, or with ctrl: mark it."""
+        """Move the cursor to the clicked line; a click before the name or with ctrl marks it."""
         index = event.y - 2
         if 0 <= index < len(self._shown):
             mark = event.ctrl or event.x < 2 + self.framed
@@ -616,12 +617,12 @@ class ServersTable(FramedView):
 
 
 SHRINK_SECONDS = 15.0
-"""The table shrinks after it has needed fewer rows for this long: a server of others that restarts is gone for a few
-seconds, and moves nothing. One of ours stays in the table until it is removed."""
+"""The table shrinks after it has needed fewer rows for this long. A restarting server of someone else disappears for a
+few seconds, which should not move anything; our own servers stay in the table until removed."""
 
 
 class TableHeight:
-    """Grows at once, and shrinks after `SHRINK_SECONDS`, or to what is needed after `reset`."""
+    """Grows immediately, shrinks after `SHRINK_SECONDS`, and adjusts to the needed rows after `reset`."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -629,7 +630,7 @@ class TableHeight:
         self._most_since = 0
 
     def reset(self) -> None:
-        """Start anew: everything else moves, too."""
+        """Start over, when everything else moves, too."""
         self._rows, self._fewer_since = 0, None
 
     def rows(self, needed: int, now: float) -> int:

@@ -1,4 +1,4 @@
-"""Panes that have no room of their own, as one line each: name, course over time, figure. Pure."""
+"""Panes that have no room of their own, as one line each: name, sparkline, figure. Pure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Spark(msgspec.Struct, frozen=True):
-    """What a pane's line shows: a series, the end of its scale if that is fixed, its figure now, its objectives.
+    """What a pane's line shows: a series, the top of its scale if fixed, its current figure, its objectives.
 
-    Up to ``limit`` points are dim; None where there is no limit.
+    Points up to ``limit`` are dim, if there is a limit.
     """
 
     number: int
@@ -44,7 +44,7 @@ def _objective(name: str) -> Callable[[ServerView], float | None]:
 
 
 def _most_preemptions(server: ServerView) -> float | None:
-    """How many are too many within one point of the series, whatever the share of requests."""
+    """The maximum preemptions within one point of the series, regardless of the share of requests."""
     return MOST_PREEMPTIONS * server.series.step / 60 if server.series is not None else None
 
 
@@ -78,7 +78,7 @@ SPARKS = {
 
 
 def spark_lines(server: ServerView, panes: Sequence[str], width: int) -> list[Strip]:
-    """A line for each of these panes; a click makes it the large one."""
+    """A line for each of these panes; a click enlarges the pane."""
     return [_spark_line(server, SPARKS[pane], width) for pane in panes]
 
 
@@ -108,10 +108,10 @@ def _spark_line(server: ServerView, spark: Spark, width: int) -> Strip:
 
 
 def spark_cells(series: Series | None, key: str, width: int, top: float | None) -> list[tuple[str, float]]:
-    """A series in ``width`` cells with their values, the newest at the right; what was not reported stays blank.
+    """A series as ``width`` cells with their values, newest at the right; missing values are blank.
 
-    A cell's points are joined by their maximum, and which cell a point belongs to depends on its time alone, so that
-    the past moves by whole cells and does not flicker.
+    A cell shows the maximum of its points. A point's cell depends only on its time, so the past moves by whole cells
+    and does not flicker.
     """
     values = series.values.get(key, ()) if series is not None else ()
     if series is None or not values or width <= 0:

@@ -1,4 +1,4 @@
-"""Replaces the metric panes while there is nothing to measure: start-up stages, or why a server is down."""
+"""Replaces the metric panes when there is nothing to measure: startup stages, or why a server is down."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STYLE = {State.FAILED: BAD, State.UNRESPONSIVE: BAD, State.STOPPING: WARN, Stat
 
 
 def state_lines(server: ServerView, now: float, width: int, height: int) -> list[Strip]:
-    """Title with the state and its age, how far it is, stages, memory, reason, what the user can do."""
+    """Title with state and age, progress, stages, memory, reason, and what the user can do."""
     age = duration(now - server.state_since)
     right: tuple[Part, ...] = ((f"{server.state_text} {age}", _STYLE.get(server.state, STRONG)),)
     what = "Start-up of " if server.state is State.STARTING else ""
@@ -47,7 +47,7 @@ def state_lines(server: ServerView, now: float, width: int, height: int) -> list
 
 
 def _why(server: ServerView, width: int) -> list[Strip]:
-    """For a failed server the cause, the log line that shows it and the fixes; else its reason."""
+    """For a failed server the cause, the log line that shows it and the fixes; otherwise its reason."""
     found = findings_of(server) if server.diagnosis is not None else ()
     if not found:
         return paragraph(_asleep(server) or server.reason, width - 1, _STYLE.get(server.state, DIM), most=4)
@@ -71,7 +71,7 @@ def _asleep(server: ServerView) -> str:
 
 
 def progress_lines(startup: Startup | None, width: int) -> list[Strip]:
-    """How far the start is and how long it has left, estimated from an earlier one; and a silence that is too long."""
+    """Startup progress and the time left, estimated from an earlier start; a warning if it is silent for too long."""
     if startup is None:
         return []
     lines = []
@@ -94,13 +94,13 @@ def format_left(progress: Progress) -> str:
         return "longer than last time"
     if progress.seconds_left < 1:
         return "almost done"
-    # Steps of five seconds: an estimate that changes each second promises too much, and costs bytes.
+    # Steps of five seconds: an estimate that changes each second suggests too much precision, and costs bytes.
     rounded = progress.seconds_left if progress.seconds_left < 10 else round(progress.seconds_left / 5) * 5
     return f"~{duration(max(1.0, rounded))} left"
 
 
 def memory_lines(startup: Startup | None, width: int) -> list[Strip]:
-    """What the engine reported of its memory, per GPU."""
+    """The memory that the engine reported, per GPU."""
     report = startup.report if startup is not None else None
     if report is None:
         return []
@@ -122,7 +122,7 @@ def memory_lines(startup: Startup | None, width: int) -> list[Strip]:
 
 
 def stage_lines(stages: Sequence[Stage], now: float, width: int) -> list[Strip]:
-    """A line per stage: done or running, its name, how long, its figure; the bars share one scale."""
+    """A line per stage: done or running, name, duration, detail. The bars share one scale."""
     taken = [stage.seconds if stage.seconds is not None else max(0.0, now - stage.started_at) for stage in stages]
     longest = max(taken, default=0.0) or 1.0
     detail = max((len(plain(stage.detail)) for stage in stages), default=0)
@@ -163,10 +163,10 @@ def _totals(server: ServerView, now: float) -> list[Strip]:
 
 
 def _advice(server: ServerView) -> list[Strip]:
-    """What can be done about a server that is down, or what is waited for."""
+    """What the user can do about a server that is down, or what it is waiting for."""
     if not server.ours:
         return [line((f" {plain(server.foreign.removeprefix('was '))}", DIM))]
-    if server.node and server.state in (State.FAILED, State.STOPPED):  # it is neither changed nor started alone
+    if server.node and server.state in (State.FAILED, State.STOPPED):  # a node is never changed or started alone
         return [line(), _keys([("open_log", "log"), ("remove", "remove")])]
     if server.state is State.FAILED:
         found = findings_of(server)
@@ -185,7 +185,7 @@ def _advice(server: ServerView) -> list[Strip]:
 
 
 def _keys(hints: Sequence[tuple[str, str]]) -> Strip:
-    """A line of actions, each with its key and a word, to be clicked."""
+    """A line of clickable actions, each with its key and a word."""
     parts: list[Part] = [" "]
     for id, word in hints:
         parts += [(f"{key_of(id)} {word}", clickable(f"screen.{id}", DIM)), "   "]

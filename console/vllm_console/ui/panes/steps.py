@@ -1,4 +1,4 @@
-"""Pane 8: what the engine did in each step: how large batches were, which tokens they had, how long they took."""
+"""Pane 8: the engine's steps: batch sizes, their tokens, and how long they took."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of, mea
 from vllm_console.ui.widgets.draw import Part, shares, side_by_side, whole_clauses
 
 COLUMN = 44
-"""The least width of a chart beside another."""
+"""Minimum width of a chart next to another."""
 
 SMALLEST_CHART = 4
 
@@ -47,11 +47,11 @@ PLOTS = (
         amount,
     ),
 )
-"""What is drawn, in the order in which it gets room."""
+"""The charts, in order of priority."""
 
 
 def step_lines(server: ServerView, _now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
-    """Title, and the charts that fit, each with its present figures; why there are none where nothing is recorded."""
+    """The title and the charts that fit, each with its current figures; or why nothing is recorded."""
     probe = server.probe
     if probe is None or probe.steps is None:
         return [title_line(8, "Steps", width), *nothing_recorded(server, width)][:height]
@@ -72,7 +72,7 @@ def step_lines(server: ServerView, _now: float, width: int, height: int, view: C
 
 
 def _begins(series: Series) -> str:
-    """Why the left of the charts is empty, if it is: no step is recorded of that time."""
+    """Why the left part of the charts is empty, if so: no steps were recorded then."""
     known = [[value is not None for value in values] for values in series.values.values()]
     firsts = [len(values) - values.index(True) for values in known if any(values)]
     longest = max(map(len, known), default=0)

@@ -1,4 +1,4 @@
-"""Pane 4: how much work gets done, and how much waits."""
+"""Pane 4: how much work gets done, and how much is waiting."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ CHARTS = (
         (Curve("requests_running", "run", ACCENT), Curve("requests_waiting", "wait", SECOND)),
     ),
 )
-"""What is drawn, in the order in which it gets room."""
+"""The charts, in order of priority."""
 
 DRAFTED = ("acceptance length of drafts", (Curve("acceptance_length", "tokens", ACCENT),))
-"""What is drawn as well where speculative decoding is used."""
+"""An additional chart if speculative decoding is used."""
 
 SMALLEST_CHART = 4
 
 
 def throughput_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
-    """Title, figures, and charts of tokens per second and of requests, as there is room."""
+    """Title, figures, and the charts of tokens per second and requests that fit."""
     window = server.window
     out, prompt, requests, running, waiting = (
         (
@@ -55,7 +55,7 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
     if waiting and window is not None and (wait := longest_wait(window)) is not None:
         load.append((f", longest ≥ {duration(wait)}", WARN))
     if server.last_window is not None:
-        load = []  # it has ended
+        load = []  # the load has ended
     note = age_note(server, now) or ((window_note(server, now), DIM),)
     rows = [whole_clauses(line(*parts), width) for parts in (figures, load) if parts]
     lines = [title_line(4, "Throughput", width, note), *rows]

@@ -1,4 +1,4 @@
-"""The tuner that is at work on the selected server, in one line; what would be lost with it. Pure."""
+"""One line about the tuner that is running on the selected server. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_console.ui.widgets.draw import fit
 
 
 def tuner_line(server: ServerView, now: float, width: int) -> Strip:
-    """Which trial of how many, what is tried, the best so far, the time left: the first form that fits."""
+    """The trial number, what it tries, the best so far and the time left, in the first form that fits."""
     tuner = server.tuner
     if tuner is None:
         return line()
@@ -25,7 +25,7 @@ def tuner_line(server: ServerView, now: float, width: int) -> Strip:
 
 
 def _texts(tuner: TunerProgress, now: float) -> list[str]:
-    """What there is to say, the most detailed form first; what is tried now is kept longest."""
+    """All forms of the text, most detailed first; what is being tried is kept longest."""
     place = tuner.short_place
     lead, brief = f"tuner{f', {tuner.place}' if place else ''}: ", f"tuner{f' {place}' if place else ''}: "
     left = duration(max(0.0, tuner.until - now)) + " left"
