@@ -1,10 +1,10 @@
-"""The server's log: from the server's output into files that rotate by size.
+"""The server's log: copies the server's output into files that rotate by size.
 
 A keeper may be killed at any moment without losing or repeating a byte: bytes are dropped from the output only once
 they are in the log, and a file beside it records the position, so that the next keeper knows what both contain.
 
-A full disk never stops the reading: bytes that can't be written are counted, and the log says how many once it is
-writable again.
+A full disk never stops reading: bytes that can't be written are counted, and once the log is writable again, it says
+how many were lost.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from vllm_launchers.keeper.output import CHUNK, OutputFile, OutputPosition, Posi
 from vllm_launchers.secrets import HIDDEN, is_secret_name, may_hold_secret, redact
 
 SHORTEST_OWN = 4
-"""Shorter secrets of the server are not hidden: hiding every ``1`` would spoil the log and reveal the secret."""
+"""Shorter secrets of the server are not redacted: redacting every ``1`` would spoil the log and reveal the secret."""
 SHORTEST_INHERITED = 8
-"""The same for other variables of the environment: ``MY_KEY=enabled`` is hardly a secret."""
+"""The same for other environment variables: ``MY_KEY=enabled`` is hardly a secret."""
 
 
 def values_of(secrets: Mapping[str, str], environment: Mapping[str, str]) -> set[str]:
-    """The values to hide: the server's secrets, and inherited values with a secret's name."""
+    """The values to redact: the server's secrets, and inherited values whose name suggests a secret."""
     own = {value for value in secrets.values() if len(value) >= SHORTEST_OWN}
     return own | {
         value for name, value in environment.items() if len(value) >= SHORTEST_INHERITED and is_secret_name(name)
@@ -38,14 +38,14 @@ def values_of(secrets: Mapping[str, str], environment: Mapping[str, str]) -> set
 
 
 class Redaction:
-    """Bytes in, bytes without secrets out. One thread calls `clean`; others may add secrets."""
+    """Removes secrets from bytes. One thread calls `clean`; others may add secrets."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._values: tuple[bytes, ...] = ()
         self.know(values)
 
     def know(self, values: Iterable[str]) -> None:
-        """Hide these too from now on. Earlier ones stay: the server that had them may still be writing."""
+        """Redact these values, too, from now on. Earlier ones stay: the server that had them may still be writing."""
         parts = {part for value in values for part in value.encode(errors="surrogateescape").splitlines()}
         known = {part for part in parts if len(part) >= SHORTEST_OWN} | set(self._values)
         self._values = tuple(sorted(known, key=len, reverse=True))
@@ -53,7 +53,7 @@ class Redaction:
     def clean(self, data: bytes, *, whole: bool = False) -> tuple[bytes, int]:
         """Redact output; returns what may be written, and how many bytes of ``data`` that covers.
 
-        The rest may be the beginning of a secret: pass it again with what follows; ``whole``: nothing follows.
+        The rest may be the beginning of a secret: pass it again with what follows. ``whole``: nothing follows.
         """
         shown = data
         for value in self._values:
@@ -61,7 +61,7 @@ class Redaction:
                 shown = shown.replace(value, HIDDEN.encode())
         keep = 0 if whole else self._begun(shown)
         used, shown = len(data) - keep, shown[: len(shown) - keep]
-        # One character per byte: it is only searched.
+        # Latin-1, one character per byte, because the text is only searched.
         if not may_hold_secret(shown.decode("latin-1")):
             return shown, used
         lines = shown.splitlines(keepends=True)
@@ -77,7 +77,7 @@ class Redaction:
         return b"".join(map(_redacted, lines)), used
 
     def _begun(self, data: bytes) -> int:
-        """How many bytes at the end may be the beginning of a known secret."""
+        """Number of bytes at the end that may be the beginning of a known secret."""
         longest = 0
         for value in self._values:
             tail = data[-(len(value) - 1) :]
@@ -96,31 +96,31 @@ def _redacted(line: bytes) -> bytes:
 
 
 GATHER_SECONDS = 0.01
-"""Pause between two reads: a flood of output costs 100 wake-ups a second instead of one per line."""
+"""Pause between two reads: a flood of output causes 100 wake-ups a second instead of one per line."""
 HELD_SECONDS = 0.1
-"""Longest pause before the start of a line that may contain a secret is read again, for its end."""
+"""Longest pause before re-reading an incomplete line that may contain a secret."""
 LONGEST_LINE = 1 << 16
-"""A file ends this far below its limit, or a quarter of it if that is less: a line this long is not split."""
+"""How far below its limit a file ends (at most a quarter of it): a line of this length is not split."""
 SMALLEST_FILE = 4096
 POLL_SECONDS, IDLE_SECONDS = 0.2, 5.0
-"""Poll intervals for output: where the kernel does not report it, and where it does, as a safeguard."""
+"""Poll intervals for output where the kernel does not report it, and where it does (as a safeguard)."""
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 MOST_OF_A_CHUNK = 4 * CHUNK
-"""The maximum growth of a chunk by hiding short secrets in it."""
+"""Maximum size of a chunk after redaction, which can make it longer."""
 
 
 class RotatingLog:
-    """``server.log`` and its older files ``.1``, ``.2``, …, ``files`` in all, each at most ``limit`` bytes (4,096 at
-    least).
+    """``server.log`` and its older files ``.1``, ``.2``, …: ``files`` in all, each at most ``limit`` bytes (at least
+    4,096).
 
-    Files end at the end of a line, except under a line longer than 64 KiB, or than a quarter of the limit where that
-    is less. Never raises on a full disk.
+    Files end at the end of a line, unless it is longer than 64 KiB (or a quarter of the limit if that is less). Never
+    raises on a full disk.
     """
 
     def __init__(self, path: Path, limit: int, files: int, write: Callable[[int, bytes], int] = os.write) -> None:
         self.path = path
         self.lost = 0
-        """Bytes lost since the last line that reports losses."""
+        """Bytes lost since the last line that reported losses."""
         self.trouble = ""
         self._limit = max(limit, SMALLEST_FILE)
         self._files = max(files, 1)
@@ -132,17 +132,17 @@ class RotatingLog:
         self._open()
 
     def resize(self, limit: int, files: int) -> None:
-        """Change the bounds."""
+        """Change the limits."""
         with self._mutex:
             self._limit, self._files = max(limit, SMALLEST_FILE), max(files, 1)
 
     def position(self) -> tuple[int | None, int]:
-        """Inode and size of the file that is written now: where the next byte goes."""
+        """Inode and size of the current file, which is where the next byte goes."""
         with self._mutex:
             return (os.fstat(self._fd).st_ino if self._fd >= 0 else None, self._size)
 
     def restore(self) -> bool:
-        """If the file was deleted or replaced, begin a new one; returns whether it was."""
+        """Begin a new file if the current one was deleted or replaced; returns whether it was."""
         with self._mutex:
             try:
                 found: os.stat_result | None = os.lstat(self.path)
@@ -153,7 +153,7 @@ class RotatingLog:
             if self._fd < 0 or (found is not None and os.path.samestat(found, os.fstat(self._fd))):
                 return False
             if found is not None and not stat.S_ISREG(found.st_mode):
-                return False  # nothing to write into
+                return False  # not a file to write to
             before = self._fd
             try:
                 self._open()
@@ -164,13 +164,13 @@ class RotatingLog:
             return True
 
     def lose(self, count: int, why: str) -> None:
-        """Note in the log, before the next bytes, how many bytes are missing."""
+        """Note in the log, before the next bytes, that ``count`` bytes are missing."""
         with self._mutex:
             self.lost += count
             self.trouble = why
 
     def since(self, inode: int, offset: int) -> bytes:
-        """The log after a position, over rotated files; nothing if that cannot have been one chunk."""
+        """The log after a position, across rotated files; empty if it is too long to be a single chunk."""
         found: list[bytes] = []
         for number in range(self._files):
             with contextlib.suppress(OSError), self._numbered(number).open("rb") as file:
@@ -207,7 +207,7 @@ class RotatingLog:
                 self._fd = -1
 
     def _fitting(self, data: bytes) -> tuple[bytes, bytes]:
-        """Where to split so that this file ends: after the last line that fits, else after the line that does not."""
+        """Split where this file should end: after the last line that fits, or else after the line that does not."""
         most = self._limit - self._size
         room = most - min(LONGEST_LINE, self._limit // 4)
         if len(data) <= room:
@@ -218,7 +218,7 @@ class RotatingLog:
         return data[:cut], data[cut:]
 
     def _put(self, data: bytes) -> bool:
-        """Write all of it, or count the bytes that could not be written and return False."""
+        """Write everything, or count the bytes that could not be written and return False."""
         while data:
             try:
                 if self._fd < 0:
@@ -237,13 +237,13 @@ class RotatingLog:
         self.trouble = why
 
     def _write_loss(self) -> bool:
-        """Note in the log how much was lost; False while it is not writable."""
+        """Note the loss in the log; False if it is not writable."""
         text = f"[keeper] {self.lost} bytes of log were lost here: {self.trouble}\n".encode()
         try:
             if self._fd < 0:
                 self._open()
             if self._size + len(text) >= self._limit:
-                self._rotate()  # if it cannot rotate, the old file grows by this line: nothing more is lost for it
+                self._rotate()  # if that fails, the old file grows by this line, so that nothing more is lost
             line = text if self._at_line_start else b"\n" + text
             written = self._write(self._fd, line)
         except OSError as error:
@@ -257,8 +257,8 @@ class RotatingLog:
     def _rotate(self) -> bool:
         """``server.log`` becomes ``.1``, ``.1`` becomes ``.2``; the oldest is deleted. On failure, the old file grows.
 
-        The new file exists before any other moves, and a gap (left by a failed move) absorbs the files before it: so
-        retrying costs no older file.
+        The new file exists before any other is moved, and a gap left by a failed move absorbs the files before it, so a
+        retry costs no older file.
         """
         fresh = self.path.with_name(f".{self.path.name}.new")
         fd = -1
@@ -288,14 +288,14 @@ class RotatingLog:
 
 
 class AfterReading(Enum):
-    """What the log's thread does once it has read everything."""
+    """What the log's thread should do once it has read everything."""
 
     DRAIN = auto()
     RENEW = auto()
 
 
 class LogForwarder(threading.Thread):
-    """Reads the output and writes the log; reports when the log is not writable, and when it is again."""
+    """Reads the output and writes the log; posts an event when the log becomes unwritable, and when it recovers."""
 
     def __init__(self, folder: Path, log: RotatingLog, post: Post, redaction: Redaction | None = None) -> None:
         super().__init__(name="log", daemon=True)
@@ -309,13 +309,13 @@ class LogForwarder(threading.Thread):
         self._done = threading.Event()
         self._request: AfterReading | None = None
         self._held = 0.0
-        """Seconds until a line without its end is read again; 0 if there is none."""
+        """Seconds until an incomplete line is read again; 0 if there is none."""
         self._posted_at = 0.0
         self._lost = 0
         self._written = self._written_before(place)
 
     def run(self) -> None:
-        """Forward for as long as the keeper lives."""
+        """Forward output as long as the keeper lives."""
         while True:
             try:
                 self._wait_for_output()
@@ -325,13 +325,13 @@ class LogForwarder(threading.Thread):
                 time.sleep(1.0)
 
     def drain(self, seconds: float) -> bool:
-        """Wait until everything present now has been read; False if that took too long."""
+        """Wait until all output available now has been read; False if that took too long."""
         return self._send(AfterReading.DRAIN, seconds)
 
     def begin_anew(self, seconds: float) -> bool:
-        """Read what is present, and empty the output for the next server: only while no process writes to it.
+        """Read the available output, then empty the file for the next server. Only while no process writes to it.
 
-        False if that took too long.
+        Returns False if that took too long.
         """
         return self._send(AfterReading.RENEW, seconds)
 
@@ -352,7 +352,7 @@ class LogForwarder(threading.Thread):
         poller.poll(wait * 1000)
 
     def _forward(self) -> None:
-        request = self._request  # read first: what is in the output by now is read below
+        request = self._request  # before reading, so that everything already in the output is covered
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         self._output.acknowledge()
@@ -360,7 +360,7 @@ class LogForwarder(threading.Thread):
             data = self._output.peek()
             self._count_missing()
             more = len(data) < min(waiting, self._output.waiting())
-            if more:  # the end of its last line is there already
+            if more:  # the end of its last line is already available
                 data = data[: data.rfind(b"\n") + 1] or data
             text, used = self.redaction.clean(data, whole=request is not None and not more)
             if not used and more:
@@ -383,7 +383,7 @@ class LogForwarder(threading.Thread):
     def _write(self, text: bytes, used: int, *, hidden: bool) -> None:
         """Write the log text for ``used`` bytes of the output, and only then drop them.
 
-        ``hidden``: they contained a secret, which the output must not keep.
+        ``hidden``: they contained a secret, which must not stay in the output.
         """
         again = min(len(self._written), len(text))
         self._written, text = self._written[again:], text[again:]
@@ -398,9 +398,9 @@ class LogForwarder(threading.Thread):
         self.position.write(OutputPosition(inode or 0, offset, *self._output.place()))
 
     def _written_before(self, place: OutputPosition | None) -> bytes:
-        """The output that is already in the log: its writer was killed before it could record that.
+        """Output that is already in the log because its writer was killed before it could record that.
 
-        The log after the recorded position is then what the unread output begins with.
+        In that case, the unread output begins with the part of the log after the recorded position.
         """
         data = self._output.peek()
         written = self.log.since(place.log_inode, place.log_offset) if place is not None and data else b""

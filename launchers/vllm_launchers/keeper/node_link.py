@@ -1,19 +1,19 @@
-"""The link between the keepers of one server over several machines: compared before the launch, ended together.
+"""The link between the keepers of a multi-node server: nodes are compared before the launch and end together.
 
-vLLM compares nothing between its nodes, and does not end one when another has gone (measured on 0.32: the rest runs on,
-``/health`` answers 200, exit codes are 0). So each node's keeper holds one TCP connection to that of node 0, which
-listens on its master address, on the port after the master port:
+vLLM compares nothing between its nodes, and does not end one when another is gone (measured on 0.32: the rest keeps
+running, ``/health`` answers 200, exit codes are 0). So each node's keeper holds one TCP connection to that of node 0,
+which listens on its master address, on the port after the master port:
 
 1. Each other node connects and sends one line: its rank and its fingerprint (versions, hashes, flags). Node 0 answers
-   with ``wait``, or with ``refuse`` and why; a refused node may be started again as long as node 0 waits.
-2. When all are there node 0 stops listening and sends ``go``: only now does each keeper start its vLLM.
-3. Node 0 sends ``ready`` once it has completed a request, for which all nodes are needed.
-4. Whoever ends sends ``end``. A connection that closes without it, or that the kernel's keepalive finds dead after 14
-   seconds, means that the node is gone. Node 0 passes that on to the others.
+   ``wait``, or ``refuse`` with the reason; a refused node may be started again as long as node 0 waits.
+2. When all have joined, node 0 stops listening and sends ``go``: only now does each keeper start its vLLM.
+3. Node 0 sends ``ready`` once it has completed a request, which requires all nodes.
+4. A node that ends sends ``end``. If a connection closes without it, or the kernel's keepalive finds it dead after 14
+   seconds, the node is gone. Node 0 passes that on to the others.
 
-Lines of JSON, bounded; nothing in them is executed, and no secret is among them. It is no stronger than vLLM's own
-master port, which has no password either: both belong on a private network. A stranger who connects while node 0 waits
-can read one difference and take a node's place, no more; afterwards nobody can connect.
+Messages are lines of JSON with a maximum length; nothing in them is executed, and none contains a secret. The link is
+no stronger than vLLM's own master port, which has no password either: both belong on a private network. A stranger who
+connects while node 0 waits can read one difference and take a node's place, but no more; afterwards nobody can connect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vllm_launchers.keeper.records import NodeSpec
 PROTOCOL = 1
 LONGEST_LINE = 64 * 1024
 MOST_WAITING = 16
-"""Connections that have not identified themselves yet."""
+"""Maximum number of connections that have not yet identified themselves."""
 HELLO_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
 POLL_SECONDS = 0.5
@@ -46,9 +46,10 @@ HASHED = "sha256:"
 
 
 def fingerprint_difference(ours: Mapping[str, str], theirs: Mapping[str, str], our_rank: int, their_rank: int) -> str:
-    """How another node's fingerprint differs from ours, as clauses; empty if it does not. At most three are named.
+    """How another node's fingerprint differs from ours, as clauses; empty if it does not. Names at most three
+    differences.
 
-    What is unknown (empty) on a side is not compared.
+    Values that are unknown (empty) on either side are not compared.
     """
     us, them = f"node {our_rank}", f"node {their_rank}"
     found = []
@@ -69,12 +70,12 @@ def _with(label: str, value: str | None) -> str:
 
 
 def _clean(text: object) -> str:
-    """What another machine says, for people: no control characters, and short."""
+    """Text from another machine, made safe for display: no control characters, and short."""
     return "".join(c if c.isprintable() else "?" for c in str(text))[:LONGEST_TEXT]
 
 
 class NodeLink(threading.Thread):
-    """This node's end of the link. It posts `NodeNews`, and nothing after `close`."""
+    """This node's end of the link. Posts `NodeNews`, but nothing after `close`."""
 
     def __init__(self, node: NodeSpec, epoch: int, post: Post) -> None:
         super().__init__(name="nodes", daemon=True)
@@ -82,16 +83,16 @@ class NodeLink(threading.Thread):
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._peers: dict[int, _Connection] = {}
-        """By rank: all others for node 0, only node 0 for the others."""
+        """By rank: on node 0, all others; on the others, only node 0."""
         self._let_in = False
-        """Whether node 0 has let this node in and waits for the others."""
+        """Whether node 0 has accepted this node and waits for the others."""
 
     def ready(self) -> None:
         """Tell the others that a request was completed."""
         self._send_all({"do": "ready"})
 
     def close(self, why: str, *, requested: bool) -> None:
-        """This node ends: tell the others, who end too."""
+        """End this node's part: tell the others, who then end, too."""
         if not self._closed.is_set():
             self._send_all({"do": "end", "why": why, "requested": requested, "rank": self._node.rank})
             self._closed.set()
@@ -132,7 +133,7 @@ class NodeLink(threading.Thread):
     # -- node 0 ----------------------------------------------------------------------------------------------------
 
     def _gather(self) -> bool:
-        """Wait for all others; whether they came."""
+        """Wait for all others; returns whether all joined."""
         node = self._node
         try:
             family = socket.getaddrinfo(node.master, node.port, type=socket.SOCK_STREAM)[0][0]
@@ -167,7 +168,7 @@ class NodeLink(threading.Thread):
         return f"waiting for {self._missing} on {self._node.master} port {self._node.port}"
 
     def _welcome(self, listener: socket.socket, waiting: list[_Connection]) -> str:
-        """Accept, and hear who it is; returns why one was refused."""
+        """Accept connections and identify waiting ones; returns why a node was refused."""
         refused = ""
         with contextlib.suppress(OSError):
             accepted, _ = listener.accept()
@@ -197,7 +198,7 @@ class NodeLink(threading.Thread):
         return refused
 
     def _judged(self, hello: Mapping[str, Any]) -> tuple[int, str]:
-        """The rank of a node that wants to join, and why it can't; 0 for a stranger who speaks something else."""
+        """The rank of a node that wants to join, and why it can't; 0 for a peer that speaks another protocol."""
         rank, count, theirs = hello.get("rank"), hello.get("count"), hello.get("fingerprint")
         if "vllm-console" not in hello or not isinstance(rank, int) or not isinstance(theirs, dict):
             return 0, ""
@@ -214,7 +215,7 @@ class NodeLink(threading.Thread):
         return rank, fingerprint_difference(node.fingerprint, reported, 0, rank)
 
     def _drop_lost(self) -> None:
-        """Forget who has gone again while others are waited for."""
+        """Remove nodes that left while others are still awaited."""
         for rank, peer in list(self._peers.items()):
             if peer.line() is not None or peer.over:
                 with self._lock:
@@ -224,7 +225,7 @@ class NodeLink(threading.Thread):
     # -- the others ------------------------------------------------------------------------------------------------
 
     def _join(self) -> bool:
-        """Join node 0; whether all came."""
+        """Join node 0; returns whether all nodes joined."""
         node, deadline = self._node, time.monotonic() + self._node.seconds
         self._news(NodeStep.WAITING, f"waiting for node 0 on {node.master} port {node.port}")
         problem = ""
@@ -255,7 +256,7 @@ class NodeLink(threading.Thread):
         return False
 
     def _heard(self, connection: _Connection, deadline: float) -> bool | None:
-        """What node 0 answers: whether all came; None if it said nothing that counts."""
+        """Handle node 0's answers; returns whether all nodes joined, or None if there was no valid answer."""
         self._let_in = False
         while time.monotonic() < deadline and not self._closed.is_set():
             _wait([connection.socket])
@@ -286,7 +287,7 @@ class NodeLink(threading.Thread):
     # -- all -------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Until one of the others ends."""
+        """Watch the others until one ends."""
         while not self._closed.is_set():
             _wait([peer.socket for peer in self._peers.values()], None)
             for rank, peer in self._peers.items():
@@ -300,7 +301,7 @@ class NodeLink(threading.Thread):
                     return
 
     def _obeyed(self, message: Mapping[str, Any], rank: int) -> bool:
-        """Act on a message; whether it ends this node."""
+        """Act on a message; returns whether it ends this node."""
         if message.get("do") == "ready" and rank == 0:
             self._news(NodeStep.READY)
         if message.get("do") != "end":
@@ -317,7 +318,7 @@ class NodeLink(threading.Thread):
 
 
 class _Connection:
-    """A connection whose lines are read as they come."""
+    """A connection that is read line by line without blocking."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket, self.since = connected, time.monotonic()
@@ -328,7 +329,7 @@ class _Connection:
             self.peer = str(connected.getpeername()[0])
         except OSError:
             self.peer = "an unknown address"
-        connected.settimeout(None)  # with a timeout recv would wait, too
+        connected.settimeout(None)  # with a timeout, recv would block, too
         with contextlib.suppress(OSError):
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -336,12 +337,12 @@ class _Connection:
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a line; a connection that is gone is noticed where it is read."""
+        """Send a line. A broken connection is noticed when it is read."""
         with self._sending, contextlib.suppress(OSError):
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def line(self) -> dict[str, Any] | None:
-        """The next line that has come, if one has; ``over`` once none can come any more, or it breaks the rules."""
+        """The next complete line, if there is one; sets ``over`` once none can arrive or the peer breaks the rules."""
         while b"\n" not in self._data and not self.over:
             try:
                 chunk = self.socket.recv(4096, socket.MSG_DONTWAIT)
@@ -369,13 +370,13 @@ class _Connection:
         return found
 
     def shut(self) -> None:
-        """End it, so that whoever reads it wakes up."""
+        """Shut down the connection, which wakes up its reader."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
 
 def _wait(sockets: list[socket.socket], seconds: float | None = POLL_SECONDS) -> None:
-    """Until there is something to read; None waits for as long as that takes."""
+    """Wait until there is something to read, at most ``seconds``; None waits forever."""
     poller = select.poll()
     for one in sockets:
         poller.register(one, select.POLLIN)

@@ -1,7 +1,7 @@
-"""Orphans: processes started by keepers of this user that no longer have a keeper; and how they are ended.
+"""Orphans: processes started by this user's keepers that no longer have a keeper; how to find and end them.
 
 A keeper that adopts a server ends its leftovers. Orphans are what remains when that is not possible: the server's
-folder was deleted while it ran, or its record says that it has ended, or can't be read.
+folder was deleted while it ran, or its record says that it has ended or can't be read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vllm_launchers.procfs import access_mode, descriptors
 from vllm_launchers.values import Value
 
 FOLDER_DELETED = "its folder was deleted while it ran, so no other command reaches it"
-"""Why the processes of a server are orphans that may well serve, and have a keeper that can tell nobody."""
+"""Why a server's processes are orphans although they may still serve and have a keeper: nobody can reach it."""
 TERM_SECONDS, KILL_SECONDS = 5.0, 5.0
 POLL_SECONDS = 0.05
 
 
 class Orphan(Value):
-    """A process left of a server: its identity, its title, the server's folder, and why it is an orphan."""
+    """A leftover process of a server: its identity, its title, the server's folder, and why it is an orphan."""
 
     process: ProcessIdentity
     title: str
@@ -36,25 +36,25 @@ class Orphan(Value):
 
 
 class Orphans(Value):
-    """What was found, and a sentence for each process that has no keeper but must not be ended."""
+    """The orphans found, and a sentence for each process that has no keeper but must not be ended."""
 
     found: tuple[Orphan, ...] = ()
     spared: tuple[str, ...] = ()
 
 
 class _Held(Value):
-    """A file of a server's folder that a process holds open: the folder as the kernel names it, whether it is there."""
+    """A server's file that a process holds open: the folder as the kernel names it, and whether the file is there."""
 
     folder: str
     there: bool
 
 
 def find(root: Path) -> Orphans:  # noqa: C901 (every branch is a reason not to signal)
-    """Search this user's processes. ``root``: the state folder; processes started from another one are spared."""
+    """Search this user's processes. ``root``: the state folder; processes that belong to another one are spared."""
     table = processes.table()
     held: dict[int, _Held] = {}
     kept: dict[str, set[int]] = {}
-    """Server folder → its keepers, or the console that is about to start one."""
+    """Maps a server's folder to its keepers, or to the console that is about to start one."""
     for pid in table:
         if pid == os.getpid() or processes.owner(pid) != os.getuid():
             continue
@@ -98,9 +98,9 @@ def left_of(folder: Path) -> list[int]:
 
 
 def end(orphans: Iterable[Orphan], root: Path) -> tuple[list[Orphan], list[str]]:
-    """End them: SIGTERM, then SIGKILL. Returns those that are gone, and a sentence for each that is not.
+    """End orphans: SIGTERM, then SIGKILL. Returns those that are gone, and a sentence for each that is not.
 
-    Each is checked again first: one that is no longer an orphan is left alone. Takes at most 10 s.
+    Each is checked again first: a process that is no longer an orphan is left alone. Takes at most 10 s.
     """
     wanted = list(orphans)
     still = {orphan.process for orphan in find(root).found}
@@ -108,7 +108,7 @@ def end(orphans: Iterable[Orphan], root: Path) -> tuple[list[Orphan], list[str]]
     for number, timeout in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
         for orphan in ours:
             processes.send(orphan.process, number)
-            processes.send(orphan.process, signal.SIGCONT)  # a stopped one would never react
+            processes.send(orphan.process, signal.SIGCONT)  # a stopped process would never react
         deadline = time.monotonic() + timeout
         while any(processes.alive(orphan.process) for orphan in ours) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -124,8 +124,8 @@ def end(orphans: Iterable[Orphan], root: Path) -> tuple[list[Orphan], list[str]]
 def _older_than_server(table: processes.Table, pid: int, folder: Path, keepers: set[int]) -> str:
     """Why a process with an open file in a server's folder is not supervised by that folder's keeper; empty if it is.
 
-    A keeper knows its server's descendants and what started after the server. An older process belongs to an earlier
-    server.
+    A keeper knows its server's descendants and everything that started after the server. An older process belongs to an
+    earlier server.
     """
     try:
         record = folders.read_record(folder)
@@ -145,7 +145,7 @@ def _older_than_server(table: processes.Table, pid: int, folder: Path, keepers: 
 
 
 def _held(pid: int, links: Mapping[int, str]) -> _Held | None:
-    """Which server's output, or sidecar's log, a process has open as only keepers hand it out."""
+    """The server's output or sidecar log that a process has open the way only keepers hand it out; None if neither."""
     for name, access in ((OUTPUT, (os.O_RDWR,)), (SIDECAR_LOG, (os.O_WRONLY, os.O_RDWR))):
         for number, link in links.items():
             folder = _folder(link, name)
@@ -159,13 +159,13 @@ def _held(pid: int, links: Mapping[int, str]) -> _Held | None:
 
 
 def _folder(link: str, name: str) -> str | None:
-    """The server's folder, if a link points to a file of this name in one."""
+    """The server's folder, if a link points to a file with this name in one."""
     path = Path(link.removesuffix(process_group.DELETED))
     return str(path.parent) if path.name == name and path.parent.parent.name == "servers" else None
 
 
 def _orphaned(folder: Path) -> tuple[str, str]:
-    """Why a process of a server's folder is an orphan, empty if it is not; and a sentence if it has to be spared."""
+    """Why a process in a server's folder is an orphan (empty if it is not), and a sentence if it must be spared."""
     if folders.lock_is_held(folder):
         return "", ""
     try:
@@ -183,7 +183,7 @@ def _orphaned(folder: Path) -> tuple[str, str]:
 
 
 def _recorded(root: Path) -> Iterator[Orphan]:
-    """Processes without such an open file that a keeper recorded in the group of a server which has ended."""
+    """Processes that have no such file open but that a keeper recorded in the group of a server that has ended."""
     try:
         found = sorted(folders.servers_folder(root).iterdir())
     except OSError:

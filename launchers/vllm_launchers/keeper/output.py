@@ -1,11 +1,11 @@
-"""A server's output on its way to the log, buffered in a file, so that the server's writes never block.
+"""A server's output on its way to the log, buffered in a file so that the server's writes never block.
 
 The server writes to ``server.output``, a plain file opened for appending. The keeper reads it, writes the log, and
-returns the space of what it has read to the file system (a hole in the file), so the file takes up little more than the
-unread part. A stopped or dead keeper delays nothing: what the server writes meanwhile, its last lines too, is there for
-the next keeper. ``log.position`` records how far keepers have read.
+punches holes in the file where it has read, so that the file takes up little more space than the unread part. A stopped
+or dead keeper delays nothing: whatever the server writes in the meantime, including its last lines, is there for the
+next keeper. ``log.position`` records how far keepers have read.
 
-`RESERVE` bytes are preallocated ahead of the server, so that a full disk does not make its writes fail at once.
+`RESERVE` bytes are preallocated ahead of the server, so that its writes do not fail as soon as the disk is full.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vllm_launchers.values import Value
 
 CHUNK = 1 << 18
 TRIM_BYTES = 1 << 19
-"""How much read output may still take up space; freeing it in small pieces would cost a disk write each."""
+"""How much output that was already read may take up space; freeing it in smaller pieces would cost more disk writes."""
 RESERVE = 1 << 20
 _LARGEST_BLOCK = 1 << 16
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -36,7 +36,7 @@ _IN_MODIFY, _IN_NONBLOCK, _IN_CLOEXEC = 2, os.O_NONBLOCK, os.O_CLOEXEC
 
 
 class OutputPosition(Value):
-    """How far keepers have come: in the log (inode, offset), and in the server's output (inode, offset)."""
+    """How far keepers have read and written: inode and offset in the log, and in the server's output."""
 
     log_inode: int
     log_offset: int
@@ -65,14 +65,14 @@ class Position:
         return None
 
     def write(self, place: OutputPosition) -> None:
-        """Write it. If that fails (disk full), the next keeper compares log and output."""
+        """Write the position. If that fails (disk full), the next keeper compares log and output."""
         with self._mutex:
             if self._fd < 0:
                 self._open()
             self._put(place)
 
     def restore(self) -> bool:
-        """If the file was deleted or replaced, write it again; returns whether it was."""
+        """Rewrite the file if it was deleted or replaced; returns whether it was."""
         with self._mutex:
             before = self._fd
             if self._written is None or before < 0 or not self._replaced():
@@ -85,7 +85,7 @@ class Position:
             return True
 
     def _replaced(self) -> bool:
-        """Whether the path points to no file, or to another than the open one; anything but a file is left alone."""
+        """Whether the path leads to no file or another file than the open one; anything but a file is left alone."""
         try:
             found = os.lstat(self.path)
             return stat.S_ISREG(found.st_mode) and not os.path.samestat(found, os.fstat(self._fd))
@@ -108,8 +108,8 @@ class Position:
 def open_for_server(folder: Path) -> int:
     """The descriptor for a server's standard output and error; it identifies the server's processes (`process_group`).
 
-    It is locked for as long as any process of the server has it, which is visible from everywhere (`location`). Raises
-    OSError, and `KeeperError` if something else is in its place.
+    It stays locked as long as any process of the server has it, which is visible from everywhere (`location`). Raises
+    OSError, and `KeeperError` if something other than a file is in its place.
     """
     fd = _open_file(folder / OUTPUT, os.O_APPEND)
     with contextlib.suppress(OSError):  # a file system without locks
@@ -119,7 +119,7 @@ def open_for_server(folder: Path) -> int:
 
 @contextlib.contextmanager
 def server_output(folder: Path) -> Iterator[int]:
-    """`open_for_server` for as long as the context lasts."""
+    """`open_for_server` as a context manager."""
     fd = open_for_server(folder)
     try:
         yield fd
@@ -128,9 +128,9 @@ def server_output(folder: Path) -> Iterator[int]:
 
 
 def bound(folder: Path, most: int = MOST_UNREAD) -> int:
-    """Drop the oldest unread output of a server beyond ``most`` bytes; returns how many bytes were dropped.
+    """Drop a server's oldest unread output beyond ``most`` bytes; returns how many bytes were dropped.
 
-    For use while no keeper reads. The next one notes in the log how much is missing. Raises OSError.
+    For use while no keeper reads. The next keeper notes the missing amount in the log. Raises OSError.
     """
     try:
         fd = os.open(folder / OUTPUT, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -141,7 +141,7 @@ def bound(folder: Path, most: int = MOST_UNREAD) -> int:
         room = found.st_blocks * 512
         if not stat.S_ISREG(found.st_mode) or room <= most + RESERVE:
             return 0
-        end = (found.st_size - most // 2) // _LARGEST_BLOCK * _LARGEST_BLOCK  # no block is partly a hole
+        end = (found.st_size - most // 2) // _LARGEST_BLOCK * _LARGEST_BLOCK  # punch whole blocks only
         begin = _data_from(fd, 0)
         return end - begin if end > begin and _punch(fd, begin, end - begin) else 0
     finally:
@@ -149,10 +149,10 @@ def bound(folder: Path, most: int = MOST_UNREAD) -> int:
 
 
 class OutputFile:
-    """``server.output``, from where the previous keeper stopped: read with `peek`, dropped with `take`. Neither waits.
+    """``server.output`` from where the previous keeper stopped: `peek` reads it, `take` drops it. Neither blocks.
 
-    If that place is unknown, it is read from the first data: what precedes it was read and freed by keepers, as far as
-    can be known.
+    If that position is unknown, reading starts at the first data: as far as can be known, keepers read and freed what
+    precedes it.
     """
 
     def __init__(self, folder: Path, place: OutputPosition | None = None) -> None:
@@ -165,21 +165,21 @@ class OutputFile:
         self._reserved = 0
         self._holes = True
         self.missing = 0
-        """Bytes dropped before they were read; the reader counts and resets them."""
+        """Bytes that were dropped before they were read; the reader counts and resets them."""
         self.event_fd = _watch(self._fd)
-        """Readable if there may be new output; -1 if it has to be polled."""
+        """Readable if there may be new output; -1 if the file has to be polled."""
         if found.st_size:
             self._reserve(found.st_size)
 
     def waiting(self) -> int:
-        """How many bytes are available."""
+        """Number of available bytes."""
         size = os.fstat(self._fd).st_size
-        if size < self._at:  # it was emptied externally
+        if size < self._at:  # something else emptied it
             self._at = self._trimmed = 0
         return size - self._at
 
     def peek(self) -> bytes:
-        """The first of them, at most `CHUNK`; dropped bytes are skipped. Raises OSError."""
+        """The first available bytes, at most `CHUNK`; dropped bytes are skipped. Raises OSError."""
         data = os.pread(self._fd, CHUNK, self._at)
         if data.startswith(b"\0") and (start := _data_from(self._fd, self._at)) > self._at:
             self.missing += start - self._at
@@ -192,11 +192,11 @@ class OutputFile:
         self._at += count
 
     def place(self) -> tuple[int, int]:
-        """Inode, and offset of the first available byte."""
+        """Inode and offset of the first available byte."""
         return self._inode, self._at
 
     def trim(self, *, now: bool) -> None:
-        """Free the space of taken bytes, and preallocate for new output; ``now``: all of it, else once worthwhile."""
+        """Free the space of taken bytes and preallocate for new output. ``now``: all of it; else only if worthwhile."""
         size = os.fstat(self._fd).st_size
         if self._at - self._trimmed >= (1 if now else TRIM_BYTES):
             if self._holes and (_punch(self._fd, self._trimmed, self._at - self._trimmed)):
@@ -208,23 +208,23 @@ class OutputFile:
             self._reserve(size)
 
     def empty(self) -> None:
-        """Start over with an empty file: only while no process writes to it."""
+        """Empty the file and start over. Only while no process writes to it."""
         os.ftruncate(self._fd, 0)
         self._at = self._trimmed = self._reserved = 0
 
     def acknowledge(self) -> None:
-        """Reset ``event_fd`` to wait for new output."""
+        """Reset ``event_fd``, so that it waits for new output."""
         with contextlib.suppress(OSError):
             os.read(self.event_fd, 4096)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         for fd in (self._fd, self.event_fd):
             if fd >= 0:
                 os.close(fd)
 
     def _empty(self) -> None:
-        """Empty the file when all was read, if it cannot have holes (some network file systems).
+        """Empty the file once all of it was read, for file systems that have no holes (some network file systems).
 
         A line that arrives at this very moment is lost.
         """
@@ -240,7 +240,7 @@ class OutputFile:
 
 
 def _open_file(path: Path, flags: int) -> int:
-    """A regular file of this user's own, created if missing."""
+    """Open a regular file of this user, created if missing."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o600)
     except OSError as error:
@@ -273,7 +273,7 @@ def _punch(fd: int, offset: int, length: int) -> bool:
 
 
 def _data_from(fd: int, offset: int) -> int:
-    """Where the next data begins, from an offset on; the end of the file if there is none."""
+    """Offset of the next data at or after ``offset``; the end of the file if there is none."""
     try:
         return os.lseek(fd, offset, os.SEEK_DATA)
     except OSError as error:
@@ -281,9 +281,9 @@ def _data_from(fd: int, offset: int) -> int:
 
 
 def _first_data(fd: int) -> int:
-    """Where the data begins in a file whose beginning has holes.
+    """Offset of the first data in a file whose beginning has holes.
 
-    Only whole blocks become a hole: between two of them, and after the last, freed bytes have become zeros.
+    Only whole blocks become holes: freed bytes between and after them have become zeros.
     """
     at = 0
     while block := os.pread(fd, _LARGEST_BLOCK, start := _data_from(fd, at)):
@@ -294,7 +294,7 @@ def _first_data(fd: int) -> int:
 
 
 def _watch(fd: int) -> int:
-    """A descriptor that is readable once an open file was written to; -1 if none is available."""
+    """A descriptor that becomes readable when an open file is written to; -1 if none is available."""
     with contextlib.suppress(AttributeError):
         watch = int(_libc().inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
         if watch >= 0 and _libc().inotify_add_watch(watch, b"/proc/self/fd/%d" % fd, _IN_MODIFY) >= 0:

@@ -1,13 +1,13 @@
-"""A server's next process, prepared while the present one still serves: most of a start, without its downtime.
+"""Prepares a server's next process while the current one still serves: most of a start, without its downtime.
 
 The process is started with a socket as descriptor 3 (`spawn.CONTROL_FD`) and reports its progress there, one JSON
 object per line: ``{"step": "imported"}``, ``"accepted"``, ``"refused"`` (with ``"message"``) or ``"unprepared"`` (it
-can't be prepared, or a file that it loaded was replaced since; ``"message"`` says why). Once accepted, it waits.
-`PreparedProcess.go` sends it the server's output file: it writes there from then on, reports ``"started"`` and
-continues as the server.
+can't be prepared, or a file that it loaded has been replaced; ``"message"`` says why). Once it has accepted the flags,
+it waits. `PreparedProcess.go` sends it the server's output file: from then on it writes there, reports ``"started"``
+and continues as the server.
 
-Until then it belongs to this keeper alone: the kernel kills it when the keeper ends, and its output goes to a file in
-memory, which has no name and disappears with it.
+Until then it belongs to this keeper alone: the kernel kills it when the keeper ends, and its output goes to an
+anonymous in-memory file that disappears with it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from vllm_launchers.keeper.spawn import ProcessCommand, SpawnError
 from vllm_launchers.values import replace
 
 GO = b"g"
-"""The byte that the output's descriptor comes with."""
+"""The byte that accompanies the output's descriptor."""
 GO_SECONDS = 10.0
-"""How long it may take to report "started"."""
+"""Time limit for reporting "started"."""
 MOST_OUTPUT = 8 << 20
-"""Bytes that it may print while it is prepared. They are kept in memory."""
+"""Maximum output while it is prepared, which is kept in memory."""
 LAST_MESSAGE_SECONDS = 1.0
-"""How long to wait for the socket's end after the process's: at once, unless something that it started holds it."""
+"""How long to wait for the end of the socket after that of the process: usually none, unless a child holds it."""
 LONGEST_MESSAGE = 1 << 16
-"""Bytes of one line on the socket."""
+"""Maximum bytes of one line on the socket."""
 
 
 class PreparedProcess:
@@ -60,15 +60,15 @@ class PreparedProcess:
         self._output = -1
         self.started_at = time.monotonic()
         self.accepted = False
-        """Whether it has accepted the flags, and waits."""
+        """Whether it has accepted the flags and waits."""
         self.before_launch = False
-        """Whether it was prepared before there was a server, and so may be launched before it has judged its flags."""
+        """Whether it was prepared before the server existed, and so may be launched before it has checked its flags."""
         self.launched = False
-        """Whether it is the server's process: asked to continue, or to be asked once it waits."""
+        """Whether it is the server's process: it was asked to continue, or will be once it waits."""
         self.went_at: float | None = None
-        """When it was asked to become the server; None before."""
+        """When it was asked to become the server; None if it was not."""
         self.why_not = ""
-        """Why it did not continue then, if that is known."""
+        """Why it did not continue after that, if known."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._last: Mapping[str, Any] = {}
         self._listener = threading.Thread(target=self._listen, args=(post,), name="prepared", daemon=True)
@@ -85,17 +85,17 @@ class PreparedProcess:
 
     @property
     def too_much_output(self) -> bool:
-        """Whether it prints more than may be kept."""
+        """Whether it has printed more than may be kept."""
         return os.fstat(self._output).st_size > MOST_OUTPUT
 
     def output(self) -> bytes:
-        """What it has printed until now."""
+        """What it has printed so far."""
         with contextlib.suppress(OSError):
             return os.pread(self._output, MOST_OUTPUT, 0)
         return b""
 
     def go(self, output_fd: int) -> None:
-        """Let it continue as the server, with this file as its output, at first what it has printed until now.
+        """Let it continue as the server, with this file as its output, to which its output so far is written first.
 
         Raises OSError if it is gone.
         """
@@ -104,16 +104,16 @@ class PreparedProcess:
         self.went_at = time.monotonic()
 
     def last_message(self) -> Mapping[str, Any]:
-        """Its last message, once it has ended: the end may be noticed before that was read from the socket."""
+        """Its last message, for use once it has ended: its end may be noticed before that message is read."""
         self._listener.join(LAST_MESSAGE_SECONDS)
         return self._last
 
     def overdue(self, now: float) -> bool:
-        """Whether it was asked long ago to become the server and has not reported that it did."""
+        """Whether it was asked to become the server more than `GO_SECONDS` ago and has not reported that it did."""
         return self.went_at is not None and now - self.went_at >= GO_SECONDS
 
     def end(self) -> None:
-        """End it and everything that it started. It holds nothing that has to be cleaned up."""
+        """Kill it and everything that it started. It holds nothing that needs cleaning up."""
         processes.end_session(self.process)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ def _decoded(line: bytes) -> Mapping[str, Any] | None:
 
 
 KEPT_OUTPUT = 16 << 10
-"""Bytes of a refused process's output that the record keeps: the end, with the error."""
+"""How much of a refused process's output the record keeps: the end, with the error."""
 KEPT_MESSAGE = 4 << 10
 
 
@@ -158,7 +158,7 @@ class RestartPreparation:
     """The next generation's process, from the request for a restart until it is the server or is discarded.
 
     At most one at a time. Only the keeper's loop calls this. It never stops the server: `on_step` returns the flags
-    when that is to be done.
+    when that should be done.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class RestartPreparation:
         redaction: Redaction,
         post: Post,
     ) -> None:
-        """``limit``: how long it may take, in seconds."""
+        """``limit``: maximum seconds for the preparation."""
         self._folder = folder
         self._limit = limit
         self._record_writer = record_writer
@@ -180,9 +180,9 @@ class RestartPreparation:
         self._process: PreparedProcess | None = None
         self._count = 0
         self._recorded: Preparation | None = None
-        """What the record contained about it before it took over."""
+        """What the record contained about the preparation before the process took over."""
         self.spec: LaunchSpec | None = None
-        """The flags of the restart that was prepared last."""
+        """The flags of the last restart that was prepared."""
 
     @property
     def under_way(self) -> bool:
@@ -191,21 +191,21 @@ class RestartPreparation:
 
     @property
     def waits(self) -> bool:
-        """Whether there is a prepared process that was not yet asked to become the server."""
+        """Whether there is a prepared process that has not been asked to become the server."""
         return self._process is not None and not self._process.launched
 
     @property
     def cancelable(self) -> bool:
-        """Whether the server is not yet being stopped for it."""
+        """Whether a preparation can be canceled: the server is not yet being stopped for it."""
         return self._process is not None and not self._process.accepted
 
     @property
     def process(self) -> ProcessIdentity | None:
-        """The prepared process, while it is not the server's."""
+        """The prepared process, until it is the server's."""
         return self._process.process if self._process is not None and self.waits else None
 
     def begin(self, spec: LaunchSpec, console: ProcessIdentity | None, command: ProcessCommand) -> None:
-        """Start the process. Raises `UnwrittenError`, before anything is done."""
+        """Start the process. Raises `UnwrittenError` before anything is done."""
         now = time.time()
         self._record_writer.change(insist=True, preparation=Preparation(now, spec, step_at=now, console=console))
         self._count += 1
@@ -216,13 +216,13 @@ class RestartPreparation:
             self.record(PreparationStep.FAILED, f"its process could not be started: {error}")
 
     def have(self, process: PreparedProcess, spec: LaunchSpec) -> None:
-        """A process that was prepared before the launch is to be the server's first, at whatever step it is."""
+        """Use a process that was prepared before the launch as the server's first, whatever its step."""
         process.spec = self.spec = spec
         process.before_launch = True
         self._process = process
 
     def on_step(self, event: PreparedStep) -> LaunchSpec | None:
-        """Handle a process's progress. Returns the flags for which the server is to be stopped now; else None."""
+        """Handle a process's progress. Returns the flags for which the server should be stopped now, else None."""
         process = self._process
         if process is None or event.epoch != process.epoch:
             return None
@@ -235,7 +235,7 @@ class RestartPreparation:
                 process.accepted = True
                 if self.waits:
                     return process.spec
-                with contextlib.suppress(OSError, KeeperError):  # what ended it is noticed by its end
+                with contextlib.suppress(OSError, KeeperError):  # if it has ended, that is noticed elsewhere
                     self._go(process)
             case "refused" if self.waits:
                 self.discard(PreparationStep.REFUSED, text)
@@ -251,12 +251,12 @@ class RestartPreparation:
         return None
 
     def server_stops(self) -> None:
-        """The server is being stopped for it."""
+        """Record that the server is being stopped for it."""
         if self.waits:
             self.record(PreparationStep.ACCEPTED)
 
     def fail(self, reason: str) -> None:
-        """The server can't be stopped for it."""
+        """Record that the server can't be stopped for it."""
         if self.waits:
             self.discard(PreparationStep.FAILED, reason)
         else:
@@ -286,12 +286,12 @@ class RestartPreparation:
         return None
 
     def server_ended(self) -> str:
-        """The server has ended by itself. Returns why what is prepared can't be used; "" if that changes nothing."""
+        """Handle an unrequested end of the server. Returns why its preparation can't be used; "" if nothing changes."""
         process = self._process
         if process is None:
             return ""
         why = "the server ended by itself meanwhile"
-        if not self.waits:  # it was to be the server, and this is its end
+        if not self.waits:  # it was to become the server, and this is its own end
             last = process.last_message()
             if last.get("step") == "started":
                 self._became_server(process)
@@ -308,30 +308,30 @@ class RestartPreparation:
         return why
 
     def server_stopped(self) -> None:
-        """The server has ended as requested."""
-        if self._process is not None and not self.waits:  # it was to take over, and was stopped at once
+        """Handle the requested end of the server."""
+        if self._process is not None and not self.waits:  # it was to take over but was stopped immediately
             self._became_server(self._process)
 
     def discard(self, step: PreparationStep, message: str) -> None:
-        """End a process that waits, and record why. There may be none."""
+        """End a waiting process, if there is one, and record why."""
         if self.waits:
             self._end(step, message)
 
     def record(self, step: PreparationStep, message: str = "", output: str = "") -> None:
-        """Record how far it is."""
+        """Record the progress."""
         preparation = self._record_writer.record.preparation
         if preparation is None:
             return
         changed = replace(preparation, step=step, step_at=time.time(), message=message, output=output)
         if not step.under_way:
-            # The patterns serve only a generation that runs, and are not small.
+            # Only a running generation needs the patterns, and they are not small.
             spec = replace(changed.spec, restart=replace(changed.spec.restart, not_retryable=()))
             changed = replace(changed, spec=spec, process=None, console=None)
         self._note(f"preparing a restart: {step}" + (f" ({message})" if message else ""))
         self._record_writer.change(preparation=changed)
 
     def tick(self, now: float) -> None:
-        """End one that takes too long, prints too much, or that nobody waits for any more. ``now``: monotonic."""
+        """End a process that takes too long, prints too much, or is no longer awaited. ``now``: monotonic."""
         process, preparation = self._process, self._record_writer.record.preparation
         if process is None:
             return
@@ -355,7 +355,7 @@ class RestartPreparation:
             self._record_writer.change(insist=True, preparation=replace(preparation, process=identity))
 
     def _checks(self, message: str) -> None:
-        """It judges its flags, or does what the message says."""
+        """Record that it is checking its flags, or what the message says."""
         preparation = self._record_writer.record.preparation
         if preparation is not None and preparation.step is PreparationStep.CHECKING:
             self._record_writer.change(preparation=replace(preparation, message=message[:KEPT_MESSAGE]))
@@ -372,7 +372,7 @@ class RestartPreparation:
         if process is None:
             return
         output = process.output()
-        process.close()  # first: where it waits, it ends by that alone
+        process.close()  # first, because a waiting process ends when its socket closes
         process.end()
         if self._record_writer.record.preparation is None and self._recorded is not None:  # it was about to take over
             self._record_writer.change(preparation=self._recorded)
@@ -380,7 +380,7 @@ class RestartPreparation:
                     self._shown(output)[-KEPT_OUTPUT:])  # fmt: skip
 
     def _shown(self, data: bytes) -> str:
-        """Text without secrets; cut it only afterwards, since half a secret is not recognized."""
+        """Text without secrets. Truncate only afterwards, because half a secret would not be recognized."""
         return self._redaction.clean(data, whole=True)[0].decode(errors="replace")
 
     def _hand_over(self, process: PreparedProcess) -> ProcessIdentity:
@@ -396,7 +396,7 @@ class RestartPreparation:
             process.go(output)
 
     def _write_output(self, process: PreparedProcess) -> None:
-        """Add what it has printed to the log: it ended before it waited."""
+        """Add its output to the log if it ended before it waited."""
         # A full disk is no reason to fail.
         with contextlib.suppress(OSError, KeeperError), server_output(self._folder) as output:
             os.write(output, process.output())

@@ -1,16 +1,16 @@
-"""A server's first process, prepared while its launch is still being planned.
+"""Prepares a server's first process while its launch is still being planned.
 
-There is no record yet, so nothing of a server exists: only its future keeper, which owns the process as it owns that of
-a prepared restart. Console and keeper share a socket, one JSON object per line:
+No record or other part of a server exists yet: only its future keeper, which owns the process as it would for a
+prepared restart. Console and keeper share a socket with one JSON object per line:
 
-- from the console, at first what is to be prepared: ``folder``, ``spec``, ``argv``, ``secrets``, ``tuning``
-- from the keeper ``{"pid": …}``, and each line that the process writes (`preparation`)
-- from the console ``{"do": "launch" | "restart", …}`` as `client` sends it to any new keeper, with the descriptor of
-  the folder's lock. The keeper answers with its first record, and is the server's keeper from then on
+- from the console, first: what to prepare (``folder``, ``spec``, ``argv``, ``secrets``, ``tuning``)
+- from the keeper: ``{"pid": …}``, and each line that the process writes (`preparation`)
+- from the console: ``{"do": "launch" | "restart", …}`` as `client` sends it to any new keeper, with the descriptor of
+  the folder's lock. The keeper answers with its first record and is the server's keeper from then on
 
-The process may be asked to become the server before it has judged its flags: it does so once it has. If the socket
-closes before that, if the process ends, or after `Tuning.prepare` seconds, the keeper ends it and itself. The kernel
-kills it with the keeper.
+The process may be asked to become the server before it has checked its flags: it does so once it has. If the socket
+closes before that, if the process ends, or after `Tuning.prepare` seconds, the keeper ends the process and itself. The
+kernel kills the process with the keeper.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     import subprocess
 
 PREPARE = "--prepare"
-"""The word that starts a keeper so, before the socket's descriptor."""
+"""Command line option that starts a keeper in this mode; followed by the socket's descriptor."""
 ANSWER_SECONDS = 60.0
-"""As long as any keeper may take to start."""
+"""Like the time that any keeper may take to start."""
 CHECK_SECONDS = 1.0
 LONGEST_REQUEST = 1 << 20
 
 
 class FirstStart(Value):
-    """How a server's first process is started: if nothing of it has changed until the launch, it is launched."""
+    """How a server's first process is started. It can be launched only if nothing of this has changed by then."""
 
     folder: Path
     argv: tuple[str, ...]
@@ -56,7 +56,7 @@ class FirstStart(Value):
     secrets: Mapping[str, str]
 
     def difference(self, other: FirstStart) -> str:
-        """What differs from another start, as a clause; empty if nothing does."""
+        """How it differs from another start, as a clause; empty if it does not."""
         mine, theirs = self.spec, other.spec
         if (mine.host, mine.port) != (theirs.host, theirs.port):
             return f"its address is {theirs.host}:{theirs.port} by now"
@@ -73,19 +73,19 @@ class FirstStart(Value):
 
 
 class PreparedLaunch:
-    """A keeper that prepares a server's first process, from the console's side. Any thread may call it."""
+    """The console's side of a keeper that prepares a server's first process. Thread-safe."""
 
     def __init__(self, start: FirstStart, tuning: Mapping[str, Any] | None = None) -> None:
         """Start it. Raises OSError if no process can be started."""
-        import subprocess  # here: a keeper needs the module's other side only
+        import subprocess  # not at the top, because a keeper needs only the other side of this module
 
         self.start = start
         self.pid: int | None = None
-        """Its process, once it runs."""
+        """Pid of the prepared process, once it runs."""
         self.version = ""
-        """The version of its vLLM, once it is known."""
+        """The version of its vLLM, once known."""
         self._reports: dict[str, Mapping[str, Any]] = {}
-        """What the process has reported, by step."""
+        """The process's reports, by step."""
         self._answer: Mapping[str, Any] | None = None
         self._ended = self._launched = False
         self._changed = threading.Condition()
@@ -108,24 +108,24 @@ class PreparedLaunch:
             raise
 
     def wait(self, seconds: float, *steps: str) -> Mapping[str, Any]:
-        """Its process's report of one of these steps; empty if it has ended or is launched before, or takes longer."""
+        """The report of one of these steps; empty if the process ends or is launched first, or on a timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self.over or not self._reports.keys().isdisjoint(steps), seconds)
             return next((self._reports[step] for step in steps if step in self._reports), {})
 
     @property
     def over(self) -> bool:
-        """Whether it has ended or is launched."""
+        """Whether it has ended or was launched."""
         return self._ended or self._launched
 
     @property
     def usable(self) -> bool:
-        """Whether its process can still become the server."""
+        """Whether the process can still become the server."""
         with self._changed:
             return not self.over and self._reports.keys().isdisjoint({"refused", "unprepared"})
 
     def launch(self, lock: int, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Let it be the keeper of its folder, whose lock this is; returns its answer, None if it has ended.
+        """Let it become the keeper of its folder, whose lock this is; returns its answer, or None if it has ended.
 
         Raises `KeeperError` if it does not answer.
         """
@@ -140,12 +140,12 @@ class PreparedLaunch:
             self._changed.wait_for(lambda: self._ended or self._answer is not None, ANSWER_SECONDS)
             answer, ended = self._answer, self._ended
         self._close()
-        if answer is None and not ended:  # it lives, and has the lock
+        if answer is None and not ended:  # it is alive and has the lock
             raise KeeperError(f"the keeper of {self.start.folder.name} did not start within {ANSWER_SECONDS:g}s")
         return answer
 
     def end(self) -> None:
-        """End it, unless it is launched."""
+        """End it, unless it was launched."""
         with self._changed:
             if self._launched:
                 return
@@ -163,8 +163,8 @@ class PreparedLaunch:
         self._socket.sendall(data[sent:])
 
     def _listen(self, starter: subprocess.Popen[bytes]) -> None:
-        starter.wait()  # it ends at once: the keeper is not a child of this process
-        # ValueError: a keeper that was killed while it wrote a line
+        starter.wait()  # it ends immediately, because the keeper is not a child of this process
+        # ValueError: a keeper was killed while it wrote a line
         with self._socket, contextlib.suppress(OSError, ValueError), self._socket.makefile("rb") as lines:
             for line in lines:
                 message = json.loads(line)
@@ -186,7 +186,7 @@ class PreparedLaunch:
 
 
 class WaitingProcess(Value):
-    """A process that waits to be launched by ``request``; its events go to ``events``."""
+    """A prepared process and the ``request`` to launch it; its events go to ``events``."""
 
     context: KeeperContext
     process: PreparedProcess
@@ -196,7 +196,7 @@ class WaitingProcess(Value):
 
 
 def hold(control: socket.socket, umask: int) -> WaitingProcess | None:
-    """Prepare what the console asks for until it launches that; None if it does not."""
+    """Prepare what the console asks for and wait until the console launches it; None if it does not."""
     data, _ = _received(control)
     if not data:
         return None
@@ -225,7 +225,7 @@ def hold(control: socket.socket, umask: int) -> WaitingProcess | None:
 def _launch_of(
     control: socket.socket, process: PreparedProcess, events: queue.SimpleQueue[Event], seconds: float
 ) -> LaunchRequested | None:
-    """Pass on what the process reports until it is launched; None once it is not to be launched any more."""
+    """Pass on the process's reports until it is launched; None if it can no longer be."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not process.too_much_output:
         try:
@@ -243,13 +243,13 @@ def _launch_of(
 
 
 def _await_launch(control: socket.socket, events: queue.SimpleQueue[Event]) -> None:
-    """Post the console's request to launch; without a lock once there will be none."""
+    """Post the console's request to launch, or one without a lock if there will be none."""
     data, lock = _received(control)
     events.put(LaunchRequested(json.loads(data), lock) if data and lock >= 0 else LaunchRequested({}, -1))
 
 
 def _received(control: socket.socket) -> tuple[bytes, int]:
-    """A line from the console, and the descriptor that came with it, -1 for none; empty at its end."""
+    """A line from the console and the descriptor that came with it (-1 if none); empty at the end of the stream."""
     data, lock = b"", -1
     with contextlib.suppress(OSError):
         while not data.endswith(b"\n"):
@@ -262,5 +262,5 @@ def _received(control: socket.socket) -> tuple[bytes, int]:
 
 
 def _say(control: socket.socket, message: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # its end is noticed by the thread that reads
+    with contextlib.suppress(OSError):  # the reading thread notices the end of the socket
         control.sendall(json.dumps(message).encode() + b"\n")

@@ -1,10 +1,10 @@
-"""Processes as ``/proc`` shows them: identity, descent, and signals that reach the right one.
+"""Processes as ``/proc`` shows them: identity, descent, and signals that reach the right process.
 
 A signal is sent only after pid, start time and boot match, through a pidfd opened *before* that check, so that a reused
 pid is never hit.
 
-A check that fails for lack of descriptors or memory raises OSError: treating it as an exit would end living processes
-later.
+A check that fails for lack of descriptors or memory raises OSError: treating it as an exit would later end living
+processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def boot_id() -> str:
 
 
 def stat(pid: int) -> ProcessStat | None:
-    """The state of one process; None if there is none. Raises OSError if descriptors or memory ran out."""
+    """The state of one process; None if it does not exist. Raises OSError if descriptors or memory ran out."""
     return procfs.stat(pid, sure=True)
 
 
@@ -47,34 +47,34 @@ def identity(pid: int) -> ProcessIdentity | None:
 
 
 def identity_of(process: ProcessStat) -> ProcessIdentity:
-    """The identity of a process, beyond its pid."""
+    """The identity of a process, which is more than its pid."""
     return ProcessIdentity(process.pid, process.start_time, boot_id())
 
 
 def alive(process: ProcessIdentity | None) -> bool:
-    """Whether this very process runs (a zombie does not)."""
+    """Whether this exact process is running (a zombie is not)."""
     return process is not None and _running(process) is not None
 
 
 def is_stopped(process: ProcessIdentity) -> bool:
-    """Whether this very process is stopped, by a signal or a debugger."""
+    """Whether this exact process is stopped, by a signal or a debugger."""
     found = _running(process)
     return found is not None and found.state in "Tt"
 
 
 def _running(process: ProcessIdentity) -> ProcessStat | None:
-    """The state of this very process while it runs."""
+    """The state of this exact process while it runs."""
     found = stat(process.pid) if process.boot_id == boot_id() else None
     return found if found is not None and found.running and found.start_time == process.start_time else None
 
 
 def table() -> Table:
-    """Every process that can be seen."""
+    """All visible processes."""
     return {pid: process for pid in pids() if (process := stat(pid)) is not None}
 
 
 def descendants(processes: Table, ancestors: Iterable[int]) -> set[int]:
-    """The pids below some processes, themselves left out."""
+    """Pids of all descendants, not including the ancestors themselves."""
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -89,7 +89,7 @@ def descendants(processes: Table, ancestors: Iterable[int]) -> set[int]:
 
 
 def owner(pid: int) -> int | None:
-    """Real uid of a process; None if it is gone. (The owner of ``/proc/PID`` is root for undumpable ones.)"""
+    """Real uid of a process; None if it is gone. (The owner of ``/proc/PID`` is root for undumpable processes.)"""
     try:
         for line in Path(PROC, str(pid), "status").read_bytes().splitlines():
             if line.startswith(b"Uid:"):
@@ -100,7 +100,7 @@ def owner(pid: int) -> int | None:
 
 
 def title(pid: int) -> str:
-    """A process's name of at most 15 characters, which vLLM sets for its engines and workers."""
+    """A process's name (at most 15 characters), which vLLM sets for its engines and workers."""
     try:
         return Path(PROC, str(pid), "comm").read_text(errors="replace").strip()
     except OSError:
@@ -108,7 +108,7 @@ def title(pid: int) -> str:
 
 
 def open_pidfd(process: ProcessIdentity) -> int | None:
-    """A descriptor for this very process, readable once it has ended; None if it is gone.
+    """A descriptor for this exact process, readable once it has ended; None if it is gone.
 
     Raises OSError if the kernel has no pidfds (before Linux 5.3, or blocked by a sandbox).
     """
@@ -126,10 +126,10 @@ def open_pidfd(process: ProcessIdentity) -> int | None:
 
 
 def send(process: ProcessIdentity, number: int) -> bool:
-    """Signal this very process; False if it is gone or not ours to signal."""
+    """Signal this exact process; False if it is gone or not ours to signal."""
     try:
         fd = open_pidfd(process)
-    except OSError:  # no pidfds here: check, then signal at once
+    except OSError:  # no pidfds: check, then signal immediately
         if not alive(process):
             return False
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -148,11 +148,11 @@ def send(process: ProcessIdentity, number: int) -> bool:
 
 
 def end_session(leader: ProcessIdentity) -> None:
-    """Kill a process that leads a session, with everything that it started."""
+    """Kill a session leader and everything that it started."""
     processes = table()
     found = processes.get(leader.pid)
     if found is not None and found.start_time != leader.start_time:
-        return  # a pid is not reused while it is a session's
+        return  # a pid is not reused while a session has that number
     below = descendants(processes, [leader.pid])
     session = {pid for pid, process in processes.items() if process.session == leader.pid}
     for pid in (below | session) - {leader.pid}:

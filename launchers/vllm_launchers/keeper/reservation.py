@@ -1,4 +1,4 @@
-"""The port of a server between two of its processes: held, so that nobody else takes it meanwhile."""
+"""Holds a server's port between two of its processes, so that nobody else takes it in the meantime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reservation:
         return self._socket is not None
 
     def hold(self, host: str, port: int) -> None:
-        """Hold the port, if it is already free; call it again until `held`."""
+        """Hold the port if it is already free; call again until `held`."""
         if self._socket is not None and self._place != (host, port):
             self.release()
         if self._socket is None:
@@ -30,14 +30,14 @@ class Reservation:
             self._reusable(on=False)
 
     def admit(self, host: str, port: int, *, shared: bool) -> None:
-        """A process that binds this address is about to start: let it bind beside this socket."""
+        """Let a process that is about to start bind this address beside this socket."""
         if self._place != (host, port):
             self.release()
         elif not shared:
             self._reusable(on=True)
 
     def release(self) -> None:
-        """Release the port: the server has it, or none is to start."""
+        """Release the port, because the server has it or none will be started."""
         if self._socket is not None:
             self._socket.close()
         self._socket = self._place = None
@@ -48,11 +48,11 @@ class Reservation:
 
 
 def _bound(host: str, port: int) -> socket.socket | None:
-    """A socket bound to the address as vLLM binds it; None if it is taken, or there is no such address."""
+    """A socket bound to the address the way vLLM binds it; None if it is taken or does not exist."""
     candidate = None
     with contextlib.suppress(OSError, TypeError, UnicodeError, OverflowError):  # TypeError: a NUL byte in the name
         candidate = socket.socket(family_of(host), socket.SOCK_STREAM)
-        # On while it binds: connections of the last generation linger for a minute and must not block it.
+        # Set while binding: connections of the last generation linger for a minute and must not block it.
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         candidate.bind((host.strip("[]"), port))

@@ -1,4 +1,4 @@
-"""Requests of a keeper to its server: one HTTP request per connection, with a deadline, to the server's own process.
+"""Sends a keeper's requests to its server: one HTTP request per connection, with a deadline.
 
 The connection goes to a socket on which the server's own processes listen, so that no key reaches another program.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm_launchers.keeper.records import ProcessIdentity, ServerRecord
 
 ASK_SECONDS = 10.0
-"""Timeout for a response that needs no engine, and for a connection."""
+"""Timeout for connecting, and for a response that needs no engine."""
 MOST_BYTES = 8 << 20
 
 
@@ -56,7 +56,7 @@ class Response(Value):
 class RequestTimeoutError(OSError):
     """No response to a request for ``path`` within ``seconds``.
 
-    ``taken``: it was sent and was for the engine. Otherwise nothing is known about the engine.
+    ``taken``: the request was sent and was for the engine. Otherwise nothing is known about the engine.
     """
 
     def __init__(self, path: str, seconds: float, *, taken: bool) -> None:
@@ -73,7 +73,7 @@ class ServerClient:
         self._connection: socket.socket | None = None
 
     def cancel(self) -> None:
-        """End the open request at once, and send no other."""
+        """End the open request immediately and send no more."""
         self.canceled.set()
         if (connection := self._connection) is not None:
             with contextlib.suppress(OSError):
@@ -82,9 +82,9 @@ class ServerClient:
     def ask(
         self, method: str, path: str, body: object = None, *, seconds: float | None = None, engine: int | None = None
     ) -> Response:
-        """One request over a connection of its own; ``seconds`` is how long all of it may take, else `ASK_SECONDS`.
+        """Send one request over its own connection; ``seconds``: time limit for all of it, default `ASK_SECONDS`.
 
-        ``engine``: the data-parallel rank that shall serve it. Raises OSError, including `RequestTimeoutError` and
+        ``engine``: the data-parallel rank that should serve it. Raises OSError, including `RequestTimeoutError` and
         `WrongProcessError`.
         """
         sent, since = False, time.monotonic()
@@ -119,14 +119,14 @@ class ServerClient:
 
 
 def client_of(record: ServerRecord, server: ProcessIdentity) -> ServerClient:
-    """What sends requests to the process that a record names; an API key comes from this process's environment."""
+    """A client for the process that a record names; an API key comes from our own environment."""
     spec = record.current.spec
     key = os.environ.get(API_KEY, "") if API_KEY in spec.secret_names else ""
     return ServerClient(Owner(server.pid, server.start_time), spec.host, spec.port, key, tls=spec.tls)
 
 
 def over_tls(connection: socket.socket) -> socket.socket:
-    """The connection wrapped in TLS, whatever certificate the other side shows."""
+    """The connection wrapped in TLS, accepting any certificate."""
     return tls_to_own().wrap_socket(connection)
 
 
@@ -138,7 +138,7 @@ def base_model(document: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _read(connection: socket.socket, ends: float) -> bytes:
-    """Read until the other side closes, or until its ``Content-Length``. Raises OSError."""
+    """Read until the other side closes, or to the end of its ``Content-Length``. Raises OSError."""
     data = b""
     while len(data) < MOST_BYTES and not _complete(data):
         if (left := ends - time.monotonic()) <= 0:

@@ -1,8 +1,8 @@
-"""Puts a server to sleep and wakes it up, by vLLM's routes for developers.
+"""Puts a server to sleep and wakes it up, through vLLM's development routes.
 
 Going to sleep: wait until no request is left, then ``/sleep``. Waking up: ``/wake_up``; after level 2, which dropped
-the weights, first the weights' memory, then ``reload_weights``, then the KV cache; then ``/reset_prefix_cache``, and
-the golden prompts. A server that can't be woken up, or whose answers differ, must be restarted.
+the weights, first the weights' memory, then ``reload_weights``, then the KV cache. ``/reset_prefix_cache`` and the
+golden prompts follow. A server that can't be woken up, or whose answers differ, must be restarted.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from vllm_launchers.patterns import lazy_pattern
 from vllm_launchers.values import Value, replace
 
 SUSPEND_SECONDS = 600.0
-"""For ``/sleep`` and ``/wake_up``: level 1 copies all weights, some GB/s where the host's memory is not pinned yet."""
+"""Limit for ``/sleep`` and ``/wake_up``: level 1 copies all weights, at a few GB/s while host memory is not pinned."""
 RELOAD_SECONDS = 1800.0
-"""For reading all weights again, from a slow disk too."""
+"""Limit for reading all weights again, even from a slow disk."""
 ANSWER_SECONDS = 120.0
-"""For the answer to a golden prompt: requests that waited for the server run beside it."""
+"""Limit for the answer to a golden prompt: requests that waited for the server run beside it."""
 POLL_SECONDS = 0.5
 TRIES = 3
-"""How often a golden prompt is asked before its answer counts as another: in a full batch, sums round differently."""
+"""Attempts per golden prompt before its answer counts as different: in a full batch, sums round differently."""
 _REQUESTS = lazy_pattern(rb"^vllm:num_requests_(?:running|waiting)(?:\{[^}\n]*\})? ([0-9.eE+]+)", re.MULTILINE)
 
 
 class SleepOrder(Value):
     """What to do: go to sleep at ``level`` (``wake`` False), or wake up from it.
 
-    ``drain_seconds``: how long its requests may take to end; ``console``: who waits for that.
+    ``drain_seconds``: time for its requests to end; ``console``: the process that waits for that.
     """
 
     wake: bool
@@ -53,7 +53,7 @@ class SleepRefusedError(OSError):
 
 
 class SleepRun(threading.Thread):
-    """Carries out one order. Posts `SleepProgress` for each step, nothing after `cancel`."""
+    """Carries out one order. Posts `SleepProgress` for each step, but nothing after `cancel`."""
 
     def __init__(
         self, target: ProbeTarget, key: str, order: SleepOrder, recorded: Sequence[GoldenAnswer], post: Post
@@ -63,23 +63,23 @@ class SleepRun(threading.Thread):
         self._client = ServerClient(target.owner, target.host, target.port, key, tls=target.tls)
         self._lock = threading.Lock()
         self._suspends = False
-        """Whether ``/sleep`` was sent, or is about to be."""
+        """Whether ``/sleep`` has been sent or is about to be."""
         self._in_doubt = order.wake
-        """Whether an error leaves open what state the server is in."""
+        """Whether the server's state is unknown after an error."""
 
     def cancel(self) -> None:
-        """Post nothing any more, and end the open request."""
+        """End the open request and post nothing more."""
         self._client.cancel()
 
     def cancel_drain(self) -> bool:
-        """Cancel it while the server still serves; False if it is too late for that."""
+        """Cancel while the server still serves; False if it is too late for that."""
         with self._lock:
             if not self._suspends:
                 self._client.cancel()
             return not self._suspends
 
     def run(self) -> None:
-        """Carry it out and post how it ended."""
+        """Carry out the order and post the outcome."""
         try:
             if self._order.wake:
                 self._wake()
@@ -95,7 +95,7 @@ class SleepRun(threading.Thread):
             self._tell(step, f"internal error in the keeper: {error!r}")
 
     def _sleep(self) -> None:
-        if self._is_asleep():  # a keeper that has ended since saw to it
+        if self._is_asleep():  # an earlier keeper put it to sleep and has ended since
             self._tell(SleepStep.ASLEEP)
             return
         if left := self._drained():
@@ -109,7 +109,7 @@ class SleepRun(threading.Thread):
         problem: OSError = SleepRefusedError("it accepted /sleep and is not asleep")
         try:
             self._ask("POST", f"/sleep?level={self._order.level}", seconds=SUSPEND_SECONDS)
-        except OSError as error:  # it may have fallen asleep all the same
+        except OSError as error:  # it may have fallen asleep anyway
             problem = error
         if not self._is_asleep():
             self._in_doubt = False
@@ -120,7 +120,7 @@ class SleepRun(threading.Thread):
         return bool((self._ask("GET", "/is_sleeping").document or {}).get("is_sleeping"))
 
     def _drained(self) -> str:
-        """Wait until no request is left; returns why not, as a clause."""
+        """Wait until no request is left; returns why that failed, as a clause."""
         order, ends = self._order, time.monotonic() + self._order.drain_seconds
         while not self._client.canceled.is_set():
             counts = [float(count) for count in _REQUESTS.findall(self._ask("GET", "/metrics").body)]
@@ -174,7 +174,7 @@ class SleepRun(threading.Thread):
 
 
 class Sleeper:
-    """A server's sleep, as recorded. Only the keeper's loop calls this."""
+    """Manages and records a server's sleep. Only the keeper's loop calls this."""
 
     def __init__(self, writer: RecordWriter, post: Post) -> None:
         self._writer, self._post = writer, post
@@ -182,11 +182,11 @@ class Sleeper:
 
     @property
     def busy(self) -> bool:
-        """Whether it is going to sleep or waking up."""
+        """Whether the server is going to sleep or waking up."""
         return self._run is not None
 
     def check(self, *, wake: bool) -> None:
-        """Raise `CannotSleepError` if the server can't go to sleep, or wake up, now."""
+        """Raise `CannotSleepError` if the server can't go to sleep or wake up now."""
         record = self._writer.record
         if not record.current.spec.sleep_mode:
             raise CannotSleepError(f"{record.name} runs without sleep mode: restart it with enable-sleep-mode")
@@ -201,7 +201,7 @@ class Sleeper:
             raise CannotSleepError(f"a restart of {record.name} is being prepared: cancel that first")
 
     def begin(self, order: SleepOrder, target: ProbeTarget, key: str) -> None:
-        """Carry out an order. Raises `UnwrittenError`, before anything is done."""
+        """Carry out an order. Raises `UnwrittenError` before anything is done."""
         now = time.time()
         step = SleepStep.WAKING if order.wake else SleepStep.DRAINING
         sleep = Sleep(order.level, now, step, now, console=order.console)
@@ -209,9 +209,9 @@ class Sleeper:
         self._start(order, target, key)
 
     def resume(self, target: ProbeTarget, key: str) -> None:
-        """The keeper that began it has ended: cancel what only drained, and do the rest again, which does no harm.
+        """Resume after the keeper that began it has ended: cancel a drain; repeat anything else, which does no harm.
 
-        A server that was to fall asleep and still serves stays awake if requests are left.
+        A server that was to fall asleep but still serves stays awake if requests are left.
         """
         sleep = self._writer.record.sleep
         if sleep is None or not sleep.step.under_way:
@@ -223,7 +223,7 @@ class Sleeper:
         self._start(SleepOrder(wake, sleep.level), target, key)
 
     def cancel_drain(self) -> bool:
-        """Cancel going to sleep while it still serves; returns whether it did."""
+        """Cancel going to sleep while the server still serves; returns whether that worked."""
         sleep = self._writer.record.sleep
         if self._run is None or sleep is None or sleep.step is not SleepStep.DRAINING:
             return False
@@ -233,7 +233,7 @@ class Sleeper:
         return True
 
     def end(self, why: str) -> None:
-        """The server ends, or is not to sleep: post nothing any more."""
+        """Stop posting, because the server ends or should not sleep."""
         if self._run is None:
             return
         self._run.cancel()
@@ -241,7 +241,7 @@ class Sleeper:
         self._record(SleepStep.CANCELED, why)
 
     def progress(self, event: SleepProgress) -> str:
-        """Record a step; returns why the server has to be restarted, as a clause, else nothing."""
+        """Record a step; returns why the server must be restarted, as a clause, or an empty string."""
         record = self._writer.record
         if not event.step.under_way:
             self._run = None

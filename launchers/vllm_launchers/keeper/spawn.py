@@ -1,7 +1,7 @@
 """Starts a process in its own session, held back until its identity has been recorded.
 
 The child waits between fork and exec until its parent writes to a pipe. If the parent dies before that, the pipe closes
-and the child exits: there is never a server without a record.
+and the child exits, so there is never a server without a record.
 """
 
 from __future__ import annotations
@@ -34,17 +34,14 @@ SHORTAGES = frozenset(
         *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
     }
 )
-"""Errors that may pass: a resource has run out, or a file system can't be reached."""
+"""Errors that may be temporary: a resource has run out, or a file system can't be reached."""
 REPLACED = frozenset({errno.ENOENT, errno.ETXTBSY})
-"""Errors that may pass if the same command has run before: it may be being reinstalled."""
+"""Errors that may be temporary if the same command has run before: it may be in the middle of a reinstallation."""
 _IN_FOLDER, _IN_EXEC, _ELSEWHERE = range(3)
 
 
 class SpawnError(Exception):
-    """A command could not be started; the message is a clause.
-
-    ``number`` is the error's (`errno`).
-    """
+    """A command could not be started; the message is a clause, and ``number`` is the `errno`."""
 
     def __init__(self, text: str, number: int) -> None:
         super().__init__(text)
@@ -52,19 +49,19 @@ class SpawnError(Exception):
 
 
 CONTROL_FD = 3
-"""The number that a command's control socket has in its process."""
+"""The number of the control socket's descriptor in the started process."""
 _ABOVE = 10
-"""Descriptors that must survive until exec are moved to numbers from here on, out of the way of the fixed ones."""
+"""Descriptors that must survive until exec are moved to this number or above, out of the way of the fixed ones."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-"""Loaded here: a forked child must not have to load anything."""
+"""Loaded here, because a forked child must not have to load anything."""
 
 
 class ProcessCommand(Value):
     """What to run: argv, the whole environment, the working folder, and where its output goes.
 
-    ``control_fd`` becomes descriptor `CONTROL_FD`, -1 for none. ``dies_with_parent``: the kernel kills it when this
-    process ends, until it says otherwise.
+    ``control_fd`` becomes descriptor `CONTROL_FD`; -1 for none. ``dies_with_parent``: the kernel kills it when this
+    process ends, unless it resets that.
     """
 
     argv: Sequence[str]
@@ -79,7 +76,7 @@ class ProcessCommand(Value):
 def server_process_command(
     context: KeeperContext, spec: LaunchSpec, argv: Sequence[str], given: Mapping[str, str], output: int = -1
 ) -> ProcessCommand:
-    """A command with the environment of the server. Raises `SecretMissingError`."""
+    """A command with the server's environment. Raises `SecretMissingError`."""
     environment = {**context.environment, **spec.environment, **complete_secrets(spec, given, context.environment)}
     if spec.probe:
         environment = with_probe(environment, context.folder.resolve())
@@ -89,7 +86,7 @@ def server_process_command(
 def start(command: ProcessCommand, before: Callable[[ProcessIdentity], None]) -> ProcessIdentity:
     """Start it; ``before`` is called with its identity while it is still held back. Raises `SpawnError`, OSError.
 
-    The process is its own session leader, so its pid is its session's number too.
+    The process leads its own session, so its pid is also its session's number.
     """
     executable = find(command.argv[0], command.environment.get("PATH", os.defpath))
     ends: list[int] = []
@@ -112,7 +109,7 @@ def start(command: ProcessCommand, before: Callable[[ProcessIdentity], None]) ->
         if child is None:
             raise SpawnError("it ended before exec; is the machine out of memory?", errno.ENOMEM)
         before(child)
-        with contextlib.suppress(BrokenPipeError):  # it has already ended, and reports why
+        with contextlib.suppress(BrokenPipeError):  # it has already ended and reports why
             os.write(gate_write, b"!")
     finally:
         os.close(gate_write)
@@ -125,7 +122,7 @@ def start(command: ProcessCommand, before: Callable[[ProcessIdentity], None]) ->
 
 
 def find(word: str, path: str) -> str:
-    """The executable that a command's first word names. Raises `SpawnError`."""
+    """The executable for a command's first word. Raises `SpawnError`."""
     if "/" in word:
         return word
     for folder in path.split(os.pathsep):
@@ -136,7 +133,7 @@ def find(word: str, path: str) -> str:
 
 
 def _become(command: ProcessCommand, executable: str, gate: int, failure: int) -> None:
-    """In the child: become the command, or report why not. Never returns."""
+    """In the child: become the command, or report why that failed. Never returns."""
     step = _ELSEWHERE
     try:
         if command.dies_with_parent and _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
@@ -195,7 +192,7 @@ def _explain(command: ProcessCommand, executable: str, step: int, number: int) -
 BACKOFF_SECONDS = 1.0
 BACKOFF_CAP_SECONDS = 60.0
 STEADY_SECONDS = 60.0
-"""After running this long, the back-off starts over."""
+"""After running this long, the back-off is reset."""
 TERMINATE_SECONDS = 5.0
 LOG_BYTES = 1 << 20
 
@@ -203,7 +200,7 @@ Changed = Callable[[ProcessIdentity | None], None]
 
 
 class SidecarCommand(Value):
-    """The command of a sidecar, its placeholders filled in."""
+    """A sidecar's command, with its placeholders filled in."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -239,23 +236,23 @@ class Sidecar:
 
     @property
     def gone(self) -> bool:
-        """Whether none runs."""
+        """Whether no sidecar is running."""
         return self.process is None
 
     @property
     def busy(self) -> bool:
-        """Whether it is about to start, or to end."""
+        """Whether the sidecar is about to start or end."""
         return self.process is None if self._wanted else self.process is not None
 
     def want(self, wanted: SidecarCommand | None) -> None:
-        """Run this from now on, instead of the current one; None to run nothing."""
+        """From now on run this instead of the current command; None to run nothing."""
         self._wanted = wanted if wanted and wanted.argv else None
         self._fresh = True
         self._backoff = BACKOFF_SECONDS
         self._next_start = 0.0
 
     def is_mine(self, process: ProcessIdentity) -> bool:
-        """Whether the recorded process runs and writes this sidecar's log; otherwise it is a different process."""
+        """Whether the recorded process is alive and writes this sidecar's log; otherwise it is a different process."""
         return processes.alive(process) and process_group.is_sidecar(process.pid, self._log)
 
     def adopt(self, process: ProcessIdentity, wanted: SidecarCommand | None) -> None:
@@ -265,7 +262,7 @@ class Sidecar:
         self._fresh = False
 
     def tick(self, now: float) -> None:
-        """Check it and do what is due."""
+        """Check the sidecar and do what is due."""
         if self.process is not None and not processes.alive(self.process):
             self._ended(now)
         if self.process is not None and (self._wanted is None or self._fresh):

@@ -1,4 +1,4 @@
-"""One request, one answer, over the keeper's unix socket: a line of JSON each way.
+"""One request and one answer over the keeper's Unix socket: a line of JSON each way.
 
 The socket is reached through an open descriptor of its folder (``/proc/self/fd/N/keeper.sock``), because a socket's
 path is limited to 107 bytes. Both sides check the peer's uid; only the same user is answered.
@@ -28,15 +28,14 @@ from vllm_launchers.keeper.records import RECORD_VERSION, ServerRecord
 from vllm_launchers.values import Value, as_dict, replace
 
 MOST_SECONDS = 6e10
-"""Every float in a record is a time (Unix seconds, up to the year 3871) or a duration; larger ones are not valid
-date."""
+"""Every float in a record is a time (Unix seconds, up to the year 3871) or a duration; larger values are invalid."""
 
 Shape = TypeVar("Shape")
 Recorded = TypeVar("Recorded", bound=Value)
 
 
 def dumps(record: ServerRecord) -> bytes:
-    """The bytes of ``record.json``: readable JSON in ASCII, one trailing newline.
+    """The bytes of ``record.json``: readable ASCII JSON with one trailing newline.
 
     ASCII, because a path may contain any bytes: those that are not UTF-8 are restored unchanged.
     """
@@ -44,7 +43,7 @@ def dumps(record: ServerRecord) -> bytes:
 
 
 def loads(data: bytes) -> ServerRecord:
-    """Read ``record.json``. Raises `RecordError` with a sentence that names the invalid field."""
+    """Read ``record.json``. Raises `RecordError` with a sentence naming the invalid field."""
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -53,7 +52,7 @@ def loads(data: bytes) -> ServerRecord:
 
 
 def record_of(raw: Any) -> ServerRecord:
-    """A record from plain JSON, of a file or of a keeper's response. Raises `RecordError`."""
+    """A record from plain JSON, in a file or a keeper's response. Raises `RecordError`."""
     version = raw.get("version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version > RECORD_VERSION:
         raise NewerRecordError(
@@ -67,7 +66,7 @@ def record_of(raw: Any) -> ServerRecord:
 
 
 def to_plain(value: Any) -> Any:
-    """Values, mappings, tuples and enums as JSON types."""
+    """Convert values, mappings, tuples and enums to JSON types."""
     if isinstance(value, Value):
         return {name: to_plain(field) for name, field in as_dict(value).items()}
     if isinstance(value, Mapping):
@@ -78,7 +77,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[Recorded], raw: Any, where: str = "") -> Recorded:
-    """Check and build a value of ``records`` from plain JSON; unknown fields are ignored."""
+    """Check plain JSON and build a value of ``records`` from it; unknown fields are ignored."""
     if not isinstance(raw, dict):
         raise RecordError(f"expected an object at {where or 'the top'}, found {_found(raw)}")
     values: dict[str, Any] = {}
@@ -142,14 +141,14 @@ LONGEST_MESSAGE = 8 << 20
 REQUEST_SECONDS = 2.0
 ANSWER_SECONDS = 15.0
 GONE_SECONDS = 0.2
-"""How often to check that a client still waits."""
+"""How often to check that a client is still waiting."""
 
 REST_SECONDS = 0.1
-"""Pause after a connection could not be accepted (no descriptor or memory left)."""
+"""Pause after a failed accept (no descriptors or memory left)."""
 
 
 class UnreachableError(Exception):
-    """No keeper listens there (any more)."""
+    """No keeper is listening there (any more)."""
 
 
 def ask(folder: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
@@ -184,7 +183,7 @@ def ask(folder: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECOND
 
 
 def read_line(connection: socket.socket, deadline: float) -> bytes:
-    """One line, without its end; empty if the other side closed first. Raises TimeoutError."""
+    """One line without its newline; empty if the other side closed first. Raises TimeoutError."""
     data = bytearray()
     while not data.endswith(b"\n"):
         left = deadline - time.monotonic()
@@ -209,7 +208,7 @@ class RequestListener(threading.Thread):
         self._bind()
 
     def run(self) -> None:
-        """Serve for as long as the keeper lives."""
+        """Serve as long as the keeper lives."""
         fault = ""
         while True:
             try:
@@ -244,7 +243,7 @@ class RequestListener(threading.Thread):
         try:
             self._bind()
         except OSError:
-            return False  # tried again at the next check
+            return False  # retried at the next check
         with contextlib.suppress(OSError):
             old.shutdown(socket.SHUT_RDWR)  # makes the thread notice the new one
         old.close()
@@ -263,7 +262,7 @@ class RequestListener(threading.Thread):
         fresh = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with contextlib.suppress(FileNotFoundError):
-                self._path.unlink()  # a dead keeper's, or no socket of ours: this keeper holds the lock
+                self._path.unlink()  # left by a dead keeper, or not a socket of ours: this keeper holds the lock
             with _address(self._path.parent) as address:
                 fresh.bind(address)
             self._path.chmod(0o600)
@@ -310,7 +309,7 @@ def _address(folder: Path) -> Iterator[str]:
 def _has_gone(connection: socket.socket) -> bool:
     """Whether the client is gone.
 
-    It has reported that no answer came, so its request must not be executed later, when a stopped or busy keeper
+    It has then reported that no answer came, so its request must not be executed later, when a stopped or busy keeper
     continues.
     """
     poller = select.poll()
